@@ -12,7 +12,7 @@ from trainer.base.errors import ConfigError
 from trainer.config import parsing
 from trainer.model import recipes
 from trainer.training import checkpoint
-from trainer.weights.weight_files import WeightFiles
+from trainer.weights.weights_mirror import WeightFiles
 
 CATEGORIES = [{"id": 0, "name": "cat", "original_id": 7}]
 

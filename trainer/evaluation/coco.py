@@ -9,8 +9,14 @@ from typing import Any
 from trainer import storage
 from trainer.base.errors import EvaluationError
 from trainer.evaluation import coco_metrics
-from trainer.evaluation.input_checks import check_predictions, check_truth, clip_boxes
-from trainer.evaluation.truth_and_predictions import Predictions, Truth, parse_json
+from trainer.evaluation.truth_and_predictions import (
+    Predictions,
+    Truth,
+    check_predictions,
+    check_truth,
+    clip_boxes,
+    parse_json,
+)
 
 _LOG = logging.getLogger(__name__)
 

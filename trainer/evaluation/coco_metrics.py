@@ -15,9 +15,8 @@ import numpy as np
 from trainer.base.visible_text import aligned, cells, one_line
 from trainer.evaluation import engines
 from trainer.evaluation.engines import Arrays
-from trainer.evaluation.input_checks import check_predictions, check_truth
 from trainer.evaluation.metrics import METRICS
-from trainer.evaluation.truth_and_predictions import Predictions, Truth
+from trainer.evaluation.truth_and_predictions import Predictions, Truth, check_predictions, check_truth
 
 IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 """The T IoU thresholds."""

@@ -22,14 +22,12 @@ from trainer.evaluation.data_comparison import compare_data
 from trainer.evaluation.data_comparison import write as write_drift
 from trainer.evaluation.gate import Evidence, Verdict
 from trainer.evaluation.inference import ScoredModel, predict_split
-from trainer.evaluation.input_checks import class_difference
 from trainer.evaluation.scoring import Scores
-from trainer.evaluation.truth_and_predictions import Predictions, Truth
+from trainer.evaluation.truth_and_predictions import Predictions, Truth, class_difference
 from trainer.export import loading
 from trainer.launching.distributed import World, broadcast, process_group
 from trainer.report import evaluation_page
-from trainer.report.collect import collect
-from trainer.report.report_data import Table
+from trainer.report.report_data import Table, collect
 from trainer.storage.probe import check_writable
 from trainer.trackers.training_log import METRICS
 

@@ -17,8 +17,8 @@ from trainer.evaluation.gate import Evidence, Verdict
 from trainer.evaluation.metrics import NOT_SURE
 from trainer.evaluation.scoring import Scores
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
-from trainer.report.collect import collect_files
 from trainer.report.evaluation_page import write_report
+from trainer.report.report_data import collect_files
 from trainer.storage.probe import check_writable
 
 COMPARISON = "comparison.json"

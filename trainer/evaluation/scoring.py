@@ -10,9 +10,8 @@ from trainer.evaluation import analysis, bootstrap, coco_metrics, engines, openi
 from trainer.evaluation.analysis import Calibration, Confusion, OperatingPoint
 from trainer.evaluation.box_matching import Matches, match
 from trainer.evaluation.coco_metrics import CocoResult
-from trainer.evaluation.input_checks import check_predictions
 from trainer.evaluation.metrics import OPEN_IMAGES, Change
-from trainer.evaluation.truth_and_predictions import Predictions, Truth
+from trainer.evaluation.truth_and_predictions import Predictions, Truth, check_predictions
 
 
 @dataclass(frozen=True)

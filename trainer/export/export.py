@@ -21,7 +21,7 @@ from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import Config
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset
-from trainer.evaluation.input_checks import class_difference
+from trainer.evaluation.truth_and_predictions import class_difference
 from trainer.export import bundle, bundle_signing, sbom
 from trainer.export.formats import FORMATS, Maker, check_formats
 from trainer.export.model_card import model_card

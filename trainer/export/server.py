@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from ipaddress import ip_address
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -26,10 +27,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trainer.base.bounded_text import whole_number
 from trainer.base.errors import ConfigError, DataError, KubedetError
 from trainer.data.images import MAX_PIXELS
-from trainer.export import inference_protocol, page_files
-from trainer.export.model_thread import ModelThread
+from trainer.export import inference_protocol
 from trainer.export.predict import ImageTooLarge, Predictor, as_json, decode_image
-from trainer.export.serving_limits import Bodies, LimitedConnection, RequestRefused
+from trainer.export.serving_limits import Bodies, LimitedConnection, ModelThread, RequestRefused
 from trainer.launching.stop_signals import handling
 
 _HEADER = "Inference-Header-Content-Length"
@@ -78,10 +78,10 @@ class ModelServer:
         self.model_thread.end()
 
     async def page(self, request: Request) -> Response:
-        return page_files.response("page.html")
+        return _page_file("page.html")
 
     async def page_file(self, request: Request) -> Response:
-        return page_files.response(request.path_params["file"])
+        return _page_file(request.path_params["file"])
 
     async def model(self, request: Request) -> Response:
         """What the page has to know of the model."""
@@ -313,3 +313,20 @@ def serve(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+
+_FOLDER = Path(__file__).with_name("page")
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+def _page_file(name: str) -> Response:
+    """Return a file of the page; browsers do not cache it, since the next version may differ.
+
+    Raises:
+        LookupError: there is no such file.
+    """
+    path = _FOLDER / name
+    # One name, without a folder: the route takes no slash, and what begins with a dot has no type.
+    if path.parent != _FOLDER or path.suffix not in _TYPES or not path.is_file():
+        raise LookupError(f"there is no file {name!r} of the page")
+    return Response(path.read_bytes(), media_type=_TYPES[path.suffix], headers={"Cache-Control": "no-cache"})

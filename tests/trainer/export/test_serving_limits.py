@@ -20,9 +20,8 @@ import pytest
 
 pytest.importorskip("uvicorn")
 from trainer.data.images import MAX_PIXELS
-from trainer.export import model_thread, serving_limits
-from trainer.export.model_thread import ModelThread
-from trainer.export.serving_limits import LimitedConnection, RequestRefused
+from trainer.export import serving_limits
+from trainer.export.serving_limits import LimitedConnection, ModelThread, RequestRefused
 
 PATIENCE = 60
 SLOW_SERVER = """
@@ -206,7 +205,7 @@ def test_bodies_together_are_bounded(address, monkeypatch):
 
 
 def test_one_request_is_computed_at_a_time_and_few_wait(monkeypatch):
-    monkeypatch.setattr(model_thread, "MOST_WAITING", 3)
+    monkeypatch.setattr(serving_limits, "MOST_WAITING", 3)
     active, most, order = [], [], []
 
     def job(number):
@@ -238,7 +237,7 @@ def test_an_error_of_one_request_is_not_the_next_ones():
 
 
 def test_when_it_ends_what_waits_is_refused_at_once(monkeypatch):
-    monkeypatch.setattr(model_thread, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(serving_limits, "GRACE_SECONDS", 0.1)
     begun, release = threading.Event(), threading.Event()
 
     def job():
