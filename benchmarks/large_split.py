@@ -18,9 +18,10 @@ from PIL import Image
 
 from trainer.evaluation import coco_metrics, scoring
 from trainer.evaluation.gate import Evidence, decide
+from trainer.evaluation.metrics import Compared
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.report import evaluation_page, gallery
-from trainer.report.report_data import Compared, ReportData
+from trainer.report.report_data import ReportData
 
 IMAGES, CLASSES, EACH = 41_620, 601, 100
 SIDE = 1000

@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, astuple, replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -20,14 +20,15 @@ from trainer.evaluation import coco_metrics, engines, gate, scoring
 from trainer.evaluation.baseline import Baseline
 from trainer.evaluation.data_comparison import compare_data
 from trainer.evaluation.data_comparison import write as write_drift
-from trainer.evaluation.gate import Evidence, Verdict
+from trainer.evaluation.gate import Evidence
 from trainer.evaluation.inference import ScoredModel, predict_split
+from trainer.evaluation.metrics import Compared
 from trainer.evaluation.scoring import Scores
 from trainer.evaluation.truth_and_predictions import Predictions, Truth, class_difference
 from trainer.export import loading
 from trainer.launching.distributed import World, broadcast, process_group
 from trainer.report import evaluation_page
-from trainer.report.report_data import Table, collect
+from trainer.report.report_data import ReportData, Table, collect
 from trainer.storage.probe import check_writable
 from trainer.trackers.training_log import METRICS
 
@@ -93,11 +94,15 @@ def evaluate(
         truth = Truth.from_coco(truth_json)
         scores = scoring.score(truth_json, truth, predictions, config.evaluation.engine)
         summary = _summary(model, dataset, scores, _predictions_uri(output_uri, config))
-        summary["comparison"] = _comparison(baseline, base, obstacle, truth, scores, config)
+        samples = config.evaluation.bootstrap
+        compared = baseline and _comparison(baseline, base, obstacle, truth, scores, samples)
+        summary["comparison"] = compared.to_json() if compared else None
         summary["drift"] = _drift(gate.drift_metrics(rules), baseline, dataset, config, output_uri)
         verdict = gate.decide(Evidence.from_summary(summary), rules)
-        summary["verdict"] = {"passed": verdict.passed, "reason": verdict.reason, "rules": rules}
-        _write(output_uri, model, dataset, truth, predictions, scores, summary, verdict, used())
+        summary["verdict"] = verdict.to_json()
+        predictions.write(summary["predictions"], _provenance(model, dataset))
+        data = collect(model, dataset, truth, predictions, scores, summary, verdict, used())
+        write_results(output_uri, scores, data, summary)
         predicted = _predictions_uri(output_uri, config).rpartition("/")[2]
         _keep(output_uri, [*_FILES, predicted], made_from)
         return summary
@@ -109,7 +114,7 @@ def _made_from(
     """Return everything that the result of an evaluation follows from."""
     log = storage.join(storage.parent(model.uri), METRICS)
     # The report draws the training's curves.
-    curves = _sha256(log) if storage.exists(log) else ""
+    curves = sha256_of(log) if storage.exists(log) else ""
     return _provenance(model, dataset) | {
         "config": to_json(config),
         "rules": json.dumps(rules),
@@ -132,7 +137,7 @@ def _is_kept(
         if not isinstance(record, dict) or record.get("made_from") != made_from:
             return False
         files = record["files"]
-        if not files or any(_sha256(storage.join(output_uri, name)) != files[name] for name in files):
+        if not files or any(sha256_of(storage.join(output_uri, name)) != files[name] for name in files):
             return False
     except (MissingError, DamagedError, KeyError, ValueError, TypeError):  # It is written again.
         return False
@@ -142,11 +147,12 @@ def _is_kept(
 
 def _keep(output_uri: str, names: Iterable[str], made_from: dict[str, str]) -> None:
     """Write what the files of an evaluation, which are complete, were computed from, and their hashes."""
-    files = {name: _sha256(storage.join(output_uri, name)) for name in names}
+    files = {name: sha256_of(storage.join(output_uri, name)) for name in names}
     storage.write_json(storage.join(output_uri, RECORD), {"made_from": made_from, "files": files})
 
 
-def _sha256(uri: str) -> str:
+def sha256_of(uri: str) -> str:
+    """Return the sha256 of a file, in hexadecimal."""
     return hashlib.sha256(storage.read_bytes(uri)).hexdigest()
 
 
@@ -236,9 +242,7 @@ def _summary(
     return {
         "split": dataset.split,
         "images": len(dataset),
-        "metrics": scores.metrics,
-        "per_class": scores.coco.per_class,
-        "thresholds": {name: point.threshold for name, point in scores.points.items()},
+        **scores.to_json(),
         "checkpoint": storage.absolute(model.uri),
         "sha256": model.sha256,
         "step": model.step,
@@ -250,19 +254,11 @@ def _summary(
 
 
 def _comparison(
-    baseline: Baseline | None, base: Predictions | None, obstacle: str, truth: Truth, scores: Scores,
-    config: Config,
-) -> dict[str, Any] | None:  # fmt: skip
-    if baseline is None:
-        return None
-    samples, changes = config.evaluation.bootstrap, {}
-    if base is not None:
-        changes_by_name = scoring.changes(truth, base, scores, samples=samples)
-        changes = {name: list(astuple(change)) for name, change in changes_by_name.items()}
-        if not changes:
-            obstacle = f"it cannot be compared with the baseline {baseline.name}: no class has objects"
-    named = {"baseline": baseline.name, "model": baseline.model, "obstacle": obstacle}
-    return {**named, "samples": samples, "changes": changes}
+    baseline: Baseline, base: Predictions | None, obstacle: str, truth: Truth, scores: Scores, samples: int
+) -> Compared:
+    if base is None:
+        return Compared(baseline.name, samples=samples, obstacle=obstacle, model=baseline.model)
+    return scoring.compare(baseline.name, baseline.model, base, truth, scores, samples=samples)
 
 
 _OF_PIXELS = {"drift/brightness", "drift/sharpness", "drift/features"}
@@ -299,13 +295,9 @@ def _predictions_uri(output_uri: str, config: Config) -> str:
     return storage.join(storage.absolute(output_uri), f"predictions.{config.evaluation.predictions}")
 
 
-def _write(
-    output_uri: str, model: ScoredModel, dataset: ShardDataset, truth: Truth, predictions: Predictions,
-    scores: Scores, summary: dict[str, Any], verdict: Verdict, used: Table,
-) -> None:  # fmt: skip
-    predictions.write(summary["predictions"], _provenance(model, dataset))
+def write_results(output_uri: str, scores: Scores, data: ReportData, summary: dict[str, Any]) -> None:
+    """Write table.txt, the reports, gate.json and, last, metrics.json."""
     storage.write_bytes(storage.join(output_uri, "table.txt"), coco_metrics.table(scores.coco).encode())
-    data = collect(model, dataset, truth, predictions, scores, summary, verdict, used)
     evaluation_page.write_report(data, output_uri)
     storage.write_json(storage.join(output_uri, "gate.json"), summary["verdict"])
     # Last: its existence means that all other files are there.

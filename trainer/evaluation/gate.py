@@ -17,7 +17,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainer.base.errors import EvaluationError
-from trainer.evaluation.metrics import DRIFT, LEAST_IMAGES, METRICS, OPEN_IMAGES, PER_CLASS, TOO_FEW, Change
+from trainer.evaluation.metrics import (
+    DRIFT,
+    LEAST_IMAGES,
+    METRICS,
+    OPEN_IMAGES,
+    PER_CLASS,
+    TOO_FEW,
+    Change,
+    Compared,
+)
 
 _OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
@@ -66,12 +75,11 @@ class Evidence:
     @classmethod
     def from_summary(cls, summary: Mapping[str, Any]) -> "Evidence":
         """Read the content of metrics.json."""
-        compared = summary.get("comparison") or {}
-        changes = {name: Change(*values) for name, values in compared.get("changes", {}).items()}
+        compared = Compared.from_json(summary["comparison"]) if summary.get("comparison") else Compared("")
         drift = summary.get("drift") or {"metrics": {}, "obstacle": cls.drift_obstacle}
         return cls(
-            {**summary["metrics"], **drift["metrics"]}, summary["per_class"], changes,
-            compared.get("obstacle", ""), drift["obstacle"],
+            {**summary["metrics"], **drift["metrics"]}, summary["per_class"], compared.changes,
+            compared.obstacle, drift["obstacle"],
         )  # fmt: skip
 
 
@@ -82,6 +90,12 @@ class Verdict:
     passed: bool
     reason: str
     """Each rule with the value found, e.g. `coco/AP50 0.482 >= 0.5: failed`; one a line."""
+    rules: tuple[str, ...] = ()
+    """The rules that were applied."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of gate.json."""
+        return {"passed": self.passed, "reason": self.reason, "rules": list(self.rules)}
 
 
 def split_rules(text: str) -> list[str]:
@@ -182,7 +196,9 @@ def decide(evidence: Evidence, rules: Sequence[str]) -> Verdict:
         return Verdict(passed=True, reason="no rule is set: passed")
     outcomes = [_apply(rule, evidence) for rule in map(parse, rules)]
     return Verdict(
-        passed=all(passed for passed, _ in outcomes), reason="\n".join(text for _, text in outcomes)
+        passed=all(passed for passed, _ in outcomes),
+        reason="\n".join(text for _, text in outcomes),
+        rules=tuple(rules),
     )
 
 

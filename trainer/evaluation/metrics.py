@@ -1,7 +1,8 @@
 """Names of the metrics, what they mean, and their change between two models; imports nothing heavy."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
+from typing import Any
 
 METRICS = {
     "coco/AP": "mean over IoU 0.50 to 0.95",
@@ -58,6 +59,40 @@ class Change:
     def delta(self) -> float:
         """The new value minus that of the baseline."""
         return self.new - self.base
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The baseline a model was compared with, and the changes against it."""
+
+    name: str
+    """The baseline, for people."""
+    changes: Mapping[str, Change] = field(default_factory=dict)
+    """Of coco/AP, coco/AP50 and AP[class], from scoring.changes; empty if there is an obstacle."""
+    samples: int = 0
+    """Bootstrap samples behind the intervals."""
+    obstacle: str = ""
+    """Why there is no comparison."""
+    model: str = ""
+    """URI of the baseline."""
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "Compared":
+        """Read `comparison` of metrics.json."""
+        changes = {name: Change(*values) for name, values in record["changes"].items()}
+        return cls(
+            record["baseline"], changes, record["samples"], record["obstacle"], record.get("model", "")
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` reads."""
+        return {
+            "baseline": self.name,
+            "model": self.model,
+            "obstacle": self.obstacle,
+            "samples": self.samples,
+            "changes": {name: list(astuple(change)) for name, change in self.changes.items()},
+        }
 
 
 def count_verdicts(changes: Mapping[str, Change]) -> str:

@@ -1,8 +1,7 @@
 """Scores files of detections, of whatever detector, and compares two evaluations of the same images."""
 
-import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -13,9 +12,9 @@ from trainer.data.shard_index import ShardDataset
 from trainer.evaluation import baseline as baselines
 from trainer.evaluation import coco_metrics, engines, gate, scoring
 from trainer.evaluation.coco import read_detections, read_truth
-from trainer.evaluation.gate import Evidence, Verdict
+from trainer.evaluation.evaluate import sha256_of, write_results
+from trainer.evaluation.gate import Evidence
 from trainer.evaluation.metrics import NOT_SURE
-from trainer.evaluation.scoring import Scores
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.report.evaluation_page import write_report
 from trainer.report.report_data import collect_files
@@ -70,7 +69,7 @@ def evaluate(
     engines.require(config.engine)
     dataset, truth = read_truth(truth_uri)
     gate.check(rules, truth.names)
-    truth_digest, digest = (_sha256(uri) for uri in (truth_uri, detections_uri))
+    truth_digest, digest = (sha256_of(uri) for uri in (truth_uri, detections_uri))
     predictions = read_detections(detections_uri, truth, clip=clip)
     identity = (truth_digest, _stem(truth_uri))
     base = _baseline(config.baseline, identity, truth, clip)
@@ -80,25 +79,24 @@ def evaluate(
     summary: dict[str, Any] = {
         "split": identity[1],
         "images": len(truth.images),
-        "metrics": scores.metrics,
-        "per_class": scores.coco.per_class,
-        "thresholds": {name: point.threshold for name, point in scores.points.items()},
+        **scores.to_json(),
         "checkpoint": storage.absolute(detections_uri),
         "sha256": digest,
         "step": None,
         "fingerprint": truth_digest,
         "truth": storage.absolute(truth_uri),
         "predictions": storage.join(storage.absolute(output_uri), f"predictions.{config.predictions}"),
-        "comparison": _compared(config.baseline, base, truth, scores, config.bootstrap),
+        "comparison": None,
     }
+    if base is not None:
+        name, samples = config.baseline, config.bootstrap
+        summary["comparison"] = scoring.compare(name, name, base, truth, scores, samples=samples).to_json()
     verdict = gate.decide(Evidence.from_summary(summary), rules)
-    summary["verdict"] = {"passed": verdict.passed, "reason": verdict.reason, "rules": list(rules)}
+    summary["verdict"] = verdict.to_json()
     predictions.write(summary["predictions"], _provenance(summary))
     title = f"{_stem(detections_uri)} on {identity[1]}"
-    _write(output_uri, title, truth, predictions, scores, summary, verdict, load_image)
-    storage.write_json(storage.join(output_uri, "gate.json"), summary["verdict"])
-    # Last: its existence means that all other files are there.
-    storage.write_json(storage.join(output_uri, baselines.SUMMARY), summary)
+    data = collect_files(title, truth, predictions, scores, summary, verdict, load_image)
+    write_results(output_uri, scores, data, summary)
     return summary
 
 
@@ -135,14 +133,14 @@ def compare(
     if output_uri:
         check_writable(output_uri)
     before, scores = (scoring.score(dataset, truth, part, engine) for part in (first, second))
-    changes = scoring.changes(truth, first, scores, samples=samples)
+    compared = scoring.compare(one_uri, one_uri, first, truth, scores, samples=samples)
     comparison = {
         "names": [one_uri, other_uri],
         "images": len(truth.images),
         "metrics": {name: [before.metrics[name], value] for name, value in scores.metrics.items()},
-        "changes": {name: list(astuple(change)) for name, change in changes.items()},
+        "changes": compared.to_json()["changes"],
         "samples": samples,
-        "verdict": changes["coco/AP"].verdict if changes else NOT_SURE,
+        "verdict": compared.changes["coco/AP"].verdict if compared.changes else NOT_SURE,
     }
     if output_uri:
         known = next((side.images() for side in sides if side.images()), None)
@@ -150,13 +148,13 @@ def compare(
             "split": known[1] if known else _stem(truth_name),
             "images": len(truth.images),
             "checkpoint": other_uri,
-            "sha256": _sha256(_file_of(sides[1])),
+            "sha256": sha256_of(_file_of(sides[1])),
             "truth": truth_name,
-            "comparison": {"baseline": one_uri, "changes": comparison["changes"], "samples": samples,
-                           "obstacle": "" if changes else "no class has objects"},
-        }  # fmt: skip
+            "comparison": compared.to_json(),
+        }
         title = f"{other_uri} against {one_uri}"
-        _write(output_uri, title, truth, second, scores, summary, None, None)
+        storage.write_bytes(storage.join(output_uri, "table.txt"), coco_metrics.table(scores.coco).encode())
+        write_report(collect_files(title, truth, second, scores, summary, None, None), output_uri)
         storage.write_json(storage.join(output_uri, COMPARISON), comparison)
     return comparison
 
@@ -220,26 +218,6 @@ def _baseline(uri: str, identity: tuple[str, str], truth: Truth, clip: bool) -> 
     return side.predictions(truth, clip=clip)
 
 
-def _compared(
-    name: str, base: Predictions | None, truth: Truth, scores: Scores, samples: int
-) -> dict[str, Any] | None:
-    if base is None:
-        return None
-    changes = scoring.changes(truth, base, scores, samples=samples)
-    obstacle = "" if changes else f"it cannot be compared with the baseline {name}: no class has objects"
-    by_name = {key: list(astuple(change)) for key, change in changes.items()}
-    return {"baseline": name, "model": name, "obstacle": obstacle, "samples": samples, "changes": by_name}
-
-
-def _write(
-    output_uri: str, title: str, truth: Truth, predictions: Predictions, scores: Scores,
-    summary: dict[str, Any], verdict: Verdict | None, load_image: Callable[[int], bytes] | None,
-) -> None:  # fmt: skip
-    storage.write_bytes(storage.join(output_uri, "table.txt"), coco_metrics.table(scores.coco).encode())
-    data = collect_files(title, truth, predictions, scores, summary, verdict, load_image)
-    write_report(data, output_uri)
-
-
 def _image_loader(folder: str, truth: Truth) -> Callable[[int], bytes]:
     """Return what reads an image by its id.
 
@@ -268,10 +246,6 @@ def _image_loader(folder: str, truth: Truth) -> Callable[[int], bytes]:
 def _provenance(summary: dict[str, Any]) -> dict[str, str]:
     named = {name: str(summary[name]) for name in ("fingerprint", "split", "checkpoint", "sha256")}
     return {**named, "kubedet": version("kubedet")}
-
-
-def _sha256(uri: str) -> str:
-    return hashlib.sha256(storage.read_bytes(uri)).hexdigest()
 
 
 def _stem(uri: str) -> str:

@@ -10,7 +10,7 @@ from trainer.evaluation import analysis, bootstrap, coco_metrics, engines, openi
 from trainer.evaluation.analysis import Calibration, Confusion, OperatingPoint
 from trainer.evaluation.box_matching import Matches, match
 from trainer.evaluation.coco_metrics import CocoResult
-from trainer.evaluation.metrics import OPEN_IMAGES, Change
+from trainer.evaluation.metrics import OPEN_IMAGES, Change, Compared
 from trainer.evaluation.truth_and_predictions import Predictions, Truth, check_predictions
 
 
@@ -32,6 +32,14 @@ class Scores:
     """Cost in AP and count of each kind of error; None with the evaluator pycocotools."""
     confusion: Confusion | None
     """None with the evaluator pycocotools."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the part of metrics.json that follows from the scores alone."""
+        return {
+            "metrics": self.metrics,
+            "per_class": self.coco.per_class,
+            "thresholds": {name: point.threshold for name, point in self.points.items()},
+        }
 
 
 def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, engine: str) -> Scores:
@@ -94,3 +102,21 @@ def changes(truth: Truth, base: Predictions, scores: Scores, *, samples: int) ->
     if not of_classes:
         return {}
     return {"coco/AP": comparison.overall, "coco/AP50": comparison.at_half, **of_classes}
+
+
+def compare(
+    name: str, model: str, base: Predictions, truth: Truth, scores: Scores, *, samples: int
+) -> Compared:
+    """Compare with a baseline's predictions, as `changes`; if no class has objects, that is the obstacle.
+
+    Args:
+        name: the baseline, for people.
+        model: its URI.
+        base: its predictions.
+        truth: ground truth.
+        scores: of the model.
+        samples: bootstrap samples.
+    """
+    found = changes(truth, base, scores, samples=samples)
+    obstacle = "" if found else f"it cannot be compared with the baseline {name}: no class has objects"
+    return Compared(name, found, samples, obstacle, model)

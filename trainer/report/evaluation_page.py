@@ -17,10 +17,10 @@ from PIL import Image
 from trainer import storage
 from trainer.evaluation.analysis import SHOWN_SCORE, Confusion
 from trainer.evaluation.coco_metrics import number
-from trainer.evaluation.metrics import METRICS, VERDICTS, count_verdicts
+from trainer.evaluation.metrics import METRICS, VERDICTS, Compared, count_verdicts
 from trainer.report import gallery, plots
 from trainer.report.gallery import GalleryImage, Marked
-from trainer.report.report_data import Compared, ReportData
+from trainer.report.report_data import ReportData
 
 FILES = ("report.html", "report.md", "classes.csv", "confusions.csv")
 

@@ -14,7 +14,7 @@ from trainer.data.shard_index import ShardDataset
 from trainer.evaluation.analysis import Calibration, Confusion, OperatingPoint
 from trainer.evaluation.gate import Verdict
 from trainer.evaluation.inference import ScoredModel
-from trainer.evaluation.metrics import Change
+from trainer.evaluation.metrics import Compared
 from trainer.evaluation.scoring import Scores
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.report import gallery
@@ -23,20 +23,6 @@ from trainer.trackers.training_log import read_rows
 
 Table = Sequence[Sequence[str]]
 """Rows of cells, the first of which is their header."""
-
-
-@dataclass(frozen=True)
-class Compared:
-    """The baseline a model was compared with, and the changes against it."""
-
-    name: str
-    """The baseline."""
-    changes: Mapping[str, Change] = field(default_factory=dict)
-    """Of coco/AP, coco/AP50 and AP[class], from scoring.changes."""
-    samples: int = 0
-    """Bootstrap samples behind the intervals."""
-    obstacle: str = ""
-    """Why there is no comparison."""
 
 
 @dataclass(frozen=True)
@@ -170,20 +156,13 @@ def _of_scores(scores: Scores, summary: dict[str, Any], verdict: Verdict | None)
         "per_class": scores.coco.per_class,
         "precision": scores.coco.precision,
         "verdict": verdict,
-        "compared": _compared(summary["comparison"]),
+        "compared": Compared.from_json(summary["comparison"]) if summary["comparison"] else None,
         "points": scores.points,
         "f1": scores.f1,
         "tide": scores.tide,
         "confusion": scores.confusion,
         "calibration": scores.calibration,
     }
-
-
-def _compared(comparison: dict[str, Any] | None) -> Compared | None:
-    if comparison is None:
-        return None
-    changes = {name: Change(*values) for name, values in comparison["changes"].items()}
-    return Compared(comparison["baseline"], changes, comparison["samples"], comparison["obstacle"])
 
 
 def _counts(index: dict[str, Any]) -> dict[str, dict[str, int]]:

@@ -11,10 +11,10 @@ from PIL import Image
 
 from trainer.evaluation import analysis, coco_metrics
 from trainer.evaluation.gate import Verdict
-from trainer.evaluation.metrics import Change
+from trainer.evaluation.metrics import Change, Compared
 from trainer.report import evaluation_page
 from trainer.report.gallery import GalleryImage, Marked
-from trainer.report.report_data import Compared, ReportData
+from trainer.report.report_data import ReportData
 
 NAMES = ["cat", "<script>alert(1)</script> | *x*"]
 
