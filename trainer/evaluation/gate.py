@@ -90,7 +90,7 @@ class Verdict:
     passed: bool
     reason: str
     """Each rule with the value found, e.g. `coco/AP50 0.482 >= 0.5: failed`; one a line."""
-    rules: tuple[str, ...] = ()
+    rules: tuple[str, ...] = field(default=(), compare=False)
     """The rules that were applied."""
 
     def to_json(self) -> dict[str, Any]:

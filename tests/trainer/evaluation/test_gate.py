@@ -214,7 +214,8 @@ def test_without_a_baseline_the_first_model_passes_but_not_one_that_cannot_be_co
 def test_evidence_from_what_an_evaluation_wrote():
     summary = {"metrics": METRICS, "per_class": CLASSES, "comparison": None}
     assert gate.Evidence.from_summary(summary) == gate.Evidence(METRICS, CLASSES)
-    summary["comparison"] = {"obstacle": "", "changes": {"coco/AP": [0.3, 0.31, -0.01, 0.02]}}
+    changes = {"coco/AP": [0.3, 0.31, -0.01, 0.02]}
+    summary["comparison"] = {"baseline": "before", "samples": 9, "obstacle": "", "changes": changes}
     assert gate.Evidence.from_summary(summary).changes == {"coco/AP": Change(0.3, 0.31, -0.01, 0.02)}
 
 
