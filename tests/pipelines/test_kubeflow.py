@@ -5,8 +5,7 @@ import json
 import pytest
 
 from pipelines.access import Access
-from pipelines.api_errors import Unavailable
-from pipelines.kubeflow import Server
+from pipelines.kubeflow import Server, Unavailable
 from trainer.base.errors import ConfigError
 
 
