@@ -9,7 +9,7 @@ import json
 import os
 from fnmatch import fnmatchcase
 
-from components import lineage_events, notices, signing_secret
+from components import signing_secret
 from components.launchers.spec import JobSpec
 
 CONFIG_MAP = "kubedet-limits"
@@ -25,7 +25,7 @@ VARIABLES = {
 """Keys of the ConfigMap, and the variables of the step. Values are names separated by spaces; all but Secrets
 may be patterns (`sriov/*`)."""
 
-OF_STEPS = frozenset({signing_secret.SIGNING, notices.NOTIFY, lineage_events.SECRET})
+OF_STEPS = frozenset({signing_secret.SIGNING, "kubedet-notify", "kubedet-openlineage"})
 """Secrets that only steps of the pipeline read. No job may have them, whatever the ConfigMap says."""
 
 _ROOT_CAPABILITIES = (

@@ -3,10 +3,10 @@
 What is published of each artifact is the small manifest, and the metadata shown with it.
 """
 
+import html
 from typing import Any
 
-from components import data_versions, occasion, sharing, starting_weights, usage
-from components.retention import pruning, uses
+from components import data_versions, hooks, in_use, sharing, starting_weights, usage
 from trainer import storage
 from trainer.config.schema import Config, DataConfig
 from trainer.data import download, shards
@@ -32,9 +32,9 @@ def prepare(
         version: name for the data as they are now, or a known one; empty is none.
         page_path: local file that receives the statistics, as a page.
         trains: whether a training follows: its pretrained weights are then fetched first.
-        min_new_images: see `occasion.Condition`.
-        min_drift: likewise.
-        prune: how many runs are kept when the data are ready, see `pruning.plan`; 0 keeps all.
+        min_new_images: how many images must differ for the run to train; 0: it always trains.
+        min_drift: how far the annotations must have moved besides, 0 to 1.
+        prune: how many runs are kept when the data are ready, 0 keeps all.
         partitions: pods that share the work, see `sharing.lead`.
 
     Returns:
@@ -49,15 +49,15 @@ def prepare(
     sharing.check(partitions)
     usage.keep(data_root)
     whole = recipes.load_here(recipe, overrides)
-    condition = occasion.Condition(min_new_images, min_drift)
-    uses.begin(data_root, whole.model.weights)
+    in_use.begin(data_root, whole.model.weights)
     try:
         with sharing.lead(data_root, whole.data, partitions) as team:
-            planned = listed(source, data_root, whole.data, version) if condition else None
-            if planned and (ended := occasion.nothing_new(planned, data_root, whole, condition)):
-                storage.write_bytes(page_path, occasion.page(ended), sync=False)
-                uses.end(data_root, [])
-                published: Published = ended, occasion.shown(ended)
+            planned = listed(source, data_root, whole.data, version) if min_new_images else None
+            listing = planned and hooks.Listing(planned, data_root, whole, min_new_images, min_drift)
+            if listing and (ended := hooks.before_training(listing)):
+                storage.write_bytes(page_path, _page(ended), sync=False)
+                in_use.end(data_root, [])
+                published: Published = ended.manifest(), ended.shown()
                 raw_published = published
             else:
                 if trains:
@@ -65,11 +65,17 @@ def prepare(
                 raw = _fetch(team, source, data_root, whole.data, version, planned)
                 raw_published = raw, _place(raw) | {"source": source} | _raw_counts(raw)
                 published = _write(team, raw, data_root, whole, page_path)
-        pruning.prune_after(data_root, prune)
+        hooks.at_end(hooks.End("prepare", data_root=data_root, keep_runs=prune))
         return raw_published, published
     except BaseException:
-        uses.end(data_root, [])
+        in_use.end(data_root, [])
         raise
+
+
+def _page(ended: hooks.NothingNew) -> bytes:
+    """Return why the run ends, as a page."""
+    verdict, found = (html.escape(text) for text in ended.shown().values())
+    return f"<!doctype html><meta charset=utf-8><h1>{verdict}</h1><p>{found}</p>\n".encode()
 
 
 def listed(source: str, data_root: str, config: DataConfig, version: str) -> dict[str, Any]:
@@ -107,7 +113,7 @@ def _write(
     manifest = shards.join(raw, data_root, whole.data)
     storage.write_bytes(page_path, page(manifest).encode(), sync=False)
     names = [f"raw/{raw['fingerprint']}", f"shards/{manifest['fingerprint']}"]
-    uses.end(data_root, names, whole.model.weights)
+    in_use.end(data_root, names, whole.model.weights)
     counts = {
         f"{split}_{key}": split_counts[key]
         for split, split_counts in manifest["splits"].items()

@@ -45,7 +45,7 @@ def prepare(
     Returns:
         "train", or "nothing new" where a run does not pay.
     """
-    from components import occasion, steps
+    from components import hooks, steps
 
     request = (source, recipe, overrides, data_root, data_version, statistics.path)
     arguments = (*request, trains, min_new_images, min_drift, prune, partitions)
@@ -54,4 +54,4 @@ def prepare(
     )
     steps.publish(raw, *raw_published)
     steps.publish(shards, *shards_published)
-    return occasion.word(shards_published[0])
+    return hooks.NOTHING_NEW if shards_published[0]["kind"] == hooks.NOTHING_NEW else hooks.TRAIN

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from typing import Any
 
-from components import costs, lineage, notices, run_ids, usage
+from components import costs, hooks, records, run_ids, usage
 from components.scoring import NOT_THERE
 from components.signing_secret import SIGNING, mounted_key
 from trainer import storage
@@ -51,18 +51,18 @@ def export_and_publish(
     )  # fmt: skip
     published = published_models.publish(folder, data_root, name, other_classes=settings.export.other_classes)
     exported = {"kind": "exported model", "version": 1, **exported, "model": published["model"]}
-    lineage.published(data_root, name, published["version"], trained["output"], registry)
+    records.published(data_root, name, published["version"], trained["output"], registry)
     if registry:
         from components.model_registry import register_model
 
         register_model(exported, registry, run_id)
-    if notices.wanted(notices.PASSED):
-        notices.tell(_notice(exported, trained["output"]), trained["output"])
+    outcome = _outcome(exported, trained["output"])
+    hooks.at_end(hooks.End("export", outcome=outcome, folder=trained["output"]))
     return exported | {"used": costs.of_run(data_root, run_ids.current()).numbers()}
 
 
-def _notice(exported: dict[str, Any], output: str) -> notices.Notice:
-    """Return what is told of a run whose model is published."""
+def _outcome(exported: dict[str, Any], output: str) -> hooks.Outcome:
+    """Return what has become of a run whose model is published."""
     reason, metrics = "", {}
     with suppress(KubedetError):  # The model counts, not what is told of it.
         folder = storage.join(output, "evaluation")
@@ -70,4 +70,4 @@ def _notice(exported: dict[str, Any], output: str) -> notices.Notice:
         reason = storage.read_json(storage.join(folder, "gate.json"))["reason"]
     shown = {name: value for name, value in metrics.items() if value != NOT_THERE}
     model = (exported["name"], exported["model_version"])
-    return notices.Notice(notices.PASSED, notices.run_of(output), reason, *model, shown)
+    return hooks.Outcome(hooks.PASSED, records.name_of(output), reason, *model, shown)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from components import jobs, notices, run_ids
+from components import hooks, jobs, run_ids
 from trainer.base.errors import KubedetError
 
 logger = logging.getLogger(__name__)
@@ -72,8 +72,8 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
     finally:
         if not succeeded:
             # This pod's disk keeps that it was told: the rest of this may be tried again.
-            event = notices.STOPPED if state == _STOPPED else notices.FAILED
-            notices.tell(notices.Notice(event, run_id, reason), folder=str(Path(path).parent))
+            outcome = hooks.Outcome(hooks.STOPPED if state == _STOPPED else hooks.FAILED, run_id, reason)
+            hooks.at_end(hooks.End("cleanup", outcome=outcome, folder=str(Path(path).parent)))
     shown = ended or (failed[-1][1] if failed else "")
     return {"state": state, **({"reason": shown} if shown else {})}
 

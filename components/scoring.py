@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from components import costs, lineage, notices, run_ids, usage
+from components import costs, hooks, records, run_ids, usage
 from trainer import storage
 from trainer.config import parsing
 from trainer.config.schema import Config
@@ -64,13 +64,11 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
     Path(verdict).write_text(f"# Gate: {decision['verdict']}\n\n{lines}")
     shown = {name: value for name, value in scored["metrics"].items() if value != NOT_THERE}
     passed = decision["verdict"] == "pass"
-    lineage.decided(data_root_of(trained["shards"]), trained["output"], passed, shown)
-    if not passed:
-        run = notices.run_of(trained["output"])
-        refusal = notices.Notice(
-            notices.HELD_BACK, run, decision["reason"], settings.export.name, metrics=shown
-        )
-        notices.tell(refusal, trained["output"])
+    records.decided(data_root_of(trained["shards"]), trained["output"], passed, shown)
+    event = hooks.PASSED if passed else hooks.HELD_BACK
+    run = records.name_of(trained["output"])
+    outcome = hooks.Outcome(event, run, decision["reason"], settings.export.name, metrics=shown)
+    hooks.after_gate(outcome, trained["output"])
     used = costs.of_run(data_root, run_ids.current()).numbers()
     return {"metrics": scored["metrics"], "shown": shown | used, "verdict": decision}
 

@@ -21,8 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from components import run_ids, usage
-from components.retention import uses
+from components import in_use, run_ids, usage
 from trainer import storage
 from trainer.base.errors import ConfigError, KubedetError, MissingError, StorageError
 from trainer.config.schema import DataConfig
@@ -136,7 +135,7 @@ class Team:
             DataError: too much of the data is bad, or a worker was killed.
             StorageError: the source or the data root cannot be reached.
         """
-        uses.renew(self._data_root)
+        in_use.renew(self._data_root)
         if self.alone:
             _do(Work(self._token, phase, 1, manifest), self._data_root, self._config, 0)
             return 1

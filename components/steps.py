@@ -12,11 +12,12 @@ import pkgutil
 import sys
 import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from components import lineage_events, object_store, supervisor
+from components import hooks, object_store, supervisor
 from trainer.base import log
 from trainer.base.errors import EXIT_FAILURE, Interrupted, KubedetError, StorageError
 
@@ -45,8 +46,7 @@ def run(
     thing in the log; in a pod it is also what Kubernetes shows of the container's end. Where
     `kubedet run` waits, an error goes to the file it follows too, as one JSON object a
     line: {"step", "message", "exit_code", "known" (it is a KubedetError)}. Kubeflow's local
-    runner keeps neither the message nor the code. Where a server of OpenLineage is configured it learns
-    what the step reads and writes.
+    runner keeps neither the message nor the code. The hooks learn how the step ended.
 
     Args:
         step: name of the step, e.g. "train".
@@ -68,7 +68,7 @@ def run(
     logger = logging.getLogger(f"kubedet.{step}")
     logger.info(STARTED)
     start = time.monotonic()
-    telling = lineage_events.Telling(step, arguments)
+    end = partial(hooks.End, step, datetime.now(UTC).isoformat(), arguments)
 
     def do_work() -> Any:
         from components import usage  # Here: the process that waits stays small.
@@ -94,14 +94,14 @@ def run(
         is_known = not isinstance(error, supervisor.Crashed)
         _write_event(step, str(error), error.exit_code, known=is_known)
         _show_kubernetes(error)
-        telling.failed(str(error), stopped=isinstance(error, Interrupted))
+        hooks.at_end(end(error=str(error), is_stopped=isinstance(error, Interrupted)))
         print(f"error: {error}", file=sys.stderr, flush=True)
         raise SystemExit(error.exit_code) from None
     except Exception as error:
         _write_event(step, _one_line(error), EXIT_FAILURE)
-        telling.failed(_one_line(error))
+        hooks.at_end(end(error=_one_line(error)))
         raise
-    telling.completed(result)
+    hooks.at_end(end(result=result))
     logger.info("%s, %.1f s", FINISHED, time.monotonic() - start)
     return result
 

@@ -5,12 +5,12 @@ from functools import partial
 from typing import Any
 
 from components import (
+    container_digests,
     data_versions,
     jobs,
     launchers,
-    lineage,
+    records,
     run_ids,
-    run_images,
     run_plan,
     starting_weights,
     usage,
@@ -214,8 +214,8 @@ def train(
     Raises:
         KubedetError: as `prepare`, `launchers.run` and `result` raise them.
     """
-    records = usage.place(data_root, run_ids.current()) if run_ids.current() else ""
-    request = Request.of(parameters, job=jobs.placed(job, *placed), usage=records)
+    usage_folder = usage.place(data_root, run_ids.current()) if run_ids.current() else ""
+    request = Request.of(parameters, job=jobs.placed(job, *placed), usage=usage_folder)
     in_pods = launchers.entry(request.launcher).pods
     usage.keep(data_root, processes=0 if in_pods else request.processes, nodes=0 if in_pods else 1)
     folder = folder_of(output, data_root, data, request.run_id)
@@ -223,8 +223,8 @@ def train(
     with heartbeat.renewed(_heartbeat(folder)) if in_pods else nullcontext():
         spec = prepare(data["uri"], folder, recipe, overrides, request, rules=rules, warm_start=warm_start)
         weights = parsing.read(storage.join(folder, "config.json")).model.weights
-        lineage.run_began(data_root, folder, request.run_id, data, recipe, overrides, weights)
-        images = run_images.Images(data_root, lineage.name_of(folder))
+        records.run_began(data_root, folder, request.run_id, data, recipe, overrides, weights)
+        images = container_digests.Images(data_root, records.name_of(folder))
         images.look_at_own()
         launchers.run(request.launcher, spec, images.look)
     if in_pods and spec.restart_policy == "OnFailure" and not storage.exists(_report(folder)):

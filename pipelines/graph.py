@@ -13,21 +13,22 @@ from typing import Any
 
 from kfp import dsl, kubernetes
 
-from components import job_limits, lineage_events, run_ids
+from components import job_limits, run_ids
 from components.assist import assist
 from components.best import best
 from components.cleanup import cleanup
 from components.evaluate import evaluate
 from components.export import export
+from components.hooks import TRAIN
 from components.images import COMPONENT_IMAGE
 from components.jobs import PARAMETERS, VOLUME
-from components.notices import SECRET_KEYS as NOTICE_KEYS
 from components.object_store import SECRET_KEYS
-from components.occasion import TRAIN
 from components.prepare import prepare
 from components.signing_secret import FOLDER
 from components.train import train
 from components.trial import trial
+from operations import openlineage
+from operations.notifications import SECRET_KEYS as NOTICE_KEYS
 from pipelines import ASSIST, CLEANUP, NAME, SEARCH, TITLES, parameters
 from pipelines.forms import Form
 
@@ -70,8 +71,8 @@ class _Pods:
         _run(task, (TITLES | ASSIST | SEARCH)[task.component_spec.name], cpu, memory)
         # Keys that are not in the Secret, or no such Secret, leave the variables unset.
         kubernetes.use_secret_as_env(task, self.credentials, SECRET_KEYS, optional=True)
-        if task.name in lineage_events.STEPS:
-            secret, keys = lineage_events.SECRET, lineage_events.SECRET_KEYS
+        if task.name in openlineage.STEPS:
+            secret, keys = openlineage.SECRET, openlineage.SECRET_KEYS
             kubernetes.use_secret_as_env(task, secret, keys, optional=True)
         if self.claim:
             kubernetes.mount_pvc(task, self.claim, VOLUME)

@@ -6,9 +6,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from components import costs, lineage, prices, usage
+from components import costs, prices, records, usage
 from components.costs import Costs
-from components.occasion import NOTHING_NEW
+from components.hooks import NOTHING_NEW
 from pipelines import parameters, schedules
 from pipelines.failed_runs import stopped
 from pipelines.kubeflow import Server
@@ -88,7 +88,7 @@ def nights(server: Server, name: str, data_root: str = "") -> tuple[list[Night],
     used: dict[str, Costs] = {}
     try:
         _check_reached(root)
-        verdicts, ended, obstacle = lineage.verdicts(root), lineage.without_news(root), ""
+        verdicts, ended, obstacle = records.verdicts(root), records.without_news(root), ""
         used = _used(root, [run.run_id for run in runs])
     except ConfigError:
         raise

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from components import occasion, warm_start
+from components import warm_start
+from operations import retrain_condition
 from pipelines import checks, parameters, run_report
 from trainer import storage
 from trainer.base.errors import ConfigError
@@ -59,7 +60,7 @@ class Options:
         """Return the pipeline's parameters."""
         values = {name: self[name] for name in parameters.LOCAL}
         folders = {"data_root": storage.absolute(self["data_root"]), "output": str(self.folder)}
-        occasion.of_form(values)
+        retrain_condition.of_form(values)
         return values | folders | {"nodes": 1, "launcher": "local"}
 
 
@@ -87,7 +88,7 @@ def check(options: Options) -> None:
             parse(rule)
 
     def occasion_() -> None:
-        occasion.Condition(options["min_new_images"], options["min_drift"]).check()
+        retrain_condition.Condition(options["min_new_images"], options["min_drift"]).check()
         warm_start.check(options["warm_start"])
 
     rules = (partial(parse, rule) for rule in split_rules(options["gate"]))

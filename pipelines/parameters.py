@@ -14,9 +14,9 @@ from typing import Any
 
 from components import jobs, launchers
 from components.launchers import spec_fields
-from components.notices import NOTIFY
 from components.object_store import CREDENTIALS
 from components.signing_secret import SIGNING
+from operations.notifications import NOTIFY
 from pipelines.forms import Form
 from pipelines.sizes import DEFAULT, SIZES
 from trainer.model import recipes

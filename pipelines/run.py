@@ -73,9 +73,11 @@ def run(options: Options) -> int:
 def _tell_of_failure(record: dict[str, Any]) -> None:
     """Tell the webhook, if there is one. Of one that was interrupted, whoever did it knows."""
     if record["status"] == "failed":
-        from components import notices
+        from operations import notifications
 
-        notices.tell(notices.Notice(notices.FAILED, record["name"], record["error"]["message"]))
+        notifications.tell(
+            notifications.Notice(notifications.FAILED, record["name"], record["error"]["message"])
+        )
 
 
 def _warn_of_processes(count: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from components.occasion import NOTHING_NEW
+from components.hooks import NOTHING_NEW
 from components.steps import FINISHED, STARTED
 from pipelines import TITLES
 from trainer.base.errors import EXIT_RETRY

@@ -9,18 +9,11 @@ from typing import Any
 
 import yaml
 
-from components import (
-    data_versions,
-    jobs,
-    launchers,
-    model_registry,
-    occasion,
-    tuning,
-    warm_start,
-)
+from components import data_versions, jobs, launchers, model_registry, tuning, warm_start
 from components.launchers import kubernetes_names
-from components.retention import pruning
 from components.tuning import spaces
+from operations import retrain_condition
+from operations.retention import pruning
 from pipelines import checks, parameters, sizes
 from pipelines.access import Access
 from pipelines.compile import compile_pipeline
@@ -166,7 +159,7 @@ class Submission:
             data_versions.check(version)
 
     def _occasion(self) -> None:
-        occasion.Condition(self._get("min_new_images"), self._get("min_drift")).check()
+        retrain_condition.Condition(self._get("min_new_images"), self._get("min_drift")).check()
         warm_start.check(self._get("warm_start"))
 
     def _prune(self) -> None:

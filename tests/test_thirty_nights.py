@@ -15,10 +15,11 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image, ImageDraw
 
-from components import forgetting, lineage, occasion, preparation, publishing, scoring, tracing, training
+from components import in_use, preparation, publishing, records, scoring, training
 from components.launchers.backend import JobStatus, Phase, PodStatus
-from components.retention import judgement, pruning, uses
 from components.warm_start import CHAMPION
+from operations import forgetting, tracing
+from operations.retention import plan_pruning, pruning
 from trainer import __main__ as trainer
 from trainer.base.errors import KubedetError
 from trainer.export import published_models
@@ -118,8 +119,8 @@ class Nights:
             f"coco:{self.source.folder}", "debug", SETTINGS, root, "", str(scratch / "page"), trains=True,
             min_new_images=2, prune=1,
         )  # fmt: skip
-        if occasion.is_nothing(shards):
-            return "nothing new", shards[occasion.SINCE]
+        if shards["kind"] == "nothing new":
+            return "nothing new", shards["since"]
         asked = {"launcher": "local", "nodes": 1, "nproc": 1, "run_id": name}
         trained, _ = training.train(
             shards, f"{root}/runs/{name}", root, "debug", SETTINGS, asked, {}, (None, None), RULES, CHAMPION
@@ -148,7 +149,7 @@ def nights(tmp_path, monkeypatch):
     monkeypatch.setattr(training.launchers, "run", train_here)
     monkeypatch.delenv("KUBEDET_NOTIFY_URL", raising=False)
     nights = Nights(Source(tmp_path / "source"), tmp_path / "root")
-    for module in (judgement, pruning, uses):
+    for module in (plan_pruning, pruning, in_use):
         monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: nights.now))
     return nights
 
@@ -212,8 +213,8 @@ def seen_by(image, root):
     """Return the runs and the versions that saw an image, in order."""
     seen = tracing.trace(image, str(root))["seen"]
     models = {model.partition("@")[2] for each in seen for model in each["models"]}
-    order = [record["run"] for record in lineage.runs(str(root))]
-    made = {record["run"]: record["model_version"] for record in lineage.publications(str(root))}
+    order = [record["run"] for record in records.runs(str(root))]
+    made = {record["run"]: record["model_version"] for record in records.publications(str(root))}
     return (
         sorted({run for each in seen for run in each["runs"]}, key=order.index),
         [made[run] for run in order if made.get(run) in models],

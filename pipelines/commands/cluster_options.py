@@ -149,7 +149,7 @@ def submission(
     Raises:
         ConfigError: naming all that cannot be run.
     """
-    from components import occasion
+    from operations import retrain_condition
     from pipelines import sizes
     from pipelines.submission import Submission
 
@@ -159,7 +159,7 @@ def submission(
     values: dict[str, Any] = {name: getattr(options, name, None) for name in parameters.TABLE}
     values |= {"overrides": overrides, "job": _job(options.job)}
     values |= sizes.request(size, options.step_cpu or "", options.step_memory or "")
-    occasion.of_form(values)
+    retrain_condition.of_form(values)
     values = {name: value for name, value in values.items() if value not in (None, "", {})}
     request = Submission(
         name, options.experiment, values, partitions=options.partitions, until=options.until,

@@ -25,7 +25,7 @@ def add(verbs: Commands) -> None:
 
 
 def _forget(options: argparse.Namespace) -> int:
-    from components import forgetting
+    from operations import forgetting
 
     planned = forgetting.plan(options.data_root, options.keys)
     _show(planned)

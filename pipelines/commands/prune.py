@@ -9,7 +9,7 @@ from pipelines.commands.options import add_published
 from trainer.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from components.retention.pruning import Pruned
+    from operations.retention.pruning import Pruned
 
 
 _SHOWN = 2
@@ -48,7 +48,7 @@ def add(commands: Commands) -> None:
 
 
 def _prune(options: argparse.Namespace) -> int:
-    from components.retention import pins, pruning
+    from operations.retention import pins, pruning
     from trainer import storage
 
     runs = storage.absolute(options.runs) if options.runs else ""

@@ -30,7 +30,8 @@ def add(commands: Commands) -> None:
 
 
 def _trace(options: argparse.Namespace) -> int:
-    from components import costs, tracing
+    from components import costs
+    from operations import tracing
 
     use_prices(options)
     lineage_of = tracing.trace(options.what, options.data_root)

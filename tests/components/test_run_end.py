@@ -88,7 +88,7 @@ def test_a_run_that_a_user_or_its_deadline_ended_has_no_step_that_failed_of_it(
     add, fake_cluster, tmp_path, monkeypatch, spec, began, state, said
 ):
     told = []
-    monkeypatch.setattr(run_end.notices, "tell", lambda notice, **_: told.append(notice))
+    monkeypatch.setattr(run_end.hooks, "at_end", lambda end: told.append(end.outcome))
     monkeypatch.setenv("KFP_POD_NAME", "clean-up")
     owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u"}
     fake_cluster.add("pods", "default", {

@@ -7,10 +7,11 @@ import pytest
 import yaml
 from compiled_forms import FORMS, MAIN, STEPS, asked_of_the_launcher, of, pods, tasks
 
-from components import job_limits, lineage_events, notices
+from components import job_limits
 from components.images import COMPONENT_IMAGE
 from components.object_store import SECRET_KEYS
 from components.signing_secret import FOLDER, KEY
+from operations import notifications, openlineage
 from pipelines import ASSIST, CLEANUP, SEARCH, TITLES
 from pipelines.compile import compile_pipeline
 from pipelines.sizes import SIZES
@@ -42,7 +43,7 @@ def test_steps_that_know_an_end_have_the_webhooks_address_from_a_secret_that_nee
                 assert secret["optional"] is True
                 told[name] = {pair["secretKey"]: pair["envVar"] for pair in secret["keyToEnv"]}
     expected = {"exec-prepare", "exec-evaluate", "exec-export", "exec-cleanup"} & set(pods(compiled))
-    assert told == dict.fromkeys(expected, notices.SECRET_KEYS)
+    assert told == dict.fromkeys(expected, notifications.SECRET_KEYS)
     # The clean-up must run where the keys of the store are wrong.
     assert len(pods(compiled)["exec-cleanup"]["secretAsEnv"]) == 1
 
@@ -52,11 +53,11 @@ def test_steps_that_tell_of_their_lineage_have_the_address_from_a_secret_that_ne
     told = {}
     for name, pod in pods(compiled).items():
         for secret in pod.get("secretAsEnv", []):
-            if secret["secretNameParameter"] == {"runtimeValue": {"constant": lineage_events.SECRET}}:
+            if secret["secretNameParameter"] == {"runtimeValue": {"constant": openlineage.SECRET}}:
                 assert secret["optional"] is True
                 told[name] = {pair["secretKey"]: pair["envVar"] for pair in secret["keyToEnv"]}
-    expected = {f"exec-{name}" for name in lineage_events.STEPS} & set(pods(compiled))
-    assert len(expected) >= 1 and told == dict.fromkeys(expected, lineage_events.SECRET_KEYS)
+    expected = {f"exec-{name}" for name in openlineage.STEPS} & set(pods(compiled))
+    assert len(expected) >= 1 and told == dict.fromkeys(expected, openlineage.SECRET_KEYS)
 
 
 @of(*FORMS)

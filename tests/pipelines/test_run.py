@@ -16,7 +16,7 @@ import pytest
 import torch
 from webhook import Webhook
 
-from components import lineage_events
+from operations import openlineage
 from pipelines import cli
 from pipelines.commands.run import _processes
 from pipelines.options import Options
@@ -187,7 +187,7 @@ def test_the_whole_pipeline(tmp_path):
     told = sorted((event["eventTime"], event["eventType"], event["outputs"]) for event in server.posted)
     assert [words[1:] for words in told] == [("START", []), ("COMPLETE", [])]
     parents = {event["run"]["facets"]["parent"]["run"]["runId"] for event in server.posted}
-    assert parents == {str(lineage_events.run_of("third", str(tmp_path / "data")))}
+    assert parents == {str(openlineage.run_of("third", str(tmp_path / "data")))}
 
 
 @pytest.mark.slow

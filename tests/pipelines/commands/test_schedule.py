@@ -2,7 +2,7 @@
 
 import pytest
 
-from components import lineage, prices
+from components import prices, records
 from pipelines import cli
 from trainer import storage
 from trainer.launching.usage.record import Record
@@ -261,7 +261,7 @@ def past(kfp_server, tmp_path):
     kfp_server.runs.append({"run_id": "id-5", "state": "RUNNING", "created_at": "2026-11-25T02:00:00Z", **of})
     root = str(tmp_path / "root")
     for number, ap, passed in ((1, 0.4, True), (2, 0.3, False)):
-        lineage.decided(root, f"{root}/runs/2026112{number}020000-id-{number}", passed, {"coco/AP": ap})
+        records.decided(root, f"{root}/runs/2026112{number}020000-id-{number}", passed, {"coco/AP": ap})
     folder = tmp_path / "root" / "lineage" / "nothing_new"
     folder.mkdir(parents=True)
     (folder / "id-3.json").write_text("{}")

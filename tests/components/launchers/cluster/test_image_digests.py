@@ -8,7 +8,7 @@ from fake_api import Fault
 from fake_pod import FakePod
 from kinds import both
 
-from components import run_images
+from components import container_digests
 from components.launchers.cluster import watch
 
 TRAINER, STEP = "registry.example/kubedet-trainer@sha256:aa", "registry.example/kubedet-component@sha256:bb"
@@ -16,11 +16,11 @@ TRAINER, STEP = "registry.example/kubedet-trainer@sha256:aa", "registry.example/
 
 @pytest.fixture
 def images(tmp_path):
-    return run_images.Images(str(tmp_path), "night-1")
+    return container_digests.Images(str(tmp_path), "night-1")
 
 
 def of(tmp_path):
-    return run_images.read(str(tmp_path), "night-1")
+    return container_digests.read(str(tmp_path), "night-1")
 
 
 @both
@@ -28,7 +28,7 @@ def test_the_pods_images_are_noted_before_the_training_ends(
     backend, job, fake_cluster, master, images, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(FakePod, "image_id", f"docker-pullable://{TRAINER}")
-    file = Path(run_images.place(str(tmp_path), "night-1"))
+    file = Path(container_digests.place(str(tmp_path), "night-1"))
 
     def life(pod):
         pod.run()
@@ -48,7 +48,7 @@ def test_a_later_attempt_adds_what_it_runs(backend, job, images, tmp_path, monke
     watch.run(backend, job(), lambda line: None, images.look)
     replaced = TRAINER.replace("aa", "cc")
     monkeypatch.setattr(FakePod, "image_id", replaced)
-    again = run_images.Images(str(tmp_path), "night-1")
+    again = container_digests.Images(str(tmp_path), "night-1")
     watch.run(backend, job(name="again"), lambda line: None, again.look)
     assert of(tmp_path) == {"training": [TRAINER, replaced]}
 
@@ -70,7 +70,7 @@ def step(fake_cluster, monkeypatch):
 def test_the_steps_own_image_is_noted(step, images, tmp_path):
     images.look_at_own()
     assert of(tmp_path) == {"step": [STEP]}
-    record = json.loads(Path(run_images.place(str(tmp_path), "night-1")).read_text())
+    record = json.loads(Path(container_digests.place(str(tmp_path), "night-1")).read_text())
     assert (record["kind"], record["run"]) == ("images", "night-1") and "file_sha256" in record
 
 
@@ -90,14 +90,14 @@ def test_outside_of_a_cluster_nobody_is_asked(fake_cluster, images, tmp_path, mo
 def test_what_cannot_be_kept_ends_no_training(backend, job, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(FakePod, "image_id", TRAINER)
     (tmp_path / "lineage").write_text("in the way")
-    watch.run(backend, job(), lambda line: None, run_images.Images(str(tmp_path), "night-1").look)
+    watch.run(backend, job(), lambda line: None, container_digests.Images(str(tmp_path), "night-1").look)
     assert caplog.text.count("the digests of the images are not kept") == 1
 
 
 def test_a_record_that_was_altered_is_left_out_and_written_anew(step, images, tmp_path, caplog):
     images.look_at_own()
-    file = Path(run_images.place(str(tmp_path), "night-1"))
+    file = Path(container_digests.place(str(tmp_path), "night-1"))
     file.write_text(file.read_text().replace("bb", "dd"))
     assert of(tmp_path) == {} and "night-1.json is damaged" in caplog.text
-    run_images.Images(str(tmp_path), "night-1").look_at_own()
+    container_digests.Images(str(tmp_path), "night-1").look_at_own()
     assert of(tmp_path) == {"step": [STEP]}

@@ -1,7 +1,7 @@
 """Pins: things of a data root that somebody wants kept, whatever else needs them or not."""
 
-from components.retention import FOLDER
-from components.retention.things import inventory
+from operations.retention import FOLDER
+from operations.retention.inventory import inventory
 from trainer import storage
 from trainer.base.errors import ConfigError
 from trainer.storage import leases

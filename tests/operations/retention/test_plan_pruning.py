@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from components import lineage
-from components.retention import GRACE, UNENDED, judgement, pins, uses
+from components import in_use, records
+from operations.retention import GRACE, UNENDED, pins, plan_pruning
 from trainer import storage
 from trainer.export import bundle
 
@@ -14,7 +14,7 @@ LATER = 2 * GRACE
 
 
 def judged(root, keep=1, later=LATER):
-    things = judgement.judge(str(root), keep, now=time.time() + later)
+    things = plan_pruning.judge(str(root), keep, now=time.time() + later)
     return {name: thing.why for name, thing in things.items()}
 
 
@@ -56,7 +56,7 @@ def test_pinned_registered_and_signed_stay_with_their_data(root):
 
 def test_registered_stays(root):
     root = root[0]
-    lineage.published(str(root), "sample", "v1", str(root / "runs/night-01"), "http://registry")
+    records.published(str(root), "sample", "v1", str(root / "runs/night-01"), "http://registry")
     assert judged(root)["models/sample/v1"] == ["registered at http://registry"]
 
 
@@ -80,19 +80,19 @@ def test_a_run_that_begins_keeps_all_data_and_then_its_own(root, monkeypatch):
     root, old, new = root
     monkeypatch.setenv("KUBEDET_RUN_ID", "tonight")
     lender = f"s3://elsewhere/{root.name}/runs/night-01/train/best.pt"
-    uses.begin(str(root), lender)
+    in_use.begin(str(root), lender)
     begins = ["the run tonight begins"]
     why = judged(root, later=0.9 * LATER)
     assert [reasons for name, reasons in why.items() if name.startswith(("raw/", "images/"))]
     assert why[f"shards/{old['fingerprint']}"][0] == begins[0]
     assert why["runs/night-01"][0] == begins[0] and not why["runs/night-02"]
-    uses.end(str(root), [f"shards/{new['fingerprint']}"])
+    in_use.end(str(root), [f"shards/{new['fingerprint']}"])
     assert not judged(root, later=0.9 * LATER)[f"shards/{old['fingerprint']}"]
     # Nobody waits for its training that long.
     assert "the run tonight begins" in judged(root)[f"shards/{new['fingerprint']}"]
     late = judged(root, later=8 * GRACE)
     assert "the run tonight begins" not in late[f"shards/{new['fingerprint']}"]
-    uses.end(str(root), [])
+    in_use.end(str(root), [])
     assert "the run tonight begins" not in judged(root)[f"shards/{new['fingerprint']}"]
 
 
@@ -101,7 +101,7 @@ def test_a_run_that_passed_is_not_over_before_its_model_is_published(root, began
     folder = began(root, "night-00", old)
     (folder / "evaluation" / "gate.json").write_text('{"passed": true}')
     assert judged(root)["runs/night-00"] == ["it has not ended"]
-    lineage.published(str(root), "sample", "v0", str(folder), "")
+    records.published(str(root), "sample", "v0", str(folder), "")
     assert not judged(root)["runs/night-00"]
 
 
@@ -130,13 +130,13 @@ def test_trainings_of_a_search_go_when_all_its_trials_have_ended(root):
 
 def test_images_of_a_kept_source_go_one_by_one(root):
     root = root[0]
-    things = judgement.judge(str(root), 1, now=time.time() + LATER)
+    things = plan_pruning.judge(str(root), 1, now=time.time() + LATER)
     of_kept = [thing for name, thing in things.items() if name.startswith("images/") and thing.why]
     assert [thing.spare for thing in of_kept] == [{}]
     stray = next(root.joinpath(of_kept[0].name).rglob("*.*"))
     lost = stray.with_name(f"{stray.stem.rpartition('-')[0]}-0123456789abcdef.png")
     lost.write_bytes(b"bytes")
-    things = judgement.judge(str(root), 1, now=time.time() + LATER)
+    things = plan_pruning.judge(str(root), 1, now=time.time() + LATER)
     assert things[of_kept[0].name].spare == {f"{lost.parent.name}/{lost.name}": 5}
     assert things[of_kept[0].name].freed == 5
 
@@ -151,7 +151,7 @@ def test_runs_elsewhere_are_judged_where_a_record_tells_of_them(root, tmp_path, 
     content = storage.read_json(str(record))
     storage.write_json(str(record), content | {"output": str(elsewhere / "night-91")})
     shutil.copytree(elsewhere / "night-91", elsewhere / "night-01")
-    things = judgement.judge(str(root), 1, now=time.time() + LATER, runs=str(elsewhere))
+    things = plan_pruning.judge(str(root), 1, now=time.time() + LATER, runs=str(elsewhere))
     assert things["runs/night-90"].why[0] == "no record of the data root tells that it is a run"
     assert things["runs/night-91"].why == ["one of the newest 1 runs"]
     assert "has a run of that name too" in things["runs/night-01"].why[0]

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from bundles import make_bundle
 
-from components import lineage, preparation
-from components.retention import uses
+from components import in_use, preparation, records
 from trainer import storage
 from trainer.export import bundle, published_models
 
@@ -18,13 +17,13 @@ ASKED = ("debug", {"data.processes": 1, "data.threads": 2})
 def prepared(root, seed, page):
     source = f"sample:images=24,size=96,seed={seed}"
     shards = preparation.prepare(source, *ASKED, str(root), "", str(page))[1][0]
-    uses.end(str(root), [])  # As if it were long ago.
+    in_use.end(str(root), [])  # As if it were long ago.
     return shards
 
 
 def run(root, name, shards, *, ended=True, weights=""):
     folder = root / "runs" / name
-    lineage.run_began(str(root), str(folder), "", shards, "debug", {}, weights)
+    records.run_began(str(root), str(folder), "", shards, "debug", {}, weights)
     (folder / "train").mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     if ended:
@@ -46,7 +45,7 @@ def publish(root, made_at, version, folder, shards, registry=""):
     (made / bundle.METADATA).write_text(json.dumps(metadata))
     bundle.seal(made)
     published_models.publish(str(made), str(root), "sample")
-    lineage.published(str(root), "sample", version, str(folder), registry)
+    records.published(str(root), "sample", version, str(folder), registry)
 
 
 @pytest.fixture(scope="module")

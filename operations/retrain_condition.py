@@ -10,7 +10,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from components import lineage, notices, run_ids
+from components import records, run_ids
+from components.hooks import NOTHING_NEW, NothingNew, Outcome
+from operations import notifications
 from trainer import storage
 from trainer.base.errors import ConfigError
 from trainer.config.schema import Config
@@ -19,15 +21,6 @@ from trainer.data.sources import name_of
 from trainer.export import published_models
 
 logger = logging.getLogger(__name__)
-
-TRAIN = "train"
-"""What a step of the data returns where a training follows."""
-
-NOTHING_NEW = "nothing new"
-"""What it returns where the run ends; its manifest's kind too."""
-
-SINCE = "since"
-"""Key of the version, in the manifest of nothing new."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +56,8 @@ class Condition:
 
 def nothing_new(
     planned: dict[str, Any], data_root: str, config: Config, condition: Condition
-) -> dict[str, Any] | None:
-    """Return the manifest of nothing new, or None where the run pays.
+) -> NothingNew | None:
+    """Return why nothing is new, or None where the run pays.
 
     That there is nothing new is noted in the lineage, and told to the webhook, once for each run.
 
@@ -105,15 +98,14 @@ def nothing_new(
     return _ended(data_root, name, current["version"], since, f"{differences}{too_little}")
 
 
-def _ended(data_root: str, name: str, version: str, since: str, differences: str) -> dict[str, Any]:
-    """Note down and tell that there is nothing new; return the manifest of it."""
+def _ended(data_root: str, name: str, version: str, since: str, differences: str) -> NothingNew:
+    """Note down and tell that there is nothing new."""
     logger.info("%s since %s: %s", NOTHING_NEW, since, differences)
-    ended = {"kind": NOTHING_NEW, "version": 1, SINCE: since, "found": differences}
     run = run_ids.current()
-    if not run or lineage.nothing_new(data_root, run, since, differences):
+    if not run or records.nothing_new(data_root, run, since, differences):
         reason = f"{NOTHING_NEW} since {since}: {differences}"
-        notices.tell(notices.Notice(notices.NOTHING_NEW, run, reason, name, version))
-    return ended | {"uri": "", "fingerprint": ""}
+        notifications.tell(Outcome(NOTHING_NEW, run, reason, name, version))
+    return NothingNew(since, differences)
 
 
 def _too_little(
@@ -156,7 +148,7 @@ def _since_held_back(planned: dict[str, Any], data_root: str) -> tuple[str, str,
 
     Else every night would train on the same images what was refused the night before.
     """
-    run = lineage.held_back(data_root, planned["source"])
+    run = records.held_back(data_root, planned["source"])
     if run is None:
         return None
     uri = seen.place(data_root, run["shards"].rpartition("/")[2])
@@ -172,26 +164,3 @@ def of_form(values: dict[str, Any]) -> None:
         values["min_new_images"] = values["min_new_images"] or 1
     if not values["min_new_images"]:
         del values["min_new_images"], values["min_drift"]
-
-
-def is_nothing(manifest: dict[str, Any]) -> bool:
-    """Whether a manifest tells that the run ends."""
-    return manifest.get("kind") == NOTHING_NEW
-
-
-def word(manifest: dict[str, Any]) -> str:
-    """Return what a step with this manifest returns, for the pipeline to branch on."""
-    return NOTHING_NEW if is_nothing(manifest) else TRAIN
-
-
-def shown(manifest: dict[str, Any]) -> dict[str, str]:
-    """Return what is shown with the manifest of nothing new."""
-    return {"verdict": f"{NOTHING_NEW} since {manifest[SINCE]}", "found": manifest["found"]}
-
-
-def page(manifest: dict[str, Any]) -> bytes:
-    """Return it as a page."""
-    import html
-
-    texts = [html.escape(text) for text in shown(manifest).values()]
-    return f"<!doctype html><meta charset=utf-8><h1>{texts[0]}</h1><p>{texts[1]}</p>\n".encode()

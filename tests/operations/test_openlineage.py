@@ -7,7 +7,7 @@ import pkgutil
 import sys
 import time
 import uuid
-from types import SimpleNamespace
+from datetime import UTC, datetime
 
 import attr
 import pytest
@@ -15,7 +15,9 @@ import urllib3
 from openlineage.client import event_v2, facet_v2
 from webhook import Webhook
 
-from components import lineage_events, lineage_sender, preparation, run_ids, steps, supervisor
+from components import preparation, run_ids, steps, supervisor
+from components.hooks import End
+from operations import openlineage
 from trainer.base import log
 from trainer.base.errors import DataError, Interrupted
 
@@ -39,21 +41,15 @@ def work_of(function):
 
 @pytest.fixture
 def server(monkeypatch):
-    """A server that the environment names; events are sent by this very process."""
-    for name in (*lineage_events.SECRET_KEYS.values(), "OPENLINEAGE_DISABLED", "KUBERNETES_SERVICE_HOST",
+    """A server that the environment names."""
+    for name in (*openlineage.SECRET_KEYS.values(), "OPENLINEAGE_DISABLED", "KUBERNETES_SERVICE_HOST",
                  supervisor.TRIES, "http_proxy", "HTTP_PROXY"):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     webhook = Webhook()
     monkeypatch.setenv("OPENLINEAGE_URL", webhook.url + "\n")
     monkeypatch.setenv("OPENLINEAGE_API_KEY", "geheim-key\n")
     monkeypatch.setenv(run_ids.VARIABLE, RUN)
-    monkeypatch.setattr(lineage_sender, "_WAITS", (0.0,))
-
-    def here(event):
-        problem = lineage_sender.send(json.loads(event))
-        return SimpleNamespace(communicate=lambda timeout: (problem, None), returncode=0)
-
-    monkeypatch.setattr(lineage_events, "_send", here)
+    monkeypatch.setattr(openlineage, "_WAITS", (0.0,))
     yield webhook
     webhook.close()
 
@@ -99,10 +95,8 @@ def run_step(step, result, *arguments):
 @pytest.fixture
 def canned(monkeypatch):
     """Let a step's work return what is given as its first argument: that is no argument of the real work."""
-    for step, describe in lineage_events.STEPS.items():
-        monkeypatch.setitem(
-            lineage_events.STEPS, step, lambda result, _, *rest, of=describe: of(result, *rest)
-        )
+    for step, describe in openlineage.STEPS.items():
+        monkeypatch.setitem(openlineage.STEPS, step, lambda result, _, *rest, of=describe: of(result, *rest))
 
 
 def test_a_run_from_its_source_to_the_published_version(server, canned, data_root, shards, tmp_path):
@@ -188,8 +182,8 @@ MADE = (({"uri": "/root/raw/f", "fingerprint": "f"}, {}), ({"uri": "/root/shards
     ],
 )
 def test_a_failure_is_told_with_its_reason_and_no_secret(server, monkeypatch, capfd, error, ended, raised):
-    describe = lineage_events.STEPS["prepare"]
-    monkeypatch.setitem(lineage_events.STEPS, "prepare", lambda result, _, *rest: describe(result, *rest))
+    describe = openlineage.STEPS["prepare"]
+    monkeypatch.setitem(openlineage.STEPS, "prepare", lambda result, _, *rest: describe(result, *rest))
     with pytest.raises(raised):
         steps.run("prepare", work_of(fails), error, *ARGUMENTS)
     started, failed = map(check, server.posted)
@@ -205,7 +199,7 @@ def test_a_failure_is_told_with_its_reason_and_no_secret(server, monkeypatch, ca
 )
 def test_nothing_is_sent_where_nobody_asks_for_it(server, canned, monkeypatch, variable, value):
     monkeypatch.delenv(variable) if value is None else monkeypatch.setenv(variable, value)
-    monkeypatch.setattr(lineage_events, "_send", lambda event: pytest.fail("sent"))
+    monkeypatch.setattr(openlineage, "_send", lambda *given: pytest.fail("sent"))
     run_step("prepare", MADE, *ARGUMENTS)
     assert not server.posted
 
@@ -227,8 +221,8 @@ def test_a_server_that_is_not_there_is_one_warning_without_its_address(
 def test_one_that_refuses_or_hangs_is_a_warning(server, canned, monkeypatch, capfd):
     server.codes = [401]
     run_step("prepare", MADE, *ARGUMENTS)
-    assert capfd.readouterr().err.count("HTTP code 401") == 1 and len(server.posted) == 2
-    monkeypatch.setattr(lineage_sender, "_TIMEOUT", urllib3.Timeout(connect=5, read=0.2))
+    assert capfd.readouterr().err.count("HTTP code 401") == 1 and len(server.posted) == 1
+    monkeypatch.setattr(openlineage, "_TIMEOUT", urllib3.Timeout(connect=5, read=0.2))
     server.release.clear()
     run_step("prepare", MADE, *ARGUMENTS)
     assert capfd.readouterr().err.count("did not answer") == 1
@@ -242,44 +236,39 @@ def test_what_cannot_be_described_or_sent_fails_no_step(server, canned, monkeypa
     assert "pip install 'kubedet[lineage]'" in capfd.readouterr().err
 
 
-@pytest.mark.slow
-def test_another_process_sends_it_and_is_not_waited_for_long(server, canned, monkeypatch, caplog):
-    monkeypatch.undo()
-    monkeypatch.setenv("OPENLINEAGE_URL", server.url)
+def test_the_environment_names_the_jobs_and_the_endpoint(server, canned, monkeypatch):
     monkeypatch.setenv("OPENLINEAGE_NAMESPACE", "night shift")
     monkeypatch.setenv("OPENLINEAGE_ENDPOINT", "events")
     monkeypatch.delenv(run_ids.VARIABLE, raising=False)
-    monkeypatch.setattr(lineage_events, "_PATIENCE", 60.0)
-    telling = lineage_events.Telling("prepare", ARGUMENTS)
-    telling._told[0].communicate()  # Or the two may come in any order.
-    telling._told.clear()
-    telling.completed(MADE)
+    run_step("prepare", MADE, *ARGUMENTS)
     assert [(check(event)["eventType"], event["job"]["namespace"]) for event in server.posted] == [
         ("START", "night shift"), ("COMPLETE", "night shift"),
     ]  # fmt: skip
-    assert server.asked[0][0].endswith("/events") and not caplog.text
+    assert server.asked[0][0].endswith("/events")
     # Of no run: both have one id, and no parent.
     assert len({event["run"]["runId"] for event in server.posted}) == 1
     assert "parent" not in server.posted[0]["run"]["facets"]
-    monkeypatch.setattr(lineage_events, "_PATIENCE", 0.1)
-    monkeypatch.setattr(lineage_events, "_LEFT", 0.1)
+
+
+def test_a_server_that_hangs_is_not_waited_for_long(server, monkeypatch, caplog):
+    monkeypatch.setattr(openlineage, "_PATIENCE", 0.1)
     server.release.clear()
     began = time.monotonic()
-    lineage_events.Telling("prepare", ARGUMENTS).failed("x")
-    assert "it took too long" in caplog.text and time.monotonic() - began < 5
+    openlineage.tell(End("prepare", datetime.now(UTC).isoformat(), ARGUMENTS, error="x"))
+    assert "it took too long" in caplog.text and time.monotonic() - began < 2
 
 
 def test_arguments_are_named_as_those_of_the_work():
     """They are handed on by their places."""
     works = {"prepare": "preparation:prepare", "train": "training:train", "evaluate": "scoring:score",
              "export": "publishing:export_and_publish"}  # fmt: skip
-    for step, describe in lineage_events.STEPS.items():
+    for step, describe in openlineage.STEPS.items():
         work = pkgutil.resolve_name(f"components.{works[step]}")
         named = [name for name in inspect.signature(describe).parameters if name != "rest"][1:]
         assert named == list(inspect.signature(work).parameters)[: len(named)], step
 
 
 def test_a_run_of_one_machine_has_an_id_that_follows_from_its_name_and_data():
-    assert lineage_events.run_of(RUN, "/root") == uuid.UUID(RUN)
-    ids = [lineage_events.run_of(name, root) for name, root in (("a", "/r"), ("b", "/r"), ("a", "/s"))]
-    assert len(set(ids)) == 3 and lineage_events.run_of("a", "/r/") == ids[0]
+    assert openlineage.run_of(RUN, "/root") == uuid.UUID(RUN)
+    ids = [openlineage.run_of(name, root) for name, root in (("a", "/r"), ("b", "/r"), ("a", "/s"))]
+    assert len(set(ids)) == 3 and openlineage.run_of("a", "/r/") == ids[0]

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from components import lineage
-from components.retention import GRACE, UNENDED, pins, uses
-from components.retention.things import Thing, inventory, read_listed
+from components import in_use, records
 from components.tuning import RUNNING
+from operations.retention import GRACE, UNENDED, pins
+from operations.retention.inventory import Thing, inventory, read_listed
 from trainer import storage
 from trainer.base.errors import DataError, StorageError
 from trainer.data import image_keys, raw_folder
@@ -40,6 +40,8 @@ def judge(
     return _Judge(data_root, keep, grace, time.time() if now is None else now, runs).things
 
 
+_DATA = ("raw/", "shards/", "images/", "versions/")
+
 _UNENDED = "it has not ended"
 
 
@@ -49,9 +51,9 @@ class _Judge:
     def __init__(self, data_root: str, keep: int, grace: float, now: float, runs: str) -> None:
         self._root, self._keep_last, self._grace, self._now = data_root, keep, grace, now
         # Notes and records first: what is written after them is younger than `grace`.
-        self.records = {record["run"]: record for record in lineage.runs(data_root, strict=True)}
+        self.records = {record["run"]: record for record in records.runs(data_root, strict=True)}
         self.things = inventory(data_root, runs)
-        uses.apply(data_root, self.things, now)
+        self._keep_used()
         for name in pins.pinned(data_root):
             self._keep(name, "pinned")
         for thing in self.things.values():
@@ -73,9 +75,19 @@ class _Judge:
         all_things = self.things.items()
         return {name.partition("/")[2]: thing for name, thing in all_things if name.startswith(f"{kind}/")}
 
+    def _keep_used(self) -> None:
+        """Keep what runs that begin need."""
+        for run, use in in_use.notes(self._root).items():
+            if use.is_late(self._now):
+                continue
+            for thing in self.things.values():
+                needs_all = use.names is None and thing.name.startswith(_DATA)
+                if needs_all or thing.has(use.weights) or thing.name in (use.names or ()):
+                    thing.keep(f"the run {run} begins")
+
     def _judge_runs(self) -> None:
         runs = self._of("runs")
-        published = {record["run"] for record in lineage.publications(self._root)}
+        published = {record["run"] for record in records.publications(self._root)}
         newest = sorted(runs, key=lambda name: self._age_key(name, runs[name]), reverse=True)
         for name, run in runs.items():
             if run.place != storage.join(self._root, "runs", name) and not self._is_recorded(name, run):
@@ -88,15 +100,15 @@ class _Judge:
 
     def _is_recorded(self, name: str, run: Thing) -> bool:
         record = self.records.get(name)
-        return record is not None and lineage.folder_of(record, self._root) == storage.absolute(run.place)
+        return record is not None and records.folder_of(record, self._root) == storage.absolute(run.place)
 
     def _age_key(self, name: str, run: Thing) -> tuple[str, float]:
         """Order runs by their beginning; those without a record are the oldest."""
         return self.records.get(name, {}).get("started", ""), run.modified or 0.0
 
-    def _judge_versions(self) -> list[lineage.Version]:
+    def _judge_versions(self) -> list[records.Version]:
         """Judge the models' versions; return those that are kept."""
-        known = {item.shown: item for item in lineage.versions(self._root)}
+        known = {item.shown: item for item in records.versions(self._root)}
         goals = self._goals()
         kept = []
         for place, thing in self._of("models").items():
@@ -130,7 +142,7 @@ class _Judge:
             goals |= {f"{name}@{current['version']}": "the current version"} if current else {}
         return goals
 
-    def _judge_data(self, versions: list[lineage.Version]) -> None:
+    def _judge_data(self, versions: list[records.Version]) -> None:
         """Judge runs of kept versions, then what kept runs and versions are made of."""
         for item in versions:
             self._keep(f"runs/{item.run}", f"{item.shown} was made by it")
@@ -142,7 +154,7 @@ class _Judge:
                 self._keep_origin(name)
                 continue
             for thing in self.things.values():
-                if thing.name.startswith(("raw/", "shards/", "images/", "versions/")):
+                if thing.name.startswith(_DATA):
                     thing.keep(f"no record tells what run {name} was made of")
         for name, record in self.records.items():
             unseen = f"runs/{name}" not in self.things

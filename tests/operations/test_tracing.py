@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from bundles import make_bundle
 
-from components import forgetting, lineage, occasion, preparation, prices, tracing
+from components import preparation, prices, records
+from operations import forgetting, retrain_condition, tracing
 from pipelines import cli
 from trainer import storage
 from trainer.base.errors import ConfigError, DamagedError, DataError
@@ -26,7 +27,7 @@ def made(tmp_path):
     root = tmp_path / "root"
     _, (shards, _) = preparation.prepare(SOURCE, *ASKED, str(root), "", str(tmp_path / "page.html"))
     run = root / "runs" / "night-1"
-    lineage.run_began(str(root), str(run), "id-1", shards, "debug", {"train.epochs": 2}, "")
+    records.run_began(str(root), str(run), "id-1", shards, "debug", {"train.epochs": 2}, "")
     (run / "train").mkdir(parents=True)
     (run / "config.json").write_text("{}")
     (run / "train" / "result.json").write_text("{}")
@@ -36,7 +37,7 @@ def made(tmp_path):
     (folder / bundle.METADATA).write_text(json.dumps(metadata))
     bundle.seal(folder)
     published_models.publish(str(folder), str(root), "sample")
-    lineage.published(str(root), "sample", "v1", str(run), "http://registry")
+    records.published(str(root), "sample", "v1", str(run), "http://registry")
     return str(root), shards
 
 
@@ -54,7 +55,7 @@ def test_from_a_model_to_its_run_data_and_source(made, capsys):
     # A run by its name, its id and its folder.
     for name in ("night-1", "id-1", f"{root}/runs/night-1"):
         assert tracing.trace(name, root)["models"] == ["sample@v1"]
-    assert root not in json.dumps(lineage.runs(root))  # A volume may be mounted elsewhere.
+    assert root not in json.dumps(records.runs(root))  # A volume may be mounted elsewhere.
     assert cli.main(["trace", "sample", "--data-root", root]) == 0
     told = capsys.readouterr().out
     assert "night-1" in told and "what the run used" not in told
@@ -108,7 +109,7 @@ def test_an_image_that_must_go_goes_and_the_next_run_trains(made, tmp_path, caps
     cli.main(["model", "list", "--data-root", root])
     assert "was trained on 1 that are to be forgotten" in capsys.readouterr().out
     planned = preparation.listed(SOURCE, root, CONFIG.data, "")
-    assert occasion.nothing_new(planned, root, CONFIG, occasion.Condition(1000)) is None
+    assert retrain_condition.nothing_new(planned, root, CONFIG, retrain_condition.Condition(1000)) is None
     _, (again, _) = preparation.prepare(SOURCE, *ASKED, root, "", str(tmp_path / "page.html"))
     assert key not in seen.pq.read_table(seen.place(root, again["fingerprint"]))["key"].to_pylist()
     # The same again finds nothing left, and is no error.
@@ -132,21 +133,21 @@ def test_a_record_that_was_altered_is_left_out_and_written_anew(made, caplog):
     record = Path(root, "lineage/runs/night-1.json")
     sealed = record.read_text()
     record.write_text(sealed.replace('"debug"', '"other"'))
-    assert lineage.runs(root) == [] and "night-1.json is damaged" in caplog.text
+    assert records.runs(root) == [] and "night-1.json is damaged" in caplog.text
     # Who deletes must not overlook a run.
     with pytest.raises(DamagedError, match=r"night-1\.json is damaged"):
         forgetting.plan(root, [key_of(root, shards)])
-    lineage.run_began(root, f"{root}/runs/night-1", "id-1", shards, "debug", {"train.epochs": 2}, "")
+    records.run_began(root, f"{root}/runs/night-1", "id-1", shards, "debug", {"train.epochs": 2}, "")
     assert tracing.trace("night-1", root)["overrides"] == {"train.epochs": 2}
     # What programs before this one wrote has no hash, and is read; what lacks a key is not.
     plain = json.loads(record.read_text())
     del plain["file_sha256"]
     record.write_text(json.dumps(plain))
-    assert [run["run"] for run in lineage.runs(root)] == ["night-1"]
+    assert [run["run"] for run in records.runs(root)] == ["night-1"]
     del plain["shards"]
     record.write_text(json.dumps(plain))
-    assert lineage.runs(root) == [] and "night-1.json lacks shards" in caplog.text
+    assert records.runs(root) == [] and "night-1.json lacks shards" in caplog.text
     plain = {"kind": "run", "version": 2}
     record.write_text(json.dumps(plain))
     with pytest.raises(DataError, match="written by a newer kubedet"):
-        lineage.runs(root)
+        records.runs(root)

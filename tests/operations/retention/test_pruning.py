@@ -8,9 +8,9 @@ import time
 import pytest
 from at_once import at_once
 
-from components import preparation
-from components.retention import GRACE, judgement, pins, pruning, uses
-from components.retention.things import inventory
+from components import in_use, preparation
+from operations.retention import GRACE, pins, plan_pruning, pruning
+from operations.retention.inventory import inventory
 from pipelines import cli
 from tests.trainer.conftest import bucket, object_store_server
 from trainer import storage
@@ -105,7 +105,7 @@ def test_what_another_command_deletes_meanwhile_is_no_error(root, monkeypatch, g
         shutil.rmtree(path) if path.is_dir() else path.unlink()
         return things
 
-    monkeypatch.setattr(judgement, "inventory", listed)
+    monkeypatch.setattr(plan_pruning, "inventory", listed)
     freed(root)
     assert readable(root, new) and published_models.current(str(root), "sample")["version"] == "v4"
 
@@ -150,7 +150,7 @@ def test_who_frees_space_is_waited_for(root, monkeypatch, caplog):
 def test_a_step_of_the_data_frees_space_when_its_data_are_ready(root, tmp_path, monkeypatch):
     root, _, new = root
     # All but the grace of a day: what was written while the test runs is kept by the run's own note.
-    monkeypatch.setattr(judgement.time, "time", lambda: time.time_ns() / 1e9 + LATER)
+    monkeypatch.setattr(plan_pruning.time, "time", lambda: time.time_ns() / 1e9 + LATER)
     asked = ("debug", {"data.processes": 1, "data.threads": 2})
     source = "sample:images=24,size=96,seed=3"
     arguments = (source, *asked, str(root), "", str(tmp_path / "page"))
@@ -200,7 +200,7 @@ def test_a_bucket_is_freed_likewise(bucket, tmp_path):
     old, new = (
         preparation.prepare(source, *asked, root, "", str(tmp_path / "page"))[1][0] for source in sources
     )
-    uses.end(root, [])
+    in_use.end(root, [])
     pins.pin(root, f"shards/{new['fingerprint']}")
     pruned = freed(root)
     gone = {thing.name for thing in pruned.freed}

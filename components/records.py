@@ -1,7 +1,7 @@
 """What was made from what: `<data_root>/lineage/` has a small record of every training and every version.
 
     runs/<run>.json                written before a training begins: its folder, data, source, settings, code
-    images/<run>.json              the images that it really ran, see `components.run_images`
+    images/<run>.json              the images that it really ran, see `components.container_digests`
     models/<name>@<version>.json   written when a version is published: its run, and where it is registered
     verdicts/<run>.json            written when the gate has decided: whether it passed, and its metrics
     nothing_new/<run id>.json      written when a run ends before it begins: since what nothing is new

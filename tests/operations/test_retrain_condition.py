@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from bundles import make_bundle
 
-from components import lineage, notices, occasion, preparation, training
+from components import preparation, records, training
+from components.hooks import NOTHING_NEW, Outcome
 from components.jobs import Request
 from components.warm_start import overrides_from
+from operations import retrain_condition
 from trainer.base.errors import ConfigError
 from trainer.config import parsing
 from trainer.data import forgotten
@@ -54,34 +56,34 @@ def test_nothing_new_ends_the_run_before_any_image_is_fetched(champion, tmp_path
     caplog.set_level("INFO")
     before = data_of(champion)
     shards, shown, page = prepare(SOURCE, champion, tmp_path, 1)
-    assert occasion.word(shards) == "nothing new"
+    assert (shards["kind"] == "nothing new") is True
     assert shown["verdict"] == "nothing new since sample v7" and "since sample v7" in page
     assert "nothing new since sample v7: 0 new, 0 changed, 0 removed images" in caplog.text
     assert data_of(champion) == before
     # Without the parameter a run always trains.
-    assert occasion.word(prepare(SOURCE, champion, tmp_path, 0)[0]) == "train"
+    assert (prepare(SOURCE, champion, tmp_path, 0)[0]["kind"] == "nothing new") is False
 
 
 @pytest.mark.slow
 def test_as_many_as_are_asked_for_make_a_run_pay(champion, tmp_path):
     larger = SOURCE.replace("24", "25")
-    changed = occasion.seen.news(
+    changed = retrain_condition.seen.news(
         preparation.listed(larger, champion, recipes.load(*ASKED).data, ""),
         next(str(path) for path in Path(champion, "seen").glob("*.parquet")),
     ).images
     assert changed >= 1
-    assert occasion.word(prepare(larger, champion, tmp_path, changed + 1)[0]) == "nothing new"
-    assert occasion.word(prepare(larger, champion, tmp_path, changed)[0]) == "train"
+    assert (prepare(larger, champion, tmp_path, changed + 1)[0]["kind"] == "nothing new") is True
+    assert (prepare(larger, champion, tmp_path, changed)[0]["kind"] == "nothing new") is False
 
 
 @pytest.mark.slow
 def test_a_run_pays_without_a_champion_and_where_an_image_must_go(champion, tmp_path):
     fresh = str(tmp_path / "fresh")
-    assert occasion.word(prepare(SOURCE, fresh, tmp_path, 1)[0]) == "train"
+    assert (prepare(SOURCE, fresh, tmp_path, 1)[0]["kind"] == "nothing new") is False
     (found,) = list(Path(champion, "seen").glob("*.parquet"))
-    key = occasion.seen.pq.read_table(found)["key"][0].as_py()
+    key = retrain_condition.seen.pq.read_table(found)["key"][0].as_py()
     forgotten.add(champion, [forgotten.Forgotten(key, "", "")])
-    assert occasion.word(prepare(SOURCE, champion, tmp_path, 1000)[0]) == "train"
+    assert (prepare(SOURCE, champion, tmp_path, 1000)[0]["kind"] == "nothing new") is False
 
 
 @pytest.mark.slow
@@ -92,7 +94,8 @@ def test_a_drift_below_the_threshold_ends_the_run(champion, tmp_path, caplog):
 
     def ended(drift):
         arguments = (other, *ASKED, champion, "", str(tmp_path / "page"))
-        return occasion.word(preparation.prepare(*arguments, **asked, min_drift=drift)[1][0])
+        made = preparation.prepare(*arguments, **asked, min_drift=drift)[1][0]
+        return "nothing new" if made["kind"] == "nothing new" else "train"
 
     assert ended(0.9) == "nothing new"
     assert re.search(
@@ -110,22 +113,20 @@ def test_a_drift_that_nobody_can_tell_any_more_lets_the_run_train(champion, tmp_
     shutil.rmtree(raw)
     arguments = (SOURCE.replace("24", "26"), *ASKED, champion, "", str(tmp_path / "page"))
     (_, (shards, _)) = preparation.prepare(*arguments, trains=True, min_new_images=1, min_drift=0.9)
-    assert occasion.word(shards) == "train" and "is gone: how far the data have moved" in caplog.text
+    assert shards["kind"] != "nothing new" and "is gone: how far the data have moved" in caplog.text
 
 
 def test_nothing_new_is_told_and_noted_once_for_a_run(champion, tmp_path, monkeypatch):
     told = []
-    monkeypatch.setattr(occasion.notices, "tell", told.append)
+    monkeypatch.setattr(retrain_condition.notifications, "tell", told.append)
     monkeypatch.setenv("KUBEDET_RUN_ID", "night-2")
     for _ in range(2):  # The step is tried again.
         prepare(SOURCE, champion, tmp_path, 1)
     monkeypatch.setenv("KUBEDET_RUN_ID", "night-3")
     prepare(SOURCE, champion, tmp_path, 1, partitions=3)
     reason = "nothing new since sample v7: 0 new, 0 changed, 0 removed images"
-    assert told == [
-        notices.Notice(notices.NOTHING_NEW, run, reason, "sample", "v7") for run in ("night-2", "night-3")
-    ]
-    assert lineage.without_news(champion) == {"night-2", "night-3"}
+    assert told == [Outcome(NOTHING_NEW, run, reason, "sample", "v7") for run in ("night-2", "night-3")]
+    assert records.without_news(champion) == {"night-2", "night-3"}
 
 
 def test_a_number_less_than_zero_is_refused(tmp_path):

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from components import run_ids
-from components.retention import GRACE, judgement, uses
-from components.retention.things import Thing
+from components import in_use, run_ids
+from operations.retention import GRACE, plan_pruning
+from operations.retention.inventory import Thing
 from trainer import storage
 from trainer.base.errors import ConfigError, KubedetError
 from trainer.export import bundle
@@ -85,7 +85,7 @@ def plan(
         DataError: a record is of a newer version.
     """
     check(keep)
-    return Pruned(judgement.judge(data_root, keep, grace, now, runs))
+    return Pruned(plan_pruning.judge(data_root, keep, grace, now, runs))
 
 
 def prune(
@@ -108,8 +108,9 @@ def prune(
         for thing in pruned.freed:
             if storage.is_local(thing.place):
                 local.remove_empty(thing.place)
-        for uri in uses.expired(data_root, time.time() if now is None else now):
-            storage.delete(uri)
+        for run, use in in_use.notes(data_root).items():
+            if use.is_late(time.time() if now is None else now):
+                storage.delete(in_use.place(data_root, run))
     return pruned
 
 

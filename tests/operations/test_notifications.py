@@ -8,8 +8,9 @@ import pytest
 import urllib3
 from webhook import Webhook
 
-from components import notices, publishing, run_end, scoring
-from components.notices import EVENTS, FAILED, HELD_BACK, PASSED, Notice, tell
+from components import publishing, run_end, scoring
+from operations import notifications
+from operations.notifications import EVENTS, FAILED, HELD_BACK, PASSED, Notice, tell
 from pipelines import run
 from pipelines.options import Options
 from trainer.base import log
@@ -24,11 +25,13 @@ REFUSED = Notice(HELD_BACK, "20261123-ab", "coco/AP 0.29 < 0.5 & <baseline>", "p
 @pytest.fixture
 def hook(monkeypatch):
     """A webhook that the environment names; further tries come at once."""
-    for name in (*notices.SECRET_KEYS.values(), "http_proxy", "HTTP_PROXY"):
+    for name in (*notifications.SECRET_KEYS.values(), "http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(notices, "_WAITS", (0.0, 0.0))
+    monkeypatch.setattr(notifications, "_WAITS", (0.0, 0.0))
     webhook = Webhook()
-    monkeypatch.setenv(notices.URL, webhook.url + "\n")  # as `kubectl create secret --from-file` leaves it
+    monkeypatch.setenv(
+        notifications.URL, webhook.url + "\n"
+    )  # as `kubectl create secret --from-file` leaves it
     yield webhook
     webhook.close()
 
@@ -46,24 +49,24 @@ def test_the_plain_form_has_every_field(hook):
 
 
 def test_slacks_form_is_a_text_whose_signs_mean_nothing(hook, monkeypatch):
-    monkeypatch.setenv(notices.KIND, "slack")
+    monkeypatch.setenv(notifications.KIND, "slack")
     assert tell(REFUSED)
     (body,) = hook.posted
     assert set(body) == {"text"} and body["text"].endswith("coco/AP 0.29 &lt; 0.5 &amp; &lt;baseline&gt;")
 
 
 def test_an_address_of_slack_says_its_form(monkeypatch):
-    monkeypatch.setenv(notices.URL, "https://hooks.slack.com/services/x")
-    monkeypatch.setattr(notices, "_post", lambda body: posted.append(body) or "")
+    monkeypatch.setenv(notifications.URL, "https://hooks.slack.com/services/x")
+    monkeypatch.setattr(notifications, "_post", lambda body: posted.append(body) or "")
     posted = []
     assert tell(REFUSED) and set(posted[0]) == {"text"}
 
 
 def test_only_the_events_that_are_chosen_are_told(hook, monkeypatch, caplog):
-    monkeypatch.setenv(notices.ON, "Failed, held-back, weekends")
+    monkeypatch.setenv(notifications.ON, "Failed, held-back, weekends")
     assert [tell(Notice(event, "r")) for event in EVENTS] == [True, False, False, True, False]
     assert "there is no event weekends" in caplog.text
-    monkeypatch.delenv(notices.URL)
+    monkeypatch.delenv(notifications.URL)
     assert not tell(Notice(FAILED, "r")) and len(hook.posted) == 2
 
 
@@ -83,7 +86,7 @@ def test_a_redirect_is_not_followed(hook, caplog):
 
 
 def test_one_that_takes_it_and_never_answers_is_not_asked_twice(hook, monkeypatch, caplog):
-    monkeypatch.setattr(notices, "_TIMEOUT", urllib3.Timeout(connect=5, read=0.2))
+    monkeypatch.setattr(notifications, "_TIMEOUT", urllib3.Timeout(connect=5, read=0.2))
     hook.release.clear()
     assert not tell(REFUSED) and len(hook.posted) == 1
     assert "did not answer" in caplog.text
@@ -94,7 +97,7 @@ def test_one_that_takes_it_and_never_answers_is_not_asked_twice(hook, monkeypatc
     ["geheim", "ftp://geheim/x", "http://[geheim", "http://127.0.0.1:1/geheim", "http://geheim.invalid/x"],
 )
 def test_nothing_is_fatal_and_no_line_has_the_address(hook, monkeypatch, capfd, address):
-    monkeypatch.setenv(notices.URL, address)
+    monkeypatch.setenv(notifications.URL, address)
     monkeypatch.setenv("NO_PROXY", "*")
     log.setup(logging.DEBUG)
     assert not tell(REFUSED)

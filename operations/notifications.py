@@ -7,13 +7,14 @@ no log, error, specification or artifact. A notice never is a reason for a step 
 import json
 import logging
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlsplit
 
 import urllib3
 
-from components import posting
+from components.hooks import EVENTS, FAILED, HELD_BACK, NOTHING_NEW, PASSED, STOPPED, Outcome
+from operations import webhook
 from trainer import storage
 from trainer.base.errors import KubedetError
 
@@ -26,12 +27,6 @@ URL, KIND, ON = "KUBEDET_NOTIFY_URL", "KUBEDET_NOTIFY_KIND", "KUBEDET_NOTIFY_ON"
 
 SECRET_KEYS = {"url": URL, "kind": KIND, "on": ON}
 """Keys of the Secret, of which `url` is required, and the variables they become."""
-
-FAILED, STOPPED, PASSED, HELD_BACK, NOTHING_NEW = EVENTS = (
-    "failed", "stopped", "passed", "held back", "nothing new"
-)  # fmt: skip
-"""What is reported: a step failed or the run reached its deadline; a user stopped the run; the model was
-published; the gate refused it; there was no reason to train."""
 
 SLACK, JSON = KINDS = ("slack", "json")
 """What is posted: {"text": ...}, as Slack and those that take its form want it, or all fields of a notice."""
@@ -51,22 +46,8 @@ _WAITS = (1.0, 3.0)
 """Seconds before the second try and the third."""
 
 
-@dataclass(frozen=True)
-class Notice:
+class Notice(Outcome):
     """What is told of a run."""
-
-    event: str
-    """One of EVENTS."""
-    run: str
-    """Its folder's name; where the clean-up tells, its id, with which that name ends."""
-    reason: str = ""
-    """Why it came to this: the gate's lines, the last step's error, since which version nothing is new."""
-    model: str = ""
-    """Name of the model, where there is one."""
-    model_version: str = ""
-    """The published version, or the one since which nothing is new."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Of the evaluation, by name."""
 
     @property
     def text(self) -> str:
@@ -95,16 +76,11 @@ class Notice:
         return {"kind": "notice", "version": 1, "id": notice_id, **asdict(self), "text": self.text}
 
 
-def run_of(folder: str) -> str:
-    """Return how a run is called: the last name in the URI of its folder."""
-    return folder.rstrip("/").rpartition("/")[2]
-
-
-def tell(notice: Notice, folder: str = "") -> bool:
+def tell(outcome: Outcome, folder: str = "") -> bool:
     """Tell the webhook, if there is one and it is to hear of this event. Raises nothing.
 
     Args:
-        notice: what is told.
+        outcome: what is told.
         folder: URI of the run's folder, which keeps that it was told: a step that is tried again does
             not tell it twice. Empty where nothing is kept.
 
@@ -112,15 +88,15 @@ def tell(notice: Notice, folder: str = "") -> bool:
         Whether the webhook took it now.
     """
     try:
-        if not wanted(notice.event) or not _first(notice.event, folder):
+        if not wanted(outcome.event) or not _first(outcome.event, folder):
             return False
-        problem = _post(notice.body(_kind()))
+        problem = _post(Notice(**vars(outcome)).body(_kind()))
     except Exception as error:  # Whatever it is, the run goes on; its text may hold the address.
         problem = type(error).__name__
     if problem:
-        logger.warning("the webhook was not told that the run %s: %s", _HEADLINES[notice.event], problem)
+        logger.warning("the webhook was not told that the run %s: %s", _HEADLINES[outcome.event], problem)
         return False
-    logger.info("the webhook was told that the run %s", _HEADLINES[notice.event])
+    logger.info("the webhook was told that the run %s", _HEADLINES[outcome.event])
     return True
 
 
@@ -163,4 +139,4 @@ def _first(event: str, folder: str) -> bool:
 def _post(body: dict[str, Any]) -> str:
     """Post a notice; returns what went wrong, without the address, or nothing."""
     name = f"{URL} (`url` of the Secret)"
-    return posting.post(_setting(URL), json.dumps(body).encode(), name, timeout=_TIMEOUT, waits=_WAITS)
+    return webhook.post(_setting(URL), json.dumps(body).encode(), name, timeout=_TIMEOUT, waits=_WAITS)

@@ -3,9 +3,9 @@
 from contextlib import suppress
 from typing import Any
 
-from components import run_images
+from components import container_digests
 from components.data_versions import KEY
-from components.lineage import below, publications, runs, saw, version_of, versions
+from components.records import below, publications, runs, saw, version_of, versions
 from trainer import storage
 from trainer.base.errors import ConfigError, StorageError
 from trainer.data import forgotten, seen
@@ -69,7 +69,7 @@ def _of_run(record: dict[str, Any], data_root: str) -> dict[str, Any]:
         "models": freed + exported,
         "freed": freed,
     }
-    description["run_images"] = run_images.read(data_root, record["run"])
+    description["run_images"] = container_digests.read(data_root, record["run"])
     description |= _of_shards(fingerprint, data_root)
     return description | {"raw": record["raw"], "source": record["source"]}
 

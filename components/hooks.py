@@ -1,0 +1,138 @@
+"""What optional features do in the steps of a run. A step works without any of them.
+
+A feature subclasses `Hooks` and registers an instance as an entry point of the group `kubedet.hooks`
+(`operations.hooks` does so). Of several, each is called in the order of their names.
+"""
+
+import logging
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from trainer.config.schema import Config
+
+logger = logging.getLogger(__name__)
+
+GROUP = "kubedet.hooks"
+"""Group of entry points."""
+
+FAILED, STOPPED, PASSED, HELD_BACK, NOTHING_NEW = EVENTS = (
+    "failed", "stopped", "passed", "held back", "nothing new"
+)  # fmt: skip
+"""What becomes of a run: a step failed or the run reached its deadline; a user stopped it; its model was
+published; the gate refused it; there was no reason to train."""
+
+TRAIN = "train"
+"""What the step `prepare` returns where a training follows; where the run ends it returns NOTHING_NEW."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a source holds, before any image of it is fetched."""
+
+    planned: dict[str, Any]
+    """What `trainer.data.download.plan` returned, or a raw manifest."""
+    data_root: str
+    config: Config
+    min_new_images: int
+    min_drift: float
+
+
+@dataclass(frozen=True)
+class NothingNew:
+    """Why a run ends before its training."""
+
+    since: str
+    """The version, or the run, since which nothing is new."""
+    found: str
+    """What differs from it."""
+
+    def manifest(self) -> dict[str, Any]:
+        """Return it as the manifest of an artifact, in the place of that of data."""
+        return {"kind": NOTHING_NEW, "version": 1, "uri": "", "fingerprint": "", **asdict(self)}
+
+    def shown(self) -> dict[str, str]:
+        """Return what is shown with the manifest."""
+        return {"verdict": f"{NOTHING_NEW} since {self.since}", "found": self.found}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What has become of a run."""
+
+    event: str
+    """One of EVENTS."""
+    run: str
+    """The name of its folder; where the clean-up tells, its id, with which that name ends."""
+    reason: str = ""
+    """Why: the gate's lines, the last step's error, since which version nothing is new."""
+    model: str = ""
+    """Name of the model, where there is one."""
+    model_version: str = ""
+    """The published version, or the one since which nothing is new."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Of the evaluation, by name."""
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a step. What is not known, or does not concern the step, is empty."""
+
+    step: str
+    began: str = ""
+    """When, as ISO 8601 in UTC."""
+    arguments: tuple[Any, ...] = ()
+    """What its work was called with."""
+    result: Any = None
+    """What its work returned; None if it failed."""
+    error: str = ""
+    is_stopped: bool = False
+    """Whether it was asked to end."""
+    outcome: Outcome | None = None
+    """What has become of the run, where this step decides it."""
+    folder: str = ""
+    """URI of the folder that keeps what was reported of the run."""
+    data_root: str = ""
+    keep_runs: int = 0
+    """How many runs are to be kept now; 0 keeps all."""
+
+
+class Hooks:
+    """The three places at which a feature may act; a feature overrides those that it needs."""
+
+    def before_training(self, listing: Listing) -> NothingNew | None:
+        """Decide whether a run that has a condition ends here; None: it trains."""
+
+    def after_gate(self, outcome: Outcome, folder: str) -> None:
+        """Learn what the gate decided; `folder` is the URI of the run's."""
+
+    def at_end(self, end: End) -> None:
+        """Learn how a step ended. What it raises is only logged."""
+
+
+@cache
+def _registered() -> tuple[Hooks, ...]:
+    found = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
+    return tuple(entry.load() for entry in found)
+
+
+def before_training(listing: Listing) -> NothingNew | None:
+    """Return why the run ends before its training, or None where it trains."""
+    answers = (each.before_training(listing) for each in _registered())
+    return next((answer for answer in answers if answer is not None), None)
+
+
+def after_gate(outcome: Outcome, folder: str) -> None:
+    """Report what the gate decided."""
+    for each in _registered():
+        each.after_gate(outcome, folder)
+
+
+def at_end(end: End) -> None:
+    """Report the end of a step."""
+    for each in _registered():
+        try:
+            each.at_end(end)
+        except Exception as error:  # The work is done; the text of an error may hold a secret address.
+            logger.warning("a hook failed at the end of the step %s: %s", end.step, type(error).__name__)
