@@ -34,6 +34,7 @@ DOCUMENTS = {
     },
     "Project": {
         "Architecture": "docs/architecture.md",
+        "Detectors": "docs/detectors.md",
         "Contributing": "CONTRIBUTING.md",
         "Tests on a cluster": "tests/cluster/README.md",
         "Changes": "CHANGELOG.md",
