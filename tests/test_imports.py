@@ -33,7 +33,8 @@ LAYERS = (
     ("training", {"training"}),
     ("export", {"export"}),
     ("baseline", {"evaluation.baseline", "evaluation.data_comparison"}),
-    ("verbs", {"evaluation.evaluate", "evaluation.scored_files"}),
+    ("evaluation", {"evaluation.evaluate"}),
+    ("files", {"evaluation.scored_files"}),
     ("program", {"__main__"}),
 )
 """The packages of trainer, the lowest first: each imports from the layers before its own only. A module that
