@@ -22,7 +22,10 @@ def trained(tmp_path):
     (tmp_path / "evaluation").mkdir()
     summary = {
         "metrics": METRICS, "per_class": {"cat": {"AP": 0.2, "AP50": 0.4, "boxes": 3}},
-        "comparison": {"obstacle": "", "changes": {"coco/AP": [0.3, 0.29, -0.02, 0.005]}},
+        "comparison": {
+            "baseline": "before", "samples": 100, "obstacle": "",
+            "changes": {"coco/AP": [0.3, 0.29, -0.02, 0.005]},
+        },
     }  # fmt: skip
     (tmp_path / "evaluation" / "metrics.json").write_text(json.dumps(summary))
     return {"config": str(tmp_path / "config.json"), "output": str(tmp_path)}
