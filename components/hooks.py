@@ -10,6 +10,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
+from trainer.base.errors import ConfigError
 from trainer.config.schema import Config
 
 logger = logging.getLogger(__name__)
@@ -118,7 +119,16 @@ def _registered() -> tuple[Hooks, ...]:
 
 
 def before_training(listing: Listing) -> NothingNew | None:
-    """Return why the run ends before its training, or None where it trains."""
+    """Return why the run ends before its training, or None if it trains.
+
+    Raises:
+        ConfigError: the run has a condition, and no feature is installed that decides on it.
+    """
+    if not _registered() and (listing.min_new_images or listing.min_drift):
+        raise ConfigError(
+            "--min-new-images and --min-drift need hooks of operations, and none are registered",
+            fix="install kubedet again: pip install 'kubedet[pipeline]', or pip install -e . in a checkout",
+        )
     answers = (each.before_training(listing) for each in _registered())
     return next((answer for answer in answers if answer is not None), None)
 

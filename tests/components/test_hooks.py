@@ -1,5 +1,6 @@
 """Hooks: what optional features may do in a step, and that a step works without them."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from components import hooks, job_limits, signing_secret
 from components.hooks import PASSED, End, Hooks, Listing, NothingNew, Outcome
 from operations import notifications, openlineage
+from trainer.base.errors import ConfigError
 from trainer.model import recipes
 
 
@@ -23,7 +25,7 @@ def registered(monkeypatch):
     hooks._registered.cache_clear()
 
 
-LISTING = Listing({}, "root", recipes.load("debug"), 1, 0.0)
+LISTING = Listing({}, "root", recipes.load("debug"), 0, 0.0)
 
 
 def test_a_step_works_without_any_feature(registered):
@@ -31,6 +33,12 @@ def test_a_step_works_without_any_feature(registered):
     assert hooks.before_training(LISTING) is None
     hooks.after_gate(Outcome(PASSED, "r"), "runs/r")
     hooks.at_end(End("train"))
+
+
+def test_a_condition_that_no_feature_decides_on_is_refused(registered):
+    registered()
+    with pytest.raises(ConfigError, match="--min-new-images"):
+        hooks.before_training(replace(LISTING, min_new_images=1))
 
 
 def test_a_feature_overrides_what_it_needs_and_what_fails_at_the_end_is_logged(registered, caplog):
