@@ -19,7 +19,7 @@ from installed import ROOT, view
 from PIL import Image, ImageDraw
 
 FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
-FOLDERS = ("deploy", "trainer", "components", "pipelines")
+FOLDERS = ("deploy", "trainer", "components", "operations", "pipelines")
 ELSEWHERE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 """An environment in which the checkout is not to be found: pip would take it for what is installed."""
 TINY = (
@@ -85,7 +85,7 @@ def tree(folder):
 def test_it_holds_all_files_of_the_packages_and_of_deploy(wheel):
     ours = {
         f"{package}/{name}": data
-        for package in ("trainer", "components", "pipelines")
+        for package in ("trainer", "components", "operations", "pipelines")
         for name, data in tree(ROOT / package).items()
     }
     ours |= {f"pipelines/deploy/{name}": data for name, data in tree(ROOT / "deploy").items()}
@@ -111,7 +111,7 @@ def test_it_tells_its_version(installed, wheel, tmp_path):
 
 
 def test_what_is_imported_is_the_wheel(installed, tmp_path):
-    code = "import trainer, components, pipelines; print(trainer.__file__, pipelines.__file__)"
+    code = "import trainer, components, operations, pipelines; print(trainer.__file__, pipelines.__file__)"
     told = run(installed, tmp_path, "python", "-c", code)
     assert all(Path(path).is_relative_to(installed) for path in told.stdout.split()), told.stdout
 

@@ -32,7 +32,7 @@ _FILE_INTERVAL = 0.2
 _RATE_SECONDS = 30.0
 _TOO_FAST = 100_000.0
 """Units a second that nothing here reaches."""
-_OURS = ("trainer.", "components.", "pipelines.", "kubedet.")
+_OURS = ("trainer.", "components.", "operations.", "pipelines.", "kubedet.")
 _DESCRIBED = re.compile(
     r"(?:^|: )(?P<task>[^:/]+?) (?P<done>\d+)/(?P<total>\d+) (?P<unit>\w+) \d+%, "
     r"(?P<rate>\d+\.\d) (?P=unit)/s(?:, (?P<eta>\d+(?::\d\d)+) left)?(?:, (?P<note>.*))?$"
