@@ -34,10 +34,11 @@ def assert_same_losses(ours, stock, losses, expected, names):
         assert torch.allclose(loss, expected[names[name]], rtol=1e-5), name
     sum(expected.values()).backward()
     sum(losses.values()).backward()
+    # In fp32: rounding differs from processor to processor.
     gradients = {name: parameter.grad for name, parameter in stock.named_parameters()}
     for name, parameter in ours.named_parameters():
         difference = (parameter.grad - gradients[name]).norm() / gradients[name].norm().clamp(min=1e-12)
-        assert difference < 1e-5, name
+        assert difference < 1e-4, name
 
 
 def assert_same_detections(monkeypatch, ours, stock, images, first):
