@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import platform
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -20,20 +21,21 @@ from trainer.evaluation import coco_metrics, engines, gate, scoring
 from trainer.evaluation.baseline import Baseline
 from trainer.evaluation.data_comparison import compare_data
 from trainer.evaluation.data_comparison import write as write_drift
-from trainer.evaluation.gate import Evidence
+from trainer.evaluation.gate import Evidence, Verdict
 from trainer.evaluation.inference import ScoredModel, predict_split
 from trainer.evaluation.metrics import Compared
 from trainer.evaluation.scoring import Scores
 from trainer.evaluation.truth_and_predictions import Predictions, Truth, class_difference
 from trainer.export import loading
 from trainer.launching.distributed import World, broadcast, process_group
-from trainer.report import evaluation_page
-from trainer.report.report_data import ReportData, Table, collect
+from trainer.report import evaluation_page, gallery
+from trainer.report.evaluation_page import ReportData, Table
 from trainer.storage.probe import check_writable
-from trainer.trackers.training_log import METRICS
+from trainer.trackers.training_log import METRICS, read_rows
 
 _LOG = logging.getLogger("evaluate")
 
+_PACKAGES = ("kubedet", "torch", "torchvision", "hotcoco", "pycocotools", "numpy")
 _FILES = (baselines.SUMMARY, "gate.json", "table.txt", *evaluation_page.FILES)
 """Of an evaluation, beside the predictions."""
 RECORD = "made_from.json"
@@ -95,14 +97,15 @@ def evaluate(
         scores = scoring.score(truth_json, truth, predictions, config.evaluation.engine)
         summary = _summary(model, dataset, scores, _predictions_uri(output_uri, config))
         samples = config.evaluation.bootstrap
-        compared = baseline and _comparison(baseline, base, obstacle, truth, scores, samples)
+        compared = _comparison(baseline, base, obstacle, truth, scores, samples)
         summary["comparison"] = compared.to_json() if compared else None
         summary["drift"] = _drift(gate.drift_metrics(rules), baseline, dataset, config, output_uri)
         verdict = gate.decide(Evidence.from_summary(summary), rules)
         summary["verdict"] = verdict.to_json()
         predictions.write(summary["predictions"], _provenance(model, dataset))
-        data = collect(model, dataset, truth, predictions, scores, summary, verdict, used())
-        write_results(output_uri, scores, data, summary)
+        report = _report(model, dataset, scores, compared, verdict)
+        pictures = gallery.worst_images(truth, predictions, scores.matches, _image_loader(dataset))
+        write_results(output_uri, replace(report, gallery=pictures, used=used()), summary)
         predicted = _predictions_uri(output_uri, config).rpartition("/")[2]
         _keep(output_uri, [*_FILES, predicted], made_from)
         return summary
@@ -254,8 +257,11 @@ def _summary(
 
 
 def _comparison(
-    baseline: Baseline, base: Predictions | None, obstacle: str, truth: Truth, scores: Scores, samples: int
-) -> Compared:
+    baseline: Baseline | None, base: Predictions | None, obstacle: str, truth: Truth, scores: Scores,
+    samples: int,
+) -> Compared | None:  # fmt: skip
+    if baseline is None:
+        return None
     if base is None:
         return Compared(baseline.name, samples=samples, obstacle=obstacle, model=baseline.model)
     return scoring.compare(baseline.name, baseline.model, base, truth, scores, samples=samples)
@@ -295,10 +301,45 @@ def _predictions_uri(output_uri: str, config: Config) -> str:
     return storage.join(storage.absolute(output_uri), f"predictions.{config.evaluation.predictions}")
 
 
-def write_results(output_uri: str, scores: Scores, data: ReportData, summary: dict[str, Any]) -> None:
+def write_results(output_uri: str, data: ReportData, summary: dict[str, Any]) -> None:
     """Write table.txt, the reports, gate.json and, last, metrics.json."""
-    storage.write_bytes(storage.join(output_uri, "table.txt"), coco_metrics.table(scores.coco).encode())
+    table = coco_metrics.table(data.scores.coco)
+    storage.write_bytes(storage.join(output_uri, "table.txt"), table.encode())
     evaluation_page.write_report(data, output_uri)
     storage.write_json(storage.join(output_uri, "gate.json"), summary["verdict"])
     # Last: its existence means that all other files are there.
     storage.write_json(storage.join(output_uri, baselines.SUMMARY), summary)
+
+
+def program_versions() -> dict[str, str]:
+    """Return versions of Python and of what scores, for the report."""
+    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
+
+
+def _report(
+    model: ScoredModel, dataset: ShardDataset, scores: Scores, compared: Compared | None, verdict: Verdict
+) -> ReportData:
+    index = read_index(dataset.uri)
+    statistics = index.get("statistics", {})
+    counts = {
+        split: {"images": part["samples"], "boxes": part["boxes"], "shards": len(part["shards"])}
+        for split, part in index["splits"].items()
+    }
+    for split, row in statistics.items():
+        counts[split] |= {"without boxes": row["images_without_boxes"], "crowds": row["crowds"]}
+    step = "" if model.step is None else f" (step {model.step})"
+    return ReportData(
+        title=f"{model.config.get('recipe', 'model')} on {dataset.split}", split=dataset.split,
+        images=len(dataset), scores=scores, verdict=verdict, compared=compared,
+        training=read_rows(storage.parent(model.uri)), dataset=counts, warnings=index.get("warnings", ()),
+        statistics=statistics, trained_boxes=dataset.class_counts.get("train", {}), config=model.config,
+        versions={
+            "model": f"{model.uri}{step}", "sha256": model.sha256, "data": f"{dataset.uri} ({dataset.split})",
+            **program_versions(),
+        },
+    )  # fmt: skip
+
+
+def _image_loader(dataset: ShardDataset) -> Callable[[int], bytes]:
+    rows = {int(image_id): row for row, image_id in enumerate(dataset.image_ids)}
+    return lambda image_id: dataset.read(rows[image_id])[0]

@@ -1,9 +1,11 @@
 """Scores files of detections, of whatever detector, and compares two evaluations of the same images."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
+
+import numpy as np
 
 from trainer import storage
 from trainer.base.errors import EvaluationError
@@ -12,12 +14,13 @@ from trainer.data.shard_index import ShardDataset
 from trainer.evaluation import baseline as baselines
 from trainer.evaluation import coco_metrics, engines, gate, scoring
 from trainer.evaluation.coco import read_detections, read_truth
-from trainer.evaluation.evaluate import sha256_of, write_results
-from trainer.evaluation.gate import Evidence
-from trainer.evaluation.metrics import NOT_SURE
+from trainer.evaluation.evaluate import program_versions, sha256_of, write_results
+from trainer.evaluation.gate import Evidence, Verdict
+from trainer.evaluation.metrics import NOT_SURE, Compared
+from trainer.evaluation.scoring import Scores
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
-from trainer.report.evaluation_page import write_report
-from trainer.report.report_data import collect_files
+from trainer.report import gallery
+from trainer.report.evaluation_page import ReportData, write_report
 from trainer.storage.probe import check_writable
 
 COMPARISON = "comparison.json"
@@ -88,15 +91,19 @@ def evaluate(
         "predictions": storage.join(storage.absolute(output_uri), f"predictions.{config.predictions}"),
         "comparison": None,
     }
+    compared = None
     if base is not None:
         name, samples = config.baseline, config.bootstrap
-        summary["comparison"] = scoring.compare(name, name, base, truth, scores, samples=samples).to_json()
+        compared = scoring.compare(name, name, base, truth, scores, samples=samples)
+        summary["comparison"] = compared.to_json()
     verdict = gate.decide(Evidence.from_summary(summary), rules)
     summary["verdict"] = verdict.to_json()
     predictions.write(summary["predictions"], _provenance(summary))
     title = f"{_stem(detections_uri)} on {identity[1]}"
-    data = collect_files(title, truth, predictions, scores, summary, verdict, load_image)
-    write_results(output_uri, scores, data, summary)
+    data = _report(title, truth, scores, summary, compared, verdict)
+    if load_image:
+        data = replace(data, gallery=gallery.worst_images(truth, predictions, scores.matches, load_image))
+    write_results(output_uri, data, summary)
     return summary
 
 
@@ -150,11 +157,10 @@ def compare(
             "checkpoint": other_uri,
             "sha256": sha256_of(_file_of(sides[1])),
             "truth": truth_name,
-            "comparison": compared.to_json(),
         }
         title = f"{other_uri} against {one_uri}"
         storage.write_bytes(storage.join(output_uri, "table.txt"), coco_metrics.table(scores.coco).encode())
-        write_report(collect_files(title, truth, second, scores, summary, None, None), output_uri)
+        write_report(_report(title, truth, scores, summary, compared, None), output_uri)
         storage.write_json(storage.join(output_uri, COMPARISON), comparison)
     return comparison
 
@@ -241,6 +247,25 @@ def _image_loader(folder: str, truth: Truth) -> Callable[[int], bytes]:
             f"there is no image {first}", fix="give --images the folder that file_name is below"
         )
     return lambda image_id: storage.read_bytes(by_id[image_id])
+
+
+def _report(
+    title: str, truth: Truth, scores: Scores, summary: dict[str, Any], compared: Compared | None,
+    verdict: Verdict | None,
+) -> ReportData:  # fmt: skip
+    crowds = int(truth.crowd.sum())
+    counts = {
+        "images": len(truth.images), "boxes": len(truth.boxes) - crowds,
+        "without boxes": len(truth.images) - len(np.unique(truth.image_ids)), "crowds": crowds,
+    }  # fmt: skip
+    versions = {
+        "detections": summary["checkpoint"], "sha256": summary["sha256"], "ground truth": summary["truth"],
+        **program_versions(),
+    }  # fmt: skip
+    return ReportData(
+        title, summary["split"], len(truth.images), scores, verdict, compared,
+        dataset={summary["split"]: counts}, versions=versions,
+    )  # fmt: skip
 
 
 def _provenance(summary: dict[str, Any]) -> dict[str, str]:

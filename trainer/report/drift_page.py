@@ -1,14 +1,12 @@
 """A page that shows how far two sets of data are apart: distances, distributions, classes."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from trainer.drift.comparing import Drift, is_number, medians, numbers
 from trainer.evaluation.metrics import DRIFT
-from trainer.report.figures import GRID, SERIES, TEXT, Plot, figure, svg, variable
+from trainer.report.figures import GRID, SERIES, TEXT, Plot, as_plot, bars, figure, render
 
 _CLASSES = 20
 """Classes whose shares are drawn: those that changed most."""
@@ -24,13 +22,10 @@ _AXES = {
 
 def page(drift: Drift) -> str:
     """Return the page as HTML that needs no other file."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
-        keep_trailing_newline=True,
-    )  # fmt: skip
     plots = [_distances(drift), _classes(drift)]
     plots += [_distribution(drift, name) for name in _AXES if name in drift.shifts]
-    return environment.get_template("drift_page.html.jinja").render(
+    return render(
+        "drift_page.html.jinja",
         drift=drift, plots=[plot for plot in plots if plot], rows=_rows(drift), meanings=DRIFT,
         missing=[DRIFT[name] for name in DRIFT if name not in drift.shifts], classes=_class_rows(drift),
         sure=[DRIFT[name] for name, shift in drift.shifts.items() if shift.sure], few=_CLASSES,
@@ -54,7 +49,7 @@ def _class_rows(drift: Drift) -> list[tuple[str, float, float, float]]:
     ]
 
 
-_LEGEND = ((variable(SERIES[0]), "A"), (variable(SERIES[1]), "B"))
+_LEGEND = ((SERIES[0], "A"), (SERIES[1], "B"))
 
 
 def _distances(drift: Drift) -> Plot:
@@ -71,28 +66,22 @@ def _distances(drift: Drift) -> Plot:
     axes.set_xlim(0, max(0.2, *(1.1 * max(shift.high, shift.chance) for shift in shifts)))
     axes.locator_params(axis="x", nbins=5)
     legend = (
-        (variable(SERIES[1]), "more than chance"),
-        (variable(SERIES[0]), "may be chance"),
-        (variable(TEXT), "95 % interval"),
-        (variable(GRID), "95 % of what chance gives"),
+        (SERIES[1], "more than chance"),
+        (SERIES[0], "may be chance"),
+        (TEXT, "95 % interval"),
+        (GRID, "95 % of what chance gives"),
     )
-    return Plot("How far apart", svg(drawn), legend)
+    return as_plot("How far apart", drawn, legend)
 
 
 def _classes(drift: Drift) -> Plot | None:
     rows = _class_rows(drift)[:_CLASSES]
     if not rows:
         return None
-    drawn, axes = figure("share of the boxes", "")
-    drawn.set_size_inches(4.6, 1.2 + 0.22 * len(rows))
-    places = np.arange(len(rows))[::-1]
-    for number, color in enumerate(SERIES[:2]):
-        axes.barh(places - 0.38 * number, [row[1 + number] for row in rows], color=color, height=0.38)
-    axes.set_yticks(places - 0.19, [row[0] for row in rows], parse_math=False)
-    axes.grid(axis="y", visible=False)
-    axes.locator_params(axis="x", nbins=4)
+    names, one, other, _ = zip(*rows, strict=True)
+    drawn, _ = bars("share of the boxes", names, one, other)
     title = "Classes" if len(rows) == len(drift.classes) else f"The {len(rows)} classes that changed most"
-    return Plot(title, svg(drawn), _LEGEND)
+    return as_plot(title, drawn, _LEGEND)
 
 
 def _distribution(drift: Drift, name: str) -> Plot:
@@ -110,4 +99,4 @@ def _distribution(drift: Drift, name: str) -> Plot:
         axes.stairs(counts / max(counts.sum(), 1), edges, color=color, linewidth=1.8)
     axes.set_ylim(bottom=0)
     axes.locator_params(nbins=5)
-    return Plot(DRIFT[name].capitalize(), svg(drawn), _LEGEND)
+    return as_plot(DRIFT[name].capitalize(), drawn, _LEGEND)
