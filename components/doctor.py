@@ -22,7 +22,7 @@ from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError, Cluster
 from components.launchers.cluster.job_objects import Kinds
 from components.launchers.cluster.kinds import KINDS, trainjob
-from components.launchers.cluster.kinds.kind import Body, Kind
+from components.launchers.cluster.kinds.kind import Body, Kind, Resource
 from components.launchers.pod_template import LABEL_QUEUE
 from components.object_store import SECRET_KEYS
 from trainer.base.errors import ConfigError, KubedetError
@@ -144,10 +144,8 @@ def _namespace(target: _Cluster) -> Iterator[Check]:
 
 def _kind_state(cluster: Cluster, kind: Kind) -> _KindState:
     """Ask for the jobs of a kind, as the launcher does, and whether its controller would run a new one."""
-    place = (kind.group, kind.version, cluster.namespace, kind.plural)
     try:
-        jobs = partial(cluster.custom.list_namespaced_custom_object, *place, limit=1)
-        cluster.call("list", kind.plural, jobs, patience=_PATIENCE)
+        cluster.request("list", kind.resource, limit=1, patience=_PATIENCE)
         problem = Kinds(cluster, (kind,)).trouble(kind)
     except ApiError as error:
         if error.unknown and "namespaces" not in error.message:
@@ -192,13 +190,9 @@ def _runtime(target: _Cluster) -> Iterator[Check]:
     if not any(item.kind is kind and item.state == "runs" for item in target.kinds):
         return
     apply = f"kubectl apply -n {cluster.namespace} -f deploy/trainer/runtime.yaml"
-    place = (kind.group, kind.version, cluster.namespace, "trainingruntimes", trainjob.SHARED)
-    try:
-        get = partial(cluster.custom.get_namespaced_custom_object, *place)
-        existing = cluster.call("get", "trainingruntimes", get, patience=_PATIENCE)
-    except ApiError as error:
-        if not error.absent:
-            raise
+    runtimes = kind.resource._replace(plural="trainingruntimes")
+    existing = cluster.find(runtimes, trainjob.SHARED, patience=_PATIENCE)
+    if existing is None:
         yield Check(title, "warning", "is not there; each job brings one of its own", apply)
         return
     if not job_objects.is_managed(existing):
@@ -508,13 +502,8 @@ def check_queue(backend: ClusterBackend, queue: str) -> Iterator[Check]:
 def _queue(cluster: Cluster, name: str, version: str) -> Iterator[Check]:
     """Check whether a LocalQueue exists and admits jobs."""
     title = f"queue {name}"
-    place = (kueue.GROUP, version, cluster.namespace, "localqueues", name)
-    try:
-        request = partial(cluster.custom.get_namespaced_custom_object, *place)
-        queue = cluster.call("get", "localqueues", request, name=name, patience=_PATIENCE)
-    except ApiError as error:
-        if not error.absent:
-            raise
+    queue = cluster.find(Resource(kueue.GROUP, version, "localqueues"), name, patience=_PATIENCE)
+    if queue is None:
         detail = f"namespace {cluster.namespace} has no such LocalQueue"
         fix = "see `kubectl get localqueues` for those it has, or create this one"
         yield Check(title, "missing", detail, fix)
@@ -573,7 +562,7 @@ def _rehearsed(cluster: Cluster, kind: Kind, queue: str) -> Body | None:
         if runtime and "runtimeRef" in body["spec"]:  # A TrainJob is refused where its runtime is absent.
             body["spec"]["runtimeRef"]["name"] = runtime
         with suppress(ApiError):
-            return job_objects.create(cluster, kind, body, dry_run=True)
+            return job_objects.rehearse(cluster, kind, body)
     return None
 
 

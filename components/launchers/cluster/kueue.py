@@ -15,7 +15,7 @@ from kubernetes import client
 from components.launchers.backend import JobStatus, Phase
 from components.launchers.cluster.client import ApiError, Cluster
 from components.launchers.cluster.kinds import KINDS
-from components.launchers.cluster.kinds.kind import Body, Kind, holding
+from components.launchers.cluster.kinds.kind import Body, Kind, Resource, holding
 from components.launchers.timings import Timings
 from trainer.base.bounded_text import yaml_value
 
@@ -58,9 +58,7 @@ class Queues:
     def with_positions(self, jobs: Sequence[JobStatus], *, patience: float | None = None) -> list[JobStatus]:
         """Return jobs, the suspended ones with their state and position in their queues; never fails.
 
-        Args:
-            jobs: how they are.
-            patience: as of Cluster.call; at most a few seconds.
+        `patience` is that of Cluster.call, at most a few seconds.
         """
         waiting = [job for job in jobs if job.phase is Phase.SUSPENDED and job.queue]
         if not waiting:
@@ -90,13 +88,8 @@ class Queues:
     def _list(self, patience: float, selector: str) -> list[Body]:
         for version in [self._served] if self._served else VERSIONS:
             try:
-                body = self._cluster.call(
-                    "list",
-                    "workloads",
-                    lambda version=version: self._cluster.custom.list_namespaced_custom_object(  # type: ignore[misc]
-                        GROUP, version, self._cluster.namespace, "workloads", label_selector=selector
-                    ),
-                    patience=patience,
+                body = self._cluster.request(
+                    "list", _workload_resource(version), label_selector=selector, patience=patience
                 )
             except ApiError as error:
                 if not error.unknown:
@@ -150,6 +143,10 @@ class Queues:
                 where if words == why else message
             )
         return replace(job, reason=reason, message=message)
+
+
+def _workload_resource(version: str) -> Resource:
+    return Resource(GROUP, version, "workloads")
 
 
 def _waits(workload: Body | None) -> bool:
@@ -275,14 +272,7 @@ def release(cluster: Cluster) -> Release:
 
 def _serves(cluster: Cluster, version: str) -> bool:
     try:
-        cluster.call(
-            "list",
-            "workloads",
-            lambda: cluster.custom.list_namespaced_custom_object(
-                GROUP, version, cluster.namespace, "workloads", limit=1
-            ),
-            patience=_SETUP_PATIENCE,
-        )
+        cluster.request("list", _workload_resource(version), limit=1, patience=_SETUP_PATIENCE)
     except ApiError as error:
         if not error.unknown:
             raise

@@ -9,11 +9,13 @@ from typing import Any
 
 from components.launchers.cluster import pods
 from components.launchers.cluster.client import ApiError, Cluster, own_namespace
+from components.launchers.cluster.kinds.kind import Resource
 from components.launchers.cluster.termination import has_ended
 from components.launchers.pod_template import LABEL_QUEUE
 
 logger = logging.getLogger(__name__)
 
+_WORKFLOWS = Resource("argoproj.io", "v1alpha1", "workflows")
 _STEP = "main"  # Argo's name of the container that runs a step.
 
 
@@ -121,12 +123,8 @@ def run_has_ended(cluster: Cluster, workflow: str) -> bool:
     Raises:
         ApiError: the cluster does not say.
     """
-    try:
-        return has_ended(_workflow(cluster, workflow))
-    except ApiError as error:
-        if error.absent:
-            return True
-        raise
+    body = _workflow(cluster, workflow)
+    return body is None or has_ended(body)
 
 
 def read_workflow(cluster: Cluster) -> dict[str, Any]:
@@ -137,7 +135,7 @@ def read_workflow(cluster: Cluster) -> dict[str, Any]:
     """
     home = _home(cluster)
     owner = _from_pod(_own_pod(home, name), home).workflow if (name := _pod_name()) else None
-    return _workflow(home, owner["name"]) if owner else {}
+    return (owner and _workflow(home, owner["name"])) or {}
 
 
 def _pod_name() -> str:
@@ -164,18 +162,13 @@ def _own_pod(cluster: Cluster, name: str, *, glance: bool = False) -> Any:
     )
 
 
-def _workflow(cluster: Cluster, name: str) -> dict[str, Any]:
-    api = cluster.custom
-    workflow: dict[str, Any] = cluster.call(
-        "get",
-        "workflows",
-        lambda: api.get_namespaced_custom_object(
-            "argoproj.io", "v1alpha1", cluster.namespace, "workflows", name, _request_timeout=_glance(cluster)
-        ),
-        name=name,
-        patience=0.0,
-    )
-    return workflow
+def _workflow(cluster: Cluster, name: str) -> Any:
+    try:
+        return cluster.request("get", _WORKFLOWS, name, patience=0.0, _request_timeout=_glance(cluster))
+    except ApiError as error:
+        if error.absent:
+            return None
+        raise
 
 
 def _glance(cluster: Cluster) -> tuple[float, float]:

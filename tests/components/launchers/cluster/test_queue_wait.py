@@ -15,7 +15,7 @@ from components.launchers.backend import JobStatus, Phase, PodStatus
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.cluster.kueue import framework
-from components.launchers.cluster.pods import RestartCounter
+from components.launchers.cluster.pods import PodHistory
 from trainer.base.errors import LaunchError
 
 
@@ -204,7 +204,7 @@ def pod(uid, **fields):
 @pytest.mark.parametrize("kind", [kind.title for kind in KINDS.values()])
 def test_pods_that_end_slowly_when_their_job_is_taken_back_are_no_restarts(kind):
     """A TrainJob's pods have other names each time: old ones and new ones are there side by side."""
-    count = RestartCounter().count
+    count = PodHistory(None).completed
     of = partial(JobStatus, "train", kind=kind, queue="gpus")
     count(of(Phase.RUNNING, pods=(pod("first"),)))
     count(of(Phase.SUSPENDED, pods=(pod("first"),)))

@@ -114,7 +114,7 @@ def test_without_the_right_to_watch_restarts_are_counted(run, fake_cluster, mast
 
 
 def test_a_watch_that_breaks_is_begun_anew(run, fake_cluster, master):
-    fake_cluster.faults.append(Fault("GET", "watch=true", status=503, times=2))
+    fake_cluster.faults.append(Fault("GET", "watch=True", status=503, times=2))
     fake_cluster.lives[master] = [killed("step 1"), killed("step 1"), fine]
     assert any("OOMKilled" in line for line in run())
 
