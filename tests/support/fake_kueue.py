@@ -195,6 +195,7 @@ class _Kueue:
         if (verb, what) in self.cluster.denied:
             return self._error(403, f'{what} is forbidden: User "me" cannot {verb} resource "{what}"')
         if match["sub"]:
+            self.cluster.asked.add((verb, what))
             if ("localqueues", match["space"], match["name"]) not in self.cluster.objects:
                 return self._error(404, f'localqueue "{match["name"]}" not found', name=match["name"])
             return self._json(self.kueue.places(match["name"]))
