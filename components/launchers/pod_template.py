@@ -88,12 +88,7 @@ PORT = 29400
 
 
 def rendezvous(job: JobSpec, first: str) -> dict[str, str]:
-    """Return torchrun's variables for nodes that meet by c10d.
-
-    Args:
-        job: the job.
-        first: name under which the others find the first node.
-    """
+    """Return torchrun's variables for nodes that meet by c10d at the node of the name `first`."""
     bounds = f"{job.elastic.min_nodes}:{job.elastic.max_nodes}" if job.elastic else str(job.nodes)
     return {
         "PET_NNODES": bounds,
@@ -119,10 +114,7 @@ MAIN = "kubectl.kubernetes.io/default-container"
 def template(job: JobSpec, *, container: str = CONTAINER, env: dict[str, str] | None = None) -> Body:
     """Return the pod template of a job (Kubernetes' PodTemplateSpec, as it stands in YAML).
 
-    Args:
-        job: the job; its image must be named.
-        container: the container's name.
-        env: further variables, e.g. of the rendezvous; they win.
+    The variables in `env`, e.g. of the rendezvous, win over the job's.
     """
     annotations = {"sidecar.istio.io/inject": "false", MAIN: container, **job.annotations}
     spec = {

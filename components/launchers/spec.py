@@ -287,9 +287,7 @@ _ADAPTER = TypeAdapter(JobSpec)
 def training(arguments: tuple[str, ...] | list[str], options: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return the command of a node whose every process runs `python -m trainer ARGUMENTS`.
 
-    Args:
-        arguments: the verb and its options.
-        options: those of `launch` itself.
+    `options` are those of `launch` itself.
     """
     return ("python", "-m", "trainer", "launch", *options, "--", *arguments)
 
@@ -297,9 +295,7 @@ def training(arguments: tuple[str, ...] | list[str], options: tuple[str, ...] = 
 def with_heartbeat(job: JobSpec, uri: str) -> JobSpec:
     """Return a training that ends if the heartbeat at `uri` stops; the same job if it has no limit for that.
 
-    Args:
-        job: a job whose command `training` made.
-        uri: file that the launcher rewrites, see `trainer.launching.heartbeat`.
+    Its command is one of `training`; see `trainer.launching.heartbeat`.
     """
     if not job.launcher_timeout:
         return job
@@ -310,11 +306,7 @@ def with_heartbeat(job: JobSpec, uri: str) -> JobSpec:
 
 
 def from_fields(fields: Mapping[str, Any], *, where: str = "the job's specification") -> JobSpec:
-    """Build a specification strictly from fields, as they stand in JSON.
-
-    Args:
-        fields: names and values of JobSpec's fields; nested ones as mappings and lists.
-        where: what to call them in an error.
+    """Build a specification strictly from fields, as they stand in JSON; `where` is their name in an error.
 
     Raises:
         ConfigError: naming every field that is unknown, missing, of a wrong type or value.

@@ -44,11 +44,7 @@ _SHOWN = 400  # Characters of Kueue's own words.
 
 
 class Queues:
-    """The Workloads of a namespace's jobs; sends no requests for jobs outside of a queue.
-
-    Args:
-        cluster: the cluster and namespace.
-    """
+    """The Workloads of a namespace's jobs; sends no requests for jobs outside of a queue."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -198,9 +194,7 @@ def _created(workload: Body) -> str:
 def in_vain(job: JobStatus, seconds: float) -> bool:
     """Whether a job waits in a queue that will never admit it.
 
-    Args:
-        job: how it is.
-        seconds: how long Kueue and the job's controller may take to do what they do in a moment.
+    Kueue and the job's controller may take `seconds` to do what they usually do in a moment.
     """
     if job.reason in (UNSERVED, ADMITTED) and job.phase is Phase.SUSPENDED:
         return (datetime.now(UTC) - datetime.fromisoformat(job.created)).total_seconds() > seconds
@@ -356,9 +350,7 @@ _NUMBERS = re.compile(r"\d\S*\s*")
 class QueueWait:
     """The time of one job in a queue; a job that is suspended outside of a queue may stay so for ever.
 
-    Args:
-        start_timeout: seconds after which a job that its queue will never let go is given up.
-        timings: how long things may take.
+    A job that its queue will never let go is given up after `start_timeout` seconds.
     """
 
     def __init__(self, start_timeout: float, timings: Timings) -> None:

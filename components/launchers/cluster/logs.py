@@ -245,9 +245,7 @@ logger = logging.getLogger(__name__)
 class MergedLogs:
     """The lines of several pods, each log read by a thread; a context manager.
 
-    Args:
-        cluster: where the pods are.
-        follow: read on as lines come; else only what is there now.
+    With `follow` it reads on as lines come, else only what is there now.
     """
 
     def __init__(self, cluster: Cluster, *, follow: bool = True) -> None:
@@ -263,13 +261,7 @@ class MergedLogs:
         self._stopped.set()
 
     def follow(self, pod: str, uid: str, *, tail: int = 0) -> None:
-        """Start to read a pod's log, unless that was started already.
-
-        Args:
-            pod: the pod's name.
-            uid: its identity.
-            tail: only so many last lines; 0 is all.
-        """
+        """Start to read a pod's log, or its `tail` last lines, unless that was started already."""
         if uid not in self._readers:
             log = PodLog(self._cluster, pod, uid, self._stopped, tail=tail)
             self._readers[uid] = threading.Thread(target=self._read, args=[pod, log], daemon=True)
@@ -323,11 +315,7 @@ _FRESH = 10.0  # Seconds for which a reading is reused.
 
 
 class Readings:
-    """Caches the progress of jobs, for callers that poll many jobs every few seconds.
-
-    Args:
-        cluster: where the jobs are.
-    """
+    """Caches the progress of jobs, for callers that poll many jobs every few seconds."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -96,10 +96,6 @@ def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:
     run goes on, and its next attempt takes the job up. Kubeflow leaves about a second for both question and
     deletion; `termination` has mostly done both by then.
 
-    Args:
-        cluster: where the job is.
-        own: what `read_own_pod` returned; None if it was not read yet.
-
     Returns:
         True where the job is to be deleted, as outside of a pipeline's pod.
     """

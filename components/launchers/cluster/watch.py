@@ -70,12 +70,7 @@ _REMEDIES = {
 
 
 def remedy(reason: str, message: str = "") -> str:
-    """Return the fix for a reason; empty if there is none.
-
-    Args:
-        reason: of a waiting or ended container, or of a pod.
-        message: the cluster's words on it.
-    """
+    """Return the fix for the reason and message of a container or pod; empty if there is none."""
     if _as_root(message):
         return (
             "set run_as_user to a number other than 0, e.g. 1000, or use an image whose user is a number "
@@ -178,12 +173,7 @@ class Restarts:
 
 
 def of_job(status: JobStatus, last_lines_of: Mapping[str, Iterable[str]], hints: Hints) -> KubedetError:
-    """Make an error of a job that failed or is gone.
-
-    Args:
-        status: its status.
-        last_lines_of: the last lines of pods, by name.
-        hints: the hints from its log lines so far.
+    """Make an error of a job that failed or is gone, from the last lines of its pods, by name.
 
     Returns:
         A LaunchError with pod, reason, exit code and the training's own message or last lines,
@@ -294,13 +284,6 @@ Out = Callable[[str], None]
 def _stop(backend: Backend, name: str, request: StopRequest, submitted: bool, out: Out) -> NoReturn:
     """Delete a job, or leave it to the next attempt, and print which; there may be time for two requests.
 
-    Args:
-        backend: where it runs.
-        name: its name.
-        request: the signal.
-        submitted: whether it is known to be ours.
-        out: takes a line.
-
     Raises:
         Interrupted: always; with what to do where the job may still be there.
     """
@@ -342,13 +325,7 @@ def run(backend: Backend, job: JobSpec, out: Out = say, look: Look = ignore) -> 
     """Run a job to its end, or take up the same one where it runs already.
 
     On SIGTERM or SIGINT the job is deleted before anything else; but in the pod of a pipeline's step
-    whose run goes on, the job is left to the next attempt.
-
-    Args:
-        backend: where to run it; the job's namespace wins over the backend's.
-        job: what to run.
-        out: takes each line.
-        look: takes each status of the job.
+    whose run goes on, the job is left to the next attempt. The job's namespace wins over the backend's.
 
     Raises:
         ConfigError: the cluster would not take the job.
@@ -374,14 +351,7 @@ def run(backend: Backend, job: JobSpec, out: Out = say, look: Look = ignore) -> 
 
 
 class Watch:
-    """Watches one job.
-
-    Args:
-        backend: where it runs.
-        job: its specification, whose limits are kept.
-        out: takes each line.
-        look: takes each status.
-    """
+    """Watches one job and enforces its limits; `out` takes each line, and `look` each status."""
 
     def __init__(self, backend: Backend, job: JobSpec, out: Out, look: Look = ignore) -> None:
         self._backend, self._job, self._out, self._onlooker = backend, job, out, look

@@ -58,12 +58,7 @@ class Kind(Protocol):
         return Resource(self.group, self.version, self.plural)
 
     def manifests(self, job: JobSpec, exists: Exists) -> list[Body]:
-        """Return what is created for a job: first what the job refers to, the job itself last.
-
-        Args:
-            job: the job; its image must be named.
-            exists: whether an object that a job may refer to exists already.
-        """
+        """Return what is created for a job with an image: the job last, after what it refers to."""
         ...
 
     def problems(self, manifests: list[Body]) -> list[str]:
