@@ -4,6 +4,7 @@ import logging
 import os
 from itertools import chain, groupby, islice
 
+import fork_server
 import pytest
 import torch
 
@@ -36,6 +37,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Tests run side by side; more threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+fork_server.install()
 
 
 @pytest.hookimpl(trylast=True)  # What is deselected is not here any more.
@@ -55,6 +57,12 @@ def pytest_collection_modifyitems(items):
     for part in parts:
         part += islice(quick, max(0, len(items) // workers - len(part)))
     items[:] = chain(*parts, quick)
+
+
+@pytest.fixture
+def real_processes(monkeypatch):
+    """Processes that import what they need, for a test of what is done before."""
+    monkeypatch.setenv(fork_server.REAL_PROCESSES, "1")
 
 
 @pytest.fixture
