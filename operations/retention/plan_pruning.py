@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from components import in_use, records
-from components.tuning import RUNNING
 from operations.retention import GRACE, UNENDED, pins
 from operations.retention.inventory import Thing, inventory, read_listed
+from operations.tuning import ENDED
 from trainer import storage
 from trainer.base.errors import DataError, StorageError
 from trainer.data import image_keys, raw_folder
@@ -183,18 +183,14 @@ class _Judge:
             newest[study] = max(newest[study], self._now if state.modified is None else state.modified)
         for study, modified in newest.items():
             place = storage.join(folder, study, "study.json")
-            for part in ("trials", "leases"):
+            for part in ("trials", "locks"):
                 self._keep(f"tuning/{study}/{part}", "the record of a search")
-            if self._now - modified < UNENDED and not self._has_ended(study):
+            has_ended = storage.exists(storage.join(folder, study, ENDED))
+            if self._now - modified < UNENDED and not has_ended:
                 self._keep(f"tuning/{study}/runs", "its search has not ended")
             if self._now - modified < UNENDED and storage.exists(place):
                 shards = read_listed(place).get("shards", "").rstrip("/").rpartition("/")[2]
                 self._keep(f"shards/{shards}", f"the search {study} trains on it")
-
-    def _has_ended(self, study: str) -> bool:
-        folder = storage.join(self._root, "tuning", study, "trials")
-        trials = [read_listed(storage.join(folder, name)) for name in storage.list_files(folder)]
-        return all(trial.get("state") != RUNNING for trial in trials)
 
     def _judge_sources(self) -> None:
         """Judge raw tables of kept shards, then images and data versions of kept raw tables."""

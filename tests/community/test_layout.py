@@ -18,7 +18,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from community.__main__ import write
+from community.__main__ import file_of, write
 from community.catalogue import ENTRIES
 from pipelines import ASSIST, CLEANUP, SEARCH, TITLES
 from pipelines.parameters import ELSEWHERE, TABLE
@@ -45,6 +45,10 @@ for path in sys.argv[2:]:
     spec.loader.exec_module(module)
     compiler.Compiler().compile(getattr(module, name), f"{sys.argv[1]}/{name}.yaml")
 """
+
+
+def module_of(name):
+    return ".".join(file_of(name).relative_to(ROOT).with_suffix("").parts)
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +168,7 @@ def test_each_compiles_where_nothing_of_ours_is_to_what_the_pipeline_runs(folder
         spec = compiled[name]
         (executor,) = spec["deploymentSpec"]["executors"].values()
         assert executor["container"]["image"] == "ghcr.io/kubeflow/pipelines-components-kubedet:main"
-        component = getattr(importlib.import_module(f"components.{name}"), name)
+        component = getattr(importlib.import_module(module_of(name)), name)
         (written,) = spec["components"].values()
         declared = written.get("inputDefinitions", {})
         inputs = {**declared.get("parameters", {}), **declared.get("artifacts", {})}
@@ -179,7 +183,7 @@ def test_each_compiles_where_nothing_of_ours_is_to_what_the_pipeline_runs(folder
 def test_a_body_is_the_pipelines_own(folders):
     for name, folder in folders.items():
         bodies = []
-        for path in (folder / "component.py", ROOT / "components" / f"{name}.py"):
+        for path in (folder / "component.py", file_of(name)):
             (function,) = (
                 node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)
             )
@@ -265,7 +269,7 @@ def test_every_argument_has_a_row_of_one_line(folders):
     for name, folder in folders.items():
         page = (folder / "README.md").read_text()
         table = page[page.index("## Inputs") :].split("\n\n")[1].splitlines()[2:]
-        component = getattr(importlib.import_module(f"components.{name}"), name)
+        component = getattr(importlib.import_module(module_of(name)), name)
         function = component.python_func.__code__
         arguments = function.co_varnames[: function.co_argcount]
         assert [re.match(r"\| `(\w+)` \| `[\w.\[\]]+` \| `None` \| \S.* \|$", row)[1] for row in table] == [
@@ -274,7 +278,7 @@ def test_every_argument_has_a_row_of_one_line(folders):
 
 
 def test_what_our_modules_leave_to_the_pipelines_table_is_told(folders):
-    sources = [(ROOT / "components" / f"{name}.py").read_text() for name in folders]
+    sources = [file_of(name).read_text() for name in folders]
     assert any(ELSEWHERE in source for source in sources)
     for folder in folders.values():
         for name in ("component.py", "README.md"):

@@ -12,7 +12,7 @@ import yaml
 from components.launchers import LAUNCHERS
 from components.launchers.cluster.kinds import trainjob
 from components.launchers.spec import Elastic, JobSpec, Spread, from_fields
-from components.tuning import spaces
+from operations.tuning.space import parse
 from pipelines import cli
 from pipelines.commands.job_options import BACKENDS
 from trainer.__main__ import _parser as trainer_parser
@@ -118,7 +118,6 @@ def test_the_examples_of_a_search_can_be_used(tmp_path):
     blocks = re.findall(r"(?:^    .*\n)+", section, re.MULTILINE)
     space, recipe = (textwrap.dedent(block) for block in blocks if "kubedet tune" not in block)
     file = tmp_path / "best.yaml"
-    file.write_text(space)
-    spaces.check(spaces.read(str(file)), "small", {}, "of the example")
+    parse(space, "small", {}, "the example")
     file.write_text(recipe)
     assert recipes.named(str(file))[0] == "small"

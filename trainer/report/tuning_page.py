@@ -1,25 +1,23 @@
 """A page that shows a search for hyper-parameters: its history, what matters, and the best configuration."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 from matplotlib.ticker import MaxNLocator
 
 from trainer.report.figures import SERIES, Plot, as_plot, bars, figure, render
 
 
-@dataclass(frozen=True)
-class TrialShown:
+class TrialShown(Protocol):
     """A trial as the page shows it."""
 
     number: int
     state: str
     value: float | None
     """Of the metric, the more the better; of a trial that was ended early at its last validation."""
-    validations: Sequence[float]
-    params: Mapping[str, Any]
+    validations: list[float]
+    params: dict[str, Any]
 
 
 def page(

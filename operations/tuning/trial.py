@@ -38,4 +38,4 @@ def trial(
     from components import steps
 
     search = (steps.manifest(shards), study, recipe, overrides, space, data_root, trials)
-    return steps.run("trial", "components.tuning.work:train", search, number, gpus, secret=credentials)
+    return steps.run("trial", "operations.tuning.work:train", search, number, gpus, secret=credentials)

@@ -5,8 +5,7 @@ import json
 import pytest
 import yaml
 
-from components.tuning import search, work
-from trainer import storage
+from operations.tuning import search, work
 from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted, TrainingError
 from trainer.model import recipes
 
@@ -16,9 +15,9 @@ SPACE = "{train.lr: {low: 0.001, high: 0.1}, train.warmup_steps: {low: 1, high: 
 class Pod:
     """A training that ends as `ends` says of its trial; the larger the learning rate, the better."""
 
-    def __init__(self, searched, record, folder, stack, *, processes):
-        Pod.begun.append((record.number, processes, folder))
-        self.code, self.value = Pod.ends.get(record.number, 0), record.params["train.lr"]
+    def __init__(self, searched, trial, folder, stack, *, processes):
+        Pod.begun.append((trial.number, processes, folder))
+        self.code, self.value = Pod.ends.get(trial.number, 0), trial.params["train.lr"]
 
     def poll(self):
         return self.code
@@ -33,7 +32,7 @@ class Pod:
 @pytest.fixture
 def asked(tmp_path, monkeypatch):
     monkeypatch.setattr(search, "LocalTraining", Pod)
-    monkeypatch.setattr(search, "_POLL", 0.001)
+    monkeypatch.setattr(search, "_POLL_SECONDS", 0.001)
     monkeypatch.setattr(Pod, "ends", {}, raising=False)
     monkeypatch.setattr(Pod, "begun", [], raising=False)
     data = {"uri": "/data/shards/abc"}
@@ -41,8 +40,7 @@ def asked(tmp_path, monkeypatch):
 
 
 def trials(asked):
-    folder = storage.join(asked[5], "tuning", "tune-debug", "trials")
-    return [storage.read_json(storage.join(folder, name)) for name in storage.list_files(folder)]
+    return work.Request(*asked).open()[0].trials()
 
 
 def test_each_pod_trains_its_trial_and_the_best_of_them_is_chosen(asked, tmp_path):
@@ -51,17 +49,17 @@ def test_each_pod_trains_its_trial_and_the_best_of_them_is_chosen(asked, tmp_pat
     study = tmp_path / "tuning" / "tune-debug"
     assert Pod.begun == [(number, 2, str(study / "runs" / f"{number:05d}")) for number in (2, 0, 1)]
     written = trials(asked)
-    assert len({json.dumps(tree["params"]) for tree in written}) == 3
-    assert {type(tree["params"]["train.warmup_steps"]) for tree in written} == {int}
+    assert len({json.dumps(trial.params) for trial in written}) == 3
+    assert {type(trial.params["train.warmup_steps"]) for trial in written} == {int}
     paths = tmp_path / "page", tmp_path / "configuration"
     found = work.choose(asked, ended, tuple(map(str, paths)))
-    best = max(written, key=lambda tree: tree["params"]["train.lr"] * (tree["state"] == "complete"))
-    assert found["metrics"] == {"coco/AP": best["value"], "trial": best["number"]}
+    best = max(written, key=lambda trial: trial.params["train.lr"] * (trial.state == "complete"))
+    assert found["metrics"] == {"coco/AP": best.value, "trial": best.number}
     assert found["shown"] == {"uri": str(study / "best.yaml")}
     assert paths[0].read_bytes() == (study / "tuning.html").read_bytes()
     assert paths[1].read_bytes() == (study / "best.yaml").read_bytes()
     recipe, overrides = recipes.named(str(study / "best.yaml"))
-    assert (recipe, overrides["train.lr"]) == ("debug", best["params"]["train.lr"])
+    assert (recipe, overrides["train.lr"]) == ("debug", best.params["train.lr"])
     # Kubeflow makes 4.0 of 4.
     assert "train.epochs: 4," in str(yaml.safe_load(paths[1].read_text())).replace("'", "")
 
@@ -71,14 +69,14 @@ def test_a_pod_that_is_tried_again_goes_on_with_its_trial_which_counts_once(aske
     with pytest.raises(Interrupted, match="trial 1"):
         work.train(asked, "1", 0)
     (before,) = trials(asked)
-    assert before["state"] == "running"
+    assert before.state == "running"
     Pod.ends.clear()
     work.train(asked, "1", 0)
     assert work.train(asked, "1", 0).startswith("trial 1: ")  # It has ended: nothing is trained.
     assert [number for number, _, _ in Pod.begun] == [1, 1]
     (after,) = trials(asked)
-    assert (after["attempts"], after["params"]) == (2, before["params"])
-    assert after["state"] != "running"
+    assert after.params == before.params
+    assert after.state != "running"
 
 
 def test_a_trial_that_fails_does_not_fail_its_pod_nor_the_search(asked, tmp_path):
@@ -114,6 +112,6 @@ def test_what_cannot_be_searched_is_refused(asked, place, value, said):
 
 def test_without_a_space_the_recipes_own_is_searched(asked):
     work.train((*asked[:4], "", *asked[5:]), "0", 0)
-    (tree,) = trials(asked)
-    assert {"train.lr", "loader.mosaic"} <= set(tree["params"])
-    assert "train.ema_decay" not in tree["params"]  # It is set.
+    (trial,) = trials((*asked[:4], "", *asked[5:]))
+    assert {"train.lr", "loader.mosaic"} <= set(trial.params)
+    assert "train.ema_decay" not in trial.params  # It is set.
