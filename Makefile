@@ -8,7 +8,7 @@ STAMP := $(VENV)/.complete
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test faults cluster-test bench lint docs tables community dist images
+.PHONY: help run test faults cluster-test bench lint docs community dist images
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -46,9 +46,6 @@ dist: $(STAMP)  ## the wheel and the source distribution, in dist/
 	@rm -rf dist
 	@$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
 	@ls dist/*
-
-tables: $(STAMP)  ## write the tables of the documents that follow from the code
-	@$(BIN)/python -m pipelines.doc_tables
 
 images:  ## build the container images (needs docker)
 	@images/build.sh $(ARGS)

@@ -38,7 +38,7 @@ def plan(data_root: str, names: list[str]) -> dict[str, Any]:
     if unknown := sorted(set(names) - named):
         raise ConfigError(
             f"no shards in {data_root} had an image {', '.join(unknown)}",
-            fix="give keys or names of files as `kubedet trace IMAGE` takes them",
+            fix="give keys or names of files as `kubedet model trace IMAGE` takes them",
         )
     headers = {each: seen.header(seen.place(data_root, each)) for each in seen_in}
     listed = [Forgotten(row["key"], row["file_name"], headers[each]["source"]) for each, row in rows]

@@ -81,8 +81,7 @@ def nights(server: Server, name: str, data_root: str = "") -> tuple[list[Night],
         ConfigError: there is no schedule of that name, or the prices cannot be used.
         KubedetError: Kubeflow does not answer.
     """
-    of_name = schedules.named(server, name)
-    given = (of_name[-1].runtime_config.parameters if of_name[-1].runtime_config else None) or {}
+    given = schedules.parameters_of(schedules.named(server, name)[-1])
     root = data_root or given.get("data_root") or parameters.default("data_root")
     runs = schedules.runs(server, name)
     used: dict[str, Costs] = {}
@@ -127,11 +126,3 @@ def cells(rows: Sequence[Night]) -> list[tuple[str, ...]]:
     columns = list(zip(HEADER, *(night.cells() for night in rows), strict=True))
     known = [each for each in columns if each[0] not in _USED or set(each[1:]) != {_NONE}]
     return list(zip(*known, strict=True))
-
-
-def table(rows: Sequence[Night]) -> str:
-    """Return nights as a table for a terminal."""
-    lines = cells(rows)
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in lines]
-    return "\n".join("  ".join(row).rstrip() for row in padded)

@@ -116,7 +116,7 @@ class Submission:
         run = ["run", "create", "--experiment-name", self.experiment, "--run-name", self.name]
         run += ["--package-file", FILE]
         run += [f"{name}={argument(value)}" for name, value in self.parameters.items()]
-        compiled = ["kubedet", "compile", *compile_options(self.form), "--output", FILE]
+        compiled = ["kubedet", "cluster", "compile", *compile_options(self.form), "--output", FILE]
         return [shlex.join(compiled), shlex.join(where + run)]
 
     def _get(self, name: str) -> Any:
@@ -220,7 +220,7 @@ def _line(error: KubedetError) -> str:
 
 
 def compile_options(form: Form) -> list[str]:
-    """Return the options of `kubedet compile` that make a form."""
+    """Return the options of `kubedet cluster compile` that make a form."""
     words = []
     for item in fields(form):
         value = getattr(form, item.name)

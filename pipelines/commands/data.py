@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.commands import Commands, data_compare, data_forget, data_merge
+from pipelines.commands import Commands, data_compare, data_forget, data_merge, prune
 from pipelines.commands.options import add_overrides
 from trainer.base.errors import ConfigError
 from trainer.base.visible_text import one_line
@@ -28,7 +28,7 @@ _SHOWN_FAULTS = 10
 def add(commands: Commands) -> None:
     """Declare the command and what it can do."""
     parser = commands.add_parser(
-        "data", help="look at data: counts, hashes, pictures, drift; merge corrections",
+        "data",
         description="Look at shards, raw images or a source: what they hold, whether they are whole, and "
         "what they look like; and put a set and corrections of it together.",
     )  # fmt: skip
@@ -98,6 +98,7 @@ def add(commands: Commands) -> None:
     data_compare.add(verbs)
     data_merge.add(verbs)
     data_forget.add(verbs)
+    prune.add(verbs)
 
 
 def _inspect(options: argparse.Namespace) -> int:

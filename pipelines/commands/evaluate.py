@@ -24,7 +24,6 @@ def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "evaluate",
-        help="score a checkpoint or exported model on shards, or a file of detections",
         description="Score a checkpoint or an exported model on shards, or with --truth and --predictions "
         "detections of whatever model that stand in a file; compare it with a baseline, hold it "
         "against the gate, and write report.html, metrics.json and the predictions. Exit code: 0; 1 where "

@@ -15,7 +15,6 @@ def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "predict",
-        help="draw what an exported model finds in images",
         description="Detect objects with an exported model. For every image NAME the folder receives "
         "NAME.jpg with the detections drawn and NAME.json with them as numbers, and at last "
         "detections.json with all of them. Exit code: 0; 2 where an image or the model cannot be used "

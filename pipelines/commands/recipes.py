@@ -15,7 +15,6 @@ def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "recipes",
-        help="list the named configurations, and what their keys mean",
         description="List the named configurations; a run takes one (--recipe) and changes single keys of it "
         "(--set).",
     )

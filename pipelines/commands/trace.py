@@ -1,4 +1,4 @@
-"""`kubedet trace`: what something was made from, and who saw an image."""
+"""`kubedet model trace`: what something was made from, and who saw an image."""
 
 import argparse
 import json

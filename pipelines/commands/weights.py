@@ -22,7 +22,7 @@ _WIDTH = 160
 def add(commands: Commands) -> None:
     """Declare the command and what it can do."""
     parser = commands.add_parser(
-        "weights", help="fetch and list the published weights that recipes start from",
+        "weights",
         description="Fetch published weights into a data root, where steps and trainings look first, so that "
         "a cluster without internet has them; or list what recipes need and what is there.",
     )  # fmt: skip

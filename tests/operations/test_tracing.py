@@ -56,7 +56,7 @@ def test_from_a_model_to_its_run_data_and_source(made, capsys):
     for name in ("night-1", "id-1", f"{root}/runs/night-1"):
         assert tracing.trace(name, root)["models"] == ["sample@v1"]
     assert root not in json.dumps(records.runs(root))  # A volume may be mounted elsewhere.
-    assert cli.main(["trace", "sample", "--data-root", root]) == 0
+    assert cli.main(["model", "trace", "sample", "--data-root", root]) == 0
     told = capsys.readouterr().out
     assert "night-1" in told and "what the run used" not in told
 
@@ -68,7 +68,7 @@ def test_a_trace_tells_what_the_run_used_by_its_id_and_its_name(made, capsys, mo
         used = Record(run, step, 0, "2026-11-23T00:00:00+00:00", True, 3600.0, 1, 0, 0, 0)
         storage.write_bytes(f"{root}/usage/{run}/{step}.json", used.encoded())
     Path(root, "mine.yaml").write_text("currency: CHF\nnode_hour: 2")
-    command = ["trace", "night-1", "--data-root", root, "--prices", f"{root}/mine.yaml"]
+    command = ["model", "trace", "night-1", "--data-root", root, "--prices", f"{root}/mine.yaml"]
     assert cli.main(command) == 0
     told = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in told[-4:]] == ["CHF", "2.00", "2.00", "4.00"]
@@ -79,7 +79,7 @@ def test_a_trace_tells_what_the_run_used_by_its_id_and_its_name(made, capsys, mo
 def test_from_an_image_to_all_who_saw_it(made, capsys):
     root, shards = made
     key = key_of(root, shards)
-    assert cli.main(["trace", key, "--data-root", root, "--json"]) == 0
+    assert cli.main(["model", "trace", key, "--data-root", root, "--json"]) == 0
     (who,) = json.loads(capsys.readouterr().out)["seen"]
     (row,) = who["images"]
     assert (who["runs"], who["models"], row["key"], row["seen"]) == (["night-1"], ["sample@v1"], key, True)

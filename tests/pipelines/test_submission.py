@@ -112,7 +112,7 @@ def test_the_commands_of_kfp(monkeypatch):
     monkeypatch.setenv("KFP_EXISTING_TOKEN", "s3cr3t")
     access = Access(host="https://kf/pipeline", namespace="team")
     compiled, run = submission(claim="sets", overrides={"train.epochs": 3}).commands(access)
-    assert compiled == "kubedet compile --volume --output pipeline.yaml"
+    assert compiled == "kubedet cluster compile --volume --output pipeline.yaml"
     words = shlex.split(run)
     assert words[:7] == ["kfp", "--endpoint", "https://kf/pipeline", "--namespace", "team", "run", "create"]
     assert 'overrides={"train.epochs": 3}' in words and "claim=sets" in words
@@ -188,6 +188,7 @@ def test_a_form_that_is_none_is_refused(fields, message):
 def test_the_line_that_compiles_names_the_form():
     full = Submission("a", "b", {"claim": "c"}, partitions=2, until="shards", deadline=60, ttl=5)
     assert full.commands(Access())[0] == (
-        "kubedet compile --volume --partitions 2 --until shards --deadline 60 --ttl 5 --output pipeline.yaml"
+        "kubedet cluster compile --volume --partitions 2 --until shards --deadline 60 --ttl 5 "
+        "--output pipeline.yaml"
     )
-    assert submission().commands(Access())[0] == "kubedet compile --output pipeline.yaml"
+    assert submission().commands(Access())[0] == "kubedet cluster compile --output pipeline.yaml"

@@ -195,7 +195,7 @@ def rollback(data_root: str, name: str, *, other_classes: bool = False) -> dict[
         StorageError: there is none, or it is damaged; `current` is as before.
     """
     history = (current(data_root, name) or {}).get("history", [])
-    # Those that were freed since (`kubedet prune`) are passed over.
+    # Those that were freed since (`kubedet data prune`) are passed over.
     while history and not bundle.exists(storage.join(folder(data_root, name), history[-1])):
         history = history[:-1]
     if not history:

@@ -98,8 +98,8 @@ def api_error(error: BaseException, verb: str, resource: str, name: str, namespa
     elif result.forbidden:
         result.fix = (
             f'allow it with a Role in namespace {namespace}: apiGroups ["{_GROUPS.get(resource, "")}"], '
-            f'resources ["{resource}"], verbs ["{verb}"]; the Role in deploy/, which `kubedet manifests` '
-            "writes, holds all that is needed"
+            f'resources ["{resource}"], verbs ["{verb}"]; the Role in deploy/, which '
+            "`kubedet cluster manifests` writes, holds all that is needed"
         )
     elif status == 404 and resource in _INSTALL and not answer:
         result.fix = _INSTALL[resource]

@@ -62,7 +62,7 @@ def test_the_line_for_kfp_does_the_same(kfp_server, capsys, tmp_path):
 def test_a_dry_run_needs_no_cluster(kfp_server, monkeypatch, capsys):
     monkeypatch.delenv("KFP_ENDPOINT")
     assert cli.main(["submit", "--claim", "sets", "--dry-run"]) == 0
-    assert "kubedet compile --volume --output" in capsys.readouterr().out
+    assert "kubedet cluster compile --volume --output" in capsys.readouterr().out
     assert cli.main(["submit", "--claim", "sets"]) == 2
     assert "no Kubeflow Pipelines to talk to" in capsys.readouterr().err
 
@@ -78,7 +78,7 @@ def test_the_form_that_is_asked_for_is_sent_and_shown(kfp_server, capsys, tmp_pa
     (run,) = kfp_server.runs
     spec = run["pipeline_spec"]["pipeline_spec"]
     assert "train" not in str(sorted(spec["components"])) and "comp-assist-2" in spec["components"]
-    compiled = "kubedet compile --partitions 3 --until shards --deadline 600 --ttl 60 --output "
+    compiled = "kubedet cluster compile --partitions 3 --until shards --deadline 600 --ttl 60 --output "
     shown = capsys.readouterr().out
     assert compiled in shown and "its training" not in shown
     _, *words = shlex.split(next(line for line in shown.splitlines() if compiled in line))
@@ -112,12 +112,14 @@ def test_pods_ask_for_what_the_source_needs_or_for_what_is_said(kfp_server, opti
 
 
 @pytest.mark.parametrize("tag", ["2.14.3", "v2.5.0", "2.0.5"])
-@pytest.mark.parametrize("command", [ARGUMENTS, ["schedule", "--cron", "0 2 * * *", *ARGUMENTS[1:3]]])
+@pytest.mark.parametrize(
+    "command", [ARGUMENTS, ["schedule", "create", "--cron", "0 2 * * *", *ARGUMENTS[1:3]]]
+)
 def test_a_server_that_is_too_old_is_refused_before_anything_is_sent(kfp_server, capsys, command, tag):
     kfp_server.tag = tag
     assert cli.main(command) == 2
     shown = capsys.readouterr().err
-    assert f"Kubeflow Pipelines is {tag} there" in shown and "fix: upgrade it to 2.17.0" in shown
+    assert f"Kubeflow Pipelines {tag} is too old" in shown and "fix: upgrade it to 2.17.0" in shown
     assert kfp_server.asked("POST") == [] and kfp_server.experiments == []
 
 
@@ -125,8 +127,8 @@ def test_a_server_that_is_too_old_is_refused_before_anything_is_sent(kfp_server,
     ("tag", "message"),
     [
         ("2.17.0", ""),
-        ("2.16.1", "is 2.16.1; this was tried on 2.17.0 alone"),
-        ("unknown", "version not known"),
+        ("2.16.1", "version 2.16.1"),
+        ("unknown", "unknown version"),
     ],
 )
 def test_a_server_that_was_not_tried_is_told_of(kfp_server, capsys, tag, message):

@@ -126,7 +126,7 @@ def test_the_lines_for_kfp_compile_and_start_the_same_search(kfp_server, capsys,
     assert cli.main([*SUBMIT, "--gpus", "1", "--dry-run"]) == 0
     assert kfp_server.requests == []
     *_, compiled, run = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert compiled == "kubedet compile --parallelism 2 --trials 3 --gpus 1 --output pipeline.yaml"
+    assert compiled == "kubedet cluster compile --parallelism 2 --trials 3 --gpus 1 --output pipeline.yaml"
     assert cli.main([*shlex.split(compiled)[1:-1], str(tmp_path / "p.yaml")]) == 0
     assert cli.main([*SUBMIT, "--gpus", "1"]) == 0
     sent = kfp_server.runs[0]

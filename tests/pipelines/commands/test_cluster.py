@@ -1,4 +1,4 @@
-"""`kubedet manifests`."""
+"""`kubedet cluster manifests`."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ def files(folder):
 
 
 def test_it_writes_deploy(kubedet, tmp_path):
-    code, out, _ = kubedet("manifests", "-o", tmp_path / "a" / "deploy")
+    code, out, _ = kubedet("cluster", "manifests", "-o", tmp_path / "a" / "deploy")
     assert (code, out) == (0, f"wrote {tmp_path}/a/deploy: see {tmp_path}/a/deploy/README.md\n")
     assert files(tmp_path / "a" / "deploy") == files(ROOT / "deploy")
 
@@ -19,15 +19,15 @@ def test_what_is_there_is_left_alone(kubedet, tmp_path):
     folder = tmp_path / "deploy"
     folder.mkdir()
     (folder / "kustomization.yaml").write_text("mine")
-    code, _, err = kubedet("manifests", "-o", folder)
+    code, _, err = kubedet("cluster", "manifests", "-o", folder)
     assert code == 2
-    assert "is there already" in err and "choose another folder with -o" in err
+    assert "already exists" in err and "choose another folder with -o" in err
     assert files(folder) == {"kustomization.yaml": b"mine"}
 
 
 def test_where_nothing_can_be_written_it_says_so(kubedet, tmp_path):
     (tmp_path / "file").write_text("")
-    code, _, err = kubedet("manifests", "-o", tmp_path / "file" / "deploy")
+    code, _, err = kubedet("cluster", "manifests", "-o", tmp_path / "file" / "deploy")
     assert code == 2
     assert err.startswith(f"error: cannot write {tmp_path}/file/deploy: ")
 
@@ -37,6 +37,6 @@ def test_doctor_says_where_the_files_come_from_unless_they_are_there(
 ):
     fake_cluster.denied.add(("list", "events"))
     monkeypatch.chdir(tmp_path)
-    assert kubedet("doctor")[1].endswith("\n`kubedet manifests` writes the folder deploy/\n")
-    kubedet("manifests")
-    assert "kubedet manifests" not in kubedet("doctor")[1]
+    assert kubedet("doctor")[1].endswith("\n`kubedet cluster manifests` writes the folder deploy/\n")
+    kubedet("cluster", "manifests")
+    assert "kubedet cluster manifests" not in kubedet("doctor")[1]
