@@ -8,7 +8,7 @@ STAMP := $(VENV)/.complete
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test faults cluster-test bench lint docs community dist images
+.PHONY: help run test test-all faults cluster-test bench lint docs community dist images
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -17,8 +17,11 @@ run: $(STAMP)  ## the whole pipeline on this machine (ARGS: see `kubedet run --h
 	@$(BIN)/kubedet run $(ARGS)
 
 # Three at a time on two cores: nearly half of their time the quick ones wait, for a server or a process.
-test: $(STAMP)  ## all tests (ARGS: pytest's, e.g. ARGS="-m 'not slow'")
+test: $(STAMP)  ## what every change needs (ARGS: pytest's, e.g. ARGS="-m 'not slow'")
 	@$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
+
+test-all: $(STAMP)  ## also benchmarks, browsers, the wheel, the site and more fuzzing (ARGS="-m extra": only these)
+	@KUBEDET_FUZZ=$${KUBEDET_FUZZ:-4} $(BIN)/python -m pytest -n 3 --dist worksteal --all $(ARGS)
 
 faults: $(STAMP)  ## inject faults into every stage, and write build/faults.md (a few minutes)
 	@$(BIN)/python -m pytest tests/faults -m faults -n 2 $(ARGS); status=$$?; cat build/faults.md; exit $$status

@@ -40,8 +40,21 @@ torch.set_num_threads(1)
 fork_server.install()
 
 
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="also run the tests that are marked `extra`")
+
+
 @pytest.hookimpl(trylast=True)  # What is deselected is not here any more.
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    """Leave out what not every change needs, and let slow tests begin."""
+    chosen = config.option.all or "extra" in config.option.markexpr
+    if not chosen and config.args == config.getini("testpaths"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("extra")])
+        items[:] = [item for item in items if not item.get_closest_marker("extra")]
+    _slow_first(items)
+
+
+def _slow_first(items):
     """Of tests side by side let each process begin with slow ones: the quick ones even out the end.
 
     For pytest-xdist's `worksteal`, which gives each process as many of them, in this order.

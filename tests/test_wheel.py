@@ -27,7 +27,7 @@ TINY = (
     "--set", "train.minutes=0", "--set", "model.weights=none",
 )  # fmt: skip
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extra]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 from served_page import BOXES, ROWS, boxes, drop, jpeg
 
 pytest.importorskip("uvicorn")
-pytestmark = [pytest.mark.slow, browser.needed]
+pytestmark = [pytest.mark.slow, browser.needed, pytest.mark.extra]
 REFUSED = (
     "(() => { navigator.mediaDevices.getUserMedia = async () => { throw new DOMException('', '%s') } })()"
 )

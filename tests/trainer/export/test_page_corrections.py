@@ -9,7 +9,7 @@ from served_page import BOXES, boxes, corrections, draw_with_keys, drop, jpeg
 from trainer.data import merging, sources
 
 pytest.importorskip("uvicorn")
-pytestmark = [pytest.mark.slow, browser.needed]
+pytestmark = [pytest.mark.slow, browser.needed, pytest.mark.extra]
 
 
 def test_boxes_are_corrected_with_a_mouse_and_exported_as_coco(visit, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from served_page import BOXES, ROWS, corrections, draw_with_keys, drop, jpeg
 
 pytest.importorskip("uvicorn")
-pytestmark = [pytest.mark.slow, browser.needed]
+pytestmark = [pytest.mark.slow, browser.needed, pytest.mark.extra]
 CONTRAST = """() => {
   const canvas = Object.assign(document.createElement("canvas"), {width: 1, height: 1})
     .getContext("2d", {willReadFrequently: true});

@@ -11,7 +11,7 @@ from trainer.evaluation.metrics import Change, Compared
 from trainer.report import evaluation_page
 from trainer.report.gallery import Marked
 
-pytestmark = [browser.needed, pytest.mark.slow]
+pytestmark = [browser.needed, pytest.mark.slow, pytest.mark.extra]
 
 CLASSES = {"person": 0.5, "dog": 0.1, "cat": 0.3, "<i>tv</i>": 0.2, "nothing": -1.0}
 CHANGES = {

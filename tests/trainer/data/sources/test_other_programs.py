@@ -34,6 +34,9 @@ FORMS = [
 ]  # fmt: skip
 
 
+pytestmark = pytest.mark.extra
+
+
 @pytest.fixture
 def written(tmp_path):
     """Let a program write the data set; return its folder."""
