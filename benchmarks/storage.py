@@ -112,8 +112,8 @@ def _small_objects(count: int) -> dict[str, float]:
     def write(uri: str) -> None:
         storage.write_bytes(uri, data)
 
-    def side_by_side(function: Callable[[str], object]) -> None:
-        with ThreadPoolExecutor(16) as threads:
+    def side_by_side(function: Callable[[str], object], count: int = 16) -> None:
+        with ThreadPoolExecutor(count) as threads:
             list(threads.map(function, uris))
 
     ways: dict[str, Callable[[], object]] = {
@@ -121,7 +121,7 @@ def _small_objects(count: int) -> dict[str, float]:
         "get": lambda: list(map(storage.read_bytes, uris)),
         "put_16": lambda: side_by_side(write),
         "get_16": lambda: side_by_side(storage.read_bytes),
-        "many_64": lambda: _many(uris),
+        "get_64": lambda: side_by_side(storage.read_buffer, 64),
     }
     figures = {}
     write(uris[0])
@@ -133,24 +133,19 @@ def _small_objects(count: int) -> dict[str, float]:
     return figures
 
 
-def _many(uris: list[str]) -> None:
-    with storage.many(64) as reads:
-        for number, uri in enumerate(uris):
-            reads.read(number, uri)
-            while reads.busy >= 64:
-                reads.wait()
-        while reads.busy:
-            reads.wait()
-
-
 def _counting(count: int, folder: Path, rounds: int) -> dict[str, float]:
     """Return what counting bytes costs: of reads, of one count, and of a look and a record each minute."""
     uris = [f"s3://bucket/small/{number % 100}" for number in range(count)]
+
+    def read_64() -> None:
+        with ThreadPoolExecutor(64) as threads:
+            list(threads.map(storage.read_buffer, uris))
+
     ways = {
         "ranges": lambda: [
             storage.read_range("s3://bucket/object", _SMALL * at, _SMALL) for at in range(100)
         ],
-        "many_64": lambda: _many(uris),
+        "get_64": read_64,
     }
     figures = {}
     (folder / "traffic").mkdir()

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from itertools import chain, groupby, islice
 
 import fork_server
@@ -100,6 +101,26 @@ def _log_handlers_end_with_their_test():
     for handler in logging.root.handlers[:]:
         if type(handler) is logging.StreamHandler:
             logging.root.removeHandler(handler)
+
+
+@pytest.fixture(autouse=True)
+def _environment_is_read_again(monkeypatch):
+    """Buckets and connections are made anew in each test, and after each change of the environment."""
+
+    def forget():
+        for name, function in (("location", "forget_locations"), ("web", "forget_connections")):
+            if module := sys.modules.get(f"trainer.storage.{name}"):
+                getattr(module, function)()
+
+    def forgetting(change):
+        def changed(*arguments, **options):
+            forget()
+            change(*arguments, **options)
+
+        return changed
+
+    monkeypatch.setenv, monkeypatch.delenv = forgetting(monkeypatch.setenv), forgetting(monkeypatch.delenv)
+    forget()
 
 
 @pytest.fixture(scope="session")

@@ -88,7 +88,7 @@ FIGURES = {
     },
     "download": {"plain_images_per_s", "ours_images_per_s", "lowest_ratio"},
     "storage": {
-        "single_mb_s", "storage_mb_s", "lowest_ratio", "large_to_disk_ms", "put_cpu_ms", "many_64_ms",
+        "single_mb_s", "storage_mb_s", "lowest_ratio", "large_to_disk_ms", "put_cpu_ms", "get_64_ms",
     },
     "conversion": {
         "headers_images_per_cpu_s", "decoding_images_per_cpu_s", "download_peak_mb_of_2000_rows",

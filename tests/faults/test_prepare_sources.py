@@ -1,7 +1,6 @@
 """Faults of stores and servers in download and sharding."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from prepared_data import BOTH, CONFIG, SOME_BAD, Prepared, images_of
 
 from tests.trainer.data.test_fetch import form_of_urls, image_server
 from tests.trainer.data.test_foreign_addresses import SECRET, servers, stored, write_set
+from trainer import storage
 from trainer.base.errors import DataError, StorageError
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download
@@ -38,7 +38,9 @@ STORE = {
 @pytest.fixture
 def in_store(fifteen_images, bucket, tmp_path):
     """A source in a store, and what its shards are where nothing fails."""
-    shutil.copytree(fifteen_images, bucket / "source")
+    for path in fifteen_images.rglob("*"):
+        if path.is_file():
+            storage.upload(path, f"s3://bucket/source/{path.relative_to(fifteen_images)}")
     calm = Prepared(f"coco:{fifteen_images}", str(tmp_path / "calm"))
     return [
         data for name, data in contents(Path(calm.index["uri"])).items() if name.endswith((".tar", ".npy"))
@@ -144,7 +146,7 @@ def test_internal_addresses(servers, tmp_path, injected):
     hosts = ("127.0.0.1", "localhost", "[::1]", "169.254.169.254", "10.0.0.1", "0.0.0.0", "2130706433")
     for host in hosts:
         source = write_set(tmp_path / "x.json", [f"http://{host}:{port}/{n}.jpg" for n in range(3)])
-        with pytest.raises(DataError, match=r"nobody allowed|is at"):
+        with pytest.raises(DataError, match=r"nobody allowed|is at|is no address"):
             download(source, str(tmp_path / "data"), CONFIG)
     assert asked == []
     injected(len(hosts))

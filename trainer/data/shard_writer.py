@@ -11,11 +11,14 @@ import logging
 import math
 import tarfile
 import zlib
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
 
 from trainer import storage
+from trainer.base.daemon_threads import DaemonThreadPool, result_of
 from trainer.base.errors import DamagedError, DataError, MissingError, StorageError
 from trainer.base.os_errors import naming
 from trainer.data import fetch, statistics
@@ -205,23 +208,25 @@ def _images(task: ShardTask) -> Iterator[tuple[dict[str, Any], bytes]]:
         for one in stored:
             yield one.row, one.read(task)
         return
-    with storage.many(task.readers) as many:
-        done: dict[int, Any] = {}
+    with DaemonThreadPool(task.readers, "images") as threads:
+        reads: deque[Future[bytes | StorageError]] = deque()
         ahead = at = 0  # Bytes in the window; images that were requested.
-        for number, row in enumerate(rows):
+        for number, one in enumerate(stored):
             while at < len(uris) and at - number < 2 * task.readers:
                 if at > number and ahead + task.sizes[at] > _WINDOW:
                     break
-                many.read(at, uris[at], task.hashes[at])
+                reads.append(threads.submit(_read, uris[at], task.hashes[at]))
                 ahead += task.sizes[at]
                 at += 1
-            # Takes what has arrived meanwhile, and sends the pending requests.
-            done.update(many.wait(0))
-            while number not in done:
-                done.update(many.wait())
-            outcome = done.pop(number)
-            yield row, stored[number].checked(outcome, task, hashed=True)
+            yield one.row, one.checked(result_of(reads.popleft()), task, hashed=True)
             ahead -= task.sizes[number]
+
+
+def _read(uri: str, sha256: str) -> bytes | StorageError:
+    try:
+        return storage.read_bytes(uri, sha256=sha256)
+    except StorageError as error:
+        return error
 
 
 class _Stored(NamedTuple):

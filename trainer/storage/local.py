@@ -109,7 +109,7 @@ def new_file(uri: str, *, sync: bool = True) -> Iterator[Path]:
         temporary.replace(target)
 
 
-def write_bytes(uri: str, data: bytes, *, sync: bool) -> None:
+def write_bytes(uri: str, data: bytes | memoryview, *, sync: bool) -> None:
     """Write a file; `new_file` with little around it, for there may be millions."""
     with _beside(uri) as (temporary, target):
         with open(temporary, "wb", buffering=0) as file:

@@ -62,23 +62,28 @@ def host_and_port(uri: str) -> tuple[str, int]:
     """
     authority = _AUTHORITY.match(uri)
     named = authority[1].rpartition("@")[2] if authority else ""
-    match = _HOST.fullmatch(named)
-    if match is None:
-        raise invalid_address(uri, "it names no host" if not named else f"{named!r} is no host and port")
-    host, port = match[1].lower(), int(match[2][:6] if match[2] else _PORTS[scheme(uri)])
-    if not 0 < port < 2**16:
-        raise invalid_address(uri, f"there is no port {match[2]}")
     try:
-        if host.startswith("["):
-            return str(IPv6Address(host[1:-1])), port
-        labels = host.encode("idna").decode("ascii").removesuffix(".").split(".")
-        ".".join(labels).encode("ascii").decode("idna")
+        return _host_and_port(named, _PORTS.get(scheme(uri), 0))
     except ValueError as error:  # UnicodeError is one.
         raise invalid_address(uri, str(error)) from None
+
+
+@lru_cache(maxsize=1024)
+def _host_and_port(named: str, default_port: int) -> tuple[str, int]:
+    match = _HOST.fullmatch(named)
+    if match is None:
+        raise ValueError("it names no host" if not named else f"{named!r} is no host and port")
+    host, port = match[1].lower(), int(match[2][:6] if match[2] else default_port)
+    if not 0 < port < 2**16:
+        raise ValueError(f"there is no port {match[2]}")
+    if host.startswith("["):
+        return str(IPv6Address(host[1:-1])), port
+    labels = host.encode("idna").decode("ascii").removesuffix(".").split(".")
+    ".".join(labels).encode("ascii").decode("idna")
     if not all(map(_LABEL.fullmatch, labels)) or len(".".join(labels)) > 253:
-        raise invalid_address(uri, f"no host can be named {host!r}")
+        raise ValueError(f"no host can be named {host!r}")
     if _NUMBER.fullmatch(labels[-1]) and not _is_address(".".join(labels)):
-        raise invalid_address(uri, f"{host!r} is neither a name nor an IPv4 address")
+        raise ValueError(f"{host!r} is neither a name nor an IPv4 address")
     return host.removesuffix("."), port
 
 

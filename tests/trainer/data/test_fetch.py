@@ -28,19 +28,19 @@ CONFIG = DataConfig(processes=1, threads=4, allow_hosts=["127.0.0.1"])
 def broken_reads(monkeypatch):
     """Make the reading of some images of a COCO source fail a number of times; with the reads by name."""
     reads: dict[str, int] = {}
-    read_bytes = storage.read_bytes
+    read_buffer = storage.read_buffer
 
     def breaks(failures: dict[str, int]) -> dict[str, int]:
-        def read(uri: str, **options: str) -> bytes:
+        def read(uri: str, **options: str) -> memoryview:
             name = uri.rpartition("/")[2]
             if not name.endswith(".jpg"):
-                return read_bytes(uri, **options)
+                return read_buffer(uri, **options)
             reads[name] = reads.get(name, 0) + 1
             if reads[name] <= failures.get(name, 0):
                 raise StorageError(f"cannot read {uri}: connection reset")
-            return read_bytes(uri, **options)
+            return read_buffer(uri, **options)
 
-        monkeypatch.setattr(storage, "read_bytes", read)
+        monkeypatch.setattr(storage, "read_buffer", read)
         return reads
 
     return breaks

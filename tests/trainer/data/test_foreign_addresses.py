@@ -13,8 +13,7 @@ from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download
-from trainer.storage import reach as reach_module
-from trainer.storage import web
+from trainer.storage import url_policy, web
 
 SECRET = b'{"AccessKeyId": "AKIA-of-the-node", "SecretAccessKey": "hidden"}'
 CONFIG = DataConfig(processes=1, threads=4, max_bad_fraction=0.9)
@@ -123,15 +122,15 @@ def test_only_images_are_kept(servers, make_jpeg, tmp_path):
 
 
 def test_what_is_too_large_is_not_read_to_its_end(servers, tmp_path, monkeypatch):
-    reach = reach_module.Reach((), ("127.0.0.1",))
+    policy = url_policy.UrlPolicy((), ("127.0.0.1",))
     server, _ = servers("127.0.0.1", {"/1.jpg": b"x" * 3_000_000})
     with pytest.raises(Exception, match="more than 1000000 bytes"):
-        web.read_within(f"{server}/1.jpg", reach, most=1_000_000)
-    assert len(web.read_within(f"{server}/1.jpg", reach)) == 3_000_000
+        web.read_within(f"{server}/1.jpg", policy, most=1_000_000)
+    assert len(web.read_within(f"{server}/1.jpg", policy)) == 3_000_000
 
 
 def test_a_name_that_leads_inside_when_it_is_connected_to_is_refused(servers, tmp_path, monkeypatch):
-    """DNS rebinding: the address counts that is connected to, in libcurl's way and in urllib3's."""
+    """DNS rebinding: the address counts that is connected to."""
     server, asked = servers("127.0.0.1", {})
     port = server.rpartition(":")[2]
     source = write_set(tmp_path / "x.json", [f"http://localhost:{port}/{n}.jpg" for n in range(6)])

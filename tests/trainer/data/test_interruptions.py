@@ -65,7 +65,6 @@ FAULTS = {
     "cut": [("cut", {"times": 6, "after": 100, **IMAGE}), ("short", {"times": 3, "after": 50, **IMAGE})],
     # No more: an image that arrives damaged three times is one that is damaged.
     "corrupt": [("corrupt", {"times": 2, "after": 300, **IMAGE}), ("spoil", {"times": 2, "method": "PUT"})],
-    # Little comes before the silence: libcurl counts what came in the last five seconds as speed.
     "stall": [("stall", {"times": 3, "after": 1, **IMAGE})],
 }  # fmt: skip
 

@@ -23,17 +23,17 @@ def source(make_coco, monkeypatch):
     reads: dict[str, int] = {}
 
     root = str(make_coco(train=[f"{number}.jpg" for number in range(30)]))
-    read_bytes = storage.read_bytes
+    read_buffer = storage.read_buffer
 
-    def read(uri: str, **options: str) -> bytes:
+    def read(uri: str, **options: str) -> memoryview:
         name = uri.rpartition("/")[2]
         if uri.startswith(root) and name.endswith(".jpg"):
             reads[name] = reads.get(name, 0) + 1
             if name in faults:
                 raise faults[name]
-        return read_bytes(uri, **options)
+        return read_buffer(uri, **options)
 
-    monkeypatch.setattr(storage, "read_bytes", read)
+    monkeypatch.setattr(storage, "read_buffer", read)
     return root, faults, reads
 
 
@@ -160,8 +160,6 @@ def test_what_came_before_the_source_went_down_counts(source, tmp_path, monkeypa
     del faults["0.jpg"]
     monkeypatch.setattr("trainer.data.fetch._PATIENCE", -6)
     monkeypatch.setattr(
-        fetch,
-        "_read_in_one_thread",
-        lambda tasks, _, reach: (fetch._copy(reach, task) for task in tasks),
-    )  # in turn
+        fetch, "copy_images", lambda _, tasks, __, policy: (fetch._copy(policy, task) for task in tasks)
+    )  # one after the other
     assert images_of(brought(uri, tmp_path, 1)) == 27

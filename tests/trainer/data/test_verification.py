@@ -251,10 +251,10 @@ def test_a_data_root_moves_between_paths_and_a_store(prepared, fifteen_images, t
     shutil.copytree(elsewhere, bucket / "deep" / "root")
     back = str(tmp_path / "back")
     read = []
-    read_bytes = storage.read_bytes
+    buffer_of = storage.read_buffer
     for place in (elsewhere, "s3://bucket/deep/root"):
         with monkeypatch.context() as watched:
-            watched.setattr(storage, "read_bytes", lambda uri, **o: read.append(uri) or read_bytes(uri, **o))
+            watched.setattr(storage, "read_buffer", lambda uri, **o: read.append(uri) or buffer_of(uri, **o))
             manifest = download(f"coco:{fifteen_images}", place, CONFIG)
             index = shard(manifest, place, replace(CONFIG, jpeg_quality=80))
             same = shard(manifest, place, CONFIG)

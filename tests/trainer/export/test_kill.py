@@ -14,9 +14,10 @@ from trainer.export import bundle, published_models
 
 PUBLISH = """
 import json, os, signal, sys
+from contextlib import contextmanager
 from trainer import storage
 from trainer.export import bundle, published_models
-from trainer.storage import attempts, leases
+from trainer.storage import leases, objects
 
 source, root, points, most = sys.argv[1], sys.argv[2], set(json.loads(sys.argv[3])), int(sys.argv[4])
 
@@ -49,15 +50,16 @@ def publish(at):
             if passed == at:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    call = attempts.call
+    translated = objects.translated
 
+    @contextmanager
     def counted(*arguments):
         count("request")
-        result = call(*arguments)
+        with translated(*arguments):
+            yield
         count("answer")
-        return result
 
-    attempts.call = counted
+    objects.translated = counted
     sys.addaudithook(count)
     return published_models.publish(source, root, "pets")["version"]
 

@@ -20,7 +20,7 @@ from minio.error import MinioException
 
 from benchmarks import local_store
 from trainer import storage
-from trainer.storage import writes
+from trainer.storage import objects
 from trainer.storage.environment import client
 
 __all__ = ["hurried", "proxy"]
@@ -179,7 +179,7 @@ def unhashed_store(bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def interrupt_part(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Let an upload be interrupted when it comes to a part, by its number from 1."""
-    inner = writes._Upload._parts
+    inner = objects._Upload._parts
 
     def at(part: int) -> None:
         def parts(self, length):
@@ -189,6 +189,6 @@ def interrupt_part(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
                     time.sleep(0.5)
                 yield block
 
-        monkeypatch.setattr(writes._Upload, "_parts", parts)
+        monkeypatch.setattr(objects._Upload, "_parts", parts)
 
     return at

@@ -10,9 +10,8 @@ from trainer.base.errors import MissingError, StorageError
 from trainer.data.download import download
 from trainer.data.shards import shard
 from trainer.model import recipes
-from trainer.storage import records
+from trainer.storage import objects, records
 from trainer.storage.environment import client
-from trainer.storage.store import locate
 
 
 def test_a_file_and_its_folder(any_store):
@@ -44,7 +43,7 @@ def test_a_large_file_in_parts_and_pieces(any_store, tmp_path):
     with storage.open_reader(uri) as file:
         file.seek(-7, os.SEEK_END)
         assert file.read() == content[-7:]
-    assert locate(uri).get().attributes["sha256"] == hashlib.sha256(content).hexdigest()
+    assert objects._begin(uri).sha256 == hashlib.sha256(content).hexdigest()
 
 
 def test_an_upload_that_is_interrupted_leaves_nothing(any_store, interrupt_part):

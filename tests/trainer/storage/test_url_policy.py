@@ -4,7 +4,7 @@ import socket
 import pytest
 
 from trainer.base.errors import ConfigError
-from trainer.storage.reach import Reach, Refused
+from trainer.storage.url_policy import Refused, UrlPolicy
 
 SPECIAL_IPV4 = [
     "0.0.0.0", "0.255.255.255", "10.0.0.1", "10.255.255.255", "100.64.0.0", "100.100.100.200",
@@ -41,7 +41,7 @@ PUBLIC_IPV4 = [
 )
 def test_what_is_not_of_the_public_network_is_refused(peer):
     with pytest.raises(Refused, match="no address of the public network") as caught:
-        Reach().check_peer("http://example.org/a.jpg", peer)
+        UrlPolicy().check_peer("http://example.org/a.jpg", peer)
     assert "data.allow_hosts" in caught.value.fix and "example.org" in caught.value.fix
 
 
@@ -54,7 +54,7 @@ def test_what_is_not_of_the_public_network_is_refused(peer):
     ],
 )  # fmt: skip
 def test_what_is_public_is_reached(peer):
-    Reach().check_peer("http://example.org/a.jpg", peer)
+    UrlPolicy().check_peer("http://example.org/a.jpg", peer)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_what_is_public_is_reached(peer):
     ],
 )
 def test_what_is_allowed_by_name_is_reached(allowed, uri, peer):
-    Reach((), (allowed,)).check_peer(uri, peer)
+    UrlPolicy((), (allowed,)).check_peer(uri, peer)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_is_allowed_by_name_is_reached(allowed, uri, peer):
 )
 def test_an_allowance_holds_for_what_it_names_alone(allowed, uri):
     with pytest.raises(Refused):
-        Reach((), (allowed,)).check_peer(uri, "10.0.0.1")
+        UrlPolicy((), (allowed,)).check_peer(uri, "10.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -93,11 +93,11 @@ def test_an_allowance_holds_for_what_it_names_alone(allowed, uri):
 )
 def test_an_allowance_that_is_none_is_named(allowed):
     with pytest.raises(ConfigError, match=r"data\.allow_hosts"):
-        Reach((), (allowed,))
+        UrlPolicy((), (allowed,))
 
 
 def test_the_servers_and_buckets_that_the_user_named_are_reached_and_no_others():
-    reach = Reach(("http://10.0.0.1:8000/set.json", "s3://own/set"), ("s3://shared", "minio://own/"))
+    policy = UrlPolicy(("http://10.0.0.1:8000/set.json", "s3://own/set"), ("s3://shared", "minio://own/"))
     for uri in (
         "http://10.0.0.1:8000/b.jpg",
         "s3://own/x.jpg",
@@ -105,7 +105,7 @@ def test_the_servers_and_buckets_that_the_user_named_are_reached_and_no_others()
         "minio://own/x",
         "/a.jpg",
     ):
-        reach.check(uri)
+        policy.check(uri)
     others = [
         "http://10.0.0.1/b.jpg",
         "http://10.0.0.1:6443/",
@@ -121,9 +121,11 @@ def test_the_servers_and_buckets_that_the_user_named_are_reached_and_no_others()
         "http://0x7f000001.0.0.1:x/",
     ):
         with pytest.raises(Exception, match=r"refused|no address"):
-            reach.check(uri)
+            policy.check(uri)
     assert (
-        reach.is_named("s3://own/a") and not reach.is_named("s3://shared/a") and not reach.is_named("ftp://")
+        policy.is_named("s3://own/a")
+        and not policy.is_named("s3://shared/a")
+        and not policy.is_named("ftp://")
     )
 
 
@@ -133,5 +135,5 @@ def test_each_address_of_a_name_counts(monkeypatch):
     ]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     with pytest.raises(Refused, match=r"169\.254"):
-        Reach().check_names("http://two-faced.example/a.jpg")
-    assert ipaddress.ip_address(Reach((), ("169.254.169.254",)).check_names("http://x.example/")[0][4][0])
+        UrlPolicy().check_names("http://two-faced.example/a.jpg")
+    assert ipaddress.ip_address(UrlPolicy((), ("169.254.169.254",)).check_names("http://x.example/")[0][4][0])
