@@ -135,11 +135,9 @@ def _drift(planned: dict[str, Any], uri: str) -> float:
     if not storage.exists(storage.join(before, raw_folder.PLAN)):
         logger.warning("%s is gone: how far the data have moved since is not known", before)
         return math.inf
-    from trainer.evaluation import (
-        data_comparison,  # Its torch is more than the process of a step that waits has.
-    )
+    from operations import drift  # Its torch is more than the process of a step that waits needs.
 
-    distances = data_comparison.compare_listings(raw_folder.read_plan(before), planned).metrics
+    distances = drift.compare_listings(raw_folder.read_plan(before), planned).metrics
     return max(distances.values())
 
 

@@ -6,9 +6,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from components import costs, prices, records, usage
-from components.costs import Costs
+from components import records, usage
 from components.hooks import NOTHING_NEW
+from operations import costs
+from operations.costs import Costs
 from pipelines import parameters, schedules
 from pipelines.failed_runs import stopped
 from pipelines.kubeflow import Server
@@ -98,7 +99,7 @@ def nights(server: Server, name: str, data_root: str = "") -> tuple[list[Night],
 
 
 def _used(root: str, run_ids: list[str]) -> dict[str, Costs]:
-    rates = prices.find(root)
+    rates = costs.find_prices(root)
     return {run: costs.summed(records, rates) for run, records in usage.of_runs(root, run_ids).items()}
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from components import costs, run_ids
+from components import run_ids
 from components.launchers.guarded_process import GuardedProcess
+from operations import costs
 from pipelines import display, run_report, summary
 from pipelines.options import Options, check
 from pipelines.run_progress import RunProgress

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from components.costs import Costs
+from operations.costs import Costs
 from pipelines.run_progress import RunProgress
 from trainer.base.log import clock
 

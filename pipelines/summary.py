@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from components import run_plan
-from components.costs import Costs
+from operations.costs import Costs
 from pipelines.run_progress import RunProgress
 from trainer import storage
 from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY

@@ -42,24 +42,25 @@ def add(verbs: Commands) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
+    from operations import drift as drifts
     from trainer import storage
     from trainer.config.parsing import parse_overrides
-    from trainer.evaluation import data_comparison, gate
+    from trainer.evaluation import gate
     from trainer.model import recipes
 
     if options.images < 0 or options.samples < 1:
         raise ConfigError("--images must be 0 or more, --samples 1 or more", fix="leave them out")
     rules = gate.split_rules(options.gate)
     gate.check(rules, [])
-    drift = data_comparison.compare_data(
+    drift = drifts.compare_data(
         options.one, options.other, split=options.split, pictures=options.images, samples=options.samples,
         seed=options.seed, model_uri=options.model,
         data=recipes.load("small", parse_overrides(options.overrides)).data,
     )  # fmt: skip
     print("\n".join(_lines(drift)))
     if options.output:
-        data_comparison.write(drift, options.output)
-        print(f"page: {storage.join(options.output, data_comparison.PAGE)}")
+        drifts.write(drift, options.output)
+        print(f"page: {storage.join(options.output, drifts.PAGE)}")
     if not rules:
         return 0
     verdict = gate.decide(gate.Evidence(drift.metrics), rules)

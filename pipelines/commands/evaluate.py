@@ -72,6 +72,7 @@ def add(commands: Commands) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
+    from operations import drift
     from trainer import storage
     from trainer.base import log
     from trainer.config import parsing
@@ -89,7 +90,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     config = parsing.with_overrides(trained, _overrides(options, rules), where="--set")
     if _processes(options) == 1:
         log.setup()
-        summary = evaluate(options.model, options.shards, options.output, config)
+        summary = evaluate(options.model, options.shards, options.output, config, drift=drift.for_gate)
     else:
         uri = storage.join(options.output, _CONFIG)
         parsing.write(uri, config)

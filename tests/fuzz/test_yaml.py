@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hostile import odd_yaml
 
-from components import prices
+from operations import costs
 from operations.tuning import space as spaces
 from pipelines.commands import job_options
 from trainer.base.bounded_text import yaml_value
@@ -28,7 +28,7 @@ def of_space(path):
 
 
 READERS = {
-    "prices": prices.read,
+    "prices": costs.read_prices,
     "space": of_space,
     "recipe": recipes.named,
     "job": job_options._from_file,

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from bundles import make_bundle
 
-from components import preparation, prices, records
-from operations import forgetting, retrain_condition, tracing
+from components import preparation, records
+from operations import costs, forgetting, retrain_condition, tracing
 from pipelines import cli
 from trainer import storage
 from trainer.base.errors import ConfigError, DamagedError, DataError
@@ -63,7 +63,7 @@ def test_from_a_model_to_its_run_data_and_source(made, capsys):
 
 def test_a_trace_tells_what_the_run_used_by_its_id_and_its_name(made, capsys, monkeypatch):
     root, _ = made
-    monkeypatch.setenv(prices.VARIABLE, "")  # It is set, and must not stay.
+    monkeypatch.setenv(costs.VARIABLE, "")  # It is set, and must not stay.
     for run, step in (("id-1", "prepare"), ("night-1", "train")):
         used = Record(run, step, 0, "2026-11-23T00:00:00+00:00", True, 3600.0, 1, 0, 0, 0)
         storage.write_bytes(f"{root}/usage/{run}/{step}.json", used.encoded())

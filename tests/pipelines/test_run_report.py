@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from components import costs
-from components.prices import Prices
+from operations import costs
+from operations.costs import Prices
 from pipelines import run_report
 from pipelines.run_progress import RunProgress
 from trainer.launching.usage.record import Record

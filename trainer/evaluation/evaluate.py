@@ -5,7 +5,7 @@ import json
 import logging
 import platform
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -19,8 +19,6 @@ from trainer.data.shard_index import ShardDataset, data_root_of
 from trainer.evaluation import baseline as baselines
 from trainer.evaluation import coco_metrics, engines, gate, scoring
 from trainer.evaluation.baseline import Baseline
-from trainer.evaluation.data_comparison import compare_data
-from trainer.evaluation.data_comparison import write as write_drift
 from trainer.evaluation.gate import Evidence, Verdict
 from trainer.evaluation.inference import ScoredModel, predict_split
 from trainer.evaluation.metrics import Compared
@@ -45,9 +43,30 @@ _SAME = ("fingerprint", "split", "sha256", "kubedet")
 count."""
 
 
+@dataclass(frozen=True)
+class DriftRequest:
+    """How far data have moved is to be measured."""
+
+    names: set[str]
+    """Of the distances that rules ask for, as `trainer.evaluation.metrics.DRIFT` has them."""
+    before: str
+    """URI of the baseline's shards."""
+    now: str
+    """URI of the shards that are scored."""
+    model: str
+    """URI of the baseline."""
+    seed: int
+    output: str
+    """URI of the evaluation's folder."""
+
+
+MeasureDrift = Callable[[DriftRequest], dict[str, float]]
+"""Returns distances, 0 to 1, by name."""
+
+
 def evaluate(
     model_uri: str, shards_uri: str, output_uri: str, config: Config, *,
-    rules: Sequence[str] | None = None, used: Callable[[], Table] = list,
+    rules: Sequence[str] | None = None, used: Callable[[], Table] = list, drift: MeasureDrift | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Score a model; the processes that torchrun started share the images.
 
@@ -60,6 +79,7 @@ def evaluate(
         config: the evaluation section, workers of the loader, and the model's name.
         rules: the gate's; None takes the configuration's.
         used: tells what the run has used so far, for the report.
+        drift: measures how far data have moved, for rules that ask for it; without it they do not hold.
 
     Returns:
         On rank 0 the content of metrics.json, elsewhere {}: split, images, metrics (by name),
@@ -99,7 +119,7 @@ def evaluate(
         samples = config.evaluation.bootstrap
         compared = _comparison(baseline, base, obstacle, truth, scores, samples)
         summary["comparison"] = compared.to_json() if compared else None
-        summary["drift"] = _drift(gate.drift_metrics(rules), baseline, dataset, config, output_uri)
+        summary["drift"] = _drift(rules, baseline, dataset, config, output_uri, drift)
         verdict = gate.decide(Evidence.from_summary(summary), rules)
         summary["verdict"] = verdict.to_json()
         predictions.write(summary["predictions"], _provenance(model, dataset))
@@ -267,34 +287,31 @@ def _comparison(
     return scoring.compare(baseline.name, baseline.model, base, truth, scores, samples=samples)
 
 
-_OF_PIXELS = {"drift/brightness", "drift/sharpness", "drift/features"}
-_PICTURES = 200
-"""Images of each set whose pixels are looked at where a rule asks for what is in them."""
+_NO_DRIFT = "only a pipeline, and `kubedet evaluate --nproc 1`, measure how far data have moved"
 
 
 def _drift(
-    names: set[str], baseline: Baseline | None, dataset: ShardDataset, config: Config, output_uri: str
-) -> dict[str, Any] | None:
-    """Return how far these shards are from the baseline's; None where no rule asks for it."""
+    rules: Sequence[str], baseline: Baseline | None, dataset: ShardDataset, config: Config, output_uri: str,
+    measure: MeasureDrift | None,
+) -> dict[str, Any] | None:  # fmt: skip
+    """Return how far these shards are from the baseline's; None if no rule asks for it."""
+    names = gate.drift_metrics(rules)
     if not names:
         return None
     if baseline is None:
         return {"metrics": {}, "obstacle": ""}
+    if measure is None:
+        return {"metrics": {}, "obstacle": _NO_DRIFT}
     before = str((baseline.summary or {}).get("shards", ""))
     if not before or not storage.exists(storage.join(before, "index.json")):
         if before and seen.forgotten_in(data_root_of(before), before.rstrip("/").rpartition("/")[2]):
-            # Else no later model could pass: nobody will ever bring back what was to be forgotten.
+            # Otherwise no later model could pass: nobody brings back images that were removed on request.
             _LOG.warning("drift is not measured: the shards of %s went with images to forget", baseline.name)
             return {"metrics": {}, "obstacle": ""}
-        return {
-            "metrics": {},
-            "obstacle": f"the shards of the baseline {baseline.name} are not known or not there",
-        }
-    model = baseline.model if "drift/features" in names else ""
-    pictures = _PICTURES if names & _OF_PIXELS else 0
-    drift = compare_data(before, dataset.uri, pictures=pictures, seed=config.train.seed, model_uri=model)
-    write_drift(drift, output_uri)
-    return {"metrics": drift.metrics, "obstacle": ""}
+        obstacle = f"the shards of the baseline {baseline.name} are not known or not there"
+        return {"metrics": {}, "obstacle": obstacle}
+    request = DriftRequest(names, before, dataset.uri, baseline.model, config.train.seed, output_uri)
+    return {"metrics": measure(request), "obstacle": ""}
 
 
 def _predictions_uri(output_uri: str, config: Config) -> str:

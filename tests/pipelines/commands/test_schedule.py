@@ -5,7 +5,8 @@ from itertools import islice
 
 import pytest
 
-from components import prices, records
+from components import records
+from operations import costs
 from pipelines import cli
 from pipelines.schedules import due_times, parse_cron
 from trainer import storage
@@ -259,7 +260,7 @@ def test_the_history_as_a_page_has_plots_and_every_run(past, tmp_path):
 
 
 def test_the_history_tells_what_each_run_used_and_cost(past, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv(prices.VARIABLE, "")  # It is set, and must not stay.
+    monkeypatch.setenv(costs.VARIABLE, "")  # It is set, and must not stay.
     for run, seconds in (("id-1", 7200.0), ("id-2", 3600.0), ("other", 9e9)):
         used = Record(run, "train", 0, "2026-11-21T02:00:00+00:00", True, seconds, 1, 2, 0, 0)
         storage.write_bytes(f"{past}/usage/{run}/train.json", used.encoded())

@@ -282,23 +282,30 @@ def test_every_form_of_an_exported_model_is_scored_like_its_checkpoint(saved, sh
         assert (scored["images"], scored["step"]) == (expected["images"], expected["step"])
 
 
-@pytest.mark.slow
 def test_a_rule_about_drift_compares_with_the_shards_of_the_baseline(saved, shards, config, tmp_path):
-    output, rules = tmp_path / "e", ["drift/classes <= 0.001", "drift/features <= 0.001"]
-    first = evaluate(saved(), shards, str(output), config, rules=rules)
-    assert first["verdict"]["passed"] and "there is nothing to compare with" in first["verdict"]["reason"]
-    assert not (output / "drift.html").exists() and first["shards"] == shards
+    output, rules, requests = tmp_path / "e", ["drift/classes <= 0.001"], []
+
+    def drift(request):
+        requests.append(request)
+        return {"drift/classes": 0.0005}
+
+    def scored(folder, config, **options):
+        return evaluate(saved(), shards, str(tmp_path / folder), config, rules=rules, **options)["verdict"]
+
+    first = scored("e", config, drift=drift)
+    assert first["passed"] and "there is nothing to compare with" in first["reason"]
+    assert not requests
     changed = dataclasses.replace(
         config, evaluation=dataclasses.replace(config.evaluation, baseline=str(output), bootstrap=5)
     )
-    second = evaluate(saved(), shards, str(tmp_path / "f"), changed, rules=rules)
-    assert second["verdict"]["passed"] and second["drift"]["metrics"]["drift/classes"] == 0
-    assert "drift/features 0.000 <= 0.001: passed" in second["verdict"]["reason"]
-    assert "drift/classes" in (tmp_path / "f" / "drift.html").read_text()
-    summary = {**first, "shards": str(tmp_path / "gone")}
-    storage.write_json(str(output / "metrics.json"), summary)
-    third = evaluate(saved(), shards, str(tmp_path / "g"), changed, rules=rules)
-    assert not third["verdict"]["passed"] and "are not known or not there" in third["verdict"]["reason"]
+    assert "only a pipeline" in scored("n", changed)["reason"]
+    assert scored("f", changed, drift=drift)["passed"]
+    (request,) = requests
+    assert (request.before, request.now, request.names) == (shards, shards, {"drift/classes"})
+    summary = storage.read_json(str(output / "metrics.json"))
+    storage.write_json(str(output / "metrics.json"), {**summary, "shards": str(tmp_path / "gone")})
+    third = scored("g", changed, drift=drift)
+    assert not third["passed"] and "are not known or not there" in third["reason"]
 
 
 def test_a_run_is_compared_with_a_file_of_detections(saved, shards, config, tmp_path):

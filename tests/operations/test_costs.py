@@ -1,9 +1,10 @@
-"""Sums by step, with prices: unknown parts make a sum a lower bound."""
+"""Sums by step, with prices: unknown parts make a sum a lower bound; files of prices and their mistakes."""
 
 import pytest
 
-from components import costs
-from components.prices import Prices
+from operations import costs
+from operations.costs import Prices
+from trainer.base.errors import ConfigError, StorageError
 from trainer.launching.usage.record import Record
 
 HOUR = 3600.0
@@ -67,3 +68,43 @@ def test_prices_that_cannot_be_used_cost_a_warning_and_not_the_step(tmp_path, ca
     (tmp_path / "prices.yaml").write_text("gpu: 2")
     assert not costs.of_run(str(tmp_path), "r")
     assert "prices.yaml" in caplog.text
+
+
+def test_what_is_named_is_read_and_the_rest_costs_nothing(tmp_path):
+    (tmp_path / "p.yaml").write_text("currency: EUR\nnode_hour: 0.5\ngpu_hour: 2\n")
+    read = costs.read_prices(str(tmp_path / "p.yaml"))
+    assert read == Prices(currency="EUR", node_hour=0.5, gpu_hour=2.0) and read.has_money
+    (tmp_path / "p.json").write_text('{"currency": "EUR"}')
+    assert not costs.read_prices(str(tmp_path / "p.json")).has_money
+
+
+def test_the_variable_goes_before_the_data_roots_own(tmp_path, monkeypatch):
+    monkeypatch.delenv(costs.VARIABLE, raising=False)
+    assert costs.find_prices(str(tmp_path)) is None
+    (tmp_path / "prices.yaml").write_text("gb_read: 0.3")
+    assert costs.find_prices(str(tmp_path)) == Prices(gb_read=0.3)
+    (tmp_path / "other.yaml").write_text("gb_read: 0.4")
+    monkeypatch.setenv(costs.VARIABLE, str(tmp_path / "other.yaml"))
+    assert costs.find_prices(str(tmp_path)) == Prices(gb_read=0.4)
+    monkeypatch.setenv(costs.VARIABLE, str(tmp_path / "none.yaml"))
+    with pytest.raises(StorageError, match=r"none\.yaml"):
+        costs.find_prices(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("gpu_hours: 2", "gpu_hours"),
+        ("gpu_hour: -1", "gpu_hour"),
+        ("gpu_hour: .inf", "gpu_hour"),
+        ("gpu_hour: cheap", "gpu_hour"),
+        ("- 1", "not a file of prices"),
+        ("gpu_hour: {", "not YAML"),
+        ("[" * 300, "not YAML"),
+    ],
+)
+def test_what_is_no_price_is_named_with_what_may_stand_there(tmp_path, text, said):
+    (tmp_path / "p.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=said) as caught:
+        costs.read_prices(str(tmp_path / "p.yaml"))
+    assert "gb_written" in caught.value.fix

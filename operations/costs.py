@@ -1,18 +1,22 @@
-"""What a run used and cost, by step: sums of the records that `usage` keeps, with the prices of `prices`.
+"""What a run used and cost, by step: sums of the records that `usage` keeps, with a small file of prices.
 
 The number of AMD's GPUs is unknown: a sum that lacks it is shown as `>=1.23`, and as `-` if all of it is
 unknown.
 """
 
 import logging
+import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
 
-from components import prices as price_files
+import pydantic.dataclasses
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
 from components import usage
-from components.prices import Prices
-from trainer.base.errors import KubedetError
+from trainer import storage
+from trainer.base.bounded_text import yaml_value
+from trainer.base.errors import ConfigError, KubedetError
 from trainer.launching.usage.record import Record
 
 logger = logging.getLogger(__name__)
@@ -20,6 +24,78 @@ logger = logging.getLogger(__name__)
 _HOUR = 3600.0
 _NONE = "-"
 _TOTAL = "in all"
+
+
+VARIABLE = "KUBEDET_PRICES"
+"""Environment variable: URI of the file."""
+
+FILE = "prices.yaml"
+"""The file of a data root, for where the variable names none."""
+
+_LONGEST = 10_000
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@pydantic.dataclasses.dataclass(config=ConfigDict(extra="forbid", use_attribute_docstrings=True), frozen=True)
+class Prices:
+    """What is not named is not paid for."""
+
+    currency: str = ""
+    """In what prices are, e.g. EUR."""
+    node_hour: Amount = 0.0
+    """Price of a node for an hour, without its GPUs where these have a price of their own."""
+    gpu_hour: Amount = 0.0
+    """Price of a GPU for an hour."""
+    gb_read: Amount = 0.0
+    """Price of 10^9 bytes from object stores and the web."""
+    gb_written: Amount = 0.0
+    """Price of 10^9 bytes to object stores."""
+
+    @property
+    def has_money(self) -> bool:
+        """Whether anything is paid for."""
+        return any((self.node_hour, self.gpu_hour, self.gb_read, self.gb_written))
+
+
+_ADAPTER = TypeAdapter(Prices)
+
+
+def find_prices(data_root: str) -> Prices | None:
+    """Return the prices of the file that KUBEDET_PRICES names, or else of the data root; None without.
+
+    Args:
+        data_root: its URI.
+
+    Raises:
+        ConfigError: the file cannot be used.
+        StorageError: it is missing or cannot be read.
+    """
+    if given := os.environ.get(VARIABLE, "").strip():
+        return read_prices(given)
+    uri = storage.join(data_root, FILE)
+    return read_prices(uri) if storage.exists(uri) else None
+
+
+def read_prices(uri: str) -> Prices:
+    """Read a file of prices, YAML or JSON.
+
+    Raises:
+        ConfigError: naming every key that is unknown or no amount.
+        StorageError: it is missing or cannot be read.
+    """
+    names = ", ".join(field.name for field in fields(Prices))
+    fix = f"write lines like `gpu_hour: 2.5`; keys are {names}"
+    try:
+        tree: Any = yaml_value(storage.read_bytes(uri), _LONGEST)
+    except ValueError as error:
+        raise ConfigError(f"{uri} is not YAML: {str(error).splitlines()[0]}", fix=fix) from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{uri} is not a file of prices", fix=fix)
+    try:
+        return _ADAPTER.validate_python(tree)
+    except ValidationError as error:
+        lines = [f"  {'.'.join(map(str, item['loc']))}: {item['msg'].lower()}" for item in error.errors()]
+        raise ConfigError("\n".join([f"{uri} cannot be used:", *lines]), fix=fix) from None
 
 
 @dataclass(frozen=True)
@@ -132,7 +208,7 @@ def of_run(data_root: str, *run_ids: str) -> Costs:
         run_ids: the run's id, and others that it may be known by.
     """
     try:
-        return summed(usage.of_run(data_root, *run_ids), price_files.find(data_root))
+        return summed(usage.of_run(data_root, *run_ids), find_prices(data_root))
     except KubedetError as error:
         logger.warning("what the run used is not told: %s", error)
         return summed([])

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.drift.comparing import Drift, is_number, medians, numbers
+from operations.drift import Drift
 from trainer.evaluation.metrics import DRIFT
 from trainer.report.figures import GRID, SERIES, TEXT, Plot, as_plot, bars, figure, render
 
@@ -35,7 +35,7 @@ def page(drift: Drift) -> str:
 def _rows(drift: Drift) -> list[dict[str, Any]]:
     rows = []
     for name, shift in drift.shifts.items():
-        shown = [f"{value:.4g}" for value in medians(drift, name)] if is_number(name) else ["-", "-"]
+        shown = [f"{value:.4g}" for value in drift.medians(name)] or ["-", "-"]
         rows.append({"name": name, "meaning": DRIFT[name], "shift": shift, "medians": shown})
     return rows
 
@@ -86,7 +86,7 @@ def _classes(drift: Drift) -> Plot | None:
 
 def _distribution(drift: Drift, name: str) -> Plot:
     drawn, axes = figure(_AXES[name], "share")
-    pair = [values for part in (drift.one, drift.other) if (values := numbers(part, name)) is not None]
+    pair = [part.numbers[name].values for part in (drift.one, drift.other)]
     both = np.concatenate(pair)
     # Without the outermost half per cent: one huge box would make one bar of all others.
     low, high = np.percentile(both, [0.5, 99.5])
