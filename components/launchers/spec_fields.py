@@ -1,4 +1,4 @@
-"""Meaning, label, default and type of the specification's fields, for command-line options and forms."""
+"""Meaning, default and type of the specification's fields, for command-line options."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,11 +14,6 @@ def meaning(name: str) -> str:
     """Return what a field means as a phrase: without capital and full stop."""
     text = " ".join((_FIELDS[name].description or "").split()).removesuffix(".")
     return text if text[:2].isupper() else text[:1].lower() + text[1:]
-
-
-def label(name: str) -> str:
-    """Return the label of a field in a form."""
-    return _FIELDS[name].title or name.capitalize()
 
 
 def default(name: str) -> Any:

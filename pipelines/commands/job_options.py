@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from components.launchers.spec import JobSpec
 
 FLAGS = ("name", *PARAMETERS)
-"""Fields of JobSpec that are asked for by themselves, on a command line and in a form."""
+"""Fields of JobSpec that have an option of their own."""
 
 _LONGEST = 200_000
 """Characters of a specification; most have a thousand."""

@@ -37,8 +37,7 @@ def add(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from pipelines.options import Options
-    from pipelines.run import run
+    from pipelines.run import Options, run
 
     overrides = read_recipe(options)
     values = {name: getattr(options, name) for name in parameters.LOCAL}

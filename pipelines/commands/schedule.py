@@ -13,7 +13,7 @@ from pipelines.commands.options import add_prices, use_prices
 from trainer.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pipelines.history import Night
+    from pipelines.schedules import Night
 
 NAME = "kubedet"
 """Default name of a schedule."""
@@ -140,15 +140,15 @@ def _resume(options: argparse.Namespace) -> int:
 
 
 def _history(options: argparse.Namespace) -> int:
-    from pipelines import history
+    from pipelines import schedules
     from pipelines.kubeflow import Server
     from pipelines.tables import columns
 
     use_prices(options)
     server = Server(cluster_options.access(options))
-    nights, obstacle = history.nights(server, options.name, options.data_root)
+    nights, obstacle = schedules.nights(server, options.name, options.data_root)
     remark = f"verdicts, APs and costs could not be read: {obstacle}" if obstacle else ""
-    print(columns(history.cells(nights)) if nights else f"the schedule {options.name} has no runs")
+    print(columns(schedules.cells(nights)) if nights else f"the schedule {options.name} has no runs")
     if remark:
         print(
             f"warning: {remark}\n  fix: name where this machine sees the data with --data-root",
@@ -161,7 +161,7 @@ def _history(options: argparse.Namespace) -> int:
 
 
 def _write_page(options: argparse.Namespace, nights: "list[Night]", remark: str) -> None:
-    from pipelines import history
+    from pipelines.schedules import cells
     from trainer import storage
     from trainer.report.history_page import page
 
@@ -172,7 +172,7 @@ def _write_page(options: argparse.Namespace, nights: "list[Night]", remark: str)
     for night in nights:
         for what, value in night.amounts().items():
             series.setdefault(what, []).append((night.began, value, night.verdict or night.state))
-    header, *rows = history.cells(nights)
+    header, *rows = cells(nights)
     storage.write_bytes(options.html, page(options.name, header, rows, series, remark).encode())
 
 

@@ -12,7 +12,7 @@ from components import publishing, run_end, scoring
 from operations import notifications
 from operations.notifications import EVENTS, FAILED, HELD_BACK, PASSED, Notice, tell
 from pipelines import run
-from pipelines.options import Options
+from pipelines.run import Options
 from trainer.base import log
 from trainer.base.errors import StorageError
 from trainer.config import parsing

@@ -7,7 +7,7 @@ import pytest
 
 from operations import costs
 from pipelines import cli, run
-from pipelines.options import Options, check
+from pipelines.run import Options, check
 from trainer.base.errors import ConfigError
 
 

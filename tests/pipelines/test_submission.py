@@ -137,21 +137,16 @@ def test_the_package_has_the_form_that_is_asked_for():
     assert parameters[1] < parameters[0]
 
 
+@pytest.mark.parametrize(
+    ("form", "what"), [({"until": "shards"}, "run until shards"), ({"trials": 2}, "search")]
+)
 @pytest.mark.parametrize("name", TRAINING)
-def test_what_means_nothing_until_the_shards_is_refused_by_name(name):
+def test_what_a_form_has_no_use_for_is_refused_by_name(name, form, what):
     values = {"nodes": 2, "nproc": 2, "gpus": 1, "job": {}, "launcher": "local"}
     values |= {"min_new_images": 1, "min_drift": 0.1}
     value = values.get(name, "x")
-    with pytest.raises(ConfigError, match=f"  {name}: means nothing in a run until shards"):
-        Submission("a", "b", {"data_root": "s3://bucket/r", name: value}, until="shards").check()
-
-
-@pytest.mark.parametrize("name", TRAINING)
-def test_what_means_nothing_in_a_search_is_refused_by_name(name):
-    values = {"nodes": 2, "nproc": 2, "gpus": 1, "job": {}, "launcher": "local"}
-    values |= {"min_new_images": 1, "min_drift": 0.1}
-    with pytest.raises(ConfigError, match=f"{name}|conditional means nothing"):
-        Submission("a", "b", {"data_root": "s3://bucket/r", name: values.get(name, "x")}, trials=2).check()
+    with pytest.raises(ConfigError, match=f"{name}: means nothing in a {what}|conditional means nothing"):
+        Submission("a", "b", {"data_root": "s3://bucket/r", name: value}, **form).check()
 
 
 def test_a_search_is_checked_before_anything_is_sent():

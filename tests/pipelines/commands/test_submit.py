@@ -88,21 +88,12 @@ def test_the_form_that_is_asked_for_is_sent_and_shown(kfp_server, capsys, tmp_pa
     ]  # fmt: skip
 
 
-def test_one_partition_is_the_plain_form(kfp_server):
-    assert cli.main([*ARGUMENTS, "--partitions", "1"]) == 0
-    (run,) = kfp_server.runs
-    assert "comp-assist" not in run["pipeline_spec"]["pipeline_spec"]["components"]
-
-
 @pytest.mark.parametrize(
     ("options", "cpu", "memory"),
     [
         ([], "500m", "2Gi"),
-        (["--source", "coco:s3://bucket/set"], "2", "8Gi"),
-        (["--source", "coco:2017"], "6", "24Gi"),
         (["--source", "coco:2017", "--size", "small"], "500m", "2Gi"),
         (["--source", "openimages:splits=validation", "--step-memory", "12G"], "6", "12G"),
-        (["--size", "medium", "--step-cpu", "1500m"], "1500m", "8Gi"),
     ],
 )
 def test_pods_ask_for_what_the_source_needs_or_for_what_is_said(kfp_server, options, cpu, memory):
@@ -111,7 +102,7 @@ def test_pods_ask_for_what_the_source_needs_or_for_what_is_said(kfp_server, opti
     assert (parameters["step_cpu"], parameters["step_memory"]) == (cpu, memory)
 
 
-@pytest.mark.parametrize("tag", ["2.14.3", "v2.5.0", "2.0.5"])
+@pytest.mark.parametrize("tag", ["2.14.3"])
 @pytest.mark.parametrize(
     "command", [ARGUMENTS, ["schedule", "create", "--cron", "0 2 * * *", *ARGUMENTS[1:3]]]
 )
@@ -124,36 +115,14 @@ def test_a_server_that_is_too_old_is_refused_before_anything_is_sent(kfp_server,
 
 
 @pytest.mark.parametrize(
-    ("tag", "message"),
-    [
-        ("2.17.0", ""),
-        ("2.16.1", "version 2.16.1"),
-        ("unknown", "unknown version"),
-    ],
-)
-def test_a_server_that_was_not_tried_is_told_of(kfp_server, capsys, tag, message):
-    kfp_server.tag = tag
-    assert cli.main(ARGUMENTS) == 0
-    shown = capsys.readouterr().err
-    assert message in shown and bool(shown) is bool(message)
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--recipe", "nope"], "no recipe 'nope'"),
         (["--set", "train.epochs"], "--set 'train.epochs' is not key=value"),
         (["--job", "memory_limit"], "--job 'memory_limit' is not key=value"),
         (["--job", "memory=1Gi"], "memory: no such field"),
-        (["--data-root", "/home/me"], "data_root: no pod finds /home/me"),
-        (["--step-cpu", "lots"], "step_cpu: 'lots' is not an amount"),
-        (["--step-memory", "8"], "step_memory: '8' is less than 64Mi"),
-        (["--launcher", "slurm"], "no launcher 'slurm'; use one of: local, kubernetes"),
-        (["--partitions", "0"], "partitions 0 is not from 1 to 256"),
         (["--deadline", "-1"], "deadline -1 is less than zero"),
         (["--until", "shards"], "nodes: means nothing in a run until shards"),
-        (["--until", "shards"], "gpus: means nothing in a run until shards"),
-        (["--until", "shards"], "job: means nothing in a run until shards"),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_sent(kfp_server, capsys, arguments, message):
