@@ -87,7 +87,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _choose(names: list[str]) -> dict[str, list[str]]:
     """Return the weights that are meant, and the recipes that start from each."""
-    from trainer.weights.published_weights import is_published
+    from trainer.weights.weights_mirror import is_published
 
     needed: dict[str, list[str]] = {}
     for recipe in recipes.RECIPES:

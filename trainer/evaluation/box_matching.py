@@ -54,13 +54,7 @@ class Matches:
 
 
 def match(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> Matches:
-    """Match predictions with objects of their class and image.
-
-    Args:
-        truth: ground truth, checked.
-        predictions: predictions, checked.
-        thresholds: [T] IoU thresholds.
-    """
+    """Match predictions with objects of their class and image."""
     detections, objects = _side(truth, predictions), _side(truth, truth)
     # By class, image, then score; ties keep their order, as in a stable sort of each image.
     order = np.lexsort((-predictions.scores, detections.groups))

@@ -131,13 +131,6 @@ def worst_images(
     """The images with the lowest F1, the one with most errors first among equals.
 
     Detections that are mostly in a crowd region are left out. Images without an error are not listed.
-
-    Args:
-        truth: ground truth.
-        predictions: predictions; those below SHOWN_SCORE are left out.
-        matches: of both, the first threshold IOU.
-        load_image: bytes of an encoded image by its id.
-        count: images to list at most.
     """
     images = len(truth.images)
     shown = np.flatnonzero((matches.scores >= SHOWN_SCORE) & ~matches.ignored[:, 0])

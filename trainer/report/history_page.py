@@ -14,15 +14,7 @@ Points = Sequence[tuple[datetime, float, str]]
 def page(
     name: str, header: Sequence[str], rows: Sequence[Sequence[str]], series: Mapping[str, Points], remark: str
 ) -> str:
-    """Return the page, as HTML that needs no other file.
-
-    Args:
-        name: of the schedule.
-        header: what the cells of a row are.
-        rows: of the table.
-        series: points over time, by the title of the drawing; those without points are left out.
-        remark: a sentence above it, e.g. what could not be read.
-    """
+    """Return the page, as HTML that needs no other file."""
     plots = [_over_time(title, points) for title, points in series.items() if points]
     return render("history_page.html.jinja", name=name, header=header, rows=rows, plots=plots, remark=remark)
 

@@ -87,11 +87,7 @@ def sparkline(precision: np.ndarray) -> str:
 
 
 def tide(errors: Mapping[str, tuple[float, int]]) -> Plot:
-    """What each kind of error costs in AP at IoU 0.5, as bars.
-
-    Args:
-        errors: cost and count by kind, from analysis.tide.
-    """
+    """What each kind of error costs in AP at IoU 0.5, as bars."""
     costs = [cost for cost, _ in errors.values()]
     drawn, axes = bars("AP50 that is lost", [TIDE[kind] for kind in errors], costs)
     for place, (cost, count) in zip(axes.get_yticks(), errors.values(), strict=True):
@@ -130,11 +126,7 @@ _HISTOGRAMS = {
 
 
 def histograms(statistics: Mapping[str, Mapping[str, Any]]) -> list[Plot]:
-    """Shares of boxes and images of each size and shape, split by split.
-
-    Args:
-        statistics: of each split, as in the shards' index.
-    """
+    """Shares of boxes and images of each size and shape, split by split."""
     plots = []
     for key, (title, label) in _HISTOGRAMS.items():
         drawn, axes = figure(label, "share")

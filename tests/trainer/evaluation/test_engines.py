@@ -58,7 +58,7 @@ def test_all_agree_with_pycocotools(tenth: int) -> None:
         truth, detections = odd_case(seed)
         oracle = engines.run("pycocotools", truth, detections)
         arrays = engines.run("hotcoco", truth, detections)
-        for name in ("precision", "recall"):
+        for name in ("precision", "recall", "scores"):
             assert np.abs(getattr(arrays, name) - getattr(oracle, name)).max() <= 1e-12, (seed, name)
         result = coco_metrics.evaluate(truth, detections)
         fallback = coco_metrics.evaluate(truth, detections, engine="pycocotools")

@@ -143,7 +143,7 @@ def test_a_version_with_other_classes_is_refused_unless_it_is_wanted(tmp_path, r
         version="v3",
         classes=bundle.load(_bundle(tmp_path, "x")).metadata["classes"][::-1],
     )
-    with pytest.raises(ConfigError, match="the same in another order"):
+    with pytest.raises(ConfigError, match="in another order"):
         published_models.publish(turned, root, "pets")
     assert published_models.publish(other, root, "pets", other_classes=True)["classes"] == ["cat", "ace"]
     for switch in (lambda **kw: published_models.rollback(root, "pets", **kw),
@@ -153,17 +153,6 @@ def test_a_version_with_other_classes_is_refused_unless_it_is_wanted(tmp_path, r
         assert "--other-classes" in caught.value.fix
         assert published_models.current(root, "pets")["version"] == "v2"
     assert published_models.rollback(root, "pets", other_classes=True)["version"] == "v1"
-
-
-def test_what_an_earlier_program_made_current_is_compared_too(tmp_path, root):
-    published_models.publish(_bundle(tmp_path, "v1"), root, "pets")
-    path = tmp_path / "data_root" / "models" / "pets" / "current"
-    record = storage.read_json(str(path))
-    del record["classes"]
-    path.write_text(json.dumps(record))  # which had no hash in it
-    others = [{"id": 0, "name": "ace", "original_id": 1}]
-    with pytest.raises(ConfigError, match="not those of pets v1"):
-        published_models.publish(make_bundle(tmp_path / "o", version="v2", classes=others), root, "pets")
 
 
 def _flip(path):

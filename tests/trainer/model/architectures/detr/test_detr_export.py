@@ -15,7 +15,7 @@ from trainer.data.transforms import letterbox
 from trainer.export import formats, verify
 from trainer.export.detection_pairing import EXACT, Comparison
 from trainer.export.export import export
-from trainer.export.runtimes import OnnxRuntime
+from trainer.export.formats import OnnxRuntime
 from trainer.model import recipes
 from trainer.model.postprocess import Detections
 from trainer.training import checkpoint
