@@ -209,8 +209,8 @@ def _dataset(shards_uri: str, only: str) -> ShardDataset:
 def _check_classes(
     model_categories: list[dict[str, Any]], data_categories: list[dict[str, Any]], uri: str
 ) -> None:
-    names = ([category["name"] for category in side] for side in (data_categories, model_categories))
-    if difference := name_difference(*names, "the data", "the model"):
+    data, model = ([category["name"] for category in side] for side in (data_categories, model_categories))
+    if difference := name_difference(data, model, "the data", "the model"):
         raise EvaluationError(
             f"the classes of the model {uri} are not those of the data: {difference}",
             fix="evaluate on shards made with the classes of the training (data.classes)",

@@ -92,7 +92,9 @@ def evaluate(
         "predictions": predictions_file(output_uri, config),
     }
     name, samples = config.baseline, config.bootstrap
-    compared = base and scoring.compare(name, name, base, truth, scores, samples=samples)
+    compared = None
+    if base is not None:
+        compared = scoring.compare(name, name, base, truth, scores, samples=samples)
     pictures = load_image and gallery.worst_images(truth, predictions, scores.matches, load_image)
     title = f"{_stem(detections_uri)} on {identity[1]}"
     report = replace(_report(title, truth, scores, summary), compared=compared, gallery=pictures)

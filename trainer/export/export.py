@@ -160,8 +160,8 @@ def _check_set(
             f"the shards {shards_uri} have no images to check the export on", fix="shard a source"
         )
     dataset = ShardDataset(shards_uri, chosen)
-    names = ([category["name"] for category in side] for side in (dataset.categories, categories))
-    if difference := name_difference(*names, "the data", "the model"):
+    data, model = ([category["name"] for category in side] for side in (dataset.categories, categories))
+    if difference := name_difference(data, model, "the data", "the model"):
         raise ExportError(
             f"the classes of the checkpoint {checkpoint_uri} are not those of the shards {shards_uri}: "
             f"{difference}",

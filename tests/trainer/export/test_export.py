@@ -168,22 +168,6 @@ def test_the_raw_graphs_outputs_are_the_models_boxes_and_scores(exported, traine
     assert (boxes[..., 2:] >= boxes[..., :2]).all() and boxes.min() >= 0 and boxes.max() <= SIZE
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["model.onnx", "model.int8.onnx"])
-@pytest.mark.parametrize("batch", [1, 3])
-def test_a_file_serves_any_batch_and_refuses_other_shapes(exported, name, batch):
-    session = onnxruntime.InferenceSession(str(exported[0] / name))
-    images = np.random.default_rng(0).integers(0, 256, (batch, 3, SIZE, SIZE), dtype=np.uint8)
-    boxes, scores, labels, num = session.run(None, {"images": images})
-    assert boxes.shape == (batch, 100, 4) and scores.shape == labels.shape == (batch, 100)
-    for row in range(batch):
-        assert (scores[row, num[row] :] == 0).all() and (labels[row, num[row] :] == -1).all()
-        assert (np.diff(scores[row]) <= 0).all()
-    for wrong in (images[:, :, :64], images.astype(np.float32), images[0]):
-        with pytest.raises(Exception, match=r"(?i)invalid|unexpected"):
-            session.run(None, {"images": wrong})
-
-
 def test_an_unknown_format_is_refused():
     with pytest.raises(ExportError, match="unknown format tflite"):
         formats.check_formats(["onnx", "tflite"])
