@@ -16,9 +16,8 @@ from trainer.config.schema import Config
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trainer.report.report_data import Table
-
     from trainer.evaluation.evaluate import MeasureDrift
+    from trainer.report.evaluation_page import Table
 
 logger = logging.getLogger(__name__)
 
