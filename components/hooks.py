@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.base.errors import ConfigError
 from trainer.config.schema import Config
+from trainer.data.raw_folder import RawManifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,8 +39,7 @@ TRAIN = "train"
 class Listing:
     """What a source holds, before any image of it is fetched."""
 
-    planned: dict[str, Any]
-    """What `trainer.data.download.plan` returned, or a raw manifest."""
+    planned: RawManifest
     data_root: str
     config: Config
     min_new_images: int

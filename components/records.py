@@ -22,6 +22,7 @@ from components.data_versions import KEY
 from trainer import storage
 from trainer.base.errors import DamagedError, FormError
 from trainer.data import seen
+from trainer.data.shard_folder import read_index
 from trainer.export import bundle, published_models
 from trainer.storage import Form, records
 
@@ -66,12 +67,12 @@ def run_began(
     Raises:
         StorageError: the data root cannot be written.
     """
-    index = storage.read_json(storage.join(data["uri"], "index.json"))
+    index = read_index(data["uri"])
     record = {
         "kind": "run", "version": 1, "run": name_of(output), "run_id": run_id,
         "output": below(output, data_root),
-        "shards": below(data["uri"], data_root), "raw": f"raw/{index.get('raw_fingerprint', '')}",
-        "source": index["source"], KEY: data.get(KEY, ""), "recipe": recipe, "overrides": overrides,
+        "shards": below(data["uri"], data_root), "raw": f"raw/{index.raw_fingerprint}",
+        "source": index.source, KEY: data.get(KEY, ""), "recipe": recipe, "overrides": overrides,
         "weights": below(weights, data_root), "code": _code(), "started": _now(),
     }  # fmt: skip
     uri = storage.join(data_root, FOLDER, _RUNS, f"{name_of(output)}.json")

@@ -22,6 +22,7 @@ from trainer.config.schema import DataConfig
 from trainer.data.data_views import Listing, RawImages, Shards, SourceRows, open_view
 from trainer.data.inspection import cleaned_samples, is_sized
 from trainer.data.problem_counts import Problems
+from trainer.data.raw_folder import RawManifest
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluation.evaluate import DriftRequest
 from trainer.evaluation.metrics import DRIFT
@@ -166,7 +167,7 @@ def compare_data(
     return find_drift(*measured, samples=samples, seed=seed)
 
 
-def compare_listings(one: dict[str, Any], other: dict[str, Any]) -> Drift:
+def compare_listings(one: RawManifest, other: RawManifest) -> Drift:
     """Tell how far the annotations of two listings are apart; no image is looked at.
 
     Args:
@@ -177,7 +178,7 @@ def compare_listings(one: dict[str, Any], other: dict[str, Any]) -> Drift:
         DataError: they have no split in common, or a table is damaged.
         StorageError: a table cannot be read.
     """
-    views: list[View] = [Listing(part["uri"], part) for part in (one, other)]
+    views: list[View] = [Listing(one), Listing(other)]
     split = _common_split(views)
     return find_drift(*(_measure_set(view, split, 0, 0, None) for view in views), samples=1)
 

@@ -17,6 +17,7 @@ from trainer import storage
 from trainer.base.errors import ConfigError
 from trainer.config.schema import Config
 from trainer.data import forgotten, raw_folder, seen
+from trainer.data.raw_folder import RawManifest
 from trainer.data.sources import name_of
 from trainer.export import published_models
 
@@ -55,7 +56,7 @@ class Condition:
 
 
 def nothing_new(
-    planned: dict[str, Any], data_root: str, config: Config, condition: Condition
+    planned: RawManifest, data_root: str, config: Config, condition: Condition
 ) -> NothingNew | None:
     """Return why nothing is new, or None where the run pays.
 
@@ -74,7 +75,7 @@ def nothing_new(
     condition.check()
     if not condition:
         return None
-    name = config.export.name or name_of(planned["source"])
+    name = config.export.name or name_of(planned.source)
     current = published_models.current(data_root, name)
     if current is None:
         logger.info("no version of %s is current yet: this run trains", name)
@@ -84,7 +85,7 @@ def nothing_new(
     if not storage.exists(uri):
         logger.info("what %s was trained on is not known (%s is not there): this run trains", since, uri)
         return None
-    differences = seen.news(planned, uri, forgotten.names(data_root, planned["source"]))
+    differences = seen.news(planned, uri, forgotten.names(data_root, planned.source))
     too_little = _too_little(planned, uri, differences, condition)
     if too_little is None:
         must_go = f", {differences.forgotten} of them to be forgotten" if differences.forgotten else ""
@@ -108,9 +109,7 @@ def _ended(data_root: str, name: str, version: str, since: str, differences: str
     return NothingNew(since, differences)
 
 
-def _too_little(
-    planned: dict[str, Any], uri: str, differences: seen.News, condition: Condition
-) -> str | None:
+def _too_little(planned: RawManifest, uri: str, differences: seen.News, condition: Condition) -> str | None:
     """Return why what is new is too little to train on, in brackets; None where it is enough.
 
     Args:
@@ -128,7 +127,7 @@ def _too_little(
     return few if drift < condition.min_drift else None
 
 
-def _drift(planned: dict[str, Any], uri: str) -> float:
+def _drift(planned: RawManifest, uri: str) -> float:
     """Return how far the annotations of a source have moved since, 0 to 1; infinity where nobody can tell."""
     root = storage.parent(storage.parent(uri))
     before = storage.join(root, "raw", seen.header(uri)["raw"])
@@ -141,18 +140,18 @@ def _drift(planned: dict[str, Any], uri: str) -> float:
     return max(distances.values())
 
 
-def _since_held_back(planned: dict[str, Any], data_root: str) -> tuple[str, str, seen.News] | None:
+def _since_held_back(planned: RawManifest, data_root: str) -> tuple[str, str, seen.News] | None:
     """Return the last run of the source, what it saw and what is new since, if its model was held back.
 
     Else every night would train on the same images what was refused the night before.
     """
-    run = records.held_back(data_root, planned["source"])
+    run = records.held_back(data_root, planned.source)
     if run is None:
         return None
     uri = seen.place(data_root, run["shards"].rpartition("/")[2])
     if not storage.exists(uri):
         return None
-    names = forgotten.names(data_root, planned["source"])
+    names = forgotten.names(data_root, planned.source)
     return f"{run['run']}, whose model was held back", uri, seen.news(planned, uri, names)
 
 

@@ -142,4 +142,4 @@ def shards(data_root):
     """URI of the shards of 24 training and 4 + 4 held-out images of the built-in sample."""
     config = recipes.load("debug", {"data.processes": 1}).data
     raw = download("sample:images=24,seed=3,size=96", data_root, config)
-    return shard(raw, data_root, config)["uri"]
+    return shard(raw, data_root, config).uri

@@ -6,7 +6,6 @@ Whatever cannot be judged is kept, and says so.
 import time
 from collections import defaultdict
 from datetime import datetime
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from operations.tuning import ENDED
 from trainer import storage
 from trainer.base.errors import DataError, StorageError
 from trainer.data import image_keys, raw_folder
-from trainer.data.raw_folder import Table
+from trainer.data.raw_folder import RawManifest
 from trainer.export import bundle, published_models
 
 
@@ -205,7 +204,7 @@ class _Judge:
                 continue
             try:
                 plan = raw_folder.read_plan(raw.place)
-                images = plan["images"].rstrip("/").rpartition("/")[2]
+                images = plan.images.rstrip("/").rpartition("/")[2]
                 referred[images].append(_digests(plan))
             except (StorageError, DataError):
                 unknown = True
@@ -255,12 +254,12 @@ def _ended(run: Thing, published: bool) -> bool:
     return not read_listed(storage.join(run.place, "evaluation", "gate.json")).get("passed", True)
 
 
-def _digests(plan: dict[str, Any]) -> np.ndarray:
+def _digests(plan: RawManifest) -> np.ndarray:
     """Return the digests of the places of all images that raw tables list, uint64."""
     columns = ["key", "file_name", "origin", "version"]
     digests: list[int] = []
-    for split in plan["splits"]:
-        table = Table(storage.join(plan["uri"], f"{split}.parquet"))
+    for split in plan.splits:
+        table = plan.table(split)
         for block in range(table.blocks):
             rows = table.columns(block, columns)
             described = zip(*(rows[name] for name in columns), strict=True)

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
     from trainer.config.schema import DataConfig
     from trainer.data.data_views import Picture
+    from trainer.data.inspection import Report
     from trainer.data.merging import Merged
+    from trainer.data.statistics import SplitStatistics
 
 _WHAT = "a folder DATA_ROOT/shards/FINGERPRINT or DATA_ROOT/raw/FINGERPRINT, also on s3://"
 _SHOWN_CLASSES = 20
@@ -113,48 +116,47 @@ def _inspect(options: argparse.Namespace) -> int:
         raise ConfigError(f"--images {options.images} is less than zero", fix="use --images 0 to read none")
     report = inspect(options.uri, config, options.images, options.pairs)
     if options.output == "json":
-        print(json.dumps(report, indent=2))
+        print(json.dumps(asdict(report), indent=2))
     else:
         _show(report, options.all)
     check(report, config)
-    if report["read_as"] and options.output == "text":
-        words = ["kubedet", "run", "--source", report["uri"], "--recipe", _RECIPE]
+    if report.read_as and options.output == "text":
+        words = ["kubedet", "run", "--source", report.uri, "--recipe", _RECIPE]
         words += [word for text in options.overrides for word in ("--set", text)]
         print(f"\nto train on it: {shlex.join(words)}")
     return 0
 
 
-def _show(report: dict[str, Any], all_classes: bool) -> None:
+def _show(report: "Report", all_classes: bool) -> None:
     """Print a report."""
-    fingerprint = f" (fingerprint {report['fingerprint']})" if report["fingerprint"] else ""
-    print(f"{report['kind']} {report['uri']}{fingerprint}")
-    if report["read_as"]:
-        print(f"read as {report['read_as']}")
+    fingerprint = f" (fingerprint {report.fingerprint})" if report.fingerprint else ""
+    print(f"{report.kind} {report.uri}{fingerprint}")
+    if report.read_as:
+        print(f"read as {report.read_as}")
     print()
     _show_splits(report)
     _show_classes(report, None if all_classes else _SHOWN_CLASSES)
     _show_problems(report)
 
 
-def _show_splits(report: dict[str, Any]) -> None:
-    stored = report["kind"] == "shards"
+def _show_splits(report: "Report") -> None:
+    stored = report.kind == "shards"
     rows = []
-    for split, counts in report["splits"].items():
-        statistics = report["statistics"][split]
-        row = [split, counts["images"], counts["boxes"]]
-        row += [statistics["images_without_boxes"], statistics["crowds"]]
+    for split, counts in report.splits.items():
+        statistics = report.statistics[split]
+        row = [split, counts.images, counts.boxes, statistics.images_without_boxes, statistics.crowds]
         row += [_median(statistics, "box_side"), _median(statistics, "image_side")]
-        rows.append([*row, counts["shards"], _size(counts["bytes"])] if stored else row)
+        rows.append([*row, counts.shards, _size(counts.bytes)] if stored else row)
     heads = ["split", "images", "boxes", "without boxes", "crowds", "median box, px", "median image, px"]
     print(_table([*heads, "shards", "size"] if stored else heads, rows))
     print()
 
 
-def _median(statistics: dict[str, Any], name: str) -> str:
+def _median(statistics: "SplitStatistics", name: str) -> str:
     """Return the bin that holds the median of a histogram, as text."""
     from trainer.data.statistics import BINS
 
-    counts, edges = statistics[name], BINS[name]
+    counts, edges = statistics.histogram(name), BINS[name]
     half = sum(counts) / 2
     if not half:
         return "-"
@@ -166,13 +168,13 @@ def _median(statistics: dict[str, Any], name: str) -> str:
     raise AssertionError("unreachable")
 
 
-def _show_classes(report: dict[str, Any], most: int | None) -> None:
-    of_split = report["statistics"]
+def _show_classes(report: "Report", most: int | None) -> None:
+    of_split = report.statistics
     first = next(iter(of_split))
-    order = sorted(range(len(report["classes"])), key=lambda label: -of_split[first]["boxes_of_class"][label])
+    order = sorted(range(len(report.classes)), key=lambda label: -of_split[first].boxes_of_class[label])
     rows = [
-        [report["classes"][label], *(counts["boxes_of_class"][label] for counts in of_split.values()),
-         *(counts["images_of_class"][label] for counts in of_split.values())]
+        [report.classes[label], *(counts.boxes_of_class[label] for counts in of_split.values()),
+         *(counts.images_of_class[label] for counts in of_split.values())]
         for label in order[:most]
     ]  # fmt: skip
     heads = [f"{what} in {split}" for what in ("boxes", "images") for split in of_split]
@@ -181,9 +183,7 @@ def _show_classes(report: dict[str, Any], most: int | None) -> None:
     if len(rows) < len(order):
         print(f"... and {len(order) - len(rows)} more classes: --all shows them\n")
     empty = [
-        name
-        for name, boxes in zip(report["classes"], of_split[first]["boxes_of_class"], strict=True)
-        if not boxes
+        name for name, boxes in zip(report.classes, of_split[first].boxes_of_class, strict=True) if not boxes
     ]
     if empty:
         names = ", ".join(map(one_line, empty[:_SHOWN_CLASSES])) + (
@@ -193,19 +193,19 @@ def _show_classes(report: dict[str, Any], most: int | None) -> None:
         print(f"{len(empty)} {have} no box in {first}: {names}\n")
 
 
-def _show_problems(report: dict[str, Any]) -> None:
-    if report["looked_at"]["images"]:
-        print(f"images that were read: {report['looked_at']['images']:,}\n")
-    for warning in report["warnings"]:
+def _show_problems(report: "Report") -> None:
+    if report.looked_at.images:
+        print(f"images that were read: {report.looked_at.images:,}\n")
+    for warning in report.warnings:
         print(f"warning: {warning}")
-    if not report["problems"]:
-        if not report["warnings"] and not report["errors"]:
+    if not report.problems:
+        if not report.warnings and not report.errors:
             print("no problems")
         return
     print("problems")
-    for reason, count in report["problems"].items():
+    for reason, count in report.problems.items():
         print(f"  {count:,} {reason}")
-        for example in report["examples"].get(reason, [])[:3]:
+        for example in report.examples.get(reason, [])[:3]:
             print(f"      {example}")
 
 

@@ -34,7 +34,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import image_keys, images, raw_folder, sources
 from trainer.data import problem_counts as reasons
 from trainer.data.problem_counts import TRIED_AGAIN, Problems
-from trainer.data.raw_folder import SUM, Table
+from trainer.data.raw_folder import SUM, RawManifest
 from trainer.data.shard_folder import digest
 from trainer.data.sources.source import Source
 from trainer.storage.url_policy import Refused, UrlPolicy
@@ -378,7 +378,7 @@ class SourceDown(StorageError):
 
 
 def run(
-    planned: dict[str, Any],
+    planned: RawManifest,
     config: DataConfig,
     partition: int,
     partitions: int,
@@ -401,15 +401,15 @@ def run(
         SourceDown: the source answers no more.
         StorageError: the data root cannot be written.
     """
-    missing = known_failures(planned["uri"], partition, partitions, again=again)
-    source = sources.parse(planned["source"])
-    policy = UrlPolicy(tuple(sources.places(planned["source"])), tuple(config.allow_hosts))
+    missing = known_failures(planned.uri, partition, partitions, again=again)
+    source = sources.parse(planned.source)
+    policy = UrlPolicy(tuple(sources.places(planned.source)), tuple(config.allow_hosts))
     mine = _FOLDERS[partition::partitions]
-    total = sum(split["images"] for split in planned["splits"].values())
-    stored = _StoredImages(planned["images"], mine, at_once=partitions == 1 and total <= _FEW)
+    total = planned.listed_images
+    stored = _StoredImages(planned.images, mine, at_once=partitions == 1 and total <= _FEW)
     expected = round(total * len(mine) / len(_FOLDERS))
     workers = (config.processes or worker_pool.available_cores()) if source.cpu_bound else config.threads
-    known = known_sums(planned["uri"], total)
+    known = known_sums(planned.uri, total)
     tally = _Tally(planned, config.max_bad_fraction, workers)
     unhashed = _Unhashed(tally)
     with progress("download", expected, "images") as bar:
@@ -426,9 +426,9 @@ def run(
     if tally.lost:
         logger.warning(
             "mending %s: %d stored images were missing or cut off, and were fetched again",
-            planned["images"], tally.lost,
+            planned.images, tally.lost,
         )  # fmt: skip
-    tally.write(report_uri(planned["uri"], partition, partitions))
+    tally.write(report_uri(planned.uri, partition, partitions))
 
 
 class _Unhashed:
@@ -472,11 +472,11 @@ def _to_fetch(
 class _Tally:
     """Counts fetched and failed images, in 56 bytes an image: there may be millions."""
 
-    def __init__(self, planned: dict[str, Any], max_bad_fraction: float, workers: int) -> None:
-        self._source, self._max_bad_fraction = planned["source"], max_bad_fraction
-        self._total = sum(split["images"] for split in planned["splits"].values())
+    def __init__(self, planned: RawManifest, max_bad_fraction: float, workers: int) -> None:
+        self._source, self._max_bad_fraction = planned.source, max_bad_fraction
+        self._total = planned.listed_images
         self._allowed = max(reasons.EXAMPLES, max_bad_fraction * self._total)
-        self._problems = Problems.from_json(planned["problems"])
+        self._problems = Problems.of(planned.problems)
         self._patience = _PATIENCE + 2 * workers
         self._in_a_row = 0
         self._ids, self._sizes = array("q"), array("i")
@@ -551,7 +551,7 @@ class _Tally:
 
 
 def _tasks(
-    planned: dict[str, Any],
+    planned: RawManifest,
     source: Source,
     folders: set[str],
     stored: "_StoredImages",
@@ -561,10 +561,8 @@ def _tasks(
 
     An image that could not be fetched may be stored by now.
     """
-    for split in planned["splits"]:
-        table = Table(
-            storage.join(planned["uri"], f"{split}.parquet"), planned.get("tables", {}).get(split, "")
-        )
+    for split in planned.splits:
+        table = planned.table(split)
         for block in range(table.blocks):
             columns = table.columns(block, _COLUMNS)
             for image_id, key, name, origin, version, reason, detail in zip(*columns.values(), strict=True):
@@ -575,7 +573,7 @@ def _tasks(
                 fault = (reason, detail, False) if reason else missing.get(image_id)
                 if size and fault and fault[2]:
                     fault = None
-                target = storage.join(planned["images"], place)
+                target = storage.join(planned.images, place)
                 yield Task(source, image_id, split, name, origin, target, fault, size)
 
 
@@ -607,7 +605,7 @@ class _StoredImages:
         return int(self._sizes[at]) if at < self.count and self._digests[at] == digest else 0
 
 
-def absent(manifest: dict[str, Any], partition: int, partitions: int) -> int:
+def absent(manifest: RawManifest, partition: int, partitions: int) -> int:
     """Count the images of a partition that a manifest tells of and a listing shows as missing or cut off.
 
     Args:
@@ -623,7 +621,7 @@ def absent(manifest: dict[str, Any], partition: int, partitions: int) -> int:
     if sums is None:
         return 0
     mine = _FOLDERS[partition::partitions]
-    stored = _StoredImages(manifest["images"], mine, at_once=partitions == 1 and len(sums) <= _FEW)
+    stored = _StoredImages(manifest.images, mine, at_once=partitions == 1 and len(sums) <= _FEW)
     expected = sums[sums["bytes"] > 0]
     if partitions > 1:  # the first two of the digest's sixteen hexadecimal digits are the folder
         expected = expected[(expected["place"] >> np.uint64(56)) % np.uint64(partitions) == partition]

@@ -28,6 +28,7 @@ from trainer.data.images import NormalImage, UnreadableImage, normalize, place_b
 from trainer.data.plausibility import NO_HASH, note_image, picture_hash
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import Table
+from trainer.data.shard_folder import Quarantined, Sidecar
 
 MIN_SIDE = 0.1
 """Boxes with a shorter side than this, in pixels, count as having no area."""
@@ -146,7 +147,7 @@ class ShardTask:
     """Raw images that are fetched at the same time from a store."""
 
 
-def write_shard(task: ShardTask) -> dict[str, Any]:
+def write_shard(task: ShardTask) -> Sidecar:
     """Write a shard and then its sidecar; return the sidecar.
 
     Raises:
@@ -155,7 +156,7 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
     """
     problems = Problems()
     samples: list[dict[str, Any]] = []
-    quarantined: list[dict[str, str]] = []
+    quarantined: list[Quarantined] = []
     hashes = []
     target = storage.join(task.shards_uri, f"{task.name}.tar")
     digest = hashlib.sha256()
@@ -170,7 +171,7 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
                         data, task.max_side, task.jpeg_quality, row["orientation"], decode=task.decode_check
                     )
             except UnreadableImage as error:
-                quarantined.append({"file_name": name, "reason": str(error)})
+                quarantined.append(Quarantined(name, str(error)))
                 problems.add(reasons.IMAGE_UNREADABLE, f"{name}: {error}")
                 continue
             if min(normal.stored_width, normal.stored_height) < task.min_side:
@@ -180,19 +181,19 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
             chosen = hash_fraction(row["key"], "near duplicates") < task.hashed
             hashes.append(picture_hash(normal.jpeg) if chosen else NO_HASH)
         tar.close()
-    sidecar = {
-        "block": task.block,
-        "samples": len(samples),
-        "boxes": sum(len(sample["annotations"]) for sample in samples),
-        "bytes": tar.size,
-        "sha256": digest.hexdigest(),
-        "quarantined": quarantined,
-        "problems": problems.to_json(),
-        "statistics": statistics.describe(samples, task.labels),
-        "rows": samples,
-        "hashes": base64.b64encode(b"".join(hashes)).decode(),
-    }
-    storage.write_json(storage.join(task.shards_uri, f"{task.name}.json"), sidecar)
+    sidecar = Sidecar(
+        block=task.block,
+        samples=len(samples),
+        boxes=sum(len(sample["annotations"]) for sample in samples),
+        bytes=tar.size,
+        sha256=digest.hexdigest(),
+        quarantined=quarantined,
+        problems=problems.cases(),
+        statistics=statistics.describe(samples, task.labels),
+        rows=samples,
+        hashes=base64.b64encode(b"".join(hashes)).decode(),
+    )
+    sidecar.write(task.shards_uri, task.name)
     return sidecar
 
 

@@ -121,7 +121,7 @@ def evaluate(
         summary = {
             "images": len(dataset), **scores.to_json(), **identity, "step": model.step,
             "shards": storage.absolute(dataset.uri), "predictions": predictions_uri,
-            "data_warnings": dataset.warnings,
+            "data_warnings": dataset.index.warnings,
         }  # fmt: skip
         compared = None
         if baseline is not None:
@@ -193,7 +193,7 @@ def _dataset(shards_uri: str, only: str) -> ShardDataset:
             f"{shards_uri} holds no shards: it has no index.json",
             fix="give the folder that the shard step wrote, as <data root>/shards/<fingerprint>",
         ) from None
-    sizes = {split: part["samples"] for split, part in index["splits"].items()}
+    sizes = index.samples
     for split in [only] if only else ["test", "val"]:
         if sizes.get(split):
             return ShardDataset(shards_uri, split)
@@ -313,20 +313,19 @@ def program_versions() -> dict[str, str]:
 
 
 def _report(model: ScoredModel, dataset: ShardDataset, scores: Scores) -> ReportData:
-    index = read_index(dataset.uri)
-    statistics = index.get("statistics", {})
+    index = dataset.index
     counts = {
-        split: {"images": part["samples"], "boxes": part["boxes"], "shards": len(part["shards"])}
-        for split, part in index["splits"].items()
+        split: {"images": part.samples, "boxes": part.boxes, "shards": len(part.shards)}
+        for split, part in index.splits.items()
     }
-    for split, row in statistics.items():
-        counts[split] |= {"without boxes": row["images_without_boxes"], "crowds": row["crowds"]}
+    for split, row in index.statistics.items():
+        counts[split] |= {"without boxes": row.images_without_boxes, "crowds": row.crowds}
     step = "" if model.step is None else f" (step {model.step})"
     return ReportData(
         title=f"{model.config.get('recipe', 'model')} on {dataset.split}", split=dataset.split,
         images=len(dataset), scores=scores,
-        training=read_rows(storage.parent(model.uri)), dataset=counts, warnings=index.get("warnings", ()),
-        statistics=statistics, trained_boxes=dataset.class_counts.get("train", {}), config=model.config,
+        training=read_rows(storage.parent(model.uri)), dataset=counts, warnings=index.warnings,
+        statistics=index.statistics, trained_boxes=index.class_counts.get("train", {}), config=model.config,
         versions={
             "model": f"{model.uri}{step}", "sha256": model.sha256, "data": f"{dataset.uri} ({dataset.split})",
             **program_versions(),

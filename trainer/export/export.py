@@ -20,7 +20,7 @@ from trainer import storage
 from trainer.base.errors import ExportError, StorageError
 from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import Config
-from trainer.data.shard_folder import read_index
+from trainer.data.shard_folder import ShardIndex, read_index
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluation.truth_and_predictions import name_difference
 from trainer.export import bundle, bundle_signing, sbom
@@ -150,11 +150,10 @@ def _kept_bundle(output_uri: str, inputs_hash: str) -> dict[str, Any] | None:
 
 
 def _check_set(
-    shards_uri: str, index: dict[str, Any], categories: list[dict[str, Any]], checkpoint_uri: str
+    shards_uri: str, index: ShardIndex, categories: list[dict[str, Any]], checkpoint_uri: str
 ) -> ShardDataset:
     """Return images to check the export on, after comparing their classes with the model's."""
-    sizes = {name: split["samples"] for name, split in index["splits"].items()}
-    chosen = next((name for name in ("val", "test", "train") if sizes.get(name)), "")
+    chosen = next((name for name in ("val", "test", "train") if index.samples.get(name)), "")
     if not chosen:
         raise ExportError(
             f"the shards {shards_uri} have no images to check the export on", fix="shard a source"
@@ -178,17 +177,16 @@ def _evaluation_summary(evaluation_uri: str) -> dict[str, Any]:
     return storage.read_json(uri) | {"uri": storage.absolute(evaluation_uri)}
 
 
-def _data_origin(index: dict[str, Any], shards_uri: str) -> dict[str, Any]:
+def _data_origin(index: ShardIndex, shards_uri: str) -> dict[str, Any]:
     """Source of the shards, and images and boxes of each split."""
     data_root = storage.parent(storage.parent(shards_uri))
-    raw = storage.join(data_root, "raw", index["raw_fingerprint"], "manifest.json")
+    raw = storage.join(data_root, "raw", index.raw_fingerprint, "manifest.json")
     source = storage.read_json(raw)["source"] if storage.exists(raw) else ""
     return {
         # Without credentials: user name and password, signed query.
         "source": re.sub("//[^/@]*@", "//", source.partition("?")[0]),
         "splits": {
-            name: {"images": split["samples"], "boxes": split["boxes"]}
-            for name, split in index["splits"].items()
+            name: {"images": split.samples, "boxes": split.boxes} for name, split in index.splits.items()
         },
     }
 

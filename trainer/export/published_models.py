@@ -101,7 +101,7 @@ def name_for(name: str, shards_uri: str) -> str:
         ConfigError: the name cannot be one.
         StorageError: the shards cannot be read.
     """
-    name = name or name_of(read_index(shards_uri)["source"])
+    name = name or name_of(read_index(shards_uri).source)
     check_name(name)
     return name
 

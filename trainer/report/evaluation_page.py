@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from trainer import storage
+from trainer.data.statistics import SplitStatistics
 from trainer.evaluation.analysis import SHOWN_SCORE, Confusion
 from trainer.evaluation.coco_metrics import number
 from trainer.evaluation.gate import Verdict
@@ -55,7 +56,7 @@ class ReportData:
     """Counts of each split, e.g. {"train": {"images": 205, "boxes": 2600}}."""
     warnings: Sequence[str] = ()
     """What is suspicious about the data."""
-    statistics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    statistics: Mapping[str, SplitStatistics] = field(default_factory=dict)
     """Histograms of each split, as in the shards' index."""
     trained_boxes: Mapping[str, int] = field(default_factory=dict)
     """Training boxes of each class."""

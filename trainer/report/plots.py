@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.statistics import BINS
+from trainer.data.statistics import BINS, SplitStatistics
 from trainer.evaluation.analysis import GRID as THRESHOLDS
 from trainer.evaluation.analysis import TIDE, Calibration
 from trainer.evaluation.coco_metrics import RECALLS, CocoResult
@@ -125,7 +125,7 @@ _HISTOGRAMS = {
 }
 
 
-def histograms(statistics: Mapping[str, Mapping[str, Any]]) -> list[Plot]:
+def histograms(statistics: Mapping[str, SplitStatistics]) -> list[Plot]:
     """Shares of boxes and images of each size and shape, split by split."""
     plots = []
     for key, (title, label) in _HISTOGRAMS.items():
@@ -133,7 +133,7 @@ def histograms(statistics: Mapping[str, Mapping[str, Any]]) -> list[Plot]:
         legend = []
         edges = BINS[key]
         for color, (split, split_statistics) in zip(SERIES, statistics.items(), strict=False):
-            counts = np.array(split_statistics[key], float)
+            counts = np.array(split_statistics.histogram(key), float)
             if counts.sum():
                 axes.stairs(counts / counts.sum(), np.arange(len(edges)), color=color, linewidth=1.8)
                 legend.append((color, split))

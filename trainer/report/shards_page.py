@@ -2,14 +2,15 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from matplotlib.ticker import EngFormatter
 
 from trainer.base.errors import KubedetError
 from trainer.data.images import read_upright
+from trainer.data.shard_folder import ShardIndex
 from trainer.data.shard_index import ShardDataset
+from trainer.data.statistics import SplitStatistics
 from trainer.report.figures import SERIES, Plot, as_plot, bars, figure, render, thumbnail
 from trainer.report.plots import histograms
 
@@ -19,23 +20,24 @@ _BARS = 25
 """Classes that the bars name; where there are more, the table of classes is folded up at first."""
 
 
-def page(index: dict[str, Any]) -> str:
+def page(index: ShardIndex) -> str:
     """Return the page of an index of shards, as HTML that needs no other file."""
-    names = [category["name"] for category in index["categories"]]
-    plots = [*class_plots(names, index["statistics"]), *histograms(index["statistics"])]
-    rows = _class_rows(names, list(index["statistics"].values()))
-    return render("shards_page.html.jinja", **index, plots=plots, rows=rows, few=_BARS, pairs=_pairs(index))
+    plots = [*class_plots(index.names, index.statistics), *histograms(index.statistics)]
+    rows = _class_rows(index.names, list(index.statistics.values()))
+    return render(
+        "shards_page.html.jinja", **vars(index), plots=plots, rows=rows, few=_BARS, pairs=_pairs(index)
+    )
 
 
-def _pairs(index: dict[str, Any]) -> list[list[dict[str, str]]]:
+def _pairs(index: ShardIndex) -> list[list[dict[str, str]]]:
     """Return the near duplicates across splits with pictures; none where a shard cannot be read."""
-    pairs = index.get("near_duplicates", [])
+    pairs = index.near_duplicates
     try:
-        datasets = {split: ShardDataset(index["uri"], split) for pair in pairs for split in pair["splits"]}
+        datasets = {split: ShardDataset(index.uri, split) for pair in pairs for split in pair.splits}
         return [
             [
                 {"split": split, "name": name, "source": _thumbnail(datasets[split], row)}
-                for split, name, row in zip(pair["splits"], pair["file_names"], pair["rows"], strict=True)
+                for split, name, row in zip(pair.splits, pair.file_names, pair.rows, strict=True)
             ]
             for pair in pairs
         ]
@@ -48,21 +50,21 @@ def _thumbnail(dataset: ShardDataset, row: int) -> str:
     return thumbnail(read_upright(dataset.read(row)[0]), _SIDE)
 
 
-def _class_rows(names: list[str], statistics: list[Mapping[str, Any]]) -> list[tuple[str, list[int]]]:
+def _class_rows(names: list[str], statistics: list[SplitStatistics]) -> list[tuple[str, list[int]]]:
     """Boxes and images of each class in each split; the most frequent first."""
-    columns = [split[name] for split in statistics for name in ("boxes_of_class", "images_of_class")]
+    columns = [counts for split in statistics for counts in (split.boxes_of_class, split.images_of_class)]
     rows = [(name, list(counts)) for name, *counts in zip(names, *columns, strict=True)]
     return sorted(rows, key=lambda row: -row[1][0])
 
 
-def class_plots(names: list[str], statistics: Mapping[str, Mapping[str, Any]]) -> list[Plot]:
+def class_plots(names: list[str], statistics: Mapping[str, SplitStatistics]) -> list[Plot]:
     """Boxes of the most frequent classes, and how they fall off over all classes where there are many.
 
     Args:
         names: of the classes, by label.
         statistics: of each split, as in the shards' index; the first one decides on the order.
     """
-    counts = {split: np.array(row["boxes_of_class"], float) for split, row in statistics.items()}
+    counts = {split: np.array(row.boxes_of_class, float) for split, row in statistics.items()}
     order = np.argsort(-next(iter(counts.values())), kind="stable")
     legend = list(zip(SERIES, counts, strict=False))
     shown = order[:_BARS]

@@ -54,7 +54,7 @@ def expected(make_coco, bucket, tmp_path):
 
 
 def assert_whole(root: str, index: dict, expected: list[bytes]) -> None:
-    assert index["problems"] == {} and index["quarantined"] == []
+    assert index.problems == {} and index.quarantined == []
     assert tars(results(root)) == expected
 
 
@@ -75,7 +75,7 @@ def test_a_store_that_fails_now_and_then(kind, expected, proxy):
     for fault, details in FAULTS[kind]:
         proxy.fail(fault, **details)
     raw = download("coco:s3://bucket/source", "s3://bucket/data", CONFIG)
-    assert sum(split["images"] for split in raw["splits"].values()) == 13 and raw["problems"] == {}
+    assert sum(split.images for split in raw.splits.values()) == 13 and raw.problems == {}
     assert proxy.faults == []
     for fault, details in FAULTS[kind]:
         proxy.fail(fault, **details)
@@ -97,7 +97,7 @@ def test_open_images_from_a_store_that_fails_now_and_then(kind, mirror, bucket, 
     mirror_uri = source("s3://bucket/mirror").uri
     index = convert(mirror_uri, "s3://bucket/data", config)
     assert proxy.faults == []
-    assert calm["problems"].keys() == index["problems"].keys() and len(index["problems"]) > 0
+    assert calm.problems.keys() == index.problems.keys() and len(index.problems) > 0
     assert tars(results("s3://bucket/data")) == tars(results(tmp_path / "calm")) != []
 
 
@@ -107,7 +107,7 @@ def test_a_store_that_dies_and_comes_back(after, expected, proxy, hurried):
     death = go_away(proxy, after, 0.3)
     raw = download("coco:s3://bucket/source", "s3://bucket/data", CONFIG)
     death.join()
-    assert raw["problems"] == {}
+    assert raw.problems == {}
     death = go_away(proxy, after, 0.3)
     index = shard(raw, "s3://bucket/data", CONFIG)
     death.join()
@@ -130,7 +130,7 @@ def test_a_raw_image_that_is_gone_or_another_stops_it(make_coco, tmp_path):
     source = make_coco(train=NAMES)
     raw = download(str(source), str(tmp_path), CONFIG)
     source.rename(tmp_path / "away")  # There it would be fetched again.
-    image = next(Path(raw["images"]).rglob("7-*.jpg"))
+    image = next(Path(raw.images).rglob("7-*.jpg"))
     data = image.read_bytes()
     image.write_bytes(data[:100])
     with pytest.raises(StorageError, match="not as it was downloaded: 100 bytes"):
@@ -139,7 +139,7 @@ def test_a_raw_image_that_is_gone_or_another_stops_it(make_coco, tmp_path):
     with pytest.raises(StorageError, match=image.name):
         shard(raw, str(tmp_path), CONFIG)
     image.write_bytes(data)
-    assert shard(raw, str(tmp_path), CONFIG)["splits"]["train"]["samples"] > 8
+    assert shard(raw, str(tmp_path), CONFIG).splits["train"].samples > 8
 
 
 WHOLE = (
@@ -223,8 +223,8 @@ def test_a_killed_conversion_goes_on_where_it_was(make_coco, tmp_path):
     index = shard(raw, str(tmp_path / "data"), config)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     fresh = shard(raw, str(tmp_path / "fresh"), config)
-    for item in fresh["splits"]["train"]["shards"]:
-        again, anew = (Path(shard_index["uri"]) / item["name"] for shard_index in (index, fresh))
+    for item in fresh.splits["train"].shards:
+        again, anew = (Path(shard_index.uri) / item["name"] for shard_index in (index, fresh))
         assert again.read_bytes() == anew.read_bytes()
 
 
@@ -256,5 +256,5 @@ def test_the_report_of_a_partition_does_not_depend_on_who_was_first(make_coco, t
     for threads in (1, 4):
         config = replace(CONFIG, threads=threads)
         manifest = download(str(root), str(tmp_path / str(threads)), config)
-        reports.append(storage.read_bytes(f"{manifest['uri']}/fetched/0-of-1.parquet"))
+        reports.append(storage.read_bytes(f"{manifest.uri}/fetched/0-of-1.parquet"))
     assert reports[0] == reports[1]

@@ -38,7 +38,7 @@ def source(make_coco) -> Path:
 @pytest.fixture
 def uri(source, tmp_path) -> str:
     raw = download(str(source), str(tmp_path / "data"), CONFIG)
-    return shard(raw, str(tmp_path / "data"), CONFIG)["uri"]
+    return shard(raw, str(tmp_path / "data"), CONFIG).uri
 
 
 def test_it_reads_every_sample(uri, source):
@@ -163,7 +163,7 @@ def test_a_damaged_table_is_an_error(uri, damage):
 def remote(source, bucket) -> str:
     """Shards in an object store."""
     raw = download(str(source), "s3://bucket/data", CONFIG)
-    return shard(raw, "s3://bucket/data", CONFIG)["uri"]
+    return shard(raw, "s3://bucket/data", CONFIG).uri
 
 
 def stored(remote, bucket, name) -> Path:
@@ -196,7 +196,7 @@ def test_expected_shards_are_read_from_their_copies(remote, bucket, tmp_path):
     dataset.expect(np.arange(20))
     wait_for(lambda: len(dataset._files._files) == len(dataset.shards))
     for shard_of in dataset.shards:
-        stored(remote, bucket, shard_of["name"]).unlink()
+        stored(remote, bucket, shard_of.name).unlink()
     assert [dataset.read(position) for position in range(20)] == whole
 
 

@@ -1,8 +1,10 @@
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
 
+from trainer.data.statistics import describe
 from trainer.evaluation.coco_metrics import CocoResult
 from trainer.report import plots
 
@@ -69,7 +71,9 @@ def test_sparkline_spans_the_box():
 
 
 def test_labels_beside_each_other_have_room_on_a_telephone():
-    counts = {key: list(range(1, len(plots.BINS[key]))) for key in plots._HISTOGRAMS}
+    counts = replace(
+        describe([], 1), **{key: list(range(1, len(plots.BINS[key]))) for key in plots._HISTOGRAMS}
+    )
     by_title = {plot.title: plot.svg for plot in plots.histograms({"train": counts})}
     labels = re.findall(r">([^<>]+)</text>", by_title["Shape of boxes"])
     assert "1/16" in labels and "1/8" in labels and not any(label.startswith("0.0625") for label in labels)

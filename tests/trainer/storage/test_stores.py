@@ -76,7 +76,7 @@ def test_the_same_data_makes_the_same_shards(any_store, tmp_path):
 
     def made(root):
         raw = download("sample:images=12,seed=1,size=96", root, config)
-        return shard(raw, root, config)["uri"]
+        return shard(raw, root, config).uri
 
     here, there = made(str(tmp_path)), made(f"{any_store}/root")
     names = storage.list_files(here)

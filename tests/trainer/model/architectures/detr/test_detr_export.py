@@ -32,7 +32,7 @@ def learnt(tmp_path_factory, tiny):
     model = recipes.load("dfine_small", {"model.width": 0.25, **every}).model
     config = dataclasses.replace(config, model=model)
     raw = download("sample:images=80,seed=5,size=96", str(folder), config.data)
-    shards = shard(raw, str(folder), config.data)["uri"]
+    shards = shard(raw, str(folder), config.data).uri
     return config, train(config, shards, str(folder / "run")), shards
 
 

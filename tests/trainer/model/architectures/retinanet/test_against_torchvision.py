@@ -138,7 +138,7 @@ def test_crowd_regions_from_annotations_to_gradients_equal_torchvision(version, 
     """Through all that a run does with them: download, shards, the loader's batch."""
     config = recipes.load("debug", {"data.val_fraction": 0.0, "data.processes": 1}).data
     root = str(tmp_path / "root")
-    dataset = ShardDataset(shard(download(f"coco:{coco}", root, config), root, config)["uri"], "train")
+    dataset = ShardDataset(shard(download(f"coco:{coco}", root, config), root, config).uri, "train")
     whole = LoaderConfig(image_size=SIZE, workers=1, prefetch=1, scale=[1.0, 1.0], flip=0.0)
     world = World(0, 1, torch.device("cpu"))
     loader = TrainLoader(
