@@ -16,10 +16,10 @@ says what is in it last. What concerns servers is imported when first used.
     traffic.py       how many bytes are read from servers and written to them
 """
 
-import importlib
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -59,7 +59,7 @@ def state(uri: str) -> FileState | None:
     Raises:
         StorageError: it cannot be reached, or one may not look.
     """
-    return _module("objects", uri).state(uri)
+    return _files(uri).state(uri)
 
 
 def exists(uri: str) -> bool:
@@ -89,16 +89,12 @@ def read_bytes(uri: str, *, sha256: str = "") -> bytes:
     Raises:
         StorageError: it is missing, cannot be reached, or is another one.
     """
-    if is_local(uri):
-        return local.read_bytes(uri, sha256)
-    return bytes(_module("objects", uri).read_buffer(uri, sha256))
+    return bytes(_files(uri).read_buffer(uri, sha256))
 
 
 def read_buffer(uri: str, *, sha256: str = "") -> memoryview:
     """Return a file's content as `read_bytes` does, but without a copy of it."""
-    if is_local(uri):
-        return memoryview(local.read_bytes(uri, sha256))
-    return memoryview(_module("objects", uri).read_buffer(uri, sha256))
+    return memoryview(_files(uri).read_buffer(uri, sha256))
 
 
 def read_within(uri: str, policy: "UrlPolicy") -> bytes:
@@ -114,7 +110,9 @@ def read_within(uri: str, policy: "UrlPolicy") -> bytes:
     policy.check(uri)
     if scheme(uri) not in WEB:
         return read_bytes(uri)
-    return _module("web", uri).read_within(uri, policy)
+    from trainer.storage import objects, web
+
+    return objects.retry_on_corruption(partial(web.read_within, uri, policy))
 
 
 def answers(uri: str, seconds: float) -> bool:
@@ -144,10 +142,7 @@ def read_range(uri: str, start: int, length: int) -> bytes:
     """
     if not length:
         return b""
-    if is_local(uri):
-        data = local.read_range(uri, start, length)
-    else:
-        data = _module("objects", uri).read_range(uri, start, length)
+    data: bytes = _files(uri).read_range(uri, start, length)
     if len(data) != length:
         raise StorageError(
             f"{uri} ends before byte {start + length}",
@@ -169,7 +164,7 @@ def open_reader(uri: str, *, ahead: int = 8) -> IO[bytes]:
     if is_local(uri):
         with explained(uri, "read"):
             return local_path(uri).open("rb")
-    return _module("objects", uri).open_reader(uri, ahead)
+    return _files(uri).open_reader(uri, ahead)
 
 
 def read_json(uri: str, form: Form | None = None) -> Any:
@@ -200,7 +195,7 @@ def write_bytes(uri: str, data: bytes | memoryview, *, sync: bool = True, confir
     if is_local(uri):
         local.write_bytes(uri, data, sync=sync)
     else:
-        _module("objects", uri).write_bytes(uri, data, confirm=confirm)
+        _files(uri).write_bytes(uri, data, confirm=confirm)
 
 
 def write_json(uri: str, obj: Any, *, indent: int | None = None) -> None:
@@ -217,7 +212,7 @@ def create(uri: str, data: bytes) -> bool:
     Raises:
         StorageError: it cannot be written.
     """
-    return _module("objects", uri).create(uri, data)
+    return _files(uri).create(uri, data)
 
 
 @contextmanager
@@ -247,7 +242,7 @@ def new_file(
         path = folder / "file"
         with explained(uri, "write"):
             yield path
-        _module("objects", uri).upload(path, uri, sha256() if sha256 else "", confirm=confirm)
+        _files(uri).upload(path, uri, sha256() if sha256 else "", confirm=confirm)
 
 
 def upload(source: str | Path, uri: str, *, confirm: bool = False) -> None:
@@ -259,7 +254,7 @@ def upload(source: str | Path, uri: str, *, confirm: bool = False) -> None:
     with explained(str(source), "read"):
         Path(source).stat()
     if not is_local(uri):
-        _module("objects", uri).upload(Path(source), uri, confirm=confirm)
+        _files(uri).upload(Path(source), uri, confirm=confirm)
         return
     with new_file(uri) as path, explained(str(source), "read"):
         shutil.copyfile(source, path)
@@ -306,7 +301,7 @@ def scan(uri: str, *, recursive: bool = True) -> Iterator[tuple[str, FileState]]
     Raises:
         StorageError: it cannot be read, or the scheme cannot list.
     """
-    return _module("objects", uri).scan(uri, recursive)
+    return _files(uri).scan(uri, recursive)
 
 
 def list_files(uri: str) -> list[str]:
@@ -329,7 +324,7 @@ def delete(uri: str) -> None:
     Raises:
         StorageError: it cannot be deleted.
     """
-    _module("objects", uri).delete(uri)
+    _files(uri).delete(uri)
 
 
 def remove_stale(uri: str) -> None:
@@ -338,12 +333,14 @@ def remove_stale(uri: str) -> None:
         local.remove_stale(uri)
 
 
-def _module(name: str, uri: str) -> Any:
-    """Import and return the module that does something with files of servers; `local` for local ones."""
+def _files(uri: str) -> Any:
+    """Return the module for a URI's files: `local`, or `objects` for those of servers."""
     if is_local(uri):
         return local
     if scheme(uri) in (*OBJECT_STORES, *WEB):
-        return importlib.import_module(f"trainer.storage.{name}")
+        from trainer.storage import objects
+
+        return objects
     raise StorageError(
         f"unknown scheme {scheme(uri)!r} in {uri}",
         fix="use a path, file:, s3://bucket/key, minio://, gs:// or az:// likewise or, to read, https://",

@@ -54,7 +54,7 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def read_bytes(uri: str, sha256: str) -> bytes:
+def read_buffer(uri: str, sha256: str) -> bytes:
     """Return a file's content, whose hash must be `sha256` where it is not ""."""
     with explained(uri, "read"), open_file(local_path(uri)) as file:
         data = file.read()

@@ -36,7 +36,7 @@ class Location:
             self.server, self._make = cloud.url, partial(clouds.store, cloud, bucket)
         else:
             settings = environment.settings(kind)
-            environment.check(settings)
+            environment.client(settings)  # It checks them.
             self.server = settings.url
         self._proxy, self._authorities = environment.proxy_of(self.server), environment.authorities()
         self.gives_ranges = True
@@ -88,7 +88,7 @@ def _client_options(proxy: str, silence: float, longest: float, authorities: str
 
 def _s3_store(settings: environment.Settings, region: str, bucket: str, **options: Any) -> ObjectStore:
     arguments: dict[str, Any] = {"region": region, "skip_signature": not settings.source}
-    if not environment.is_default(settings):
+    if settings.url != environment.AMAZON:
         # Of the two names for an endpoint the one that the environment cannot overrule.
         arguments["aws_endpoint_url_s3"] = settings.url
     if settings.source:

@@ -484,7 +484,10 @@ def _check_listing(uri: str, prefix: str) -> None:
     """Refuse an empty listing of something that is no store, such as a web page."""
     bucket = uri.partition("://")[2].partition("/")[0]
     try:
-        next(iter(environment.client(scheme(uri)).list_objects(bucket, prefix=prefix)), None)
+        next(
+            iter(environment.client(environment.settings(scheme(uri))).list_objects(bucket, prefix=prefix)),
+            None,
+        )
     except (MinioException, ParseError, ValueError) as error:
         raise failures.no_store(uri, "list") from error
     except HTTPError:

@@ -354,7 +354,8 @@ def _blocks(response: urllib3.BaseHTTPResponse, uri: str) -> Iterator[bytes]:
     """Yield the body of an answer as it arrives.
 
     Raises:
-        Transient: it is cut off, or takes too long in all: a byte now and then breaks no limit of silence.
+        Transient: it is cut off.
+        StorageError: it takes too long in all: a byte now and then breaks no limit of silence.
     """
     received, began = 0, time.monotonic()
     try:
@@ -364,7 +365,8 @@ def _blocks(response: urllib3.BaseHTTPResponse, uri: str) -> Iterator[bytes]:
             yield block
             if time.monotonic() - began > retry_policy.RETRIES.total / 2 + received / _LEAST_RATE:
                 response.close()
-                raise failures.cut_off(uri, "the server is too slow")
+                fix = "check the network and the server, and run again: what is finished is kept"
+                raise StorageError(f"cannot read {uri}: the server is too slow", fix=fix, passing=True)
     except _BROKEN as error:
         raise failures.cut_off(uri, error) from error
     if _length(response) not in (None, received):

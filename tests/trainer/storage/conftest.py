@@ -21,7 +21,7 @@ from minio.error import MinioException
 from benchmarks import local_store
 from trainer import storage
 from trainer.storage import objects
-from trainer.storage.environment import client
+from trainer.storage.environment import client, settings
 
 __all__ = ["hurried", "proxy"]
 
@@ -126,7 +126,7 @@ def any_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             endpoint, _ = request.getfixturevalue("object_store_server")
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     bucket = f"kubedet-test-{secrets.token_hex(6)}"
-    store = client("s3")
+    store = client(settings("s3"))
     _patiently(lambda: store.make_bucket(bucket))
     yield f"s3://{bucket}"
     for name in storage.list_files(f"s3://{bucket}"):

@@ -15,7 +15,7 @@ from prepared_server import Server
 from trainer import storage
 from trainer.base import worker_pool
 from trainer.storage import objects, traffic
-from trainer.storage.environment import client
+from trainer.storage.environment import client, settings
 from trainer.storage.url_policy import UrlPolicy
 
 MB = 1024 * 1024
@@ -68,7 +68,7 @@ def test_what_is_read_of_a_store(bucket, counted, work, moved, monkeypatch, tmp_
 def test_pieces_and_parts_of_a_store_that_gives_them(bucket, moto_server, counted, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", moto_server)
     name = f"kubedet-test-{secrets.token_hex(6)}"
-    client("s3").make_bucket(name)
+    client(settings("s3")).make_bucket(name)
     storage.write_bytes(f"s3://{name}/large", b"x" * 9 * MB)
     assert counted() == (0, 9 * MB)
     storage.read_range(f"s3://{name}/large", 5, 77)

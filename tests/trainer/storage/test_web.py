@@ -148,6 +148,30 @@ def test_addresses_of_all_kinds(server, path, asked):
     assert server.requests[-1].split()[1] == asked
 
 
+def test_an_answer_that_is_cut_off_is_asked_for_again(server):
+    server.answers = [CLOSED[:-2], CLOSED[:-2], PLAIN]
+    assert storage.read_bytes(server.url) == b"hello"
+
+
+def test_what_is_known_of_a_file(server):
+    server.answers = [PLAIN.replace(b"OK", b'OK\r\nETag: "1"')]
+    assert storage.state(server.url) == (5, None, '"1"')
+
+
+@pytest.mark.parametrize(("status", "said"), [(b"404 No", "no such file"), (b"503 Busy", "answers 503")])
+def test_a_refusal_names_the_address(server, hurried, status, said):
+    hurried(total=1.0)
+    server.answers = [b"HTTP/1.1 %b\r\nContent-Length: 0\r\n\r\n" % status]
+    with pytest.raises(StorageError, match=said) as caught:
+        storage.read_bytes(server.url)
+    assert server.url in caught.value.message and caught.value.fix
+
+
+def test_a_web_server_that_is_not_there(hurried):
+    with pytest.raises(StorageError, match=r"cannot read http://127\.0\.0\.1:9/x"):
+        storage.read_bytes("http://127.0.0.1:9/x")
+
+
 def test_a_file_that_is_gone(server):
     server.answers = [b"HTTP/1.1 410 Gone\r\nContent-Length: 0\r\n\r\n"]
     assert storage.state(server.url) is None
