@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 from fault_table import cells, contents, each
-from faulty_store import go_away
+from faulty_store import go_away, upload_folder
 from prepared_data import BOTH, CONFIG, SOME_BAD, Prepared, images_of
 
 from tests.trainer.data.test_fetch import form_of_urls, image_server
 from tests.trainer.data.test_foreign_addresses import SECRET, servers, stored, write_set
-from trainer import storage
 from trainer.base.errors import DataError, StorageError
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download
@@ -38,9 +37,7 @@ STORE = {
 @pytest.fixture
 def in_store(fifteen_images, bucket, tmp_path):
     """A source in a store, and what its shards are where nothing fails."""
-    for path in fifteen_images.rglob("*"):
-        if path.is_file():
-            storage.upload(path, f"s3://bucket/source/{path.relative_to(fifteen_images)}")
+    upload_folder(fifteen_images, "s3://bucket/source")
     calm = Prepared(f"coco:{fifteen_images}", str(tmp_path / "calm"))
     return [data for name, data in contents(Path(calm.index.uri)).items() if name.endswith((".tar", ".npy"))]
 

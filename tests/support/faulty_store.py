@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from trainer import storage
 from trainer.storage import location, retry_policy
 
 
@@ -213,6 +214,13 @@ class _Handler(BaseHTTPRequestHandler):
     def handle(self) -> None:
         with suppress(OSError):  # the client went away
             super().handle()
+
+
+def upload_folder(folder: Path, uri: str) -> None:
+    """Write all files of a folder to a store, with the hashes by which damage is found."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            storage.upload(path, f"{uri}/{path.relative_to(folder)}")
 
 
 def go_away(proxy: Proxy, after: int, seconds: float) -> threading.Thread:

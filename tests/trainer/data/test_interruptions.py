@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from faulty_store import go_away
+from faulty_store import go_away, upload_folder
 from openimages_mirror import source
 from PIL import Image
 
@@ -47,7 +47,7 @@ def tars(files: dict[str, bytes]) -> list[bytes]:
 def expected(make_coco, bucket, tmp_path):
     """A source in the bucket, and the shards that it gives where nothing fails."""
     root = make_coco(train=NAMES, val=["v.jpg"])
-    shutil.copytree(root, bucket / "source")
+    upload_folder(root, "s3://bucket/source")
     convert(root, tmp_path / "calm")
     calm_tars = tars(results(tmp_path / "calm"))
     assert len(calm_tars) > 3
@@ -78,7 +78,7 @@ def test_open_images_from_a_store_that_fails_now_and_then(kind, mirror, bucket, 
     config = replace(CONFIG, max_bad_fraction=0.5)
     calm = convert(source(mirror).uri, tmp_path / "calm", config)
     for folder in ("base", "pixels"):
-        shutil.copytree(mirror / folder, bucket / "mirror" / folder)
+        upload_folder(mirror / folder, f"s3://bucket/mirror/{folder}")
     for fault, details in FAULTS[kind]:
         proxy.fail(fault, **details)
     mirror_uri = source("s3://bucket/mirror").uri

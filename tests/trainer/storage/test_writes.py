@@ -119,7 +119,7 @@ def slow_taker():
                 head, _, body = bytes(taken).partition(b"\r\n\r\n")
                 del taken[:]
                 taken.extend(body)
-                length = int(re.search(rb"(?i)content-length: (\d+)", head)[1])
+                length = int((re.search(rb"(?i)content-length: (\d+)", head) or [0, 0])[1])
                 while len(taken) < length and (more := connection.recv(64 * KB)):
                     taken.extend(more)
                     time.sleep(0.005)
