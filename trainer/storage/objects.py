@@ -482,12 +482,9 @@ def _is_folder(bucket: Location, uri: str, meta: Any, following: Any) -> bool:
 
 def _check_listing(uri: str, prefix: str) -> None:
     """Refuse an empty listing of something that is no store, such as a web page."""
-    bucket = uri.partition("://")[2].partition("/")[0]
+    client, bucket = environment.client(environment.settings(scheme(uri))), uri.split("/")[2]
     try:
-        next(
-            iter(environment.client(environment.settings(scheme(uri))).list_objects(bucket, prefix=prefix)),
-            None,
-        )
+        next(iter(client.list_objects(bucket, prefix=prefix)), None)
     except (MinioException, ParseError, ValueError) as error:
         raise failures.no_store(uri, "list") from error
     except HTTPError:
@@ -514,7 +511,7 @@ def delete(uri: str) -> None:
 
 def write_bytes(uri: str, data: bytes | memoryview, *, confirm: bool = False) -> None:
     """Write an object; `confirm` reads it back, and writes it again if it is not what was sent."""
-    _Upload(uri, data, len(data), hashlib.sha256(data).hexdigest(), confirm).run("overwrite")
+    _Upload(uri, io.BytesIO(data), len(data), hashlib.sha256(data).hexdigest(), confirm).run("overwrite")
 
 
 def upload(path: Path, uri: str, sha256: str = "", *, confirm: bool = False) -> None:
@@ -537,8 +534,8 @@ def create(uri: str, data: bytes) -> bool:
     A store that does not know conditional writes overwrites what another writer puts there between
     the look and the write.
     """
-    writing = _Upload(uri, data, len(data), hashlib.sha256(data).hexdigest())
-    return state(uri) is None and writing.run("create")
+    upload = _Upload(uri, io.BytesIO(data), len(data), hashlib.sha256(data).hexdigest())
+    return state(uri) is None and upload.run("create")
 
 
 class _Upload:
@@ -548,9 +545,7 @@ class _Upload:
     with which the store compares what it gets.
     """
 
-    def __init__(
-        self, uri: str, source: bytes | memoryview | IO[bytes], size: int, sha256: str, confirm: bool = False
-    ) -> None:
+    def __init__(self, uri: str, source: IO[bytes], size: int, sha256: str, confirm: bool = False) -> None:
         self._uri, self._confirm = uri, confirm
         self._bucket, self._key = _locate_to_write(uri)
         self._source, self._size, self._sha256 = source, size, sha256
@@ -587,10 +582,11 @@ class _Upload:
         return written
 
     def _send(self, mode: Literal["create", "overwrite"]) -> bool:
+        self._source.seek(0)
         try:
             if self._size <= 2 * PART:
                 traffic.written(self._size)
-                self._put(self._content(), mode=mode, use_multipart=False)
+                self._put(self._source.read(), mode=mode, use_multipart=False)
             else:
                 length = max(PART, -(-self._size // _MOST_PARTS))
                 self._put(self._parts(length), chunk_size=length, max_concurrency=_SENDERS)
@@ -608,20 +604,8 @@ class _Upload:
     def _put(self, source: Any, **options: Any) -> None:
         obstore.put(self._bucket.whole, self._key, source, attributes=self._attributes, **options)
 
-    def _content(self) -> bytes | memoryview:
-        if isinstance(self._source, bytes | memoryview):
-            return self._source
-        self._source.seek(0)
-        return self._source.read()
-
-    def _parts(self, length: int) -> Iterator[Any]:
-        if isinstance(self._source, bytes | memoryview):
-            whole = memoryview(self._source)
-            blocks: Iterator[Any] = (whole[at : at + length] for at in range(0, self._size, length))
-        else:
-            self._source.seek(0)
-            blocks = iter(partial(self._source.read, length), b"")
-        for block in blocks:
+    def _parts(self, length: int) -> Iterator[bytes]:
+        while block := self._source.read(length):
             if self._interrupted:
                 raise Interrupted(f"{self._uri} is not written any more")
             traffic.written(len(block))

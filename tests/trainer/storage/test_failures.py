@@ -26,12 +26,11 @@ REFUSALS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["application/xml", "text/xml; charset=utf-8"])
 @pytest.mark.parametrize(("status", "code", "message", "said", "fix"), REFUSALS, ids=lambda value: str(value))
-def test_a_refusal_names_the_object_the_cause_and_the_remedy(proxy, kind, status, code, message, said, fix):
+def test_a_refusal_names_the_object_the_cause_and_the_remedy(proxy, status, code, message, said, fix):
     for method in ("GET", "PUT", "HEAD"):
         proxy.fail("status", method=method, times=100, status=status, code=code, message=message,
-                   headers=(("Content-Type", kind),))  # fmt: skip
+                   headers=(("Content-Type", "application/xml"),))  # fmt: skip
     for action in (
         lambda: storage.read_bytes("s3://bucket/a b"),
         lambda: storage.write_bytes("s3://bucket/a b", b""),
