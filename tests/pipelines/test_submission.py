@@ -82,9 +82,7 @@ def test_what_cannot_be_run_is_refused(parameters, message):
 def test_a_name_that_amazon_refuses_is_told_unless_the_store_is_another(monkeypatch):
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
-    with pytest.raises(
-        ConfigError, match=r"data_root: s3://My_Bucket/x: .* 'B' 'M' '_'.* set AWS_ENDPOINT_URL"
-    ):
+    with pytest.raises(ConfigError, match=r"data_root: s3://My_Bucket/x: .*set AWS_ENDPOINT_URL"):
         submission(data_root="s3://My_Bucket/x").check()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://store:9000")
     submission(data_root="s3://My_Bucket/x").check()

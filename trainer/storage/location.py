@@ -158,18 +158,21 @@ def _new_location(name: str, uri: str) -> Location:
             future = _pending[name] = Future()
     if is_first:
         try:
-            _locations[name] = Location(uri)
-            future.set_result(_locations[name])
+            location = Location(uri)
+            if _pending.get(name) is future:  # The environment was not forgotten meanwhile.
+                _locations[name] = location
+            future.set_result(location)
         except BaseException as error:
             future.set_exception(error)
         finally:
-            del _pending[name]
+            _pending.pop(name, None)
     return future.result()
 
 
 def forget_locations() -> None:
     """Read the environment again when a bucket is used next."""
     _locations.clear()
+    _pending.clear()
     _trusted_server.cache_clear()
 
 
