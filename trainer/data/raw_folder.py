@@ -116,31 +116,25 @@ class Table:
         """Blocks; all but the last have BLOCK rows."""
         return self._file.metadata.num_row_groups
 
-    def columns(self, block: int, names: list[str]) -> dict[str, list[Any]]:
-        """Return some columns of a block, by name."""
-        try:
-            return self._file.read_row_group(block, columns=names).to_pydict()
-        except (pa.ArrowException, OSError) as error:
-            raise self._unread(error) from None
-
     def batch(self, block: int, names: list[str]) -> pa.Table:
         """Return some columns of a block."""
         try:
             return self._file.read_row_group(block, columns=names)
         except (pa.ArrowException, OSError) as error:
-            raise self._damaged(str(error)) from None
+            raise self._unread(error) from None
+
+    def columns(self, block: int, names: list[str]) -> dict[str, list[Any]]:
+        """Return some columns of a block as lists, by name."""
+        return self.batch(block, names).to_pydict()
 
     def rows(self, block: int, positions: list[int] | None = None) -> list[dict[str, Any]]:
         """Return rows of a block as objects of Python; `positions` are those in the block."""
-        try:
-            group = self._file.read_row_group(block)
-        except (pa.ArrowException, OSError) as error:
-            raise self._unread(error) from None
+        group = self.batch(block, ROW.names)
         return (group if positions is None else group.take(positions)).to_pylist()
 
     def box_counts(self, block: int) -> np.ndarray:
         """Boxes of each row of a block, int64 [rows]."""
-        lists = self._file.read_row_group(block, columns=["boxes"]).column("boxes")
+        lists = self.batch(block, ["boxes"]).column("boxes")
         return np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in lists.chunks])
 
     def _unread(self, error: Exception) -> DataError:

@@ -1,10 +1,6 @@
 import json
 import logging
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -191,38 +187,6 @@ def test_a_changed_source_fetches_only_what_is_new(make_coco, make_jpeg, tmp_pat
     rows = [row for split in ("train", "val") for row in rows_of(second, split)]
     (row,) = [row for row in rows if row["file_name"] == "b.jpg"]
     assert storage.read_bytes(image_of(second, row)) == make_jpeg(50, 50)
-
-
-@pytest.mark.slow
-def test_a_killed_download_goes_on_where_it_was(tmp_path):
-    code = (
-        "import sys; from trainer.data.download import download\n"
-        "from trainer.config.schema import DataConfig\n"
-        "download('sample:images=120,size=160', sys.argv[1], DataConfig(processes=2))\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while len(list(tmp_path.rglob("*.jpg"))) < 20:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    wait_for_stillness(tmp_path)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.jpg")}
-    assert 20 <= len(before) < 160 and list(tmp_path.rglob("manifest.json")) == []
-    manifest = download("sample:images=120,size=160", str(tmp_path), replace(CONFIG, processes=2))
-    assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert len(list(Path(manifest.images).rglob("*.jpg"))) == 160
-    fresh = download("sample:images=120,size=160", str(tmp_path / "fresh"), replace(CONFIG, processes=2))
-    for path in Path(manifest.images).rglob("*.jpg"):
-        assert path.read_bytes() == (Path(fresh.images) / path.relative_to(manifest.images)).read_bytes()
-
-
-def wait_for_stillness(folder: Path) -> None:
-    """Wait until the workers of a killed process have ended: they notice within a moment."""
-    count = -1
-    while count != (count := len(list(folder.rglob("*")))):
-        time.sleep(0.5)
 
 
 def test_a_data_root_in_an_object_store(make_coco, bucket, tmp_path):
