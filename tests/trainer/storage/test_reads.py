@@ -186,10 +186,11 @@ def test_a_silent_server_holds_up_no_exit(proxy, bucket):
     (bucket / "x").write_bytes(b"hello")
     proxy.fail("stall", times=100)
     code = (
-        "import os, signal, threading; from trainer import storage\n"
+        "import os, signal, threading; from trainer import storage; from trainer.storage import objects\n"
         "threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
         "storage.read_bytes('s3://bucket/x')"
     )
+    subprocess.run([sys.executable, "-c", ""], check=True)  # The server that forks processes starts now.
     start = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "KeyboardInterrupt" in done.stderr and time.monotonic() - start < 15
