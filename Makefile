@@ -18,7 +18,7 @@ run: $(STAMP)  ## the whole pipeline on this machine (ARGS: see `kubedet run --h
 
 # Three at a time on two cores: nearly half of their time the quick ones wait, for a server or a process.
 test: $(STAMP)  ## what every change needs (ARGS: pytest's, e.g. ARGS="-m 'not slow'")
-	@$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --dist worksteal --durations=50 --durations-min=5 $(ARGS)
 
 test-all: $(STAMP)  ## also benchmarks, browsers, the wheel, the site and more fuzzing (ARGS="-m extra": only these)
 	@KUBEDET_FUZZ=$${KUBEDET_FUZZ:-4} $(BIN)/python -m pytest -n 3 --dist worksteal --all $(ARGS)

@@ -1,5 +1,6 @@
 """What many tests share: a tiny data set and a detector small enough for a second of CPU."""
 
+import importlib.util
 import logging
 import os
 import sys
@@ -8,10 +9,13 @@ from itertools import chain, groupby, islice
 import fork_server
 import pytest
 import torch
+from filelock import FileLock
 
 from trainer.data.download import download
 from trainer.data.shards import shard
+from trainer.export.export import export
 from trainer.model import recipes
+from trainer.training.loop import train
 
 pytest_plugins = ["fake_api"]
 
@@ -124,6 +128,23 @@ def _environment_is_read_again(monkeypatch):
 
 
 @pytest.fixture(scope="session")
+def made_once(tmp_path_factory):
+    """Let one of the processes that run tests make a folder of a name, which all of them read."""
+    common = tmp_path_factory.getbasetemp()
+    common = common.parent if "PYTEST_XDIST_WORKER" in os.environ else common
+
+    def once(name, make):
+        folder = common / name
+        with FileLock(common / f"{name}.lock"):
+            if not (common / f"{name}.made").exists():
+                make(folder)
+                (common / f"{name}.made").touch()
+        return folder
+
+    return once
+
+
+@pytest.fixture(scope="session")
 def tiny():
     """The debug recipe, tiny, with further overrides."""
     return lambda **overrides: recipes.load(
@@ -143,3 +164,19 @@ def shards(data_root):
     config = recipes.load("debug", {"data.processes": 1}).data
     raw = download("sample:images=24,seed=3,size=96", data_root, config)
     return shard(raw, data_root, config).uri
+
+
+@pytest.fixture(scope="session")
+def trained(made_once, shards, tiny):
+    """URI of a checkpoint of a short training, which says enough to be compared."""
+    config = tiny(train__epochs=8, train__validate_every=8, model__score_threshold=0.03)
+    return str(made_once("shared_training", lambda folder: train(config, shards, str(folder))) / "best.pt")
+
+
+@pytest.fixture(scope="session")
+def exported(made_once, trained, shards, tiny):
+    """Folder of the bundle of that checkpoint in every format."""
+    formats = ["onnx", "onnx-int8", "torch-export", "raw"]
+    formats += ["openvino"] if importlib.util.find_spec("openvino") else []
+    config = tiny(export__formats=formats, export__max_ap_change_int8=1.0)
+    return made_once("shared_model", lambda folder: export(trained, shards, str(folder), config))

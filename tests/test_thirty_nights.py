@@ -155,6 +155,7 @@ def nights(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_thirty_nights(nights):
     source, champions, told = nights.source, {}, {}
     for night in range(1, 31):

@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import fcntl
 import gc
+import importlib
 import io
 import os
 import pickle
@@ -34,6 +35,8 @@ import numpy.random
 REAL_PROCESSES = "KUBEDET_REAL_PROCESSES"
 _PR_SET_CHILD_SUBREAPER = 36
 _HEAVY = re.compile(r"\b(torch|trainer|pipelines|components|kfp)\b")
+_KFP = "kfp.dsl.executor_main"
+_STARTS_OTHERS = re.compile(r"trainer launch|pipelines\.(cli|local) |executor_main|from kfp import")
 _LOOKS = re.compile(r"sys\.(modules|meta_path)")
 _READ_AT_IMPORT = (
     "PYTHON",
@@ -70,9 +73,12 @@ def _execute_child(self: Any, args: Any, executable: Any, *others: Any) -> None:
     pipes, (_, gid, gids, uid, umask, session, group) = rest[:6], rest[6:]
     words = [os.fsdecode(word) for word in args] if isinstance(args, list | tuple) else []
     environment = {os.fsdecode(name): os.fsdecode(value) for name, value in (env or os.environ).items()}
+    same = _read_at_import(environment)
+    if words[:1] == ["sh"] and _KFP in words[2]:
+        words, environment["_KFP_RUNTIME"] = _without_shell(words), "true"
     plain = not (executable or preexec_fn or shell or gid or gids or uid) and close_fds and umask == -1
     forked = plain and _is_heavy(words) and REAL_PROCESSES not in environment and os.path.isdir(cwd or ".")
-    if not (forked and _connect() and _read_at_import(environment) == _environment):
+    if not (forked and _connect() and same == _environment):
         return _start(self, args, executable, *others)
     p2cread, _, _, c2pwrite, _, errwrite = pipes
     files = [given if given != -1 else std for std, given in enumerate((p2cread, c2pwrite, errwrite))]
@@ -100,6 +106,13 @@ def _ask(request: dict[str, Any], files: list[int]) -> int:
                 libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
     assert pid, f"the server of tests/support/fork_server.py has ended; no {request['words']}"
     return pid
+
+
+def _without_shell(words: list[str]) -> list[str]:
+    """Return the command of kfp's local runner without its shell, which writes the component into a file."""
+    path = Path(tempfile.mkdtemp()) / "ephemeral_component.py"
+    path.write_text(words[3])
+    return [sys.executable, "-m", _KFP, "--component_module_path", str(path), *words[4:]]
 
 
 def _is_heavy(words: list[str]) -> bool:
@@ -144,9 +157,13 @@ def main(number: int) -> None:
     """Import, and serve the socket of a number."""
     _environment.update(_read_at_import(os.environ))  # Before torch adds to it.
     sys.path.pop(0)
-
-    import trainer.evaluation.evaluate
-    import trainer.training.loop  # noqa: F401
+    for module in (
+        "kfp.local",
+        "torch.distributed.run",
+        "trainer.evaluation.evaluate",
+        "trainer.training.loop",
+    ):
+        importlib.import_module(module)
 
     gc.collect()
     gc.freeze()
@@ -155,7 +172,8 @@ def main(number: int) -> None:
 
 def _serve(connection: socket.socket, *, once: bool) -> NoReturn:
     """Fork a process for each request, until the caller has gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # They may be for the whole group.
+        signal.signal(number, signal.SIG_IGN)
     while True:
         head, files, _, _ = socket.recv_fds(connection, 8, 64)
         if not head:
@@ -206,6 +224,7 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     _serve_below(words, request["keep"])
     _show_as(words)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _open_standard_files(unbuffered="-u" in words[1:2] or bool(os.environ.get("PYTHONUNBUFFERED")))
 
 
@@ -244,7 +263,7 @@ def _serve_below(words: list[str], keep: list[int]) -> None:
     """Give a process that starts others a server as its child."""
     global _server
     _server = None
-    if not (_is_guard(words) or words[1:4] == ["-m", "trainer", "launch"]):
+    if not (_is_guard(words) or _STARTS_OTHERS.search(" ".join(words[2:4]))):
         return
     _server, theirs = socket.socketpair()
     if os.fork() == 0:

@@ -92,20 +92,6 @@ def test_a_class_scores_as_if_it_were_alone() -> None:
     assert compared > 10
 
 
-def test_the_cases_are_odd_enough() -> None:
-    cases = [odd_case(seed) for seed in range(CASES)]
-    assert sum(not len(detections) for _, detections in cases) > 20
-    assert sum(truth.crowd.any() for truth, _ in cases) > 50
-    assert sum(len(set(truth.labels)) < len(truth.categories) for truth, _ in cases) > 50
-    assert sum(len(set(detections.scores)) < len(detections) for _, detections in cases) > 100
-    per_image = [
-        np.unique(detections.image_ids, return_counts=True)[1].max(initial=0) for _, detections in cases
-    ]
-    assert max(per_image) == 400
-    scores = [coco_metrics.evaluate(*case).metrics["coco/AP"] for case in cases[:60]]
-    assert 0.05 < np.mean(scores) < 0.8
-
-
 def test_a_few_classes_after_the_others_give_the_same(monkeypatch) -> None:
     parts = []
     portions = engines._portions

@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from patience import until
 
 from trainer.trackers import experiment_tracking
 from trainer.trackers.experiment_tracking import TrackedRun, Tracking, names_of, open_tracking
@@ -43,13 +44,6 @@ def tracker():
 
 def run_at(folder):
     return TrackedRun("first", str(folder), {"train.lr": 0.1}, {"recipe": "debug"})
-
-
-def wait_until(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_rows_reach_a_tracker_in_order_with_the_names_of_tensorboard(tracker, tmp_path):
@@ -102,7 +96,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_gets_everything_when_it_is_bac
     for step in range(5):
         tracking.add("train", {"step": step, "loss": 1.0})
         time.sleep(0.02)
-    wait_until(lambda: caplog.records)
+    until(lambda: caplog.records)
     tracker.error = None
     tracking.finish("finished")
     assert [row.step for row in tracker.rows] == [0, 1, 2, 3, 4]

@@ -84,21 +84,6 @@ def test_its_place_is_told_now_and_then_and_a_new_reason_at_once(run, backend, f
     assert QUOTA in lines[1] and lines[2].endswith("1st in queue gpus: ClusterQueue gpus-of-all is inactive")
 
 
-def test_its_place_is_told_again_after_a_while(run, quick, fake_cluster, meanwhile):
-    kueue = give_kueue(fake_cluster)
-
-    def move():
-        kueue.ahead("a", "b")
-        kueue.waits("train", QUOTA)
-
-    meanwhile(
-        ("1st in queue gpus", move),
-        (f"3rd in queue gpus: {QUOTA}", lambda: kueue.leave("a")),
-        (f"2nd in queue gpus: {QUOTA}", lambda: kueue.admit("train")),
-    )
-    assert told(run(quick, kueue_queue="gpus"))[-1] == "job train: succeeded"
-
-
 @both
 def test_a_job_that_no_controller_releases_is_given_up(run, quick, fake_cluster, kind):
     ours, (other,) = framework(kind), [name for name in BOTH if name != framework(kind)]

@@ -12,6 +12,7 @@ import pytest
 from fake_api import Fault
 from fake_pod import endless
 from kinds import both
+from patience import until
 
 
 def gone(fake_cluster):
@@ -160,13 +161,6 @@ def is_running(pid):
         return False
 
 
-def wait_until(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 ENDINGS = [
     {"spec": {"activeDeadlineSeconds": 0}},
     {"spec": {"shutdown": "Terminate"}},
@@ -180,11 +174,11 @@ ENDINGS = [
 def test_the_end_of_the_run_deletes_the_job_without_a_signal(fake_cluster, step, launcher, master, change):
     fake_cluster.lives[master] = endless
     assert "running" in launcher.stdout.readline()
-    wait_until(lambda: fake_cluster.requests("GET", "workflows?watch=true"))
+    until(lambda: fake_cluster.requests("GET", "workflows?watch=true"))
     assert not fake_cluster.requests("DELETE")
     step |= change
     fake_cluster.changed("MODIFIED", step, "workflows")
-    wait_until(lambda: gone(fake_cluster))
+    until(lambda: gone(fake_cluster))
 
 
 @pytest.mark.slow
@@ -193,16 +187,16 @@ def test_the_end_of_the_run_deletes_the_job_although_its_launcher_hangs(fake_clu
     fake_cluster.denied.add(("watch", "workflows"))
     fake_cluster.lives[master] = endless
     assert "running" in launcher.stdout.readline()
-    wait_until(lambda: fake_cluster.requests("GET", "workflows?watch=true"))
+    until(lambda: fake_cluster.requests("GET", "workflows?watch=true"))
     guard = int(subprocess.check_output(["pgrep", "-P", str(launcher.pid), "-f", "termination"]))
     os.kill(launcher.pid, signal.SIGSTOP)
     os.kill(guard, signal.SIGTERM)
     # Only the pod ends, as far as the Workflow says; Argo starts the step again if the pod is gone.
-    wait_until(lambda: fake_cluster.requests("DELETE", "pods/step-pod"))
+    until(lambda: fake_cluster.requests("DELETE", "pods/step-pod"))
     assert not fake_cluster.requests("DELETE", "jobs")
     step["spec"]["activeDeadlineSeconds"] = 0
     os.kill(guard, signal.SIGTERM)
-    wait_until(lambda: gone(fake_cluster))
+    until(lambda: gone(fake_cluster))
 
 
 @pytest.mark.slow
@@ -211,11 +205,11 @@ def test_a_pod_that_is_being_deleted_is_removed_before_argo_sees_it_fail(
 ):
     fake_cluster.lives[master] = endless
     assert "running" in launcher.stdout.readline()
-    wait_until(lambda: fake_cluster.requests("GET", "pods?watch=true&fieldSelector"))
+    until(lambda: fake_cluster.requests("GET", "pods?watch=true&fieldSelector"))
     pod = fake_cluster.objects["pods", "default", "step-pod"]
     pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     fake_cluster.changed("MODIFIED", pod)
-    wait_until(lambda: fake_cluster.requests("DELETE", "pods/step-pod"))
+    until(lambda: fake_cluster.requests("DELETE", "pods/step-pod"))
     assert not fake_cluster.requests("DELETE", "jobs")
 
 
@@ -227,7 +221,7 @@ def test_the_process_that_waits_for_the_end_of_the_run_ends_with_its_launcher(
     assert "running" in launcher.stdout.readline()
     guard = int(subprocess.check_output(["pgrep", "-P", str(launcher.pid), "-f", "termination"]))
     launcher.kill()
-    wait_until(lambda: not is_running(guard))
+    until(lambda: not is_running(guard))
     assert not fake_cluster.requests("DELETE")
 
 
