@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from components import jobs, launchers
-from components.launchers import spec_fields
+from components.launchers import spec
 from components.object_store import CREDENTIALS
 from components.signing_secret import SIGNING
 from operations.notifications import NOTIFY
@@ -117,10 +117,8 @@ def _plain(text: str) -> str:
 
 def _of_job(name: str, **settings: Any) -> Parameter:
     """Return a parameter that is a field of every job."""
-    kind = int if spec_fields.is_number(name) else str
-    return Parameter(
-        name, kind, spec_fields.meaning(name), spec_fields.default(name), metavar="N", **settings
-    )
+    kind = int if spec.is_number(name) else str
+    return Parameter(name, kind, spec.meaning(name), spec.default(name), metavar="N", **settings)
 
 
 _ALL = (

@@ -143,7 +143,7 @@ def test_jobs_that_wait_for_quota_say_their_place_and_why(user, cluster, queue, 
     cluster.running(first_name, 1)
     second, second_name = queued(SECONDS, "1", start_timeout=5)
     waiting = user.starts("job", "submit", "--spec", str(second), "--wait")
-    waiting.wait_for(f"1st in queue {queue}: ")
+    waiting.wait_for(f"position 1 in queue {queue}: ")
     third, third_name = queued(SLEEP)
     assert user.runs("job", "submit", "--spec", str(third))[1] == 0
     job_status = until(
@@ -152,7 +152,7 @@ def test_jobs_that_wait_for_quota_say_their_place_and_why(user, cluster, queue, 
     assert (job_status["phase"], job_status["reason"], job_status["queue"]) == ("suspended", "Queued", queue)
     time.sleep(10)  # Longer than start_timeout.
     job_status = status(user, second_name)
-    assert job_status["message"].startswith(f"1st in queue {queue}: ")
+    assert job_status["message"].startswith(f"position 1 in queue {queue}: ")
     assert "insufficient unused quota for cpu" in job_status["message"]
     assert not cluster.pods(second_name)
     assert user.runs("job", "stop", first_name)[1] == 0

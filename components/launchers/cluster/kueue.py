@@ -128,7 +128,7 @@ class Queues:
             return replace(job, reason=UNSERVED, message=f"in queue {job.queue}: {why}")
         reason, why = _standing(workload)
         position = positions.get(workload["metadata"]["name"])
-        where = f"{ordinal(position)} in queue {job.queue}" if position else f"in queue {job.queue}"
+        where = f"position {position} in queue {job.queue}" if position else f"in queue {job.queue}"
         message = f"{where}: {why}" if why else where
         conditions = holding(workload)
         if "Evicted" in conditions and reason not in (ADMITTED, DEACTIVATED, NO_QUEUE):
@@ -201,12 +201,6 @@ def in_vain(job: JobStatus, seconds: float) -> bool:
     return job.reason in (NO_QUEUE, DEACTIVATED)
 
 
-def ordinal(number: int) -> str:
-    """Write a position: 1st, 2nd, 3rd, 4th, 11th, 21st."""
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"
-
-
 NAMESPACE = "kueue-system"
 _MANAGER, _CONFIG = "kueue-controller-manager", "kueue-manager-config"
 _SETUP_PATIENCE = 2.0
@@ -221,25 +215,19 @@ _FIRST_RELEASE = {"TrainJob": "0.14"}
 class Release:
     """The installed Kueue, as far as RBAC lets us read it."""
 
-    version: str = ""
-    """v0.19.2; empty is unknown."""
     served: str = ""
     """The version of its API that was asked for first and answered; empty where there is no Kueue."""
     ready: bool = True
     """Whether its controller runs, as far as that may be seen."""
 
     def __str__(self) -> str:
-        """Say it in a sentence."""
         if not self.served:
             return "no Kueue is installed: the cluster does not know its Workloads"
-        age = "0.15 or newer" if self.served == VERSIONS[0] else "older than 0.15"
-        known = f"Kueue {self.version}" if self.version else f"a Kueue {age}, its version may not be read"
-        trouble = "" if self.ready else "; its controller does not run"
-        return f"{known} (API {GROUP}/{self.served}){trouble}"
+        return f"Kueue (API {GROUP}/{self.served}){'' if self.ready else '; its controller does not run'}"
 
 
 def release(cluster: Cluster) -> Release:
-    """Return the Kueue of a cluster; a version that may not be read is left out.
+    """Return the Kueue of a cluster.
 
     Raises:
         ApiError: the namespace's Workloads may not be listed, which tells nothing.
@@ -257,11 +245,8 @@ def release(cluster: Cluster) -> Release:
             patience=_SETUP_PATIENCE,
         )
     except ApiError:
-        return Release(served=served)
-    images = [container.image or "" for container in manager.spec.template.spec.containers]
-    tags = [match[1] for match in map(re.compile(r":(v?\d[\w.+-]*)(?:@|$)").search, images) if match]
-    ready = bool(manager.status and manager.status.ready_replicas)
-    return Release(tags[0] if tags else "", served, ready)
+        return Release(served)
+    return Release(served, bool(manager.status and manager.status.ready_replicas))
 
 
 def _serves(cluster: Cluster, version: str) -> bool:

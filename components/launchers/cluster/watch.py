@@ -130,7 +130,6 @@ class Restarts:
         self._seen: dict[int, int] = {}
         self._forgiven: dict[int, int] = {}
         self._kills: dict[int, int] = {}
-        self._ends: dict[int, Ending] = {}
         self._step = 0
 
     def line(self, text: str) -> None:
@@ -149,10 +148,8 @@ class Restarts:
         self._forgiven[pod.rank] = min(self._forgiven.get(pod.rank, 0), pod.restarts)
         if pod.restarts <= before:
             return False
-        if pod.before:
-            self._ends[pod.rank] = pod.before
-            if pod.before.reason in MEMORY:
-                self._kills[pod.rank] = self._kills.get(pod.rank, 0) + pod.restarts - before
+        if pod.before and pod.before.reason in MEMORY:
+            self._kills[pod.rank] = self._kills.get(pod.rank, 0) + pod.restarts - before
         return True
 
     def counted(self, pod: PodStatus) -> int:
@@ -162,10 +159,6 @@ class Restarts:
     def worst(self, pods: Iterable[PodStatus]) -> PodStatus | None:
         """Return the pod with the most restarts that count."""
         return max(pods, key=self.counted, default=None)
-
-    def end(self, pod: PodStatus) -> Ending | None:
-        """Return how the previous pod of a rank ended, if that was ever known."""
-        return pod.before or self._ends.get(pod.rank)
 
     def out_of_memory(self, pods: Iterable[PodStatus]) -> PodStatus | None:
         """Return a pod that was killed for its memory MEMORY_KILLS times, if any."""
@@ -257,11 +250,11 @@ def _remedy(pod: PodStatus) -> str:
     return remedy(pod.reason, pod.message)
 
 
-def out_of_memory(job: str, pod: PodStatus, end: Ending | None, lines: str) -> tuple[str, str]:
+def out_of_memory(job: str, pod: PodStatus, lines: str) -> tuple[str, str]:
     """Return message and fix of a job that is given up, for one of its pods is killed again and again."""
     return (
         f"the job {job} was given up: pod {pod.name} was killed {MEMORY_KILLS} times for the memory it used "
-        f"({end or 'OOMKilled'}), without a newer checkpoint between{lines}",
+        f"({pod.before or 'OOMKilled'}), without a newer checkpoint between{lines}",
         remedy("OOMKilled"),
     )
 
@@ -454,8 +447,7 @@ class Watch:
     def _pod(self, pod: PodStatus) -> None:
         """Print once why a pod waits, how it ended, and that it was restarted."""
         if self._restarts.is_new(pod):
-            end = self._restarts.end(pod)
-            why = str(end or "")
+            why = str(pod.before or "")
             counted = f"{self._restarts.counted(pod)} of {self._job.backoff}"
             self._say(f"pod {pod.name}: started anew, {counted}{f' ({why})' if why else ''}")
         if pod.phase == "Failed" or pod.exit_code:
@@ -491,10 +483,10 @@ class Watch:
             self._deadline()
         self._check_final_reasons(now)
         if killed := self._restarts.out_of_memory(status.pods):
-            self._give_up(*out_of_memory(job.name, killed, self._restarts.end(killed), self._lines(killed)))
+            self._give_up(*out_of_memory(job.name, killed, self._lines(killed)))
         worst = self._restarts.worst(status.pods)
         if worst and self._restarts.counted(worst) > job.backoff:
-            end = self._restarts.end(worst)
+            end = worst.before
             count = f"{self._restarts.counted(worst)} times{f' ({end})' if end and str(end) else ''}"
             self._give_up(
                 f"the job {job.name} was given up: pod {worst.name} was started anew {count} without a newer "

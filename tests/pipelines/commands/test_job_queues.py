@@ -29,10 +29,10 @@ def test_status_tells_place_and_reason(kubedet, submit, fake_cluster):
     code, out, _ = kubedet("job", "status", "a")
     assert code == 0
     assert "on 1 node, a PyTorchJob, queue gpus\n" in out
-    assert out.endswith(f"\na: 2nd in queue gpus: {QUOTA}\n")
+    assert out.endswith(f"\na: position 2 in queue gpus: {QUOTA}\n")
     status = json.loads(kubedet("job", "status", "-o", "json", "a")[1])
     assert (status["phase"], status["reason"], status["queue"]) == ("suspended", "Queued", "gpus")
-    assert status["message"] == f"2nd in queue gpus: {QUOTA}"
+    assert status["message"] == f"position 2 in queue gpus: {QUOTA}"
 
 
 def test_list_has_one_word_on_it(kubedet, submit, fake_cluster):

@@ -56,11 +56,11 @@ def test_a_suspended_job_waits_for_its_queue_however_long(run, quick, fake_clust
         kueue.waits("train", QUOTA)
         threading.Timer(2.0, kueue.admit, ["train"]).start()
 
-    meanwhile(("1st in queue gpus", quota))
+    meanwhile(("position 1 in queue gpus", quota))
     lines = told(run(quick, kueue_queue="gpus", start_timeout=1))
     assert lines[:2] == [
-        "job train: suspended, 1st in queue gpus",
-        f"job train: suspended, 1st in queue gpus: {QUOTA}",
+        "job train: suspended, position 1 in queue gpus",
+        f"job train: suspended, position 1 in queue gpus: {QUOTA}",
     ]
     assert "job train: succeeded" in lines
     assert sum("suspended" in line for line in lines) == 2, lines
@@ -78,10 +78,12 @@ def test_its_place_is_told_now_and_then_and_a_new_reason_at_once(run, backend, f
             kueue.leave(name)
         kueue.waits("train", "ClusterQueue gpus-of-all is inactive", "Inadmissible")
 
-    meanwhile(("1st in queue gpus", move), ("is inactive", lambda: kueue.admit("train")))
+    meanwhile(("position 1 in queue gpus", move), ("is inactive", lambda: kueue.admit("train")))
     lines = [line for line in told(run(backend, kueue_queue="gpus")) if "suspended" in line]
     assert len(lines) == 3, lines  # Its place is another five times in a second.
-    assert QUOTA in lines[1] and lines[2].endswith("1st in queue gpus: ClusterQueue gpus-of-all is inactive")
+    assert QUOTA in lines[1] and lines[2].endswith(
+        "position 1 in queue gpus: ClusterQueue gpus-of-all is inactive"
+    )
 
 
 @both
@@ -171,7 +173,7 @@ def test_a_job_that_is_taken_back_resumes_and_that_counts_as_no_restart(
     fake_cluster.termination_seconds = 0.3
     again = ("taken back by Kueue (Preempted: ", lambda: kueue.admit("train"))
     runs = ("running", lambda: kueue.evict("train"))
-    meanwhile(("1st in queue", lambda: kueue.admit("train")), runs, again, runs, again, runs, again)
+    meanwhile(("position 1 in queue", lambda: kueue.admit("train")), runs, again, runs, again, runs, again)
     lines = run(quick, kueue_queue="gpus", backoff=0, start_timeout=5)
     phases = [line.split()[2].strip(",:") for line in told(lines)]
     once = ["suspended", "pending", "running"]
