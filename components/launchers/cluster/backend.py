@@ -95,13 +95,20 @@ class ClusterBackend(Backend):
             )
         self._hashes[job.name] = job.fingerprint
         manifests: list[Body] = []
+        lost: ApiError | None = None
+        """A creation whose response did not arrive: it may have succeeded."""
         for _ in range(_TRIES):
-            kind, existing = self.kinds.find(job.name)
+            try:
+                kind, existing = self.kinds.find(job.name)
+            except ApiError as error:
+                raise _unknown(lost, kind, job.name) if lost else error from None
             if existing is not None and self._adopts(kind, existing, job):
                 self._uids[job.name] = existing["metadata"]["uid"]
-                if manifests:  # It is our own: the answer to its creation was lost.
+                if manifests:  # It is our own.
                     job_objects.add_owner(self.cluster, manifests, self._uids[job.name])
                 return job.name
+            if lost:
+                raise lost
             old = kind
             kind, manifests = self._manifests(job)
             self._clear(kind if existing is None else old, job.name, existing)
@@ -109,41 +116,19 @@ class ClusterBackend(Backend):
                 self._uids[job.name] = job_objects.create_all(self.cluster, manifests)
             except ApiError as error:
                 if error.passing:
-                    return self._after_lost_answer(error, kind, job, manifests)
-                if error.status != 409:
+                    lost = error
+                elif error.status == 409:
+                    time.sleep(next(self.timings.waits()))
+                else:
                     raise
-                time.sleep(next(self.timings.waits()))
             else:
                 self.kinds.remember(job.name, kind)
                 logger.info("created %s %s in namespace %s", kind.title, job.name, self.cluster.namespace)
                 return job.name
-        raise LaunchError(
+        raise lost or LaunchError(
             f"cannot create the job {job.name}: others create jobs of that name again and again",
             fix="end the other launcher, or give the job another name",
         )
-
-    def _after_lost_answer(self, error: ApiError, kind: Kind, job: JobSpec, manifests: list[Body]) -> str:
-        """Check whether a creation that got no response succeeded; returns the job's name if so.
-
-        Raises:
-            ApiError: it was not, or nobody knows.
-        """
-        try:
-            existing = self.cluster.find(kind.resource, job.name)
-        except ApiError:
-            error.message += f"; whether the {kind.title} {job.name} was created is not known"
-            error.fix = f"look with `kubedet job status {job.name}`; `kubedet job stop {job.name}` ends it"
-            raise error from None
-        if existing is None or _label(existing, LABEL_SPEC) != job.fingerprint:
-            raise error
-        self._uids[job.name] = existing["metadata"]["uid"]
-        job_objects.add_owner(self.cluster, manifests, self._uids[job.name])
-        self.kinds.remember(job.name, kind)
-        logger.warning(
-            "%s %s exists: only the answer to its creation was lost; `kubedet job stop %s` ends it",
-            kind.title, job.name, job.name,
-        )  # fmt: skip
-        return job.name
 
     def submitted(self, name: str) -> tuple[str, str]:
         return self._hashes.get(name, ""), self._uids.get(name, "")
@@ -318,6 +303,12 @@ class ClusterBackend(Backend):
         job_pods = pods.of_job(self.cluster, kind, name, patience=patience)
         status = self._histories[name].completed(pods.job_status(kind, job, job_pods))
         return self._queues.with_positions([status], patience=patience)[0]
+
+
+def _unknown(lost: ApiError, kind: Kind, name: str) -> ApiError:
+    lost.message += f"; whether the {kind.title} {name} was created is not known"
+    lost.fix = f"look with `kubedet job status {name}`; `kubedet job stop {name}` ends it"
+    return lost
 
 
 def _choose(logs: MergedLogs, status: JobStatus) -> None:

@@ -79,7 +79,8 @@ class Queues:
         """
         workloads = self._list(patience, f"{LABEL_JOB}={jobs[0].uid}") if len(jobs) == 1 else []
         workloads = workloads or self._list(patience, "")
-        return {_owner(item): item for item in sorted(workloads, key=_created)}
+        workloads.sort(key=lambda item: item["metadata"].get("creationTimestamp") or "")
+        return {_owner(item): item for item in workloads}
 
     def _list(self, patience: float, selector: str) -> list[Body]:
         for version in [self._served] if self._served else VERSIONS:
@@ -185,10 +186,6 @@ def _owner(workload: Body) -> str:
     references: Iterable[Body] = meta.get("ownerReferences") or []
     by_owner = next((owner["uid"] for owner in references if owner.get("controller")), "")
     return str((meta.get("labels") or {}).get(LABEL_JOB) or by_owner)
-
-
-def _created(workload: Body) -> str:
-    return str(workload["metadata"].get("creationTimestamp") or "")
 
 
 def in_vain(job: JobStatus, seconds: float) -> bool:

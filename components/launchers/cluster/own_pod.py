@@ -42,15 +42,12 @@ def read_own_pod(cluster: Cluster) -> OwnPod:
     error: the job then has no owner, and needs an image of its own.
     """
     name = _pod_name()
-    if not name:
-        return OwnPod()
     home = _home(cluster)
     try:
-        pod = _own_pod(home, name)
+        return _from_pod(_own_pod(home, name), home) if name else OwnPod()
     except ApiError as error:
         logger.warning("the job will have no owner, for this pod cannot be read: %s", error)
         return OwnPod()
-    return _from_pod(pod, home)
 
 
 def read_image_id(cluster: Cluster) -> str:
@@ -84,7 +81,12 @@ def delete(cluster: Cluster) -> None:
 def _from_pod(pod: Any, home: Cluster) -> OwnPod:
     containers = {container.name: container.image for container in pod.spec.containers}
     image = containers.get(_STEP) or pod.spec.containers[0].image
-    owners = [_reference(owner) for owner in pod.metadata.owner_references or [] if owner.kind == "Workflow"]
+    # Without blockOwnerDeletion, which RBAC may forbid and a stuck job would abuse.
+    owners = [
+        {"apiVersion": owner.api_version, "kind": owner.kind, "name": owner.name, "uid": owner.uid}
+        for owner in pod.metadata.owner_references or []
+        if owner.kind == "Workflow"
+    ]
     queue = (pod.metadata.labels or {}).get(LABEL_QUEUE, "")
     return OwnPod(home.namespace, image, owners[0] if owners else None, queue, pod.metadata.name)
 
@@ -169,8 +171,3 @@ def _workflow(cluster: Cluster, name: str) -> Any:
 
 def _glance(cluster: Cluster) -> tuple[float, float]:
     return cluster.timings.glance, cluster.timings.glance
-
-
-def _reference(owner: Any) -> dict[str, str]:
-    """Refer to an owner without blockOwnerDeletion, which RBAC may forbid and a stuck job would abuse."""
-    return {"apiVersion": owner.api_version, "kind": owner.kind, "name": owner.name, "uid": owner.uid}

@@ -1,4 +1,4 @@
-"""The register of launchers, and what a new kind of job takes: one file."""
+"""The register of launchers."""
 
 import pytest
 

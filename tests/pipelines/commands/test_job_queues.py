@@ -49,7 +49,7 @@ def test_status_of_a_job_that_nobody_serves_says_what_to_do(kubedet, submit, fak
     lines = kubedet("job", "status", "a")[1].splitlines()
     assert lines[-4:-1] == [
         "a: in queue gpus: Kueue has made no Workload of it yet",
-        "Kueue v0.19.2 (API kueue.x-k8s.io/v1beta2)",
+        "Kueue (API kueue.x-k8s.io/v1beta2)",
         "its configuration names batch/job",
     ]
     assert lines[-1].startswith("fix: have kubeflow.org/pytorchjob named in integrations.frameworks")

@@ -95,7 +95,7 @@ def test_a_job_that_no_controller_releases_is_given_up(run, quick, fake_cluster,
     assert error.value.message.startswith(
         "no controller releases the job train from queue gpus: Kueue has made no Workload of it yet, after "
     )
-    assert "Kueue v0.19.2 (API kueue.x-k8s.io/v1beta2)" in error.value.message
+    assert "Kueue (API kueue.x-k8s.io/v1beta2)" in error.value.message
     assert f"have {ours} named in integrations.frameworks" in error.value.fix
     assert (
         f"make it a {other.split('/')[1]}" in error.value.fix and "leave kueue_queue out" in error.value.fix
