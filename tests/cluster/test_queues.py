@@ -229,7 +229,7 @@ def test_the_doctor_looks_at_the_queue(user, cluster, queue, is_served):
     command, _ = user.runs("doctor", "--namespace", cluster.namespace, "--queue", queue, "-o", "json")
     findings = {item["title"]: item for item in json.loads("\n".join(command.lines))}
     assert findings[f"queue {queue}"]["state"] == "ok", str(command)
-    assert findings["Kueue"]["detail"].startswith("Kueue v"), str(command)
+    assert findings["Kueue"]["detail"].startswith("Kueue (API"), str(command)
     assert (findings[f"{cluster.kind.title}s in Kueue"]["state"] == "ok") is is_served, str(command)
 
 
@@ -241,5 +241,5 @@ def test_a_job_that_no_controller_releases_ends(user, cluster, queue, queued, is
     assert command.end(120) == 1, str(command)
     words = f"no controller releases the job {name} from queue {queue}: Kueue has made no Workload of it"
     assert words in command.errors, str(command)
-    assert "Kueue v" in command.errors and "integrations.frameworks" in command.errors, str(command)
+    assert "Kueue (API" in command.errors and "integrations.frameworks" in command.errors, str(command)
     assert cluster.job(name) is None
