@@ -224,8 +224,8 @@ def _phase(standing: Standing, needed: int, pod_statuses: tuple[PodStatus, ...])
 class PodHistory:
     """How many pods of a job were replaced, and how each ended: controllers keep no record of either.
 
-    Each status that is observed adds to it; so does a watch in a thread, which sees pods that are deleted
-    as soon as they end. If RBAC forbids watching, only the observed pods are known.
+    The pods of each observed status are counted. A watch in a thread sees how pods end that are deleted at
+    once; if RBAC forbids it, only the ends of observed pods are known.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -234,8 +234,8 @@ class PodHistory:
         """How pods ended, by rank and uid; None for a pod whose end was not observed."""
         self._suspended: set[str] = set()
         """Pods from before a suspension, which may take a while to terminate."""
-        self._had_pods = False
-        """Whether any were observed since the last suspension."""
+        self._observed: set[str] = set()
+        """Pods of the statuses since the last suspension."""
         self._news = threading.Condition()
         self._stopped = threading.Event()
         self._watching = False
@@ -257,16 +257,17 @@ class PodHistory:
                 self._note(pod)
             if status.phase is Phase.SUSPENDED:  # By a queue, which is no fault of the pods.
                 self._suspended.update(uid for endings in self._endings.values() for uid in endings)
-                self._had_pods = False
+                self._observed.clear()
                 return status
             # The status may be a moment ahead of the watch.
             self._news.wait_for(lambda: not self._watching or not self._awaited(status), _WATCH_LAG)
             for rank, uid in self._awaited(status):
                 self._endings[rank][uid] = Ending()
+            had_pods = bool(self._observed)
+            self._observed.update({pod.uid for pod in status.pods} - self._suspended)
             pods = tuple(self._with_history(pod) for pod in status.pods)
         lost = not pods or any(pod.leaving or pod.phase == "Failed" for pod in pods)
-        restarted = any(pod.restarts for pod in pods) or (self._had_pods and lost)
-        self._had_pods = self._had_pods or bool(pods)
+        restarted = any(pod.restarts for pod in pods) or (had_pods and lost)
         restarting = status.phase is Phase.PENDING and restarted
         return replace(status, pods=pods, phase=Phase.RESTARTING if restarting else status.phase)
 
@@ -285,7 +286,8 @@ class PodHistory:
 
     def _with_history(self, pod: PodStatus) -> PodStatus:
         earlier = self._earlier(pod)
-        uncounted = max(0, len(earlier) - pod.attempt)  # The controller's own count is of those, too.
+        # The controller's own count, `attempt`, is of these, too.
+        uncounted = max(0, len(self._observed & earlier.keys()) - pod.attempt)
         last = next((end for end in reversed(earlier.values()) if end), None)
         known = last if last != Ending() else None
         return replace(pod, restarts=pod.restarts + uncounted, before=pod.before or known)
