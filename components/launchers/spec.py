@@ -152,9 +152,9 @@ class JobSpec:
 
     nodes: Nodes = 1
     """Machines that train, each a pod."""
-    nproc: Annotated[Count, Field(title="Processes")] = 0
+    nproc: Count = 0
     """Processes on each node; 0 is one for each GPU, or one."""
-    gpus: Annotated[Count, Field(title="GPUs")] = 0
+    gpus: Count = 0
     """GPUs of each node."""
     gpu_resource: Annotated[str, AfterValidator(kubernetes_names.qualified)] = "nvidia.com/gpu"
     """Resource name of the GPUs in the cluster."""
@@ -290,11 +290,6 @@ def meaning(name: str) -> str:
     """Return what a field means as a phrase: without capital and full stop."""
     text = " ".join((_FIELDS[name].description or "").split()).removesuffix(".")
     return text if text[:2].isupper() else text[:1].lower() + text[1:]
-
-
-def label(name: str) -> str:
-    """Return the label of a field in a form."""
-    return _FIELDS[name].title or name.capitalize()
 
 
 def default(name: str) -> Any:

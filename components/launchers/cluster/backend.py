@@ -17,7 +17,7 @@ from components.launchers.cluster.client import ApiError
 from components.launchers.cluster.job_objects import Kinds
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.cluster.kinds.kind import Body, Kind
-from components.launchers.cluster.logs import MergedLogs, PodLog, Readings
+from components.launchers.cluster.logs import MergedLogs, PodLog, with_progress
 from components.launchers.cluster.own_pod import OwnPod
 from components.launchers.cluster.termination import delete_with_run
 from components.launchers.pod_template import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY
@@ -50,7 +50,6 @@ class ClusterBackend(Backend):
         self._hashes: dict[str, str] = {}
         self._uids: dict[str, str] = {}
         self._histories: dict[str, pods.PodHistory] = defaultdict(lambda: pods.PodHistory(cluster))
-        self._readings = Readings(cluster)
 
     @classmethod
     def connect(
@@ -289,7 +288,7 @@ class ClusterBackend(Backend):
         ]
 
     def with_progress(self, status: JobStatus) -> JobStatus:
-        return self._readings.completed(status)
+        return with_progress(self.cluster, status)
 
     def explain(self, status: JobStatus) -> list[str]:
         if status.phase is Phase.SUSPENDED:

@@ -93,16 +93,14 @@ def test_training_needs_no_shell() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "label", "meaning", "default", "number"),
+    ("name", "meaning", "default", "number"),
     [
-        ("nproc", "Processes", "processes on each node; 0 is one for each GPU, or one", 0, True),
-        ("gpus", "GPUs", "GPUs of each node", 0, True),
-        ("nodes", "Nodes", "machines that train, each a pod", 1, True),
-        ("image", "Image", "container image; only a launcher that starts containers needs it", "", False),
+        ("nproc", "processes on each node; 0 is one for each GPU, or one", 0, True),
+        ("gpus", "GPUs of each node", 0, True),
+        ("nodes", "machines that train, each a pod", 1, True),
+        ("image", "container image; only a launcher that starts containers needs it", "", False),
     ],
 )
-def test_meaning_and_type_of_a_field_for_options(
-    name: str, label: str, meaning: str, default: Any, number: bool
-) -> None:
-    assert (spec.label(name), spec.meaning(name)) == (label, meaning)
+def test_meaning_and_type_of_a_field_for_options(name: str, meaning: str, default: Any, number: bool) -> None:
+    assert spec.meaning(name) == meaning
     assert spec.default(name) == default and spec.is_number(name) is number
