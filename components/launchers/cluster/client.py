@@ -38,7 +38,7 @@ _INSTALL = {
 }
 _NO_WEBHOOK = ("failed calling webhook", "no endpoints available")
 _SERVICE = re.compile(r"https://([a-z0-9-]+)\.([a-z0-9-]+)\.svc\b|service \"([a-z0-9-]+)\"")
-_WITHOUT_NAMESPACE = ("nodes", "namespaces", "version", "customresourcedefinitions")
+_WITHOUT_NAMESPACE = ("nodes", "namespaces", "version")
 """Resources that are cluster-scoped."""
 _FIXES = {
     0: "see that the API server can be reached from here, and that its certificate is trusted",

@@ -62,11 +62,8 @@ def delete_with_run(
 
     Args:
         configuration: address and credentials, a configuration of Kubernetes' client.
-        namespace: of all of them.
-        workflow: name of the Workflow.
-        pod: name of this process's pod.
+        namespace: of the Workflow, of the pod of this process, and of the job; these are names.
         kinds: group, version and plural of what the job may be.
-        job: name of the job.
     """
 
     def path(group: str, version: str, plural: str, name: str) -> str:
