@@ -68,7 +68,7 @@ class Check:
 
 
 def examine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
-    """Run all checks, in the order in which the problems would stop a run; `root` has /proc, /sys and /dev."""
+    """Run all checks, in the order in which problems would stop a run; `root` has /proc, /sys and /dev."""
     yield _shared_memory(needs, root)
     yield _interfaces(needs)
     yield _gpus(needs, root)
