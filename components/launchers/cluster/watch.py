@@ -193,13 +193,9 @@ def of_job(status: JobStatus, last_lines_of: Mapping[str, Iterable[str]], hints:
         )
     hints.exit_code(pod.exit_code)
     lines = list(last_lines_of.get(pod.name, ()))
-    if message := own_message(lines):
-        error = LaunchError(f"{ending(pod)}: {message}", fix="\n  ".join(hints.hints))
-    else:
-        text = last_lines(lines)
-        error = LaunchError(ending(pod) + text, fix="\n  ".join(hints.hints))
-    if fix := _remedy(pod):
-        error.fix = "\n  ".join(filter(None, [error.fix, fix]))
+    message = own_message(lines)
+    text = f"{ending(pod)}: {message}" if message else ending(pod) + last_lines(lines)
+    error = LaunchError(text, fix="\n  ".join(filter(None, [*hints.hints, _remedy(pod)])))
     error.exit_code = pod.exit_code if pod.exit_code and pod.exit_code < 128 else LaunchError.exit_code
     return error
 

@@ -48,10 +48,7 @@ def kill(fake_cluster, master):
 def end(fake_cluster, name, *how):
     old = fake_cluster.pod(name)
     old.exit(*how)
-    deadline = time.monotonic() + 60
-    while fake_cluster.pod(name) in (old, None) or not fake_cluster.pod(name).containers[0]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: fake_cluster.pod(name) not in (old, None) and fake_cluster.pod(name).containers[0])
 
 
 @both

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 from fake_api import Fault
+from fake_cluster import gone
 from fake_pod import endless, fine
 from kinds import both
 
@@ -68,10 +69,6 @@ def killed(*lines, after=0.15):
         pod.exit(137, "OOMKilled")
 
     return life
-
-
-def gone(fake_cluster):
-    return fake_cluster.job("train") is None
 
 
 @both

@@ -10,14 +10,10 @@ from pathlib import Path
 
 import pytest
 from fake_api import Fault
+from fake_cluster import gone
 from fake_pod import endless
 from kinds import both
 from patience import until
-
-
-def gone(fake_cluster):
-    return fake_cluster.job("train") is None
-
 
 SCRIPT = """
 import os, signal, sys, time
@@ -85,9 +81,7 @@ def test_a_signal_is_heard_while_an_answer_is_waited_for(fake_cluster, launcher,
     fake_cluster.lives[master] = endless
     assert "running" in launcher.stdout.readline()
     fake_cluster.faults += [Fault("GET", kind.plural, delay=120, times=9), Fault("DELETE", status=503)]
-    until = time.monotonic() + 60
-    while fake_cluster.faults[0].times == 9 and time.monotonic() < until:
-        time.sleep(0.02)
+    until(lambda: fake_cluster.faults[0].times < 9)
     begun = time.monotonic()
     os.kill(launcher.pid, signal.SIGTERM)
     os.kill(launcher.pid, signal.SIGTERM)
@@ -101,9 +95,7 @@ def test_a_signal_is_heard_while_an_answer_is_waited_for(fake_cluster, launcher,
 def test_a_signal_while_the_job_is_created_leaves_nothing(fake_cluster, launcher, master, kind):
     fake_cluster.faults.append(Fault("POST", kind.plural, delay=0.7))
     fake_cluster.lives[master] = endless
-    until = time.monotonic() + 60
-    while not fake_cluster.requests("POST") and time.monotonic() < until:
-        time.sleep(0.02)
+    until(lambda: fake_cluster.requests("POST"))
     os.kill(launcher.pid, signal.SIGTERM)
     assert launcher.wait(60) == 143
     time.sleep(0.3)
@@ -232,9 +224,7 @@ def test_the_loser_of_a_name_leaves_the_winners_job_alone(fake_cluster, launcher
     assert "running" in launcher.stdout.readline()
     assert "hello" in launcher.stdout.readline()
     fake_cluster.faults.append(Fault("GET", kind.plural, delay=30, times=99))
-    until = time.monotonic() + 60
-    while fake_cluster.faults[0].times == 99 and time.monotonic() < until:
-        time.sleep(0.02)
+    until(lambda: fake_cluster.faults[0].times < 99)
     body = fake_cluster.job("train")
     fake_cluster.trainer.collection_seconds = 60
     other = {**body, "metadata": {**body["metadata"], "labels": {"kubedet/spec-hash": "other"}}}
