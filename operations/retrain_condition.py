@@ -10,9 +10,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from components import records, run_ids
+from components import run_ids
 from components.hooks import NOTHING_NEW, NothingNew, Outcome
-from operations import notifications
+from components.records import NothingNewRecord, now
+from operations import lineage, notifications
 from trainer import storage
 from trainer.base.errors import ConfigError
 from trainer.config.schema import Config
@@ -103,7 +104,8 @@ def _ended(data_root: str, name: str, version: str, since: str, differences: str
     """Note down and tell that there is nothing new."""
     logger.info("%s since %s: %s", NOTHING_NEW, since, differences)
     run = run_ids.current()
-    if not run or records.nothing_new(data_root, run, since, differences):
+    record = NothingNewRecord(run, since, differences, now())
+    if not run or storage.create(NothingNewRecord.place(data_root, run), record.encoded()):
         reason = f"{NOTHING_NEW} since {since}: {differences}"
         notifications.tell(Outcome(NOTHING_NEW, run, reason, name, version))
     return NothingNew(since, differences)
@@ -145,14 +147,14 @@ def _since_held_back(planned: RawManifest, data_root: str) -> tuple[str, str, se
 
     Else every night would train on the same images what was refused the night before.
     """
-    run = records.held_back(data_root, planned.source)
+    run = lineage.held_back(data_root, planned.source)
     if run is None:
         return None
-    uri = seen.place(data_root, run["shards"].rpartition("/")[2])
+    uri = seen.place(data_root, run.fingerprint)
     if not storage.exists(uri):
         return None
     names = forgotten.names(data_root, planned.source)
-    return f"{run['run']}, whose model was held back", uri, seen.news(planned, uri, names)
+    return f"{run.run}, whose model was held back", uri, seen.news(planned, uri, names)
 
 
 def of_form(values: dict[str, Any]) -> None:

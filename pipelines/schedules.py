@@ -12,9 +12,10 @@ from typing import Any
 import kfp_server_api
 from cronsim import CronSim, CronSimError
 
-from components import records, usage
+from components import usage
 from components.hooks import NOTHING_NEW
-from operations import costs
+from components.records import VerdictRecord
+from operations import costs, lineage
 from operations.costs import Costs
 from pipelines import parameters
 from pipelines.failed_runs import stopped
@@ -306,7 +307,7 @@ def nights(server: Server, name: str, data_root: str = "") -> tuple[list[Night],
     used: dict[str, Costs] = {}
     try:
         _check_reached(root)
-        verdicts, ended, obstacle = records.verdicts(root), records.without_news(root), ""
+        verdicts, ended, obstacle = lineage.verdicts(root), lineage.without_news(root), ""
         used = _used(root, [run.run_id for run in of_schedule])
     except ConfigError:
         raise
@@ -326,7 +327,7 @@ def _check_reached(root: str) -> None:
         raise KubedetError(f"this machine has no folder {root}")
 
 
-def _night(run: Any, verdicts: dict[str, dict[str, Any]], without_news: frozenset[str], used: Costs) -> Night:
+def _night(run: Any, verdicts: dict[str, VerdictRecord], without_news: frozenset[str], used: Costs) -> Night:
     # A folder's name is the run's id, after the version of the data.
     record = next((record for name, record in verdicts.items() if name.endswith(run.run_id)), None)
     took = run.finished_at - run.created_at if run.finished_at and run.finished_at.year > 1970 else None
@@ -335,8 +336,8 @@ def _night(run: Any, verdicts: dict[str, dict[str, Any]], without_news: frozense
     if record is None:
         verdict = NOTHING_NEW if run.run_id in without_news else ""
         return Night(run.run_id, run.created_at, hours, state, verdict, used=used)
-    verdict = "passed" if record["passed"] else "held back"
-    ap = record["metrics"].get(_SHOWN_METRIC)
+    verdict = "passed" if record.passed else "held back"
+    ap = record.metrics.get(_SHOWN_METRIC)
     return Night(run.run_id, run.created_at, hours, state, verdict, ap, used)
 
 

@@ -9,7 +9,9 @@ from datetime import datetime
 
 import numpy as np
 
-from components import in_use, records
+from components import in_use
+from components.records import PublishedRecord
+from operations import lineage
 from operations.retention import GRACE, UNENDED, pins
 from operations.retention.inventory import Thing, inventory, read_listed
 from operations.tuning import ENDED
@@ -50,7 +52,7 @@ class _Judge:
     def __init__(self, data_root: str, keep: int, grace: float, now: float, runs: str) -> None:
         self._root, self._keep_last, self._grace, self._now = data_root, keep, grace, now
         # Notes and records first: what is written after them is younger than `grace`.
-        self.records = {record["run"]: record for record in records.runs(data_root, strict=True)}
+        self.records = {record.run: record for record in lineage.runs(data_root, strict=True)}
         self.things = inventory(data_root, runs)
         self._keep_used()
         for name in pins.pinned(data_root):
@@ -86,7 +88,7 @@ class _Judge:
 
     def _judge_runs(self) -> None:
         runs = self._of("runs")
-        published = {record["run"] for record in records.publications(self._root)}
+        published = {record.run for record in PublishedRecord.read_all(self._root)}
         newest = sorted(runs, key=lambda name: self._age_key(name, runs[name]), reverse=True)
         for name, run in runs.items():
             if run.place != storage.join(self._root, "runs", name) and not self._is_recorded(name, run):
@@ -99,15 +101,16 @@ class _Judge:
 
     def _is_recorded(self, name: str, run: Thing) -> bool:
         record = self.records.get(name)
-        return record is not None and records.folder_of(record, self._root) == storage.absolute(run.place)
+        return record is not None and record.folder(self._root) == storage.absolute(run.place)
 
     def _age_key(self, name: str, run: Thing) -> tuple[str, float]:
         """Order runs by their beginning; those without a record are the oldest."""
-        return self.records.get(name, {}).get("started", ""), run.modified or 0.0
+        record = self.records.get(name)
+        return record.started if record else "", run.modified or 0.0
 
-    def _judge_versions(self) -> list[records.Version]:
+    def _judge_versions(self) -> list[lineage.Version]:
         """Judge the models' versions; return those that are kept."""
-        known = {item.shown: item for item in records.versions(self._root)}
+        known = {item.shown: item for item in lineage.versions(self._root)}
         goals = self._goals()
         kept = []
         for place, thing in self._of("models").items():
@@ -141,7 +144,7 @@ class _Judge:
             goals |= {f"{name}@{current['version']}": "the current version"} if current else {}
         return goals
 
-    def _judge_data(self, versions: list[records.Version]) -> None:
+    def _judge_data(self, versions: list[lineage.Version]) -> None:
         """Judge runs of kept versions, then what kept runs and versions are made of."""
         for item in versions:
             self._keep(f"runs/{item.run}", f"{item.shown} was made by it")
@@ -157,7 +160,7 @@ class _Judge:
                     thing.keep(f"no record tells what run {name} was made of")
         for name, record in self.records.items():
             unseen = f"runs/{name}" not in self.things
-            if unseen and self._now - datetime.fromisoformat(record["started"]).timestamp() < UNENDED:
+            if unseen and self._now - datetime.fromisoformat(record.started).timestamp() < UNENDED:
                 self._keep_origin(name)  # Its folder may be elsewhere.
         self._judge_studies()
 
@@ -165,12 +168,12 @@ class _Judge:
         """Keep what a run was made of: its data, and the run or version whose weights it began with."""
         record = self.records[name]
         # By its fingerprint: the root may have had another address when the record was written.
-        for place in (f"shards/{record['shards'].rpartition('/')[2]}", record["raw"]):
+        for place in (f"shards/{record.fingerprint}", record.raw):
             self._keep(place, f"run {name} has it")
         run = self.things.get(f"runs/{name}")
         for lender in self.things.values():
             # One that has ended has its own by now.
-            if lender.has(record["weights"]) and (run is None or _UNENDED in run.why):
+            if lender.has(record.weights) and (run is None or _UNENDED in run.why):
                 lender.keep(f"run {name} began with its weights")
 
     def _judge_studies(self) -> None:

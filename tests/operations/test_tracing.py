@@ -7,7 +7,7 @@ import pytest
 from bundles import make_bundle
 
 from components import preparation, records
-from operations import costs, forgetting, retrain_condition, tracing
+from operations import costs, forgetting, lineage, retrain_condition, tracing
 from pipelines import cli
 from trainer import storage
 from trainer.base.errors import ConfigError, DamagedError, DataError
@@ -55,7 +55,7 @@ def test_from_a_model_to_its_run_data_and_source(made, capsys):
     # A run by its name, its id and its folder.
     for name in ("night-1", "id-1", f"{root}/runs/night-1"):
         assert tracing.trace(name, root)["models"] == ["sample@v1"]
-    assert root not in json.dumps(records.runs(root))  # A volume may be mounted elsewhere.
+    assert root not in str(lineage.runs(root))  # A volume may be mounted elsewhere.
     assert cli.main(["model", "trace", "sample", "--data-root", root]) == 0
     told = capsys.readouterr().out
     assert "night-1" in told and "what the run used" not in told
@@ -133,7 +133,7 @@ def test_a_record_that_was_altered_is_left_out_and_written_anew(made, caplog):
     record = Path(root, "lineage/runs/night-1.json")
     sealed = record.read_text()
     record.write_text(sealed.replace('"debug"', '"other"'))
-    assert records.runs(root) == [] and "night-1.json is damaged" in caplog.text
+    assert lineage.runs(root) == [] and "night-1.json is damaged" in caplog.text
     # Who deletes must not overlook a run.
     with pytest.raises(DamagedError, match=r"night-1\.json is damaged"):
         forgetting.plan(root, [key_of(root, shards)])
@@ -143,11 +143,11 @@ def test_a_record_that_was_altered_is_left_out_and_written_anew(made, caplog):
     plain = json.loads(record.read_text())
     del plain["file_sha256"]
     record.write_text(json.dumps(plain))
-    assert [run["run"] for run in records.runs(root)] == ["night-1"]
+    assert [run.run for run in lineage.runs(root)] == ["night-1"]
     del plain["shards"]
     record.write_text(json.dumps(plain))
-    assert records.runs(root) == [] and "night-1.json lacks shards" in caplog.text
+    assert lineage.runs(root) == [] and "night-1.json lacks shards" in caplog.text
     plain = {"kind": "run", "version": 2}
     record.write_text(json.dumps(plain))
     with pytest.raises(DataError, match="written by a newer kubedet"):
-        records.runs(root)
+        lineage.runs(root)
