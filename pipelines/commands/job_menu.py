@@ -4,8 +4,13 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.prompt import Confirm
+from rich.table import Table
+from rich.text import Text
+
 from pipelines.commands import job_tables
-from pipelines.tables import columns
 from trainer.base.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,13 +35,15 @@ def run(options: argparse.Namespace, backend: "ClusterBackend") -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("the menu needs a terminal", fix="use the other verbs of `kubedet job` in scripts")
     where = ["--namespace", backend.cluster.namespace, "--backend", options.backend]
+    console = Console()
     while True:
         jobs = job_tables.newest([backend.with_progress(job) for job in backend.list_jobs()])
-        rows = [job_tables.row(job) for job in jobs]
-        heads = [("", *job_tables.JOBS), *((str(number), *row) for number, row in enumerate(rows, start=1))]
-        print(f"\n{backend.place}\n{columns(heads)}\n{_KEYS}")
+        table = Table("", *job_tables.JOBS, title=Text(str(backend.place)), caption=_KEYS, box=SIMPLE_HEAD)
+        for number, job in enumerate(jobs, start=1):
+            table.add_row(str(number), *map(Text, job_tables.row(job)))
+        console.print(table)
         try:
-            words = input("> ").split()
+            words = console.input("> ").split()
         except EOFError:
             return 0
         if words == ["q"]:
@@ -56,8 +63,8 @@ def _command(words: list[str], jobs: "list[JobStatus]") -> list[str]:
         print(f"{' '.join(words)}: not a key and the number of a job")
         return []
     if key == "d":
-        answer = input(f"Delete {job.name}, which is {job.phase}, and its pods? Its checkpoints stay. [y/N] ")
-        return ["stop", job.name] if answer.strip().lower() in ("y", "yes") else []
+        question = f"Delete {job.name}, which is {job.phase}, and its pods? Its checkpoints stay."
+        return ["stop", job.name] if Confirm.ask(Text(question), default=False) else []
     commands = {
         "i": ["status", job.name],
         # The log of a job that goes on is followed until Ctrl-C.
