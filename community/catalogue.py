@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pipelines.kubeflow import OLDEST
+from pipelines.release import OLDEST
 
 GROUP = "kubedet"
 """The folder below each category that holds our components: a subcategory, with owners of its own."""

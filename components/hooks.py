@@ -8,17 +8,10 @@ import logging
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.base.errors import ConfigError
 from trainer.config.schema import Config
-from trainer.data.raw_folder import RawManifest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from trainer.evaluation.evaluate import MeasureDrift
-    from trainer.report.evaluation_page import Table
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +32,8 @@ TRAIN = "train"
 class Listing:
     """What a source holds, before any image of it is fetched."""
 
-    planned: RawManifest
+    planned: dict[str, Any]
+    """What `trainer.data.download.plan` returned, or a raw manifest."""
     data_root: str
     config: Config
     min_new_images: int
@@ -83,16 +77,6 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class ForGate:
-    """What features give an evaluation."""
-
-    drift: "MeasureDrift | None" = None
-    """Measures how far data have moved; None: rules that ask for it do not hold."""
-    used: "Callable[[], Table]" = tuple
-    """Tells what the run has used so far, for the report."""
-
-
-@dataclass(frozen=True)
 class End:
     """The end of a step. What is not known, or does not concern the step, is empty."""
 
@@ -121,12 +105,11 @@ class Hooks:
     def before_training(self, listing: Listing) -> NothingNew | None:
         """Decide whether a run that has a condition ends here; None: it trains."""
 
-    def before_gate(self, data_root: str) -> ForGate | None:
-        """Return what an evaluation shall have besides its scores; None: nothing."""
+    def after_gate(self, outcome: Outcome, folder: str) -> None:
+        """Learn what the gate decided; `folder` is the URI of the run's."""
 
-    def at_end(self, end: End) -> dict[str, float]:
-        """Learn how a step ended; return numbers to show with what it made. What it raises is only logged."""
-        return {}
+    def at_end(self, end: End) -> None:
+        """Learn how a step ended. What it raises is only logged."""
 
 
 @cache
@@ -150,18 +133,16 @@ def before_training(listing: Listing) -> NothingNew | None:
     return next((answer for answer in answers if answer is not None), None)
 
 
-def before_gate(data_root: str) -> ForGate:
-    """Return what an evaluation shall have besides its scores."""
-    answers = (each.before_gate(data_root) for each in _registered())
-    return next((answer for answer in answers if answer is not None), ForGate())
+def after_gate(outcome: Outcome, folder: str) -> None:
+    """Report what the gate decided."""
+    for each in _registered():
+        each.after_gate(outcome, folder)
 
 
-def at_end(end: End) -> dict[str, float]:
-    """Report the end of a step; return numbers to show with what it made, by name."""
-    shown: dict[str, float] = {}
+def at_end(end: End) -> None:
+    """Report the end of a step."""
     for each in _registered():
         try:
-            shown |= each.at_end(end)
+            each.at_end(end)
         except Exception as error:  # The work is done; the text of an error may hold a secret address.
             logger.warning("a hook failed at the end of the step %s: %s", end.step, type(error).__name__)
-    return shown

@@ -21,7 +21,11 @@ commands: of 2.20 and later, of 2.13 to 2.19, and before."""
 
 
 def render(target: str, job: JobSpec) -> str:
-    """Render a job for one of TARGETS, as text that can be applied or pasted.
+    """Render a job for a cluster, as text that can be applied or pasted.
+
+    Args:
+        target: one of TARGETS.
+        job: the job.
 
     Returns:
         YAML documents, or a command line for a POSIX shell.

@@ -125,11 +125,13 @@ def connect(access: "Access") -> "Server":
         ConfigError: there is none, or it is too old.
         Unavailable: it does not answer.
     """
-    from pipelines.kubeflow import Server, check_version
+    from pipelines.kubeflow import Server
 
     server = Server(access)
-    if warning := check_version(server.version()):
-        print(f"warning: Kubeflow Pipelines: {warning}", file=sys.stderr)
+    release = server.release()
+    release.refuse()
+    if remark := release.remark():
+        print(f"warning: Kubeflow Pipelines: {remark}", file=sys.stderr)
     return server
 
 

@@ -85,12 +85,12 @@ def use_prices(options: argparse.Namespace) -> str:
     """
     if not options.prices:
         return ""
-    from operations import costs
+    from components import prices
     from trainer import storage
 
     uri = storage.absolute(options.prices)
-    costs.read_prices(uri)
-    os.environ[costs.VARIABLE] = uri
+    prices.read(uri)
+    os.environ[prices.VARIABLE] = uri
     return uri
 
 

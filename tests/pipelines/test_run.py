@@ -19,7 +19,8 @@ from webhook import Webhook
 from operations import openlineage
 from pipelines import cli
 from pipelines.commands.run import _processes
-from pipelines.run import Options, _check_same, _warn_of_processes
+from pipelines.options import Options
+from pipelines.run import _check_same, _warn_of_processes
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError
 
@@ -99,7 +100,7 @@ def test_more_processes_than_cores_are_told(capsys):
     _warn_of_processes(cores)
     assert capsys.readouterr().err == ""
     _warn_of_processes(cores + 1)
-    assert "share" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"warning: {cores + 1} training processes share {cores} cores\n"
 
 
 @pytest.mark.parametrize(

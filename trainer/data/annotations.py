@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,9 +24,8 @@ from trainer.data import forgotten, image_keys
 from trainer.data import problem_counts as reasons
 from trainer.data.plausibility import AnnotationCheck, merged
 from trainer.data.problem_counts import Problems
-from trainer.data.raw_folder import BLOCK, ROW, Category, SplitCounts, new_table
-from trainer.data.sources.source import UNKNOWN, Listing, Rows
-from trainer.data.sources.source import Category as Listed
+from trainer.data.raw_folder import BLOCK, ROW, new_table
+from trainer.data.sources.source import UNKNOWN, Category, Listing, Rows
 
 SPLITS = ("train", "val", "test")
 
@@ -34,13 +34,19 @@ _DROPPED = -2  # The label of a class that data.classes leaves out.
 
 @dataclass
 class Built:
-    """What `build` made of a listing; the fields are those of `trainer.data.raw_folder.RawManifest`."""
+    """What `build` made of a listing."""
 
-    categories: list[Category]
+    categories: list[dict[str, Any]]
+    """Of all splits: id (the label), name, original_id."""
     hierarchy: dict[str, list[int]]
-    splits: dict[str, SplitCounts]
+    """Labels of all categories above one, by its label as text, as JSON has it; one with none above
+    it is left out."""
+    splits: dict[str, dict[str, int]]
+    """Rows and boxes of each table, as "images" and "boxes"."""
     tables: dict[str, str]
+    """sha256 of each table."""
     warnings: list[str]
+    """What is suspicious, see `trainer.data.plausibility`."""
 
 
 def build(
@@ -68,7 +74,7 @@ def build(
     listing = merged(listing) if config.merge_classes else listing
     categories, labels = _select_classes(listing, config.classes)
     meaning = AnnotationCheck(
-        [category.name for category in categories], listing.box_format, names=not config.classes
+        [category["name"] for category in categories], listing.box_format, names=not config.classes
     )
     with temporary_folder() as temporary:
         drafts = {}
@@ -85,7 +91,7 @@ def build(
         raise DataError(
             "no training images", fix="name a source with a train split that has boxes of data.classes"
         )
-    counts = {name: SplitCounts(part.images, part.boxes_of_label.total()) for name, part in splits.items()}
+    counts = {name: {"images": part.images, "boxes": part.boxes} for name, part in splits.items()}
     check_listed(listing.problems, where, counts, config)
     _check_classes(categories, splits["train"].boxes_of_label, listing.problems)
     found = meaning.findings(list(listing.splits))
@@ -94,13 +100,15 @@ def build(
     return Built(categories, _hierarchy(listing, categories), counts, tables, found.warnings)
 
 
-def check_listed(problems: Problems, where: str, splits: dict[str, SplitCounts], config: DataConfig) -> None:
+def check_listed(
+    problems: Problems, where: str, splits: dict[str, dict[str, int]], config: DataConfig
+) -> None:
     """Refuse a source whose annotations alone show that too many boxes cannot be used.
 
     Args:
         problems: what the source found.
         where: names the source.
-        splits: what the tables have.
+        splits: "images" and "boxes" of each.
         config: max_bad_fraction is used.
 
     Raises:
@@ -109,7 +117,7 @@ def check_listed(problems: Problems, where: str, splits: dict[str, SplitCounts],
     unlisted = {
         reason: count for reason, count in problems.counts.items() if reason in reasons.UNLISTED_BOXES
     }
-    boxes = sum(split.boxes for split in splits.values()) + sum(unlisted.values())
+    boxes = sum(split["boxes"] for split in splits.values()) + sum(unlisted.values())
     examples = {reason: problems.examples[reason] for reason in unlisted}
     Problems(unlisted, examples).check(where, images=0, boxes=boxes, max_bad_fraction=config.max_bad_fraction)
 
@@ -134,6 +142,10 @@ class _Written:
     images: int
     boxes_of_label: Counter[int]
     sha256: str = ""
+
+    @property
+    def boxes(self) -> int:
+        return self.boxes_of_label.total()
 
 
 def _draft(rows: Rows, labels: np.ndarray, path: Path, without: frozenset[str]) -> _Draft:
@@ -273,8 +285,8 @@ def _identified(
     return batch.set_column(0, ROW.field(0), pa.array(first + np.arange(len(batch))))
 
 
-def _select_classes(listing: Listing, chosen_names: list[str]) -> tuple[list[Category], np.ndarray]:
-    """Return the categories kept, and the label of each of the source's categories.
+def _select_classes(listing: Listing, chosen_names: list[str]) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """Return the categories kept, as JSON, and the label of each of the source's categories.
 
     The labels are an array whose last item, index -1, is for UNKNOWN.
     """
@@ -282,7 +294,7 @@ def _select_classes(listing: Listing, chosen_names: list[str]) -> tuple[list[Cat
     if not names:
         raise DataError("the source lists no classes", fix="add categories to its annotations")
     # A name comes before an id; only ids that are texts (MIDs) can be told from names.
-    by_name: dict[int | str, Listed] = {category.original_id: category for category in listing.categories}
+    by_name: dict[int | str, Category] = {category.original_id: category for category in listing.categories}
     by_name |= {category.name: category for category in listing.categories}
     unknown = [name for name in chosen_names if name not in by_name]
     kept = [by_name[name] for name in chosen_names or names if name in by_name]
@@ -293,14 +305,17 @@ def _select_classes(listing: Listing, chosen_names: list[str]) -> tuple[list[Cat
         )
         raise DataError(f"data.classes names {problem}", fix=f"the source has: {', '.join(names[:100])}")
     position = {category: label for label, category in enumerate(kept)}
-    categories = [Category(label, *category) for label, category in enumerate(kept)]
+    categories = [
+        {"id": label, "name": category.name, "original_id": category.original_id}
+        for label, category in enumerate(kept)
+    ]
     labels = [position.get(category, _DROPPED) for category in listing.categories]
     return categories, np.array([*labels, UNKNOWN])
 
 
-def _hierarchy(listing: Listing, categories: list[Category]) -> dict[str, list[int]]:
+def _hierarchy(listing: Listing, categories: list[dict[str, Any]]) -> dict[str, list[int]]:
     """Return the hierarchy of the categories that are kept, by labels."""
-    labels = {category.original_id: category.id for category in categories}
+    labels = {category["original_id"]: category["id"] for category in categories}
     above = {
         label: sorted(labels[one] for one in listing.hierarchy.get(original_id, ()) if one in labels)
         for original_id, label in labels.items()
@@ -308,9 +323,9 @@ def _hierarchy(listing: Listing, categories: list[Category]) -> dict[str, list[i
     return {str(label): others for label, others in above.items() if others}
 
 
-def _check_classes(categories: list[Category], counts: Counter[int], problems: Problems) -> None:
+def _check_classes(categories: list[dict[str, Any]], counts: Counter[int], problems: Problems) -> None:
     """Note the classes that have no box in train; raise DataError if none has one."""
-    empty = [category.name for category in categories if counts[category.id] == 0]
+    empty = [category["name"] for category in categories if counts[category["id"]] == 0]
     if len(empty) == len(categories) and problems.unlisted:
         unlisted = [f"{name} ({count})" for name, count in problems.unlisted.most_common(5)]
         raise DataError(

@@ -124,7 +124,8 @@ class ModelServer:
         json_length = whole_number(length) if length is not None else None
         if length is not None and json_length is None:
             raise DataError(f"the header {_HEADER} must be a number")
-        async with self._bodies.read(request.stream()) as body:
+        with self._bodies.hold() as held:
+            body = await self._bodies.read(request.stream(), held)
             return await self.model_thread.run(lambda: self._infer(body, json_length))
 
     def _infer(self, body: bytes, json_length: int | None) -> Response:
@@ -137,7 +138,8 @@ class ModelServer:
         return Response(response, media_type="application/octet-stream", headers={_HEADER: str(json_length)})
 
     async def detect(self, request: Request) -> Response:
-        async with self._bodies.read(request.stream()) as body:
+        with self._bodies.hold() as held:
+            body = await self._bodies.read(request.stream(), held)
             return await self.model_thread.run(lambda: self._detect(body))
 
     def _detect(self, body: bytes) -> Response:

@@ -55,8 +55,9 @@ def dataset(source, tmp_path):
 
 
 def made(source, tmp_path, config):
-    root = str(tmp_path / "data")
-    return shard(download(f"coco:{source}", root, config), root, config).uri
+    return shard(download(f"coco:{source}", str(tmp_path / "data"), config), str(tmp_path / "data"), config)[
+        "uri"
+    ]
 
 
 def named(dataset):

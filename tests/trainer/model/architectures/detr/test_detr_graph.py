@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trainer.export.formats import ExportedProgram
+from trainer.export.runtimes import ExportedProgram
 
 
 @pytest.fixture

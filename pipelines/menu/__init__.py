@@ -1,0 +1,1 @@
+"""The operator's interactive menu, a program for the whole terminal."""

@@ -1,0 +1,1 @@
+"""How far two sets of data are from each other."""
