@@ -71,7 +71,7 @@ def assert_same(detector, images, boxes, labels, targets):
     parameters = dict(detector.named_parameters())
     assert parameters.keys() == gradients.keys()
     for name, expected in gradients.items():
-        assert (parameters[name].grad - expected).norm() <= 1e-4 * expected.norm() + 1e-12, name
+        assert (parameters[name].grad - expected).norm() <= 1e-5 * expected.norm() + 1e-12, name
     return matched
 
 
