@@ -8,7 +8,7 @@ STAMP := $(VENV)/.complete
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test faults cluster-test bench lint docs tables community dist images
+.PHONY: help run test test-all faults cluster-test bench lint docs community dist images
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -17,8 +17,11 @@ run: $(STAMP)  ## the whole pipeline on this machine (ARGS: see `kubedet run --h
 	@$(BIN)/kubedet run $(ARGS)
 
 # Three at a time on two cores: nearly half of their time the quick ones wait, for a server or a process.
-test: $(STAMP)  ## all tests (ARGS: pytest's, e.g. ARGS="-m 'not slow'")
-	@$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
+test: $(STAMP)  ## what every change needs (ARGS: pytest's, e.g. ARGS="-m 'not slow'")
+	@$(BIN)/python -m pytest -n 3 --dist worksteal --durations=50 --durations-min=5 $(ARGS)
+
+test-all: $(STAMP)  ## also benchmarks, browsers, the wheel, the site and more fuzzing (ARGS="-m extra": only these)
+	@KUBEDET_FUZZ=$${KUBEDET_FUZZ:-4} $(BIN)/python -m pytest -n 3 --dist worksteal --all $(ARGS)
 
 faults: $(STAMP)  ## inject faults into every stage, and write build/faults.md (a few minutes)
 	@$(BIN)/python -m pytest tests/faults -m faults -n 2 $(ARGS); status=$$?; cat build/faults.md; exit $$status
@@ -46,9 +49,6 @@ dist: $(STAMP)  ## the wheel and the source distribution, in dist/
 	@rm -rf dist
 	@$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
 	@ls dist/*
-
-tables: $(STAMP)  ## write the tables of the documents that follow from the code
-	@$(BIN)/python -m pipelines.doc_tables
 
 images:  ## build the container images (needs docker)
 	@images/build.sh $(ARGS)

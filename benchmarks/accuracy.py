@@ -88,7 +88,7 @@ def main() -> None:
     config = recipes.load(options.recipe, {"train.epochs": options.epochs})
     scores: dict[str, list[dict[str, float]]] = {"stock": [], "ours": []}
     with tempfile.TemporaryDirectory() as folder:
-        shards = shard(download(options.source, folder, config.data), folder, config.data)["uri"]
+        shards = shard(download(options.source, folder, config.data), folder, config.data).uri
         seeds = range(options.first_seed, options.first_seed + options.seeds)
         for seed in seeds:
             for name, changes in (

@@ -102,7 +102,7 @@ def convert(raw: dict[str, Any], root: str, config: DataConfig) -> float:
     began = cpu_seconds()
     index = shard(raw, root, config)
     used = cpu_seconds() - began
-    return sum(split["samples"] for split in index["splits"].values()) / used
+    return sum(split.samples for split in index.splits.values()) / used
 
 
 def decode(pictures: list[bytes]) -> float:

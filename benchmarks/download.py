@@ -64,7 +64,7 @@ def ours(address: str, base: Path, folder: Path, connections: int) -> int:
     """Fetch the same images with `download`; return how many came."""
     source = f"openimages:images={base}/ids.txt,base={base},pixels={address},labels=none,hierarchy=none"
     manifest = download(source, str(folder), DataConfig(threads=connections))
-    return sum(split["images"] for split in manifest["splits"].values())
+    return sum(split.images for split in manifest.splits.values())
 
 
 def _mirror(folder: Path, count: int) -> list[str]:

@@ -94,7 +94,7 @@ def inference(options: argparse.Namespace) -> None:
         config = recipes.load("coco_r50", {"loader.image_size": options.size, **changes})
         source = _squares(Path(root) / "squares", options.samples, options.size)
         raw = download(f"coco:{source}", root, config.data)
-        dataset = ShardDataset(shard(raw, root, config.data)["uri"], "train")
+        dataset = ShardDataset(shard(raw, root, config.data).uri, "train")
         stock = _confident(stock_model(CLASSES + 1, options.size, torch.device("cpu")).eval())
         detector = build(config.model, CLASSES).eval()
         detector.load_state_dict(stock.state_dict())

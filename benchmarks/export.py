@@ -32,9 +32,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.common import arguments, interleaved, report, stock_model
-from trainer.export.onnx_file import write_onnx
+from trainer.export.formats import OnnxRuntime, OpenVino, write_onnx
 from trainer.export.quantize import quantize
-from trainer.export.runtimes import OnnxRuntime, OpenVino
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet import DeploymentGraph, RetinaNet
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions

@@ -18,10 +18,9 @@ from PIL import Image
 
 from trainer.evaluation import coco_metrics, scoring
 from trainer.evaluation.gate import Evidence, decide
-from trainer.evaluation.metrics import Compared
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.report import evaluation_page, gallery
-from trainer.report.report_data import ReportData
+from trainer.report.evaluation_page import ReportData
 
 IMAGES, CLASSES, EACH = 41_620, 601, 100
 SIDE = 1000
@@ -71,15 +70,13 @@ def whole_report() -> Callable[[], object]:
 
     def run() -> int:
         scores = scoring.score({"images": truth.images}, truth, detections, "hotcoco")
-        changes = scoring.changes(truth, base, scores, samples=200)
-        evidence = Evidence(scores.metrics, scores.coco.per_class, changes)
+        compared = scoring.compare("baseline", "", base, truth, scores, samples=200)
+        evidence = Evidence(scores.metrics, scores.coco.per_class, compared.changes)
         data = ReportData(
-            title="large", split="test", images=IMAGES, metrics=scores.metrics,
-            per_class=scores.coco.per_class, precision=scores.coco.precision,
+            "large", "test", IMAGES, scores,
             verdict=decide(evidence, ["coco/AP >= baseline - 0.01", "AP[*] >= 0.01"]),
-            compared=Compared("baseline", changes, 200), points=scores.points, f1=scores.f1,
-            tide=scores.tide, confusion=scores.confusion, calibration=scores.calibration,
-            gallery=gallery.worst_images(truth, detections, scores.matches), load_image=_picture,
+            compared=compared,
+            gallery=gallery.worst_images(truth, detections, scores.matches, _picture),
         )  # fmt: skip
         return len(evaluation_page.html(data)) + len(evaluation_page.markdown(data))
 

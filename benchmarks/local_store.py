@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainer.storage.location import forget_locations
+
 KEYS = ("key", "secretsecret")
 """Who may do everything there: access key and secret key."""
 
@@ -74,6 +76,7 @@ def use(port: int) -> None:
         del os.environ[name]
     os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"] = KEYS
     os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{port}"
+    forget_locations()
 
 
 def _free_port() -> int:

@@ -47,7 +47,7 @@ def make_shards(folder: Path, images: int, width: int, height: int, target: str 
     (folder / "annotations" / "instances_train.json").write_text(json.dumps(form))
     config = DataConfig(val_fraction=0.0, processes=1)
     target = target or str(folder / "data")
-    return shard(download(f"coco:{folder}", target, config), target, config)["uri"]
+    return shard(download(f"coco:{folder}", target, config), target, config).uri
 
 
 def write_large(folder: Path, samples: int = 1_743_042, shard_size: int = 220) -> None:

@@ -110,7 +110,7 @@ def main() -> None:
         Side(options.second, options.second_set, cores[1], folder / "second", common),
     ]
     data = sides[0].config.data
-    shards = shard(download(options.source, str(folder), data), str(folder), data)["uri"]
+    shards = shard(download(options.source, str(folder), data), str(folder), data).uri
     loads = [os.getloadavg()[0]]
     rates = _trial(sides, shards, options.trial)
     train = storage.read_json(storage.join(shards, "index.json"))["splits"]["train"]["samples"]

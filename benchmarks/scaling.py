@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import multiprocessing
 
 from benchmarks.common import CLOCKS, arguments, random_batch, report, run, synchronize
-from benchmarks.training import Inputs, step_of
+from benchmarks.training import batch_of, step_of
 from trainer.base.errors import ConfigError
 from trainer.config.schema import Config
 from trainer.launching.distributed import World
@@ -85,7 +85,7 @@ def _process(rank: int, options: argparse.Namespace, port: int, results: Any) ->
     dist.init_process_group("nccl" if cuda else "gloo", rank=rank, world_size=options.processes)
     fused_functions.choose(options.compiled, device, tell=rank == 0)
     batch = random_batch(options.images, options.size, options.classes, device)[:3]
-    inputs = Inputs(*batch, image_ids=range(options.images))
+    inputs = batch_of(*batch)
     own = TrainState(Config(), options.classes, World(rank, 1, device))
     shared = TrainState(Config(), options.classes, World(rank, options.processes, device))
     apart, together = (step_of(state, Config(), options.images) for state in (own, shared))

@@ -11,8 +11,9 @@ left out. `ours` is all that the loop does in a step, its norm
 of the gradient and its guard against what is not finite included; `ours_augmented` gets the colours of each
 image changed as well, and `augmented_share` is what it keeps of the rate. Images are ready in memory for
 all. `saved` is what a forward pass keeps for the backward pass; on a GPU `peak` is the most memory that a
-step takes beside weights and optimiser, what CUDA graphs keep for themselves included, and `waits` how
-often the host waits for the device in it. `ratio` is to `stock_amp` on a GPU and to `stock` on a CPU.
+step takes beside weights and optimiser, what CUDA graphs keep for themselves included. `operators` are
+those that a step dispatches, views aside; `waits` is how often its host needs values of the device.
+`ratio` is to `stock_amp` on a GPU and to `stock` on a CPU.
 """
 
 import argparse
@@ -26,8 +27,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import arguments, interleaved, random_batch, report, run, saved_bytes
+from benchmarks.operators import Operators
 from benchmarks.stock_step import Candidate, stock
-from benchmarks.training import PHOTOGRAPHS, Inputs, color_maps, step_of, without_weights
+from benchmarks.training import PHOTOGRAPHS, batch_of, color_maps, step_of, without_weights
 from trainer.base.errors import ConfigError
 from trainer.config.schema import Config
 from trainer.launching.distributed import World
@@ -114,7 +116,7 @@ def ours(
     step = step_of(state, config, len(pixels))
 
     def candidate(color: Tensor | None) -> Candidate:
-        inputs = Inputs(pixels, boxes, labels, color, range(len(pixels)))
+        inputs = batch_of(pixels, boxes, labels, color)
         return Candidate(lambda: step([inputs]), lambda: step.losses(inputs))
 
     return {
@@ -178,6 +180,9 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
         else:
             saved = saved_bytes(candidates[name].forward)
             figures[f"{name}_saved_gb_per_image"] = saved / 1e9 / options.images
+            with Operators() as counted:
+                candidates[name].step()
+            figures |= {f"{name}_operators": counted.operators, f"{name}_waits": counted.waits}
     return figures
 
 

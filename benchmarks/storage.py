@@ -8,8 +8,6 @@ SeaweedFS serves S3 on this machine. The large object is read into memory throug
 too; the two take turns, so that both see the same machine, and the ratio is the median of the rounds'
 ratios. Then, without that link, it is written, and read to memory and to a file in memory; and objects of
 140 KB are written and read. Those times are to be compared with the same of another commit, in turns.
-Last, ranges of 140 KB, as a shard's samples are read, and whole objects side by side, are counted
-(`trainer.storage.traffic`) and not, in turns: the ratio of CPU times is the median of the rounds' ratios.
 """
 
 import os
@@ -27,8 +25,6 @@ from benchmarks.common import arguments, report
 from benchmarks.local_store import KEYS, store, use
 from benchmarks.slow_link import slow_link
 from trainer import storage
-from trainer.launching.usage.meter import Meter
-from trainer.storage import traffic
 
 GOAL = 4.0
 _SMALL = 140_000
@@ -48,7 +44,6 @@ def main() -> None:
         use(port)
         near = _near(content, Path(folder) / "large", options.rounds)
         near |= _small_objects(options.small) if options.small else {}
-        near |= _counting(options.small, Path(folder), options.rounds) if options.small else {}
     single, pieces = (statistics.median(times) for times in zip(*rounds, strict=True))
     ratios = [one / other for one, other in rounds]
     figures = {
@@ -112,8 +107,8 @@ def _small_objects(count: int) -> dict[str, float]:
     def write(uri: str) -> None:
         storage.write_bytes(uri, data)
 
-    def side_by_side(function: Callable[[str], object]) -> None:
-        with ThreadPoolExecutor(16) as threads:
+    def side_by_side(function: Callable[[str], object], count: int = 16) -> None:
+        with ThreadPoolExecutor(count) as threads:
             list(threads.map(function, uris))
 
     ways: dict[str, Callable[[], object]] = {
@@ -121,7 +116,7 @@ def _small_objects(count: int) -> dict[str, float]:
         "get": lambda: list(map(storage.read_bytes, uris)),
         "put_16": lambda: side_by_side(write),
         "get_16": lambda: side_by_side(storage.read_bytes),
-        "many_64": lambda: _many(uris),
+        "get_64": lambda: side_by_side(storage.read_buffer, 64),
     }
     figures = {}
     write(uris[0])
@@ -131,59 +126,6 @@ def _small_objects(count: int) -> dict[str, float]:
         figures[f"{name}_ms"] = 1e3 * (time.perf_counter() - start) / count
         figures[f"{name}_cpu_ms"] = 1e3 * (time.process_time() - cpu) / count
     return figures
-
-
-def _many(uris: list[str]) -> None:
-    with storage.many(64) as reads:
-        for number, uri in enumerate(uris):
-            reads.read(number, uri)
-            while reads.busy >= 64:
-                reads.wait()
-        while reads.busy:
-            reads.wait()
-
-
-def _counting(count: int, folder: Path, rounds: int) -> dict[str, float]:
-    """Return what counting bytes costs: of reads, of one count, and of a look and a record each minute."""
-    uris = [f"s3://bucket/small/{number % 100}" for number in range(count)]
-    ways = {
-        "ranges": lambda: [
-            storage.read_range("s3://bucket/object", _SMALL * at, _SMALL) for at in range(100)
-        ],
-        "many_64": lambda: _many(uris),
-    }
-    figures = {}
-    (folder / "traffic").mkdir()
-    for name, way in ways.items():
-        ratios = []
-        for number in range(rounds + 1):
-            taken = {}
-            for place in (folder / "traffic", None) if number % 2 else (None, folder / "traffic"):
-                traffic.count_in(place)
-                cpu = time.process_time()
-                way()
-                taken[place] = time.process_time() - cpu
-            ratios += [taken[folder / "traffic"] / taken[None]] if number else []
-        spread = {f"lowest_{name}": min(ratios), f"highest_{name}": max(ratios)}
-        figures |= {f"counted_{name}": statistics.median(ratios)} | spread
-    traffic.count_in(folder / "traffic")
-    start = time.perf_counter()
-    for _ in range(100_000):
-        traffic.read(1)
-    figures["count_us"] = 1e6 * (time.perf_counter() - start) / 100_000
-    meter = Meter("train")
-    meter.keep("s3://bucket/usage/run", "run")
-    figures["record_cpu_ms"] = _cpu(lambda: storage.write_bytes(meter.uri, meter.record().encoded()))
-    meter.end()
-    return figures
-
-
-def _cpu(action: Callable[[], object]) -> float:
-    """Return the milliseconds of CPU time that an action takes, of twenty."""
-    start = time.process_time()
-    for _ in range(20):
-        action()
-    return 1e3 * (time.process_time() - start) / 20
 
 
 def single_get(client: Minio) -> bytes:

@@ -1,14 +1,13 @@
 """The loop's training step on batches from anywhere, for the benchmarks that time one."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from trainer.config.schema import Config, LoaderConfig
+from trainer.data.batch import Batch
 from trainer.data.transforms import color_map
 from trainer.model import recipes
 from trainer.training.state import TrainState
@@ -20,16 +19,10 @@ _PLANNED = 100_000
 """Steps of the training that those measured begin: all of them belong to its warm-up."""
 
 
-class Inputs(NamedTuple):
-    """What a step reads of a batch: see `trainer.data.loader.Batch`."""
-
-    images: Tensor
-    boxes: Tensor
-    labels: Tensor
-    color: Tensor | None = None
-    image_ids: Sequence[int] = ()
-    """One for each image."""
-    verified: Tensor | None = None
+def batch_of(images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None) -> Batch:
+    """A batch without padding, of images [B, 3, S, S], boxes [B, M, 4], labels [B, M], colours [B, 3, 4]."""
+    count, targets = labels.shape
+    return Batch(images, boxes, labels, color, list(range(count)), [1.0] * count, [targets] * count)
 
 
 def step_of(state: TrainState, config: Config, images: int) -> TrainStep:

@@ -49,6 +49,12 @@ _Dumper.add_representer(
 )
 
 
+def file_of(name: str) -> Path:
+    """Return the file of a component."""
+    folders = (ROOT / "components", ROOT / "operations" / "tuning")
+    return next(path for folder in folders if (path := folder / f"{name}.py").exists())
+
+
 def write(folder: Path, owners: dict[str, list[str]], links: dict[str, str]) -> list[Path]:
     """Write `components/` of the catalogue, as far as it is ours.
 
@@ -67,7 +73,7 @@ def write(folder: Path, owners: dict[str, list[str]], links: dict[str, str]) -> 
     folders = []
     meanings = {name: item.description for name, item in TABLE.items()}
     for name, entry in ENTRIES.items():
-        component = source.convert((ROOT / "components" / f"{name}.py").read_text(), IMAGE, meanings)
+        component = source.convert(file_of(name).read_text(), IMAGE, meanings)
         metadata: dict[str, Any] = {
             "name": f"{GROUP}_{name}",
             "stability": STABILITY,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pipelines.release import OLDEST
+from pipelines.kubeflow import OLDEST
 
 GROUP = "kubedet"
 """The folder below each category that holds our components: a subcategory, with owners of its own."""

@@ -9,15 +9,18 @@ that is cloned or retried trains on what its record says.
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from trainer import storage
+from trainer.base import typed_json
 from trainer.base.errors import ConfigError, DataError
 from trainer.config.schema import DataConfig
 from trainer.data import raw_folder
 from trainer.data.download import choices, download, fingerprint, join
-from trainer.data.raw_folder import sizes_uri
+from trainer.data.problem_counts import Cases
+from trainer.data.raw_folder import RawManifest, SplitCounts, sizes_uri
 
 logger = logging.getLogger(__name__)
 
@@ -27,11 +30,35 @@ KEY = "data_version"
 SCHEDULED_TIME = "[[ScheduledTime]]"
 """What Kubeflow replaces, in a parameter of a recurring run, by the time as 20261121020000 (UTC)."""
 
-_PINNED = ("content", "splits", "problems", "sums", "unfetched")
-"""Of a raw manifest, what another download into the same folder may change."""
-
 _ANOTHER = "choose another data_version"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """Of a raw manifest, what another download into the same folder may change."""
+
+    content: str
+    splits: dict[str, SplitCounts]
+    problems: dict[str, Cases]
+    sums: str = ""
+    unfetched: int = 0
+
+
+@dataclass(frozen=True)
+class DataVersion:
+    """The file of a version."""
+
+    kind: str
+    version: int
+    data_version: str
+    source: str
+    raw: str
+    """Folder of the raw data, below the data root."""
+    fingerprint: str
+    pinned: Pinned | None = None
+    """None in files of before 0.2."""
+    recorded: str = ""
 
 
 def fetch(
@@ -39,8 +66,8 @@ def fetch(
     data_root: str,
     config: DataConfig,
     version: str,
-    bring: Callable[[], dict[str, Any]] | None = None,
-) -> dict[str, Any]:
+    bring: Callable[[], RawManifest] | None = None,
+) -> RawManifest:
     """Fetch a source's images and annotations under the data root, or return those of a known version.
 
     Args:
@@ -68,27 +95,25 @@ def fetch(
         return manifest
     uri = _place(source, data_root, config, version)
     record = _record(uri)
-    pinned = {key: manifest[key] for key in _PINNED if key in manifest}
-    if record and record["fingerprint"] != manifest["fingerprint"]:
+    if record and record.fingerprint != manifest.fingerprint:
         raise DataError(
             f"the data of version {version} were deleted, and {source} has changed since", fix=_ANOTHER
         )
-    if record and record.get("pinned", pinned)["content"] != manifest["content"]:
+    if record and record.pinned and record.pinned.content != manifest.content:
         raise DataError(
             f"the data of version {version} were deleted, and not the same images of {source} can be had now",
             fix=_ANOTHER,
         )
-    recorded = {
-        "source": source,
-        "raw": f"raw/{manifest['fingerprint']}",
-        "fingerprint": manifest["fingerprint"],
-    }
-    recorded |= {"pinned": pinned, "recorded": datetime.now(UTC).isoformat(timespec="seconds")}
-    storage.write_json(uri, {"kind": "data version", "version": 1, KEY: version, **recorded})
-    return manifest | {KEY: version}
+    recorded = DataVersion(
+        "data version", 1, version, source, f"raw/{manifest.fingerprint}", manifest.fingerprint,
+        Pinned(manifest.content, manifest.splits, manifest.problems, manifest.sums, manifest.unfetched),
+        datetime.now(UTC).isoformat(timespec="seconds"),
+    )  # fmt: skip
+    storage.write_json(uri, asdict(recorded))
+    return replace(manifest, data_version=version)
 
 
-def known(source: str, data_root: str, config: DataConfig, version: str) -> dict[str, Any] | None:
+def known(source: str, data_root: str, config: DataConfig, version: str) -> RawManifest | None:
     """Return the raw manifest of a version whose data are there, with the version in it, else None.
 
     Raises:
@@ -100,13 +125,14 @@ def known(source: str, data_root: str, config: DataConfig, version: str) -> dict
     version = _expanded(version)
     check(version)
     record = _record(_place(source, data_root, config, version))
-    folder = storage.join(data_root, record["raw"]) if record else ""
+    folder = storage.join(data_root, record.raw) if record else ""
     if not record or not storage.exists(storage.join(folder, "manifest.json")):
         return None
-    raw = raw_folder.read_manifest(folder) | record.get("pinned", {})
-    if not storage.exists(sizes_uri(folder, raw["content"])):  # the folder was deleted and made again
+    raw = raw_folder.read_manifest(folder)
+    raw = replace(raw, **vars(record.pinned)) if record.pinned else raw
+    if not storage.exists(sizes_uri(folder, raw.content)):  # the folder was deleted and made again
         return None
-    return join(raw, config) | {KEY: version}
+    return replace(join(raw, config), data_version=version)
 
 
 def _place(source: str, data_root: str, config: DataConfig, version: str) -> str:
@@ -115,14 +141,11 @@ def _place(source: str, data_root: str, config: DataConfig, version: str) -> str
     return storage.join(data_root, "versions", f"{version}-{digest}.json")
 
 
-def _record(uri: str) -> dict[str, Any] | None:
+def _record(uri: str) -> DataVersion | None:
     if not storage.exists(uri):
         return None
-    counts = {"*": {"images": int, "boxes": int}}
-    pinned = {"content": str, "splits": counts, "problems": {"*": {"count": int}}}
-    form = storage.Form("data version", 1, {"raw": str, "fingerprint": str, "pinned?": pinned}, _ANOTHER)
-    record: dict[str, Any] = storage.read_json(uri, form)
-    return record
+    record = storage.read_json(uri, storage.Form("data version", 1, remedy=_ANOTHER))
+    return typed_json.load(DataVersion, record, uri, _ANOTHER)
 
 
 def check(version: str) -> None:

@@ -15,14 +15,14 @@ from typing import Any, Literal
 
 from kubernetes import client
 
-from components.launchers import kubernetes_names
 from components.launchers.backend import Phase
 from components.launchers.cluster import job_objects, kueue, pod_exec
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError, Cluster
 from components.launchers.cluster.job_objects import Kinds
 from components.launchers.cluster.kinds import KINDS, trainjob
-from components.launchers.cluster.kinds.kind import Body, Kind
+from components.launchers.cluster.kinds.kind import Body, Kind, Resource
+from components.launchers.kubernetes_names import amount
 from components.launchers.pod_template import LABEL_QUEUE
 from components.object_store import SECRET_KEYS
 from trainer.base.errors import ConfigError, KubedetError
@@ -101,12 +101,7 @@ class _Cluster:
 
 
 def check_cluster(backend: ClusterBackend, needs: Needs) -> Iterator[Check]:
-    """Check a cluster; only its first finding if it does not answer.
-
-    Args:
-        backend: the cluster and namespace.
-        needs: what the runs will ask of it.
-    """
+    """Check a cluster for what the runs will ask of it; yields one finding alone if it does not answer."""
     cluster = backend.cluster
     try:
         api = client.VersionApi(cluster.api)
@@ -144,10 +139,8 @@ def _namespace(target: _Cluster) -> Iterator[Check]:
 
 def _kind_state(cluster: Cluster, kind: Kind) -> _KindState:
     """Ask for the jobs of a kind, as the launcher does, and whether its controller would run a new one."""
-    place = (kind.group, kind.version, cluster.namespace, kind.plural)
     try:
-        jobs = partial(cluster.custom.list_namespaced_custom_object, *place, limit=1)
-        cluster.call("list", kind.plural, jobs, patience=_PATIENCE)
+        cluster.request("list", kind.resource, limit=1, patience=_PATIENCE)
         problem = Kinds(cluster, (kind,)).trouble(kind)
     except ApiError as error:
         if error.unknown and "namespaces" not in error.message:
@@ -192,13 +185,9 @@ def _runtime(target: _Cluster) -> Iterator[Check]:
     if not any(item.kind is kind and item.state == "runs" for item in target.kinds):
         return
     apply = f"kubectl apply -n {cluster.namespace} -f deploy/trainer/runtime.yaml"
-    place = (kind.group, kind.version, cluster.namespace, "trainingruntimes", trainjob.SHARED)
-    try:
-        get = partial(cluster.custom.get_namespaced_custom_object, *place)
-        existing = cluster.call("get", "trainingruntimes", get, patience=_PATIENCE)
-    except ApiError as error:
-        if not error.absent:
-            raise
+    runtimes = kind.resource._replace(plural="trainingruntimes")
+    existing = cluster.find(runtimes, trainjob.SHARED, patience=_PATIENCE)
+    if existing is None:
         yield Check(title, "warning", "is not there; each job brings one of its own", apply)
         return
     if not job_objects.is_managed(existing):
@@ -337,10 +326,29 @@ def _unread(title: str, error: ApiError, fix: str) -> Check:
     return Check(title, "warning", f"not known: {error.message}", error.fix)
 
 
-_Amounts = dict[str, Counter[str]]
-"""Amounts of each resource (Decimal), by node."""
-_SERVICES = ("DaemonSet", "Node", "ReplicaSet", "StatefulSet")
+_SERVICES = {"DaemonSet", "Node", "ReplicaSet", "StatefulSet"}
 """Owners of pods that do not end by themselves."""
+
+
+@dataclass
+class _Node:
+    """A ready node: its allocatable resources, and what its pods request."""
+
+    name: str
+    allocatable: dict[str, str]
+    requested: Counter[str] = field(default_factory=Counter)
+    """By all pods now; amounts are Decimal."""
+    lasting: Counter[str] = field(default_factory=Counter)
+    """By those that do not end by themselves."""
+
+    def lacks(self, requests: dict[str, str], taken: Counter[str]) -> list[str]:
+        """Return the resources of which too little is left beside what pods take."""
+        lacks = []
+        for name, text in requests.items():
+            if amount(self.allocatable.get(name, "")) - taken[name] < amount(text):
+                used = f", of which pods request {Decimal(taken[name]).normalize():f}" if taken[name] else ""
+                lacks.append(f"{name} {self.allocatable.get(name, '0')}{used}")
+        return lacks
 
 
 def _nodes(target: _Cluster) -> Iterator[Check]:
@@ -349,72 +357,51 @@ def _nodes(target: _Cluster) -> Iterator[Check]:
     step = {name: text for name, text in (("cpu", needs.cpu), ("memory", needs.memory)) if text}
     if not (needs.resources or step):
         return
-    nodes = cluster.call("list", "nodes", cluster.core.list_node, patience=_PATIENCE).items
-    usable = [node for node in nodes if _ready(node)]
-    every: _Amounts = {}
-    lasting: _Amounts = {}
+    found = cluster.call("list", "nodes", cluster.core.list_node, patience=_PATIENCE).items
+    nodes = [_Node(node.metadata.name, node.status.allocatable or {}) for node in found if _is_ready(node)]
     try:
-        every, lasting = _taken(cluster)
+        _add_requests(cluster, {node.name: node for node in nodes})
     except ApiError as error:
         detail = f"requests of other pods are not counted: {error.message}"
         yield Check("free room on nodes", "warning", detail, error.fix)
     for resource, number in needs.resources.items():
         if number:
-            yield _room(resource, {resource: str(number)}, needs.nodes, usable, every, lasting)
+            yield _room(resource, {resource: str(number)}, needs.nodes, nodes)
             continue
-        count = sum(int(_allocatable(node, resource)) for node in usable)
+        count = sum(int(amount(node.allocatable.get(resource, ""))) for node in nodes)
         fix = "" if count else "none is needed to train on CPUs; else install the device plugin"
-        yield Check(resource, "ok" if count else "warning", f"{count} on {len(usable)} ready nodes", fix)
+        yield Check(resource, "ok" if count else "warning", f"{count} on {len(nodes)} ready nodes", fix)
     if step:
-        title = f"room for a step ({', '.join(f'{name} {text}' for name, text in step.items())})"
-        yield _room(title, step, 1, usable, every, lasting)
+        yield _room(f"room for a step ({', '.join(map(' '.join, step.items()))})", step, 1, nodes)
 
 
-def _room(
-    title: str,
-    requests: dict[str, str],
-    count: int,
-    usable: list[Any],
-    every: _Amounts,
-    lasting: _Amounts,
-) -> Check:
-    """Check whether enough nodes can hold a pod, which otherwise stays pending.
-
-    Args:
-        title: of the check.
-        requests: what the pod requests, by resource.
-        count: how many nodes are needed, one for each pod.
-        usable: the nodes (V1Node).
-        every: what all pods of the nodes request now.
-        lasting: what those of them request that do not end by themselves.
-    """
-    fitting = [node for node in usable if not _short(node, requests, lasting)]
-    short = {node.metadata.name: _short(node, requests, every) for node in usable}
+def _room(title: str, requests: dict[str, str], count: int, nodes: list[_Node]) -> Check:
+    """Check whether `count` nodes can hold a pod of these requests each; else pods stay pending."""
+    fitting = sum(not node.lacks(requests, node.lasting) for node in nodes)
+    short = {node.name: node.lacks(requests, node.requested) for node in nodes}
     lines = [f"{name} has {', '.join(lacks)}" for name, lacks in short.items() if lacks]
-    free = len(usable) - len(lines)
+    free = len(nodes) - len(lines)
     more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-    sums = f"{len(fitting)} of {len(usable)} ready nodes can hold it, {free} of them now; needed: {count}"
+    sums = f"{fitting} of {len(nodes)} ready nodes can hold it, {free} of them now; needed: {count}"
     detail = "; ".join([sums, *lines[:_SHOWN], *more])
     if free >= count:
         return Check(title, "ok", detail)
-    if len(fitting) >= count:
+    if fitting >= count:
         return Check(title, "warning", detail, "wait for other pods to end, or ask for less")
     fix = "ask for less (--gpus, --size, --step-cpu, --step-memory), install the device plugin, or add nodes"
     return Check(title, "missing", detail, f"{fix} (an autoscaler may do so)")
 
 
-def _taken(cluster: Cluster) -> tuple[_Amounts, _Amounts]:
-    """Return what all pods of each node request, and what the pods that stay request."""
+def _add_requests(cluster: Cluster, nodes: dict[str, _Node]) -> None:
+    """Add the requests of all pods to their nodes."""
     unfinished = "status.phase!=Succeeded,status.phase!=Failed"
     request = partial(cluster.core.list_pod_for_all_namespaces, field_selector=unfinished)
-    pods = cluster.call("list", "pods", request, patience=_PATIENCE).items
-    every: _Amounts = {}
-    lasting: _Amounts = {}
-    for pod in pods:
-        owners = {owner.kind for owner in pod.metadata.owner_references or []}
-        for amounts in (every, lasting) if owners & set(_SERVICES) else (every,):
-            amounts.setdefault(pod.spec.node_name, Counter()).update(_requests(pod.spec))
-    return every, lasting
+    for pod in cluster.call("list", "pods", request, patience=_PATIENCE).items:
+        if node := nodes.get(pod.spec.node_name):
+            requests = _requests(pod.spec)
+            node.requested += requests
+            if _SERVICES & {owner.kind for owner in pod.metadata.owner_references or []}:
+                node.lasting += requests
 
 
 def _requests(spec: Any) -> Counter[str]:
@@ -426,42 +413,24 @@ def _requests(spec: Any) -> Counter[str]:
     running: Counter[str] = Counter()
     largest: Counter[str] = Counter()
     for container in spec.init_containers or []:
+        requests = _of_container(container)
+        largest |= running + requests
         if container.restart_policy == "Always":
-            running += _amounts(container)
-            largest |= running
-        else:
-            largest |= running + _amounts(container)
+            running += requests
     for container in spec.containers:
-        running += _amounts(container)
-    overhead = {name: kubernetes_names.amount(text) for name, text in (spec.overhead or {}).items()}
-    return (running | largest) + Counter(overhead)
+        running += _of_container(container)
+    return (running | largest) + _amounts(spec.overhead)
 
 
-def _amounts(container: Any) -> Counter[str]:
-    requests = (container.resources and container.resources.requests) or {}
-    return Counter({name: kubernetes_names.amount(text) for name, text in requests.items()})
+def _of_container(container: Any) -> Counter[str]:
+    return _amounts(container.resources and container.resources.requests)
 
 
-def _short(node: Any, requested: dict[str, str], taken: _Amounts) -> list[str]:
-    """Return the resources of which a node has too little left beside what its pods request."""
-    lacks = []
-    for name, amount in requested.items():
-        if _free(node, name, taken) < kubernetes_names.amount(amount):
-            used = _allocatable(node, name) - _free(node, name, taken)
-            requests = f", of which pods request {used.normalize():f}" if used else ""
-            lacks.append(f"{name} {(node.status.allocatable or {}).get(name, '0')}{requests}")
-    return lacks
+def _amounts(requests: dict[str, str] | None) -> Counter[str]:
+    return Counter({name: amount(text) for name, text in (requests or {}).items()})
 
 
-def _free(node: Any, resource: str, taken: _Amounts) -> Decimal:
-    return _allocatable(node, resource) - taken.get(node.metadata.name, Counter())[resource]
-
-
-def _allocatable(node: Any, resource: str) -> Decimal:
-    return kubernetes_names.amount((node.status.allocatable or {}).get(resource, ""))
-
-
-def _ready(node: Any) -> bool:
+def _is_ready(node: Any) -> bool:
     conditions = {item.type: item.status for item in node.status.conditions or []}
     return conditions.get("Ready") == "True" and not node.spec.unschedulable
 
@@ -481,12 +450,7 @@ CHECKS: dict[str, Callable[[_Cluster], Iterator[Check]]] = {
 
 
 def check_queue(backend: ClusterBackend, queue: str) -> Iterator[Check]:
-    """Check a queue of Kueue: that it exists, that Kueue serves the kinds of jobs, that no job waits in vain.
-
-    Args:
-        backend: the cluster and namespace.
-        queue: name of the LocalQueue.
-    """
+    """Check a LocalQueue of Kueue: that it exists, serves the kinds of jobs, and no job waits in vain."""
     served = kueue.VERSIONS[0]
     try:
         release = kueue.release(backend.cluster)
@@ -508,13 +472,8 @@ def check_queue(backend: ClusterBackend, queue: str) -> Iterator[Check]:
 def _queue(cluster: Cluster, name: str, version: str) -> Iterator[Check]:
     """Check whether a LocalQueue exists and admits jobs."""
     title = f"queue {name}"
-    place = (kueue.GROUP, version, cluster.namespace, "localqueues", name)
-    try:
-        request = partial(cluster.custom.get_namespaced_custom_object, *place)
-        queue = cluster.call("get", "localqueues", request, name=name, patience=_PATIENCE)
-    except ApiError as error:
-        if not error.absent:
-            raise
+    queue = cluster.find(Resource(kueue.GROUP, version, "localqueues"), name, patience=_PATIENCE)
+    if queue is None:
         detail = f"namespace {cluster.namespace} has no such LocalQueue"
         fix = "see `kubectl get localqueues` for those it has, or create this one"
         yield Check(title, "missing", detail, fix)
@@ -573,7 +532,7 @@ def _rehearsed(cluster: Cluster, kind: Kind, queue: str) -> Body | None:
         if runtime and "runtimeRef" in body["spec"]:  # A TrainJob is refused where its runtime is absent.
             body["spec"]["runtimeRef"]["name"] = runtime
         with suppress(ApiError):
-            return job_objects.create(cluster, kind, body, dry_run=True)
+            return job_objects.rehearse(cluster, kind, body)
     return None
 
 
@@ -601,13 +560,7 @@ def _in_vain(backend: ClusterBackend) -> Iterator[Check]:
 
 
 def check_pods(backend: ClusterBackend, job: str, needs: machine.Needs) -> Iterator[Check]:
-    """Run the trainer's own doctor in every pod of a job.
-
-    Args:
-        backend: where the job runs.
-        job: its name.
-        needs: what must be in each pod.
-    """
+    """Run the trainer's own doctor in every pod of a job."""
     status = backend.status(job)
     if status.phase is Phase.GONE:
         where = backend.cluster.namespace

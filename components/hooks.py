@@ -8,10 +8,17 @@ import logging
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.base.errors import ConfigError
 from trainer.config.schema import Config
+from trainer.data.raw_folder import RawManifest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trainer.evaluation.evaluate import MeasureDrift
+    from trainer.report.evaluation_page import Table
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +39,7 @@ TRAIN = "train"
 class Listing:
     """What a source holds, before any image of it is fetched."""
 
-    planned: dict[str, Any]
-    """What `trainer.data.download.plan` returned, or a raw manifest."""
+    planned: RawManifest
     data_root: str
     config: Config
     min_new_images: int
@@ -77,6 +83,16 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class ForGate:
+    """What features give an evaluation."""
+
+    drift: "MeasureDrift | None" = None
+    """Measures how far data have moved; None: rules that ask for it do not hold."""
+    used: "Callable[[], Table]" = tuple
+    """Tells what the run has used so far, for the report."""
+
+
+@dataclass(frozen=True)
 class End:
     """The end of a step. What is not known, or does not concern the step, is empty."""
 
@@ -105,11 +121,12 @@ class Hooks:
     def before_training(self, listing: Listing) -> NothingNew | None:
         """Decide whether a run that has a condition ends here; None: it trains."""
 
-    def after_gate(self, outcome: Outcome, folder: str) -> None:
-        """Learn what the gate decided; `folder` is the URI of the run's."""
+    def before_gate(self, data_root: str) -> ForGate | None:
+        """Return what an evaluation shall have besides its scores; None: nothing."""
 
-    def at_end(self, end: End) -> None:
-        """Learn how a step ended. What it raises is only logged."""
+    def at_end(self, end: End) -> dict[str, float]:
+        """Learn how a step ended; return numbers to show with what it made. What it raises is only logged."""
+        return {}
 
 
 @cache
@@ -133,16 +150,18 @@ def before_training(listing: Listing) -> NothingNew | None:
     return next((answer for answer in answers if answer is not None), None)
 
 
-def after_gate(outcome: Outcome, folder: str) -> None:
-    """Report what the gate decided."""
-    for each in _registered():
-        each.after_gate(outcome, folder)
+def before_gate(data_root: str) -> ForGate:
+    """Return what an evaluation shall have besides its scores."""
+    answers = (each.before_gate(data_root) for each in _registered())
+    return next((answer for answer in answers if answer is not None), ForGate())
 
 
-def at_end(end: End) -> None:
-    """Report the end of a step."""
+def at_end(end: End) -> dict[str, float]:
+    """Report the end of a step; return numbers to show with what it made, by name."""
+    shown: dict[str, float] = {}
     for each in _registered():
         try:
-            each.at_end(end)
+            shown |= each.at_end(end)
         except Exception as error:  # The work is done; the text of an error may hold a secret address.
             logger.warning("a hook failed at the end of the step %s: %s", end.step, type(error).__name__)
+    return shown

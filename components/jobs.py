@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from components import job_limits, launchers, object_store, tracker_settings
-from components.launchers import spec_fields
+from components.launchers import spec
 from components.launchers.spec import JobSpec, from_fields, training
 from trainer.base.errors import ConfigError
 from trainer.launching.usage.meter import FOLDER
@@ -138,7 +138,7 @@ class Request:
 
 def _read(name: str, value: Any) -> Any:
     """Parse a field's value to its type; one that cannot be parsed is left to the specification."""
-    if not isinstance(value, str) or not spec_fields.is_number(name):
+    if not isinstance(value, str) or not spec.is_number(name):
         return value
     try:
         return json.loads(value)

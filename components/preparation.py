@@ -10,6 +10,8 @@ from components import data_versions, hooks, in_use, sharing, starting_weights, 
 from trainer import storage
 from trainer.config.schema import Config, DataConfig
 from trainer.data import download, shards
+from trainer.data.raw_folder import RawManifest
+from trainer.data.shard_folder import ShardIndex
 from trainer.model import recipes
 from trainer.report.shards_page import page
 
@@ -63,7 +65,8 @@ def prepare(
                 if trains:
                     starting_weights.secure(recipe, overrides, data_root)
                 raw = _fetch(team, source, data_root, whole.data, version, planned)
-                raw_published = raw, _place(raw) | {"source": source} | _raw_counts(raw)
+                shown = _place(raw) | {"source": source} | _raw_counts(raw)
+                raw_published = raw.to_json(), shown
                 published = _write(team, raw, data_root, whole, page_path)
         hooks.at_end(hooks.End("prepare", data_root=data_root, keep_runs=prune))
         return raw_published, published
@@ -78,7 +81,7 @@ def _page(ended: hooks.NothingNew) -> bytes:
     return f"<!doctype html><meta charset=utf-8><h1>{verdict}</h1><p>{found}</p>\n".encode()
 
 
-def listed(source: str, data_root: str, config: DataConfig, version: str) -> dict[str, Any]:
+def listed(source: str, data_root: str, config: DataConfig, version: str) -> RawManifest:
     """Return what a source holds now, or the raw manifest of a known version; no image is fetched.
 
     Raises:
@@ -92,42 +95,41 @@ def listed(source: str, data_root: str, config: DataConfig, version: str) -> dic
 
 def _fetch(
     team: sharing.Team, source: str, data_root: str, config: DataConfig, version: str,
-    planned: dict[str, Any] | None,
-) -> dict[str, Any]:  # fmt: skip
+    planned: RawManifest | None,
+) -> RawManifest:  # fmt: skip
     """Return the raw manifest. `planned` is what the source holds if it has been listed already."""
 
-    def bring() -> dict[str, Any]:
-        plan = planned if planned and planned["kind"] == "plan" else download.plan(source, data_root, config)
+    def bring() -> RawManifest:
+        plan = planned if planned and planned.kind == "plan" else download.plan(source, data_root, config)
         parts = 1 if download.is_complete(plan) else team.do(sharing.FETCH, plan)
         return download.join(plan, config, parts)
 
     return data_versions.fetch(source, data_root, config, version, bring)
 
 
-def _write(
-    team: sharing.Team, raw: dict[str, Any], data_root: str, whole: Config, page_path: str
-) -> Published:
+def _write(team: sharing.Team, raw: RawManifest, data_root: str, whole: Config, page_path: str) -> Published:
     """Write the shards and their page, and note that this run needs them."""
     if not shards.is_complete(raw, data_root, whole.data):
         team.do(sharing.WRITE, raw)
-    manifest = shards.join(raw, data_root, whole.data)
-    storage.write_bytes(page_path, page(manifest).encode(), sync=False)
-    names = [f"raw/{raw['fingerprint']}", f"shards/{manifest['fingerprint']}"]
+    index = shards.join(raw, data_root, whole.data)
+    storage.write_bytes(page_path, page(index).encode(), sync=False)
+    names = [f"raw/{raw.fingerprint}", f"shards/{index.fingerprint}"]
     in_use.end(data_root, names, whole.model.weights)
     counts = {
-        f"{split}_{key}": split_counts[key]
-        for split, split_counts in manifest["splits"].items()
+        f"{name}_{key}": getattr(split, key)
+        for name, split in index.splits.items()
         for key in ("samples", "boxes")
     }
-    shown = counts | data_versions.label(raw)
-    small = {key: manifest[key] for key in ("kind", "version", "uri", "fingerprint", "categories")}
-    return small | shown, _place(manifest) | shown
+    record = index.to_json()
+    shown = counts | data_versions.label(raw.to_json())
+    small = {key: record[key] for key in ("kind", "version", "uri", "fingerprint", "categories")}
+    return small | shown, _place(index) | shown
 
 
-def _raw_counts(raw: dict[str, Any]) -> dict[str, Any]:
-    counts = {f"{split}_{key}": n for split, of in raw["splits"].items() for key, n in of.items()}
-    return counts | data_versions.label(raw)
+def _raw_counts(raw: RawManifest) -> dict[str, Any]:
+    counts = {f"{split}_{key}": n for split, of in raw.splits.items() for key, n in vars(of).items()}
+    return counts | data_versions.label(raw.to_json())
 
 
-def _place(manifest: dict[str, Any]) -> dict[str, Any]:
-    return {"uri": manifest["uri"], "fingerprint": manifest["fingerprint"]}
+def _place(manifest: RawManifest | ShardIndex) -> dict[str, Any]:
+    return {"uri": manifest.uri, "fingerprint": manifest.fingerprint}

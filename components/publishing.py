@@ -3,7 +3,7 @@
 from contextlib import suppress
 from typing import Any
 
-from components import costs, hooks, records, run_ids, usage
+from components import hooks, records, usage
 from components.scoring import NOT_THERE
 from components.signing_secret import SIGNING, mounted_key
 from trainer import storage
@@ -57,8 +57,8 @@ def export_and_publish(
 
         register_model(exported, registry, run_id)
     outcome = _outcome(exported, trained["output"])
-    hooks.at_end(hooks.End("export", outcome=outcome, folder=trained["output"]))
-    return exported | {"used": costs.of_run(data_root, run_ids.current()).numbers()}
+    end = hooks.End("export", outcome=outcome, folder=trained["output"], data_root=data_root)
+    return exported | {"used": hooks.at_end(end)}
 
 
 def _outcome(exported: dict[str, Any], output: str) -> hooks.Outcome:

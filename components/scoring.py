@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from components import costs, hooks, records, run_ids, usage
+from components import hooks, records, usage
 from trainer import storage
 from trainer.config import parsing
 from trainer.config.schema import Config
@@ -52,9 +52,10 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
     usage.keep(data_root, processes=1)
     settings, gate_rules = rules_for(trained, rules)
     folder = storage.join(trained["output"], "evaluation")
+    extras = hooks.before_gate(data_root)
     scored = evaluate(
         trained["checkpoint"], trained["shards"], folder, settings, rules=gate_rules,
-        used=lambda: costs.of_run(data_root, run_ids.current()).table(),
+        used=extras.used, drift=extras.drift,
     )  # fmt: skip
     for name, path in (("report.html", report), ("report.md", summary)):
         Path(path).write_bytes(storage.read_bytes(storage.join(folder, name)))
@@ -64,13 +65,14 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
     Path(verdict).write_text(f"# Gate: {decision['verdict']}\n\n{lines}")
     shown = {name: value for name, value in scored["metrics"].items() if value != NOT_THERE}
     passed = decision["verdict"] == "pass"
-    records.decided(data_root_of(trained["shards"]), trained["output"], passed, shown)
-    event = hooks.PASSED if passed else hooks.HELD_BACK
+    records.decided(data_root, trained["output"], passed, shown)
     run = records.name_of(trained["output"])
-    outcome = hooks.Outcome(event, run, decision["reason"], settings.export.name, metrics=shown)
-    hooks.after_gate(outcome, trained["output"])
-    used = costs.of_run(data_root, run_ids.current()).numbers()
-    return {"metrics": scored["metrics"], "shown": shown | used, "verdict": decision}
+    outcome = hooks.Outcome(hooks.HELD_BACK, run, decision["reason"], settings.export.name, metrics=shown)
+    # The step that publishes a model reports that it passed.
+    end = hooks.End(
+        "evaluate", outcome=None if passed else outcome, folder=trained["output"], data_root=data_root
+    )
+    return {"metrics": scored["metrics"], "shown": shown | hooks.at_end(end), "verdict": decision}
 
 
 def judge(trained: dict[str, Any], metrics: dict[str, float], rules: str) -> dict[str, str]:

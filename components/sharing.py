@@ -18,7 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from components import in_use, run_ids, usage
@@ -26,6 +26,7 @@ from trainer import storage
 from trainer.base.errors import ConfigError, KubedetError, MissingError, StorageError
 from trainer.config.schema import DataConfig
 from trainer.data import download, shards
+from trainer.data.raw_folder import RawManifest
 from trainer.model import recipes
 from trainer.storage import leases
 
@@ -58,7 +59,7 @@ class Work:
     phase: str
     """FETCH, WRITE, _ENDED, or empty before the first."""
     parts: int
-    manifest: dict[str, Any] = field(default_factory=dict)
+    manifest: RawManifest | None = None
     """What the phase works on, see `Team.do`."""
 
 
@@ -101,6 +102,7 @@ class _Phase:
 
 
 def _do(work: Work, data_root: str, config: DataConfig, part: int) -> None:
+    assert work.manifest is not None
     if work.phase == FETCH:
         download.fetch_partition(work.manifest, config, part, work.parts)
     else:
@@ -121,7 +123,7 @@ class Team:
         """URI of the leader's lease."""
         return storage.join(self._folder, self._token, "leader")
 
-    def do(self, phase: str, manifest: dict[str, Any]) -> int:
+    def do(self, phase: str, manifest: RawManifest) -> int:
         """Do all parts of a phase, together with the assistants if there are any.
 
         Args:
@@ -149,10 +151,11 @@ class Team:
                 time.sleep(_LOOK_SECONDS)
         return self._parts
 
-    def announce(self, phase: str, manifest: dict[str, Any] | None = None) -> Work:
+    def announce(self, phase: str, manifest: RawManifest | None = None) -> Work:
         """Write down what is to be done now; returns that."""
-        work = Work(self._token, phase, self._parts, manifest or {})
+        work = Work(self._token, phase, self._parts, manifest)
         body = {"kind": _FORM.kind, "version": _FORM.version, **vars(work)}
+        body["manifest"] = manifest.to_json() if manifest else None
         storage.write_json(storage.join(self._folder, "work.json"), body)
         return work
 
@@ -233,8 +236,10 @@ def assist(data_root: str, recipe: str, overrides: dict[str, Any], patience: flo
 def _announced(folder: str) -> Work | None:
     """Return what the leader needs done; None if it has not begun."""
     with suppress(MissingError):
-        body = storage.read_json(storage.join(folder, "work.json"), _FORM)
-        return Work(body["token"], body["phase"], body["parts"], body["manifest"])
+        uri = storage.join(folder, "work.json")
+        body = storage.read_json(uri, _FORM)
+        manifest = RawManifest.load(body["manifest"], uri) if body["manifest"] else None
+        return Work(body["token"], body["phase"], body["parts"], manifest)
     return None
 
 

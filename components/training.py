@@ -24,7 +24,7 @@ from trainer.config import parsing
 from trainer.config.parsing import with_overrides
 from trainer.config.schema import Config
 from trainer.data.sample_order import global_batch
-from trainer.data.shard_folder import read_index
+from trainer.data.shard_folder import ShardIndex, read_index
 from trainer.data.shard_index import data_root_of
 from trainer.evaluation.gate import check, split_rules
 from trainer.export import published_models
@@ -101,13 +101,11 @@ def prepare(
         job = with_heartbeat(job, _heartbeat(output))
         _check_reach(job, {"data_root": shards, "output": output})
     index = read_index(shards)
-    check(
-        split_rules(rules) or config.evaluation.gate, [category["name"] for category in index["categories"]]
-    )
-    config = _named(config, shards, [category["name"] for category in index["categories"]])
+    check(split_rules(rules) or config.evaluation.gate, index.names)
+    config = _named(config, shards, index.names)
     if not launchers.entry(request.launcher).pods:
         config = _planned(config, overrides, index, output, job.processes)
-    config = _with_global_batch(config, job, index["splits"].get("train", {}).get("samples", 0))
+    config = _with_global_batch(config, job, index.samples.get("train", 0))
     parsing.write(uri, config)
     return job
 
@@ -142,16 +140,15 @@ def _named(config: Config, shards: str, classes: list[str]) -> Config:
 
 
 def _planned(
-    config: Config, overrides: dict[str, Any], index: dict[str, Any], output: str, processes: int
+    config: Config, overrides: dict[str, Any], index: ShardIndex, output: str, processes: int
 ) -> Config:
     """Choose what follows from the number of images and the speed, where the training runs here."""
     if not config.train.minutes:
         return config
     from trainer.training.machine_speed import measure  # PyTorch, which takes seconds to start.
 
-    counts = {split: part["samples"] for split, part in index["splits"].items()}
-    images = run_plan.Images(**{split: counts.get(split, 0) for split in ("train", "val", "test")})
-    speed = partial(measure, classes=len(index["categories"]), processes=processes)
+    images = run_plan.Images(**{split: index.samples.get(split, 0) for split in ("train", "val", "test")})
+    speed = partial(measure, classes=len(index.categories), processes=processes)
     return run_plan.planned(config, overrides, images, processes, output, speed)
 
 

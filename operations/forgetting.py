@@ -7,7 +7,8 @@ killed in between is finished by the same command. What was seen stays, to tell 
 
 from typing import Any
 
-from components import records
+from components.records import RunRecord
+from operations import lineage
 from trainer import storage
 from trainer.base.errors import ConfigError
 from trainer.data import forgotten, seen
@@ -32,28 +33,26 @@ def plan(data_root: str, names: list[str]) -> dict[str, Any]:
         ConfigError: an image was seen nowhere.
         StorageError: the data root cannot be read, or a record is damaged: a run might still train on them.
     """
-    seen_in = records.saw(data_root, frozenset(names))
+    seen_in = lineage.saw(data_root, frozenset(names))
     rows = [(fingerprint, row) for fingerprint, of_one in seen_in.items() for row in of_one]
     named = {name for _, row in rows for name in (row["key"], row["file_name"])}
     if unknown := sorted(set(names) - named):
         raise ConfigError(
             f"no shards in {data_root} had an image {', '.join(unknown)}",
-            fix="give keys or names of files as `kubedet trace IMAGE` takes them",
+            fix="give keys or names of files as `kubedet model trace IMAGE` takes them",
         )
     headers = {each: seen.header(seen.place(data_root, each)) for each in seen_in}
     listed = [Forgotten(row["key"], row["file_name"], headers[each]["source"]) for each, row in rows]
     folders = [f"shards/{each}" for each in seen_in] + [f"raw/{head['raw']}" for head in headers.values()]
     present = [each for each in dict.fromkeys(folders) if storage.list_files(storage.join(data_root, each))]
-    runs = [
-        run for run in records.runs(data_root, strict=True) if run["shards"].rpartition("/")[2] in seen_in
-    ]
+    runs = [run for run in lineage.runs(data_root, strict=True) if run.fingerprint in seen_in]
     return {
         "images": list(dict.fromkeys(listed)),
         "files": _files(data_root, {(row["key"], row["image"]) for _, row in rows}),
         "folders": present,
-        "runs": [run["run"] for run in runs],
-        "running": [run["run"] for run in runs if not _ended(data_root, run)],
-        "models": [item.shown for item in records.versions(data_root) if item.shards in seen_in],
+        "runs": [run.run for run in runs],
+        "running": [run.run for run in runs if not _ended(data_root, run)],
+        "models": [item.shown for item in lineage.versions(data_root) if item.shards in seen_in],
     }
 
 
@@ -79,9 +78,9 @@ def forget(data_root: str, planned: dict[str, Any]) -> None:
         storage.delete(uri)
 
 
-def _ended(data_root: str, run: dict[str, Any]) -> bool:
+def _ended(data_root: str, run: RunRecord) -> bool:
     """Whether a run's training has ended, or its folder is gone."""
-    folder = records.folder_of(run, data_root)
+    folder = run.folder(data_root)
     result = storage.exists(storage.join(folder, "train", "result.json"))
     return result or not storage.exists(storage.join(folder, "config.json"))
 

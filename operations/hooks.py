@@ -1,6 +1,7 @@
 """What operations does in the steps of a run; the entry point `operations` of the group `kubedet.hooks`."""
 
-from components.hooks import HELD_BACK, End, Hooks, Listing, NothingNew, Outcome
+from components import run_ids
+from components.hooks import End, ForGate, Hooks, Listing, NothingNew
 
 
 class _Operations(Hooks):
@@ -12,14 +13,12 @@ class _Operations(Hooks):
         condition = retrain_condition.Condition(listing.min_new_images, listing.min_drift)
         return retrain_condition.nothing_new(listing.planned, listing.data_root, listing.config, condition)
 
-    def after_gate(self, outcome: Outcome, folder: str) -> None:
-        from operations import notifications
+    def before_gate(self, data_root: str) -> ForGate:
+        from operations import costs, drift
 
-        # Of a model that passed is told when it is published.
-        if outcome.event == HELD_BACK:
-            notifications.tell(outcome, folder)
+        return ForGate(drift.for_gate, lambda: costs.of_run(data_root, run_ids.current()).table())
 
-    def at_end(self, end: End) -> None:
+    def at_end(self, end: End) -> dict[str, float]:
         if end.outcome is not None:
             from operations import notifications
 
@@ -32,6 +31,11 @@ class _Operations(Hooks):
             from operations import openlineage
 
             openlineage.tell(end)
+        if end.step not in ("evaluate", "export") or not end.data_root:
+            return {}
+        from operations import costs
+
+        return costs.of_run(end.data_root, run_ids.current()).numbers()
 
 
 hooks = _Operations()

@@ -10,13 +10,15 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from components import records, run_ids
+from components import run_ids
 from components.hooks import NOTHING_NEW, NothingNew, Outcome
-from operations import notifications
+from components.records import NothingNewRecord, now
+from operations import lineage, notifications
 from trainer import storage
 from trainer.base.errors import ConfigError
 from trainer.config.schema import Config
 from trainer.data import forgotten, raw_folder, seen
+from trainer.data.raw_folder import RawManifest
 from trainer.data.sources import name_of
 from trainer.export import published_models
 
@@ -55,7 +57,7 @@ class Condition:
 
 
 def nothing_new(
-    planned: dict[str, Any], data_root: str, config: Config, condition: Condition
+    planned: RawManifest, data_root: str, config: Config, condition: Condition
 ) -> NothingNew | None:
     """Return why nothing is new, or None where the run pays.
 
@@ -74,7 +76,7 @@ def nothing_new(
     condition.check()
     if not condition:
         return None
-    name = config.export.name or name_of(planned["source"])
+    name = config.export.name or name_of(planned.source)
     current = published_models.current(data_root, name)
     if current is None:
         logger.info("no version of %s is current yet: this run trains", name)
@@ -84,7 +86,7 @@ def nothing_new(
     if not storage.exists(uri):
         logger.info("what %s was trained on is not known (%s is not there): this run trains", since, uri)
         return None
-    differences = seen.news(planned, uri, forgotten.names(data_root, planned["source"]))
+    differences = seen.news(planned, uri, forgotten.names(data_root, planned.source))
     too_little = _too_little(planned, uri, differences, condition)
     if too_little is None:
         must_go = f", {differences.forgotten} of them to be forgotten" if differences.forgotten else ""
@@ -102,15 +104,14 @@ def _ended(data_root: str, name: str, version: str, since: str, differences: str
     """Note down and tell that there is nothing new."""
     logger.info("%s since %s: %s", NOTHING_NEW, since, differences)
     run = run_ids.current()
-    if not run or records.nothing_new(data_root, run, since, differences):
+    record = NothingNewRecord(run, since, differences, now())
+    if not run or storage.create(NothingNewRecord.place(data_root, run), record.encoded()):
         reason = f"{NOTHING_NEW} since {since}: {differences}"
         notifications.tell(Outcome(NOTHING_NEW, run, reason, name, version))
     return NothingNew(since, differences)
 
 
-def _too_little(
-    planned: dict[str, Any], uri: str, differences: seen.News, condition: Condition
-) -> str | None:
+def _too_little(planned: RawManifest, uri: str, differences: seen.News, condition: Condition) -> str | None:
     """Return why what is new is too little to train on, in brackets; None where it is enough.
 
     Args:
@@ -128,34 +129,32 @@ def _too_little(
     return few if drift < condition.min_drift else None
 
 
-def _drift(planned: dict[str, Any], uri: str) -> float:
+def _drift(planned: RawManifest, uri: str) -> float:
     """Return how far the annotations of a source have moved since, 0 to 1; infinity where nobody can tell."""
     root = storage.parent(storage.parent(uri))
     before = storage.join(root, "raw", seen.header(uri)["raw"])
     if not storage.exists(storage.join(before, raw_folder.PLAN)):
         logger.warning("%s is gone: how far the data have moved since is not known", before)
         return math.inf
-    from trainer.evaluation import (
-        data_comparison,  # Its torch is more than the process of a step that waits has.
-    )
+    from operations import drift  # Its torch is more than the process of a step that waits needs.
 
-    distances = data_comparison.compare_listings(raw_folder.read_plan(before), planned).metrics
+    distances = drift.compare_listings(raw_folder.read_plan(before), planned).metrics
     return max(distances.values())
 
 
-def _since_held_back(planned: dict[str, Any], data_root: str) -> tuple[str, str, seen.News] | None:
+def _since_held_back(planned: RawManifest, data_root: str) -> tuple[str, str, seen.News] | None:
     """Return the last run of the source, what it saw and what is new since, if its model was held back.
 
     Else every night would train on the same images what was refused the night before.
     """
-    run = records.held_back(data_root, planned["source"])
+    run = lineage.held_back(data_root, planned.source)
     if run is None:
         return None
-    uri = seen.place(data_root, run["shards"].rpartition("/")[2])
+    uri = seen.place(data_root, run.fingerprint)
     if not storage.exists(uri):
         return None
-    names = forgotten.names(data_root, planned["source"])
-    return f"{run['run']}, whose model was held back", uri, seen.news(planned, uri, names)
+    names = forgotten.names(data_root, planned.source)
+    return f"{run.run}, whose model was held back", uri, seen.news(planned, uri, names)
 
 
 def of_form(values: dict[str, Any]) -> None:

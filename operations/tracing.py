@@ -5,7 +5,8 @@ from typing import Any
 
 from components import container_digests
 from components.data_versions import KEY
-from components.records import below, publications, runs, saw, version_of, versions
+from components.records import PublishedRecord, RunRecord, below
+from operations.lineage import runs, saw, version_of, versions
 from trainer import storage
 from trainer.base.errors import ConfigError, StorageError
 from trainer.data import forgotten, seen
@@ -33,7 +34,7 @@ def trace(what: str, data_root: str) -> dict[str, Any]:
     if exported is not None:
         return _of_model(exported, data_root)
     for record in runs(data_root):
-        if what in (record["run"], record["run_id"]) or below(what, data_root) == record["output"]:
+        if what in (record.run, record.run_id) or below(what, data_root) == record.output:
             return {"kind": "run", **_of_run(record, data_root)}
     results = saw(data_root, frozenset({what}))
     if not results:
@@ -54,24 +55,23 @@ def _of_model(exported: bundle.Bundle, data_root: str) -> dict[str, Any]:
         "signed": storage.exists(storage.join(exported.uri, bundle.SIGNATURE)),
     }  # fmt: skip
     for run in runs(data_root):
-        if run["run"] == chosen.run:
+        if run.run == chosen.run:
             return description | _of_run(run, data_root)
     return description | {"run": chosen.run} | _of_shards(chosen.shards, data_root)
 
 
-def _of_run(record: dict[str, Any], data_root: str) -> dict[str, Any]:
-    fingerprint = record["shards"].rpartition("/")[2]
-    exported = [item.shown for item in versions(data_root) if item.run == record["run"]]
-    freed = _freed({record["run"]}, data_root)
+def _of_run(record: RunRecord, data_root: str) -> dict[str, Any]:
+    exported = [item.shown for item in versions(data_root) if item.run == record.run]
+    freed = _freed({record.run}, data_root)
     keys = ("run", "run_id", "output", "recipe", "overrides", "weights", "started", KEY)
-    description = {key: record[key] for key in keys} | {
-        "run_code": record["code"],
+    description = {key: getattr(record, key) for key in keys} | {
+        "run_code": record.code,
         "models": freed + exported,
         "freed": freed,
     }
-    description["run_images"] = container_digests.read(data_root, record["run"])
-    description |= _of_shards(fingerprint, data_root)
-    return description | {"raw": record["raw"], "source": record["source"]}
+    description["run_images"] = container_digests.read(data_root, record.run)
+    description |= _of_shards(record.fingerprint, data_root)
+    return description | {"raw": record.raw, "source": record.source}
 
 
 def _of_shards(fingerprint: str, data_root: str) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _of_shards(fingerprint: str, data_root: str) -> dict[str, Any]:
 
 def _who(fingerprint: str, rows: list[dict[str, Any]], data_root: str) -> dict[str, Any]:
     """Return the runs and versions that had a set of shards, and what it had of an image."""
-    of_runs = [item["run"] for item in runs(data_root) if item["shards"].endswith(f"/{fingerprint}")]
+    of_runs = [item.run for item in runs(data_root) if item.fingerprint == fingerprint]
     of_models = [item.shown for item in versions(data_root) if item.shards == fingerprint]
     freed = _freed(set(of_runs), data_root)
     source = seen.header(seen.place(data_root, fingerprint))["source"]
@@ -102,7 +102,5 @@ def _who(fingerprint: str, rows: list[dict[str, Any]], data_root: str) -> dict[s
 def _freed(names: set[str], data_root: str) -> list[str]:
     """Return versions that runs of these names have published and that are gone: somebody may use them."""
     present = {item.shown for item in versions(data_root)}
-    published = [
-        f"{item['model']}@{item['model_version']}" for item in publications(data_root) if item["run"] in names
-    ]
+    published = [item.shown for item in PublishedRecord.read_all(data_root) if item.run in names]
     return [shown for shown in published if shown not in present]

@@ -1,19 +1,57 @@
-"""The operator's command line: `kubedet COMMAND`. Each command is a file in `pipelines/commands`."""
+"""The command line `kubedet COMMAND`. Each command is a module in `pipelines/commands`."""
 
 import importlib
 import io
 import os
 import sys
+from functools import partial
+from types import SimpleNamespace
 
-from pipelines.commands.parser import Parser
+from pipelines.commands.parser import Parser, guess
 from trainer.base.errors import EXIT_FAILURE, ConfigError, KubedetError, refuse_userinfo
 from trainer.base.os_errors import files_explained
 
-COMMANDS = (
-    "run", "tune", "compile", "submit", "schedule", "recipes", "data", "weights", "evaluate", "compare",
-    "predict", "model", "trace", "prune", "serve", "job", "menu", "doctor", "manifests", "completion",
-)  # fmt: skip
-"""In the order of the help."""
+_GROUPS = {
+    "Pipeline": {
+        "run": "run the whole pipeline on this machine",
+        "submit": "run it in Kubeflow",
+        "schedule": "run it again and again in Kubeflow: create, list, pause, history",
+        "tune": "search for the best hyper-parameters, here or in Kubeflow",
+        "recipes": "list the named configurations, and explain their keys",
+        "weights": "fetch and list the published weights that recipes start from",
+        "data": "look at data: inspect, verify, preview; merge, forget, prune",
+    },
+    "Models": {
+        "evaluate": "score a model on shards, or a file of detections",
+        "compare": "compare two evaluations of the same images",
+        "predict": "draw what a model finds in images",
+        "serve": "try a model in a browser",
+        "model": "published models: list, promote, verify, trace, layout",
+    },
+    "Cluster": {
+        "job": "training jobs: submit, list, logs, stop, menu",
+        "cluster": "write what a cluster needs: manifests, the compiled pipeline",
+        "doctor": "check what a run needs, and say what is missing",
+        "completion": "print what a shell needs to complete kubedet",
+    },
+}
+SUMMARIES = {name: text for group in _GROUPS.values() for name, text in group.items()}
+"""What each command does, in the order of the help."""
+
+MOVED = {
+    "compile": ("cluster", "compile"),
+    "manifests": ("cluster", "manifests"),
+    "menu": ("job", "menu"),
+    "prune": ("data", "prune"),
+    "trace": ("model", "trace"),
+}
+"""Commands of earlier versions, which still work, and their successors."""
+
+_SCHEDULE = {
+    "--cron": "create", "--run-now": "run", "--list": "list", "--pause": "pause", "--resume": "resume",
+    "--history": "history", "--delete": "delete",
+}  # fmt: skip
+"""The successors of options of `kubedet schedule`."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,18 +61,16 @@ def main(arguments: list[str] | None = None) -> int:
         Exit code: 0, 2 for the user's mistakes, 1 for other failures, 143 when it was
         stopped and the same command goes on.
     """
-    _print_whatever()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # A file name that is not text is printed escaped.
+            stream.reconfigure(errors="backslashreplace")
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["menu"] and not {"-h", "--help"} & {*arguments} and sys.stdout.isatty():
-        print("kubedet menu: starting ...", flush=True)  # Its imports take seconds on a busy machine.
     try:
         # Before anything prints them, or hands them to another process.
         for argument in arguments:
             _refuse_undecodable(argument)
             refuse_userinfo(argument, "the command line")
-        options = make_parser(*arguments[:1]).parse_args(arguments)
-        with files_explained():
-            return options.command(options)
+        return _run(_current(arguments))
     except KubedetError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -46,8 +82,41 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_help(), file=sys.stdout if arguments else sys.stderr)
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"kubedet {version('kubedet')}")
+        return 0
+    if arguments[0] not in SUMMARIES:
+        raise ConfigError(f"kubedet has no command {arguments[0]!r}{guess(arguments[:1], [*SUMMARIES])}")
+    options = make_parser(arguments[0]).parse_args(arguments)
+    with files_explained():
+        return options.command(options)
+
+
+def _current(arguments: list[str]) -> list[str]:
+    """Return a command line of an earlier version as it is written now, and warn that it changed."""
+    command, *rest = arguments or [""]
+    if command in MOVED:
+        now, before = [*MOVED[command], *rest], command
+    elif command == "schedule" and rest[:1] and rest[0].startswith("-"):
+        option = next((word for word in rest if word in _SCHEDULE), "")
+        if not option:
+            return arguments
+        kept = [word for word in rest if word != option or option == "--cron"]
+        now, before = [command, _SCHEDULE[option], *kept], f"schedule {option}"
+    else:
+        return arguments
+    print(f"warning: `kubedet {before}` is now `kubedet {' '.join(now[:2])}`", file=sys.stderr)
+    return now
+
+
 def _refuse_undecodable(argument: str) -> None:
-    """Refuse a word that is no text: manifests, pipelines and jobs, which it goes into, are UTF-8."""
+    """Refuse a word that is not text: manifests, pipelines and jobs, which it goes into, are UTF-8."""
     try:
         argument.encode()
     except UnicodeEncodeError:
@@ -57,30 +126,31 @@ def _refuse_undecodable(argument: str) -> None:
         ) from None
 
 
-def _print_whatever() -> None:
-    """Let names of files that are no text be printed, escaped, rather than end the program."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+def _help() -> str:
+    """Return the help, without the modules of the commands: it is read first, and fits a small screen."""
+    lines = [
+        "usage: kubedet COMMAND ...     (`kubedet COMMAND --help` explains a command)",
+        "",
+        "Train an object detector on Kubeflow, or on one machine, with one pipeline.",
+        "Start with `kubedet run`, which needs no data.",
+    ]
+    width = max(map(len, SUMMARIES))
+    for title, commands in _GROUPS.items():
+        lines += [f"{title}:", *(f"  {name:<{width}}  {text}" for name, text in commands.items())]
+    return "\n".join(lines)
 
 
 def make_parser(command: str = "") -> Parser:
-    """Return the parser of the whole command line.
+    """Return the parser of the command line.
 
     Args:
-        command: the one command that it needs, for a quick start; all if there is no such command.
+        command: the one command that it needs, for a quick start; empty is all of them.
     """
-    from importlib.metadata import version  # Most of the time until the menu's first line.
-
-    parser = Parser(
-        prog="kubedet",
-        description="Train an object detector on Kubeflow, or on one machine, with one pipeline.",
-        epilog="`kubedet COMMAND --help` tells more. To begin with: `kubedet run`, which needs no data.",
-    )
-    parser.add_argument("--version", action="version", version=f"kubedet {version('kubedet')}")
+    parser = Parser(prog="kubedet", description="Train an object detector on Kubeflow, or on one machine.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name in (command,) if command in COMMANDS else COMMANDS:
-        importlib.import_module(f"pipelines.commands.{name}").add(commands)
+    for name in (command,) if command else SUMMARIES:
+        with_summary = SimpleNamespace(add_parser=partial(commands.add_parser, help=SUMMARIES[name]))
+        importlib.import_module(f"pipelines.commands.{name}").add(with_summary)
     return parser
 
 

@@ -1,6 +1,10 @@
-"""Writes the pipeline as the one file that a cluster takes and `kubedet run` executes."""
+"""Writes the pipeline as the one file that a cluster takes and `kubedet run` executes.
+
+The output of kfp's compiler (2.17.0) is corrected: missing inputs of graphs, needless pods of conditions.
+"""
 
 import contextlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +12,6 @@ import yaml
 from kfp import compiler
 
 from pipelines import parameters
-from pipelines.compiler_fixes import inline_conditions, pass_parameters
 from pipelines.forms import Form
 from pipelines.graph import pipeline
 from trainer.base.errors import StorageError
@@ -61,3 +64,82 @@ def _arrange(spec: dict[str, Any]) -> None:
         if choices := parameters.TABLE[name].choices:
             # kfp's own compiler cannot say it yet (2.17.0).
             parameter["literals"] = list(choices)
+
+
+_READ = re.compile(r"inputs\.parameter_values\['([^']+)'\]")
+_FROM_OUTSIDE = "componentInputParameter"
+
+Spec = dict[str, Any]
+
+
+def pass_parameters(spec: Spec) -> None:
+    """Declare the missing inputs of graphs: parameters that their tasks take from the enclosing graph.
+
+    The compiler leaves out parameters that are used only in resource requests: a nested graph then names an
+    input that it does not get, and the driver refuses it.
+
+    Args:
+        spec: a compiled pipeline's first document; changed.
+    """
+    pipeline_parameters = spec["root"]["inputDefinitions"]["parameters"]
+    components = spec.get("components", {})
+    for _ in components:  # Each time at least one level nearer to the root.
+        for graph in [spec["root"], *components.values()]:
+            for task in graph.get("dag", {}).get("tasks", {}).values():
+                inner = components[task["componentRef"]["name"]]
+                for name in _outside_parameters(inner) - set(task.get("inputs", {}).get("parameters", {})):
+                    outer = name.removeprefix("pipelinechannel--")
+                    if outer not in pipeline_parameters:
+                        continue  # The item of the graph's own loop.
+                    source = {_FROM_OUTSIDE: outer if graph is spec["root"] else name}
+                    task.setdefault("inputs", {}).setdefault("parameters", {})[name] = source
+                    definitions = inner["inputDefinitions"].setdefault("parameters", {})
+                    definitions[name] = {"parameterType": pipeline_parameters[outer]["parameterType"]}
+
+
+def _outside_parameters(component: Spec) -> set[str]:
+    """Return the names of the parameters that the tasks of a graph take from the enclosing graph."""
+    tasks = component.get("dag", {}).get("tasks", {}).values()
+    sources = [source for task in tasks for source in task.get("inputs", {}).get("parameters", {}).values()]
+    return {source[_FROM_OUTSIDE] for source in sources if _FROM_OUTSIDE in source}
+
+
+def inline_conditions(spec: Spec) -> None:
+    """Replace every conditional graph of one task by that task, under the same condition.
+
+    `dsl.If` compiles to a task that holds an inner graph, and a cluster starts a pod for each graph, to look
+    at its inputs. Where the inner graph is one task that pod does nothing that the task's own driver does not
+    do as well: the specification allows a condition on every task (PipelineTaskSpec.trigger_policy in
+    Kubeflow's pipeline_spec.proto).
+
+    Args:
+        spec: a compiled pipeline's first document; changed.
+    """
+    components = spec.get("components", {})
+    for graph in [spec["root"], *list(components.values())]:
+        tasks = graph.get("dag", {}).get("tasks", {})
+        for name, outer in list(tasks.items()):
+            reference = outer["componentRef"]["name"]
+            inner = components.get(reference, {}).get("dag", {}).get("tasks", {})
+            if "condition" in outer.get("triggerPolicy", {}) and len(inner) == 1:
+                del tasks[name]
+                ((own, task),) = inner.items()
+                tasks[own] = _under_condition(task, outer, components, components.pop(reference))
+
+
+def _under_condition(task: Spec, outer: Spec, components: Spec, group: Spec) -> Spec:
+    """Return the task as it stands in the outer graph, its inputs bound there."""
+    outer_inputs = outer.get("inputs", {})
+    for kind, key in (("parameters", _FROM_OUTSIDE), ("artifacts", "componentInputArtifact")):
+        for name, source in task.get("inputs", {}).get(kind, {}).items():
+            if key in source:
+                task["inputs"][kind][name] = outer_inputs[kind][source[key]]
+    condition = outer["triggerPolicy"]["condition"]
+    read = task.setdefault("inputs", {}).setdefault("parameters", {})
+    definitions = components[task["componentRef"]["name"]]["inputDefinitions"].setdefault("parameters", {})
+    for name in _READ.findall(condition):
+        # The step does not use it: the driver reads it for the condition.
+        read[name] = outer_inputs["parameters"][name]
+        definitions[name] = group["inputDefinitions"]["parameters"][name] | {"isOptional": True}
+    before = {*outer.get("dependentTasks", []), *task.get("dependentTasks", [])}
+    return task | {"triggerPolicy": outer["triggerPolicy"], "dependentTasks": sorted(before)}

@@ -15,7 +15,6 @@ from kfp import dsl, kubernetes
 
 from components import job_limits, run_ids
 from components.assist import assist
-from components.best import best
 from components.cleanup import cleanup
 from components.evaluate import evaluate
 from components.export import export
@@ -26,9 +25,10 @@ from components.object_store import SECRET_KEYS
 from components.prepare import prepare
 from components.signing_secret import FOLDER
 from components.train import train
-from components.trial import trial
 from operations import openlineage
 from operations.notifications import SECRET_KEYS as NOTICE_KEYS
+from operations.tuning.best import best
+from operations.tuning.trial import trial
 from pipelines import ASSIST, CLEANUP, NAME, SEARCH, TITLES, parameters
 from pipelines.forms import Form
 

@@ -7,10 +7,10 @@ other calls have neither timeouts nor readable errors, so those of kfp_server_ap
 
 import json
 import os
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from kfp.client import KF_PIPELINES_SA_TOKEN_ENV, KF_PIPELINES_SA_TOKEN_PATH
 from kfp.client.set_volume_credentials import ServiceAccountTokenVolumeCredentials
 
 from pipelines.access import HOSTS, UI, Access
-from pipelines.release import Release
 from trainer.base.errors import ConfigError, KubedetError, LaunchError
 
 TOKEN = "KFP_EXISTING_TOKEN"  # noqa: S105 (a name)
@@ -34,36 +33,27 @@ _TOKEN_FIX = (
     f"put a token into {TOKEN}, e.g. of `kubectl create token default-editor --namespace NAMESPACE "
     "--audience pipelines.kubeflow.org`"
 )
+TESTED = "2.17.0"
+"""The version that runs of this pipeline were tested on."""
+
+OLDEST = (2, 16)
+"""Earlier versions refuse the compiled pipeline: it has lists of values (`literals`). They also end the runs
+of a schedule that is deleted."""
+
+_TAG = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:[-+].*)?")
 _MESSAGE_LIMIT = 1000  # Characters of a message in JSON.
 _TEXT_LIMIT = 300  # Characters of a response that is no JSON.
 
 _SECONDS = (10, 60)
 """To connect, and to wait for an answer."""
 _PAGE = 100
-_ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
+
+ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
+"""States of runs that have ended."""
 
 
 class Unavailable(LaunchError):
     """Kubeflow Pipelines cannot be reached or has an internal error: the same request may work later."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """A request to Kubeflow Pipelines, as an error message describes it."""
-
-    verb: str
-    """What it was to do, e.g. "start the run nightly"."""
-    where: str
-    """The server it was sent to."""
-    namespace: str = ""
-    """The namespace it was for; empty is none in particular."""
-    creates: bool = False
-    """Whether it creates something, which may exist although no response came."""
-
-    @property
-    def hint(self) -> str:
-        """What to do before trying again; empty where nothing is needed."""
-        return "; look at the UI first: it may have been taken all the same" if self.creates else ""
 
 
 class _Client(kfp.Client):
@@ -126,15 +116,14 @@ class Server:
             )
         self.namespace = access.namespace or self._client.get_user_namespace() or ""
 
-    def release(self) -> Release:
-        """Return which version it is."""
+    def version(self) -> str:
+        """Return the version that the server reports; a custom build reports none, or anything."""
         with self._explained("ask for the version"):
-            return Release(str(self._client.health().get("tag_name") or ""))
+            return str(self._client.health().get("tag_name") or "")
 
     def experiment(self, name: str) -> str:
-        """Return the id of the experiment of that name; a new one's where there is none."""
-        experiment_id = self._find_experiment(name)
-        if experiment_id:
+        """Return the id of the experiment of that name, which is created if there is none."""
+        if experiment_id := self._find_experiment(name):
             return experiment_id
         body = kfp_server_api.V2beta1Experiment(display_name=name, namespace=self.namespace or None)
         with self._explained(f"create the experiment {name}", creates=True):
@@ -151,15 +140,13 @@ class Server:
 
     def _find_experiment(self, name: str) -> str:
         """Return the id of the experiment of that name, or an empty string."""
-        by_name = {"predicates": [{"operation": "EQUALS", "key": "display_name", "stringValue": name}]}
-        with self._explained(f"look for the experiment {name}"):
-            experiments = self._client.experiments.experiment_service_list_experiments(
-                filter=json.dumps(by_name), namespace=self.namespace, _request_timeout=_SECONDS
-            )
-        for experiment in experiments.experiments or []:
-            if experiment.display_name == name:
-                return self._id_of(experiment.experiment_id)
-        return ""
+        call = self._client.experiments.experiment_service_list_experiments
+        found = self._call(
+            f"look for the experiment {name}", call,
+            filter=_equals("display_name", name), namespace=self.namespace,
+        )  # fmt: skip
+        experiments = [item for item in found.experiments or [] if item.display_name == name]
+        return self._id_of(experiments[0].experiment_id) if experiments else ""
 
     def create_run(
         self, name: str, experiment: str, package: dict[str, Any], parameters: dict[str, Any],
@@ -184,73 +171,40 @@ class Server:
             runtime_config=kfp_server_api.V2beta1RuntimeConfig(parameters=parameters),
             description=description or None,
         )
-        with self._explained(f"start the run {name}", creates=True):
-            created = self._client.runs.run_service_create_run(run=body, _request_timeout=_SECONDS)
-        return self._id_of(created.run_id)
+        call = self._client.runs.run_service_create_run
+        return self._id_of(self._call(f"start the run {name}", call, creates=True, run=body).run_id)
 
     def run(self, run_id: str) -> kfp_server_api.V2beta1Run:
         """Return a run with its state."""
-        with self._explained(f"look at the run {run_id}"):
-            return self._client.runs.run_service_get_run(run_id=run_id, _request_timeout=_SECONDS)
+        call = self._client.runs.run_service_get_run
+        return self._call(f"look at the run {run_id}", call, run_id=run_id)
 
     def schedules(self) -> list[kfp_server_api.V2beta1RecurringRun]:
         """Return the recurring runs of the namespace."""
-        schedules: list[kfp_server_api.V2beta1RecurringRun] = []
-        token = ""
-        while True:
-            with self._explained("list the schedules"):
-                page = self._client.recurring_runs.recurring_run_service_list_recurring_runs(
-                    namespace=self.namespace,
-                    page_size=_PAGE,
-                    page_token=token,
-                    _request_timeout=_SECONDS,
-                )
-            schedules += page.recurring_runs or []
-            token = page.next_page_token
-            if not token:
-                return schedules
+        call = self._client.recurring_runs.recurring_run_service_list_recurring_runs
+        return self._pages("list the schedules", call, "recurring_runs")
 
     def create_schedule(self, body: kfp_server_api.V2beta1RecurringRun) -> str:
         """Create a recurring run; returns its id."""
-        with self._explained(f"create the schedule {body.display_name}", creates=True):
-            created = self._client.recurring_runs.recurring_run_service_create_recurring_run(
-                recurring_run=body, _request_timeout=_SECONDS
-            )
-        return self._id_of(created.recurring_run_id)
+        call = self._client.recurring_runs.recurring_run_service_create_recurring_run
+        what = f"create the schedule {body.display_name}"
+        return self._id_of(self._call(what, call, creates=True, recurring_run=body).recurring_run_id)
 
     def enable_schedule(self, schedule_id: str) -> None:
-        """Let a recurring run that was disabled come due again."""
-        with self._explained(f"enable the schedule {schedule_id}"):
-            self._client.recurring_runs.recurring_run_service_enable_recurring_run(
-                recurring_run_id=schedule_id, _request_timeout=_SECONDS
-            )
+        """Enable a recurring run that was disabled."""
+        call = self._client.recurring_runs.recurring_run_service_enable_recurring_run
+        self._call(f"enable the schedule {schedule_id}", call, recurring_run_id=schedule_id)
 
     def disable_schedule(self, schedule_id: str) -> None:
-        """Let a recurring run come due no more; a run that it has started goes on."""
-        with self._explained(f"disable the schedule {schedule_id}"):
-            self._client.recurring_runs.recurring_run_service_disable_recurring_run(
-                recurring_run_id=schedule_id, _request_timeout=_SECONDS
-            )
+        """Disable a recurring run; a run that it has started continues."""
+        call = self._client.recurring_runs.recurring_run_service_disable_recurring_run
+        self._call(f"disable the schedule {schedule_id}", call, recurring_run_id=schedule_id)
 
     def delete_schedule(self, schedule_id: str) -> None:
-        """Delete a recurring run.
-
-        The runs that it has started stay where the server is new enough (`Release.orphans`); an
-        older one ignores that wish, and ends the one that goes on.
-        """
-        with self._explained(f"delete the schedule {schedule_id}"):
-            self._client.recurring_runs.recurring_run_service_delete_recurring_run(
-                recurring_run_id=schedule_id, propagation_policy="ORPHAN", _request_timeout=_SECONDS
-            )
-
-    def going_on(self, schedule_id: str) -> list[str]:
-        """Return the ids of the runs of a recurring run that have not ended."""
-        return self.unfinished(self.runs_of(schedule_id))
-
-    @staticmethod
-    def unfinished(runs: list[kfp_server_api.V2beta1Run]) -> list[str]:
-        """Return the ids of those of the runs that have not ended."""
-        return [run.run_id for run in runs if run.state not in _ENDED]
+        """Delete a recurring run; the runs that it has started stay."""
+        call = self._client.recurring_runs.recurring_run_service_delete_recurring_run
+        what = f"delete the schedule {schedule_id}"
+        self._call(what, call, recurring_run_id=schedule_id, propagation_policy="ORPHAN")
 
     def runs_of(self, schedule_id: str) -> list[kfp_server_api.V2beta1Run]:
         """Return the runs of a recurring run, with their states; it may be deleted."""
@@ -262,22 +216,25 @@ class Server:
         return [run for run in self._runs("display_name", name) if run.display_name == name]
 
     def _runs(self, key: str, value: str) -> list[kfp_server_api.V2beta1Run]:
-        by_key = {"predicates": [{"operation": "EQUALS", "key": key, "stringValue": value}]}
-        runs: list[kfp_server_api.V2beta1Run] = []
+        call = self._client.runs.run_service_list_runs
+        return self._pages(f"list the runs whose {key} is {value}", call, "runs", filter=_equals(key, value))
+
+    def _pages(self, what: str, call: Callable[..., Any], field: str, **arguments: Any) -> list[Any]:
+        """Return the items of all pages of a list."""
+        items: list[Any] = []
         token = ""
         while True:
-            with self._explained(f"list the runs whose {key} is {value}"):
-                page = self._client.runs.run_service_list_runs(
-                    namespace=self.namespace,
-                    filter=json.dumps(by_key),
-                    page_size=_PAGE,
-                    page_token=token,
-                    _request_timeout=_SECONDS,
-                )
-            runs += page.runs or []
+            page = self._call(
+                what, call, namespace=self.namespace, page_size=_PAGE, page_token=token, **arguments
+            )
+            items += getattr(page, field) or []
             token = page.next_page_token
             if not token:
-                return runs
+                return items
+
+    def _call(self, what: str, call: Callable[..., Any], *, creates: bool = False, **arguments: Any) -> Any:
+        with self._explained(what, creates=creates):
+            return call(**arguments, _request_timeout=_SECONDS)
 
     def pod_log(self, pod: str, run_id: str) -> str:
         """Return the log of a pod, from the API or else from the UI; nothing where neither has it.
@@ -329,17 +286,62 @@ class Server:
     @contextmanager
     def _explained(self, verb: str, *, creates: bool = False) -> Iterator[None]:
         """Turn what the client raises into an error that says what failed and what to do."""
-        request = Request(verb, self._where, getattr(self, "namespace", ""), creates)
+        hint = "; look at the UI first: it may have been taken all the same" if creates else ""
         try:
             yield
         except kfp_server_api.ApiException as error:
-            raise from_response(error, request) from None
+            raise self._from_response(error, verb, hint) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             reason = getattr(error, "reason", None) or error
             raise Unavailable(
                 f"cannot {verb}: {self._where} cannot be reached: {str(reason).rpartition(': ')[2]}",
-                fix=f"check --host ({HOSTS[0]}) and the network, then try again{request.hint}",
+                fix=f"check --host ({HOSTS[0]}) and the network, then try again{hint}",
             ) from None
+
+    def _from_response(self, error: kfp_server_api.ApiException, verb: str, hint: str) -> KubedetError:
+        """Return the error that a response stands for: Unavailable if the same may work later."""
+        message = _message(error)
+        text = f"cannot {verb}: {self._where} answers {error.status} {error.reason or ''}".rstrip()
+        text += f": {message}" if message else ""
+        if error.status == 0:
+            return ConfigError(
+                text, fix="if the server's certificate is your own authority's, give --ca FILE"
+            )
+        if error.status in (408, 429) or error.status >= 500:
+            return Unavailable(text, fix=f"try again later{hint}; the log of ml-pipeline says more")
+        if error.status == 401:
+            return ConfigError(text, fix=_TOKEN_FIX)
+        if error.status == 403:
+            namespace = getattr(self, "namespace", "")
+            of = f"the namespace {namespace}" if namespace else "your namespace"
+            return ConfigError(
+                text, fix=f"name a --namespace that you may use, or ask for the role kubeflow-edit in {of}"
+            )
+        if error.status == 404:
+            return ConfigError(text, fix="check the name, and --host: a Kubeflow's ends with /pipeline")
+        return ConfigError(text, fix="correct what it names; a Kubeflow for several users needs --namespace")
+
+
+def check_version(tag: str) -> str:
+    """Return a warning about a server that reports this version; empty for the tested one.
+
+    Raises:
+        ConfigError: it is too old.
+    """
+    match = _TAG.fullmatch(tag)
+    if not match:
+        return f"unknown version ({tag or 'none reported'}); tested with {TESTED}"
+    if tuple(int(part or 0) for part in match.groups()) < OLDEST:
+        raise ConfigError(
+            f"Kubeflow Pipelines {tag} is too old: this pipeline needs {'.'.join(map(str, OLDEST))} or later",
+            fix=f"upgrade it to {TESTED}, the tested version; `kubedet job` trains without it",
+        )
+    return "" if tag.removeprefix("v") == TESTED else f"version {tag}; tested with {TESTED} only"
+
+
+def _equals(key: str, value: str) -> str:
+    """Return the API's filter for one value of a field."""
+    return json.dumps({"predicates": [{"operation": "EQUALS", "key": key, "stringValue": value}]})
 
 
 def _check_configured(access: Access) -> None:
@@ -355,35 +357,6 @@ def _check_configured(access: Access) -> None:
             f"no Kubeflow Pipelines to talk to: no host is named, and of the kubeconfig: {error}",
             fix=f"name its URL with --host or {HOSTS[0]}; a Kubeflow's ends with /pipeline",
         ) from None
-
-
-def from_response(error: kfp_server_api.ApiException, request: Request) -> KubedetError:
-    """Return the error that an error response of the API stands for.
-
-    Args:
-        error: as kfp's client raised it.
-        request: the request that failed.
-
-    Returns:
-        Unavailable where the same may work later, else a ConfigError; with what to do.
-    """
-    message = _message(error)
-    text = f"cannot {request.verb}: {request.where} answers {error.status} {error.reason or ''}".rstrip()
-    text += f": {message}" if message else ""
-    if error.status == 0:
-        return ConfigError(text, fix="if the server's certificate is your own authority's, give --ca FILE")
-    if error.status in (408, 429) or error.status >= 500:
-        return Unavailable(text, fix=f"try again later{request.hint}; the log of ml-pipeline says more")
-    if error.status == 401:
-        return ConfigError(text, fix=_TOKEN_FIX)
-    if error.status == 403:
-        of = f"the namespace {request.namespace}" if request.namespace else "your namespace"
-        return ConfigError(
-            text, fix=f"name a --namespace that you may use, or ask for the role kubeflow-edit in {of}"
-        )
-    if error.status == 404:
-        return ConfigError(text, fix="check the name, and --host: a Kubeflow's ends with /pipeline")
-    return ConfigError(text, fix="correct what it names; a Kubeflow for several users needs --namespace")
 
 
 def not_the_api(where: str) -> ConfigError:

@@ -30,7 +30,7 @@ def execute(file: Path, root: Path, arguments: dict[str, Any]) -> int:
     """Execute a compiled pipeline; the steps' output goes to stdout.
 
     Args:
-        file: YAML as `kubedet compile` writes it.
+        file: YAML as `kubedet cluster compile` writes it.
         root: folder for the steps' artifacts.
         arguments: pipeline parameters.
 

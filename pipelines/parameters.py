@@ -1,9 +1,8 @@
 """The parameters of the pipeline, each told here and nowhere else.
 
-The pipeline's signature, the descriptions in the compiled file, the options of `kubedet submit`, `schedule`
-and `run`, and the tables of the documents (`pipelines/doc_tables.py`) follow from this table. Parameters that
-are fields of every training job (nodes, processes, GPUs) are described with all fields of jobs:
-`components/launchers/spec.py`.
+The pipeline's signature, the descriptions in the compiled file, and the options of `kubedet submit`,
+`schedule` and `run` follow from this table. Parameters that are fields of every training job (nodes,
+processes, GPUs) are described with all fields of jobs: `components/launchers/spec.py`.
 """
 
 import inspect
@@ -13,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from components import jobs, launchers
-from components.launchers import spec_fields
+from components.launchers import spec
 from components.object_store import CREDENTIALS
 from components.signing_secret import SIGNING
 from operations.notifications import NOTIFY
@@ -71,8 +70,6 @@ class Parameter:
     """The default in the form with a volume, where that is another one."""
     trains: bool = True
     """Whether it means nothing to a pipeline that ends with the shards, or searches."""
-    more: str = ""
-    """What the guide says beyond that, its links relative to `docs/`."""
     local: Local | None = None
     """`kubedet run` has only those that have this."""
 
@@ -112,16 +109,6 @@ class Parameter:
         """Return the parameter as it is in a form."""
         return replace(self, default=self.with_volume) if form.volume and self.with_volume else self
 
-    def row(self) -> tuple[str, str, str]:
-        """Return what the guide's table says: name, default, meaning."""
-        if self.default is REQUIRED:
-            volume = f"; {_FORMS['volume']} `{self.with_volume}`" if self.with_volume else ""
-            default_text = f"(required{volume})"
-        else:
-            default_text = self.default_told or f"`{self.default}`"
-        where = f"only {_FORMS[self.only]}: " if self.only else ""
-        return f"`{self.name}`", default_text, where + self.meaning + self.more
-
 
 def _plain(text: str) -> str:
     """Take the backquotes from single words: in a terminal they set off what has spaces."""
@@ -130,10 +117,8 @@ def _plain(text: str) -> str:
 
 def _of_job(name: str, **settings: Any) -> Parameter:
     """Return a parameter that is a field of every job."""
-    kind = int if spec_fields.is_number(name) else str
-    return Parameter(
-        name, kind, spec_fields.meaning(name), spec_fields.default(name), metavar="N", **settings
-    )
+    kind = int if spec.is_number(name) else str
+    return Parameter(name, kind, spec.meaning(name), spec.default(name), metavar="N", **settings)
 
 
 _ALL = (
@@ -151,12 +136,11 @@ _ALL = (
         "source", str,
         "images and boxes: `sample` (drawn by the program), `coco:URI`, `coco:2017`, `voc:URI`, "
         "`yolo:URI`, `openimages:`, or the URI or path of a COCO, VOC or YOLO folder",
-        "sample", metavar="URI", trains=False, more=" ([data.md](data.md))", local=Local(),
+        "sample", metavar="URI", trains=False, local=Local(),
     ),
     Parameter(
         "recipe", str, "a whole configuration; `kubedet recipes` lists them", "debug",
         metavar="NAME", choices=tuple(recipes.RECIPES), trains=False,
-        more="; on a command line a file too ([how](operations.md#search-for-hyper-parameters))",
         local=Local(
             meaning="a whole configuration: a name (`kubedet recipes` lists them), or a file as "
             "`kubedet tune` writes it"
@@ -164,17 +148,16 @@ _ALL = (
     ),
     Parameter(
         "overrides", dict, 'keys of the recipe and their values, e.g. `{"train.epochs": 10}`', {},
-        trains=False, more="; `kubedet recipes --explain` says what each means", local=Local(),
+        trains=False, local=Local(),
     ),
     Parameter(
         "study", str, "name of the search; one of a name that is known goes on", "", "`tune-<recipe>`",
-        only="trials", trains=False, more=" ([how](operations.md#a-search-in-kubeflow))",
+        only="trials", trains=False,
     ),
     Parameter(
         "space", str,
         "keys that are searched and what they may be, as YAML, e.g. `{train.lr: {low: 0.001, high: 0.1}}`",
         "", "the recipe's own", only="trials", trains=False,
-        more=" ([how](operations.md#search-for-hyper-parameters))",
     ),
     Parameter(
         "gate", str,
@@ -186,34 +169,30 @@ _ALL = (
         "end at once, as succeeded, where fewer images of the source are new, changed or gone since the "
         "current version of the model", 1, unasked="none: a run always trains", metavar="N",
         only="conditional",
-        more=" ([how](operations.md#the-hundredth-night))",
         local=Local(0, "0: always train"),
     ),
     Parameter(
         "min_drift", float,
         "end at once too where the annotations have moved less than this since then, 0 to 1", 0.0,
         unasked="0: it does not matter", metavar="D", only="conditional",
-        more=" ([how](operations.md#the-hundredth-night))", local=Local(),
+        local=Local(),
     ),
     Parameter(
         "warm_start", str,
         "`champion` begins with the weights of the current version of the model, and trains a quarter of the "
         "recipe's epochs unless `train.epochs` is set", "", "none: as the recipe begins", metavar="FROM",
-        more=" ([how](operations.md#the-hundredth-night))", local=Local(),
+        local=Local(),
     ),
     Parameter(
         "prune", int,
         "how many of the newest runs are kept when the data are ready: older runs, versions, shards and "
         "images that nothing needs are deleted under the data root", 0, "0: all is kept", metavar="N",
         trains=False,
-        more=" ([what is never deleted](operations.md#space))",
     ),
     Parameter(
         "launcher", str,
         "what trains: " + ", ".join(f"`{name}` ({it.meaning})" for name, it in launchers.LAUNCHERS.items()),
         launchers.DEFAULT, metavar="NAME", choices=tuple(launchers.LAUNCHERS),
-        more=" ([which](operations.md#which-job-kind)); the train step's own pod asks for 250m CPU and "
-        "512Mi alone: for trials",
     ),
     _of_job("nodes"),
     _of_job("nproc", local=Local(2, "one for each GPU; 2 without GPUs", meaning="training processes")),
@@ -222,7 +201,6 @@ _ALL = (
     Parameter(
         "job", dict,
         'further fields of the training job (`kubedet job fields`), e.g. `{"memory_limit": "64Gi"}`', {},
-        more=' or `{"network": {"profile": "rdma", "hca": "mlx5"}}`; unknown ones are refused',
     ),
     Parameter(
         "output", str, "URI of the run's folder", "", "`<data_root>/runs/<run id>`", metavar="URI",
@@ -231,17 +209,14 @@ _ALL = (
     Parameter(
         "credentials", str, "Secret with the object store's keys, none of which is required", CREDENTIALS,
         metavar="SECRET", trains=False,
-        more=" ([which](#keys-of-the-object-store)); it need not exist (`kubedet submit` warns if one that "
-        "you name does not)",
     ),
     Parameter(
         "data_version", str, "name for the data as they are now; a known one brings its data back",
-        "", "none", metavar="NAME", trains=False, more=", whatever has become of the source",
+        "", "none", metavar="NAME", trains=False,
     ),
     Parameter(
         "step_cpu", str, "cores that the pods ask for that work on the data or the model, e.g. 2 or 500m",
         _CPU, unasked="the size's", metavar="CORES", trains=False,
-        more="; `kubedet submit` chooses by the source",
     ),
     Parameter(
         "step_memory", str, "memory that they ask for, e.g. 8Gi",
@@ -250,16 +225,16 @@ _ALL = (
     Parameter(
         "signing", str,
         "Secret whose `private.pem` signs the exported model; the default one need not exist",
-        SIGNING, metavar="SECRET", more=", another must ([signatures](serving.md#signatures))",
+        SIGNING, metavar="SECRET",
     ),
     Parameter(
         "registry", str, "URL of the Kubeflow Model Registry that is told of the exported model", "", "none",
-        metavar="URL", more=" ([how](serving.md#the-model-registry))",
+        metavar="URL",
     ),
     Parameter(
         "notify", str,
         "Secret whose `url` is the webhook that is told how the run ends; it need not exist",
-        NOTIFY, metavar="SECRET", trains=False, more=" ([notices](operations.md#notices))",
+        NOTIFY, metavar="SECRET", trains=False,
     ),
 )  # fmt: skip
 

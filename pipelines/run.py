@@ -1,35 +1,331 @@
-"""`kubedet run`: the pipeline on this machine, watched from a process that starts and stops it."""
+"""`kubedet run`: the pipeline on this machine, its record, and what is printed about it."""
 
 import fcntl
 import json
 import os
+import platform
 import queue
+import re
+import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from components import costs, run_ids
+from components import run_ids, run_plan, warm_start
 from components.launchers.guarded_process import GuardedProcess
-from pipelines import display, run_report, summary
-from pipelines.options import Options, check
-from pipelines.run_progress import RunProgress
+from operations import costs, retrain_condition
+from operations.costs import Costs
+from pipelines import checks, display, parameters
+from pipelines.display import RunProgress
+from pipelines.tables import columns
 from trainer import storage
 from trainer.base import log
-from trainer.base.errors import ConfigError, DamagedError, FormError, StorageError
+from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY, ConfigError, DamagedError, FormError, StorageError
+from trainer.base.log import clock
+from trainer.base.masking import masked
 from trainer.base.temporary_folders import temporary_folder
+from trainer.config.parsing import parse_value
+from trainer.data import sources
+from trainer.evaluation.gate import parse, split_rules
 from trainer.launching.stop_signals import ENDING, handling
+from trainer.model import recipes
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_PACKAGES = ("kubedet", "torch", "torchvision", "kfp", "pycocotools", "onnx", "onnxruntime")
 # Longer than a training launcher's own patience: it kills what does not stop, then says so.
 _GRACE_SECONDS = 90.0
 _TICK_SECONDS = 0.2
 _STOPPING = "stopping: the running step saves what it can and ends; Ctrl-C again kills it"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `kubedet run` was asked for."""
+
+    name: str
+    """Name of the run and of its folder."""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters of the pipeline, of those in `parameters.LOCAL`; what is not named has its default there."""
+    verbose: bool = False
+    """Show the local runner's own log too."""
+    prices: str = ""
+    """Absolute URI of a file of prices; empty is the data root's own."""
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a parameter's value, given or not."""
+        return self.given.get(name, parameters.LOCAL[name].default)
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder, absolute."""
+        return Path(self["output"]).absolute() / self.name
+
+    def command(self) -> str:
+        """Return the command line that starts this run, or goes on with it."""
+        words = [program(), "run", "--name", self.name]
+        for name, item in parameters.LOCAL.items():
+            if name != "overrides" and self[name] != item.default:
+                words += [item.option, str(self[name])]
+        words += ["--prices", self.prices] if self.prices else []
+        for key, value in self["overrides"].items():
+            plain = isinstance(value, str) and parse_value(value) == value
+            words += ["--set", f"{key}={value if plain else json.dumps(value)}"]
+        return shlex.join(words)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the pipeline's parameters."""
+        values = {name: self[name] for name in parameters.LOCAL}
+        folders = {"data_root": storage.absolute(self["data_root"]), "output": str(self.folder)}
+        retrain_condition.of_form(values)
+        return values | folders | {"nodes": 1, "launcher": "local"}
+
+
+def check(options: Options) -> None:
+    """Refuse what cannot run before anything is started or written.
+
+    Raises:
+        ConfigError: naming every name, source, recipe, key, value, rule and number that cannot be used.
+    """
+
+    def name() -> None:
+        if not _NAME.fullmatch(options.name):
+            raise ConfigError(
+                f"the name {options.name!r} cannot be a folder's",
+                fix="use letters, digits, '.', '_' and '-', beginning with a letter or digit",
+            )
+
+    def processes() -> None:
+        if options["nproc"] < 1:
+            raise ConfigError(f"--nproc must be 1 or more, not {options['nproc']}", fix="use --nproc 1")
+
+    def gate_of_recipe() -> None:
+        config = recipes.load_here(options["recipe"], options["overrides"])
+        for rule in [] if options["gate"] else config.evaluation.gate:
+            parse(rule)
+
+    checks.make_all(
+        [
+            name,
+            processes,
+            retrain_condition.Condition(options["min_new_images"], options["min_drift"]).check,
+            partial(warm_start.check, options["warm_start"]),
+            partial(sources.parse, options["source"]),
+            partial(storage.check_place, options["data_root"]),
+            gate_of_recipe,
+            *(partial(parse, rule) for rule in split_rules(options["gate"])),
+        ]
+    )
+
+
+def begin(arguments: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the record of a run that begins now: `summary.json` in its folder."""
+    return {
+        "kind": "run",
+        "version": 1,
+        "name": name,
+        "status": "running",
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "arguments": arguments,
+        "versions": _versions(),
+        "machine": {"cores": len(os.sched_getaffinity(0)), "system": platform.platform()},
+    }
+
+
+def complete(
+    record: dict[str, Any], progress: RunProgress, folder: Path, *, stopped: bool = False, broken: str = "",
+    used: Costs | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Add to a run's record how it ended and what it made.
+
+    Args:
+        record: what `begin` returned.
+        progress: the state of the run's steps.
+        folder: the run's folder.
+        stopped: it was asked to stop.
+        broken: what ended the process that watched it, if anything did.
+        used: what its steps used.
+
+    Returns:
+        The record with `status` succeeded, failed or interrupted, `error` if it did not
+        succeed, and what the finished steps reported.
+    """
+    failed = progress.failed
+    done = {step.name for step in progress.steps.values() if step.state == "done"}
+    ended = _results(folder, done)
+    # Without an export the run is complete if the gate held it back.
+    held_back = "gate" in ended and not ended["gate"]["passed"]
+    may_be_skipped = {"train", "evaluate", "export"} if progress.since else {"export"} if held_back else set()
+    succeeded = failed is None and not broken and set(progress.steps) - done <= may_be_skipped
+    interrupted = not succeeded and (stopped or (failed is not None and failed.state == "stopped"))
+    status = "succeeded" if succeeded else "interrupted" if interrupted else "failed"
+    ended |= {
+        "status": status,
+        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+        "steps": [
+            {
+                "name": step.name,
+                "status": step.state,
+                "seconds": round(step.seconds, 2),
+                "reused": step.reused,
+            }
+            for step in progress.steps.values()
+        ],
+        "paths": _paths(folder, done),
+    }
+    if used:
+        ended["used"] = used.fields()
+    if progress.since:
+        ended["nothing_new_since"] = progress.since
+    if not succeeded:
+        message = broken or ("stopped" if interrupted else "the pipeline ended before a step began")
+        code = EXIT_FAILURE
+        if failed is not None:
+            message = failed.message or "its process ended without a message (killed, or out of memory)"
+            code = failed.exit_code or EXIT_FAILURE
+        ended["error"] = {
+            "step": failed.name if failed else "",
+            "message": masked(message),
+            "exit_code": EXIT_RETRY if interrupted else code,
+        }
+    return record | ended
+
+
+def _results(folder: Path, done: set[str]) -> dict[str, Any]:
+    """Return what the finished steps wrote; an earlier run's files are not read."""
+    results = {}
+    if "train" in done:
+        results["training"] = storage.read_json(str(folder / "train" / "result.json"))
+        plan = str(folder / run_plan.FILE)
+        results |= {"plan": storage.read_json(plan)} if storage.exists(plan) else {}
+    if "evaluate" in done:
+        metrics = storage.read_json(str(folder / "evaluation" / "metrics.json"))
+        results["metrics"] = metrics["metrics"]
+        results["data_warnings"] = metrics.get("data_warnings", [])
+        results["gate"] = storage.read_json(str(folder / "evaluation" / "gate.json"))
+    return results
+
+
+def _paths(folder: Path, done: set[str]) -> dict[str, str]:
+    """Return the outputs of the finished steps by name."""
+    outputs = {
+        "checkpoint": ("train", folder / "train" / "best.pt"),
+        "tensorboard": ("train", folder / "train" / "tensorboard"),
+        "metrics": ("evaluate", folder / "evaluation" / "metrics.json"),
+        "report": ("evaluate", folder / "evaluation" / "report.html"),
+        "model": ("export", folder / "model"),
+        "summary": ("", folder / "summary.json"),
+        "log": ("", folder / "log.txt"),
+    }
+    return {what: str(path) for what, (step, path) in outputs.items() if not step or step in done}
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions that decide on a result, and the commit if the code is a checkout."""
+    installed = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):  # An extra that is not installed.
+            installed[package] = version(package)
+    root, git = Path(__file__).parents[1], shutil.which("git")
+    if git and (root / ".git").exists():
+        command = [git, "-C", str(root), "rev-parse", "HEAD"]
+        commit = subprocess.run(command, check=False, capture_output=True, text=True)
+        if commit.returncode == 0:
+            installed["commit"] = commit.stdout.strip()
+    return installed
+
+
+def report(
+    record: dict[str, Any], progress: RunProgress, folder: Path, *, again: str, used: Costs | None = None
+) -> None:
+    """Print how a run went: results on stdout, what went wrong on stderr.
+
+    Args:
+        record: the whole summary.
+        progress: the state of the run's steps, with their last lines.
+        folder: the run's folder.
+        again: the command line that goes on with the run.
+        used: what its steps used.
+    """
+    if used:
+        print(f"\nwhat it used\n{used.text()}")
+    _print_results(record, folder)
+    took = datetime.fromisoformat(record["ended"]) - datetime.fromisoformat(record["started"])
+    print(f"\nrun {record['name']}: {record['status']} in {clock(took.total_seconds())}")
+    print(columns([(f"  {what}", _short(path)) for what, path in record["paths"].items()]))
+    if "model" in record["paths"]:
+        model = shlex.quote(_short(record["paths"]["model"]))
+        print("\ntry the model")
+        print(f"  on images     {program()} predict {model} IMAGES... -o DIR")
+        print(f"  in a browser  {program()} serve {model}")
+    sys.stdout.flush()
+    if "error" in record:
+        print("\n" + _failure(record, progress, again), file=sys.stderr)
+
+
+def program() -> str:
+    """Return how a person calls this program: by its name, or by its path if the name is not found."""
+    called = Path(sys.argv[0])
+    if called.name != "kubedet" or shutil.which("kubedet"):
+        return "kubedet"
+    return _short(str(called.absolute()))
+
+
+def _print_results(record: dict[str, Any], folder: Path) -> None:
+    if "nothing_new_since" in record:
+        print(f"\nnothing new since {record['nothing_new_since']}: nothing was trained")
+    if "metrics" in record:
+        metrics = json.loads((folder / "evaluation" / "metrics.json").read_text())
+        table = (folder / "evaluation" / "table.txt").read_text()
+        print(f"\n{metrics['images']} images of the {metrics['split']} split\n\n{table.rstrip()}")
+    for warning in record.get("data_warnings", []):
+        print(f"\nwarning: data: {warning}")
+    if "training" in record or "gate" in record:
+        print()
+    training = record.get("training", {})
+    if training.get("images_per_second"):
+        before = training.get("resumed_from") or 0
+        did = (
+            f"{training['steps'] - before} steps in {clock(training['seconds'])}, "
+            f"{training['images_per_second']:.1f} images/s on {training['processes']} processes"
+        )
+        print(
+            f"training: {did}" + (f"; with the {before} before {training['steps']} in all" if before else "")
+        )
+        if training.get("advice"):
+            print(f"  warning: {training['advice']}")
+    if "gate" in record:
+        gate = record["gate"]
+        print(f"gate: {'passed' if gate['passed'] else 'failed, no model was exported'}")
+        print("".join(f"  {line}\n" for line in gate["reason"].splitlines()), end="")
+
+
+def _failure(record: dict[str, Any], progress: RunProgress, again: str) -> str:
+    error, step = record["error"], progress.failed
+    if record["status"] == "interrupted":
+        at = f" in step {error['step']}" if error["step"] else ""
+        return f"interrupted{at}; to go on with it:\n  {again}"
+    head = f"error in step {step.name}: {error['message']}" if step else f"error: {error['message']}"
+    lines = list(step.lines if step else progress.outside)
+    if (step and step.known) or not lines:
+        return head
+    return "\n".join([head, "the last lines of its log:", *(f"  {line}" for line in lines)])
+
+
+def _short(path: str) -> str:
+    """Return a path relative to the current folder if it is in it."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
 def run(options: Options) -> int:
@@ -48,7 +344,7 @@ def run(options: Options) -> int:
     with _locked(folder) as lock:
         _check_same(folder, options)
         storage.remove_stale(str(folder))
-        record = summary.begin(options.arguments(), options.name)
+        record = begin(options.arguments(), options.name)
         _write(folder, record)
         print(f"run {options.name}: recipe {options['recipe']}, source {options['source']}", flush=True)
         _warn_of_processes(options["nproc"])
@@ -58,16 +354,16 @@ def run(options: Options) -> int:
                 stopped = _execute(options, progress, temporary, lock)
             except BaseException as error:  # E.g. stdout was closed. The record must not stay at "running".
                 progress.finish()
-                record = summary.complete(record, progress, folder, broken=repr(error))
+                record = complete(record, progress, folder, broken=repr(error))
                 _write(folder, record)
                 _tell_of_failure(record)
                 raise
         used = costs.of_run(record["arguments"]["data_root"], options.name)
-        record = summary.complete(record, progress, folder, stopped=stopped, used=used)
+        record = complete(record, progress, folder, stopped=stopped, used=used)
         _write(folder, record)
-        run_report.report(record, progress, folder, again=options.command(), used=used)
+        report(record, progress, folder, again=options.command(), used=used)
         _tell_of_failure(record)
-        return run_report.exit_code(record)
+        return record["error"]["exit_code"] if "error" in record else 0
 
 
 def _tell_of_failure(record: dict[str, Any]) -> None:

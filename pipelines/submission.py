@@ -9,11 +9,11 @@ from typing import Any
 
 import yaml
 
-from components import data_versions, jobs, launchers, model_registry, tuning, warm_start
+from components import data_versions, jobs, launchers, model_registry, warm_start
 from components.launchers import kubernetes_names
-from components.tuning import spaces
 from operations import retrain_condition
 from operations.retention import pruning
+from operations.tuning import space, study_name
 from pipelines import checks, parameters, sizes
 from pipelines.access import Access
 from pipelines.compile import compile_pipeline
@@ -116,7 +116,7 @@ class Submission:
         run = ["run", "create", "--experiment-name", self.experiment, "--run-name", self.name]
         run += ["--package-file", FILE]
         run += [f"{name}={argument(value)}" for name, value in self.parameters.items()]
-        compiled = ["kubedet", "compile", *compile_options(self.form), "--output", FILE]
+        compiled = ["kubedet", "cluster", "compile", *compile_options(self.form), "--output", FILE]
         return [shlex.join(compiled), shlex.join(where + run)]
 
     def _get(self, name: str) -> Any:
@@ -142,8 +142,8 @@ class Submission:
     def _search(self) -> None:
         if self.trials:
             recipe, overrides = self._get("recipe"), self._get("overrides")
-            spaces.of(self._get("space"), recipe, overrides, f"of {self.name}")
-            tuning.study_name(self._get("study"), recipe)
+            space.parse(self._get("space"), recipe, overrides, f"the space of {self.name}")
+            study_name(self._get("study"), recipe)
 
     def _gate(self) -> None:
         for rule in split_rules(self._get("gate")):
@@ -220,7 +220,7 @@ def _line(error: KubedetError) -> str:
 
 
 def compile_options(form: Form) -> list[str]:
-    """Return the options of `kubedet compile` that make a form."""
+    """Return the options of `kubedet cluster compile` that make a form."""
     words = []
     for item in fields(form):
         value = getattr(form, item.name)

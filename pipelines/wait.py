@@ -5,7 +5,7 @@ from typing import Any
 
 from pipelines import ASSIST, CLEANUP, SEARCH, TITLES
 from pipelines.failed_runs import raise_failure, stopped
-from pipelines.kubeflow import Server, Unavailable
+from pipelines.kubeflow import ENDED, Server, Unavailable
 from pipelines.pods import Pods
 from trainer.base.log import clock
 
@@ -15,7 +15,6 @@ SECONDS = 5.0
 PATIENCE = 900.0
 """How long Kubeflow Pipelines may be away before nobody waits any more, in seconds."""
 
-_ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 _STEPS = TITLES | ASSIST | SEARCH | CLEANUP
 _NAMES = _STEPS | {title: title for title in _STEPS.values()}
 _ORDER = ("FAILED", "CANCELING", "RUNNING", "PENDING")
@@ -55,7 +54,7 @@ def follow(
         else:
             seen, away = time.monotonic(), False
             _show(run, shown, start)
-            if run.state in _ENDED:
+            if run.state in ENDED:
                 if left := _job_left(pods):
                     _tell(start, left)
                 raise_failure(server, run, pods, _NAMES, deadline, secret)

@@ -1,15 +1,21 @@
 """What many tests share: a tiny data set and a detector small enough for a second of CPU."""
 
+import importlib.util
 import logging
 import os
+import sys
 from itertools import chain, groupby, islice
 
+import fork_server
 import pytest
 import torch
+from filelock import FileLock
 
 from trainer.data.download import download
 from trainer.data.shards import shard
+from trainer.export.export import export
 from trainer.model import recipes
+from trainer.training.loop import train
 
 pytest_plugins = ["fake_api"]
 
@@ -36,10 +42,24 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Tests run side by side; more threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+fork_server.install()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="also run the tests that are marked `extra`")
 
 
 @pytest.hookimpl(trylast=True)  # What is deselected is not here any more.
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    """Leave out what not every change needs, and let slow tests begin."""
+    chosen = config.option.all or "extra" in config.option.markexpr
+    if not chosen and config.args == config.getini("testpaths"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("extra")])
+        items[:] = [item for item in items if not item.get_closest_marker("extra")]
+    _slow_first(items)
+
+
+def _slow_first(items):
     """Of tests side by side let each process begin with slow ones: the quick ones even out the end.
 
     For pytest-xdist's `worksteal`, which gives each process as many of them, in this order.
@@ -55,6 +75,12 @@ def pytest_collection_modifyitems(items):
     for part in parts:
         part += islice(quick, max(0, len(items) // workers - len(part)))
     items[:] = chain(*parts, quick)
+
+
+@pytest.fixture
+def real_processes(monkeypatch):
+    """Processes that import what they need, for a test of what is done before."""
+    monkeypatch.setenv(fork_server.REAL_PROCESSES, "1")
 
 
 @pytest.fixture
@@ -81,6 +107,43 @@ def _log_handlers_end_with_their_test():
             logging.root.removeHandler(handler)
 
 
+@pytest.fixture(autouse=True)
+def _environment_is_read_again(monkeypatch):
+    """Buckets and connections are made anew in each test, and after each change of the environment."""
+
+    def forget():
+        for name, function in (("location", "forget_locations"), ("web", "forget_connections")):
+            if module := sys.modules.get(f"trainer.storage.{name}"):
+                getattr(module, function)()
+
+    def forgetting(change):
+        def changed(*arguments, **options):
+            forget()
+            change(*arguments, **options)
+
+        return changed
+
+    monkeypatch.setenv, monkeypatch.delenv = forgetting(monkeypatch.setenv), forgetting(monkeypatch.delenv)
+    forget()
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory):
+    """Let one of the processes that run tests make a folder of a name, which all of them read."""
+    common = tmp_path_factory.getbasetemp()
+    common = common.parent if "PYTEST_XDIST_WORKER" in os.environ else common
+
+    def once(name, make):
+        folder = common / name
+        with FileLock(common / f"{name}.lock"):
+            if not (common / f"{name}.made").exists():
+                make(folder)
+                (common / f"{name}.made").touch()
+        return folder
+
+    return once
+
+
 @pytest.fixture(scope="session")
 def tiny():
     """The debug recipe, tiny, with further overrides."""
@@ -100,4 +163,20 @@ def shards(data_root):
     """URI of the shards of 24 training and 4 + 4 held-out images of the built-in sample."""
     config = recipes.load("debug", {"data.processes": 1}).data
     raw = download("sample:images=24,seed=3,size=96", data_root, config)
-    return shard(raw, data_root, config)["uri"]
+    return shard(raw, data_root, config).uri
+
+
+@pytest.fixture(scope="session")
+def trained(made_once, shards, tiny):
+    """URI of a checkpoint of a short training, which says enough to be compared."""
+    config = tiny(train__epochs=8, train__validate_every=8, model__score_threshold=0.03)
+    return str(made_once("shared_training", lambda folder: train(config, shards, str(folder))) / "best.pt")
+
+
+@pytest.fixture(scope="session")
+def exported(made_once, trained, shards, tiny):
+    """Folder of the bundle of that checkpoint in every format."""
+    formats = ["onnx", "onnx-int8", "torch-export", "raw"]
+    formats += ["openvino"] if importlib.util.find_spec("openvino") else []
+    config = tiny(export__formats=formats, export__max_ap_change_int8=1.0)
+    return made_once("shared_model", lambda folder: export(trained, shards, str(folder), config))

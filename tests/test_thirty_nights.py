@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw
 from components import in_use, preparation, publishing, records, scoring, training
 from components.launchers.backend import JobStatus, Phase, PodStatus
 from components.warm_start import CHAMPION
-from operations import forgetting, tracing
+from operations import forgetting, lineage, tracing
 from operations.retention import plan_pruning, pruning
 from trainer import __main__ as trainer
 from trainer.base.errors import KubedetError
@@ -155,6 +155,7 @@ def nights(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_thirty_nights(nights):
     source, champions, told = nights.source, {}, {}
     for night in range(1, 31):
@@ -213,8 +214,8 @@ def seen_by(image, root):
     """Return the runs and the versions that saw an image, in order."""
     seen = tracing.trace(image, str(root))["seen"]
     models = {model.partition("@")[2] for each in seen for model in each["models"]}
-    order = [record["run"] for record in records.runs(str(root))]
-    made = {record["run"]: record["model_version"] for record in records.publications(str(root))}
+    order = [record.run for record in lineage.runs(str(root))]
+    made = {record.run: record.model_version for record in records.PublishedRecord.read_all(str(root))}
     return (
         sorted({run for each in seen for run in each["runs"]}, key=order.index),
         [made[run] for run in order if made.get(run) in models],

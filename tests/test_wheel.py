@@ -27,7 +27,7 @@ TINY = (
     "--set", "train.minutes=0", "--set", "model.weights=none",
 )  # fmt: skip
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extra]
 
 
 @pytest.fixture(scope="module")
@@ -179,10 +179,10 @@ def test_the_seven_commands_lead_from_an_empty_folder_to_a_served_model(installe
 @pytest.mark.parametrize(
     ("words", "made"),
     [
-        (["compile", "-o", "pipeline.yaml"], "pipeline.yaml"),
+        (["cluster", "compile", "-o", "pipeline.yaml"], "pipeline.yaml"),
         (["recipes", "--show", "coco_r50"], None),
         (["job", "fields"], None),
-        (["manifests"], "deploy/trainer/runtime.yaml"),
+        (["cluster", "manifests"], "deploy/trainer/runtime.yaml"),
         (["doctor", "--local"], None),
     ],
 )

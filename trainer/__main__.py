@@ -141,7 +141,7 @@ def _show(result: dict[str, Any]) -> None:
 def _download(options: argparse.Namespace) -> None:
     from trainer.data.download import download
 
-    _show(download(options.source, options.data_root, _config(options).data))
+    _show(download(options.source, options.data_root, _config(options).data).to_json())
 
 
 def _shard(options: argparse.Namespace) -> None:
@@ -149,7 +149,7 @@ def _shard(options: argparse.Namespace) -> None:
     from trainer.data.shards import shard
 
     raw = read_manifest(options.raw)
-    _show(shard(raw, options.data_root, _config(options).data))
+    _show(shard(raw, options.data_root, _config(options).data).to_json())
 
 
 def _train(options: argparse.Namespace) -> None:

@@ -49,12 +49,7 @@ def entry(launcher: str) -> Entry:
 
 
 def run(launcher: str, job: JobSpec, look: Look = ignore) -> None:
-    """Run a training job to its end, its output on stdout.
-
-    Args:
-        launcher: one of LAUNCHERS.
-        job: what to run.
-        look: takes each status of its pods, where it has some.
+    """Run a training job to its end, its output on stdout; `look` takes each status of its pods.
 
     Raises:
         ConfigError: there is no such launcher, or it cannot run a job of this shape.
@@ -72,12 +67,7 @@ def run(launcher: str, job: JobSpec, look: Look = ignore) -> None:
 
 
 def remove(launcher: str, name: str, *, finished: bool = False) -> JobStatus:
-    """Delete a job that is not finished; returns its last status.
-
-    Args:
-        launcher: what started it.
-        name: its name.
-        finished: whether to delete one that is finished, too.
+    """Delete a job that is not finished, or any with `finished`; returns its last status.
 
     Raises:
         KubedetError: nobody could tell whether it is there, or it could not be deleted.

@@ -192,11 +192,8 @@ class Backend(Protocol):
         """Yield a job's lines as they come and, every few seconds, its status, until it has ended.
 
         The lines are those of rank 0 (of every pod of an elastic job), and the last ones of pods that fail. A
-        server that does not answer for a while is waited for.
-
-        Args:
-            name: the job's name.
-            once: look once, and read what the logs hold now.
+        server that does not answer for a while is waited for. With `once` it looks once, and reads what the
+        logs hold now.
 
         Raises:
             LaunchError: there is no answer for longer than Timings.outage.
@@ -216,11 +213,7 @@ class Backend(Protocol):
         ...
 
     def stop(self, name: str, *, wait: bool = True) -> None:
-        """Delete a job of kubedet's and its pods; one that is gone already is no error.
-
-        Args:
-            name: its name.
-            wait: until all is gone.
+        """Delete a job of kubedet's and its pods, and wait until all is gone; a job that is gone is no error.
 
         Raises:
             LaunchError: somebody else made it, or it is not gone after Timings.removal.

@@ -88,12 +88,7 @@ PORT = 29400
 
 
 def rendezvous(job: JobSpec, first: str) -> dict[str, str]:
-    """Return torchrun's variables for nodes that meet by c10d.
-
-    Args:
-        job: the job.
-        first: name under which the others find the first node.
-    """
+    """Return torchrun's variables for nodes that meet by c10d at the node of the name `first`."""
     bounds = f"{job.elastic.min_nodes}:{job.elastic.max_nodes}" if job.elastic else str(job.nodes)
     return {
         "PET_NNODES": bounds,
@@ -119,11 +114,9 @@ MAIN = "kubectl.kubernetes.io/default-container"
 def template(job: JobSpec, *, container: str = CONTAINER, env: dict[str, str] | None = None) -> Body:
     """Return the pod template of a job (Kubernetes' PodTemplateSpec, as it stands in YAML).
 
-    Args:
-        job: the job; its image must be named.
-        container: the container's name.
-        env: further variables, e.g. of the rendezvous; they win.
+    The variables in `env`, e.g. of the rendezvous, win over the job's.
     """
+    volumes, mounts = _volumes(job)
     annotations = {"sidecar.istio.io/inject": "false", MAIN: container, **job.annotations}
     spec = {
         "schedulerName": job.scheduler or (RUNAI_SCHEDULER if job.runai_queue else ""),
@@ -138,8 +131,8 @@ def template(job: JobSpec, *, container: str = CONTAINER, env: dict[str, str] | 
         "topologySpreadConstraints": [_spread(item, job) for item in job.spread],
         "securityContext": _pod_security(job),
         "terminationGracePeriodSeconds": math.ceil(job.grace_seconds),
-        "containers": [_container(job, container, env or {})],
-        "volumes": _volumes(job),
+        "containers": [_container(job, container, env or {}, mounts)],
+        "volumes": volumes,
     }
     return {
         "metadata": {"annotations": annotations, "labels": pod_labels(job)},
@@ -147,7 +140,7 @@ def template(job: JobSpec, *, container: str = CONTAINER, env: dict[str, str] | 
     }
 
 
-def _container(job: JobSpec, name: str, env: dict[str, str]) -> Body:
+def _container(job: JobSpec, name: str, env: dict[str, str], mounts: list[Body]) -> Body:
     # torchrun's own patience after SIGTERM is 30 s, whatever the pod is given to save its state.
     patience = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(math.ceil(job.grace_seconds) - 5, 1))}
     plain = patience | process_variables(job) | env
@@ -167,7 +160,7 @@ def _container(job: JobSpec, name: str, env: dict[str, str]) -> Body:
             "env": [{"name": name, "value": value} for name, value in plain.items()] + secret,
             "resources": _resources(job),
             "securityContext": _container_security(job),
-            "volumeMounts": _mounts(job),
+            "volumeMounts": mounts,
         }
     )
 
@@ -213,56 +206,28 @@ def _container_security(job: JobSpec) -> Body:
     return _without_empty({**root, "capabilities": capabilities})
 
 
-def _claims(job: JobSpec) -> dict[str, str]:
-    """A volume's name for each claim: one that is mounted twice is still one volume."""
-    unique = dict.fromkeys(mount.claim for mount in job.mounts)
-    return {claim: f"claim-{number}" for number, claim in enumerate(unique)}
-
-
-def _mounts(job: JobSpec) -> list[Body]:
-    volumes = _claims(job)
-    mounts = [
-        _without_empty(
-            {
-                "name": volumes[mount.claim],
-                "mountPath": mount.path,
-                "subPath": mount.sub_path,
-                "readOnly": mount.read_only or None,
-            }
-        )
-        for mount in job.mounts
+def _volumes(job: JobSpec) -> tuple[list[Body], list[Body]]:
+    """Return the volumes of a pod and the mounts of its container: claims, /dev/shm and /tmp."""
+    volumes: list[Body] = []
+    mounts: list[Body] = []
+    if kubernetes_names.amount(job.shared_memory) > 0:
+        memory = {"medium": "Memory", "sizeLimit": job.shared_memory}
+        volumes.append({"name": "shm", "emptyDir": memory})
+        mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108
+    if job.read_only_root and all(mount.path.rstrip("/") != _TMP for mount in job.mounts):
+        volumes.append({"name": "tmp", "emptyDir": {}})
+        mounts.append({"name": "tmp", "mountPath": _TMP})
+    # A claim that is mounted twice is still one volume.
+    names = {
+        claim: f"claim-{number}" for number, claim in enumerate(dict.fromkeys(m.claim for m in job.mounts))
+    }
+    volumes += [
+        {"name": name, "persistentVolumeClaim": {"claimName": claim}} for claim, name in names.items()
     ]
-    own = [
-        *_optional(_has_shm(job), {"name": "shm", "mountPath": "/dev/shm"}),  # noqa: S108
-        *_optional(_has_tmp(job), {"name": "tmp", "mountPath": _TMP}),
-    ]
-    return [*own, *mounts]
-
-
-def _volumes(job: JobSpec) -> list[Body]:
-    memory = {"medium": "Memory", "sizeLimit": job.shared_memory}
-    claims = [
-        {"name": volume, "persistentVolumeClaim": {"claimName": claim}}
-        for claim, volume in _claims(job).items()
-    ]
-    own = [
-        *_optional(_has_shm(job), {"name": "shm", "emptyDir": memory}),
-        *_optional(_has_tmp(job), {"name": "tmp", "emptyDir": {}}),
-    ]
-    return [*own, *claims]
-
-
-def _has_shm(job: JobSpec) -> bool:
-    return kubernetes_names.amount(job.shared_memory) > 0
-
-
-def _has_tmp(job: JobSpec) -> bool:
-    """Tell whether a pod needs a folder to write to; a claim may be mounted there instead."""
-    return job.read_only_root and all(mount.path.rstrip("/") != _TMP for mount in job.mounts)
-
-
-def _optional(condition: bool, item: Body) -> list[Body]:
-    return [item] if condition else []
+    for mount in job.mounts:
+        own = {"subPath": mount.sub_path, "readOnly": mount.read_only or None}
+        mounts.append(_without_empty({"name": names[mount.claim], "mountPath": mount.path, **own}))
+    return volumes, mounts
 
 
 def _toleration(item: Any) -> Body:

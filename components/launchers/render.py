@@ -21,11 +21,7 @@ commands: of 2.20 and later, of 2.13 to 2.19, and before."""
 
 
 def render(target: str, job: JobSpec) -> str:
-    """Render a job for a cluster, as text that can be applied or pasted.
-
-    Args:
-        target: one of TARGETS.
-        job: the job.
+    """Render a job for one of TARGETS, as text that can be applied or pasted.
 
     Returns:
         YAML documents, or a command line for a POSIX shell.

@@ -46,12 +46,7 @@ _WITHOUT_AN_OPTION = ("name", "command", "namespace", "nproc", "gpu_resource", "
 
 
 def command(job: JobSpec, target: str, labels: Mapping[str, str] = MappingProxyType({})) -> list[str]:
-    """Return the command that submits a job, as a list of arguments.
-
-    Args:
-        job: the job.
-        target: one of TARGETS.
-        labels: labels in addition to the job's own.
+    """Return the command of one of TARGETS that submits a job, with further labels, as a list of arguments.
 
     Raises:
         ConfigError: the job is elastic.

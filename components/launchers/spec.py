@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
+from pydantic.fields import FieldInfo
 
 from components.launchers import kubernetes_names
 from trainer.base.errors import ConfigError
@@ -151,9 +152,9 @@ class JobSpec:
 
     nodes: Nodes = 1
     """Machines that train, each a pod."""
-    nproc: Annotated[Count, Field(title="Processes")] = 0
+    nproc: Count = 0
     """Processes on each node; 0 is one for each GPU, or one."""
-    gpus: Annotated[Count, Field(title="GPUs")] = 0
+    gpus: Count = 0
     """GPUs of each node."""
     gpu_resource: Annotated[str, AfterValidator(kubernetes_names.qualified)] = "nvidia.com/gpu"
     """Resource name of the GPUs in the cluster."""
@@ -282,14 +283,29 @@ class JobSpec:
 
 
 _ADAPTER = TypeAdapter(JobSpec)
+_FIELDS: Mapping[str, FieldInfo] = vars(JobSpec)["__pydantic_fields__"]
+
+
+def meaning(name: str) -> str:
+    """Return what a field means as a phrase: without capital and full stop."""
+    text = " ".join((_FIELDS[name].description or "").split()).removesuffix(".")
+    return text if text[:2].isupper() else text[:1].lower() + text[1:]
+
+
+def default(name: str) -> Any:
+    """Return the default of a field."""
+    return _FIELDS[name].default
+
+
+def is_number(name: str) -> bool:
+    """Return whether a field is a whole number."""
+    return _FIELDS[name].annotation is int
 
 
 def training(arguments: tuple[str, ...] | list[str], options: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return the command of a node whose every process runs `python -m trainer ARGUMENTS`.
 
-    Args:
-        arguments: the verb and its options.
-        options: those of `launch` itself.
+    `options` are those of `launch` itself.
     """
     return ("python", "-m", "trainer", "launch", *options, "--", *arguments)
 
@@ -297,9 +313,7 @@ def training(arguments: tuple[str, ...] | list[str], options: tuple[str, ...] = 
 def with_heartbeat(job: JobSpec, uri: str) -> JobSpec:
     """Return a training that ends if the heartbeat at `uri` stops; the same job if it has no limit for that.
 
-    Args:
-        job: a job whose command `training` made.
-        uri: file that the launcher rewrites, see `trainer.launching.heartbeat`.
+    Its command is one of `training`; see `trainer.launching.heartbeat`.
     """
     if not job.launcher_timeout:
         return job
@@ -310,11 +324,7 @@ def with_heartbeat(job: JobSpec, uri: str) -> JobSpec:
 
 
 def from_fields(fields: Mapping[str, Any], *, where: str = "the job's specification") -> JobSpec:
-    """Build a specification strictly from fields, as they stand in JSON.
-
-    Args:
-        fields: names and values of JobSpec's fields; nested ones as mappings and lists.
-        where: what to call them in an error.
+    """Build a specification strictly from fields, as they stand in JSON; `where` is their name in an error.
 
     Raises:
         ConfigError: naming every field that is unknown, missing, of a wrong type or value.

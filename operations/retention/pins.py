@@ -28,7 +28,7 @@ def pin(data_root: str, name: str, runs: str = "") -> str:
         if whole not in everything:
             raise ConfigError(
                 f"there is no {name} in {data_root}",
-                fix="name a run, or a thing as `kubedet prune --keep 1 --dry-run` does",
+                fix="name a run, or a thing as `kubedet data prune --keep 1 --dry-run` does",
             )
         storage.create(storage.join(data_root, FOLDER, "pins", whole), b"")
     return whole

@@ -6,18 +6,19 @@ Whatever cannot be judged is kept, and says so.
 import time
 from collections import defaultdict
 from datetime import datetime
-from typing import Any
 
 import numpy as np
 
-from components import in_use, records
-from components.tuning import RUNNING
+from components import in_use
+from components.records import PublishedRecord
+from operations import lineage
 from operations.retention import GRACE, UNENDED, pins
 from operations.retention.inventory import Thing, inventory, read_listed
+from operations.tuning import ENDED
 from trainer import storage
 from trainer.base.errors import DataError, StorageError
 from trainer.data import image_keys, raw_folder
-from trainer.data.raw_folder import Table
+from trainer.data.raw_folder import RawManifest
 from trainer.export import bundle, published_models
 
 
@@ -51,7 +52,7 @@ class _Judge:
     def __init__(self, data_root: str, keep: int, grace: float, now: float, runs: str) -> None:
         self._root, self._keep_last, self._grace, self._now = data_root, keep, grace, now
         # Notes and records first: what is written after them is younger than `grace`.
-        self.records = {record["run"]: record for record in records.runs(data_root, strict=True)}
+        self.records = {record.run: record for record in lineage.runs(data_root, strict=True)}
         self.things = inventory(data_root, runs)
         self._keep_used()
         for name in pins.pinned(data_root):
@@ -87,7 +88,7 @@ class _Judge:
 
     def _judge_runs(self) -> None:
         runs = self._of("runs")
-        published = {record["run"] for record in records.publications(self._root)}
+        published = {record.run for record in PublishedRecord.read_all(self._root)}
         newest = sorted(runs, key=lambda name: self._age_key(name, runs[name]), reverse=True)
         for name, run in runs.items():
             if run.place != storage.join(self._root, "runs", name) and not self._is_recorded(name, run):
@@ -100,15 +101,16 @@ class _Judge:
 
     def _is_recorded(self, name: str, run: Thing) -> bool:
         record = self.records.get(name)
-        return record is not None and records.folder_of(record, self._root) == storage.absolute(run.place)
+        return record is not None and record.folder(self._root) == storage.absolute(run.place)
 
     def _age_key(self, name: str, run: Thing) -> tuple[str, float]:
         """Order runs by their beginning; those without a record are the oldest."""
-        return self.records.get(name, {}).get("started", ""), run.modified or 0.0
+        record = self.records.get(name)
+        return record.started if record else "", run.modified or 0.0
 
-    def _judge_versions(self) -> list[records.Version]:
+    def _judge_versions(self) -> list[lineage.Version]:
         """Judge the models' versions; return those that are kept."""
-        known = {item.shown: item for item in records.versions(self._root)}
+        known = {item.shown: item for item in lineage.versions(self._root)}
         goals = self._goals()
         kept = []
         for place, thing in self._of("models").items():
@@ -142,7 +144,7 @@ class _Judge:
             goals |= {f"{name}@{current['version']}": "the current version"} if current else {}
         return goals
 
-    def _judge_data(self, versions: list[records.Version]) -> None:
+    def _judge_data(self, versions: list[lineage.Version]) -> None:
         """Judge runs of kept versions, then what kept runs and versions are made of."""
         for item in versions:
             self._keep(f"runs/{item.run}", f"{item.shown} was made by it")
@@ -158,7 +160,7 @@ class _Judge:
                     thing.keep(f"no record tells what run {name} was made of")
         for name, record in self.records.items():
             unseen = f"runs/{name}" not in self.things
-            if unseen and self._now - datetime.fromisoformat(record["started"]).timestamp() < UNENDED:
+            if unseen and self._now - datetime.fromisoformat(record.started).timestamp() < UNENDED:
                 self._keep_origin(name)  # Its folder may be elsewhere.
         self._judge_studies()
 
@@ -166,12 +168,12 @@ class _Judge:
         """Keep what a run was made of: its data, and the run or version whose weights it began with."""
         record = self.records[name]
         # By its fingerprint: the root may have had another address when the record was written.
-        for place in (f"shards/{record['shards'].rpartition('/')[2]}", record["raw"]):
+        for place in (f"shards/{record.fingerprint}", record.raw):
             self._keep(place, f"run {name} has it")
         run = self.things.get(f"runs/{name}")
         for lender in self.things.values():
             # One that has ended has its own by now.
-            if lender.has(record["weights"]) and (run is None or _UNENDED in run.why):
+            if lender.has(record.weights) and (run is None or _UNENDED in run.why):
                 lender.keep(f"run {name} began with its weights")
 
     def _judge_studies(self) -> None:
@@ -183,18 +185,14 @@ class _Judge:
             newest[study] = max(newest[study], self._now if state.modified is None else state.modified)
         for study, modified in newest.items():
             place = storage.join(folder, study, "study.json")
-            for part in ("trials", "leases"):
+            for part in ("trials", "locks"):
                 self._keep(f"tuning/{study}/{part}", "the record of a search")
-            if self._now - modified < UNENDED and not self._has_ended(study):
+            has_ended = storage.exists(storage.join(folder, study, ENDED))
+            if self._now - modified < UNENDED and not has_ended:
                 self._keep(f"tuning/{study}/runs", "its search has not ended")
             if self._now - modified < UNENDED and storage.exists(place):
                 shards = read_listed(place).get("shards", "").rstrip("/").rpartition("/")[2]
                 self._keep(f"shards/{shards}", f"the search {study} trains on it")
-
-    def _has_ended(self, study: str) -> bool:
-        folder = storage.join(self._root, "tuning", study, "trials")
-        trials = [read_listed(storage.join(folder, name)) for name in storage.list_files(folder)]
-        return all(trial.get("state") != RUNNING for trial in trials)
 
     def _judge_sources(self) -> None:
         """Judge raw tables of kept shards, then images and data versions of kept raw tables."""
@@ -209,7 +207,7 @@ class _Judge:
                 continue
             try:
                 plan = raw_folder.read_plan(raw.place)
-                images = plan["images"].rstrip("/").rpartition("/")[2]
+                images = plan.images.rstrip("/").rpartition("/")[2]
                 referred[images].append(_digests(plan))
             except (StorageError, DataError):
                 unknown = True
@@ -259,12 +257,12 @@ def _ended(run: Thing, published: bool) -> bool:
     return not read_listed(storage.join(run.place, "evaluation", "gate.json")).get("passed", True)
 
 
-def _digests(plan: dict[str, Any]) -> np.ndarray:
+def _digests(plan: RawManifest) -> np.ndarray:
     """Return the digests of the places of all images that raw tables list, uint64."""
     columns = ["key", "file_name", "origin", "version"]
     digests: list[int] = []
-    for split in plan["splits"]:
-        table = Table(storage.join(plan["uri"], f"{split}.parquet"))
+    for split in plan.splits:
+        table = plan.table(split)
         for block in range(table.blocks):
             rows = table.columns(block, columns)
             described = zip(*(rows[name] for name in columns), strict=True)

@@ -125,13 +125,11 @@ def connect(access: "Access") -> "Server":
         ConfigError: there is none, or it is too old.
         Unavailable: it does not answer.
     """
-    from pipelines.kubeflow import Server
+    from pipelines.kubeflow import Server, check_version
 
     server = Server(access)
-    release = server.release()
-    release.refuse()
-    if remark := release.remark():
-        print(f"warning: Kubeflow Pipelines: {remark}", file=sys.stderr)
+    if warning := check_version(server.version()):
+        print(f"warning: Kubeflow Pipelines: {warning}", file=sys.stderr)
     return server
 
 

@@ -14,7 +14,6 @@ def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "compare",
-        help="compare two evaluations of the same images, with confidence",
         description="Compare two evaluations of the same images: what B changes against A, with 95 % "
         "confidence by a paired bootstrap over the images. A and B are folders of evaluations or runs, or "
         "files of detections. Exit code: 0, whichever is better; 2 for a mistake in what was asked or given.",

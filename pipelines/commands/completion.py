@@ -19,7 +19,6 @@ def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "completion",
-        help="print what a shell needs to complete kubedet",
         description="Print a script that lets a shell complete commands, options, their choices, recipes and "
         'paths. For this session: eval "$(kubedet completion bash)". For all: put the script where the shell '
         "looks for it (the README says where); print it anew after an update.",

@@ -1,34 +1,39 @@
-"""`kubedet data`: look at data, check it, and see it."""
+"""`kubedet data`: look at data, check it, see it, compare it, and merge corrections."""
 
 import argparse
 import json
+import os
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.commands import Commands, data_compare, data_forget, data_merge
+from pipelines.commands import Commands, data_forget, prune
 from pipelines.commands.options import add_overrides
+from pipelines.tables import columns
 from trainer.base.errors import ConfigError
 from trainer.base.visible_text import one_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-    from rich.console import Console
 
     from trainer.config.schema import DataConfig
     from trainer.data.data_views import Picture
+    from trainer.data.inspection import Report
+    from trainer.data.merging import Merged
+    from trainer.data.statistics import SplitStatistics
 
 _WHAT = "a folder DATA_ROOT/shards/FINGERPRINT or DATA_ROOT/raw/FINGERPRINT, also on s3://"
 _SHOWN_CLASSES = 20
 _RECIPE = "small"
 """Says how a source is read where --set does not."""
-_SHOWN_FAULTS = 10
+_SHOWN = 10
 
 
 def add(commands: Commands) -> None:
     """Declare the command and what it can do."""
     parser = commands.add_parser(
-        "data", help="look at data: counts, hashes, pictures, drift; merge corrections",
+        "data",
         description="Look at shards, raw images or a source: what they hold, whether they are whole, and "
         "what they look like; and put a set and corrections of it together.",
     )  # fmt: skip
@@ -95,9 +100,10 @@ def add(commands: Commands) -> None:
     )
     preview.add_argument("-o", "--output", default="preview.png", metavar="FILE", help="default: %(default)s")
     preview.set_defaults(command=_preview)
-    data_compare.add(verbs)
-    data_merge.add(verbs)
+    _add_compare(verbs)
+    _add_merge(verbs)
     data_forget.add(verbs)
+    prune.add(verbs)
 
 
 def _inspect(options: argparse.Namespace) -> int:
@@ -110,51 +116,47 @@ def _inspect(options: argparse.Namespace) -> int:
         raise ConfigError(f"--images {options.images} is less than zero", fix="use --images 0 to read none")
     report = inspect(options.uri, config, options.images, options.pairs)
     if options.output == "json":
-        print(json.dumps(report, indent=2))
+        print(json.dumps(asdict(report), indent=2))
     else:
         _show(report, options.all)
     check(report, config)
-    if report["read_as"] and options.output == "text":
-        words = ["kubedet", "run", "--source", report["uri"], "--recipe", _RECIPE]
+    if report.read_as and options.output == "text":
+        words = ["kubedet", "run", "--source", report.uri, "--recipe", _RECIPE]
         words += [word for text in options.overrides for word in ("--set", text)]
         print(f"\nto train on it: {shlex.join(words)}")
     return 0
 
 
-def _show(report: dict[str, Any], all_classes: bool) -> None:
+def _show(report: "Report", all_classes: bool) -> None:
     """Print a report."""
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False)
-    fingerprint = f" (fingerprint {report['fingerprint']})" if report["fingerprint"] else ""
-    console.print(f"{report['kind']} {report['uri']}{fingerprint}", soft_wrap=True)
-    if report["read_as"]:
-        console.print(f"read as {report['read_as']}", soft_wrap=True)
-    console.print()
-    _show_splits(console, report)
-    _show_classes(console, report, None if all_classes else _SHOWN_CLASSES)
-    _show_problems(console, report)
+    fingerprint = f" (fingerprint {report.fingerprint})" if report.fingerprint else ""
+    print(f"{report.kind} {report.uri}{fingerprint}")
+    if report.read_as:
+        print(f"read as {report.read_as}")
+    print()
+    _show_splits(report)
+    _show_classes(report, None if all_classes else _SHOWN_CLASSES)
+    _show_problems(report)
 
 
-def _show_splits(console: "Console", report: dict[str, Any]) -> None:
-    stored = report["kind"] == "shards"
+def _show_splits(report: "Report") -> None:
+    stored = report.kind == "shards"
     rows = []
-    for split, counts in report["splits"].items():
-        statistics = report["statistics"][split]
-        row = [split, counts["images"], counts["boxes"]]
-        row += [statistics["images_without_boxes"], statistics["crowds"]]
+    for split, counts in report.splits.items():
+        statistics = report.statistics[split]
+        row = [split, counts.images, counts.boxes, statistics.images_without_boxes, statistics.crowds]
         row += [_median(statistics, "box_side"), _median(statistics, "image_side")]
-        rows.append([*row, counts["shards"], _size(counts["bytes"])] if stored else row)
+        rows.append([*row, counts.shards, _size(counts.bytes)] if stored else row)
     heads = ["split", "images", "boxes", "without boxes", "crowds", "median box, px", "median image, px"]
-    console.print(_table([*heads, "shards", "size"] if stored else heads, rows))
-    console.print()
+    print(_table([*heads, "shards", "size"] if stored else heads, rows))
+    print()
 
 
-def _median(statistics: dict[str, Any], name: str) -> str:
+def _median(statistics: "SplitStatistics", name: str) -> str:
     """Return the bin that holds the median of a histogram, as text."""
     from trainer.data.statistics import BINS
 
-    counts, edges = statistics[name], BINS[name]
+    counts, edges = statistics.histogram(name), BINS[name]
     half = sum(counts) / 2
     if not half:
         return "-"
@@ -166,58 +168,50 @@ def _median(statistics: dict[str, Any], name: str) -> str:
     raise AssertionError("unreachable")
 
 
-def _show_classes(console: "Console", report: dict[str, Any], most: int | None) -> None:
-    of_split = report["statistics"]
+def _show_classes(report: "Report", most: int | None) -> None:
+    of_split = report.statistics
     first = next(iter(of_split))
-    order = sorted(range(len(report["classes"])), key=lambda label: -of_split[first]["boxes_of_class"][label])
+    order = sorted(range(len(report.classes)), key=lambda label: -of_split[first].boxes_of_class[label])
     rows = [
-        [report["classes"][label], *(counts["boxes_of_class"][label] for counts in of_split.values()),
-         *(counts["images_of_class"][label] for counts in of_split.values())]
+        [report.classes[label], *(counts.boxes_of_class[label] for counts in of_split.values()),
+         *(counts.images_of_class[label] for counts in of_split.values())]
         for label in order[:most]
     ]  # fmt: skip
     heads = [f"{what} in {split}" for what in ("boxes", "images") for split in of_split]
-    console.print(_table(["class", *heads], rows))
-    console.print()
+    print(_table(["class", *heads], rows))
+    print()
     if len(rows) < len(order):
-        console.print(f"... and {len(order) - len(rows)} more classes: --all shows them\n")
+        print(f"... and {len(order) - len(rows)} more classes: --all shows them\n")
     empty = [
-        name
-        for name, boxes in zip(report["classes"], of_split[first]["boxes_of_class"], strict=True)
-        if not boxes
+        name for name, boxes in zip(report.classes, of_split[first].boxes_of_class, strict=True) if not boxes
     ]
     if empty:
         names = ", ".join(map(one_line, empty[:_SHOWN_CLASSES])) + (
             ", ..." if len(empty) > _SHOWN_CLASSES else ""
         )
         have = "class has" if len(empty) == 1 else "classes have"
-        console.print(f"{len(empty)} {have} no box in {first}: {names}\n")
+        print(f"{len(empty)} {have} no box in {first}: {names}\n")
 
 
-def _show_problems(console: "Console", report: dict[str, Any]) -> None:
-    if report["looked_at"]["images"]:
-        console.print(f"images that were read: {report['looked_at']['images']:,}\n")
-    for warning in report["warnings"]:
-        console.print(f"warning: {warning}", soft_wrap=True)
-    if not report["problems"]:
-        if not report["warnings"] and not report["errors"]:
-            console.print("no problems")
+def _show_problems(report: "Report") -> None:
+    if report.looked_at.images:
+        print(f"images that were read: {report.looked_at.images:,}\n")
+    for warning in report.warnings:
+        print(f"warning: {warning}")
+    if not report.problems:
+        if not report.warnings and not report.errors:
+            print("no problems")
         return
-    console.print("problems")
-    for reason, count in report["problems"].items():
-        console.print(f"  {count:,} {reason}")
-        for example in report["examples"].get(reason, [])[:3]:
-            console.print(f"      {example}", soft_wrap=True)
+    print("problems")
+    for reason, count in report.problems.items():
+        print(f"  {count:,} {reason}")
+        for example in report.examples.get(reason, [])[:3]:
+            print(f"      {example}")
 
 
-def _table(heads: list[str], rows: list[list[Any]]) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for index, head in enumerate(heads):
-        table.add_column(head, justify="right" if index else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(f"{cell:,}" if isinstance(cell, int) else one_line(str(cell)) for cell in row))
-    return table
+def _table(heads: list[str], rows: list[list[Any]]) -> str:
+    cells = [[f"{cell:,}" if isinstance(cell, int) else one_line(str(cell)) for cell in row] for row in rows]
+    return columns([heads, *cells], right={*range(1, len(heads))})
 
 
 def _size(count: int) -> str:
@@ -297,6 +291,143 @@ def _preview(options: argparse.Namespace) -> int:
     boxes = sum(len(picture.boxes) for picture in pictures)
     print(f"{len(pictures) - len(bad)} images of {split} with {boxes} boxes in {options.output}")
     if bad:
-        more = f"\n  and {len(bad) - _SHOWN_FAULTS} more" if len(bad) > _SHOWN_FAULTS else ""
-        print(f"{len(bad)} cannot be read:\n" + "\n".join(bad[:_SHOWN_FAULTS]) + more)
+        more = f"\n  and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+        print(f"{len(bad)} cannot be read:\n" + "\n".join(bad[:_SHOWN]) + more)
     return 0
+
+
+def _add_compare(verbs: Commands) -> None:
+    parser = verbs.add_parser(
+        "compare",
+        help="tell how far two sets are apart: classes, sizes, brightness, sharpness, features",
+        description="Tell how far two sets are apart: frequencies of classes, boxes in an image, sizes of "
+        "boxes and images, brightness, sharpness and, with --model, features of its backbone; each as a "
+        "distance from 0 to 1 with a 95 % interval and a p-value. Exit code: 0; 1 where a rule of --gate "
+        "does not hold; 2 for a mistake in what was asked or given.",
+    )
+    parser.add_argument("one", metavar="A", help="shards, raw images or a source, e.g. of the last model")
+    parser.add_argument("other", metavar="B", help="likewise, e.g. of today")
+    parser.add_argument("--split", default="", metavar="NAME", help="default: train where both have it")
+    parser.add_argument(
+        "--images", type=int, default=200, metavar="N",
+        help="images of each whose pixels are looked at (default: %(default)s; 0: annotations only)",
+    )  # fmt: skip
+    parser.add_argument("--model", default="", metavar="URI", help="checkpoint whose backbone gives features")
+    parser.add_argument(
+        "--samples", type=int, default=200, metavar="N",
+        help="bootstrap samples and permutations (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn at random")
+    parser.add_argument(
+        "--gate", default="", metavar="RULES", help="rules parted by commas, e.g. 'drift/classes <= 0.2'"
+    )
+    add_overrides(parser)
+    parser.add_argument(
+        "-o", "--output", default="", metavar="URI", help="folder for drift.html and drift.json"
+    )
+    parser.set_defaults(command=_compare)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from operations import drift as drifts
+    from trainer import storage
+    from trainer.config.parsing import parse_overrides
+    from trainer.evaluation import gate
+    from trainer.model import recipes
+
+    if options.images < 0 or options.samples < 1:
+        raise ConfigError("--images must be 0 or more, --samples 1 or more", fix="leave them out")
+    rules = gate.split_rules(options.gate)
+    gate.check(rules, [])
+    drift = drifts.compare_data(
+        options.one, options.other, split=options.split, pictures=options.images, samples=options.samples,
+        seed=options.seed, model_uri=options.model,
+        data=recipes.load("small", parse_overrides(options.overrides)).data,
+    )  # fmt: skip
+    print("\n".join(_drift_lines(drift)))
+    if options.output:
+        drifts.write(drift, options.output)
+        print(f"page: {storage.join(options.output, drifts.PAGE)}")
+    if not rules:
+        return 0
+    verdict = gate.decide(gate.Evidence(drift.metrics), rules)
+    print(f"gate: {'passed' if verdict.passed else 'failed'}")
+    print("".join(f"  {line}\n" for line in verdict.reason.splitlines()), end="")
+    return int(not verdict.passed)
+
+
+def _drift_lines(drift: Any) -> list[str]:
+    """What the terminal shows."""
+    lines = [
+        f"{letter}  {part.uri}: {part.images:,} images of {part.split}"
+        for letter, part in (("A", drift.one), ("B", drift.other))
+    ]
+    lines += ["", f"{'':<22}{'distance':>9}   {'95 % interval':<15}{'p':>7}"]
+    for name, shift in drift.shifts.items():
+        interval = f"{shift.low:.3f} to {shift.high:.3f}"
+        word = "moved" if shift.sure else "may be chance"
+        lines.append(f"{name:<22}{shift.value:>9.3f}   {interval:<15}{shift.p:>7.3f}  {word}")
+    return lines
+
+
+def _add_merge(verbs: Commands) -> None:
+    parser = verbs.add_parser(
+        "merge",
+        help="put a set and corrections of it together",
+        description="Write a new COCO set of a set and of corrections, such as the page of `kubedet serve` "
+        "gives, or of any other set. Classes are matched by name. An image that is in both, by its bytes, "
+        "has the boxes of the correction and stays in its split; others are added to train. The new set is "
+        "there whole or not at all. Exit code: 0; 2 where something cannot be used.",
+    )
+    parser.add_argument("set", metavar="SET", help="the set, as --source of `kubedet run` takes it")
+    parser.add_argument(
+        "corrections", nargs="+", metavar="CORRECTIONS",
+        help="sets likewise, e.g. corrections.zip; the later before the earlier where both have an image",
+    )  # fmt: skip
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="DIR",
+        help="folder of the new set; its models are called after its last part",
+    )  # fmt: skip
+    parser.add_argument(
+        "--keep-overlaps", action="store_true",
+        help="accept corrected images that have boxes of different classes in the same place",
+    )  # fmt: skip
+    parser.set_defaults(command=_merge)
+
+
+def _merge(options: argparse.Namespace) -> int:
+    from trainer.data.merging import merge
+
+    merged = merge(options.set, options.corrections, options.output, keep_overlaps=options.keep_overlaps)
+    for split, count in merged.images.items():
+        boxes, corrected = _count(merged.boxes[split], "box"), merged.corrected[split]
+        print(f"{split}: {_count(count, 'image')} with {boxes}, {corrected} corrected")
+    print(f"{_count(merged.added, 'image')} of the corrections added to train")
+    _tell(merged)
+    place = shlex.quote(f"coco:{os.path.relpath(merged.folder)}")
+    print(f"\nto train on it: kubedet run --source {place} --recipe small")
+    return 0
+
+
+def _tell(merged: "Merged") -> None:
+    """Print what somebody should know before a training."""
+    _list("classes that the set did not have", merged.new_classes)
+    _list("images with other boxes in more than one of the corrections; the last is taken", merged.contested)
+    _list("images whose name another one has", merged.renamed)
+    _list("images of the set that cannot be had, left out", merged.left_out)
+    if merged.boxes_left_out:
+        print(f"{merged.boxes_left_out} boxes of the set that cannot be used, left out")
+    if merged.boxes_kept:
+        kept = f"{_count(merged.boxes_kept, 'box')} of corrected images kept"
+        print(f"{kept}: crowds, or of classes that the corrections do not have")
+
+
+def _list(title: str, items: list[str]) -> None:
+    if items:
+        more = f"\n  and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+        print(f"{len(items)} {title}:\n" + "\n".join(f"  {item}" for item in items[:_SHOWN]) + more)
+
+
+def _count(number: int, noun: str) -> str:
+    plural = f"{noun}es" if noun.endswith("x") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"

@@ -23,7 +23,6 @@ def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "doctor",
-        help="check what a run needs, and say what is missing",
         description="Check what a run in the cluster of KUBECONFIG needs, or with --local what `kubedet run` "
         "needs of this machine. Exit code: 0 if a run can be started, 1 if something is missing.",
     )
@@ -122,17 +121,16 @@ def _pipelines(options: argparse.Namespace) -> "Iterator[Check]":
     if not access.host:
         yield Check(title, "ok", f"not looked at: neither --host nor {HOSTS[0]} names it")
         return
-    from pipelines.kubeflow import Server  # kfp, which takes a while.
+    from pipelines.kubeflow import Server, check_version  # kfp, which takes a while.
 
     try:
-        release = Server(access).release()
-        release.refuse()
+        tag = Server(access).version()
+        warning = check_version(tag)
     except KubedetError as error:
         yield Check(title, "missing", error.message, error.fix)
         return
-    remark = release.remark()
-    fix = "a run of the recipe debug shows whether it works there" if remark else ""
-    yield Check(title, "warning" if remark else "ok", remark or f"{release.tag} at {access.host}", fix)
+    fix = "a run of the recipe debug shows whether it works there" if warning else ""
+    yield Check(title, "warning" if warning else "ok", warning or f"{tag} at {access.host}", fix)
 
 
 _IN_PODS = ("shared_memory", "interface", "rdma")
@@ -196,5 +194,5 @@ def _print_checks(results: "Iterator[Check]") -> "list[Check]":
     count = sum(check.state == "missing" for check in checks)
     console.print(f"\n{count} missing" if count else "\na run has what it needs")
     if any("deploy/" in check.fix for check in checks) and not Path("deploy").is_dir():
-        console.print("`kubedet manifests` writes the folder deploy/")
+        console.print("`kubedet cluster manifests` writes the folder deploy/")
     return checks

@@ -24,7 +24,6 @@ def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "evaluate",
-        help="score a checkpoint or exported model on shards, or a file of detections",
         description="Score a checkpoint or an exported model on shards, or with --truth and --predictions "
         "detections of whatever model that stand in a file; compare it with a baseline, hold it "
         "against the gate, and write report.html, metrics.json and the predictions. Exit code: 0; 1 where "
@@ -73,6 +72,7 @@ def add(commands: Commands) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
+    from operations import drift
     from trainer import storage
     from trainer.base import log
     from trainer.config import parsing
@@ -90,7 +90,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     config = parsing.with_overrides(trained, _overrides(options, rules), where="--set")
     if _processes(options) == 1:
         log.setup()
-        summary = evaluate(options.model, options.shards, options.output, config)
+        summary = evaluate(options.model, options.shards, options.output, config, drift=drift.for_gate)
     else:
         uri = storage.join(options.output, _CONFIG)
         parsing.write(uri, config)

@@ -35,7 +35,6 @@ def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "job",
-        help="submit, watch and stop training jobs in a cluster",
         description="Training jobs in the cluster and namespace of KUBECONFIG (or of the pod this runs in).",
     )
     add_backend(parser)
@@ -84,6 +83,7 @@ def add(commands: Commands) -> None:
     _pod_options(execute)
     execute.takes_command = True
     wait = _named(_verb(verbs, "wait", _wait, "wait for the end of a job, and end with its result"))
+    _verb(verbs, "menu", _menu, "list the jobs, and handle one of them by keys")
     wait.add_argument("--timeout", type=float, default=0.0, metavar="SECONDS", help="give up after so long")
 
 
@@ -255,6 +255,16 @@ def _wait(options: argparse.Namespace) -> int:
             )
         time.sleep(min(_POLL_SECONDS, remaining))
         job = backend.status(job.name)
+
+
+def _menu(options: argparse.Namespace) -> int:
+    from components.launchers.cluster.backend import ClusterBackend
+    from pipelines.commands import job_menu
+
+    backend = _backend(options)
+    if not isinstance(backend, ClusterBackend):
+        raise ConfigError("the menu shows the jobs of a cluster", fix="leave --backend runai out")
+    return job_menu.run(options, backend)
 
 
 def _failure(backend: "Backends", job: "JobStatus") -> KubedetError:

@@ -10,7 +10,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 from components.jobs import PARAMETERS
-from components.launchers import spec_fields
+from components.launchers import spec
 from pipelines.commands.parser import Parser
 from trainer.base.bounded_text import whole_number, yaml_value
 from trainer.base.errors import ConfigError, refuse_userinfo
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from components.launchers.spec import JobSpec
 
 FLAGS = ("name", *PARAMETERS)
-"""Fields of JobSpec that are asked for by themselves, on a command line and in a form."""
+"""Fields of JobSpec that have an option of their own."""
 
 _LONGEST = 200_000
 """Characters of a specification; most have a thousand."""
@@ -63,8 +63,8 @@ def add_specification(parser: CommandParser) -> None:
         help="set one field, nested ones with dots: network.profile=rdma; may be given again",
     )  # fmt: skip
     for name in FLAGS:
-        metavar = "N" if spec_fields.is_number(name) else name.upper()
-        parser.add_argument(f"--{name}", metavar=metavar, help=spec_fields.meaning(name))
+        metavar = "N" if spec.is_number(name) else name.upper()
+        parser.add_argument(f"--{name}", metavar=metavar, help=spec.meaning(name))
     parser.add_argument(
         "--env", action="append", default=[], metavar="NAME=VALUE", help="an environment variable"
     )

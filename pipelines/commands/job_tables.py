@@ -6,6 +6,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from components.launchers.backend import JobStatus, PodStatus
+from pipelines.tables import columns
 from trainer.launching.job_status import AP, LOSS, SPEED, Progress
 
 JOBS = ("NAME", "KIND", "PHASE", "DONE", "PODS", "RESTARTS", "AGE", "REASON")
@@ -96,13 +97,6 @@ def as_json(statuses: JobStatus | Iterable[JobStatus]) -> str:
     """Return one job as a JSON object, several as a list; the keys are those of JobStatus."""
     value = asdict(statuses) if isinstance(statuses, JobStatus) else [asdict(job) for job in statuses]
     return json.dumps(value, indent=2)
-
-
-def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Align rows of cells; the last column is as long as it is."""
-    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    lines = ("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in rows)
-    return "\n".join(lines)
 
 
 def age(created: str, now: datetime | None = None) -> str:

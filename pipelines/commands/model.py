@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pipelines.commands import Commands, options
+from pipelines.commands import Commands, options, trace
 from trainer.base.errors import DataError, StorageError
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ def add(commands: Commands) -> None:
     """Declare the commands."""
     parser = commands.add_parser(
         "model",
-        help="list, show, verify, promote and lay out exported models",
         description="List and show exported models, compare one with its checksums and signature, make "
         "another version of a published one the current one, and lay one out for Triton and KServe.",
     )
@@ -48,6 +47,7 @@ def add(commands: Commands) -> None:
             action="store_true",
             help="even if its classes are not those of the current version",
         )
+    trace.add(actions)
     layout = _add(actions, "layout", _layout, "write a Triton repository and a KServe service", one_model)
     layout.add_argument("-o", "--output", required=True, metavar="URI", help="folder to write to")
     layout.add_argument(

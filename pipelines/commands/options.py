@@ -85,12 +85,12 @@ def use_prices(options: argparse.Namespace) -> str:
     """
     if not options.prices:
         return ""
-    from components import prices
+    from operations import costs
     from trainer import storage
 
     uri = storage.absolute(options.prices)
-    prices.read(uri)
-    os.environ[prices.VARIABLE] = uri
+    costs.read_prices(uri)
+    os.environ[costs.VARIABLE] = uri
     return uri
 
 

@@ -26,8 +26,8 @@ class Parser(argparse.ArgumentParser):
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
             known = [option for option in self._option_string_actions if option.startswith("--")]
-            guess = _guess([word.partition("=")[0] for word in unknown], known)
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{guess}")
+            remedy = guess([word.partition("=")[0] for word in unknown], known)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{remedy}")
         return options, unknown
 
     def error(self, message: str) -> NoReturn:
@@ -36,10 +36,11 @@ class Parser(argparse.ArgumentParser):
             self.print_help(sys.stderr)
             self.exit(2)
         if choice := _CHOICE.search(message):
-            message += _guess([choice[1]], [name.strip("'") for name in choice[2].split(", ")])
+            message += guess([choice[1]], [name.strip("'") for name in choice[2].split(", ")])
         super().error(message)
 
 
-def _guess(words: Iterable[str], known: Sequence[str]) -> str:
+def guess(words: Iterable[str], known: Sequence[str]) -> str:
+    """Return the remedy of a misspelt word, a line that names the closest ones; empty if none is close."""
     close = [match for word in words for match in difflib.get_close_matches(word, known, n=1)]
     return f"\n  fix: did you mean {' or '.join(close)}?" if close else ""

@@ -15,7 +15,6 @@ def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "predict",
-        help="draw what an exported model finds in images",
         description="Detect objects with an exported model. For every image NAME the folder receives "
         "NAME.jpg with the detections drawn and NAME.json with them as numbers, and at last "
         "detections.json with all of them. Exit code: 0; 2 where an image or the model cannot be used "
@@ -75,22 +74,12 @@ def _predict(options: argparse.Namespace) -> int:
 
 
 def _unusable(failed: list[str], count: int, output: str) -> ConfigError:
-    """Say which of a number of images could not be used, and whether any was."""
-    if len(failed) == count:
-        several = f"none of the {count} images can be used:\n"
-        where = "nothing was written"
-    else:
-        several = f"{len(failed)} of {count} images cannot be used:\n"
-        where = (
-            f"the others are done, in {output}"
-            if count - len(failed) > 1
-            else f"the other is done, in {output}"
-        )
-    head = several if count > 1 else ""
+    """Return the error about the images that could not be used, of `count`."""
     lines = "\n".join(failed)
+    message = f"{len(failed)} of {count} images cannot be used:\n{lines}" if count > 1 else lines.strip()
+    where = f"the others are done, in {output}" if len(failed) < count else "nothing was written"
     return ConfigError(
-        head + lines if head else lines.strip(),
-        fix=f"{where}; check the paths, and give JPEG, PNG, WebP, BMP, GIF or TIFF files",
+        message, fix=f"{where}; check the paths, and give JPEG, PNG, WebP, BMP, GIF or TIFF files"
     )
 
 

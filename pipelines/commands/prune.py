@@ -1,4 +1,4 @@
-"""`kubedet prune`: frees the space of what nothing needs any more."""
+"""`kubedet data prune`: frees the space of what nothing needs any more."""
 
 import argparse
 import json

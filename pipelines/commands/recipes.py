@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from pipelines.commands import Commands
 from pipelines.commands.field_help import Kinds, describe
+from pipelines.tables import columns
 from trainer.config import architectures, parsing
 from trainer.config.schema import Config, ModelConfig
 from trainer.model import recipes
@@ -15,7 +16,6 @@ def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "recipes",
-        help="list the named configurations, and what their keys mean",
         description="List the named configurations; a run takes one (--recipe) and changes single keys of it "
         "(--set).",
     )
@@ -42,7 +42,5 @@ def _recipes(options: argparse.Namespace) -> int:
     if options.show:
         print(parsing.to_json(recipes.load(options.show)), end="")
         return 0
-    width = max(map(len, recipes.RECIPES))
-    for name, recipe in recipes.RECIPES.items():
-        print(f"{name:<{width}}  {(recipe.__doc__ or '').splitlines()[0]}")
+    print(columns([(name, (of.__doc__ or "").splitlines()[0]) for name, of in recipes.RECIPES.items()]))
     return 0

@@ -15,7 +15,6 @@ def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "run",
-        help="run the whole pipeline on this machine",
         description="Download, shard, train, evaluate, and export on this machine. Stopped with Ctrl-C or "
         "killed, the same command with the same --name goes on. Exit code: 0, also where the gate held the "
         "export back; 2 for a mistake in what was asked or given; 143 when stopped; 1 otherwise.",
@@ -38,8 +37,7 @@ def add(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from pipelines.options import Options
-    from pipelines.run import run
+    from pipelines.run import Options, run
 
     overrides = read_recipe(options)
     values = {name: getattr(options, name) for name in parameters.LOCAL}

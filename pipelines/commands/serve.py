@@ -11,7 +11,6 @@ def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "serve",
-        help="try an exported model on a page of this machine",
         description="Serve one model on this machine: a page that shows the detections in an image dropped "
         "on it, and the Open Inference Protocol v2 that clients of KServe and Triton speak. It is for trying "
         "a model, not for production: see `kubedet model layout` for that.",

@@ -19,7 +19,6 @@ def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "submit",
-        help="run the pipeline in a cluster",
         description="Compile the pipeline and start a run of it in Kubeflow Pipelines. Exit code: 0; 2 for "
         "a mistake in what was asked; 1 where Kubeflow Pipelines does not answer or, with --wait, the run "
         "ends other than well.",

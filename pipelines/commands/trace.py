@@ -1,4 +1,4 @@
-"""`kubedet trace`: what something was made from, and who saw an image."""
+"""`kubedet model trace`: what something was made from, and who saw an image."""
 
 import argparse
 import json
@@ -30,8 +30,7 @@ def add(commands: Commands) -> None:
 
 
 def _trace(options: argparse.Namespace) -> int:
-    from components import costs
-    from operations import tracing
+    from operations import costs, tracing
 
     use_prices(options)
     lineage_of = tracing.trace(options.what, options.data_root)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from pipelines import parameters
 from pipelines.commands import Commands, cluster_options
 from pipelines.commands.options import add_overrides, add_parameter, read_recipe
+from trainer import storage
 from trainer.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from components.tuning.spaces import Space
-    from components.tuning.study import TrialRecord
+    from operations.tuning.space import Space
+    from operations.tuning.study import Trial
 
 _IN_CLUSTER = ("claim", "credentials", "data_version", "notify", "prune", "step_cpu", "step_memory")
 """Parameters of the pipeline that a search in Kubeflow has, and one on this machine has not."""
@@ -73,21 +74,20 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
 
 
 def _tune(options: argparse.Namespace) -> int:
-    from components import tuning
-    from components.tuning import spaces
+    from operations.tuning import space, study_name
 
     overrides = read_recipe(options)
     recipe = options.recipe or parameters.LOCAL["recipe"].default
     _check(options)
-    name = tuning.study_name(options.name, recipe)
-    space = spaces.read(options.space) if options.space else spaces.builtin(recipe, overrides)
-    spaces.check(space, recipe, overrides, options.space or f"of {recipe}")
+    name = study_name(options.name, recipe)
+    content = storage.read_bytes(options.space) if options.space else ""
+    searched = space.parse(content, recipe, overrides, options.space or f"the space of {recipe}")
     if options.show_space:
-        print(spaces.text(space), end="")
+        print(space.text(searched), end="")
         return 0
     if options.submit:
-        return _submit(options, name, overrides, spaces.line(space))
-    return _search_here(options, name, overrides, space)
+        return _submit(options, name, overrides, space.text(searched, one_line=True))
+    return _search_here(options, name, overrides, searched)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -136,10 +136,9 @@ def _search_here(options: argparse.Namespace, name: str, overrides: dict[str, An
         raise ConfigError(
             "a search needs Optuna, which is not installed", fix="pip install 'kubedet[tune]'"
         ) from None
-    from components import preparation, tuning
-    from components.tuning import results, search
-    from components.tuning.study import Search, Study
-    from trainer import storage
+    from components import preparation
+    from operations.tuning import search, study_folder
+    from operations.tuning.study import Search, Study
 
     given = {name: getattr(options, name) or parameters.LOCAL[name].default for name in _HERE}
     folder = Path(given["output"]).absolute() / name
@@ -149,22 +148,21 @@ def _search_here(options: argparse.Namespace, name: str, overrides: dict[str, An
         given["source"], given["recipe"], overrides, root, "", str(folder / "shards.html"), trains=True
     )
     searched = Search(given["recipe"], overrides, space, shards["uri"])
-    study = Study(tuning.study_folder(root, name), searched, options.trials)
+    study = Study(study_folder(root, name), searched, options.trials)
 
-    def start(record: "TrialRecord", stack: ExitStack) -> search.LocalTraining:
-        of_trial = folder / "trials" / f"{record.number:05d}"
+    def start(trial: "Trial", stack: ExitStack) -> search.LocalTraining:
+        of_trial = folder / "trials" / f"{trial.number:05d}"
         of_trial.mkdir(parents=True, exist_ok=True)
         return search.LocalTraining(
-            searched, record, str(of_trial), stack, parallel=options.parallel, log=of_trial / "log.txt"
+            searched, trial, str(of_trial), stack, parallel=options.parallel, log=of_trial / "log.txt"
         )
 
     def shown(line: str) -> None:
         print(line, flush=True)
-        results.publish(study, name, str(folder))
+        search.publish(study, name, str(folder))
 
     search.train(study, range(options.trials), options.parallel, start, shown)
-    best = search.best(study)
-    results.publish(study, name, str(folder))
-    print(f"best: {search.describe(best)}\npage: {folder / results.PAGE}")
-    print(f"kubedet run --recipe {folder / results.BEST}")
+    best = search.finish(study, name, str(folder))
+    print(f"best: {best}\npage: {folder / search.PAGE}")
+    print(f"kubedet run --recipe {folder / search.BEST}")
     return 0

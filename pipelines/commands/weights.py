@@ -2,11 +2,11 @@
 
 import argparse
 import json
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pipelines import parameters
 from pipelines.commands import Commands
+from pipelines.tables import columns
 from trainer.base.errors import ConfigError
 from trainer.model import recipes
 
@@ -15,14 +15,11 @@ if TYPE_CHECKING:
 
 _NAMES = "recipes, or weights by name: torchvision:NAME, hf:ORG/NAME, https://...; none: those of all recipes"
 
-_WIDTH = 160
-"""Of the table, in characters: a name that is cut off cannot be given to `fetch`."""
-
 
 def add(commands: Commands) -> None:
     """Declare the command and what it can do."""
     parser = commands.add_parser(
-        "weights", help="fetch and list the published weights that recipes start from",
+        "weights",
         description="Fetch published weights into a data root, where steps and trainings look first, so that "
         "a cluster without internet has them; or list what recipes need and what is there.",
     )  # fmt: skip
@@ -79,27 +76,22 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.output == "json":
         print(json.dumps([_row(*one) for one in weights], indent=2))
         return 0
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for head in ("weights", "recipes", "size", "SHA-256", "state"):
-        table.add_column(head, justify="right" if head == "size" else "left", no_wrap=True)
+    rows = [("weights", "recipes", "size", "SHA-256", "state")]
     for mirrored, needed_by in weights:
         hashes = " ".join(one.sha256[:8] for one in mirrored.files) or "-"
-        table.add_row(mirrored.uri, ", ".join(needed_by), _size(mirrored), hashes, _state(mirrored))
-    console = Console(highlight=False, markup=False, width=_WIDTH)
-    console.print(f"{weights_mirror.mirror_of(arguments.data_root)}\n", soft_wrap=True)
-    console.print(table)
+        state = "there" if mirrored.complete else "missing"
+        rows.append((mirrored.uri, ", ".join(needed_by), _size(mirrored), hashes, state))
+    print(f"{weights_mirror.mirror_of(arguments.data_root)}\n\n{columns(rows, right={2})}")
     return 0
 
 
 def _choose(names: list[str]) -> dict[str, list[str]]:
     """Return the weights that are meant, and the recipes that start from each."""
-    from trainer.weights.published_weights import is_published
+    from trainer.weights.weights_mirror import is_published
 
     needed: dict[str, list[str]] = {}
-    for recipe, uri in _needed():
+    for recipe in recipes.RECIPES:
+        uri = recipes.load(recipe, recipes.WITH_WEIGHTS.get(recipe)).model.weights
         if uri and (not names or recipe in names or uri in names):
             needed.setdefault(uri, []).append(recipe)
     for name in names:
@@ -113,15 +105,10 @@ def _choose(names: list[str]) -> dict[str, list[str]]:
     return needed
 
 
-def _needed() -> Iterator[tuple[str, str]]:
-    for name in recipes.RECIPES:
-        yield name, recipes.load(name, recipes.WITH_WEIGHTS.get(name)).model.weights
-
-
 def _row(mirrored: "MirroredWeights", needed_by: list[str]) -> dict[str, Any]:
+    absent = mirrored.missing
     files = [
         {"name": one.name, "bytes": one.size or None, "sha256": one.sha256, "there": one.name not in absent}
-        for absent in (mirrored.missing,)
         for one in mirrored.files
     ]
     return {"weights": mirrored.uri, "recipes": needed_by, "complete": mirrored.complete, "files": files}
@@ -130,7 +117,3 @@ def _row(mirrored: "MirroredWeights", needed_by: list[str]) -> dict[str, Any]:
 def _size(mirrored: "MirroredWeights") -> str:
     count = sum(one.size for one in mirrored.files)
     return f"{count / 1e6:,.1f} MB" if count else "-"
-
-
-def _state(mirrored: "MirroredWeights") -> str:
-    return "there" if mirrored.complete else "missing"

@@ -88,7 +88,7 @@ FIGURES = {
     },
     "download": {"plain_images_per_s", "ours_images_per_s", "lowest_ratio"},
     "storage": {
-        "single_mb_s", "storage_mb_s", "lowest_ratio", "large_to_disk_ms", "put_cpu_ms", "many_64_ms",
+        "single_mb_s", "storage_mb_s", "lowest_ratio", "large_to_disk_ms", "put_cpu_ms", "get_64_ms",
     },
     "conversion": {
         "headers_images_per_cpu_s", "decoding_images_per_cpu_s", "download_peak_mb_of_2000_rows",
@@ -157,6 +157,7 @@ for name in {list(runner.NEEDS)}:
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_without_kfp_all_of_them_run():
     """Without all else that they do not name, too: what they import as they run included."""
     needed = {package for packages in runner.NEEDS.values() for package in packages}
@@ -263,6 +264,7 @@ def printed(monkeypatch, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 @pytest.mark.parametrize("name", CASES)
 def test_the_last_line_is_the_result(name, printed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # Where one of them leaves its results.

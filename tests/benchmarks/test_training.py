@@ -17,9 +17,8 @@ def test_a_step_is_the_loops(shards, tiny, tmp_path):
     with steps_of(config, shards, str(tmp_path)) as (run, _):
         state = TrainState(config, len(run.train_set.categories), SINGLE)
         step, batch = training.step_of(state, config, 2), next(run.loader.batches(0))
-        inputs = training.Inputs(*batch[:4], image_ids=batch.image_ids)
-        assert step.losses(inputs) == run.train_step.losses(batch)
-        assert torch.equal(step([inputs])[0], run.train_step([batch])[0])
+        assert step.losses(batch) == run.train_step.losses(batch)
+        assert torch.equal(step([batch])[0], run.train_step([batch])[0])
     assert (state.step, state.samples) == (1, 2)
 
 

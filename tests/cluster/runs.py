@@ -68,7 +68,9 @@ class Runs:
                 options += [w for key, text in texts.items() for w in ("--job", f"{key}={text}")]
             else:
                 options += [f"--{name.replace('_', '-')}", str(value)]
-        self.begun.append(Running([verb, "--host", self.host, *options, *words], env=steps_environment()))
+        self.begun.append(
+            Running([*verb.split(), "--host", self.host, *options, *words], env=steps_environment())
+        )
         return self.begun[-1]
 
     def id_of(self, command):

@@ -9,16 +9,16 @@ from tests.cluster.user import until
 
 LOOK = """
 import json
-from components import records
+from operations import lineage
 from operations import tracing
 from operations.retention import inventory
 root = {root!r}
-nights = [record["run_id"] for record in records.runs(root)]
-models = [item.version for item in records.versions(root)]
+nights = [record.run_id for record in lineage.runs(root)]
+models = [item.version for item in lineage.versions(root)]
 kinds = [name.partition("/")[0] for name in inventory.inventory(root)]
 traced = tracing.trace("sample", root)
 print("left " + json.dumps({{
-    "trained": nights, "published": len(models), "without_news": sorted(records.without_news(root)),
+    "trained": nights, "published": len(models), "without_news": sorted(lineage.without_news(root)),
     "run": traced["run_id"], "counts": {{kind: kinds.count(kind) for kind in set(kinds)}},
 }}))
 """
@@ -34,14 +34,14 @@ def test_six_firings_of_a_source_that_grows(host, cluster, pipeline_work, user):
         for images, gate in ((24, "coco/AP >= 0"), (30, "coco/AP >= 0"), (36, "coco/AP >= 1.0")):
             command = runs.submit(
                 "--cron", "* * * * *", "--name", name, "--min-new-images", "2", "--prune", "1",
-                verb="schedule", source=f"sample:images={images},seed=8,size=96", gate=gate, epochs=2,
+                verb="schedule create", source=f"sample:images={images},seed=8,size=96", gate=gate, epochs=2,
             )  # fmt: skip
             assert command.end() == 0, str(command)
             schedule_id = re.search(r"recurringrun/details/([0-9a-f-]{36})", str(command))[1]
             nights += until(lambda one=schedule_id: runs.ended(one, 2), f"two of {images}", 2 * MINUTES)
-        history, code = user.runs("schedule", "--host", host, "--history", "--name", name)
+        history, code = user.runs("schedule", "history", "--host", host, "--name", name)
     finally:
-        user.runs("schedule", "--host", host, "--delete", "--name", name)
+        user.runs("schedule", "delete", "--host", host, "--name", name)
     ids = [run.run_id for run in nights]
     assert [run.state for run in nights] == ["SUCCEEDED"] * 6, ids
     assert code == 0 and all(one in str(history) for one in ids), str(history)

@@ -19,7 +19,7 @@ from tests.cluster.user import KUBEDET, until
 def file(tmp_path):
     """The compiled pipeline."""
     volume = ["--volume"] if os.environ.get("KUBEDET_PVC") else []
-    compiling = [*KUBEDET, "compile", *volume, "-o", str(tmp_path / "pipeline.yaml")]
+    compiling = [*KUBEDET, "cluster", "compile", *volume, "-o", str(tmp_path / "pipeline.yaml")]
     subprocess.run(compiling, check=True, env=steps_environment())
     return tmp_path / "pipeline.yaml"
 
@@ -62,13 +62,13 @@ def test_work_that_three_pods_share_trains_on_two_nodes(runs):
 def test_a_recurring_run_finds_its_data_and_compares_with_the_first_ones_model(runs, user):
     name = f"kubedet-test-{os.getpid()}-{runs.cluster.kind.name}"
     parameters = {"source": "sample:images=48,seed=5,size=96", "gate": "coco/AP >= baseline - 1.0"}
-    command = runs.submit("--cron", "* * * * *", "--name", name, verb="schedule", **parameters)
+    command = runs.submit("--cron", "* * * * *", "--name", name, verb="schedule create", **parameters)
     assert command.end() == 0, str(command)
     schedule_id = re.search(r"recurringrun/details/([0-9a-f-]{36})", str(command))[1]
     try:
         first, second = until(lambda: runs.ended(schedule_id, 2), "two runs", 2 * MINUTES)
     finally:
-        gone, code = user.runs("schedule", "--host", runs.host, "--delete", "--name", name)
+        gone, code = user.runs("schedule", "delete", "--host", runs.host, "--name", name)
     assert (first.state, second.state, code) == ("SUCCEEDED", "SUCCEEDED", 0), str(gone)
     assert "shards of" in runs.log(second.run_id, "prepare") and "there already" in runs.log(
         second.run_id, "prepare"

@@ -143,7 +143,7 @@ def test_jobs_that_wait_for_quota_say_their_place_and_why(user, cluster, queue, 
     cluster.running(first_name, 1)
     second, second_name = queued(SECONDS, "1", start_timeout=5)
     waiting = user.starts("job", "submit", "--spec", str(second), "--wait")
-    waiting.wait_for(f"1st in queue {queue}: ")
+    waiting.wait_for(f"position 1 in queue {queue}: ")
     third, third_name = queued(SLEEP)
     assert user.runs("job", "submit", "--spec", str(third))[1] == 0
     job_status = until(
@@ -152,7 +152,7 @@ def test_jobs_that_wait_for_quota_say_their_place_and_why(user, cluster, queue, 
     assert (job_status["phase"], job_status["reason"], job_status["queue"]) == ("suspended", "Queued", queue)
     time.sleep(10)  # Longer than start_timeout.
     job_status = status(user, second_name)
-    assert job_status["message"].startswith(f"1st in queue {queue}: ")
+    assert job_status["message"].startswith(f"position 1 in queue {queue}: ")
     assert "insufficient unused quota for cpu" in job_status["message"]
     assert not cluster.pods(second_name)
     assert user.runs("job", "stop", first_name)[1] == 0
@@ -229,7 +229,7 @@ def test_the_doctor_looks_at_the_queue(user, cluster, queue, is_served):
     command, _ = user.runs("doctor", "--namespace", cluster.namespace, "--queue", queue, "-o", "json")
     findings = {item["title"]: item for item in json.loads("\n".join(command.lines))}
     assert findings[f"queue {queue}"]["state"] == "ok", str(command)
-    assert findings["Kueue"]["detail"].startswith("Kueue v"), str(command)
+    assert findings["Kueue"]["detail"].startswith("Kueue (API"), str(command)
     assert (findings[f"{cluster.kind.title}s in Kueue"]["state"] == "ok") is is_served, str(command)
 
 
@@ -241,5 +241,5 @@ def test_a_job_that_no_controller_releases_ends(user, cluster, queue, queued, is
     assert command.end(120) == 1, str(command)
     words = f"no controller releases the job {name} from queue {queue}: Kueue has made no Workload of it"
     assert words in command.errors, str(command)
-    assert "Kueue v" in command.errors and "integrations.frameworks" in command.errors, str(command)
+    assert "Kueue (API" in command.errors and "integrations.frameworks" in command.errors, str(command)
     assert cluster.job(name) is None

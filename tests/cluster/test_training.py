@@ -27,7 +27,7 @@ root, values = sys.argv[1], json.loads(sys.argv[2])
 config = recipes.load("debug", values)
 storage.write_bytes(root + "/config.json", to_json(config).encode())
 made = shard(download("sample:images=48,seed=3,size=96", root, config.data), root, config.data)
-print("prepared " + made["uri"])
+print("prepared " + made.uri)
 """
 
 

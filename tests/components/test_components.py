@@ -13,7 +13,6 @@ import pytest
 
 from components import (
     assist,
-    best,
     cleanup,
     evaluate,
     export,
@@ -21,9 +20,9 @@ from components import (
     steps,
     supervisor,
     train,
-    trial,
 )
 from components.images import COMPONENT_IMAGE
+from operations.tuning import best, trial
 from trainer.base.errors import DataError, StorageError
 
 COMPONENTS = [
@@ -113,7 +112,7 @@ def test_keys_that_are_missing_are_told_with_the_secrets_name(capfd, monkeypatch
 def test_what_a_body_names_is_there(component):
     """As text: the process that waits for the work does not import what the work needs."""
     text = Path(component.python_func.__code__.co_filename).read_text()
-    names = re.findall(r'"(components\.[\w.]+:\w+)"', text)
+    names = re.findall(r'"((?:components|operations)\.[\w.]+:\w+)"', text)
     assert len(names) == 1 and callable(pkgutil.resolve_name(names[0]))
 
 

@@ -46,13 +46,13 @@ def source(tmp_path):
 
 
 def images_of(manifest):
-    return manifest["splits"]["train"]["images"]
+    return manifest.splits["train"].images
 
 
 def test_a_known_version_brings_its_data_back(source, tmp_path):
     root = str(tmp_path / "data")
     first = fetch(source(2), root, CONFIG, "monday")
-    assert images_of(first) == 2 and first["data_version"] == "monday"
+    assert images_of(first) == 2 and first.data_version == "monday"
     changed = source(3)
     assert images_of(fetch(changed, root, CONFIG, "monday")) == 2
     assert images_of(fetch(changed, root, CONFIG, "tuesday")) == 3
@@ -68,9 +68,9 @@ def test_deleted_data_come_back_only_as_they_were(source, tmp_path):
     root = str(tmp_path / "data")
     same = source(2)
     first = fetch(same, root, CONFIG, "monday")
-    shutil.rmtree(first["uri"])
-    assert fetch(same, root, CONFIG, "monday")["fingerprint"] == first["fingerprint"]
-    shutil.rmtree(first["uri"])
+    shutil.rmtree(first.uri)
+    assert fetch(same, root, CONFIG, "monday").fingerprint == first.fingerprint
+    shutil.rmtree(first.uri)
     with pytest.raises(DataError, match=r"version monday were deleted, and .* has changed since"):
         fetch(source(3), root, CONFIG, "monday")
 
@@ -90,14 +90,14 @@ def test_what_a_later_run_gets_belongs_to_later_versions(source, tmp_path, monke
     first = fetch(uri, root, config, "monday")
     refused.clear()
     second = fetch(uri, root, config, "tuesday")
-    assert first["uri"] == second["uri"] and (images_of(first), images_of(second)) == (19, 20)
+    assert first.uri == second.uri and (images_of(first), images_of(second)) == (19, 20)
     again = fetch(uri, root, config, "monday")
     assert again == first
     manifests = [shard(raw, root, config) for raw in (again, second)]
-    assert [found["splits"]["train"]["samples"] for found in manifests] == [19, 20]
-    assert len(data_versions.known(uri, root, config, "monday")["problems"]) == 1
+    assert [found.splits["train"].samples for found in manifests] == [19, 20]
+    assert len(data_versions.known(uri, root, config, "monday").problems) == 1
     # The images are all there now: what is deleted comes back with one more.
-    shutil.rmtree(first["uri"])
+    shutil.rmtree(first.uri)
     for _ in range(2):
         with pytest.raises(DataError, match=r"version monday were deleted, and not the same images of"):
             fetch(uri, root, config, "monday")
@@ -123,7 +123,7 @@ def test_a_version_is_part_of_a_files_name(source, tmp_path):
 
 def test_a_macro_that_the_cluster_leaves_becomes_the_present_time(source, tmp_path, caplog):
     manifests = fetch(source(2), str(tmp_path / "data"), CONFIG, SCHEDULED_TIME)
-    assert re.fullmatch(r"20\d{12}", manifests["data_version"])
+    assert re.fullmatch(r"20\d{12}", manifests.data_version)
     assert "does not replace [[ScheduledTime]]" in caplog.text
 
 

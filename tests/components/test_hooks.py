@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from components import hooks, job_limits, signing_secret
-from components.hooks import PASSED, End, Hooks, Listing, NothingNew, Outcome
+from components.hooks import End, Hooks, Listing, NothingNew
 from operations import notifications, openlineage
 from trainer.base.errors import ConfigError
 from trainer.model import recipes
@@ -31,8 +31,8 @@ LISTING = Listing({}, "root", recipes.load("debug"), 0, 0.0)
 def test_a_step_works_without_any_feature(registered):
     registered()
     assert hooks.before_training(LISTING) is None
-    hooks.after_gate(Outcome(PASSED, "r"), "runs/r")
-    hooks.at_end(End("train"))
+    assert hooks.before_gate("root").drift is None and list(hooks.before_gate("root").used()) == []
+    assert hooks.at_end(End("train")) == {}
 
 
 def test_a_condition_that_no_feature_decides_on_is_refused(registered):
@@ -51,10 +51,10 @@ def test_a_feature_overrides_what_it_needs_and_what_fails_at_the_end_is_logged(r
 
     ended = []
     later = Hooks()
-    later.at_end = ended.append
+    later.at_end = lambda end: ended.append(end) or {"used/hours": 1.0}
     registered(b=later, a=Ends())
     assert hooks.before_training(LISTING) == NothingNew("pets v3", "0 new")
-    hooks.at_end(End("train"))
+    assert hooks.at_end(End("train")) == {"used/hours": 1.0}
     assert ended == [End("train")]
     assert "ValueError" in caplog.text and "geheim" not in caplog.text
 

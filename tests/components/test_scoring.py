@@ -54,7 +54,7 @@ def test_a_class_that_there_is_not(trained, tmp_path):
 
 
 def test_what_people_see_and_metrics_that_do_not_exist(trained, tmp_path, monkeypatch):
-    def scores(model, shards, output, config, *, rules, used):
+    def scores(model, shards, output, config, *, rules, used, drift):
         told.extend(used())
         (tmp_path / "evaluation" / "report.html").write_text("<p>report")
         (tmp_path / "evaluation" / "report.md").write_text("# report")

@@ -61,8 +61,8 @@ def shared(root, pods, version=""):
 
 def contents(index):
     return {
-        name: storage.read_bytes(f"{index['uri']}/{name}")
-        for name in storage.list_files(index["uri"])
+        name: storage.read_bytes(f"{index.uri}/{name}")
+        for name in storage.list_files(index.uri)
         if name != "index.json"
     }
 
@@ -101,7 +101,7 @@ def test_an_assistant_does_parts_of_both_phases(tmp_path):
         planned = download.plan(SOURCE, root, CONFIG)
         team.announce(sharing.FETCH, planned)
         thread.start()
-        reports = Path(planned["uri"], "fetched")
+        reports = Path(planned.uri, "fetched")
         wait_for(lambda: len(list(reports.glob("*-of-4.parquet"))) == 4)
         raw = download.join(planned, CONFIG, team.do(sharing.FETCH, planned))
         team.announce(sharing.WRITE, raw)
@@ -208,7 +208,7 @@ def test_a_version_is_recorded_and_found_again(tmp_path):
     root = str(tmp_path)
     first = shared(root, 2, "monday")
     raw = data_versions.known(SOURCE, root, CONFIG, "monday")
-    assert raw[data_versions.KEY] == "monday" and len(list(Path(root, "versions").iterdir())) == 1
+    assert raw.data_version == "monday" and len(list(Path(root, "versions").iterdir())) == 1
     before = written_times(tmp_path)
     assert shared(root, 3, "monday") == first and written_times(tmp_path) == before
 

@@ -1,6 +1,5 @@
 """What the page about data says is what the program does."""
 
-import dataclasses
 import io
 import json
 import re
@@ -12,17 +11,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from minio.lifecycleconfig import LifecycleConfig
-from minio.xml import unmarshal
 from PIL import Image
 
 from pipelines import cli
 from trainer.config.parsing import parse_overrides
-from trainer.config.schema import DataConfig
-from trainer.data import problem_counts, sources
-from trainer.data.sources.openimages import OpenImagesSource
+from trainer.data import sources
 from trainer.model import recipes
-from trainer.storage import copies
 
 TEXT = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
 COMMANDS = [
@@ -62,15 +56,6 @@ def folder(tmp_path, monkeypatch, shards):
     return tmp_path
 
 
-def rows(begin: str, end: str) -> dict[str, str]:
-    """First and second column of the tables between two headings."""
-    part = TEXT[TEXT.index(begin) : TEXT.index(end)]
-    cells = re.findall(r"^\| `?([^`|]+?)`? \| (.*?) \|", part, re.MULTILINE)
-    return {
-        name: text for name, text in cells if name not in ("parameter", "key", "reason", "variable", "---")
-    }
-
-
 def test_runs_name_sources_recipes_and_keys_that_exist(folder):
     seen = []
     for command in COMMANDS:
@@ -100,31 +85,3 @@ def test_shards_are_read_by_other_programs(folder):
     (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert len(done.stdout.splitlines()) > 20
-
-
-def test_its_tables_are_whole():
-    parameters = rows("### Open Images V7", "### COCO 2017")
-    fields = {field.name: field.default for field in dataclasses.fields(OpenImagesSource)}
-    assert parameters.keys() == fields.keys()
-    for name in ("splits", "subset", "hierarchy", "rotation", "labels"):
-        assert parameters[name] == f"`{fields[name]}`"
-    keys = {name.removeprefix("data.") for name in rows("## What is taken", "## What is checked")}
-    known = {field.name for field in dataclasses.fields(DataConfig)}
-    assert keys < known and known - keys == {"jpeg_quality", "processes", "threads"}
-    assert set(re.findall(r"`data\.(?!yaml)(\w+)", TEXT)) == known
-    assert tuple(rows("## What is missing", "## Again and")) == problem_counts.BAD_IMAGES
-    assert set(rows("## Copies of shards", "## Looking at")) == {copies.FOLDER, copies.LIMIT}
-
-
-def test_the_rule_of_the_bucket_is_one():
-    (text,) = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
-    (rule,) = json.loads(text)["Rules"]
-    days = rule["AbortIncompleteMultipartUpload"]["DaysAfterInitiation"]
-    form = (
-        f"<LifecycleConfiguration><Rule><ID>{rule['ID']}</ID><Status>{rule['Status']}</Status>"
-        f"<Filter><Prefix>{rule['Filter']['Prefix']}</Prefix></Filter><AbortIncompleteMultipartUpload>"
-        f"<DaysAfterInitiation>{days}</DaysAfterInitiation></AbortIncompleteMultipartUpload>"
-        "</Rule></LifecycleConfiguration>"
-    )
-    (read,) = unmarshal(LifecycleConfig, form).rules
-    assert read.abort_incomplete_multipart_upload.days_after_initiation == 2

@@ -11,9 +11,7 @@ from bundles import make_bundle
 from PIL import Image
 
 from pipelines import cli
-from trainer.config.schema import ExportConfig
 from trainer.export import published_models
-from trainer.export.formats import FORMATS
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
 
@@ -82,25 +80,3 @@ def test_its_plugin_gets_what_its_documentation_wants(folder):
         "detection_classes": (whole, 2),
     }  # fmt: skip
     assert list(node.output) == list(outputs)
-
-
-def test_its_tables_are_whole():
-    for name, kind in FORMATS.items():
-        assert f"| `{name}` |" in GUIDE
-        assert all(f"`{file}`" in GUIDE for file in kind.files)
-    for key in re.findall(r"`export\.(\w+)`", GUIDE):
-        assert hasattr(ExportConfig(), key), key
-    limits = ExportConfig()
-    assert (
-        f"at most {limits.max_ap_change:g} " in GUIDE and f"at most {limits.max_ap_change_int8:g} " in GUIDE
-    )
-    assert f"({limits.check_images};" in GUIDE and f"{limits.min_match:.0%}".replace("%", " %") in GUIDE
-
-
-def test_its_links_lead_somewhere():
-    headings = {
-        re.sub(r"[^a-z0-9 -]", "", line.lstrip("# ").lower()).replace(" ", "-")
-        for line in GUIDE.splitlines()
-        if line.startswith("## ")
-    }
-    assert set(re.findall(r"\]\(#([^)]+)\)", GUIDE)) <= headings

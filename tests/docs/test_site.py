@@ -17,7 +17,7 @@ from markdown_it import MarkdownIt
 ROOT = Path(__file__).parents[2]
 LOADED = re.compile(r"""<(?:script|img|iframe|link)[^>]*(?:src|href)=["']?((?:https?:)?//[^"' >]+)""")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extra]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from trainer.data.verification import check, repair, verify
 @pytest.mark.parametrize("harm", each(*HARMS, stages=("download",)))
 def test_files_of_raw_images(prepared, harm, chance, injected, tmp_path):
     """Each file in turn: the download, or `verify --repair`, makes all as it was."""
-    raw, images = prepared.folders[0], Path(prepared.raw["images"])
+    raw, images = prepared.folders[0], Path(prepared.raw.images)
     before = contents(raw, images)
     paths = [path for path in sorted(raw.rglob("*")) if path.is_file() and path.name != "failed.csv"]
     paths += chance.sample(sorted(images.rglob("*.jpg")), 3)
@@ -92,10 +92,10 @@ def test_files_of_a_newer_program(prepared, name):
 @cells("image", "shard")
 def test_a_raw_image_while_shards_are_made(fifteen_images, tmp_path, harm, chance, injected):
     raw = download(f"coco:{fifteen_images}", str(tmp_path / "data"), CONFIG)
-    expected = shard(raw, str(tmp_path / "other"), CONFIG)["splits"]
-    for path in chance.sample(sorted(Path(raw["images"]).rglob("*.jpg")), 4):
+    expected = shard(raw, str(tmp_path / "other"), CONFIG).splits
+    for path in chance.sample(sorted(Path(raw.images).rglob("*.jpg")), 4):
         HARMS[harm](path, chance)
-    assert shard(raw, str(tmp_path / "data"), CONFIG)["splits"] == expected
+    assert shard(raw, str(tmp_path / "data"), CONFIG).splits == expected
     injected(4)
 
 
@@ -103,7 +103,7 @@ def test_a_raw_image_while_shards_are_made(fifteen_images, tmp_path, harm, chanc
 @cells("image", "shard")
 def test_a_raw_image_whose_source_is_gone(fifteen_images, tmp_path, harm, chance):
     raw = download(f"coco:{fifteen_images}", str(tmp_path / "data"), CONFIG)
-    image = chance.choice(sorted(Path(raw["images"]).rglob("*.jpg")))
+    image = chance.choice(sorted(Path(raw.images).rglob("*.jpg")))
     HARMS[harm](image, chance)
     shutil.rmtree(fifteen_images)
     with pytest.raises(KubedetError) as caught:
@@ -117,11 +117,11 @@ def test_a_moved_data_root(prepared, fifteen_images, bucket, tmp_path, monkeypat
     root, fetched = Path(prepared.root), []
     shutil.copytree(root, bucket / "deep" / "root")
     shutil.move(root, tmp_path / "elsewhere")
-    read = storage.read_bytes
-    monkeypatch.setattr(storage, "read_bytes", lambda uri, **o: fetched.append(uri) or read(uri, **o))
+    read = storage.read_buffer
+    monkeypatch.setattr(storage, "read_buffer", lambda uri, **o: fetched.append(uri) or read(uri, **o))
     for place in (str(tmp_path / "elsewhere"), "s3://bucket/deep/root"):
         moved = Prepared(prepared.source, place)
-        assert moved.raw["uri"].startswith(place) and moved.index["uri"].startswith(place)
-        check(verify(moved.index["uri"]))
+        assert moved.raw.uri.startswith(place) and moved.index.uri.startswith(place)
+        check(verify(moved.index.uri))
     assert not [uri for uri in fetched if uri.startswith(str(fifteen_images)) and uri.endswith(".jpg")]
     injected(2)

@@ -134,7 +134,7 @@ def test_kills(fifteen_images, tmp_path, chance, injected):
 @cells("files", "shard", "train", "evaluate")
 def test_too_many_open_files(prepared):
     expected = believed(prepared)
-    dataset = ShardDataset(prepared.index["uri"], "train")
+    dataset = ShardDataset(prepared.index.uri, "train")
     with few_files(), pytest.raises(WantError, match=os.strerror(errno.EMFILE)) as caught:
         dataset.read(0)
     assert "raise the limit" in caught.value.fix and "damaged" not in caught.value.message

@@ -41,7 +41,7 @@ def test_a_few_of_them(fifteen_images, tmp_path, chance, harm, name):
     before = contents(*prepared.folders)
     HARMS[harm](prepared.folders[1] / name, chance)
     try:
-        dataset = ShardDataset(prepared.index["uri"], "train")
+        dataset = ShardDataset(prepared.index.uri, "train")
         for row in range(len(dataset)):
             dataset.read(row)
     except KubedetError as error:

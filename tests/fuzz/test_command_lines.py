@@ -9,7 +9,7 @@ from hostile import deep, examples, odd_texts, refused, tried, values
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipelines import cron
+from pipelines.schedules import parse_cron
 from trainer.base.errors import ConfigError, EvaluationError
 from trainer.config.parsing import parse_overrides
 from trainer.evaluation import gate
@@ -84,7 +84,7 @@ def test_blanks_in_a_gate_take_no_time(capsys):
 @example("0-" + "9" * 5000 + " * * * *")
 @example("²  * * * *")
 def test_schedules(text):
-    error = tried(lambda: cron.parse(text))
+    error = tried(lambda: parse_cron(text))
     assert not isinstance(error, Exception) or (isinstance(error, ConfigError) and error.fix)
 
 
@@ -129,8 +129,8 @@ COMMANDS = (
     ("run", "--source", NOWHERE, "--output", "{}"),
     ("run", "--source", "{}", "--recipe", NOWHERE),
     ("run", "--source", NOWHERE, "--nproc", "{}"),
-    ("compile", "--parallelism", "{}"),
-    ("compile", "--parallelism", "1", "-o", "{}"),
+    ("cluster", "compile", "--parallelism", "{}"),
+    ("cluster", "compile", "--parallelism", "1", "-o", "{}"),
     ("recipes", "--show", "{}"),
     ("recipes", "--explain", "{}"),
     ("data", "inspect", "{}"),
@@ -161,7 +161,7 @@ COMMANDS = (
     ("job", "render", "--name", "a", "--image", "b", "--mount", "{}", "--", "c"),
     ("job", "fields", "{}"),
     ("completion", "{}"),
-    ("manifests", "{}"),
+    ("cluster", "manifests", "{}"),
     ("{}",),
     ("weights", "{}"),
 )

@@ -1,10 +1,12 @@
 """Whatever a YAML file holds, each of its readers takes it or ends with a message and a remedy."""
 
+from pathlib import Path
+
 import pytest
 from hostile import odd_yaml
 
-from components import prices
-from components.tuning import spaces
+from operations import costs
+from operations.tuning import space as spaces
 from pipelines.commands import job_options
 from trainer.base.bounded_text import yaml_value
 from trainer.base.errors import KubedetError
@@ -21,13 +23,12 @@ PLACES = (
 
 
 def of_space(path):
-    space = spaces.read(path)
-    spaces.check(space, "debug", {}, path)
-    assert spaces.of(spaces.line(space), "debug", {}, path) == space
+    space = spaces.parse(Path(path).read_bytes() or "{}", "debug", {}, path)
+    assert spaces.parse(spaces.text(space, one_line=True), "debug", {}, path) == space
 
 
 READERS = {
-    "prices": prices.read,
+    "prices": costs.read_prices,
     "space": of_space,
     "recipe": recipes.named,
     "job": job_options._from_file,

@@ -30,6 +30,7 @@ CAGED = (
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.extra,
     pytest.mark.timeout(3600),
     pytest.mark.skipif(os.environ.get("KUBEDET_DOCKER") != "1", reason="builds images: set KUBEDET_DOCKER=1"),
 ]

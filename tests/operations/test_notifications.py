@@ -12,7 +12,7 @@ from components import publishing, run_end, scoring
 from operations import notifications
 from operations.notifications import EVENTS, FAILED, HELD_BACK, PASSED, Notice, tell
 from pipelines import run
-from pipelines.options import Options
+from pipelines.run import Options
 from trainer.base import log
 from trainer.base.errors import StorageError
 from trainer.config import parsing
@@ -137,7 +137,7 @@ def trained(tmp_path):
 
 
 def test_the_evaluation_tells_of_what_the_gate_held_back(hook, trained, tmp_path, monkeypatch):
-    def scores(model, shards, output, config, *, rules, used):
+    def scores(model, shards, output, config, *, rules, used, drift):
         for name in ("report.html", "report.md"):
             (tmp_path / "runs" / "20261123-ab" / "evaluation" / name).write_text("report")
         return {"metrics": {**METRICS, "coco/APs": -1.0}}

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from bundles import make_bundle
 
-from components import preparation, records, training
+from components import preparation, training
 from components.hooks import NOTHING_NEW, Outcome
 from components.jobs import Request
 from components.warm_start import overrides_from
-from operations import retrain_condition
+from operations import lineage, retrain_condition
 from trainer.base.errors import ConfigError
 from trainer.config import parsing
 from trainer.data import forgotten
@@ -126,7 +126,7 @@ def test_nothing_new_is_told_and_noted_once_for_a_run(champion, tmp_path, monkey
     prepare(SOURCE, champion, tmp_path, 1, partitions=3)
     reason = "nothing new since sample v7: 0 new, 0 changed, 0 removed images"
     assert told == [Outcome(NOTHING_NEW, run, reason, "sample", "v7") for run in ("night-2", "night-3")]
-    assert records.without_news(champion) == {"night-2", "night-3"}
+    assert lineage.without_news(champion) == {"night-2", "night-3"}
 
 
 def test_a_number_less_than_zero_is_refused(tmp_path):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from bundles import make_bundle
 
-from components import preparation, prices, records
-from operations import forgetting, retrain_condition, tracing
+from components import preparation, records
+from operations import costs, forgetting, lineage, retrain_condition, tracing
 from pipelines import cli
 from trainer import storage
 from trainer.base.errors import ConfigError, DamagedError, DataError
@@ -55,20 +55,20 @@ def test_from_a_model_to_its_run_data_and_source(made, capsys):
     # A run by its name, its id and its folder.
     for name in ("night-1", "id-1", f"{root}/runs/night-1"):
         assert tracing.trace(name, root)["models"] == ["sample@v1"]
-    assert root not in json.dumps(records.runs(root))  # A volume may be mounted elsewhere.
-    assert cli.main(["trace", "sample", "--data-root", root]) == 0
+    assert root not in str(lineage.runs(root))  # A volume may be mounted elsewhere.
+    assert cli.main(["model", "trace", "sample", "--data-root", root]) == 0
     told = capsys.readouterr().out
     assert "night-1" in told and "what the run used" not in told
 
 
 def test_a_trace_tells_what_the_run_used_by_its_id_and_its_name(made, capsys, monkeypatch):
     root, _ = made
-    monkeypatch.setenv(prices.VARIABLE, "")  # It is set, and must not stay.
+    monkeypatch.setenv(costs.VARIABLE, "")  # It is set, and must not stay.
     for run, step in (("id-1", "prepare"), ("night-1", "train")):
         used = Record(run, step, 0, "2026-11-23T00:00:00+00:00", True, 3600.0, 1, 0, 0, 0)
         storage.write_bytes(f"{root}/usage/{run}/{step}.json", used.encoded())
     Path(root, "mine.yaml").write_text("currency: CHF\nnode_hour: 2")
-    command = ["trace", "night-1", "--data-root", root, "--prices", f"{root}/mine.yaml"]
+    command = ["model", "trace", "night-1", "--data-root", root, "--prices", f"{root}/mine.yaml"]
     assert cli.main(command) == 0
     told = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in told[-4:]] == ["CHF", "2.00", "2.00", "4.00"]
@@ -79,7 +79,7 @@ def test_a_trace_tells_what_the_run_used_by_its_id_and_its_name(made, capsys, mo
 def test_from_an_image_to_all_who_saw_it(made, capsys):
     root, shards = made
     key = key_of(root, shards)
-    assert cli.main(["trace", key, "--data-root", root, "--json"]) == 0
+    assert cli.main(["model", "trace", key, "--data-root", root, "--json"]) == 0
     (who,) = json.loads(capsys.readouterr().out)["seen"]
     (row,) = who["images"]
     assert (who["runs"], who["models"], row["key"], row["seen"]) == (["night-1"], ["sample@v1"], key, True)
@@ -133,7 +133,7 @@ def test_a_record_that_was_altered_is_left_out_and_written_anew(made, caplog):
     record = Path(root, "lineage/runs/night-1.json")
     sealed = record.read_text()
     record.write_text(sealed.replace('"debug"', '"other"'))
-    assert records.runs(root) == [] and "night-1.json is damaged" in caplog.text
+    assert lineage.runs(root) == [] and "night-1.json is damaged" in caplog.text
     # Who deletes must not overlook a run.
     with pytest.raises(DamagedError, match=r"night-1\.json is damaged"):
         forgetting.plan(root, [key_of(root, shards)])
@@ -143,11 +143,11 @@ def test_a_record_that_was_altered_is_left_out_and_written_anew(made, caplog):
     plain = json.loads(record.read_text())
     del plain["file_sha256"]
     record.write_text(json.dumps(plain))
-    assert [run["run"] for run in records.runs(root)] == ["night-1"]
+    assert [run.run for run in lineage.runs(root)] == ["night-1"]
     del plain["shards"]
     record.write_text(json.dumps(plain))
-    assert records.runs(root) == [] and "night-1.json lacks shards" in caplog.text
+    assert lineage.runs(root) == [] and "night-1.json lacks shards" in caplog.text
     plain = {"kind": "run", "version": 2}
     record.write_text(json.dumps(plain))
     with pytest.raises(DataError, match="written by a newer kubedet"):
-        records.runs(root)
+        lineage.runs(root)

@@ -6,11 +6,9 @@ import pytest
 import yaml
 from compiled_forms import FORMS, MAIN, STEPS, asked_of_the_launcher, graphs, of, tasks
 
-from pipelines import ASSIST
 from pipelines.compile import compile_pipeline
-from pipelines.forms import Form
 from pipelines.local import for_this_machine
-from trainer.base.errors import ConfigError, StorageError
+from trainer.base.errors import StorageError
 from trainer.model import recipes
 
 PARAMETERS = {
@@ -223,27 +221,3 @@ def test_assistants_start_with_the_first_step_and_no_step_waits_for_them(spec):
     assert not any(name.startswith(("assist", "for-loop")) for name in after)
     shared = steps["prepare"]["inputs"]["parameters"]["partitions"]
     assert shared == {"runtimeValue": {"constant": partitions}}
-
-
-def test_each_of_a_few_assistants_is_a_task(tmp_path):
-    compile_pipeline(tmp_path / "p.yaml", Form(partitions=4))
-    (spec, _) = yaml.safe_load_all((tmp_path / "p.yaml").read_text())
-    assistants = [task for name, task in tasks(spec).items() if name.startswith("assist")]
-    assert [task["taskInfo"]["name"] for task in assistants] == [*ASSIST.values()] * 3
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"parallelism": -1},
-        {"parallelism": 3},
-        {"partitions": 257},
-        {"deadline": -1},
-        {"ttl": -5},
-        {"until": "export"},
-        {"conditional": True, "until": "shards"},
-    ],
-)
-def test_forms_that_cannot_be(fields):
-    with pytest.raises(ConfigError, match=next(iter(fields))):
-        Form(**fields)

@@ -1,11 +1,10 @@
 """What is changed in a compiled pipeline: inputs that the compiler forgets, conditions that cost a pod."""
 
-import pytest
 import yaml
 from driver import refusals
 from kfp import compiler, dsl
 
-from pipelines.compiler_fixes import inline_conditions, pass_parameters
+from pipelines.compile import inline_conditions, pass_parameters
 
 IMAGE = "python:3.11"
 
@@ -61,28 +60,3 @@ def test_a_condition_around_one_task_is_that_tasks_own(tmp_path):
     bound = task["inputs"]["parameters"]
     assert bound["number"] == {"componentInputParameter": "pipelinechannel--number"}
     assert refusals(spec) == []
-
-
-@pytest.mark.parametrize("word", ["yes", "no"])
-def test_kubeflows_own_runner_heeds_it(tmp_path, word):
-    from kfp import components, local
-
-    @dsl.component(base_image=IMAGE, install_kfp_package=False)
-    def leave(folder: str):
-        open(f"{folder}/left", "w").close()
-
-    @dsl.component(base_image=IMAGE, install_kfp_package=False)
-    def say(text: str) -> str:
-        return text
-
-    @dsl.pipeline(name="p")
-    def pipeline(text: str, folder: str):
-        with dsl.If(say(text=text).output == "yes"):
-            leave(folder=folder)
-
-    spec = compiled(tmp_path, pipeline)
-    inline_conditions(spec)
-    assert list(spec["components"]) == ["comp-leave", "comp-say"]
-    local.init(runner=local.SubprocessRunner(use_venv=False), pipeline_root=str(tmp_path / "root"))
-    components.load_component_from_text(yaml.safe_dump(spec))(text=word, folder=str(tmp_path))
-    assert (tmp_path / "left").exists() == (word == "yes")

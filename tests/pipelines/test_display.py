@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from pipelines import TITLES
-from pipelines.display import PlainDisplay, TerminalDisplay, choose, describe_step
-from pipelines.run_progress import RunProgress
+from pipelines.display import PlainDisplay, RunProgress, TerminalDisplay, choose, describe_step
 
 BEGINS = "01:50:54.828 - INFO - Executing task \x1b[96m'{}'\x1b[0m"
 ENDS = "01:50:56.418 - {} - Task \x1b[96m'{}'\x1b[0m finished with status \x1b[92m{}\x1b[0m"

@@ -14,7 +14,7 @@ from pipelines import cli, wait
 from pipelines.commands import schedule
 from pipelines.compile import compile_pipeline
 from pipelines.forms import Form
-from pipelines.release import TESTED
+from pipelines.kubeflow import TESTED
 from pipelines.sizes import SIZES
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +61,14 @@ def test_its_tables_are_whole(tmp_path):
     assert set(SECRET_KEYS) | set(SECRET_KEYS.values()) <= set(re.findall(r"`(\w+)`", keys))
 
 
+def test_the_readme_lists_the_options_of_a_local_run():
+    text = (ROOT / "README.md").read_text().partition("| option | meaning |")[2].partition("\n\n")[0]
+    parser = cli.make_parser("run")
+    (commands,) = (action for action in parser._actions if action.choices)
+    options = [action.option_strings[-1] for action in commands.choices["run"]._actions]
+    assert re.findall(r"^\| `(--[\w-]+)", text, re.MULTILINE) == options[1:]
+
+
 def test_its_forms_are_those_that_can_be_compiled():
     table = GUIDE[GUIDE.index("## The forms") : GUIDE.index("## From the UI")]
     shown = re.findall(r"^\| `--(\w+)", table, re.MULTILINE)
@@ -82,7 +90,7 @@ def test_the_version_that_was_tried_is_named(page):
 @pytest.mark.parametrize(
     "words",
     [
-        "Kubeflow Pipelines is 2.14.3 there", "version not known", "is disabled, and not deleted yet",
+        "Kubeflow Pipelines 2.14.3 is too old", "unknown version",
         "ready nodes can hold it", "(its driver)", "holds no keys of an object store",
         "answers, but not as the API of Kubeflow Pipelines does", "KUBEDET_STEP_TRIES",
     ],
@@ -90,5 +98,5 @@ def test_the_version_that_was_tried_is_named(page):
 def test_its_messages_are_the_codes_own(words):
     assert words in GUIDE
     sources = [path for folder in ("pipelines", "components") for path in (ROOT / folder).rglob("*.py")]
-    pattern = re.escape(words).replace(r"2\.14\.3", r"\{self\.tag\}")
+    pattern = re.escape(words).replace(r"2\.14\.3", r"\{tag\}")
     assert any(re.search(pattern, path.read_text()) for path in sources)

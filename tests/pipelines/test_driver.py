@@ -77,16 +77,6 @@ def test_it_finds_the_fault_that_ended_every_run(tmp_path):
     assert refusal.endswith("part: type mismatch: expect STRUCT, got string")
 
 
-def test_it_finds_a_request_that_the_compiler_does_not_hand_into_a_graph(tmp_path):
-    @dsl.pipeline(name="p")
-    def pipeline(cpu: str = "1"):
-        with dsl.ExitHandler(take(text="end", number=1)):
-            take(text="a", number=2).set_cpu_request(cpu)
-
-    problems = compiled(tmp_path, pipeline)
-    assert problems and all("the graph has no input" in line for line in problems)
-
-
 def test_a_number_given_as_text_is_refused_and_a_text_given_as_number_is_not(tmp_path):
     @dsl.pipeline(name="p")
     def pipeline(count: int = 1):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pipelines.access import Access
-from pipelines.kubeflow import Server, Unavailable
+from pipelines.kubeflow import TESTED, Server, Unavailable, check_version
 from trainer.base.errors import ConfigError
 
 
@@ -125,8 +125,26 @@ def test_a_page_to_log_in_at_has_no_version(kfp_server):
         Server(Access.find())
 
 
-def test_the_version_is_told(kfp_server):
-    assert Server(Access.find()).release().tag == "2.17.0"
+def test_the_version_is_read(kfp_server):
+    assert Server(Access.find()).version() == "2.17.0"
+
+
+@pytest.mark.parametrize("tag", ["2.15.3", "2.14.0-rc.1", "v2.5.0", "1.8.22", "2.14"])
+def test_a_version_that_refuses_the_pipeline_is_refused(tag):
+    with pytest.raises(ConfigError, match=tag):
+        check_version(tag)
+
+
+@pytest.mark.parametrize(
+    ("tag", "warning"),
+    [
+        (TESTED, ""), (f"v{TESTED}", ""), (f"{TESTED}-rc.1", "tested with"), ("2.16.0", "version 2.16.0"),
+        ("3.0", "version 3.0"), ("master", "unknown version (master)"), ("", "unknown version"),
+    ],
+)  # fmt: skip
+def test_an_untested_version_is_warned_of(tag, warning):
+    assert check_version(tag).startswith(warning) or warning in check_version(tag)
+    assert bool(check_version(tag)) is bool(warning)
 
 
 def test_a_log_that_is_not_to_be_had_is_none(kfp_server):

@@ -5,9 +5,9 @@ import shlex
 
 import pytest
 
-from components import prices
+from operations import costs
 from pipelines import cli, run
-from pipelines.options import Options, check
+from pipelines.run import Options, check
 from trainer.base.errors import ConfigError
 
 
@@ -63,11 +63,11 @@ def test_the_command_asks_for_the_same(options, monkeypatch):
 def test_the_command_names_the_prices_which_the_steps_take_from_the_environment(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(run, "run", lambda started: seen.append(started) or 0)
-    monkeypatch.setenv(prices.VARIABLE, "")  # It is set, and must not stay.
+    monkeypatch.setenv(costs.VARIABLE, "")  # It is set, and must not stay.
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text("gpu_hour: 2")
     assert cli.main(["run", "--name", "dear", "--prices", "mine.yaml"]) == 0
-    assert os.environ[prices.VARIABLE] == str(tmp_path / "mine.yaml")
+    assert os.environ[costs.VARIABLE] == str(tmp_path / "mine.yaml")
     assert f"--prices {tmp_path}/mine.yaml" in seen[0].command()
     (tmp_path / "mine.yaml").write_text("gpu: 2")
     assert cli.main(["run", "--name", "dear", "--prices", "mine.yaml"]) == 2 and len(seen) == 1

@@ -64,9 +64,9 @@ def test_what_can_be_run_passes():
         ({"source": "labelme:s3://bucket/x"}, "unknown kind 'labelme'; use sample, "),
         (
             {"data_root": "s3://a..b/x"},
-            "data_root: s3://a..b/x: no bucket can be named 'a..b': it contains '..'",
+            "data_root: s3://a..b/x: no bucket can be named 'a..b'",
         ),
-        ({"output": "minio://-/x"}, "output: minio://-/x: no bucket can be named '-': its length is 1"),
+        ({"output": "minio://-/x"}, "output: minio://-/x: no bucket can be named '-'"),
         ({"source": "coco:s3://ab/x"}, "source: s3://ab/x: no bucket can be named 'ab'"),
         ({"source": "coco:2017,base=s3://ab/x"}, "source: s3://ab/x: no bucket can be named 'ab'"),
         ({"overrides": {"model.weights": "s3://a..b/w.pt"}}, "no bucket can be named 'a..b'"),
@@ -82,9 +82,7 @@ def test_what_cannot_be_run_is_refused(parameters, message):
 def test_a_name_that_amazon_refuses_is_told_unless_the_store_is_another(monkeypatch):
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
-    with pytest.raises(
-        ConfigError, match=r"data_root: s3://My_Bucket/x: .* 'B' 'M' '_'.* set AWS_ENDPOINT_URL"
-    ):
+    with pytest.raises(ConfigError, match=r"data_root: s3://My_Bucket/x: .*set AWS_ENDPOINT_URL"):
         submission(data_root="s3://My_Bucket/x").check()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://store:9000")
     submission(data_root="s3://My_Bucket/x").check()
@@ -112,7 +110,7 @@ def test_the_commands_of_kfp(monkeypatch):
     monkeypatch.setenv("KFP_EXISTING_TOKEN", "s3cr3t")
     access = Access(host="https://kf/pipeline", namespace="team")
     compiled, run = submission(claim="sets", overrides={"train.epochs": 3}).commands(access)
-    assert compiled == "kubedet compile --volume --output pipeline.yaml"
+    assert compiled == "kubedet cluster compile --volume --output pipeline.yaml"
     words = shlex.split(run)
     assert words[:7] == ["kfp", "--endpoint", "https://kf/pipeline", "--namespace", "team", "run", "create"]
     assert 'overrides={"train.epochs": 3}' in words and "claim=sets" in words
@@ -137,21 +135,16 @@ def test_the_package_has_the_form_that_is_asked_for():
     assert parameters[1] < parameters[0]
 
 
+@pytest.mark.parametrize(
+    ("form", "what"), [({"until": "shards"}, "run until shards"), ({"trials": 2}, "search")]
+)
 @pytest.mark.parametrize("name", TRAINING)
-def test_what_means_nothing_until_the_shards_is_refused_by_name(name):
+def test_what_a_form_has_no_use_for_is_refused_by_name(name, form, what):
     values = {"nodes": 2, "nproc": 2, "gpus": 1, "job": {}, "launcher": "local"}
     values |= {"min_new_images": 1, "min_drift": 0.1}
     value = values.get(name, "x")
-    with pytest.raises(ConfigError, match=f"  {name}: means nothing in a run until shards"):
-        Submission("a", "b", {"data_root": "s3://bucket/r", name: value}, until="shards").check()
-
-
-@pytest.mark.parametrize("name", TRAINING)
-def test_what_means_nothing_in_a_search_is_refused_by_name(name):
-    values = {"nodes": 2, "nproc": 2, "gpus": 1, "job": {}, "launcher": "local"}
-    values |= {"min_new_images": 1, "min_drift": 0.1}
-    with pytest.raises(ConfigError, match=f"{name}|conditional means nothing"):
-        Submission("a", "b", {"data_root": "s3://bucket/r", name: values.get(name, "x")}, trials=2).check()
+    with pytest.raises(ConfigError, match=f"{name}: means nothing in a {what}|conditional means nothing"):
+        Submission("a", "b", {"data_root": "s3://bucket/r", name: value}, **form).check()
 
 
 def test_a_search_is_checked_before_anything_is_sent():
@@ -188,6 +181,7 @@ def test_a_form_that_is_none_is_refused(fields, message):
 def test_the_line_that_compiles_names_the_form():
     full = Submission("a", "b", {"claim": "c"}, partitions=2, until="shards", deadline=60, ttl=5)
     assert full.commands(Access())[0] == (
-        "kubedet compile --volume --partitions 2 --until shards --deadline 60 --ttl 5 --output pipeline.yaml"
+        "kubedet cluster compile --volume --partitions 2 --until shards --deadline 60 --ttl 5 "
+        "--output pipeline.yaml"
     )
-    assert submission().commands(Access())[0] == "kubedet compile --output pipeline.yaml"
+    assert submission().commands(Access())[0] == "kubedet cluster compile --output pipeline.yaml"

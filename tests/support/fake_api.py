@@ -80,6 +80,8 @@ class FakeApi(FakeCluster):
         super().__init__()
         self.faults = []
         self.seen = []
+        self.asked = set()
+        """What was asked for so far, as RBAC calls it: verb and resource."""
         self.kubeconfig = folder / "kubeconfig"
         self.closed = False
         self.token = "first"
@@ -190,6 +192,8 @@ class _Handler(Streams, BaseHTTPRequestHandler):
             return self._json(body | {"status": {"allowed": allowed}})
         verb = "list" if verb == "get" and not name else verb
         what = f"{resource}/{sub}" if sub else resource
+        watching = verb == "list" and query.get("watch") == "true"
+        self.cluster.asked.add(("watch" if watching else verb, what))
         if (verb, what) in self.cluster.denied:
             return self._error(
                 403, f'{what} is forbidden: User "me" cannot {verb} resource "{what}" in API group '
@@ -199,7 +203,7 @@ class _Handler(Streams, BaseHTTPRequestHandler):
             return self._dry_run(resource, namespace, body)
         if verb == "create":
             return self._create(resource, namespace, body)
-        if verb == "list" and query.get("watch") == "true":
+        if watching:
             denied = ("watch", resource) in self.cluster.denied
             return self._error(403, "no watching") if denied else self.watch(resource, namespace, query)
         if verb == "list":

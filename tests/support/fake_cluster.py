@@ -52,7 +52,6 @@ class FakeCluster:
         self._numbers = itertools.count(1)
         for namespace in ("default", "team"):
             self.add("namespaces", "", {"metadata": {"name": namespace}})
-        self.add("customresourcedefinitions", "", {"metadata": {"name": "pytorchjobs.kubeflow.org"}})
 
     def refusal(self, resource, namespace, body):
         """Status and words with which a controller's webhook refuses an object; nothing if it takes it."""

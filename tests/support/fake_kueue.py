@@ -33,14 +33,13 @@ PREEMPTED = (
 )
 
 
-def give_kueue(cluster, serves=BOTH, versions=("v1beta2", "v1beta1"), tag="v0.19.2"):
+def give_kueue(cluster, serves=BOTH, versions=("v1beta2", "v1beta1")):
     """Let a FakeApi have Kueue; returns it.
 
     Args:
         cluster: the FakeApi.
         serves: what its configuration names of our kinds.
         versions: of its API.
-        tag: of its image.
     """
     kueue = FakeKueue(cluster, tuple(serves), versions)
     create = cluster.create_job
@@ -59,7 +58,7 @@ def give_kueue(cluster, serves=BOTH, versions=("v1beta2", "v1beta1"), tag="v0.19
     cluster.add(
         "configmaps", "kueue-system", {"metadata": meta, "data": {"controller_manager_config.yaml": config}}
     )
-    pod = {"spec": {"containers": [{"name": "manager", "image": f"registry.k8s.io/kueue/kueue:{tag}"}]}}
+    pod = {"spec": {"containers": [{"name": "manager", "image": "registry.k8s.io/kueue/kueue:v0.19.2"}]}}
     cluster.add("deployments", "kueue-system", {
         "metadata": {"name": "kueue-controller-manager"}, "status": {"readyReplicas": 1},
         "spec": {"selector": {}, "template": pod},
@@ -195,6 +194,7 @@ class _Kueue:
         if (verb, what) in self.cluster.denied:
             return self._error(403, f'{what} is forbidden: User "me" cannot {verb} resource "{what}"')
         if match["sub"]:
+            self.cluster.asked.add((verb, what))
             if ("localqueues", match["space"], match["name"]) not in self.cluster.objects:
                 return self._error(404, f'localqueue "{match["name"]}" not found', name=match["name"])
             return self._json(self.kueue.places(match["name"]))

@@ -17,7 +17,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from trainer.storage import attempts
+from trainer import storage
+from trainer.storage import location, retry_policy
 
 
 @dataclass
@@ -142,6 +143,8 @@ class _Handler(BaseHTTPRequestHandler):
         owner, method = self.owner, self.command
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         byte_range = self.headers.get("Range", "").removeprefix("bytes=")
+        if method == "HEAD" and self.path == "/":  # Is there a server?
+            return self._answer(200, [], b"")
         owner.requests.append(f"{method} {self.path} {byte_range}".strip())
         owner.heard.append((method, {name.lower(): value for name, value in self.headers.items()}))
         fault = owner.take(method, self.path, bool(byte_range))
@@ -213,6 +216,13 @@ class _Handler(BaseHTTPRequestHandler):
             super().handle()
 
 
+def upload_folder(folder: Path, uri: str) -> None:
+    """Write all files of a folder to a store, with the hashes by which damage is found."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            storage.upload(path, f"{uri}/{path.relative_to(folder)}")
+
+
 def go_away(proxy: Proxy, after: int, seconds: float) -> threading.Thread:
     """Let the store die after some more requests, and come back after some time."""
     limit = len(proxy.requests) + after
@@ -236,9 +246,8 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def hurry(**changed: float) -> None:
         values = {"connect": 1.0, "silence": 0.6, "first": 0.4, "total": 30.0, "wait": 0.03, **changed}
-        monkeypatch.setattr(attempts, "PATIENCE", attempts.Patience(**values))
-        # Another test's server may have had the port.
-        monkeypatch.setattr(attempts, "_answered", set())
+        monkeypatch.setattr(retry_policy, "RETRIES", retry_policy.RetryPolicy(**values))
+        location.forget_locations()
 
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)

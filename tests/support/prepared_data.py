@@ -29,21 +29,21 @@ class Prepared:
     @property
     def folders(self) -> list[Path]:
         """Of raw images and of shards."""
-        return [Path(self.raw["uri"]), Path(self.index["uri"])]
+        return [Path(self.raw.uri), Path(self.index.uri)]
 
 
 def believed(prepared: Prepared) -> dict:
     """All that a training and an evaluation take from the shards."""
     taken = {}
     for split in ("train", "val"):
-        dataset = ShardDataset(prepared.index["uri"], split)
+        dataset = ShardDataset(prepared.index.uri, split)
         taken[split] = [dataset.annotations(), *(dataset.read(row) for row in range(len(dataset)))]
         taken[split].append([dataset.fingerprint, dataset.categories])
     return taken
 
 
 def images_of(manifest) -> int:
-    return sum(split["images"] for split in manifest["splits"].values())
+    return sum(split.images for split in manifest.splits.values())
 
 
 def mounts() -> bool:

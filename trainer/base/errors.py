@@ -5,6 +5,9 @@ prints the message without a traceback; anything else that is raised is a bug of
 and keeps its traceback.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from trainer.base.masking import has_userinfo, masked
 
 EXIT_FAILURE = 1
@@ -112,6 +115,21 @@ class Interrupted(KubedetError):
 def first_line(error: BaseException) -> str:
     """Return the first line of what an error of a library says; its kind where it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+@contextmanager
+def translated(kind: type[KubedetError], message: str, *, fix: str) -> Iterator[None]:
+    """Raise what a library raises in the block as an error of ours: many libraries have no common error.
+
+    Raises:
+        KubedetError: of the kind, with the message and the library's first line; ours stay as they are.
+    """
+    try:
+        yield
+    except KubedetError:
+        raise
+    except Exception as error:
+        raise kind(f"{message}: {first_line(error)}", fix=fix) from error
 
 
 def refuse_userinfo(text: str, where: str) -> None:

@@ -5,20 +5,24 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context, parent_process
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import ModuleType
 from typing import TypeVar
 
 from trainer.base import parent_watch
+from trainer.base.daemon_threads import DaemonThreadPool
 from trainer.base.errors import DataError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+
+_LOOK = 0.5
+"""Seconds between two looks at whether a signal came."""
 
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
@@ -47,7 +51,12 @@ def threads_of_process(processes: int, cores: int = 0) -> int:
 
 
 def run(
-    function: Callable[[Task], Result], tasks: Iterable[Task], workers: int, *, processes: bool
+    function: Callable[[Task], Result],
+    tasks: Iterable[Task],
+    workers: int,
+    *,
+    processes: bool,
+    most: Callable[[], float] = lambda: math.inf,
 ) -> Iterator[Result]:
     """Yield function(task) of each task as it is done, in no fixed order.
 
@@ -57,6 +66,7 @@ def run(
         workers: how many at the same time; 1 works in this thread.
         processes: use processes instead of threads. They are spawned, not forked: a fork would
             copy locks held by other threads, and the memory of the caller.
+        most: returns how many tasks may be in flight as things are now, at least one.
 
     Raises:
         DataError: a worker process was killed.
@@ -70,7 +80,7 @@ def run(
         context = get_context("spawn")
         executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker)
     else:
-        executor = ThreadPoolExecutor(workers)
+        executor = DaemonThreadPool(workers)
     # A queue of finished tasks: `futures.wait` would scan all pending ones each time.
     done: SimpleQueue[Future[Result]] = SimpleQueue()
     pending = 0
@@ -79,11 +89,11 @@ def run(
             with _without_main():
                 executor.submit(function, task).add_done_callback(done.put)
             pending += 1
-            while pending >= 4 * workers:
+            while pending >= min(4 * workers, max(1.0, most())):
                 pending -= 1
-                yield done.get().result()
+                yield _next(done).result()
         for _ in range(pending):
-            yield done.get().result()
+            yield _next(done).result()
     except BrokenProcessPool as error:
         raise DataError(
             "a worker process was killed, most likely for want of memory",
@@ -92,6 +102,13 @@ def run(
         ) from error
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+def _next(done: "SimpleQueue[Future[Result]]") -> "Future[Result]":
+    """Return a finished task; signals are handled meanwhile, whichever thread receives them."""
+    while True:
+        with suppress(Empty):
+            return done.get(timeout=_LOOK)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +23,9 @@ from trainer.data import forgotten, image_keys
 from trainer.data import problem_counts as reasons
 from trainer.data.plausibility import AnnotationCheck, merged
 from trainer.data.problem_counts import Problems
-from trainer.data.raw_folder import BLOCK, ROW, new_table
-from trainer.data.sources.source import UNKNOWN, Category, Listing, Rows
+from trainer.data.raw_folder import BLOCK, ROW, Category, SplitCounts, new_table
+from trainer.data.sources.source import UNKNOWN, Listing, Rows
+from trainer.data.sources.source import Category as Listed
 
 SPLITS = ("train", "val", "test")
 
@@ -34,19 +34,13 @@ _DROPPED = -2  # The label of a class that data.classes leaves out.
 
 @dataclass
 class Built:
-    """What `build` made of a listing."""
+    """What `build` made of a listing; the fields are those of `trainer.data.raw_folder.RawManifest`."""
 
-    categories: list[dict[str, Any]]
-    """Of all splits: id (the label), name, original_id."""
+    categories: list[Category]
     hierarchy: dict[str, list[int]]
-    """Labels of all categories above one, by its label as text, as JSON has it; one with none above
-    it is left out."""
-    splits: dict[str, dict[str, int]]
-    """Rows and boxes of each table, as "images" and "boxes"."""
+    splits: dict[str, SplitCounts]
     tables: dict[str, str]
-    """sha256 of each table."""
     warnings: list[str]
-    """What is suspicious, see `trainer.data.plausibility`."""
 
 
 def build(
@@ -74,7 +68,7 @@ def build(
     listing = merged(listing) if config.merge_classes else listing
     categories, labels = _select_classes(listing, config.classes)
     meaning = AnnotationCheck(
-        [category["name"] for category in categories], listing.box_format, names=not config.classes
+        [category.name for category in categories], listing.box_format, names=not config.classes
     )
     with temporary_folder() as temporary:
         drafts = {}
@@ -91,7 +85,7 @@ def build(
         raise DataError(
             "no training images", fix="name a source with a train split that has boxes of data.classes"
         )
-    counts = {name: {"images": part.images, "boxes": part.boxes} for name, part in splits.items()}
+    counts = {name: SplitCounts(part.images, part.boxes_of_label.total()) for name, part in splits.items()}
     check_listed(listing.problems, where, counts, config)
     _check_classes(categories, splits["train"].boxes_of_label, listing.problems)
     found = meaning.findings(list(listing.splits))
@@ -100,15 +94,13 @@ def build(
     return Built(categories, _hierarchy(listing, categories), counts, tables, found.warnings)
 
 
-def check_listed(
-    problems: Problems, where: str, splits: dict[str, dict[str, int]], config: DataConfig
-) -> None:
+def check_listed(problems: Problems, where: str, splits: dict[str, SplitCounts], config: DataConfig) -> None:
     """Refuse a source whose annotations alone show that too many boxes cannot be used.
 
     Args:
         problems: what the source found.
         where: names the source.
-        splits: "images" and "boxes" of each.
+        splits: what the tables have.
         config: max_bad_fraction is used.
 
     Raises:
@@ -117,7 +109,7 @@ def check_listed(
     unlisted = {
         reason: count for reason, count in problems.counts.items() if reason in reasons.UNLISTED_BOXES
     }
-    boxes = sum(split["boxes"] for split in splits.values()) + sum(unlisted.values())
+    boxes = sum(split.boxes for split in splits.values()) + sum(unlisted.values())
     examples = {reason: problems.examples[reason] for reason in unlisted}
     Problems(unlisted, examples).check(where, images=0, boxes=boxes, max_bad_fraction=config.max_bad_fraction)
 
@@ -142,10 +134,6 @@ class _Written:
     images: int
     boxes_of_label: Counter[int]
     sha256: str = ""
-
-    @property
-    def boxes(self) -> int:
-        return self.boxes_of_label.total()
 
 
 def _draft(rows: Rows, labels: np.ndarray, path: Path, without: frozenset[str]) -> _Draft:
@@ -285,8 +273,8 @@ def _identified(
     return batch.set_column(0, ROW.field(0), pa.array(first + np.arange(len(batch))))
 
 
-def _select_classes(listing: Listing, chosen_names: list[str]) -> tuple[list[dict[str, Any]], np.ndarray]:
-    """Return the categories kept, as JSON, and the label of each of the source's categories.
+def _select_classes(listing: Listing, chosen_names: list[str]) -> tuple[list[Category], np.ndarray]:
+    """Return the categories kept, and the label of each of the source's categories.
 
     The labels are an array whose last item, index -1, is for UNKNOWN.
     """
@@ -294,7 +282,7 @@ def _select_classes(listing: Listing, chosen_names: list[str]) -> tuple[list[dic
     if not names:
         raise DataError("the source lists no classes", fix="add categories to its annotations")
     # A name comes before an id; only ids that are texts (MIDs) can be told from names.
-    by_name: dict[int | str, Category] = {category.original_id: category for category in listing.categories}
+    by_name: dict[int | str, Listed] = {category.original_id: category for category in listing.categories}
     by_name |= {category.name: category for category in listing.categories}
     unknown = [name for name in chosen_names if name not in by_name]
     kept = [by_name[name] for name in chosen_names or names if name in by_name]
@@ -305,17 +293,14 @@ def _select_classes(listing: Listing, chosen_names: list[str]) -> tuple[list[dic
         )
         raise DataError(f"data.classes names {problem}", fix=f"the source has: {', '.join(names[:100])}")
     position = {category: label for label, category in enumerate(kept)}
-    categories = [
-        {"id": label, "name": category.name, "original_id": category.original_id}
-        for label, category in enumerate(kept)
-    ]
+    categories = [Category(label, *category) for label, category in enumerate(kept)]
     labels = [position.get(category, _DROPPED) for category in listing.categories]
     return categories, np.array([*labels, UNKNOWN])
 
 
-def _hierarchy(listing: Listing, categories: list[dict[str, Any]]) -> dict[str, list[int]]:
+def _hierarchy(listing: Listing, categories: list[Category]) -> dict[str, list[int]]:
     """Return the hierarchy of the categories that are kept, by labels."""
-    labels = {category["original_id"]: category["id"] for category in categories}
+    labels = {category.original_id: category.id for category in categories}
     above = {
         label: sorted(labels[one] for one in listing.hierarchy.get(original_id, ()) if one in labels)
         for original_id, label in labels.items()
@@ -323,9 +308,9 @@ def _hierarchy(listing: Listing, categories: list[dict[str, Any]]) -> dict[str, 
     return {str(label): others for label, others in above.items() if others}
 
 
-def _check_classes(categories: list[dict[str, Any]], counts: Counter[int], problems: Problems) -> None:
+def _check_classes(categories: list[Category], counts: Counter[int], problems: Problems) -> None:
     """Note the classes that have no box in train; raise DataError if none has one."""
-    empty = [category["name"] for category in categories if counts[category["id"]] == 0]
+    empty = [category.name for category in categories if counts[category.id] == 0]
     if len(empty) == len(categories) and problems.unlisted:
         unlisted = [f"{name} ({count})" for name, count in problems.unlisted.most_common(5)]
         raise DataError(

@@ -25,6 +25,8 @@ class Batch(NamedTuple):
     """Ids of the images, on the host."""
     scales: list[float]
     """Pixels of the square for one pixel of each stored image."""
+    counts: list[int]
+    """Targets of each image, on the host."""
     verified: Tensor | None = None
     """bool [B, C]: the classes whose absence is known where an image has no box of them; None where that is
     known of all."""
@@ -49,7 +51,13 @@ class Batch(NamedTuple):
             color = copy_to_device(self.color) if self.color is not None else None
             verified = copy_to_device(self.verified) if self.verified is not None else None
         computing.wait_stream(copying)
-        return Batch(images, boxes, labels, color, self.image_ids, self.scales, verified)
+        return self._replace(images=images, boxes=boxes, labels=labels, color=color, verified=verified)
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """Copy values of the host to a device without waiting for its earlier work."""
+    # From other memory than pinned memory the copy would wait.
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
 
 
 @functools.cache

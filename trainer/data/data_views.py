@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +17,8 @@ from trainer.data.image_keys import place
 from trainer.data.images import UnreadableImage, normalize, place_box
 from trainer.data.plausibility import merged
 from trainer.data.problem_counts import Problems
-from trainer.data.raw_folder import ROW, Table
-from trainer.data.shard_folder import INDEX, read_index
+from trainer.data.raw_folder import ROW, RawManifest
+from trainer.data.shard_folder import INDEX, ShardIndex, read_index
 from trainer.data.shard_index import ShardDataset
 
 _LARGEST, _QUALITY = 1600, 95
@@ -54,12 +53,10 @@ def open_view(text: str, config: DataConfig | None = None) -> "Shards | RawImage
     remote = storage.scheme(text) in storage.OBJECT_STORES
     if remote or storage.is_local(text):
         folder = storage.absolute(text)
-        index = _read_record(folder, INDEX, "shards", read_index)
-        if index:
-            return Shards(folder, index)
-        manifest = _read_record(folder, raw_folder.MANIFEST, "raw", raw_folder.read_manifest)
-        if manifest:
-            return RawImages(folder, manifest)
+        if _is_record(folder, INDEX, "shards"):
+            return Shards(read_index(folder))
+        if _is_record(folder, raw_folder.MANIFEST, "raw"):
+            return RawImages(raw_folder.read_manifest(folder))
         _refuse_unfinished(folder)
         if remote and not storage.exists(folder) and next(iter(storage.scan(folder)), None) is None:
             raise DataError(f"there is nothing at {text}", fix="check the URI, and the endpoint it leads to")
@@ -72,7 +69,7 @@ def _refuse_unfinished(folder: str) -> None:
     unfinished = ""
     if any(name.endswith(".tar") and f"{name.removesuffix('.tar')}.json" in names for name in names):
         unfinished = "shard"
-    elif raw_folder.PLAN in names and _read_record(folder, raw_folder.PLAN, "plan", _as_it_is):
+    elif _is_record(folder, raw_folder.PLAN, "plan"):
         unfinished = "download"
     if unfinished:
         raise DataError(
@@ -81,20 +78,13 @@ def _refuse_unfinished(folder: str) -> None:
         )
 
 
-def _as_it_is(folder: str) -> dict[str, Any]:
-    plan: dict[str, Any] = storage.read_json(storage.join(folder, raw_folder.PLAN))
-    return plan
-
-
-def _read_record(
-    folder: str, name: str, kind: str, read: Callable[[str], dict[str, Any]]
-) -> dict[str, Any] | None:
-    """Return the JSON record that a step wrote into a folder; None where there is none of this kind."""
+def _is_record(folder: str, name: str, kind: str) -> bool:
+    """Whether a folder has a JSON record of this kind that a step wrote."""
     uri = storage.join(folder, name)
     if not storage.exists(uri):
-        return None
+        return False
     record = storage.read_json(uri)
-    return read(folder) if isinstance(record, dict) and record.get("kind") == kind else None
+    return isinstance(record, dict) and record.get("kind") == kind
 
 
 class Shards:
@@ -102,27 +92,20 @@ class Shards:
 
     kind = "shards"
 
-    def __init__(self, uri: str, index: dict[str, Any]) -> None:
-        self.uri, self.index = uri, index
-        self.names = [category["name"] for category in index["categories"]]
-
-    @property
-    def splits(self) -> list[str]:
-        """Names of the splits."""
-        return list(self.index["splits"])
+    def __init__(self, index: ShardIndex) -> None:
+        self.uri, self.index = index.uri, index
+        self.names, self.splits = index.names, list(index.splits)
 
     def absent(self) -> Problems:
         """Return which files are missing or of another size, as a listing tells; see `verify` for more."""
         states = storage.list_states(self.uri, recursive=True)
         problems = Problems()
-        for split, part in self.index["splits"].items():
-            others = [f"{split}.samples.npy"] + [f"annotations/{split}.json"] * (split != "train")
-            sizes = {shard["name"]: shard["bytes"] for shard in part["shards"]} | dict.fromkeys(others)
-            for name, size in sizes.items():
-                if name not in states:
-                    problems.add("file missing", name)
-                elif size not in (None, states[name].size):
-                    problems.add("file of another size", f"{name}: {states[name].size:,} bytes, not {size:,}")
+        sizes = {shard.name: shard.bytes for part in self.index.splits.values() for shard in part.shards}
+        for name, size in (sizes | {name: file.bytes for name, file in self.index.files.items()}).items():
+            if name not in states:
+                problems.add("file missing", name)
+            elif size != states[name].size:
+                problems.add("file of another size", f"{name}: {states[name].size:,} bytes, not {size:,}")
         return problems
 
     def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
@@ -141,32 +124,20 @@ class Shards:
         return Picture(record["file_name"], image, boxes)
 
 
-@dataclass
 class RawImages:
     """A folder that the download step wrote."""
 
-    uri: str
-    manifest: dict[str, Any]
     kind = "raw images"
     box_format = ""
 
-    def __post_init__(self) -> None:
-        self._images = self.manifest["images"]
-        self.names = [category["name"] for category in self.manifest["categories"]]
-
-    @property
-    def splits(self) -> list[str]:
-        """Names of the splits."""
-        return list(self.manifest["splits"])
-
-    def table(self, split: str) -> Table:
-        """Return the table of a split."""
-        uri = storage.join(self.uri, f"{split}.parquet")
-        return Table(uri, self.manifest.get("tables", {}).get(split, ""))
+    def __init__(self, manifest: RawManifest) -> None:
+        self.uri, self.manifest, self._images = manifest.uri, manifest, manifest.images
+        self.names = [category.name for category in manifest.categories]
+        self.splits = list(manifest.splits)
 
     def sizes(self) -> np.ndarray:
         """Return the bytes of each image by id - 1; 0 where it is not to be had."""
-        return raw_folder.read_sizes(self.uri, self.manifest["content"])
+        return raw_folder.read_sizes(self.uri, self.manifest.content)
 
     def place(self, row: dict[str, Any]) -> str:
         """Return the URI of a row's image."""
@@ -184,7 +155,7 @@ class RawImages:
 
     def batches(self, split: str) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the images that are to be had, a bounded number at a time."""
-        table, sizes = self.table(split), self.sizes()
+        table, sizes = self.manifest.table(split), self.sizes()
         for block in range(table.blocks):
             rows = table.batch(block, ROW.names)
             stored = sizes[rows["image_id"].to_numpy() - 1] > 0
@@ -196,12 +167,11 @@ class RawImages:
 
     def problems(self) -> Problems:
         """Return what the source and the download found."""
-        problems = Problems.from_json(self.manifest["problems"])
-        return problems
+        return Problems.of(self.manifest.problems)
 
     def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
         """Return some images of a split, chosen at random."""
-        table, sizes = self.table(split), self.sizes()
+        table, sizes = self.manifest.table(split), self.sizes()
         ids = [table.columns(block, ["image_id"])["image_id"] for block in range(table.blocks)]
         stored = [
             (block, row)
@@ -221,7 +191,7 @@ class Listing(RawImages):
 
     def batches(self, split: str) -> Iterator[pa.RecordBatch]:
         """Yield the rows of all images that are listed, a block at a time."""
-        table = self.table(split)
+        table = self.manifest.table(split)
         for block in range(table.blocks):
             yield from table.batch(block, ROW.names).combine_chunks().to_batches()
 
@@ -251,11 +221,7 @@ class SourceRows:
         self.box_format = self._listing.box_format
         self.read_as = self._listing.read_as
         self.names = [category.name for category in self._listing.categories]
-
-    @property
-    def splits(self) -> list[str]:
-        """Names of the splits."""
-        return list(self._listing.splits)
+        self.splits = list(self._listing.splits)
 
     @property
     def sample_size(self) -> int:
@@ -279,8 +245,7 @@ class SourceRows:
 
     def problems(self) -> Problems:
         """Return what the source found; whole when all rows have been gone through."""
-        problems = Problems.from_json(self._listing.problems.to_json())
-        return problems
+        return Problems.of(self._listing.problems.cases())
 
     def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
         """Return some images of a split, chosen at random in one pass."""

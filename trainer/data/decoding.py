@@ -280,7 +280,7 @@ class Decoder:
 
     def _note(self, index: int, name: str, reason: str, *, used: bool) -> None:
         """Log a damaged image the first time, and raise DataError if it is one too many."""
-        shard = self._dataset.shards[int(self._dataset.samples["shard"][index])]["name"]
+        shard = self._dataset.shards[int(self._dataset.samples["shard"][index])].name
         with self._lock:
             if index in self._damaged:
                 return

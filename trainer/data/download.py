@@ -18,6 +18,7 @@ import hashlib
 import io
 import json
 import logging
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from trainer.data import annotations, fetch, forgotten, raw_folder, sources
 from trainer.data import problem_counts as reasons
 from trainer.data.fetch import Failure
 from trainer.data.problem_counts import Problems
-from trainer.data.raw_folder import VERSION, Table
+from trainer.data.raw_folder import VERSION, RawManifest, SplitCounts
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ def choices(config: DataConfig) -> list[Any]:
     return [*chosen, *([config.test_fraction] if config.test_fraction else []), *([later] if later else [])]
 
 
-def download(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
+def download(source: str, data_root: str, config: DataConfig) -> RawManifest:
     """Bring a source's images and annotations under the data root, or find them there.
 
     A call that was killed is continued: images that are there are not fetched again.
@@ -87,7 +88,7 @@ def download(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
     return join(planned, config)
 
 
-def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
+def plan(source: str, data_root: str, config: DataConfig) -> RawManifest:
     """List a source and write its annotations as tables, or find them there; damaged ones are mended.
 
     Args:
@@ -97,8 +98,7 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
             max_bad_fraction are used.
 
     Returns:
-        kind, version, uri, fingerprint, source, images (URI of the images' folder), splits
-        (images and boxes of each), categories, hierarchy, problems; it is in `<uri>/plan.json` too.
+        The plan, which is in `<uri>/plan.json` too.
 
     Raises:
         DataError: the source is missing, empty or not of its format, too many of its boxes cannot be used, or
@@ -113,49 +113,42 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
     name = fingerprint("raw", VERSION, origin.uri, listing.state, *choices(config), *left_out)
     uri = storage.join(root, "raw", name)
     planned_before = _planned(uri)
-    if planned_before and "warnings" in planned_before:  # Plans of older versions were not checked.
-        problems = Problems.from_json(planned_before["problems"])
-        annotations.check_listed(problems, origin.uri, planned_before["splits"], config)
+    if planned_before and planned_before.warnings is not None:
+        problems = Problems.of(planned_before.problems)
+        annotations.check_listed(problems, origin.uri, planned_before.splits, config)
         return planned_before
     storage.remove_stale(uri)
     built = annotations.build(listing, config, uri, origin.uri, without)
-    planned = {
-        "kind": "plan",
-        "version": VERSION,
-        "uri": uri,
-        "fingerprint": name,
-        "source": origin.uri,
-        "images": storage.join(root, "images", fingerprint(origin.images_uri)),
-        "splits": built.splits,
-        "categories": built.categories,
-        "hierarchy": built.hierarchy,
-        "problems": listing.problems.to_json(),
-        "tables": built.tables,
-        "warnings": built.warnings,
-        "settings": {key: getattr(config, key) for key in SETTINGS},
-    }
-    raw_folder.write(raw_folder.PLAN, planned)
+    planned = RawManifest(
+        "plan", VERSION, name, origin.uri,
+        images=storage.join(root, "images", fingerprint(origin.images_uri)),
+        problems=listing.problems.cases(),
+        settings={key: getattr(config, key) for key in SETTINGS},
+        uri=uri,
+        **vars(built),
+    )  # fmt: skip
+    planned.write()
     for warning in built.warnings:
         logger.warning("%s", warning)
-    counts = ", ".join(f"{split['images']} {name}" for name, split in built.splits.items())
-    logger.info("listed %s: %s images in %s", planned["source"], counts, uri)
+    counts = ", ".join(f"{split.images} {name}" for name, split in built.splits.items())
+    logger.info("listed %s: %s images in %s", planned.source, counts, uri)
     return planned
 
 
-def is_complete(planned: dict[str, Any]) -> bool:
+def is_complete(planned: RawManifest) -> bool:
     """Return whether all images of a plan that can be had are stored, so that nothing has to be fetched.
 
     Raises:
         StorageError: the data root cannot be read.
     """
     manifest = _finished(planned)
-    if manifest is None or _incomplete(manifest) or storage.exists(_mending(planned)):
+    if manifest is None or manifest.unfetched or storage.exists(_mending(planned)):
         return False
     return fetch.absent(manifest, 0, 1) == 0
 
 
 def fetch_partition(
-    planned: dict[str, Any], config: DataConfig, partition: int = 0, partitions: int = 1
+    planned: RawManifest, config: DataConfig, partition: int = 0, partitions: int = 1
 ) -> None:
     """Fetch the images of one of several partitions; those that are there are not fetched again.
 
@@ -175,11 +168,11 @@ def fetch_partition(
     """
     earlier = _finished(planned)
     lost = earlier is not None and fetch.absent(earlier, partition, partitions) > 0
-    if earlier and not lost and not _incomplete(earlier):
+    if earlier and not lost and not earlier.unfetched:
         if partitions > 1:  # Of a single one `join` tells.
-            logger.info("raw images of %s are there already: %s", planned["source"], planned["uri"])
+            logger.info("raw images of %s are there already: %s", planned.source, planned.uri)
         return
-    report = fetch.report_uri(planned["uri"], partition, partitions)
+    report = fetch.report_uri(planned.uri, partition, partitions)
     if lost:
         storage.write_bytes(_mending(planned), b"")
     if not lost and storage.exists(report) and not fetch.worth_another_try(report):
@@ -194,7 +187,7 @@ def fetch_partition(
         fetch.run(planned, config, partition, partitions, again=False)
 
 
-def join(planned: dict[str, Any], config: DataConfig, partitions: int = 1) -> dict[str, Any]:
+def join(planned: RawManifest, config: DataConfig, partitions: int = 1) -> RawManifest:
     """Put together what the partitions fetched, or find it there.
 
     Args:
@@ -210,30 +203,30 @@ def join(planned: dict[str, Any], config: DataConfig, partitions: int = 1) -> di
         DataError: more cannot be had than `data.max_bad_fraction` allows.
         StorageError: a partition's report is missing.
     """
-    uri = planned["uri"]
+    uri = planned.uri
     mending = _mending(planned)
-    manifest = _finished(planned) if planned["kind"] == "plan" else planned
-    stale = manifest is None or _incomplete(manifest) or storage.exists(mending)
-    if manifest is None or (planned["kind"] == "plan" and stale):
+    manifest = _finished(planned) if planned.kind == "plan" else planned
+    stale = manifest is None or manifest.unfetched or storage.exists(mending)
+    if manifest is None or (planned.kind == "plan" and stale):
         gathered, sums, failed = _gather(planned, partitions)
         if gathered == manifest:
             storage.delete(mending)
         else:
             _write_arrays(uri, sums, failed)
             _check(gathered, config)
-            raw_folder.write(raw_folder.MANIFEST, gathered)
+            gathered.write()
             storage.delete(mending)
-            counts = ", ".join(f"{split['images']} {name}" for name, split in gathered["splits"].items())
-            problems = Problems.from_json(gathered["problems"])
+            counts = ", ".join(f"{split.images} {name}" for name, split in gathered.splits.items())
+            problems = Problems.of(gathered.problems)
             summary = f" ({problems.summary()})" if problems.counts else ""
-            logger.info("raw images of %s: %s in %s%s", gathered["source"], counts, uri, summary)
+            logger.info("raw images of %s: %s in %s%s", gathered.source, counts, uri, summary)
             return gathered
-    logger.info("raw images of %s are there already: %s", manifest["source"], uri)
+    logger.info("raw images of %s are there already: %s", manifest.source, uri)
     _check(manifest, config)
     return manifest
 
 
-def _planned(folder: str) -> dict[str, Any] | None:
+def _planned(folder: str) -> RawManifest | None:
     """Return the plan that is there with whole tables; None where it has to be made, or made anew.
 
     Raises:
@@ -253,69 +246,63 @@ def _planned(folder: str) -> dict[str, Any] | None:
     return planned
 
 
-def _finished(planned: dict[str, Any]) -> dict[str, Any] | None:
+def _finished(planned: RawManifest) -> RawManifest | None:
     """Return the manifest of a download that was good enough; None if there is none that is whole."""
-    if not storage.exists(storage.join(planned["uri"], raw_folder.MANIFEST)):
+    if not storage.exists(storage.join(planned.uri, raw_folder.MANIFEST)):
         return None
     try:
-        manifest = raw_folder.read_manifest(planned["uri"])
+        manifest = raw_folder.read_manifest(planned.uri)
         fault = raw_folder.arrays_fault(manifest)
     except (DamagedError, FormError) as error:
         fault = error.message
     if fault:
         logger.warning("%s; mending it", fault)
-    elif manifest.get("tables") == planned.get("tables"):
+    elif manifest.tables == planned.tables:
         return manifest
     return None
 
 
-def _mending(planned: dict[str, Any]) -> str:
-    return storage.join(planned["uri"], _MENDING)
+def _mending(planned: RawManifest) -> str:
+    return storage.join(planned.uri, _MENDING)
 
 
-def _incomplete(manifest: dict[str, Any]) -> bool:
-    """Tell whether it is worth to ask again for what a download did not get."""
-    missing: int = manifest.get("unfetched", sum(one in manifest["problems"] for one in reasons.TRIED_AGAIN))
-    return missing > 0
-
-
-def _gather(planned: dict[str, Any], partitions: int) -> tuple[dict[str, Any], np.ndarray, list[Failure]]:
+def _gather(planned: RawManifest, partitions: int) -> tuple[RawManifest, np.ndarray, list[Failure]]:
     """Return the manifest of what the partitions' reports tell, rows of SUM of each image, the failures."""
-    problems = Problems.from_json(planned["problems"])
-    sums = np.zeros(sum(split["images"] for split in planned["splits"].values()), raw_folder.SUM)
+    problems = Problems.of(planned.problems)
+    sums = np.zeros(planned.listed_images, raw_folder.SUM)
     failed: list[Failure] = []
     for partition in range(partitions):
-        report = fetch.read_report(fetch.report_uri(planned["uri"], partition, partitions))
+        report = fetch.read_report(fetch.report_uri(planned.uri, partition, partitions))
         sums[report.ids - 1] = report.sums
         failed += report.failures
     for failure in sorted(failed):  # The examples are the same whatever the partitions are.
         problems.add(failure.reason, failure.message)
     sizes = sums["bytes"]
-    manifest = planned | {
-        "kind": "raw",
-        "content": raw_folder.content_of(sizes),
-        "sums": raw_folder.digest_of(sums),
-        "unfetched": sum(failure.requested for failure in failed),
-        "splits": _counts(planned, sizes),
-        "problems": problems.to_json(),
-    }
+    manifest = replace(
+        planned,
+        kind="raw",
+        content=raw_folder.content_of(sizes),
+        sums=raw_folder.digest_of(sums),
+        unfetched=sum(failure.requested for failure in failed),
+        splits=_counts(planned, sizes),
+        problems=problems.cases(),
+    )
     return manifest, sums, failed
 
 
-def _counts(planned: dict[str, Any], sizes: np.ndarray) -> dict[str, dict[str, int]]:
+def _counts(planned: RawManifest, sizes: np.ndarray) -> dict[str, SplitCounts]:
     """Return images and boxes of each split without those that cannot be had."""
     counts = {}
     first = 0
-    for split, listed in planned["splits"].items():
-        stored = sizes[first : first + listed["images"]] > 0
-        first += listed["images"]
-        boxes = listed["boxes"]
+    for split, listed in planned.splits.items():
+        stored = sizes[first : first + listed.images] > 0
+        first += listed.images
+        boxes = listed.boxes
         if not stored.all():
-            uri = storage.join(planned["uri"], f"{split}.parquet")
-            table = Table(uri, planned.get("tables", {}).get(split, ""))
+            table = planned.table(split)
             each = np.concatenate([table.box_counts(block) for block in range(table.blocks)])
             boxes = int(each[stored].sum())
-        counts[split] = {"images": int(stored.sum()), "boxes": boxes}
+        counts[split] = SplitCounts(int(stored.sum()), boxes)
     return counts
 
 
@@ -330,19 +317,17 @@ def _write_arrays(uri: str, sums: np.ndarray, failed: list[Failure]) -> None:
     storage.write_bytes(storage.join(uri, "failed.csv"), text.getvalue().encode())
 
 
-def _check(manifest: dict[str, Any], config: DataConfig) -> None:
+def _check(manifest: RawManifest, config: DataConfig) -> None:
     """Warn of what the user should know; raise DataError if too much is bad."""
-    problems = Problems.from_json(manifest["problems"])
-    images = sum(counts["images"] for counts in manifest["splits"].values())
-    boxes = sum(counts["boxes"] for counts in manifest["splits"].values())
+    problems = Problems.of(manifest.problems)
     problems.check(
-        manifest["source"],
-        images=images + problems.total(reasons.BAD_IMAGES),
-        boxes=boxes + problems.total(reasons.UNLISTED_BOXES),
+        manifest.source,
+        images=manifest.listed_images + problems.total(reasons.BAD_IMAGES),
+        boxes=manifest.listed_boxes + problems.total(reasons.UNLISTED_BOXES),
         max_bad_fraction=config.max_bad_fraction,
     )
-    if images == 0 or not manifest["splits"].get("train", {}).get("images"):
-        raise DataError(f"{manifest['source']}: no training image could be read", fix="check the source")
+    if "train" not in manifest.splits or not manifest.splits["train"].images:
+        raise DataError(f"{manifest.source}: no training image could be read", fix="check the source")
     empty = problems.examples.get(reasons.CLASS_WITHOUT_BOXES, [])
     if empty:
         logger.warning(

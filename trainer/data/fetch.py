@@ -34,10 +34,10 @@ from trainer.config.schema import DataConfig
 from trainer.data import image_keys, images, raw_folder, sources
 from trainer.data import problem_counts as reasons
 from trainer.data.problem_counts import TRIED_AGAIN, Problems
-from trainer.data.raw_folder import SUM, Table
+from trainer.data.raw_folder import SUM, RawManifest
 from trainer.data.shard_folder import digest
 from trainer.data.sources.source import Source
-from trainer.storage.reach import Reach, Refused
+from trainer.storage.url_policy import Refused, UrlPolicy
 
 _LOG = logging.getLogger("data")
 _SUM = ".sha256"
@@ -213,14 +213,8 @@ def worth_another_try(uri: str) -> bool:
         return True
 
 
-_QUICK = 0.0004
-"""Seconds. Files whose writing takes longer, on disks and networks, are written by other threads."""
-
 _BUDGET = 256 * 1024 * 1024
 """Bytes of images in flight, estimated by their mean size: large images are fewer at a time."""
-
-_PROBE = 16
-"""One of so many files is written here all the same, to measure whether writing has become faster."""
 
 
 @dataclass(frozen=True)
@@ -255,73 +249,26 @@ class Result(NamedTuple):
     """Digest of the bytes; empty if it is not known."""
 
 
-def copy_images(source: Source, tasks: Iterable[Task], workers: int, reach: Reach) -> Iterator[Result]:
+def copy_images(source: Source, tasks: Iterable[Task], workers: int, policy: UrlPolicy) -> Iterator[Result]:
     """Yield the outcome of each task, as it is done.
 
     Args:
         source: which the tasks are of.
         tasks: taken as workers become free.
         workers: images at the same time; processes where the source computes them.
-        reach: where the origins of the tasks may lead, and redirects from there.
+        policy: where the origins of the tasks may lead, and redirects from there.
     """
-    if source.origins_are_uris:
-        return _read_in_one_thread(tasks, workers, reach)
-    return worker_pool.run(partial(_copy, reach), tasks, workers, processes=source.cpu_bound)
+    mean_size = 1.0
 
+    def most_in_flight() -> float:
+        return _BUDGET / mean_size
 
-def _read_in_one_thread(tasks: Iterable[Task], connections: int, reach: Reach) -> Iterator[Result]:
-    """Read in one thread: switching between dozens of threads would cost more than the reading."""
-    writer = _Writer()
-    with storage.many(connections, reach) as many:
-
-        def outcomes_until(most: float) -> Iterator[Result]:
-            """Yield outcomes until fewer than `most` tasks are in flight."""
-            while many.busy and many.busy >= min(most, _BUDGET / max(1.0, writer.mean_size)):
-                for task, outcome in many.wait():
-                    failed = isinstance(outcome, StorageError)
-                    if failed and task is None:  # what cannot be written concerns all
-                        raise outcome
-                    if failed:
-                        yield _unread(task, outcome)
-                    elif task is None:
-                        yield outcome
-                    elif not reach.is_named(task.origin):
-                        many.call(None, _write_image, task, outcome)
-                    elif writer.is_quick(task, outcome):
-                        yield writer.write(task, outcome)
-                    else:
-                        many.call(None, _write, task, outcome)
-
-        for task in tasks:
-            if task.fault:
-                yield _failed(task, *task.fault)
-            else:
-                many.read(task, task.origin)
-                yield from outcomes_until(connections)
-        yield from outcomes_until(0)
-
-
-class _Writer:
-    """Writes images to a local folder in this thread, as long as that is quick."""
-
-    def __init__(self) -> None:
-        self.mean_size = 1.0
-        """Bytes of an image."""
-        self._mean = 0.0
-        self._seen = 0
-
-    def is_quick(self, task: Task, data: bytes) -> bool:
-        """Tell whether writing an image here costs less than handing it to another thread."""
-        self._seen += 1
-        self.mean_size += (len(data) - self.mean_size) / min(self._seen, 64)
-        return storage.is_local(task.target) and (self._mean < _QUICK or self._seen % _PROBE == 0)
-
-    def write(self, task: Task, data: bytes) -> Result:
-        """Write an image."""
-        began = time.monotonic()
-        result = _write(task, data)
-        self._mean += (time.monotonic() - began - self._mean) / 8
-        return result
+    copy = partial(_copy, policy)
+    results = worker_pool.run(copy, tasks, workers, processes=source.cpu_bound, most=most_in_flight)
+    for number, result in enumerate(results, 1):
+        if result.fetched:
+            mean_size += (result.bytes - mean_size) / min(number, 64)
+        yield result
 
 
 def read_again(source_text: str, origin: str, hosts: tuple[str, ...]) -> bytes:
@@ -335,10 +282,10 @@ def read_again(source_text: str, origin: str, hosts: tuple[str, ...]) -> bytes:
     Raises:
         StorageError: it cannot be had, or is no image.
     """
-    reach = Reach(tuple(sources.places(source_text)), hosts)
-    if reach.is_named(origin):
+    policy = UrlPolicy(tuple(sources.places(source_text)), hosts)
+    if policy.is_named(origin):
         return sources.parse(source_text).read(origin)
-    data = storage.read_within(origin, reach)
+    data = storage.read_within(origin, policy)
     try:
         images.check(data)
     except images.UnreadableImage as error:
@@ -346,32 +293,38 @@ def read_again(source_text: str, origin: str, hosts: tuple[str, ...]) -> bytes:
     return data
 
 
-def _copy(reach: Reach, task: Task) -> Result:
+def _copy(policy: UrlPolicy, task: Task) -> Result:
     """Copy one image, unless its fault is known."""
     if task.fault:
         return _failed(task, *task.fault)
-    known = reach.is_named(task.origin)
+    known = policy.is_named(task.origin)
+    is_from_data = storage.scheme(task.origin) in storage.WEB and not task.source.composes_addresses
     try:
-        data = task.source.read(task.origin) if known else storage.read_within(task.origin, reach)
+        if not known or (task.source.origins_are_uris and is_from_data):
+            data: bytes | memoryview = storage.read_within(task.origin, policy)
+        elif task.source.origins_are_uris:
+            data = storage.read_buffer(task.origin)
+        else:
+            data = task.source.read(task.origin)
     except StorageError as error:
         return _unread(task, error)
     return _write(task, data) if known else _write_image(task, data)
 
 
-def _write_image(task: Task, data: bytes) -> Result:
+def _write_image(task: Task, data: bytes | memoryview) -> Result:
     """Write what came from a server that the user did not name, if it is an image."""
     try:
-        images.check(data)
+        images.check(bytes(data))
     except images.UnreadableImage as error:
         return _failed(task, reasons.IMAGE_UNREADABLE, f"{task.origin} gave {len(data)} bytes: {error}")
     return _write(task, data)
 
 
-def _write(task: Task, data: bytes) -> Result:
+def _write(task: Task, data: bytes | memoryview) -> Result:
     """Write the bytes of an image, if there are any."""
     if not data:
         return _failed(task, reasons.IMAGE_UNREADABLE, "the file is empty")
-    if storage.scheme(task.origin) in storage.WEB and not images.begins_as_image(data):
+    if storage.scheme(task.origin) in storage.WEB and not images.begins_as_image(bytes(data[:16])):
         return _failed(
             task, reasons.IMAGE_UNREADABLE, f"{task.origin} gave what does not begin as an image does"
         )
@@ -425,7 +378,7 @@ class SourceDown(StorageError):
 
 
 def run(
-    planned: dict[str, Any],
+    planned: RawManifest,
     config: DataConfig,
     partition: int,
     partitions: int,
@@ -448,24 +401,24 @@ def run(
         SourceDown: the source answers no more.
         StorageError: the data root cannot be written.
     """
-    missing = known_failures(planned["uri"], partition, partitions, again=again)
-    source = sources.parse(planned["source"])
-    reach = Reach(tuple(sources.places(planned["source"])), tuple(config.allow_hosts))
+    missing = known_failures(planned.uri, partition, partitions, again=again)
+    source = sources.parse(planned.source)
+    policy = UrlPolicy(tuple(sources.places(planned.source)), tuple(config.allow_hosts))
     mine = _FOLDERS[partition::partitions]
-    total = sum(split["images"] for split in planned["splits"].values())
-    stored = _StoredImages(planned["images"], mine, at_once=partitions == 1 and total <= _FEW)
+    total = planned.listed_images
+    stored = _StoredImages(planned.images, mine, at_once=partitions == 1 and total <= _FEW)
     expected = round(total * len(mine) / len(_FOLDERS))
     workers = (config.processes or worker_pool.available_cores()) if source.cpu_bound else config.threads
-    known = known_sums(planned["uri"], total)
+    known = known_sums(planned.uri, total)
     tally = _Tally(planned, config.max_bad_fraction, workers)
     unhashed = _Unhashed(tally)
     with progress("download", expected, "images") as bar:
         tasks = _tasks(planned, source, set(mine), stored, missing)
         to_fetch = _to_fetch(tasks, known, tally, unhashed, bar.skip)
-        for result in copy_images(source, to_fetch, min(workers, total), reach):
+        for result in copy_images(source, to_fetch, min(workers, total), policy):
             tally.add(result)
             bar.update(note=tally.note())
-        for result in copy_images(source, tally.again(), workers, reach):
+        for result in copy_images(source, tally.again(), workers, policy):
             tally.add(result)
             bar.update(0, note=tally.note())
         unhashed.count()
@@ -473,9 +426,9 @@ def run(
     if tally.lost:
         logger.warning(
             "mending %s: %d stored images were missing or cut off, and were fetched again",
-            planned["images"], tally.lost,
+            planned.images, tally.lost,
         )  # fmt: skip
-    tally.write(report_uri(planned["uri"], partition, partitions))
+    tally.write(report_uri(planned.uri, partition, partitions))
 
 
 class _Unhashed:
@@ -519,11 +472,11 @@ def _to_fetch(
 class _Tally:
     """Counts fetched and failed images, in 56 bytes an image: there may be millions."""
 
-    def __init__(self, planned: dict[str, Any], max_bad_fraction: float, workers: int) -> None:
-        self._source, self._max_bad_fraction = planned["source"], max_bad_fraction
-        self._total = sum(split["images"] for split in planned["splits"].values())
+    def __init__(self, planned: RawManifest, max_bad_fraction: float, workers: int) -> None:
+        self._source, self._max_bad_fraction = planned.source, max_bad_fraction
+        self._total = planned.listed_images
         self._allowed = max(reasons.EXAMPLES, max_bad_fraction * self._total)
-        self._problems = Problems.from_json(planned["problems"])
+        self._problems = Problems.of(planned.problems)
         self._patience = _PATIENCE + 2 * workers
         self._in_a_row = 0
         self._ids, self._sizes = array("q"), array("i")
@@ -598,7 +551,7 @@ class _Tally:
 
 
 def _tasks(
-    planned: dict[str, Any],
+    planned: RawManifest,
     source: Source,
     folders: set[str],
     stored: "_StoredImages",
@@ -608,10 +561,8 @@ def _tasks(
 
     An image that could not be fetched may be stored by now.
     """
-    for split in planned["splits"]:
-        table = Table(
-            storage.join(planned["uri"], f"{split}.parquet"), planned.get("tables", {}).get(split, "")
-        )
+    for split in planned.splits:
+        table = planned.table(split)
         for block in range(table.blocks):
             columns = table.columns(block, _COLUMNS)
             for image_id, key, name, origin, version, reason, detail in zip(*columns.values(), strict=True):
@@ -622,7 +573,7 @@ def _tasks(
                 fault = (reason, detail, False) if reason else missing.get(image_id)
                 if size and fault and fault[2]:
                     fault = None
-                target = storage.join(planned["images"], place)
+                target = storage.join(planned.images, place)
                 yield Task(source, image_id, split, name, origin, target, fault, size)
 
 
@@ -654,7 +605,7 @@ class _StoredImages:
         return int(self._sizes[at]) if at < self.count and self._digests[at] == digest else 0
 
 
-def absent(manifest: dict[str, Any], partition: int, partitions: int) -> int:
+def absent(manifest: RawManifest, partition: int, partitions: int) -> int:
     """Count the images of a partition that a manifest tells of and a listing shows as missing or cut off.
 
     Args:
@@ -670,7 +621,7 @@ def absent(manifest: dict[str, Any], partition: int, partitions: int) -> int:
     if sums is None:
         return 0
     mine = _FOLDERS[partition::partitions]
-    stored = _StoredImages(manifest["images"], mine, at_once=partitions == 1 and len(sums) <= _FEW)
+    stored = _StoredImages(manifest.images, mine, at_once=partitions == 1 and len(sums) <= _FEW)
     expected = sums[sums["bytes"] > 0]
     if partitions > 1:  # the first two of the digest's sixteen hexadecimal digits are the folder
         expected = expected[(expected["place"] >> np.uint64(56)) % np.uint64(partitions) == partition]

@@ -7,10 +7,13 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from trainer import storage
+from trainer.data.raw_folder import Category
+from trainer.data.shard_folder import StoredFile
 
 _IMAGE_KEYS = ("file_name", "width", "height", "original_id", "extra")
 Row = dict[str, Any]
@@ -20,12 +23,14 @@ Row = dict[str, Any]
 class Classes:
     """The classes of a data set and their hierarchy."""
 
-    def __init__(self, categories: list[dict[str, Any]], hierarchy: Mapping[str, Sequence[int]]) -> None:
-        """Take categories (id, name, original_id) and the labels above each, by its label as text."""
-        self.header: dict[str, Any] = {"categories": categories}
+    def __init__(self, categories: list[Category], hierarchy: Mapping[str, Sequence[int]]) -> None:
+        """Take categories and the labels above each, by its label as text."""
+        self.categories = [asdict(category) for category in categories]
+        """In COCO's form."""
+        self.header: dict[str, Any] = {"categories": self.categories}
         if hierarchy:
             self.header["hierarchy"] = dict(hierarchy)
-        self._labels = {category["name"]: category["id"] for category in categories}
+        self._labels = {category.name: category.id for category in categories}
         self._above = {int(label): set(others) for label, others in hierarchy.items()}
         self._below: dict[int, set[int]] = {}
         for label, others in self._above.items():
@@ -86,11 +91,11 @@ class GroundTruthWriter:
             self._block = block
         self._pending += rows
 
-    def write(self, uri: str) -> dict[str, Any]:
-        """Write what `ground_truth` gives of all samples, whole or not at all; return bytes and sha256."""
+    def write(self, uri: str) -> StoredFile:
+        """Write what `ground_truth` gives of all samples, whole or not at all."""
         self._flush()
-        known: dict[str, Any] = {}
-        with storage.new_file(uri, sha256=lambda: known["sha256"], confirm=True) as path:
+        digest, size = "", 0
+        with storage.new_file(uri, sha256=lambda: digest, confirm=True) as path:
             with path.open("w", encoding="utf-8") as whole:
                 whole.write(json.dumps(self._classes.header, ensure_ascii=False)[:-1])
                 for name, part in self._parts.items():
@@ -100,9 +105,9 @@ class GroundTruthWriter:
                     whole.write("]")
                 whole.write("}")
             with path.open("rb") as written:
-                known["sha256"] = hashlib.file_digest(written, "sha256").hexdigest()
-            known["bytes"] = path.stat().st_size
-        return known
+                digest = hashlib.file_digest(written, "sha256").hexdigest()
+            size = path.stat().st_size
+        return StoredFile(size, digest)
 
     def _flush(self) -> None:
         truth = ground_truth(self._pending, self._classes, self._boxes)

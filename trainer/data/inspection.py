@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,10 @@ from trainer.data.images import (
 )
 from trainer.data.plausibility import AnnotationCheck, Findings, check_samples, note_image, of_duplicates
 from trainer.data.preview import sheet
-from trainer.data.problem_counts import Problems
+from trainer.data.problem_counts import Cases, Problems
+from trainer.data.shard_folder import DuplicatePair
 from trainer.data.shard_writer import clean
+from trainer.data.statistics import SplitStatistics
 
 _OF_PIXELS = ("box_side", "box_share", "box_aspect", "image_side", "image_aspect")
 _STAND_IN = 1000
@@ -34,9 +37,53 @@ _PAIRS = 12
 """Near duplicates that are named."""
 
 
+@dataclass(frozen=True)
+class SplitReport:
+    """What a split holds; of raw images and sources the boxes that cleaning would keep."""
+
+    images: int
+    boxes: int
+    shards: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class LookedAt:
+    """Images that were read, and their problems."""
+
+    images: int = 0
+    problems: dict[str, Cases] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `inspect` found."""
+
+    kind: str
+    uri: str
+    """Of a source what names it fully."""
+    classes: list[str]
+    """By label."""
+    splits: dict[str, SplitReport]
+    statistics: dict[str, SplitStatistics]
+    problems: dict[str, int]
+    """Counts by reason."""
+    examples: dict[str, list[str]]
+    """By reason."""
+    warnings: list[str]
+    read_as: str = ""
+    """How a source was understood."""
+    fingerprint: str = ""
+    """Empty of a source."""
+    errors: list[tuple[str, str]] = field(default_factory=list)
+    """What is wrong, and what to do."""
+    near_duplicates: list[DuplicatePair] = field(default_factory=list)
+    looked_at: LookedAt = LookedAt()
+
+
 def inspect(
     text: str, config: DataConfig | None = None, images: int | None = None, pairs: str = ""
-) -> dict[str, Any]:
+) -> Report:
     """Describe shards, raw images or a source, and check them (see `trainer.data.plausibility`).
 
     Args:
@@ -44,15 +91,6 @@ def inspect(
         config: how a source is read; None takes the defaults.
         images: images of each split to look at; None takes what the place allows.
         pairs: local PNG that receives the near duplicates across splits, two in a row; "" is none.
-
-    Returns:
-        kind, uri (of a source what names it fully), read_as (how a source was understood), fingerprint
-        ("" for a source), classes (names by label), splits (of each: images,
-        boxes, and of shards shards and bytes), statistics (of each split; see
-        `trainer.data.statistics`), problems (counts by reason) and examples (texts by reason), warnings,
-        errors (pairs of what is wrong and what to do), near_duplicates (splits and file_names of pairs),
-        looked_at (images that were read, and problems of these).
-        Of raw images and sources the boxes are counted that cleaning would keep.
 
     Raises:
         DataError: it is missing, empty or not of its format.
@@ -67,43 +105,39 @@ def inspect(
     per_split = {split: _describe(view, split, meaning, sampled) for split in view.splits}
     problems = view.problems()
     for _, wrong in per_split.values():
-        problems.merge(wrong.to_json())
+        problems.merge(wrong.cases())
     seen, hashes = sampled.look()
     counts = problems.counts | seen.counts
-    problems.merge(seen.to_json())
+    problems.merge(seen.cases())
     found = meaning.findings()
+    described = {split: description for split, (description, _) in per_split.items()}
     if not found.errors:  # What follows from these would be named again.
-        described = {split: description for split, (description, _) in per_split.items()}
         of_images = check_samples(counts, described, sampled.count)
         found.errors += of_images.errors
         found.warnings += of_images.warnings
     duplicates = plausibility.near_duplicates(hashes)
     shown = [sampled.named(pair) for pair in duplicates[:_PAIRS]]
-    found.warnings += of_duplicates(duplicates, [pair["file_names"] for pair in shown])
+    found.warnings += of_duplicates(duplicates, [pair.file_names for pair in shown])
     if pairs and duplicates:
         sampled.draw(duplicates[:_PAIRS], pairs)
-    described = {split: description for split, (description, _) in per_split.items()}
-    return {
-        "kind": view.kind,
-        "uri": view.uri,
-        "read_as": view.read_as if isinstance(view, SourceRows) else "",
-        "fingerprint": view.manifest["fingerprint"] if isinstance(view, RawImages) else "",
-        "classes": view.names,
-        "splits": {
-            split: {"images": description["images"], "boxes": sum(description["boxes_of_class"])}
-            for split, description in described.items()
-        },
-        "statistics": described,
-        "problems": dict(sorted(problems.counts.items())),
-        "examples": problems.examples,
-        "warnings": found.warnings,
-        "errors": [list(error) for error in found.errors],
-        "near_duplicates": shown,
-        "looked_at": {"images": sampled.count, "problems": seen.to_json()},
-    }
+    return Report(
+        kind=view.kind,
+        uri=view.uri,
+        read_as=view.read_as if isinstance(view, SourceRows) else "",
+        fingerprint=view.manifest.fingerprint if isinstance(view, RawImages) else "",
+        classes=view.names,
+        splits={split: SplitReport(counts.images, counts.boxes) for split, counts in described.items()},
+        statistics=described,
+        problems=dict(sorted(problems.counts.items())),
+        examples=problems.examples,
+        warnings=found.warnings,
+        errors=found.errors,
+        near_duplicates=shown,
+        looked_at=LookedAt(sampled.count, seen.cases()),
+    )
 
 
-def check(report: dict[str, Any], config: DataConfig) -> None:
+def check(report: Report, config: DataConfig) -> None:
     """Refuse a source that could not be downloaded and sharded, without fetching its images.
 
     Args:
@@ -113,57 +147,50 @@ def check(report: dict[str, Any], config: DataConfig) -> None:
     Raises:
         DataError: too many images or boxes are bad, there are none to train on, or what they mean is wrong.
     """
-    Findings([(message, fix) for message, fix in report["errors"]]).check(report["uri"])
-    if report["kind"] != SourceRows.kind:
+    Findings(report.errors).check(report.uri)
+    if report.kind != SourceRows.kind:
         return
-    problems = Problems(report["problems"], report["examples"])
-    images = sum(split["images"] for split in report["splits"].values())
-    boxes = sum(split["boxes"] for split in report["splits"].values())
+    problems = Problems(report.problems, report.examples)
+    images = sum(split.images for split in report.splits.values())
+    boxes = sum(split.boxes for split in report.splits.values())
     problems.check(
-        report["uri"],
+        report.uri,
         images=images + problems.total(reasons.BAD_IMAGES),
         boxes=boxes + problems.total(reasons.BAD_BOXES),
         max_bad_fraction=config.max_bad_fraction,
     )
-    seen = Problems.from_json(report["looked_at"]["problems"])
-    seen.check(
-        f"{report['uri']}, of which some images were read",
-        images=report["looked_at"]["images"], boxes=0, max_bad_fraction=config.max_bad_fraction,
+    Problems.of(report.looked_at.problems).check(
+        f"{report.uri}, of which some images were read",
+        images=report.looked_at.images, boxes=0, max_bad_fraction=config.max_bad_fraction,
     )  # fmt: skip
-    train = report["splits"].get("train", {"images": 0, "boxes": 0})
-    for noun in ("images", "boxes"):
-        if not train[noun]:
-            raise DataError(f"{report['uri']}: no {noun} to train on", fix="look at its annotations")
+    train = report.splits.get("train", SplitReport(0, 0))
+    for noun, count in (("images", train.images), ("boxes", train.boxes)):
+        if not count:
+            raise DataError(f"{report.uri}: no {noun} to train on", fix="look at its annotations")
 
 
-def _describe_shards(view: Shards) -> dict[str, Any]:
+def _describe_shards(view: Shards) -> Report:
     index = view.index
-    left_out = [f"{item['file_name']}: {item['reason']}" for item in index["quarantined"]]
+    left_out = [f"{item.file_name}: {item.reason}" for item in index.quarantined]
     absent = view.absent()
-    return {
-        "kind": view.kind,
-        "uri": view.uri,
-        "read_as": "",
-        "fingerprint": index["fingerprint"],
-        "classes": view.names,
-        "splits": {
-            split: {
-                "images": part["samples"],
-                "boxes": part["boxes"],
-                "shards": len(part["shards"]),
-                "bytes": sum(shard["bytes"] for shard in part["shards"]),
-            }
-            for split, part in index["splits"].items()
+    examples = {reasons.IMAGE_UNREADABLE: left_out[: reasons.EXAMPLES]} if left_out else {}
+    return Report(
+        kind=view.kind,
+        uri=view.uri,
+        fingerprint=index.fingerprint,
+        classes=view.names,
+        splits={
+            name: SplitReport(
+                split.samples, split.boxes, len(split.shards), sum(s.bytes for s in split.shards)
+            )
+            for name, split in index.splits.items()
         },
-        "statistics": index["statistics"],
-        "problems": index["problems"] | dict(sorted(absent.counts.items())),
-        "examples": ({reasons.IMAGE_UNREADABLE: left_out[: reasons.EXAMPLES]} if left_out else {})
-        | absent.examples,
-        "warnings": index.get("warnings", []),
-        "errors": [],
-        "near_duplicates": index.get("near_duplicates", []),
-        "looked_at": {"images": 0, "problems": {}},
-    }
+        statistics=index.statistics,
+        problems=index.problems | dict(sorted(absent.counts.items())),
+        examples=examples | absent.examples,
+        warnings=index.warnings,
+        near_duplicates=index.near_duplicates,
+    )
 
 
 class _Sample:
@@ -222,11 +249,11 @@ class _Sample:
         except (UnreadableImage, DataError) as error:
             return *task, (reasons.IMAGE_UNREADABLE, str(error))
 
-    def named(self, pair: plausibility.Pair) -> dict[str, list[str]]:
+    def named(self, pair: plausibility.Pair) -> DuplicatePair:
         """Return the splits and file names of near duplicates."""
         places = [(pair.split, pair.row), (pair.other_split, pair.other_row)]
         names = [self._rows[split][row][1] for split, row in places]
-        return {"splits": [split for split, _ in places], "file_names": names}
+        return DuplicatePair([split for split, _ in places], names)
 
     def draw(self, pairs: Sequence[plausibility.Pair], path: str) -> None:
         """Draw near duplicates, two in a row."""
@@ -241,12 +268,12 @@ class _Sample:
 
 def _describe(
     view: RawImages | SourceRows, split: str, meaning: AnnotationCheck, sampled: _Sample
-) -> tuple[dict[str, Any], Problems]:
+) -> tuple[SplitStatistics, Problems]:
     """Count and check the rows of a split, a block at a time."""
     labels = len(view.names)
     total = statistics.describe([], labels)
     problems = Problems()
-    count = view.manifest["splits"][split]["images"] if isinstance(view, RawImages) else None
+    count = view.manifest.splits[split].images if isinstance(view, RawImages) else None
     with log.progress(f"inspect {split}", count, "images") as bar:
         for batch in view.batches(split):
             meaning.add(split, batch)
@@ -258,13 +285,10 @@ def _describe(
                     problems.add(row["fault_reason"], f"{row['file_name']}: {row['fault_detail']}")
             sized = [row for row in sound if is_sized(row)]
             others = [row for row in sound if not is_sized(row)]
-            total = statistics.add(
-                total, statistics.describe(cleaned_samples(sized, labels, problems), labels)
-            )
+            total += statistics.describe(cleaned_samples(sized, labels, problems), labels)
             unsized = statistics.describe(cleaned_samples(others, labels, problems), labels)
-            for name in _OF_PIXELS:
-                unsized[name] = [0] * len(unsized[name])
-            total = statistics.add(total, unsized)
+            empty: dict[str, Any] = {name: [0] * len(unsized.histogram(name)) for name in _OF_PIXELS}
+            total += replace(unsized, **empty)
             bar.update(len(rows))
     return total, problems
 

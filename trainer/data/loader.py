@@ -339,4 +339,5 @@ def collate(loaded: Sequence[Loaded], images: Tensor, *, pin: bool) -> Batch:
         color = color.pin_memory() if color is not None else None
         verified = verified.pin_memory() if verified is not None else None
     ids, scales = [sample.image_id for sample in loaded], [sample.scale for sample in loaded]
-    return Batch(images, boxes, labels, color, ids, scales, verified)
+    counts = [len(sample.labels) for sample in loaded]
+    return Batch(images, boxes, labels, color, ids, scales, counts, verified)

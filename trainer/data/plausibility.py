@@ -26,6 +26,7 @@ from trainer.data import problem_counts as reasons
 from trainer.data.images import NormalImage, size_fault
 from trainer.data.problem_counts import Problems
 from trainer.data.sources.source import Category, Listing, Rows
+from trainer.data.statistics import SplitStatistics
 
 _CELLS = 16
 _CONTRAST = 1
@@ -325,22 +326,22 @@ def note_image(
 
 
 def check_samples(
-    counts: dict[str, int], statistics: dict[str, dict[str, Any]], looked_at: int | None = None
+    counts: dict[str, int], statistics: dict[str, SplitStatistics], looked_at: int | None = None
 ) -> Findings:
     """Return what images and their boxes show together.
 
     Args:
         counts: of problems, by reason.
-        statistics: of each split, see `trainer.data.statistics`.
+        statistics: of each split.
         looked_at: images behind the counts of sizes and depths; None is all.
     """
     found = Findings()
     if looked_at is None:
-        looked_at = sum(split["images"] for split in statistics.values())
+        looked_at = sum(split.images for split in statistics.values())
     for name, split in statistics.items():
-        _check_scored(name, sum(split["boxes_of_class"]) - split["crowds"], split["crowds"], found)
-    boxes = sum(sum(split["boxes_of_class"]) for split in statistics.values())
-    sides = np.sum([split["box_side"] for split in statistics.values()], axis=0)
+        _check_scored(name, split.boxes - split.crowds, split.crowds, found)
+    boxes = sum(split.boxes for split in statistics.values())
+    sides = np.sum([split.box_side for split in statistics.values()], axis=0)
     sized = int(np.sum(sides))  # Those in images of known size.
     if sized and sides[0] > _SMALL_BOXES * sized:
         found.warnings.append(

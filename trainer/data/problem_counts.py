@@ -1,9 +1,8 @@
 """Problems of the input: counted by reason, with examples, and held against max_bad_fraction."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from trainer.base.errors import DataError
 
@@ -75,6 +74,14 @@ CLASS_WITHOUT_BOXES = "class without boxes in train"
 # The last group is only reported: it does not count as bad.
 
 
+@dataclass(frozen=True)
+class Cases:
+    """How often one reason occurred."""
+
+    count: int
+    examples: list[str] = field(default_factory=list)
+
+
 @dataclass
 class Problems:
     """Counts and first examples by reason."""
@@ -93,29 +100,26 @@ class Problems:
             kept.append(example)
 
     @classmethod
-    def from_json(cls, counted: dict[str, Any]) -> "Problems":
-        """Return what `to_json` gave."""
+    def of(cls, cases: Mapping[str, Cases]) -> "Problems":
+        """Return problems that grow from these cases."""
         problems = cls()
-        problems.merge(counted)
+        problems.merge(cases)
         return problems
 
-    def merge(self, other: dict[str, Any]) -> None:
-        """Add what `to_json` of another gave."""
-        for reason, entry in other.items():
-            self.counts[reason] = self.counts.get(reason, 0) + entry["count"]
+    def merge(self, other: Mapping[str, Cases]) -> None:
+        """Add the cases of others."""
+        for reason, cases in other.items():
+            self.counts[reason] = self.counts.get(reason, 0) + cases.count
             kept = self.examples.setdefault(reason, [])
-            kept.extend(entry["examples"][: EXAMPLES - len(kept)])
+            kept.extend(cases.examples[: EXAMPLES - len(kept)])
 
     def total(self, reasons: Iterable[str]) -> int:
         """Return how many cases these reasons have together."""
         return sum(self.counts.get(reason, 0) for reason in reasons)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return {reason: {"count", "examples"}}, sorted by reason."""
-        return {
-            reason: {"count": self.counts[reason], "examples": self.examples[reason]}
-            for reason in sorted(self.counts)
-        }
+    def cases(self) -> dict[str, Cases]:
+        """Return the cases by reason, sorted."""
+        return {reason: Cases(self.counts[reason], self.examples[reason]) for reason in sorted(self.counts)}
 
     def check(self, where: str, *, images: int, boxes: int, max_bad_fraction: float) -> None:
         """Raise DataError with the first ten cases if too many images or boxes are bad.

@@ -10,6 +10,7 @@ import hashlib
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer import storage
+from trainer.base import typed_json
 from trainer.base.errors import DamagedError, DataError, MissingError
 from trainer.base.os_errors import refuse_want
+from trainer.data.problem_counts import Cases
 from trainer.data.sources.source import SOURCE_ROW
 
 BLOCK = 1000
@@ -113,31 +116,25 @@ class Table:
         """Blocks; all but the last have BLOCK rows."""
         return self._file.metadata.num_row_groups
 
-    def columns(self, block: int, names: list[str]) -> dict[str, list[Any]]:
-        """Return some columns of a block, by name."""
-        try:
-            return self._file.read_row_group(block, columns=names).to_pydict()
-        except (pa.ArrowException, OSError) as error:
-            raise self._unread(error) from None
-
     def batch(self, block: int, names: list[str]) -> pa.Table:
         """Return some columns of a block."""
         try:
             return self._file.read_row_group(block, columns=names)
         except (pa.ArrowException, OSError) as error:
-            raise self._damaged(str(error)) from None
+            raise self._unread(error) from None
+
+    def columns(self, block: int, names: list[str]) -> dict[str, list[Any]]:
+        """Return some columns of a block as lists, by name."""
+        return self.batch(block, names).to_pydict()
 
     def rows(self, block: int, positions: list[int] | None = None) -> list[dict[str, Any]]:
         """Return rows of a block as objects of Python; `positions` are those in the block."""
-        try:
-            group = self._file.read_row_group(block)
-        except (pa.ArrowException, OSError) as error:
-            raise self._unread(error) from None
+        group = self.batch(block, ROW.names)
         return (group if positions is None else group.take(positions)).to_pylist()
 
     def box_counts(self, block: int) -> np.ndarray:
         """Boxes of each row of a block, int64 [rows]."""
-        lists = self._file.read_row_group(block, columns=["boxes"]).column("boxes")
+        lists = self.batch(block, ["boxes"]).column("boxes")
         return np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in lists.chunks])
 
     def _unread(self, error: Exception) -> DataError:
@@ -161,46 +158,115 @@ SUM = np.dtype([("place", "<u8"), ("bytes", "<i4"), ("sha256", "V32")])
 
 _UNKNOWN = bytes(32)
 _REMEDY = "run the same command again, or `kubedet data verify --repair {}`: both write it anew"
-_SHAPE = {
-    "fingerprint": str,
-    "source": str,
-    "images": str,
-    "splits": {"*": {"images": int, "boxes": int}},
-    "categories": [{"id": int, "name": str}],
-    "hierarchy": {"*": [int]},
-    "problems": {"*": {"count": int, "examples": [str]}},
-    "tables?": {"*": str},
-}
 
 
-def read_plan(folder: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Category:
+    """A class of the data."""
+
+    id: int
+    """Label, from 0."""
+    name: str
+    original_id: int | str = ""
+    """Of the source."""
+
+
+@dataclass(frozen=True)
+class SplitCounts:
+    """What a split holds."""
+
+    images: int
+    boxes: int
+
+
+@dataclass(frozen=True)
+class RawManifest:
+    """What a source listed (kind "plan"); with its images stored, which of them there are (kind "raw")."""
+
+    kind: str
+    version: int
+    fingerprint: str
+    source: str
+    images: str
+    """URI of the folder of the images."""
+    splits: dict[str, SplitCounts]
+    categories: list[Category]
+    hierarchy: dict[str, list[int]]
+    """Labels of all categories above one, by its label as text, as JSON has it; one with none above it is
+    left out."""
+    problems: dict[str, Cases]
+    tables: dict[str, str] = field(default_factory=dict)
+    """sha256 of the table of each split."""
+    warnings: list[str] | None = None
+    """What is suspicious, see `trainer.data.plausibility`; None if it was not checked."""
+    settings: dict[str, Any] | None = None
+    """Keys of the section `data` that it was made with; None in files of before 0.2."""
+    uri: str = ""
+    """Of the folder."""
+    content: str = ""
+    """See `content_of`; empty of a plan."""
+    sums: str = ""
+    """See `digest_of`."""
+    unfetched: int = 0
+    """Images that the source did not give when it was asked."""
+    data_version: str = ""
+    """Name of these data, see `components.data_versions`."""
+
+    @classmethod
+    def load(cls, record: Any, where: str) -> "RawManifest":
+        """Return what `to_json` gave; FormError if it is of another form."""
+        return typed_json.load(cls, record, where, "run the download step again")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON, without empty fields that are optional."""
+        return {key: value for key, value in asdict(self).items() if value not in (None, "")}
+
+    @property
+    def listed_images(self) -> int:
+        """Images of all splits."""
+        return sum(split.images for split in self.splits.values())
+
+    @property
+    def listed_boxes(self) -> int:
+        """Boxes of all splits."""
+        return sum(split.boxes for split in self.splits.values())
+
+    def table(self, split: str) -> Table:
+        """Open the table of a split; see `Table`."""
+        return Table(storage.join(self.uri, f"{split}.parquet"), self.tables.get(split, ""))
+
+    def write(self) -> None:
+        """Write it into its folder, without what says where that is.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        stored = self.to_json() | {"images": f"images/{_last(self.images)}"}
+        del stored["uri"]
+        storage.write_json(storage.join(self.uri, PLAN if self.kind == "plan" else MANIFEST), stored)
+
+
+def read_plan(folder: str) -> RawManifest:
     """Return the plan of a folder of raw images, with the URIs of both as they are now.
 
     Raises:
         StorageError: it is missing, cannot be read, or is damaged.
         DataError: it is of a newer version, or of another form.
     """
-    return _read(folder, PLAN, storage.Form("plan", VERSION, _SHAPE, _REMEDY.format(folder)))
+    return _read(folder, PLAN, "plan")
 
 
-def read_manifest(folder: str) -> dict[str, Any]:
+def read_manifest(folder: str) -> RawManifest:
     """Return the manifest of a folder of raw images, with URIs as they are now; see `read_plan`."""
-    shape = _SHAPE | {"content": str, "sums?": str, "unfetched?": int}
-    return _read(folder, MANIFEST, storage.Form("raw", VERSION, shape, _REMEDY.format(folder)))
+    return _read(folder, MANIFEST, "raw")
 
 
-def write(name: str, record: dict[str, Any]) -> None:
-    """Write a plan or manifest into its folder, without what tells where that is."""
-    stored = {key: value for key, value in record.items() if key != "uri"}
-    stored["images"] = f"images/{_last(record['images'])}"
-    storage.write_json(storage.join(record["uri"], name), stored)
-
-
-def _read(folder: str, name: str, form: storage.Form) -> dict[str, Any]:
-    record: dict[str, Any] = storage.read_json(storage.join(folder, name), form)
-    uri = storage.absolute(folder)
+def _read(folder: str, name: str, kind: str) -> RawManifest:
+    place, remedy, uri = storage.join(folder, name), _REMEDY.format(folder), storage.absolute(folder)
+    record = storage.read_json(place, storage.Form(kind, VERSION, remedy=remedy))
     root = storage.parent(storage.parent(uri))
-    return record | {"uri": uri, "images": storage.join(root, "images", _last(record["images"]))}
+    raw = typed_json.load(RawManifest, record | {"uri": uri}, place, remedy)
+    return replace(raw, images=storage.join(root, "images", _last(raw.images)))
 
 
 def _last(uri: str) -> str:
@@ -236,21 +302,20 @@ def read_sizes(raw: str, content: str) -> np.ndarray:
     return sizes
 
 
-def read_sums(raw: dict[str, Any]) -> np.ndarray | None:
+def read_sums(raw: RawManifest) -> np.ndarray | None:
     """Return rows of SUM by id - 1; None of a manifest from before there were any.
 
     Raises:
         DamagedError: they are not those that the manifest tells.
         StorageError: they cannot be read.
     """
-    if not raw.get("sums"):
+    if not raw.sums:
         return None
-    uri = _sums_uri(raw["uri"], raw["sums"])
+    uri = _sums_uri(raw.uri, raw.sums)
     try:
-        sums = _array(uri, storage.read_bytes(uri, sha256=raw["sums"]))
+        return _array(uri, storage.read_bytes(uri, sha256=raw.sums))
     except DamagedError as error:
-        raise DamagedError(error.message, fix=_REMEDY.format(raw["uri"])) from None
-    return sums
+        raise DamagedError(error.message, fix=_REMEDY.format(raw.uri)) from None
 
 
 def digest_of(sums: np.ndarray) -> str:
@@ -281,22 +346,22 @@ def hash_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def table_fault(record: dict[str, Any]) -> str:
+def table_fault(raw: RawManifest) -> str:
     """Say which table of a plan or manifest is missing or damaged; "" where none is."""
-    for split in record["splits"]:
-        uri = storage.join(record["uri"], f"{split}.parquet")
-        try:
-            storage.local_copy(uri, sha256=record.get("tables", {}).get(split, ""))
-        except (DamagedError, MissingError) as error:
-            return error.message
+    try:
+        for split in raw.splits:
+            uri = storage.join(raw.uri, f"{split}.parquet")
+            storage.local_copy(uri, sha256=raw.tables.get(split, ""))
+    except (DamagedError, MissingError) as error:
+        return error.message
     return ""
 
 
-def arrays_fault(manifest: dict[str, Any]) -> str:
+def arrays_fault(raw: RawManifest) -> str:
     """Say which of a manifest's arrays is missing or damaged; "" where none is."""
     try:
-        read_sizes(manifest["uri"], manifest["content"])
-        read_sums(manifest)
+        read_sizes(raw.uri, raw.content)
+        read_sums(raw)
     except (DamagedError, MissingError) as error:
         return error.message
     return ""

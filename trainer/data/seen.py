@@ -31,7 +31,8 @@ from trainer import storage
 from trainer.base.errors import DamagedError
 from trainer.base.os_errors import refuse_want
 from trainer.data import forgotten, image_keys
-from trainer.data.raw_folder import Table
+from trainer.data.raw_folder import RawManifest, Table
+from trainer.data.shard_folder import ShardIndex
 from trainer.data.shard_index import SAMPLE
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ def place(data_root: str, shards: str) -> str:
     return storage.join(data_root, FOLDER, f"{shards}{SUFFIX}")
 
 
-def write(raw: dict[str, Any], index: dict[str, Any], data_root: str) -> None:
+def write(raw: RawManifest, index: ShardIndex, data_root: str) -> None:
     """Write what is in a set of shards, unless it is written already and whole.
 
     Args:
@@ -69,19 +70,18 @@ def write(raw: dict[str, Any], index: dict[str, Any], data_root: str) -> None:
         DataError: the raw tables are damaged.
         StorageError: the data root cannot be read or written.
     """
-    uri = place(data_root, index["fingerprint"])
+    uri = place(data_root, index.fingerprint)
     if storage.exists(uri) and _is_whole(uri):
         return
-    header = {"shards": index["fingerprint"], "raw": raw["fingerprint"], "source": raw["source"]}
-    header["classes"] = [category["name"] for category in index["categories"]]
+    header: dict[str, Any] = {"shards": index.fingerprint, "raw": raw.fingerprint, "source": raw.source}
+    header["classes"] = index.names
     schema = ROW.with_metadata({_HEADER: json.dumps(header)})
     known: list[str] = []
     with storage.new_file(uri, sha256=lambda: known[0], confirm=True) as path:
         with pq.ParquetWriter(path, schema, compression="zstd") as file:
-            for split in raw["splits"]:
-                table = Table(storage.join(raw["uri"], f"{split}.parquet"))
-                crc32 = _Checksums(index["uri"], split) if split in index["splits"] else None
-                for rows in _digests(table):
+            for split in raw.splits:
+                crc32 = _Checksums(index.uri, split) if split in index.splits else None
+                for rows in _digests(raw.table(split)):
                     batch = rows.described(split, crc32)
                     file.write_table(pa.Table.from_arrays(batch, schema=schema))
         with path.open("rb") as written:
@@ -200,7 +200,7 @@ class News:
         return counts + (", and other classes" if self.other_classes else "")
 
 
-def news(planned: dict[str, Any], seen: str, forgotten: frozenset[str] = frozenset()) -> News:
+def news(planned: RawManifest, seen: str, forgotten: frozenset[str] = frozenset()) -> News:
     """Compare what a source holds now with what was seen. Memory: 32 bytes an image.
 
     Args:
@@ -222,7 +222,7 @@ def news(planned: dict[str, Any], seen: str, forgotten: frozenset[str] = frozens
         new=len(now[0]) - len(both),
         changed=int((~same).sum()),
         removed=len(before[0]) - len(both),
-        other_classes=header["classes"] != [category["name"] for category in planned["categories"]],
+        other_classes=header["classes"] != [category.name for category in planned.categories],
         forgotten=sum(row["seen"] for row in gone),
     )
 
@@ -243,9 +243,9 @@ def _numbers(split: str, keys: list[str]) -> np.ndarray:
     return np.array([image_keys.number(f"{split}/{key}") for key in keys], np.uint64)
 
 
-def _planned_columns(planned: dict[str, Any]) -> Iterator[Columns]:
-    for split in planned["splits"]:
-        for rows in _digests(Table(storage.join(planned["uri"], f"{split}.parquet"))):
+def _planned_columns(planned: RawManifest) -> Iterator[Columns]:
+    for split in planned.splits:
+        for rows in _digests(planned.table(split)):
             yield _numbers(split, rows.keys), rows.images, rows.annotations
 
 

@@ -34,7 +34,22 @@ from trainer.data import plausibility, statistics
 from trainer.data import problem_counts as reasons
 from trainer.data.ground_truth import Classes, GroundTruthWriter, ground_truth
 from trainer.data.problem_counts import Problems
-from trainer.data.shard_folder import INDEX, REPAIR, blame, note, read_index, read_known, read_sidecar
+from trainer.data.raw_folder import RawManifest
+from trainer.data.shard_folder import (
+    REPAIR,
+    DuplicatePair,
+    Quarantined,
+    Shard,
+    ShardIndex,
+    ShardSplit,
+    Sidecar,
+    StoredFile,
+    blame,
+    note,
+    read_index,
+    read_known,
+    read_sidecar,
+)
 from trainer.storage.copies import FOLDER, LIMIT, Busy, Copies
 from trainer.storage.records import decode
 
@@ -170,7 +185,7 @@ _TRIES = 3
 class ShardFiles:
     """Reads ranges of shards for any number of threads."""
 
-    def __init__(self, uri: str, shards: Sequence[dict[str, Any]], cache: ShardCache) -> None:
+    def __init__(self, uri: str, shards: Sequence[Shard], cache: ShardCache) -> None:
         """Set the shards; nothing is read yet.
 
         Args:
@@ -178,7 +193,7 @@ class ShardFiles:
             shards: name, bytes and sha256 of each, as in the index.
             cache: for copies of shards that are not on a local disk.
         """
-        self._uris = [storage.join(uri, shard["name"]) for shard in shards]
+        self._uris = [storage.join(uri, shard.name) for shard in shards]
         self._shards, self._cache = shards, cache
         self._local = storage.is_local(uri)
         self._files: OrderedDict[int, _File] = OrderedDict()
@@ -214,7 +229,7 @@ class ShardFiles:
         with self._changed:
             self._wrong[shard] += 1
             if self._files.pop(shard, None) is not None:
-                self._cache.drop(self._shards[shard]["sha256"])
+                self._cache.drop(self._shards[shard].sha256)
             return self._wrong[shard] < _TRIES
 
     def expect(self, shards: Sequence[int]) -> None:
@@ -237,7 +252,7 @@ class ShardFiles:
                 outcome = None
                 try:
                     outcome = self._cache.fetch(
-                        self._uris[shard], self._shards[shard]["sha256"], self._shards[shard]["bytes"],
+                        self._uris[shard], self._shards[shard].sha256, self._shards[shard].bytes,
                         lambda shard=shard: shard not in self._expected,  # type: ignore[misc]
                     )  # fmt: skip
                 except StorageError as error:
@@ -284,7 +299,7 @@ class ShardFiles:
                 path = storage.local_path(self._uris[shard])
                 file = _File(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         else:
-            descriptor = self._cache.open(self._shards[shard]["sha256"], self._shards[shard]["bytes"])
+            descriptor = self._cache.open(self._shards[shard].sha256, self._shards[shard].bytes)
             if descriptor is None:
                 return None
             file = _File(descriptor)
@@ -332,117 +347,120 @@ _PAIRS_SHOWN = 12
 
 
 def write_index(
-    header: dict[str, Any], names: dict[str, list[str]], problems: Problems, check: Callable[[], None]
-) -> dict[str, Any]:
+    raw: RawManifest, uri: str, settings: dict[str, Any], names: dict[str, list[str]], problems: Problems,
+    check: Callable[[], None],
+) -> ShardIndex:  # fmt: skip
     """Write `<split>.samples.npy`, the ground truth of val and test, and, last, index.json.
 
     Sidecars are read one after the other, so that memory holds a row of SAMPLE for each image.
 
     Args:
-        header: kind, version, uri, fingerprints, categories and their hierarchy, warnings.
+        raw: what the shards were made of.
+        uri: their folder.
+        settings: what they were made with.
         names: the shards of each split, in order.
         problems: of what was read before; those of the shards are added.
         check: called when all problems are known; raises if there are too many.
 
-    Returns:
-        The index.
-
     Raises:
         DataError: no training image is left, or `plausibility.check_samples` finds an error.
     """
-    uri, categories = header["uri"], header["categories"]
-    classes = Classes(categories, header["hierarchy"])
+    classes = Classes(raw.categories, raw.hierarchy)
     tables: dict[str, _Tables] = {}
-    splits, files = {}, dict[str, Any]()
-    quarantined: list[dict[str, str]] = []
+    splits: dict[str, ShardSplit] = {}
+    files: dict[str, StoredFile] = {}
+    quarantined: list[Quarantined] = []
     with temporary_folder() as temporary:
         for split, shards in names.items():
             folder = temporary / split
             folder.mkdir()
             truth = GroundTruthWriter(classes, folder) if split != "train" else None
-            tables[split] = _Tables(len(categories), truth)
-            for sidecar in _sidecars(uri, shards):
-                tables[split].add(sidecar)
-                problems.merge(sidecar["problems"])
-                quarantined += sidecar["quarantined"][: _QUARANTINED_SHOWN - len(quarantined)]
+            tables[split] = _Tables(len(raw.categories), truth)
+            for name, sidecar in _sidecars(uri, shards):
+                tables[split].add(name, sidecar)
+                problems.merge(sidecar.problems)
+                quarantined += sidecar.quarantined[: _QUARANTINED_SHOWN - len(quarantined)]
         described = {split: table.statistics for split, table in tables.items()}
         found = plausibility.check_samples(problems.counts, described)
         if problems.counts.get(reasons.IMAGE_ROTATED):  # Then the boxes that are left out follow from it.
-            found.check(f"shards of {header['source']}")
+            found.check(f"shards of {raw.source}")
         check()
-        if "train" in tables and not tables["train"].statistics["images"]:
+        if "train" in tables and not tables["train"].statistics.images:
             raise DataError(
                 f"no training image is left in {uri}: {problems.summary()}",
                 fix="let smaller images pass with data.min_side, or mend the source",
             )
         duplicates = plausibility.near_duplicates({split: table.hashes() for split, table in tables.items()})
         shown = [_named(uri, names, tables, pair) for pair in duplicates[:_PAIRS_SHOWN]]
-        found.check(f"shards of {header['source']}")
-        found.warnings += plausibility.of_duplicates(duplicates, [pair["file_names"] for pair in shown])
+        found.check(f"shards of {raw.source}")
+        found.warnings += plausibility.of_duplicates(duplicates, [pair.file_names for pair in shown])
         for warning in found.warnings:
             _LOG.warning("%s", warning)
         for split, table in tables.items():
             files |= _write_files(uri, split, table)
-            splits[split] = {
-                "samples": sum(shard["samples"] for shard in table.shards),
-                "boxes": sum(shard["boxes"] for shard in table.shards),
-                "shards": table.shards,
-            }
-    index = {
-        **header,
-        "warnings": [*header["warnings"], *found.warnings],
-        "near_duplicates": shown,
-        "splits": splits,
-        "problems": dict(sorted(problems.counts.items())),
-        "quarantined": quarantined,
-        "class_counts": {
-            split: dict(
-                zip((item["name"] for item in categories), described_split["boxes_of_class"], strict=True)
+            samples, boxes = (
+                sum(getattr(shard, key) for shard in table.shards) for key in ("samples", "boxes")
             )
-            for split, described_split in described.items()
+            splits[split] = ShardSplit(samples, boxes, table.shards)
+    class_names = [category.name for category in raw.categories]
+    index = ShardIndex(
+        fingerprint=uri.rpartition("/")[2],
+        source=raw.source,
+        raw_fingerprint=raw.fingerprint,
+        categories=raw.categories,
+        splits=splits,
+        problems=dict(sorted(problems.counts.items())),
+        class_counts={
+            split: dict(zip(class_names, counts.boxes_of_class, strict=True))
+            for split, counts in described.items()
         },
-        "statistics": described,
-        "files": files,
-    }
-    # A folder of shards may be moved: where it is tells who reads it.
-    storage.write_json(storage.join(uri, INDEX), {key: index[key] for key in index if key != "uri"})
+        uri=uri,
+        hierarchy=raw.hierarchy,
+        warnings=[*(raw.warnings or []), *found.warnings],
+        near_duplicates=shown,
+        quarantined=quarantined,
+        statistics=described,
+        files=files,
+        settings=settings,
+        content=raw.content,
+    )
+    index.write()
     return index
 
 
-def _write_files(uri: str, split: str, table: "_Tables") -> dict[str, Any]:
-    """Write the table of samples and the ground truth of a split; return bytes and sha256 of each by name."""
+def _write_files(uri: str, split: str, table: "_Tables") -> dict[str, StoredFile]:
+    """Write the table of samples and the ground truth of a split; return each file by its name."""
     buffer = io.BytesIO()
     np.save(buffer, table.samples(), allow_pickle=False)
     data, name = buffer.getvalue(), f"{split}.samples.npy"
     storage.write_bytes(storage.join(uri, name), data, confirm=True)
-    files = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
+    files = {name: StoredFile(len(data), hashlib.sha256(data).hexdigest())}
     if table.truth is not None:
         name = f"annotations/{split}.json"
         files[name] = table.truth.write(storage.join(uri, name))
     return files
 
 
-def _sidecars(uri: str, names: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the sidecars of shards in order, read a little ahead."""
+def _sidecars(uri: str, names: list[str]) -> Iterator[tuple[str, Sidecar]]:
+    """Yield names and sidecars of shards in order, read a little ahead."""
     with ThreadPoolExecutor(_READERS) as readers:
         for first in range(0, len(names), _READERS):
             some = names[first : first + _READERS]
-            for name, sidecar in zip(some, readers.map(partial(read_sidecar, uri), some), strict=True):
-                yield sidecar | {"name": f"{name}.tar"}
+            yield from zip(some, readers.map(partial(read_sidecar, uri), some), strict=True)
 
 
 def _named(
     uri: str, shards: dict[str, list[str]], tables: dict[str, "_Tables"], pair: plausibility.Pair
-) -> dict[str, Any]:
+) -> DuplicatePair:
     """Return splits, rows and file names of near duplicates."""
     places = [(pair.split, pair.row), (pair.other_split, pair.other_row)]
     names = []
     for split, row in places:
-        ends = np.cumsum([shard["samples"] for shard in tables[split].shards])
+        ends = np.cumsum([shard.samples for shard in tables[split].shards])
         shard = int(np.searchsorted(ends, row, "right"))
-        rows = read_sidecar(uri, shards[split][shard])["rows"]
+        rows = read_sidecar(uri, shards[split][shard]).rows
         names.append(rows[row - int(ends[shard])]["file_name"])
-    return {"splits": [split for split, _ in places], "rows": [row for _, row in places], "file_names": names}
+    return DuplicatePair([split for split, _ in places], names, [row for _, row in places])
 
 
 class _Tables:
@@ -451,21 +469,23 @@ class _Tables:
     def __init__(self, labels: int, truth: GroundTruthWriter | None) -> None:
         self._rows: list[np.ndarray] = []
         self._hashes: list[np.ndarray] = []
-        self.shards: list[dict[str, Any]] = []
+        self.shards: list[Shard] = []
         self.statistics = statistics.describe([], labels)
         self.truth = truth
         """Takes the rows of all shards, where they are the ground truth of an evaluation."""
 
-    def add(self, sidecar: dict[str, Any]) -> None:
-        rows = [(len(self.shards), *(row[name] for name in _COLUMNS[1:])) for row in sidecar["rows"]]
+    def add(self, shard: str, sidecar: Sidecar) -> None:
+        rows = [(len(self.shards), *(row[name] for name in _COLUMNS[1:])) for row in sidecar.rows]
         self._rows.append(np.array(rows, dtype=SAMPLE))
         # Shards that an older version wrote have none.
-        hashes = base64.b64decode(sidecar.get("hashes", "")) or plausibility.NO_HASH * len(rows)
+        hashes = base64.b64decode(sidecar.hashes) or plausibility.NO_HASH * len(rows)
         self._hashes.append(plausibility.hashes_of(hashes))
-        self.shards.append({key: sidecar[key] for key in ("name", "samples", "boxes", "bytes", "sha256")})
-        self.statistics = statistics.add(self.statistics, sidecar["statistics"])
+        self.shards.append(
+            Shard(f"{shard}.tar", sidecar.samples, sidecar.boxes, sidecar.bytes, sidecar.sha256)
+        )
+        self.statistics += sidecar.statistics
         if self.truth is not None:
-            self.truth.add(sidecar["block"], sidecar["rows"])
+            self.truth.add(sidecar.block, sidecar.rows)
 
     def samples(self) -> np.ndarray:
         """Rows of SAMPLE, shard after shard."""
@@ -502,24 +522,19 @@ class ShardDataset:
         self.uri, self.split = uri, split
         self._cache = cache
         index = read_index(uri)
-        if split not in index["splits"]:
-            split_names = ", ".join(index["splits"])
+        if split not in index.splits:
+            split_names = ", ".join(index.splits)
             raise DataError(
                 f"no split {split!r} in the shards {uri}", fix=f"splits are: {split_names or 'none'}"
             )
-        self.categories: list[dict[str, Any]] = index["categories"]
-        self.names = Classes(self.categories, index.get("hierarchy", {}))
+        self.index = index
+        self.names = Classes(index.categories, index.hierarchy)
         """The classes with their hierarchy."""
-        self.fingerprint: str = index["fingerprint"]
-        self.warnings: list[str] = index.get("warnings", [])
-        """What is suspicious about the data."""
-        self.splits: dict[str, dict[str, Any]] = index["splits"]
-        self.class_counts: dict[str, dict[str, int]] = index["class_counts"]
-        self.shards: list[dict[str, Any]] = index["splits"][split]["shards"]
-        self._known: dict[str, Any] = index.get("files", {})
-        self.samples = _read_table(
-            uri, f"{split}.samples.npy", self._known, index["splits"][split]["samples"]
-        )
+        self.categories = self.names.categories
+        """id (the label), name and original_id of each class, as COCO's form has them."""
+        self.fingerprint = index.fingerprint
+        self.shards = index.splits[split].shards
+        self.samples = _read_table(index, split)
         self._files = ShardFiles(uri, self.shards, cache or ShardCache())
 
     def __len__(self) -> int:
@@ -536,7 +551,7 @@ class ShardDataset:
     @property
     def shard_sizes(self) -> list[int]:
         """Samples in each shard, in order; the samples of a shard follow each other."""
-        return [shard["samples"] for shard in self.shards]
+        return [shard.samples for shard in self.shards]
 
     @property
     def sizes(self) -> np.ndarray:
@@ -549,20 +564,22 @@ class ShardDataset:
             name = f"annotations/{self.split}.json"
             where = storage.join(self.uri, name)
             form = storage.Form(shape={"images": [{}], "annotations": [{}], "categories": [{}]})
-            truth: dict[str, Any] = decode(where, read_known(self.uri, name, self._known.get(name)), form)
+            truth: dict[str, Any] = decode(
+                where, read_known(self.uri, name, self.index.files.get(name)), form
+            )
             return truth
-        names = [shard["name"].removesuffix(".tar") for shard in self.shards]
-        rows = [row for sidecar in _sidecars(self.uri, names) for row in sidecar["rows"]]
+        names = [shard.name.removesuffix(".tar") for shard in self.shards]
+        rows = [row for _, sidecar in _sidecars(self.uri, names) for row in sidecar.rows]
         return ground_truth(rows, self.names)
 
     def classes(self) -> tuple[np.ndarray, np.ndarray]:
         """Which classes samples have, crowd regions left out: index and label of each pair, int64 [K]."""
         pairs, first = [np.zeros((0, 2), np.int64)], 0
-        for sidecar in _sidecars(self.uri, [shard["name"].removesuffix(".tar") for shard in self.shards]):
-            for number, row in enumerate(sidecar["rows"], first):
+        for _, sidecar in _sidecars(self.uri, [shard.name.removesuffix(".tar") for shard in self.shards]):
+            for number, row in enumerate(sidecar.rows, first):
                 labels = {box["category_id"] for box in row["annotations"] if not box["iscrowd"]}
                 pairs.append(np.array([(number, label) for label in sorted(labels)], np.int64).reshape(-1, 2))
-            first += len(sidecar["rows"])
+            first += len(sidecar.rows)
         samples, labels_of_samples = np.concatenate(pairs).T
         return samples, labels_of_samples
 
@@ -591,27 +608,28 @@ class ShardDataset:
                 raise blame(self.uri, self.split, self.shards[shard])
 
 
-def _read_table(uri: str, name: str, files: dict[str, Any], count: int) -> np.ndarray:
-    """Read `count` rows of SAMPLE.
+def _read_table(index: ShardIndex, split: str) -> np.ndarray:
+    """Read the rows of SAMPLE of a split.
 
     Raises:
         DataError: they are other ones, or none.
         StorageError: the file is missing or cannot be read; DamagedError: it is not what was written.
     """
-    where, known = storage.join(uri, name), files.get(name)
+    uri, name = index.uri, f"{split}.samples.npy"
+    where, known = storage.join(uri, name), index.files.get(name)
     table = None
     with suppress(ValueError, EOFError):
         if storage.is_local(where):
             # Straight into the array: for millions of samples two more copies would be slow.
             try:
-                path = storage.local_copy(where, sha256=known["sha256"] if known else "")
+                path = storage.local_copy(where, sha256=known.sha256 if known else "")
             except DamagedError as error:
                 raise DamagedError(error.message, fix=REPAIR.format(uri)) from None
             with explained(where, "read"):
                 table = np.load(path, allow_pickle=False)
         else:
             table = np.load(io.BytesIO(read_known(uri, name, known)), allow_pickle=False)
-    if table is None or table.dtype != SAMPLE or len(table) != count:
+    if table is None or table.dtype != SAMPLE or len(table) != index.splits[split].samples:
         raise DataError(f"{where} is damaged: it differs from what the index says", fix=REPAIR.format(uri))
     return table
 

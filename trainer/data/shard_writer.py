@@ -11,11 +11,14 @@ import logging
 import math
 import tarfile
 import zlib
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
 
 from trainer import storage
+from trainer.base.daemon_threads import DaemonThreadPool, result_of
 from trainer.base.errors import DamagedError, DataError, MissingError, StorageError
 from trainer.base.os_errors import naming
 from trainer.data import fetch, statistics
@@ -25,6 +28,7 @@ from trainer.data.images import NormalImage, UnreadableImage, normalize, place_b
 from trainer.data.plausibility import NO_HASH, note_image, picture_hash
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import Table
+from trainer.data.shard_folder import Quarantined, Sidecar
 
 MIN_SIDE = 0.1
 """Boxes with a shorter side than this, in pixels, count as having no area."""
@@ -143,7 +147,7 @@ class ShardTask:
     """Raw images that are fetched at the same time from a store."""
 
 
-def write_shard(task: ShardTask) -> dict[str, Any]:
+def write_shard(task: ShardTask) -> Sidecar:
     """Write a shard and then its sidecar; return the sidecar.
 
     Raises:
@@ -152,7 +156,7 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
     """
     problems = Problems()
     samples: list[dict[str, Any]] = []
-    quarantined: list[dict[str, str]] = []
+    quarantined: list[Quarantined] = []
     hashes = []
     target = storage.join(task.shards_uri, f"{task.name}.tar")
     digest = hashlib.sha256()
@@ -167,7 +171,7 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
                         data, task.max_side, task.jpeg_quality, row["orientation"], decode=task.decode_check
                     )
             except UnreadableImage as error:
-                quarantined.append({"file_name": name, "reason": str(error)})
+                quarantined.append(Quarantined(name, str(error)))
                 problems.add(reasons.IMAGE_UNREADABLE, f"{name}: {error}")
                 continue
             if min(normal.stored_width, normal.stored_height) < task.min_side:
@@ -177,19 +181,19 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
             chosen = hash_fraction(row["key"], "near duplicates") < task.hashed
             hashes.append(picture_hash(normal.jpeg) if chosen else NO_HASH)
         tar.close()
-    sidecar = {
-        "block": task.block,
-        "samples": len(samples),
-        "boxes": sum(len(sample["annotations"]) for sample in samples),
-        "bytes": tar.size,
-        "sha256": digest.hexdigest(),
-        "quarantined": quarantined,
-        "problems": problems.to_json(),
-        "statistics": statistics.describe(samples, task.labels),
-        "rows": samples,
-        "hashes": base64.b64encode(b"".join(hashes)).decode(),
-    }
-    storage.write_json(storage.join(task.shards_uri, f"{task.name}.json"), sidecar)
+    sidecar = Sidecar(
+        block=task.block,
+        samples=len(samples),
+        boxes=sum(len(sample["annotations"]) for sample in samples),
+        bytes=tar.size,
+        sha256=digest.hexdigest(),
+        quarantined=quarantined,
+        problems=problems.cases(),
+        statistics=statistics.describe(samples, task.labels),
+        rows=samples,
+        hashes=base64.b64encode(b"".join(hashes)).decode(),
+    )
+    sidecar.write(task.shards_uri, task.name)
     return sidecar
 
 
@@ -205,23 +209,25 @@ def _images(task: ShardTask) -> Iterator[tuple[dict[str, Any], bytes]]:
         for one in stored:
             yield one.row, one.read(task)
         return
-    with storage.many(task.readers) as many:
-        done: dict[int, Any] = {}
+    with DaemonThreadPool(task.readers, "images") as threads:
+        reads: deque[Future[bytes | StorageError]] = deque()
         ahead = at = 0  # Bytes in the window; images that were requested.
-        for number, row in enumerate(rows):
+        for number, one in enumerate(stored):
             while at < len(uris) and at - number < 2 * task.readers:
                 if at > number and ahead + task.sizes[at] > _WINDOW:
                     break
-                many.read(at, uris[at], task.hashes[at])
+                reads.append(threads.submit(_read, uris[at], task.hashes[at]))
                 ahead += task.sizes[at]
                 at += 1
-            # Takes what has arrived meanwhile, and sends the pending requests.
-            done.update(many.wait(0))
-            while number not in done:
-                done.update(many.wait())
-            outcome = done.pop(number)
-            yield row, stored[number].checked(outcome, task, hashed=True)
+            yield one.row, one.checked(result_of(reads.popleft()), task, hashed=True)
             ahead -= task.sizes[number]
+
+
+def _read(uri: str, sha256: str) -> bytes | StorageError:
+    try:
+        return storage.read_bytes(uri, sha256=sha256)
+    except StorageError as error:
+        return error
 
 
 class _Stored(NamedTuple):

@@ -13,7 +13,6 @@ without more than a block in memory, and does not depend on how the work is divi
 
 import logging
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -27,8 +26,17 @@ from trainer.data import raw_folder, seen
 from trainer.data.download import fingerprint
 from trainer.data.image_keys import hash_fraction
 from trainer.data.problem_counts import Problems
-from trainer.data.raw_folder import Table
-from trainer.data.shard_folder import INDEX, NOTE, VERSION, faults, noted, read_index, read_sidecar
+from trainer.data.raw_folder import RawManifest
+from trainer.data.shard_folder import (
+    INDEX,
+    NOTE,
+    VERSION,
+    ShardIndex,
+    faults,
+    noted,
+    read_index,
+    read_sidecar,
+)
 from trainer.data.shard_index import write_index
 from trainer.data.shard_writer import ShardTask, write_shard
 
@@ -44,7 +52,7 @@ _READERS = 16
 """Connections of each process: one processor cannot use more."""
 
 
-def shard(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, Any]:
+def shard(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
     """Write the shards of what `download` brought, or find them there.
 
     A call that was killed is continued: shards that are whole are not written again. Files that are
@@ -66,24 +74,24 @@ def shard(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, 
     return join(raw, data_root, config)
 
 
-def place(raw: dict[str, Any], data_root: str, config: DataConfig) -> str:
+def place(raw: RawManifest, data_root: str, config: DataConfig) -> str:
     """Return the URI of the folder of the shards of raw images, which need not be there.
 
     Raises:
         DataError: the raw images are those of another version of this program.
     """
-    if raw.get("version") != raw_folder.VERSION or "content" not in raw:
+    if raw.version != raw_folder.VERSION or not raw.content:
         raise DataError(
-            f"{raw.get('uri', 'the raw manifest')} was written by another version of this program",
+            f"{raw.uri} was written by another version of this program",
             fix="run the download step again",
         )
     name = fingerprint(
-        "shards", VERSION, raw["fingerprint"], raw["content"], *(getattr(config, key) for key in SETTINGS)
+        "shards", VERSION, raw.fingerprint, raw.content, *(getattr(config, key) for key in SETTINGS)
     )
     return storage.join(storage.absolute(data_root), "shards", name)
 
 
-def is_complete(raw: dict[str, Any], data_root: str, config: DataConfig) -> bool:
+def is_complete(raw: RawManifest, data_root: str, config: DataConfig) -> bool:
     """Return whether the shards of raw images are all there, so that nothing has to be written.
 
     Raises:
@@ -94,7 +102,7 @@ def is_complete(raw: dict[str, Any], data_root: str, config: DataConfig) -> bool
 
 
 def shard_partition(
-    raw: dict[str, Any], data_root: str, config: DataConfig, partition: int = 0, partitions: int = 1
+    raw: RawManifest, data_root: str, config: DataConfig, partition: int = 0, partitions: int = 1
 ) -> None:
     """Write the shards of one of several partitions; those that are whole are left as they are.
 
@@ -112,7 +120,7 @@ def shard_partition(
     uri = place(raw, data_root, config)
     if _finished(uri):
         if partitions > 1:  # Of a single one `join` tells.
-            logger.info("shards of %s are there already: %s", raw["source"], uri)
+            logger.info("shards of %s are there already: %s", raw.source, uri)
         return
     storage.remove_stale(uri)
     states = storage.list_states(uri)
@@ -131,7 +139,7 @@ def shard_partition(
             bar.update(images, note=f"{bad} unreadable" if bad else "")
 
 
-def join(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, Any]:
+def join(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
     """Write the index over the shards of all partitions, or find it there; return it.
 
     Raises:
@@ -141,52 +149,38 @@ def join(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, A
     uri = place(raw, data_root, config)
     index = _finished(uri)
     if index:
-        logger.info("shards of %s are there already: %s", raw["source"], uri)
-        _check(Problems(dict(index["problems"]), {}), raw, config)
+        logger.info("shards of %s are there already: %s", raw.source, uri)
+        _check(Problems(dict(index.problems), {}), raw, config)
         seen.write(raw, index, data_root)
         return index
-    problems = Problems.from_json(raw["problems"])
+    problems = Problems.of(raw.problems)
     states = storage.list_states(uri)
-    names: dict[str, list[str]] = {split: [] for split in raw["splits"]}
+    names: dict[str, list[str]] = {split: [] for split in raw.splits}
     for task in _plan(raw, uri, config):
         names[task.split].append(task.name)
         if not {f"{task.name}.json", f"{task.name}.tar"} <= states.keys():
             raise DataError(
                 f"the shard {task.name} is missing in {uri}", fix="run the shard step of every partition"
             )
-    header = {
-        "kind": "shards",
-        "version": VERSION,
-        "uri": uri,
-        "fingerprint": uri.rpartition("/")[2],
-        "source": raw["source"],
-        "raw_fingerprint": raw["fingerprint"],
-        "content": raw["content"],
-        "settings": {key: getattr(config, key) for key in SETTINGS},
-        "categories": raw["categories"],
-        "hierarchy": raw["hierarchy"],
-        "warnings": raw.get("warnings", []),
-    }
-    index = write_index(header, names, problems, lambda: _check(problems, raw, config))
+    settings = {key: getattr(config, key) for key in SETTINGS}
+    index = write_index(raw, uri, settings, names, problems, lambda: _check(problems, raw, config))
     seen.write(raw, index, data_root)
-    for name in noted(uri, states):
+    for name in noted(states):
         storage.delete(storage.join(uri, name + NOTE))
     summary = f" ({problems.summary()})" if problems.counts else ""
-    counts = ", ".join(f"{part['samples']} {split}" for split, part in index["splits"].items())
-    logger.info("shards of %s: %s in %s%s", raw["source"], counts, uri, summary)
+    counts = ", ".join(f"{samples} {split}" for split, samples in index.samples.items())
+    logger.info("shards of %s: %s in %s%s", raw.source, counts, uri, summary)
     return index
 
 
-def _plan(raw: dict[str, Any], uri: str, config: DataConfig) -> Iterator[ShardTask]:
+def _plan(raw: RawManifest, uri: str, config: DataConfig) -> Iterator[ShardTask]:
     """Yield all shards: the images of each block, cut by their raw sizes.
 
     Images are ordered by a hash of their keys, so every shard is a random sample of its block.
     """
-    sizes, sums = raw_folder.read_sizes(raw["uri"], raw["content"]), raw_folder.read_sums(raw)
-    for split in raw["splits"]:
-        table_uri = storage.join(raw["uri"], f"{split}.parquet")
-        sha256 = raw.get("tables", {}).get(split, "")
-        table = Table(table_uri, sha256)
+    sizes, sums = raw_folder.read_sizes(raw.uri, raw.content), raw_folder.read_sums(raw)
+    for split in raw.splits:
+        table = raw.table(split)
         number = 0
         hashed = min(1.0, _HASHED / max(1, len(table)))
         for block in range(table.blocks):
@@ -195,11 +189,12 @@ def _plan(raw: dict[str, Any], uri: str, config: DataConfig) -> Iterator[ShardTa
             block_sizes = sizes[ids - 1]
             for rows in _divide_block(columns["key"], block_sizes, config.shard_bytes):
                 yield ShardTask(
-                    table_uri=table_uri, images_uri=raw["images"], shards_uri=uri, split=split,
+                    table_uri=table.uri, images_uri=raw.images, shards_uri=uri, split=split,
                     name=f"{split}-{number:05}", block=block, rows=rows, sizes=block_sizes[rows].tolist(),
-                    table_sha256=sha256, hashes=[raw_folder.known_hash(sums, one) for one in ids[rows]],
-                    source=raw["source"], hosts=tuple(config.allow_hosts),
-                    labels=len(raw["categories"]), min_side=config.min_side, max_side=config.max_side,
+                    table_sha256=raw.tables.get(split, ""),
+                    hashes=[raw_folder.known_hash(sums, one) for one in ids[rows]],
+                    source=raw.source, hosts=tuple(config.allow_hosts),
+                    labels=len(raw.categories), min_side=config.min_side, max_side=config.max_side,
                     jpeg_quality=config.jpeg_quality, min_box_side=config.min_box_side,
                     decode_check=config.decode_check, hashed=hashed, readers=min(config.threads, _READERS),
                 )  # fmt: skip
@@ -221,10 +216,10 @@ def _divide_block(keys: list[str], sizes: np.ndarray, shard_bytes: int) -> list[
 
 def _write_one(task: ShardTask) -> tuple[int, int]:
     """Return the number of images, and how many of them are unreadable."""
-    return len(task.rows), len(write_shard(task)["quarantined"])
+    return len(task.rows), len(write_shard(task).quarantined)
 
 
-def _finished(uri: str) -> dict[str, Any] | None:
+def _finished(uri: str) -> ShardIndex | None:
     """Return the index of shards that are there and whole; None where something has to be written.
 
     Raises:
@@ -238,7 +233,7 @@ def _finished(uri: str) -> dict[str, Any] | None:
     except (DamagedError, FormError) as error:
         logger.warning("%s; mending it", error.message)
         return None
-    wrong = faults(uri, index)
+    wrong = faults(index)
     if wrong:
         more = f" and {len(wrong) - 10} more" if len(wrong) > 10 else ""
         logger.warning("%s: missing or damaged: %s%s; mending it", uri, ", ".join(wrong[:10]), more)
@@ -251,17 +246,17 @@ def _is_whole(uri: str, name: str, states: dict[str, storage.FileState]) -> bool
     if not files <= states.keys() or {file + NOTE for file in files} & states.keys():
         return False
     try:
-        return bool(read_sidecar(uri, name, rows=False)["bytes"] == states[f"{name}.tar"].size)
+        return read_sidecar(uri, name).bytes == states[f"{name}.tar"].size
     except (DamagedError, FormError):
         return False
 
 
-def _check(problems: Problems, raw: dict[str, Any], config: DataConfig) -> None:
+def _check(problems: Problems, raw: RawManifest, config: DataConfig) -> None:
     """Raise DataError if more is bad than the configuration lets pass."""
-    before = Problems.from_json(raw["problems"])
+    before = Problems.of(raw.problems)
     problems.check(
-        f"shards of {raw['source']}",
-        images=sum(split["images"] for split in raw["splits"].values()) + before.total(reasons.BAD_IMAGES),
-        boxes=sum(split["boxes"] for split in raw["splits"].values()) + before.total(reasons.UNLISTED_BOXES),
+        f"shards of {raw.source}",
+        images=raw.listed_images + before.total(reasons.BAD_IMAGES),
+        boxes=raw.listed_boxes + before.total(reasons.UNLISTED_BOXES),
         max_bad_fraction=config.max_bad_fraction,
     )

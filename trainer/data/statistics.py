@@ -1,6 +1,7 @@
 """What a set of samples looks like: histograms of fixed bins, so that those of parts add up."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,16 +24,50 @@ image_aspect   log2 of an image's height over its width
 """
 
 
-def describe(samples: Iterable[dict[str, Any]], labels: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class SplitStatistics:
+    """Counts of the samples of a split, or of a part of it."""
+
+    images: int
+    images_without_boxes: int
+    crowds: int
+    boxes_of_class: list[int]
+    """By label."""
+    images_of_class: list[int]
+    box_side: list[int]
+    """Counts in the bins of BINS, as are those below."""
+    box_share: list[int]
+    box_aspect: list[int]
+    image_side: list[int]
+    image_aspect: list[int]
+    boxes_per_image: list[int]
+
+    @property
+    def boxes(self) -> int:
+        return sum(self.boxes_of_class)
+
+    def histogram(self, name: str) -> list[int]:
+        """Return the counts in the bins BINS[name]."""
+        counts: list[int] = getattr(self, name)
+        return counts
+
+    def __add__(self, other: "SplitStatistics") -> "SplitStatistics":
+        mine, others = vars(self), vars(other)
+        added: dict[str, Any] = {
+            name: [a + b for a, b in zip(mine[name], others[name], strict=True)]
+            if isinstance(mine[name], list)
+            else mine[name] + others[name]
+            for name in mine
+        }
+        return SplitStatistics(**added)
+
+
+def describe(samples: Iterable[dict[str, Any]], labels: int) -> SplitStatistics:
     """Count samples as they stand in shards.
 
     Args:
         samples: width, height and annotations (bbox, category_id, iscrowd) of each.
         labels: how many categories there are.
-
-    Returns:
-        images, images_without_boxes, crowds, boxes_of_class and images_of_class (a number for
-        each label), and a list of counts for each of BINS.
     """
     boxes_of_class, images_of_class = np.zeros(labels, int), np.zeros(labels, int)
     boxes, shares, sizes, numbers, crowds = [], [], [], [], 0
@@ -57,26 +92,16 @@ def describe(samples: Iterable[dict[str, Any]], labels: int) -> dict[str, Any]:
         "image_aspect": np.log2(image[:, 1] / image[:, 0]),
         "boxes_per_image": np.array(numbers, float),
     }
-    return {
-        "images": len(sizes),
-        "images_without_boxes": numbers.count(0),
-        "crowds": crowds,
-        "boxes_of_class": boxes_of_class.tolist(),
-        "images_of_class": images_of_class.tolist(),
+    return SplitStatistics(
+        images=len(sizes),
+        images_without_boxes=numbers.count(0),
+        crowds=crowds,
+        boxes_of_class=boxes_of_class.tolist(),
+        images_of_class=images_of_class.tolist(),
         **{name: _histogram(annotations, BINS[name]) for name, annotations in values.items()},
-    }
+    )
 
 
 def _histogram(values: np.ndarray, edges: list[float]) -> list[int]:
     inside = np.clip(values, edges[0], np.nextafter(edges[-1], -np.inf))
     return np.histogram(inside, edges)[0].tolist()
-
-
-def add(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Return the description of two parts together."""
-    return {
-        name: [a + b for a, b in zip(one[name], other[name], strict=True)]
-        if isinstance(one[name], list)
-        else one[name] + other[name]
-        for name in one
-    }

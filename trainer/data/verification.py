@@ -80,10 +80,10 @@ def verify(text: str, threads: int = 0) -> Verified:
     view = open_view(text)
     if isinstance(view, Shards):
         parts = _shards(view, threads)
-        total = sum(part["samples"] for part in view.index["splits"].values())
+        total = sum(view.index.samples.values())
     elif isinstance(view, RawImages):
         parts = _raw(view, threads)
-        total = sum(part["images"] for part in view.manifest["splits"].values())
+        total = view.manifest.listed_images
     else:
         raise ConfigError(
             f"{text} is a source: there is nothing to compare it with",
@@ -136,7 +136,7 @@ def _verify_truth(view: Shards, split: str) -> _Part:
     """Compare the ground truth of an evaluated split with the index."""
     name = f"annotations/{split}.json"
     try:
-        truth = records.decode(name, read_known(view.uri, name, view.index.get("files", {}).get(name)))
+        truth = records.decode(name, read_known(view.uri, name, view.index.files.get(name)))
         counts = (len(truth["images"]), len(truth["annotations"]))
     except WantError:
         raise
@@ -144,7 +144,7 @@ def _verify_truth(view: Shards, split: str) -> _Part:
         return _Part(name, 0, 0, 0, [error.message])
     except (KeyError, TypeError):
         return _Part(name, 0, 0, 0, [f"{name}: no lists of images and annotations"])
-    listed = (view.index["splits"][split]["samples"], view.index["splits"][split]["boxes"])
+    listed = (view.index.splits[split].samples, view.index.splits[split].boxes)
     if counts == listed:
         return _Part(name, 0, 0, 0, [])
     texts = [f"{images:,} images with {boxes:,} boxes" for images, boxes in (counts, listed)]
@@ -158,7 +158,7 @@ def _verify_shard(task: tuple[ShardDataset, int]) -> _Part:
     rows = dataset.samples[dataset.samples["shard"] == number]
     problems: list[str] = []
     try:
-        read_sidecar(dataset.uri, shard["name"].removesuffix(".tar"))
+        read_sidecar(dataset.uri, shard.name.removesuffix(".tar"))
     except (StorageError, DataError) as error:
         problems.append(error.message)
     digest = hashlib.sha256()
@@ -172,7 +172,7 @@ def _verify_shard(task: tuple[ShardDataset, int]) -> _Part:
         return data
 
     try:
-        with storage.open_reader(storage.join(dataset.uri, shard["name"])) as file:
+        with storage.open_reader(storage.join(dataset.uri, shard.name)) as file:
             for row in rows:
                 take(file, int(row["offset"]) - size)
                 stop = int(row["json_offset"]) + int(row["json_length"])
@@ -183,20 +183,20 @@ def _verify_shard(task: tuple[ShardDataset, int]) -> _Part:
                     continue
                 wrong = _judge(row, data)
                 if wrong:
-                    problems.append(f"{shard['name']}, image id {row['image_id']}: {wrong}")
+                    problems.append(f"{shard.name}, image id {row['image_id']}: {wrong}")
             while take(file, _BLOCK):
                 pass
     except WantError:  # nothing is wrong with the shard
         raise
     except StorageError as error:
-        return _Part(shard["name"], 1, images, size, [error.message, *problems])
-    if size != shard["bytes"]:
+        return _Part(shard.name, 1, images, size, [error.message, *problems])
+    if size != shard.bytes:
         without = f"; {lost} of its {len(rows)} images are not in it" if lost else ""
-        problems.insert(0, f"{shard['name']}: {size:,} bytes, not {shard['bytes']:,}{without}")
-    elif digest.hexdigest() != shard["sha256"]:
-        note(dataset.uri, shard["name"])
-        problems.insert(0, f"{shard['name']}: its sha256 is {digest.hexdigest()}, not {shard['sha256']}")
-    return _Part(shard["name"], 1, images, size, problems)
+        problems.insert(0, f"{shard.name}: {size:,} bytes, not {shard.bytes:,}{without}")
+    elif digest.hexdigest() != shard.sha256:
+        note(dataset.uri, shard.name)
+        problems.insert(0, f"{shard.name}: its sha256 is {digest.hexdigest()}, not {shard.sha256}")
+    return _Part(shard.name, 1, images, size, problems)
 
 
 def _judge(row: np.void, data: bytes) -> str:
@@ -292,32 +292,32 @@ def _repair_shards(folder: str, threads: int) -> None:
         return
     for problem in verified.problems:
         _LOG.warning("mending %s", problem)
-    if not {"settings", "content"} <= index.keys():
+    if index.settings is None or not index.content:
         raise DataError(
             f"an earlier program wrote {folder}, and did not note with which settings", fix=_AGAIN
         )
     data_root = data_root_of(folder)
-    raw = raw_folder.read_manifest(storage.join(data_root, "raw", index["raw_fingerprint"]))
-    if raw["content"] != index["content"]:
-        raise DataError(f"{folder} is of other images than {raw['uri']} has now", fix=_AGAIN)
-    for part in index["splits"].values():
-        for item in part["shards"]:
-            if any(item["name"].removesuffix(".tar") in problem for problem in verified.problems):
-                note(folder, item["name"])
-    shard(raw, data_root, replace(DataConfig(), **index["settings"], max_bad_fraction=1.0))
+    raw = raw_folder.read_manifest(storage.join(data_root, "raw", index.raw_fingerprint))
+    if raw.content != index.content:
+        raise DataError(f"{folder} is of other images than {raw.uri} has now", fix=_AGAIN)
+    for part in index.splits.values():
+        for item in part.shards:
+            if any(item.name.removesuffix(".tar") in problem for problem in verified.problems):
+                note(folder, item.name)
+    shard(raw, data_root, replace(DataConfig(), **index.settings, max_bad_fraction=1.0))
 
 
 def _repair_raw(folder: str, threads: int) -> None:
     planned = _plan(folder)
-    if "settings" not in planned:
+    if planned.settings is None:
         raise DataError(
             f"an earlier program wrote {folder}, and did not note with which settings", fix=_AGAIN
         )
-    config = replace(DataConfig(), **planned["settings"], max_bad_fraction=1.0)
+    config = replace(DataConfig(), **planned.settings, max_bad_fraction=1.0)
     data_root = data_root_of(folder)
-    raw = download.download(planned["source"], data_root, config)
-    if raw["uri"] != folder:
-        raise DataError(f"{planned['source']} has changed since {folder} was made of it", fix=_AGAIN)
+    raw = download.download(planned.source, data_root, config)
+    if raw.uri != folder:
+        raise DataError(f"{planned.source} has changed since {folder} was made of it", fix=_AGAIN)
     verified = verify(folder, threads)
     if not verified.problems:
         return
@@ -326,10 +326,10 @@ def _repair_raw(folder: str, threads: int) -> None:
         for name in storage.list_files(storage.join(folder, "fetched")):
             storage.delete(storage.join(folder, "fetched", name))
         storage.delete(storage.join(folder, raw_folder.MANIFEST))
-        download.download(planned["source"], data_root, config)
+        download.download(planned.source, data_root, config)
 
 
-def _plan(folder: str) -> dict[str, Any]:
+def _plan(folder: str) -> raw_folder.RawManifest:
     try:
         return raw_folder.read_plan(folder)
     except (DamagedError, FormError):
@@ -349,7 +349,7 @@ def _fetch_named(verified: Verified, hosts: tuple[str, ...]) -> bool:
                 place = view.place(row)
                 if place in named:
                     _LOG.warning("mending %s", named[place])
-                    data = fetch.read_again(view.manifest["source"], row["origin"], hosts)
+                    data = fetch.read_again(view.manifest.source, row["origin"], hosts)
                     others |= raw_folder.hash_of(data) != raw_folder.known_hash(sums, row["image_id"])
                     storage.write_bytes(place, data, confirm=True)
     return others

@@ -129,22 +129,13 @@ TIDE = {
 
 
 def tide(evaluator: Any) -> dict[str, tuple[float, int]]:
-    """Return for each kind of error how much AP at IoU 0.5 it costs, and how often it occurs.
-
-    Args:
-        evaluator: hotcoco's, with predictions matched.
-    """
+    """Return for each kind of error how much AP at IoU 0.5 it costs, and how often it occurs."""
     errors = evaluator.tide_errors(pos_thr=0.5, bg_thr=0.1)
     return {kind: (float(errors["delta_ap"][kind]), int(errors["counts"].get(kind, 0))) for kind in TIDE}
 
 
 def confusion(evaluator: Any, *, score: float) -> Confusion:
-    """Count predicted classes by true class, matched at IoU 0.5 whatever the class.
-
-    Args:
-        evaluator: hotcoco's.
-        score: predictions below it are left out.
-    """
+    """Count predicted classes by true class, matched at IoU 0.5 whatever the class."""
     matrix = evaluator.confusion_matrix(iou_thr=0.5, min_score=score)
     return Confusion([*matrix["cat_names"], "background"], matrix["matrix"].astype(np.int64))
 

@@ -76,9 +76,8 @@ def find(config: Config, shards_uri: str) -> Baseline | None:
 def _named(uri: str) -> Baseline:
     if uri.endswith(_FILES):
         return Baseline(uri, uri)
-    for folder in (uri, storage.join(uri, "evaluation")):
-        if storage.exists(storage.join(folder, SUMMARY)):
-            return evaluated(uri, folder, "")
+    if summary := find_summary(uri):
+        return Baseline(uri, summary["checkpoint"], summary)
     if storage.exists(storage.join(uri, METADATA)):
         return Baseline(uri, uri)
     raise EvaluationError(
@@ -92,35 +91,28 @@ def _current(root: str, name: str) -> Baseline | None:
     record = published.current(root, name)
     if record is None:
         return None
-    shown = f"{name} {record['version']}"
     # By name, as the data root may be mounted elsewhere than where this was written.
     bundle = storage.join(published.folder(root, name), record["version"])
     model = record["checkpoint"] if storage.exists(record["checkpoint"]) else bundle
-    if record["evaluation"] and storage.exists(storage.join(record["evaluation"], SUMMARY)):
-        return evaluated(shown, record["evaluation"], model)
-    return Baseline(shown, model)
+    summary = find_summary(record["evaluation"]) if record["evaluation"] else None
+    return Baseline(f"{name} {record['version']}", model, summary)
 
 
-def evaluated(name: str, folder: str, model: str) -> Baseline:
-    """Return the model of an evaluation.
-
-    Args:
-        name: for people.
-        folder: of the evaluation.
-        model: URI of the model; empty takes the one that was scored.
+def find_summary(uri: str) -> dict[str, Any] | None:
+    """Return metrics.json of an evaluation, or of the evaluation of a run; None if the folder is neither.
 
     Raises:
         EvaluationError: the folder's metrics.json is of something else.
         StorageError: it cannot be read.
     """
-    summary = storage.read_json(storage.join(folder, SUMMARY))
+    places = (storage.join(folder, SUMMARY) for folder in (uri, storage.join(uri, "evaluation")))
+    file = next((place for place in places if storage.exists(place)), None)
+    if file is None:
+        return None
+    summary = storage.read_json(file)
     keys = ("fingerprint", "split", "predictions", "checkpoint")
     if not isinstance(summary, dict) or not all(isinstance(summary.get(key), str) for key in keys):
-        raise EvaluationError(
-            f"{storage.join(folder, SUMMARY)} is not of an evaluation", fix="evaluate that model again"
-        )
-    kept = summary["predictions"].rpartition("/")[2]
+        raise EvaluationError(f"{file} is not of an evaluation", fix="evaluate that model again")
     # A folder that was copied elsewhere has its predictions with it.
-    if storage.exists(storage.join(folder, kept)):
-        summary = {**summary, "predictions": storage.join(folder, kept)}
-    return Baseline(name, model or summary["checkpoint"], summary)
+    copied = storage.join(storage.parent(file), summary["predictions"].rpartition("/")[2])
+    return {**summary, "predictions": copied} if storage.exists(copied) else summary

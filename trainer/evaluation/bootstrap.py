@@ -11,7 +11,7 @@ the chance that any class is wrongly called better or worse below 5 %.
 Arrays are [rows, B samples]: all samples of a row are next to each other in memory.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,23 +24,9 @@ _CELLS = 20_000_000
 """Numbers that one step may hold: samples x predictions of a class."""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A model and its baseline on the same images."""
-
-    overall: Change
-    """Of AP over all thresholds: of coco/AP."""
-    at_half: Change
-    """Of AP at the first threshold, IoU 0.5: of coco/AP50."""
-    per_class: dict[str, Change]
-    """Of AP of each class that has objects."""
-    samples: int
-    """Bootstrap samples that the intervals rest on."""
-
-
 def compare(
     base: Matches, new: Matches, names: list[str], *, samples: int = 200, seed: int = 0
-) -> Comparison:
+) -> dict[str, Change]:
     """Compare two models' predictions of the same ground truth.
 
     Args:
@@ -49,6 +35,10 @@ def compare(
         names: [K] names of the classes.
         samples: bootstrap samples.
         seed: of the drawn images.
+
+    Returns:
+        The change of coco/AP, coco/AP50 (AP at the first threshold) and of AP[class] for each class with
+        objects; empty if none has.
     """
     weights = drawn_images(base.image_count, samples, seed)
     per_class, p_values, drawn = {}, {}, []
@@ -56,16 +46,19 @@ def compare(
         if not len(objects := base.objects(place)):
             continue
         pair = [_precision(matches, place, weights) for matches in (base, new)]
-        per_class[name], p_values[name] = _change(pair[0][0], pair[1][0], len(np.unique(objects)))
+        key = f"AP[{name}]"
+        per_class[key], p_values[key] = _change(pair[0][0], pair[1][0], len(np.unique(objects)))
         drawn.append(pair)
+    if not drawn:
+        return {}
     # [classes, models, mean or first, B]; a class that a sample draws no object of is left out of
     # that sample's mean.
-    precisions = np.array(drawn).reshape(-1, 2, 2, weights.shape[1])
+    precisions = np.array(drawn)
     with np.errstate(invalid="ignore"):
         base_means, new_means = np.nansum(precisions, axis=0) / np.isfinite(precisions).sum(axis=0)
-    count = len(np.unique(np.concatenate([base.objects(place) for place in range(len(names))])))
+    count = len(np.unique(base.truth_images))
     overall, at_half = (_change(*pair, count)[0] for pair in zip(base_means, new_means, strict=True))
-    return Comparison(overall, at_half, _holm(per_class, p_values), samples)
+    return {"coco/AP": overall, "coco/AP50": at_half, **_holm(per_class, p_values)}
 
 
 def drawn_images(images: int, samples: int, seed: int) -> np.ndarray:
@@ -83,11 +76,6 @@ def _change(base: np.ndarray, new: np.ndarray, images: int) -> tuple[Change, flo
 
     If a class has few objects, the samples are biased: their precision is higher, and a better model gains
     more. So the percentiles are shifted back by the mean bias, and cut off where no change can be.
-
-    Args:
-        base: of the baseline.
-        new: of the model.
-        images: images that have such objects.
     """
     spread = (new - base)[1:]
     spread = spread[np.isfinite(spread)]

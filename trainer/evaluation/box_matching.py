@@ -25,6 +25,10 @@ class Matches:
     """[T] IoU thresholds."""
     starts: np.ndarray
     """[K + 1] first row of each class, in the order of category ids."""
+    rows: np.ndarray
+    """[N] row of each in the predictions that were matched."""
+    partners: np.ndarray
+    """[N] row of the object that each matches at the first threshold; -1 without one."""
     images: np.ndarray
     """[N] place of each prediction's image among the I images in the order of their ids."""
     scores: np.ndarray
@@ -50,20 +54,14 @@ class Matches:
 
 
 def match(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> Matches:
-    """Match predictions with objects of their class and image.
-
-    Args:
-        truth: ground truth, checked.
-        predictions: predictions, checked.
-        thresholds: [T] IoU thresholds.
-    """
+    """Match predictions with objects of their class and image."""
     detections, objects = _side(truth, predictions), _side(truth, truth)
     # By class, image, then score; ties keep their order, as in a stable sort of each image.
     order = np.lexsort((-predictions.scores, detections.groups))
     rank = _rank(detections.groups[order])
     order, rank = order[rank < LIMIT], rank[rank < LIMIT]
     truth_order = np.argsort(objects.groups, kind="stable")
-    right, ignored = _assign(
+    right, ignored, partners = _assign(
         detections.groups[order], rank, predictions.boxes[order],
         objects.groups[truth_order], truth.boxes[truth_order], truth.crowd[truth_order], thresholds,
     )  # fmt: skip
@@ -74,6 +72,8 @@ def match(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> Mat
     return Matches(
         thresholds=thresholds,
         starts=np.searchsorted(detections.labels[order][final], classes),
+        rows=order[final],
+        partners=np.where(partners < 0, -1, truth_order[partners])[final],
         images=detections.images[order][final],
         scores=predictions.scores[order][final],
         right=right[final],
@@ -137,9 +137,10 @@ def _assign(
     truth_boxes: np.ndarray,
     crowd: np.ndarray,
     thresholds: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return [N, T] right and ignored of predictions sorted by group and score."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return [N, T] right and ignored of predictions sorted by group and score, and [N] objects or -1."""
     count = len(thresholds)
+    partners = np.full(len(groups), -1)
     right = np.zeros((len(groups), count), bool)
     ignored = np.zeros((len(groups), count), bool)
     low = np.searchsorted(truth_groups, groups, "left")
@@ -165,9 +166,10 @@ def _assign(
         column = np.nonzero(hit)[1]
         taken[objects[chosen[hit]], column] = True
         right[rows] = hit
+        partners[rows] = np.where(hit[:, 0], objects[chosen[:, 0]], -1)
         in_crowd = np.logical_or.reduceat(near & crowd[objects, None], starts, axis=0)
         ignored[rows] = ~hit & in_crowd
-    return right, ignored
+    return right, ignored, partners
 
 
 def _last_best(overlap: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:

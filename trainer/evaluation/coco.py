@@ -65,11 +65,6 @@ def read_truth(uri: str) -> tuple[dict[str, Any], Truth]:
 def read_detections(uri: str, truth: Truth, *, clip: bool = False) -> Predictions:
     """Read a file of detections, and check that they are of the images and classes of the ground truth.
 
-    Args:
-        uri: of the file.
-        truth: the ground truth.
-        clip: clip boxes that leave their image, instead of refusing the file.
-
     Raises:
         EvaluationError: it is not of that form, or does not fit; it names the file.
         StorageError: it cannot be read.

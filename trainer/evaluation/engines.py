@@ -39,11 +39,6 @@ class Arrays:
 def run(engine: str, truth: Truth, predictions: Predictions) -> Arrays:
     """Match predictions with ground truth and accumulate.
 
-    Args:
-        engine: one of ENGINES.
-        truth: ground truth, checked.
-        predictions: predictions, checked.
-
     Raises:
         EvaluationError: there is no such engine, or it is not installed.
     """

@@ -3,49 +3,68 @@
 import hashlib
 import json
 import logging
+import platform
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
 from trainer import storage
 from trainer.base.errors import DamagedError, EvaluationError, MissingError
 from trainer.config.parsing import to_json
-from trainer.config.schema import Config
+from trainer.config.schema import Config, EvaluationConfig
 from trainer.data import seen
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset, data_root_of
 from trainer.evaluation import baseline as baselines
 from trainer.evaluation import coco_metrics, engines, gate, scoring
 from trainer.evaluation.baseline import Baseline
-from trainer.evaluation.data_comparison import compare_data
-from trainer.evaluation.data_comparison import write as write_drift
 from trainer.evaluation.gate import Evidence
 from trainer.evaluation.inference import ScoredModel, predict_split
 from trainer.evaluation.metrics import Compared
 from trainer.evaluation.scoring import Scores
-from trainer.evaluation.truth_and_predictions import Predictions, Truth, class_difference
+from trainer.evaluation.truth_and_predictions import Predictions, Truth, name_difference
 from trainer.export import loading
 from trainer.launching.distributed import World, broadcast, process_group
-from trainer.report import evaluation_page
-from trainer.report.report_data import ReportData, Table, collect
+from trainer.report import evaluation_page, gallery
+from trainer.report.evaluation_page import ReportData, Table
 from trainer.storage.probe import check_writable
-from trainer.trackers.training_log import METRICS
+from trainer.trackers.training_log import METRICS, read_rows
 
 _LOG = logging.getLogger("evaluate")
 
+_PACKAGES = ("kubedet", "torch", "torchvision", "hotcoco", "pycocotools", "numpy")
 _FILES = (baselines.SUMMARY, "gate.json", "table.txt", *evaluation_page.FILES)
-"""Of an evaluation, beside the predictions."""
+"""Of an evaluation, besides the predictions."""
 RECORD = "made_from.json"
 """File of an evaluation that says what the others were computed from; the last one of all."""
-_SAME = ("fingerprint", "split", "sha256", "kubedet")
-"""What kept predictions must share with model and data to be used again; where the checkpoint lies does not
-count."""
+_IDENTITY = ("fingerprint", "split", "checkpoint", "sha256")
+
+
+@dataclass(frozen=True)
+class DriftRequest:
+    """How far data have moved is to be measured."""
+
+    names: set[str]
+    """Of the distances that rules ask for, as `trainer.evaluation.metrics.DRIFT` has them."""
+    before: str
+    """URI of the baseline's shards."""
+    now: str
+    """URI of the shards that are scored."""
+    model: str
+    """URI of the baseline."""
+    seed: int
+    output: str
+    """URI of the evaluation's folder."""
+
+
+MeasureDrift = Callable[[DriftRequest], dict[str, float]]
+"""Returns distances, 0 to 1, by name."""
 
 
 def evaluate(
     model_uri: str, shards_uri: str, output_uri: str, config: Config, *,
-    rules: Sequence[str] | None = None, used: Callable[[], Table] = list,
+    rules: Sequence[str] | None = None, used: Callable[[], Table] = list, drift: MeasureDrift | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Score a model; the processes that torchrun started share the images.
 
@@ -58,6 +77,7 @@ def evaluate(
         config: the evaluation section, workers of the loader, and the model's name.
         rules: the gate's; None takes the configuration's.
         used: tells what the run has used so far, for the report.
+        drift: measures how far data have moved, for rules that ask for it; without it they do not hold.
 
     Returns:
         On rank 0 the content of metrics.json, elsewhere {}: split, images, metrics (by name),
@@ -82,44 +102,53 @@ def evaluate(
             storage.remove_stale(output_uri)
         # First: problems of the baseline are reported before the model's hours of work.
         baseline = baselines.find(config, shards_uri)
-        made_from = _made_from(model, dataset, config, rules, baseline)
+        identity = {
+            "fingerprint": dataset.fingerprint, "split": dataset.split,
+            "checkpoint": storage.absolute(model.uri), "sha256": model.sha256,
+        }  # fmt: skip
+        made_from = _made_from(identity, model, config, rules, baseline)
         if broadcast(world.is_main and _is_kept(output_uri, made_from, baseline, dataset), world):
             return storage.read_json(storage.join(output_uri, baselines.SUMMARY)) if world.is_main else {}
         base, obstacle = _baseline_predictions(baseline, dataset, config, world)
-        kept = _kept_predictions(output_uri, model, dataset, config) if world.size == 1 else None
+        predictions_uri = predictions_file(output_uri, config.evaluation)
+        kept = _kept_predictions(predictions_uri, identity) if world.size == 1 else None
         predictions = kept or _predict(model, dataset, config, world)
         if not world.is_main:
             return {}
         truth_json = dataset.annotations()
         truth = Truth.from_coco(truth_json)
         scores = scoring.score(truth_json, truth, predictions, config.evaluation.engine)
-        summary = _summary(model, dataset, scores, _predictions_uri(output_uri, config))
-        samples = config.evaluation.bootstrap
-        compared = baseline and _comparison(baseline, base, obstacle, truth, scores, samples)
-        summary["comparison"] = compared.to_json() if compared else None
-        summary["drift"] = _drift(gate.drift_metrics(rules), baseline, dataset, config, output_uri)
-        verdict = gate.decide(Evidence.from_summary(summary), rules)
-        summary["verdict"] = verdict.to_json()
-        predictions.write(summary["predictions"], _provenance(model, dataset))
-        data = collect(model, dataset, truth, predictions, scores, summary, verdict, used())
-        write_results(output_uri, scores, data, summary)
-        predicted = _predictions_uri(output_uri, config).rpartition("/")[2]
-        _keep(output_uri, [*_FILES, predicted], made_from)
+        summary = {
+            "images": len(dataset), **scores.to_json(), **identity, "step": model.step,
+            "shards": storage.absolute(dataset.uri), "predictions": predictions_uri,
+            "data_warnings": dataset.index.warnings,
+        }  # fmt: skip
+        compared = None
+        if baseline is not None:
+            name, samples = baseline.name, config.evaluation.bootstrap
+            compared = Compared(name, samples=samples, obstacle=obstacle, model=baseline.model)
+            if base is not None:
+                compared = scoring.compare(name, baseline.model, base, truth, scores, samples=samples)
+        summary["drift"] = _drift(rules, baseline, dataset, config, output_uri, drift)
+        pictures = gallery.worst_images(truth, predictions, scores.matches, _image_loader(dataset))
+        report = replace(_report(model, dataset, scores), compared=compared, gallery=pictures, used=used())
+        write_results(output_uri, predictions, report, summary, rules)
+        _keep(output_uri, [*_FILES, predictions_uri.rpartition("/")[2]], made_from)
         return summary
 
 
 def _made_from(
-    model: ScoredModel, dataset: ShardDataset, config: Config, rules: list[str], baseline: Baseline | None
+    identity: dict[str, str], model: ScoredModel, config: Config, rules: list[str], baseline: Baseline | None
 ) -> dict[str, str]:
     """Return everything that the result of an evaluation follows from."""
     log = storage.join(storage.parent(model.uri), METRICS)
-    # The report draws the training's curves.
-    curves = sha256_of(log) if storage.exists(log) else ""
-    return _provenance(model, dataset) | {
+    return identity | {
+        "kubedet": version("kubedet"),
         "config": to_json(config),
         "rules": json.dumps(rules),
         "baseline": json.dumps(asdict(baseline), sort_keys=True) if baseline else "",
-        "curves": curves,
+        # The report draws the training's curves.
+        "curves": sha256_of(log) if storage.exists(log) else "",
     }
 
 
@@ -164,7 +193,7 @@ def _dataset(shards_uri: str, only: str) -> ShardDataset:
             f"{shards_uri} holds no shards: it has no index.json",
             fix="give the folder that the shard step wrote, as <data root>/shards/<fingerprint>",
         ) from None
-    sizes = {split: part["samples"] for split, part in index["splits"].items()}
+    sizes = index.samples
     for split in [only] if only else ["test", "val"]:
         if sizes.get(split):
             return ShardDataset(shards_uri, split)
@@ -180,7 +209,8 @@ def _dataset(shards_uri: str, only: str) -> ShardDataset:
 def _check_classes(
     model_categories: list[dict[str, Any]], data_categories: list[dict[str, Any]], uri: str
 ) -> None:
-    if difference := class_difference(model_categories, data_categories):
+    data, model = ([category["name"] for category in side] for side in (data_categories, model_categories))
+    if difference := name_difference(data, model, "the data", "the model"):
         raise EvaluationError(
             f"the classes of the model {uri} are not those of the data: {difference}",
             fix="evaluate on shards made with the classes of the training (data.classes)",
@@ -193,29 +223,20 @@ def _predict(model: ScoredModel, dataset: ShardDataset, config: Config, world: W
     return predict_split(model, dataset, changed, world, reentrant=model.reentrant)
 
 
-def _kept_predictions(
-    output_uri: str, model: ScoredModel, dataset: ShardDataset, config: Config
-) -> Predictions | None:
+def _kept_predictions(uri: str, identity: dict[str, str]) -> Predictions | None:
     """Return the predictions that an earlier evaluation of this model kept of these images, or None."""
-    uri = _predictions_uri(output_uri, config)
     if not uri.endswith(".parquet") or not storage.exists(uri):
         return None
     try:
         kept, metadata = Predictions.read(uri)
     except EvaluationError:
-        return None  # Another file of that name: it is written anew.
-    provenance = _provenance(model, dataset)
-    if any(metadata.get(name) != provenance[name] for name in _SAME):
+        return None  # Another file of that name: it is written again.
+    # Where the checkpoint is does not count.
+    same = {**identity, "kubedet": version("kubedet"), "checkpoint": metadata.get("checkpoint", "")}
+    if any(metadata.get(name) != value for name, value in same.items()):
         return None
     _LOG.info("the predictions of these images are there already: %s", uri)
     return kept
-
-
-def _provenance(model: ScoredModel, dataset: ShardDataset) -> dict[str, str]:
-    return {
-        "fingerprint": dataset.fingerprint, "split": dataset.split, "checkpoint": storage.absolute(model.uri),
-        "sha256": model.sha256, "kubedet": version("kubedet"),
-    }  # fmt: skip
 
 
 def _baseline_predictions(
@@ -236,69 +257,82 @@ def _baseline_predictions(
     return _predict(model, dataset, config, world), ""
 
 
-def _summary(
-    model: ScoredModel, dataset: ShardDataset, scores: Scores, predictions_uri: str
-) -> dict[str, Any]:
-    return {
-        "split": dataset.split,
-        "images": len(dataset),
-        **scores.to_json(),
-        "checkpoint": storage.absolute(model.uri),
-        "sha256": model.sha256,
-        "step": model.step,
-        "fingerprint": dataset.fingerprint,
-        "shards": storage.absolute(dataset.uri),
-        "predictions": predictions_uri,
-        "data_warnings": dataset.warnings,
-    }
-
-
-def _comparison(
-    baseline: Baseline, base: Predictions | None, obstacle: str, truth: Truth, scores: Scores, samples: int
-) -> Compared:
-    if base is None:
-        return Compared(baseline.name, samples=samples, obstacle=obstacle, model=baseline.model)
-    return scoring.compare(baseline.name, baseline.model, base, truth, scores, samples=samples)
-
-
-_OF_PIXELS = {"drift/brightness", "drift/sharpness", "drift/features"}
-_PICTURES = 200
-"""Images of each set whose pixels are looked at where a rule asks for what is in them."""
+_NO_DRIFT = "only a pipeline, and `kubedet evaluate --nproc 1`, measure how far data have moved"
 
 
 def _drift(
-    names: set[str], baseline: Baseline | None, dataset: ShardDataset, config: Config, output_uri: str
-) -> dict[str, Any] | None:
-    """Return how far these shards are from the baseline's; None where no rule asks for it."""
+    rules: Sequence[str], baseline: Baseline | None, dataset: ShardDataset, config: Config, output_uri: str,
+    measure: MeasureDrift | None,
+) -> dict[str, Any] | None:  # fmt: skip
+    """Return how far these shards are from the baseline's; None if no rule asks for it."""
+    names = gate.drift_metrics(rules)
     if not names:
         return None
     if baseline is None:
         return {"metrics": {}, "obstacle": ""}
+    if measure is None:
+        return {"metrics": {}, "obstacle": _NO_DRIFT}
     before = str((baseline.summary or {}).get("shards", ""))
     if not before or not storage.exists(storage.join(before, "index.json")):
         if before and seen.forgotten_in(data_root_of(before), before.rstrip("/").rpartition("/")[2]):
-            # Else no later model could pass: nobody will ever bring back what was to be forgotten.
+            # Otherwise no later model could pass: nobody brings back images that were removed on request.
             _LOG.warning("drift is not measured: the shards of %s went with images to forget", baseline.name)
             return {"metrics": {}, "obstacle": ""}
-        return {
-            "metrics": {},
-            "obstacle": f"the shards of the baseline {baseline.name} are not known or not there",
-        }
-    model = baseline.model if "drift/features" in names else ""
-    pictures = _PICTURES if names & _OF_PIXELS else 0
-    drift = compare_data(before, dataset.uri, pictures=pictures, seed=config.train.seed, model_uri=model)
-    write_drift(drift, output_uri)
-    return {"metrics": drift.metrics, "obstacle": ""}
+        obstacle = f"the shards of the baseline {baseline.name} are not known or not there"
+        return {"metrics": {}, "obstacle": obstacle}
+    request = DriftRequest(names, before, dataset.uri, baseline.model, config.train.seed, output_uri)
+    return {"metrics": measure(request), "obstacle": ""}
 
 
-def _predictions_uri(output_uri: str, config: Config) -> str:
-    return storage.join(storage.absolute(output_uri), f"predictions.{config.evaluation.predictions}")
+def predictions_file(output_uri: str, config: EvaluationConfig) -> str:
+    """Return the URI of an evaluation's predictions."""
+    return storage.join(storage.absolute(output_uri), f"predictions.{config.predictions}")
 
 
-def write_results(output_uri: str, scores: Scores, data: ReportData, summary: dict[str, Any]) -> None:
-    """Write table.txt, the reports, gate.json and, last, metrics.json."""
-    storage.write_bytes(storage.join(output_uri, "table.txt"), coco_metrics.table(scores.coco).encode())
-    evaluation_page.write_report(data, output_uri)
+def write_results(
+    output_uri: str, predictions: Predictions, report: ReportData, summary: dict[str, Any],
+    rules: Sequence[str],
+) -> None:  # fmt: skip
+    """Apply the gate; write predictions, table.txt, the reports, gate.json and, last, metrics.json."""
+    summary["comparison"] = report.compared.to_json() if report.compared else None
+    verdict = gate.decide(Evidence.from_summary(summary), rules)
+    summary["verdict"] = verdict.to_json()
+    origin = {name: str(summary[name]) for name in _IDENTITY}
+    predictions.write(summary["predictions"], origin | {"kubedet": version("kubedet")})
+    table = coco_metrics.table(report.scores.coco)
+    storage.write_bytes(storage.join(output_uri, "table.txt"), table.encode())
+    evaluation_page.write_report(replace(report, verdict=verdict), output_uri)
     storage.write_json(storage.join(output_uri, "gate.json"), summary["verdict"])
     # Last: its existence means that all other files are there.
     storage.write_json(storage.join(output_uri, baselines.SUMMARY), summary)
+
+
+def program_versions() -> dict[str, str]:
+    """Return versions of Python and of what scores, for the report."""
+    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
+
+
+def _report(model: ScoredModel, dataset: ShardDataset, scores: Scores) -> ReportData:
+    index = dataset.index
+    counts = {
+        split: {"images": part.samples, "boxes": part.boxes, "shards": len(part.shards)}
+        for split, part in index.splits.items()
+    }
+    for split, row in index.statistics.items():
+        counts[split] |= {"without boxes": row.images_without_boxes, "crowds": row.crowds}
+    step = "" if model.step is None else f" (step {model.step})"
+    return ReportData(
+        title=f"{model.config.get('recipe', 'model')} on {dataset.split}", split=dataset.split,
+        images=len(dataset), scores=scores,
+        training=read_rows(storage.parent(model.uri)), dataset=counts, warnings=index.warnings,
+        statistics=index.statistics, trained_boxes=index.class_counts.get("train", {}), config=model.config,
+        versions={
+            "model": f"{model.uri}{step}", "sha256": model.sha256, "data": f"{dataset.uri} ({dataset.split})",
+            **program_versions(),
+        },
+    )  # fmt: skip
+
+
+def _image_loader(dataset: ShardDataset) -> Callable[[int], bytes]:
+    rows = {int(image_id): row for row, image_id in enumerate(dataset.image_ids)}
+    return lambda image_id: dataset.read(rows[image_id])[0]

@@ -185,10 +185,6 @@ def check(rules: Sequence[str], classes: Collection[str] | None = None) -> None:
 def decide(evidence: Evidence, rules: Sequence[str]) -> Verdict:
     """Decide whether all rules hold. A metric that is NaN or -1 (no ground truth) fails its rule.
 
-    Args:
-        evidence: what the evaluation found.
-        rules: as `parse` reads them; without any, the gate is open.
-
     Raises:
         EvaluationError: a rule cannot be read, or names a metric or class that there is not.
     """

@@ -68,7 +68,7 @@ class Compared:
     name: str
     """The baseline, for people."""
     changes: Mapping[str, Change] = field(default_factory=dict)
-    """Of coco/AP, coco/AP50 and AP[class], from scoring.changes; empty if there is an obstacle."""
+    """Of coco/AP, coco/AP50 and AP[class], from bootstrap.compare; empty if there is an obstacle."""
     samples: int = 0
     """Bootstrap samples behind the intervals."""
     obstacle: str = ""

@@ -57,12 +57,7 @@ def evaluate(
 
 
 def expanded(truth: Truth, ancestors: Mapping[int, Sequence[int]]) -> Truth:
-    """Give every object also to the classes above its own.
-
-    Args:
-        truth: ground truth.
-        ancestors: ids of all classes above a class; classes that the truth does not have are left out.
-    """
+    """Give every object also to the classes above its own."""
     category_ids = set(truth.category_ids.tolist())
     above = {
         int(label): [a for a in ancestors.get(int(label), ()) if a in category_ids] for label in category_ids

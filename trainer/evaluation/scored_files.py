@@ -1,9 +1,10 @@
 """Scores files of detections, of whatever detector, and compares two evaluations of the same images."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from trainer import storage
 from trainer.base.errors import EvaluationError
@@ -12,12 +13,12 @@ from trainer.data.shard_index import ShardDataset
 from trainer.evaluation import baseline as baselines
 from trainer.evaluation import coco_metrics, engines, gate, scoring
 from trainer.evaluation.coco import read_detections, read_truth
-from trainer.evaluation.evaluate import sha256_of, write_results
-from trainer.evaluation.gate import Evidence
+from trainer.evaluation.evaluate import predictions_file, program_versions, sha256_of, write_results
 from trainer.evaluation.metrics import NOT_SURE
+from trainer.evaluation.scoring import Scores
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
-from trainer.report.evaluation_page import write_report
-from trainer.report.report_data import collect_files
+from trainer.report import gallery
+from trainer.report.evaluation_page import ReportData, write_report
 from trainer.storage.probe import check_writable
 
 COMPARISON = "comparison.json"
@@ -32,12 +33,15 @@ class _Side:
     summary: dict[str, Any] | None
     """metrics.json of the folder; None of a file."""
 
+    @property
     def images(self) -> tuple[str, str] | None:
-        """What tells the images it was scored on; None where that is not known."""
+        """Fingerprint and split of the images it was scored on; None if they are not known."""
         return (self.summary["fingerprint"], self.summary["split"]) if self.summary else None
 
-    def predictions(self, truth: Truth, *, clip: bool) -> Predictions:
-        return read_detections(self.summary["predictions"] if self.summary else self.uri, truth, clip=clip)
+    @property
+    def file(self) -> str:
+        """URI of the detections."""
+        return str(self.summary["predictions"]) if self.summary else self.uri
 
 
 def evaluate(
@@ -77,26 +81,24 @@ def evaluate(
     check_writable(output_uri)
     scores = scoring.score(dataset, truth, predictions, config.engine)
     summary: dict[str, Any] = {
-        "split": identity[1],
         "images": len(truth.images),
         **scores.to_json(),
+        "fingerprint": truth_digest,
+        "split": identity[1],
         "checkpoint": storage.absolute(detections_uri),
         "sha256": digest,
         "step": None,
-        "fingerprint": truth_digest,
         "truth": storage.absolute(truth_uri),
-        "predictions": storage.join(storage.absolute(output_uri), f"predictions.{config.predictions}"),
-        "comparison": None,
+        "predictions": predictions_file(output_uri, config),
     }
+    name, samples = config.baseline, config.bootstrap
+    compared = None
     if base is not None:
-        name, samples = config.baseline, config.bootstrap
-        summary["comparison"] = scoring.compare(name, name, base, truth, scores, samples=samples).to_json()
-    verdict = gate.decide(Evidence.from_summary(summary), rules)
-    summary["verdict"] = verdict.to_json()
-    predictions.write(summary["predictions"], _provenance(summary))
+        compared = scoring.compare(name, name, base, truth, scores, samples=samples)
+    pictures = load_image and gallery.worst_images(truth, predictions, scores.matches, load_image)
     title = f"{_stem(detections_uri)} on {identity[1]}"
-    data = collect_files(title, truth, predictions, scores, summary, verdict, load_image)
-    write_results(output_uri, scores, data, summary)
+    report = replace(_report(title, truth, scores, summary), compared=compared, gallery=pictures)
+    write_results(output_uri, predictions, report, summary, rules)
     return summary
 
 
@@ -129,7 +131,7 @@ def compare(
     sides = [_side(uri) for uri in (one_uri, other_uri)]
     _refuse_other_images(sides)
     dataset, truth, truth_name = _truth_of(sides, truth_uri)
-    first, second = (side.predictions(truth, clip=clip) for side in sides)
+    first, second = (read_detections(side.file, truth, clip=clip) for side in sides)
     if output_uri:
         check_writable(output_uri)
     before, scores = (scoring.score(dataset, truth, part, engine) for part in (first, second))
@@ -143,42 +145,35 @@ def compare(
         "verdict": compared.changes["coco/AP"].verdict if compared.changes else NOT_SURE,
     }
     if output_uri:
-        known = next((side.images() for side in sides if side.images()), None)
+        known = next((side.images for side in sides if side.images), None)
         summary = {
             "split": known[1] if known else _stem(truth_name),
             "images": len(truth.images),
             "checkpoint": other_uri,
-            "sha256": sha256_of(_file_of(sides[1])),
+            "sha256": sha256_of(sides[1].file),
             "truth": truth_name,
-            "comparison": compared.to_json(),
         }
         title = f"{other_uri} against {one_uri}"
         storage.write_bytes(storage.join(output_uri, "table.txt"), coco_metrics.table(scores.coco).encode())
-        write_report(collect_files(title, truth, second, scores, summary, None, None), output_uri)
+        write_report(replace(_report(title, truth, scores, summary), compared=compared), output_uri)
         storage.write_json(storage.join(output_uri, COMPARISON), comparison)
     return comparison
 
 
 def _side(uri: str) -> _Side:
     """Tell a folder of an evaluation or run from a file of detections."""
-    for folder in (uri, storage.join(uri, "evaluation")):
-        if storage.exists(storage.join(folder, baselines.SUMMARY)):
-            return _Side(uri, baselines.evaluated(uri, folder, uri).summary)
-    if not storage.exists(uri):
+    summary = baselines.find_summary(uri)
+    if summary is None and not storage.exists(uri):
         raise EvaluationError(
             f"{uri} is neither an evaluation nor a file of detections",
             fix="give a folder that `kubedet evaluate` or a run wrote, or a file in COCO's results form",
         )
-    return _Side(uri, None)
-
-
-def _file_of(side: _Side) -> str:
-    return str(side.summary["predictions"]) if side.summary else side.uri
+    return _Side(uri, summary)
 
 
 def _refuse_other_images(sides: Sequence[_Side]) -> None:
-    known = [side for side in sides if side.images()]
-    if len({side.images() for side in known}) > 1:
+    known = [side for side in sides if side.images]
+    if len({side.images for side in known}) > 1:
         what = " and ".join(
             f"{side.uri} of {side.summary['split']}, {side.summary['fingerprint'][:12]}"
             for side in known
@@ -215,7 +210,7 @@ def _baseline(uri: str, identity: tuple[str, str], truth: Truth, clip: bool) -> 
             f"the baseline {uri} was not scored on this ground truth",
             fix="evaluate its detections against the same file, or give the file of its detections",
         )
-    return side.predictions(truth, clip=clip)
+    return read_detections(side.file, truth, clip=clip)
 
 
 def _image_loader(folder: str, truth: Truth) -> Callable[[int], bytes]:
@@ -243,9 +238,20 @@ def _image_loader(folder: str, truth: Truth) -> Callable[[int], bytes]:
     return lambda image_id: storage.read_bytes(by_id[image_id])
 
 
-def _provenance(summary: dict[str, Any]) -> dict[str, str]:
-    named = {name: str(summary[name]) for name in ("fingerprint", "split", "checkpoint", "sha256")}
-    return {**named, "kubedet": version("kubedet")}
+def _report(title: str, truth: Truth, scores: Scores, summary: dict[str, Any]) -> ReportData:
+    crowds = int(truth.crowd.sum())
+    counts = {
+        "images": len(truth.images), "boxes": len(truth.boxes) - crowds,
+        "without boxes": len(truth.images) - len(np.unique(truth.image_ids)), "crowds": crowds,
+    }  # fmt: skip
+    versions = {
+        "detections": summary["checkpoint"], "sha256": summary["sha256"], "ground truth": summary["truth"],
+        **program_versions(),
+    }  # fmt: skip
+    return ReportData(
+        title, summary["split"], len(truth.images), scores,
+        dataset={summary["split"]: counts}, versions=versions,
+    )  # fmt: skip
 
 
 def _stem(uri: str) -> str:

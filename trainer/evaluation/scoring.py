@@ -10,7 +10,7 @@ from trainer.evaluation import analysis, bootstrap, coco_metrics, engines, openi
 from trainer.evaluation.analysis import Calibration, Confusion, OperatingPoint
 from trainer.evaluation.box_matching import Matches, match
 from trainer.evaluation.coco_metrics import CocoResult
-from trainer.evaluation.metrics import OPEN_IMAGES, Change, Compared
+from trainer.evaluation.metrics import OPEN_IMAGES, Compared
 from trainer.evaluation.truth_and_predictions import Predictions, Truth, check_predictions
 
 
@@ -45,19 +45,16 @@ class Scores:
 def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, engine: str) -> Scores:
     """Score predictions against ground truth.
 
-    Args:
-        dataset: ground truth in COCO's form, for its image-level labels (openimages_metric.image_labels).
-        truth: its boxes.
-        predictions: predictions of its images.
-        engine: one of engines.ENGINES.
-
     Raises:
         EvaluationError: ids, boxes or scores cannot be used; with their count and the first examples.
     """
     result = coco_metrics.evaluate(truth, predictions, engine=engine)
     tide = confusion = None
     if engine == "hotcoco":
-        tide, confusion = _errors(truth, predictions)
+        evaluator = engines.evaluator(truth, predictions)
+        tide = analysis.tide(evaluator)
+        confusion = analysis.confusion(evaluator, score=analysis.SHOWN_SCORE)
+        del evaluator  # It holds gigabytes.
     verified, ancestors = openimages_metric.image_labels(dataset)
     open_images = openimages_metric.evaluate(truth, predictions, verified=verified, ancestors=ancestors)
     matches = match(truth, predictions, coco_metrics.IOU_THRESHOLDS)
@@ -73,50 +70,16 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
     )
 
 
-def _errors(truth: Truth, predictions: Predictions) -> tuple[dict[str, tuple[float, int]], Confusion]:
-    """TIDE errors and confusions, which only hotcoco computes; its gigabytes are freed afterwards."""
-    evaluator = engines.evaluator(truth, predictions)
-    return analysis.tide(evaluator), analysis.confusion(evaluator, score=analysis.SHOWN_SCORE)
-
-
-def changes(truth: Truth, base: Predictions, scores: Scores, *, samples: int) -> dict[str, Change]:
-    """Compare with a baseline's predictions of the same images.
-
-    Args:
-        truth: ground truth.
-        base: the baseline's predictions.
-        scores: of the model.
-        samples: bootstrap samples.
-
-    Returns:
-        The change of coco/AP, coco/AP50 and of AP[class] for each class with objects; empty where
-        none has.
+def compare(
+    name: str, model: str, base: Predictions, truth: Truth, scores: Scores, *, samples: int
+) -> Compared:
+    """Compare with a baseline's predictions of the same images; no class with objects is an obstacle.
 
     Raises:
         EvaluationError: the baseline's predictions are not of these images and classes.
     """
     check_predictions(truth, base, "the baseline's detections")
     before = match(truth, base, coco_metrics.IOU_THRESHOLDS)
-    comparison = bootstrap.compare(before, scores.matches, truth.names, samples=samples)
-    of_classes = {f"AP[{name}]": change for name, change in comparison.per_class.items()}
-    if not of_classes:
-        return {}
-    return {"coco/AP": comparison.overall, "coco/AP50": comparison.at_half, **of_classes}
-
-
-def compare(
-    name: str, model: str, base: Predictions, truth: Truth, scores: Scores, *, samples: int
-) -> Compared:
-    """Compare with a baseline's predictions, as `changes`; if no class has objects, that is the obstacle.
-
-    Args:
-        name: the baseline, for people.
-        model: its URI.
-        base: its predictions.
-        truth: ground truth.
-        scores: of the model.
-        samples: bootstrap samples.
-    """
-    found = changes(truth, base, scores, samples=samples)
-    obstacle = "" if found else f"it cannot be compared with the baseline {name}: no class has objects"
-    return Compared(name, found, samples, obstacle, model)
+    changes = bootstrap.compare(before, scores.matches, truth.names, samples=samples)
+    obstacle = "" if changes else f"it cannot be compared with the baseline {name}: no class has objects"
+    return Compared(name, changes, samples, obstacle, model)

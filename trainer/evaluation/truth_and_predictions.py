@@ -78,10 +78,6 @@ class Predictions:
     def write(self, uri: str, metadata: Mapping[str, str]) -> None:
         """Write them as Parquet, or as COCO's JSON where the URI ends so.
 
-        Args:
-            uri: file to write.
-            metadata: what they are of, kept in the Parquet file: data, checkpoint.
-
         Raises:
             StorageError: it cannot be written.
         """
@@ -231,13 +227,7 @@ def _columns(items: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray
 
 
 def _refuse_malformed(where: str, items: Sequence[Any], *further: str) -> None:
-    """Refuse items in which a field is missing or is no number; NaN is one, and looked for later.
-
-    Args:
-        where: what an error calls them.
-        items: of COCO's JSON.
-        further: fields besides image_id, category_id and bbox; an area may be missing.
-    """
+    """Refuse items in which a field is missing or is no number; NaN is one, and looked for later."""
     names = ("image_id", "category_id", "bbox", *further)
     wrong = ((place, item, _wrong_field(item, names)) for place, item in enumerate(items))
     bad = [f"{item!r} (item {place}: {field})" for place, item, field in wrong if field]
@@ -307,11 +297,6 @@ def check_truth(truth: Truth) -> None:
 def check_predictions(truth: Truth, predictions: Predictions, where: str = "detections") -> None:
     """Check that each prediction has a finite score and box inside of a known image, of a known category.
 
-    Args:
-        truth: ground truth.
-        predictions: predictions.
-        where: what an error calls them.
-
     Raises:
         EvaluationError: with the count of each problem and the first examples.
     """
@@ -327,29 +312,22 @@ def check_predictions(truth: Truth, predictions: Predictions, where: str = "dete
     _refuse(where, problems)
 
 
-def class_difference(
-    model_categories: Sequence[Mapping[str, Any]], data_categories: Sequence[Mapping[str, Any]]
-) -> str:
-    """Say in what the classes of a model and of data differ; "" where they are the same, in one order.
+def name_difference(one: Sequence[str], other: Sequence[str], of_one: str, of_other: str) -> str:
+    """Say in what two lists of names differ, in words; "" if they are the same, in one order.
 
     Args:
-        model_categories: the model's categories, in the order of their labels.
-        data_categories: those of the data.
+        one: names, e.g. of a model's classes by label.
+        other: likewise.
+        of_one: what the first are of.
+        of_other: what the second are of.
     """
-    model_names, data_names = (
-        [category["name"] for category in side] for side in (model_categories, data_categories)
-    )
-    if data_names == model_names:
+    if list(one) == list(other):
         return ""
-    detail = "the same names in another order"
-    if differing := set(data_names) ^ set(model_names):
-        sides = (
-            (sorted(differing & set(data_names)), "the data"),
-            (sorted(differing & set(model_names)), "the model"),
-        )
-        parts = (f"{', '.join(some[:EXAMPLES])} only in {whose}" for some, whose in sides if some)
-        detail = f"{len(differing)} differ: {'; '.join(parts)}"
-    return f"{len(model_names)} against {len(data_names)} classes, {detail}"
+    sides = (set(one) - set(other), of_one), (set(other) - set(one), of_other)
+    parts = [f"{', '.join(sorted(some)[:EXAMPLES])} only in {whose}" for some, whose in sides if some]
+    count = len(set(one) ^ set(other))
+    detail = f"{count} differ: {'; '.join(parts)}" if parts else "the same names in another order"
+    return f"{len(one)} against {len(other)} classes, {detail}"
 
 
 _Problem = tuple[str, np.ndarray, np.ndarray]

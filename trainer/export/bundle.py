@@ -11,7 +11,6 @@
 
 import hashlib
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,6 +72,11 @@ class Bundle:
     digest: str = ""
     """sha256 of SHA256SUMS: of all that is in the bundle but the signature."""
 
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the classes, by label."""
+        return [category["name"] for category in self.metadata["classes"]]
+
     def check(self, names: Iterable[str] = ()) -> None:
         """Compare files with their checksums; all of them where none is named.
 
@@ -94,14 +98,13 @@ class Bundle:
             for name in storage.list_files(self.uri)
             if name not in listed
         ]
-        if not problems:
-            _check_size(storage.join(self.uri, SIGNATURE), _MOST_BYTES_OF_TEXT)
-            self.check()
-        else:
+        if problems:
             raise StorageError(
-                f"{self.uri} is not the bundle as it was written:\n  " + "\n  ".join(sorted(set(problems))),
+                f"{self.uri} is not the bundle as it was written:\n  " + "\n  ".join(sorted(problems)),
                 fix="take away what you know does not belong there; else export the model again",
             )
+        _check_size(storage.join(self.uri, SIGNATURE), _MOST_BYTES_OF_TEXT)
+        self.check()
 
     @contextmanager
     def files(self, names: Iterable[str]) -> Iterator[Path]:
@@ -110,35 +113,35 @@ class Bundle:
         Raises:
             StorageError: one is not in the bundle, is missing or has changed; each is named.
         """
+        paths, problems = {}, []
         with temporary_folder() as temporary:
-            paths = {}
-            problems = []
             for name in names:
-                if name not in self.checksums:
-                    problems.append(f"{name}: not in the bundle")
-                    continue
-                uri = storage.join(self.uri, name)
                 try:
-                    _check_size(uri, _MOST_BYTES_OF_TEXT if name == METADATA else _MOST_BYTES)
-                    paths[name] = storage.local_copy(uri)
-                    digest = file_sha256(paths[name])
+                    paths[name] = self._checked(name)
                 except StorageError as error:
                     problems.append(f"{name}: {error.message}")
-                    continue
-                if digest != self.checksums[name]:
-                    problems.append(f"{name}: its bytes have changed since the bundle was written")
             if problems:
                 raise StorageError(
-                    f"the bundle {self.uri} cannot be used:\n  " + "\n  ".join(problems),
-                    fix="export the model again, or take another version",
+                    f"the bundle {self.uri} cannot be used:\n  " + "\n  ".join(problems), fix=FORM.remedy
                 )
             if storage.is_local(self.uri):
                 yield storage.local_path(self.uri)
                 return
             for name, path in paths.items():
-                # In one folder under their own names: runtimes look for a second file beside the first.
+                # In one folder under their own names: runtimes look for a second file next to the first.
                 os.symlink(path, temporary / name)
             yield temporary
+
+    def _checked(self, name: str) -> Path:
+        """Return a file on this machine after comparing it with its checksum."""
+        if name not in self.checksums:
+            raise StorageError("not in the bundle")
+        uri = storage.join(self.uri, name)
+        _check_size(uri, _MOST_BYTES_OF_TEXT if name == METADATA else _MOST_BYTES)
+        path = storage.local_copy(uri)
+        if file_sha256(path) != self.checksums[name]:
+            raise StorageError("its bytes have changed since the bundle was written")
+        return path
 
 
 def exists(uri: str) -> bool:
@@ -148,9 +151,6 @@ def exists(uri: str) -> bool:
 
 def load(uri: str) -> Bundle:
     """Read what a folder holds.
-
-    Args:
-        uri: the bundle's folder.
 
     Raises:
         StorageError: there is no whole bundle, or its metadata have changed.
@@ -165,8 +165,7 @@ def load(uri: str) -> Bundle:
     _check_size(sums, _MOST_BYTES_OF_TEXT)
     content = storage.read_bytes(sums)
     checksums = _parse(content, sums)
-    empty = Bundle(uri, {}, checksums)
-    empty.check([METADATA])
+    Bundle(uri, {}, checksums).check([METADATA])
     metadata = storage.read_json(storage.join(uri, METADATA), FORM)
     _check_values(storage.join(uri, METADATA), metadata, checksums)
     return Bundle(uri, metadata, checksums, hashlib.sha256(content).hexdigest())
@@ -177,7 +176,7 @@ def _check_size(uri: str, most: int) -> None:
     if state is not None and state.size > most:
         raise StorageError(
             f"{uri} has {state.size} bytes, more than the {most} that are read",
-            fix="export the model again, or take another version",
+            fix=FORM.remedy,
         )
 
 
@@ -221,53 +220,34 @@ def publish(folder: Path, uri: str) -> None:
     Raises:
         StorageError: the target cannot be written.
     """
+    _publish(folder, [path.name for path in folder.iterdir()], uri)
+
+
+def copy(source: Bundle, uri: str) -> None:
+    """Copy a whole bundle to another folder, checked on the way, the checksums last.
+
+    Raises:
+        StorageError: a file is missing or has changed, or the target cannot be written.
+    """
+    with source.files(source.checksums) as folder:
+        extra = [name for name in (CHECKSUMS, SIGNATURE) if storage.exists(storage.join(source.uri, name))]
+        if not storage.is_local(source.uri):
+            for name in extra:
+                (folder / name).write_bytes(storage.read_bytes(storage.join(source.uri, name)))
+        _publish(folder, [*source.checksums, *extra], uri)
+
+
+def _publish(folder: Path, names: list[str], uri: str) -> None:
     storage.remove_stale(uri)
-    sums = storage.join(uri, CHECKSUMS)
-    names = sorted(path.name for path in folder.iterdir() if path.name != CHECKSUMS)
-    before = {SIGNATURE}
+    sums, before = storage.join(uri, CHECKSUMS), {SIGNATURE}
     if storage.exists(sums):
         before |= set(_parse(storage.read_bytes(sums), sums))
         # The old checksums must not vouch for files that are being replaced.
         storage.delete(sums)
     for name in sorted(before - set(names)):
         storage.delete(storage.join(uri, name))
-    for name in names:
+    for name in sorted(names, key=lambda name: (name == CHECKSUMS, name)):
         storage.upload(folder / name, storage.join(uri, name), confirm=True)
-    storage.upload(folder / CHECKSUMS, sums, confirm=True)
-
-
-def copy(source: Bundle, uri: str) -> None:
-    """Copy a whole bundle to another folder, checked on the way, the checksums last."""
-    with materialised(source) as folder:
-        publish(folder, uri)
-
-
-@contextmanager
-def materialised(source: Bundle) -> Iterator[Path]:
-    """Copy what is listed, signature and checksums included, to a temporary folder."""
-    extra = [CHECKSUMS, SIGNATURE]
-    with source.files(source.checksums) as folder, temporary_folder() as target:
-        for name in source.checksums:
-            shutil.copyfile(folder / name, target / name)
-        for name in extra:
-            uri = storage.join(source.uri, name)
-            if storage.exists(uri):
-                (target / name).write_bytes(storage.read_bytes(uri))
-        yield target
-
-
-@contextmanager
-def as_it_is(source: Bundle) -> Iterator[Path]:
-    """Give a local folder with all that is there, listed or not: itself where it is local."""
-    if storage.is_local(source.uri):
-        yield storage.local_path(source.uri)
-        return
-    with temporary_folder() as target:
-        for name in storage.list_files(source.uri):
-            path = target / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(storage.local_copy(storage.join(source.uri, name)), path)
-        yield target
 
 
 def _irregular(uri: str) -> list[str]:
@@ -275,10 +255,14 @@ def _irregular(uri: str) -> list[str]:
     if not storage.is_local(uri):
         return []
     top = storage.local_path(uri)
-    below = (Path(folder) / name for folder, *names in os.walk(top) for name in [*names[0], *names[1]])
-    kinds = {path: "a symbolic link" if path.is_symlink() else "not a regular file" for path in below
-             if path.is_symlink() or not (path.is_file() or path.is_dir())}  # fmt: skip
-    return sorted(f"{path.relative_to(top)}: {kind}" for path, kind in kinds.items())
+    irregular = []
+    for folder, folders, files in os.walk(top):
+        for path in (Path(folder) / name for name in [*folders, *files]):
+            if path.is_symlink():
+                irregular.append(f"{path.relative_to(top)}: a symbolic link")
+            elif not (path.is_file() or path.is_dir()):
+                irregular.append(f"{path.relative_to(top)}: not a regular file")
+    return irregular
 
 
 def file_sha256(path: Path) -> str:
@@ -301,7 +285,7 @@ def _parse(data: bytes, uri: str) -> dict[str, str]:
         if len(digest) != 64 or not name or "/" in name:
             raise StorageError(
                 f"{uri} is damaged at line {line[:80]!r}",
-                fix="export the model again, or take another version",
+                fix=FORM.remedy,
             )
         checksums[name] = digest
     if METADATA not in checksums:

@@ -1,10 +1,15 @@
 """Signatures of bundles, by an elliptic-curve key, with the OpenSSF's model-signing."""
 
 import importlib
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainer.base.errors import ExportError, first_line
+from trainer import storage
+from trainer.base.errors import ExportError, translated
+from trainer.base.temporary_folders import temporary_folder
 from trainer.export import bundle
 from trainer.export.bundle import Bundle
 
@@ -12,46 +17,25 @@ from trainer.export.bundle import Bundle
 def check_key(private_key: str) -> None:
     """Refuse a key that cannot sign: better before minutes of work than after them.
 
-    Args:
-        private_key: path of a PEM file.
-
     Raises:
         ExportError: the package is missing, or the key cannot be used.
     """
-    signing = _module("signing")
-    try:
-        signing.Config().use_elliptic_key_signer(private_key=private_key)
-    except Exception as error:  # the package has no common error of its own
-        raise _unusable(private_key, error) from None
+    _signer(private_key)
 
 
 def sign(folder: Path, private_key: str) -> None:
     """Write model.sig over all files of a sealed folder.
 
-    Args:
-        folder: a local bundle.
-        private_key: path of a PEM file.
-
     Raises:
         ExportError: the package is missing, or the key cannot be used.
     """
-    signing = _module("signing")
-    try:
-        config = signing.Config().use_elliptic_key_signer(private_key=private_key)
-        config.set_hashing_config(_hashing(folder)).sign(folder, folder / bundle.SIGNATURE)
-    except Exception as error:  # the package has no common error of its own
-        raise _unusable(private_key, error) from None
+    _signer(private_key).set_hashing_config(_hashing(folder)).sign(folder, folder / bundle.SIGNATURE)
 
 
 def check_signature(source: Bundle, public_key: str) -> None:
-    """Compare a bundle with its signature: all that lies in its folder, and what it says it is.
+    """Compare a bundle with its signature: all that is in its folder, and what it says it is.
 
-    The files are those of the folder itself, where it is local, so that whatever the package refuses in it is
-    refused here.
-
-    Args:
-        source: the bundle.
-        public_key: path of a PEM file.
+    A local folder is verified in place, so that whatever the package refuses in it is refused here.
 
     Raises:
         ExportError: the key cannot be used, there is no signature, or it is not by this key or not of
@@ -59,35 +43,47 @@ def check_signature(source: Bundle, public_key: str) -> None:
         StorageError: a file differs from its checksum, was added, or is a symbolic link.
     """
     verifying = _module("verifying")
-    try:
+    with translated(
+        ExportError, f"{public_key} is no public key",
+        fix="give the PEM file that `openssl ec -in private.pem -pubout` writes",
+    ):  # fmt: skip
         config = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
-    except Exception as error:  # the package has no common error of its own
-        raise ExportError(
-            f"{public_key} is no public key: {first_line(error)}",
-            fix="give the PEM file that `openssl ec -in private.pem -pubout` writes",
-        ) from None
     source.check_whole()
-    with bundle.as_it_is(source) as folder:
+    with _everything(source) as folder:
         if not (folder / bundle.SIGNATURE).exists():
             raise ExportError(
                 f"the bundle {source.uri} is not signed",
                 fix="export with a key (KUBEDET_SIGNING_KEY), or verify without --public-key",
             )
-        try:
+        with translated(
+            ExportError, f"the signature of {source.uri} does not fit {public_key}",
+            fix="check that the key is the signer's; do not use this model",
+        ):  # fmt: skip
             config.set_hashing_config(_hashing(folder)).verify(folder, folder / bundle.SIGNATURE)
-        except Exception as error:  # the package has no common error of its own
-            raise ExportError(
-                f"the signature of {source.uri} does not fit {public_key}: {first_line(error)}",
-                fix="check that the key is the signer's; do not use this model",
-            ) from None
 
 
-def _unusable(private_key: str, error: Exception) -> ExportError:
-    return ExportError(
-        f"the bundle cannot be signed with {private_key}: {first_line(error)}",
+def _signer(private_key: str) -> Any:
+    signing = _module("signing")
+    with translated(
+        ExportError, f"the bundle cannot be signed with {private_key}",
         fix="give an unencrypted PEM file of an elliptic-curve private key "
         "(openssl ecparam -name prime256v1 -genkey -noout)",
-    )
+    ):  # fmt: skip
+        return signing.Config().use_elliptic_key_signer(private_key=private_key)
+
+
+@contextmanager
+def _everything(source: Bundle) -> Iterator[Path]:
+    """Provide a local folder with all that is there, listed or not: itself if it is local."""
+    if storage.is_local(source.uri):
+        yield storage.local_path(source.uri)
+        return
+    with temporary_folder() as target:
+        for name in storage.list_files(source.uri):
+            path = target / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(storage.local_copy(storage.join(source.uri, name)), path)
+        yield target
 
 
 def _module(name: str) -> Any:

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import re
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -19,15 +20,15 @@ from trainer import storage
 from trainer.base.errors import ExportError, StorageError
 from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import Config
-from trainer.data.shard_folder import read_index
+from trainer.data.shard_folder import ShardIndex, read_index
 from trainer.data.shard_index import ShardDataset
-from trainer.evaluation.truth_and_predictions import class_difference
+from trainer.evaluation.truth_and_predictions import name_difference
 from trainer.export import bundle, bundle_signing, sbom
 from trainer.export.formats import FORMATS, Maker, check_formats
 from trainer.export.model_card import model_card
 from trainer.export.preprocess import RULE
 from trainer.export.published_models import name_for
-from trainer.export.verify import Check, describe, verify
+from trainer.export.verify import Check, verify
 from trainer.model.architecture import Architecture
 from trainer.model.deployment import INPUT, OUTPUTS, RAW_OUTPUTS
 from trainer.storage.probe import check_writable
@@ -81,8 +82,7 @@ def export(
     index = read_index(shards_uri)
     name = name_for(config.export.name, shards_uri)
     config = replace(config, export=replace(config.export, name=name))
-    dataset = _check_set(shards_uri, index)
-    _check_classes(meta["categories"], dataset.categories, checkpoint_uri, shards_uri)
+    dataset = _check_set(shards_uri, index, meta["categories"], checkpoint_uri)
     size = meta["config"]["loader"]["image_size"]
     with temporary_folder() as folder:
         maker = Maker(detector, size, config, shards_uri, folder)
@@ -100,7 +100,13 @@ def export(
         )
         described["trained_on"] |= _data_origin(index, shards_uri)
         described["made_from"] = inputs_hash
-        _describe_and_seal(folder, described, key)
+        (folder / bundle.METADATA).write_text(json.dumps(described, indent=2, ensure_ascii=False) + "\n")
+        (folder / bundle.CARD).write_text(model_card(described))
+        sbom.write_sbom(folder, folder / bundle.SBOM, described["name"], described["model_version"])
+        bundle.seal(folder)
+        if key:
+            bundle_signing.sign(folder, key)
+            _LOG.info("signed")
         bundle.publish(folder, output_uri)
         return _result(output_uri, described, {path.name: path.stat().st_size for path in folder.iterdir()})
 
@@ -143,36 +149,24 @@ def _kept_bundle(output_uri: str, inputs_hash: str) -> dict[str, Any] | None:
     return _result(output_uri, kept.metadata, sizes)
 
 
-def _describe_and_seal(folder: Path, described: dict[str, Any], key: str) -> None:
-    """Write metadata, model card and SBOM, seal the bundle, and sign it where there is a key."""
-    (folder / bundle.METADATA).write_text(json.dumps(described, indent=2, ensure_ascii=False) + "\n")
-    (folder / bundle.CARD).write_text(model_card(described))
-    sbom.write_sbom(folder, folder / bundle.SBOM, described["name"], described["model_version"])
-    bundle.seal(folder)
-    if key:
-        bundle_signing.sign(folder, key)
-        _LOG.info("signed")
-
-
-def _check_set(shards_uri: str, index: dict[str, Any]) -> ShardDataset:
-    for split in ("val", "test", "train"):
-        if index["splits"].get(split, {}).get("samples"):
-            return ShardDataset(shards_uri, split)
-    raise ExportError(f"the shards {shards_uri} have no images to check the export on", fix="shard a source")
-
-
-def _check_classes(
-    model_categories: list[dict[str, Any]],
-    data_categories: list[dict[str, Any]],
-    checkpoint_uri: str,
-    shards_uri: str,
-) -> None:
-    if difference := class_difference(model_categories, data_categories):
+def _check_set(
+    shards_uri: str, index: ShardIndex, categories: list[dict[str, Any]], checkpoint_uri: str
+) -> ShardDataset:
+    """Return images to check the export on, after comparing their classes with the model's."""
+    chosen = next((name for name in ("val", "test", "train") if index.samples.get(name)), "")
+    if not chosen:
+        raise ExportError(
+            f"the shards {shards_uri} have no images to check the export on", fix="shard a source"
+        )
+    dataset = ShardDataset(shards_uri, chosen)
+    data, model = ([category["name"] for category in side] for side in (dataset.categories, categories))
+    if difference := name_difference(data, model, "the data", "the model"):
         raise ExportError(
             f"the classes of the checkpoint {checkpoint_uri} are not those of the shards {shards_uri}: "
             f"{difference}",
             fix="export with the shards that the model was trained on",
         )
+    return dataset
 
 
 def _evaluation_summary(evaluation_uri: str) -> dict[str, Any]:
@@ -183,17 +177,16 @@ def _evaluation_summary(evaluation_uri: str) -> dict[str, Any]:
     return storage.read_json(uri) | {"uri": storage.absolute(evaluation_uri)}
 
 
-def _data_origin(index: dict[str, Any], shards_uri: str) -> dict[str, Any]:
+def _data_origin(index: ShardIndex, shards_uri: str) -> dict[str, Any]:
     """Source of the shards, and images and boxes of each split."""
     data_root = storage.parent(storage.parent(shards_uri))
-    raw = storage.join(data_root, "raw", index["raw_fingerprint"], "manifest.json")
+    raw = storage.join(data_root, "raw", index.raw_fingerprint, "manifest.json")
     source = storage.read_json(raw)["source"] if storage.exists(raw) else ""
     return {
         # Without credentials: user name and password, signed query.
         "source": re.sub("//[^/@]*@", "//", source.partition("?")[0]),
         "splits": {
-            name: {"images": split["samples"], "boxes": split["boxes"]}
-            for name, split in index["splits"].items()
+            name: {"images": split.samples, "boxes": split.boxes} for name, split in index.splits.items()
         },
     }
 
@@ -233,7 +226,7 @@ def _metadata(
             "files": list(FORMATS[each].files),
             "outputs": list(RAW_OUTPUTS if FORMATS[each].raw else OUTPUTS),
             "bytes": {file: (folder / file).stat().st_size for file in FORMATS[each].files},
-            "check": describe(check),
+            "check": asdict(check),
         }
         for each, check in checks.items()
     }
@@ -241,7 +234,8 @@ def _metadata(
         "kind": "model",
         "version": 2,
         "name": config.export.name,
-        "model_version": _version(shas),
+        # By content: the same files always have the same version.
+        "model_version": hashlib.sha256(json.dumps(shas, sort_keys=True).encode()).hexdigest()[:12],
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "classes": meta["categories"],
         "input": {
@@ -277,18 +271,11 @@ def _metadata(
     }  # fmt: skip
 
 
-def _version(shas: dict[str, str]) -> str:
-    """Version by content: the same files always have the same version."""
-    return hashlib.sha256(json.dumps(shas, sort_keys=True).encode()).hexdigest()[:12]
-
-
 def _versions() -> dict[str, str]:
     versions = {"kubedet": version("kubedet"), "sources": _sources(), "torch": torch.__version__}
     for package in ("onnx", "onnxruntime", "openvino"):
-        try:
+        with suppress(PackageNotFoundError):  # An extra that is not installed.
             versions[package] = version(package)
-        except PackageNotFoundError:
-            continue  # An extra that is not installed.
     return versions
 
 

@@ -1,28 +1,179 @@
 """The export formats: how each is written, which runtime runs it, and its tolerance."""
 
-import contextlib
 import copy
-import io
 import logging
 import shutil
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any, Protocol
 
+import numpy as np
+import onnx
 import torch
+from onnxscript import opset18
 
-from trainer.base.errors import ExportError, first_line
+from trainer.base.errors import ExportError, translated
 from trainer.config.schema import Config
 from trainer.export.detection_pairing import EXACT, QUANTIZED, Tolerance
-from trainer.export.onnx_file import write_onnx
-from trainer.export.quantize import CalibrationImages, quantize
-from trainer.export.runtimes import ExportedProgram, OnnxRuntime, OpenVino, Runtime, import_openvino
+from trainer.export.quantize import CalibrationImages, quantize, quiet
 from trainer.model.architecture import Architecture
-from trainer.model.deployment import Graph
+from trainer.model.deployment import INPUT, Graph
 
 _LOG = logging.getLogger("export")
+
+
+class Runtime(Protocol):
+    """An exported file that is loaded and ready for requests."""
+
+    name: str
+    """The library and its version, e.g. `onnxruntime 1.31.1`."""
+    threads: int
+    """Threads that compute one request."""
+
+    def run(self, images: np.ndarray) -> list[np.ndarray]:
+        """Outputs, in the graph's order, of uint8 images [B, 3, S, S]."""
+        ...
+
+
+class OnnxRuntime:
+    """An ONNX file in onnxruntime, on the CPU."""
+
+    def __init__(self, path: Path, threads: int = 0) -> None:
+        """Open a file."""
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4  # Refused shapes are reported by our errors, not by lines on stderr.
+        self.threads = options.intra_op_num_threads = threads or torch.get_num_threads()
+        self.name = f"onnxruntime {onnxruntime.__version__}"
+        self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def run(self, images: np.ndarray) -> list[np.ndarray]:
+        return self._session.run(None, {INPUT: images})
+
+
+class OpenVino:
+    """An OpenVINO model on the CPU, in fp32: its own choice would be bf16 where the CPU has it."""
+
+    def __init__(self, path: Path, threads: int = 0) -> None:
+        """Open a model; `path` is its .xml, beside its .bin."""
+        openvino = import_openvino()
+        self.threads = threads or torch.get_num_threads()
+        self.name = f"openvino {version('openvino')}"
+        hints = {
+            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_NUM_THREADS": self.threads,
+            "NUM_STREAMS": "1",
+        }
+        self._model = openvino.Core().compile_model(str(path), "CPU", hints)
+
+    def run(self, images: np.ndarray) -> list[np.ndarray]:
+        results = self._model({INPUT: images})
+        # Copied: OpenVINO reuses its output buffers in the next request.
+        return [np.array(results[port]) for port in self._model.outputs]
+
+
+class ExportedProgram:
+    """A file of torch.export, in PyTorch. It is code: open only files whose origin you know."""
+
+    def __init__(self, path: Path, threads: int = 0) -> None:
+        """Open a file; the operator `kubedet::nms_keep` in it is defined in trainer/model/deployment.py."""
+        self.threads = threads or torch.get_num_threads()
+        self.name = f"torch {torch.__version__}"
+        self._module = torch.export.load(path).module()
+
+    def run(self, images: np.ndarray) -> list[np.ndarray]:
+        with torch.inference_mode():
+            return [part.numpy() for part in self._module(torch.from_numpy(images))]
+
+
+def import_openvino() -> Any:
+    """Import OpenVINO.
+
+    Raises:
+        ExportError: it is not installed.
+    """
+    try:
+        import openvino
+    except ImportError:
+        raise ExportError(
+            "the format openvino needs the package openvino, which is not installed",
+            fix="pip install 'kubedet[openvino]', or leave openvino out of export.formats",
+        ) from None
+    return openvino
+
+
+# onnxscript's type variables describe graph values, which Python values stand for here.
+op: Any = opset18
+
+
+def _nms_keep(boxes: Any, scores: Any, labels: Any, classes: int, overlap: float, threshold: float) -> Any:
+    """`deployment.nms_keep` in ONNX operators: NonMaxSuppression over [B, classes, T] scores.
+
+    A candidate has its score in the row of its class and 0 elsewhere, below any threshold.
+    """
+    every_class = op.Reshape(
+        op.Range(op.Constant(value_int=0), op.Constant(value_int=classes), op.Constant(value_int=1)),
+        op.Constant(value_ints=[1, classes, 1]),
+    )
+    is_class = op.Equal(op.Unsqueeze(labels, op.Constant(value_ints=[1])), every_class)
+    per_class = op.Where(
+        is_class, op.Unsqueeze(scores, op.Constant(value_ints=[1])), op.Constant(value_float=0.0)
+    )
+    selected = op.NonMaxSuppression(
+        boxes,
+        per_class,
+        op.Gather(op.Shape(scores), op.Constant(value_ints=[1])),
+        op.Constant(value_floats=[overlap]),
+        op.Constant(value_floats=[threshold]),
+        center_point_box=0,
+    )
+    where = op.Gather(selected, op.Constant(value_ints=[0, 2]), axis=1)
+    ones = op.Expand(op.Constant(value_float=1.0), op.Gather(op.Shape(selected), op.Constant(value_ints=[0])))
+    nothing = op.Expand(op.Constant(value_float=0.0), op.Shape(scores))
+    return op.ScatterND(nothing, where, ones)
+
+
+def _without_traces(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without the exporter's notes: stack traces with paths of this machine, 0.6 MB of them."""
+    graph = model.graph
+    values = [*graph.value_info, *graph.initializer, *graph.input, *graph.output]
+    for part in (model, graph, *graph.node, *values):
+        part.ClearField("metadata_props")
+        part.ClearField("doc_string")
+    return model
+
+
+def write_onnx(graph: Graph, path: Path, opset: int) -> None:
+    """Export a graph with a dynamic batch, all weights inside the file, and check it.
+
+    Raises:
+        ExportError: the exporter or the checker refuses it.
+    """
+    size = graph.image_size
+    # Two images: a batch of one would be taken for a constant.
+    example = torch.zeros(2, 3, size, size, dtype=torch.uint8)
+    failing = f"the model cannot be written as ONNX (opset {opset})"
+    fix = "use the versions of torch, onnx and onnxscript in constraints.txt"
+    with translated(ExportError, failing, fix=fix):
+        with quiet():
+            program = torch.onnx.export(
+                graph,
+                (example,),
+                dynamo=True,
+                opset_version=opset,
+                input_names=[INPUT],
+                output_names=list(graph.names),
+                dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+                custom_translation_table={torch.ops.kubedet.nms_keep.default: _nms_keep},
+                verbose=False,
+            )
+        assert program is not None
+        path.write_bytes(_without_traces(program.model_proto).SerializeToString())
+        onnx.checker.check_model(str(path), full_check=True)
 
 
 class Maker:
@@ -31,15 +182,7 @@ class Maker:
     def __init__(
         self, detector: Architecture, image_size: int, config: Config, shards_uri: str, folder: Path
     ) -> None:
-        """Prepare.
-
-        Args:
-            detector: the trained model, on the CPU.
-            image_size: side of the input square.
-            config: the export section.
-            shards_uri: where calibration images come from.
-            folder: receives the files, and a folder `scratch` besides.
-        """
+        """Prepare."""
         self.folder = folder
         self.image_size, self.config, self.shards_uri = image_size, config, shards_uri
         # A copy: nobody can train or save what is folded.
@@ -78,24 +221,13 @@ class Maker:
         write_onnx(self.detector.raw_graph(self.image_size), path, self.config.export.opset)
 
     def program(self, path: Path) -> None:
-        """Write the deployment graph as torch.export's program.
-
-        Raises:
-            ExportError: PyTorch cannot export it.
-        """
+        """Write the deployment graph as torch.export's program."""
         size = self.image_size
         example = torch.zeros(2, 3, size, size, dtype=torch.uint8)
-        try:
-            with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-                warnings.simplefilter("ignore")
-                shapes = ({0: torch.export.Dim("batch", min=1)},)
-                torch.export.save(torch.export.export(self.graph, (example,), dynamic_shapes=shapes), path)
-        except Exception as error:  # torch.export has no common error of its own
-            reason = first_line(error)
-            raise ExportError(
-                f"torch.export cannot write the model: {reason}",
-                fix="use the version of torch in constraints.txt, or leave out torch-export",
-            ) from error
+        shapes = ({0: torch.export.Dim("batch", min=1)},)
+        fix = "use the version of torch in constraints.txt, or leave out torch-export"
+        with translated(ExportError, "torch.export cannot write the model", fix=fix), quiet():
+            torch.export.save(torch.export.export(self.graph, (example,), dynamic_shapes=shapes), path)
 
     def openvino(self, path: Path) -> None:
         """Write OpenVINO's form, with fp32 weights."""
@@ -135,12 +267,6 @@ CODE = ("torch-export",)
 
 def check_trust(kind: str, uri: str, run_code: bool, *, fix: str) -> None:
     """Refuse to open a file that is a program, unless whoever opens it has said that it may be run.
-
-    Args:
-        kind: its format.
-        uri: of the bundle.
-        run_code: what was said.
-        fix: how to say it.
 
     Raises:
         ExportError: it is one, and nobody said so.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer import storage
-from trainer.base.errors import CheckpointError, EvaluationError, ExportError, KubedetError, first_line
+from trainer.base.errors import CheckpointError, EvaluationError, ExportError, translated
 from trainer.config import parsing
 from trainer.evaluation.inference import ScoredModel
 from trainer.evaluation.truth_and_predictions import EXAMPLES
@@ -45,9 +45,7 @@ def load(uri: str, device: torch.device, *, run_code: bool = False) -> ScoredMod
     exported = _find_exported(uri)
     if exported:
         source, name = exported
-        return (
-            _load_weights(source, name, device) if name == WEIGHTS else _load_served(source, name, run_code)
-        )
+        return _load_weights(source, device) if name == WEIGHTS else _load_served(source, name, run_code)
     detector, meta = checkpoint.load_model(uri, device)
     predict, image_size = _folded_predict(detector, device, uri), meta["config"]["loader"]["image_size"]
     return ScoredModel(
@@ -117,21 +115,15 @@ def _folded_predict(detector: Architecture, device: torch.device, uri: str) -> C
     return (detector.to(memory_format=torch.channels_last) if device.type == "cpu" else detector).predict
 
 
-def _load_weights(source: Bundle, name: str, device: torch.device) -> ScoredModel:
-    metadata = source.metadata
+def _load_weights(source: Bundle, device: torch.device) -> ScoredModel:
+    metadata, uri = source.metadata, storage.join(source.uri, WEIGHTS)
     trained = parsing.from_json(json.dumps(metadata["config"]), where=storage.join(source.uri, METADATA))
-    detector, uri = build(trained.model, len(metadata["classes"])), storage.join(source.uri, name)
-    with source.files([name]) as folder:
-        try:
-            detector.load_state_dict(safetensors.torch.load_file(folder / name))
-        except (RuntimeError, safetensors.SafetensorError) as error:
-            reason = first_line(error)
-            raise CheckpointError(
-                f"{uri} does not fit its configuration: {reason}", fix="export the model again"
-            ) from None
-    return _scored_model(
-        source, name, _folded_predict(detector.to(device).eval(), device, uri), reentrant=True
-    )
+    detector = build(trained.model, len(metadata["classes"]))
+    unfit = translated(CheckpointError, f"{uri} does not fit its configuration", fix="export the model again")
+    with source.files([WEIGHTS]) as folder, unfit:
+        detector.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
+    predict = _folded_predict(detector.to(device).eval(), device, uri)
+    return _scored_model(source, WEIGHTS, predict, reentrant=True)
 
 
 def _load_served(source: Bundle, name: str, run_code: bool) -> ScoredModel:
@@ -140,23 +132,18 @@ def _load_served(source: Bundle, name: str, run_code: bool) -> ScoredModel:
     try:
         from trainer.export.formats import FORMATS, check_trust
         from trainer.export.verify import Served
-
-        kind, form = next(item for item in FORMATS.items() if item[1].files[0] == name)
-        check_trust(kind, source.uri, run_code, fix="give --set evaluation.run_code=true")
-        with source.files(source.metadata["formats"][kind]["files"]) as folder:
-            served = Served(form, folder / name, source.metadata["thresholds"])
     except ImportError as error:
         raise EvaluationError(
             f"{uri} cannot be run: {error}", fix="install kubedet[export], or score the checkpoint"
         ) from None
+    kind, form = next(item for item in FORMATS.items() if item[1].files[0] == name)
+    try:
+        check_trust(kind, source.uri, run_code, fix="give --set evaluation.run_code=true")
+        failing = translated(EvaluationError, f"{uri} cannot be run", fix="export the model again")
+        with source.files(source.metadata["formats"][kind]["files"]) as folder, failing:
+            served = Served(form, folder / name, source.metadata["thresholds"])
     except ExportError as error:
         raise EvaluationError(error.message, fix=error.fix) from None
-    except KubedetError:
-        raise
-    except Exception as error:  # The runtimes have no common error.
-        raise EvaluationError(
-            f"{uri} cannot be run: {first_line(error)}", fix="export the model again"
-        ) from None
     return _scored_model(source, name, lambda images: served.predict(images.cpu().numpy()), reentrant=False)
 
 
@@ -167,5 +154,5 @@ def _scored_model(
     return ScoredModel(
         storage.join(source.uri, name), predict, reentrant, metadata["classes"],
         metadata["input"]["input_size"], source.checksums[name],
-        metadata.get("trained_on", {}).get("step"), metadata.get("config", {}),
+        metadata["trained_on"].get("step"), metadata["config"],
     )  # fmt: skip

@@ -14,9 +14,8 @@ from trainer.base.os_errors import naming
 from trainer.data.box_labels import LabelledBox, draw_boxes
 from trainer.data.images import MAX_PIXELS, TooManyPixels, UnreadableImage, read_upright
 from trainer.export.bundle import Bundle
-from trainer.export.formats import FORMATS, check_trust
+from trainer.export.formats import FORMATS, Runtime, check_trust
 from trainer.export.preprocess import preprocess
-from trainer.export.runtimes import Runtime
 
 _ORDER = ("onnx", "openvino", "onnx-int8", "torch-export")
 """Which format of a bundle is taken where none is named."""

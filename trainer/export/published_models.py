@@ -13,6 +13,7 @@ from trainer import storage
 from trainer.base.errors import ConfigError, DamagedError, DataError, FormError, StorageError
 from trainer.data.shard_folder import read_index
 from trainer.data.sources import name_of
+from trainer.evaluation.truth_and_predictions import name_difference
 from trainer.export import bundle
 from trainer.export.bundle import Bundle
 from trainer.storage import leases
@@ -21,7 +22,6 @@ _LOG = logging.getLogger("model")
 _MOST_HISTORY = 100
 _PATIENCE = 3600.0
 """Seconds for which the end of a pruning is waited for, which might free the version."""
-_SHOWN = 10
 ANOTHER_NAME = (
     "name this data set's model: --set export.name=NAME; or, if those who use the model know of it, "
     "--set export.other_classes=true"
@@ -29,9 +29,10 @@ ANOTHER_NAME = (
 """What to do where the data have other classes than the model."""
 
 CURRENT = "current"
-_TEXTS = ("name", "version", "model", "checkpoint", "evaluation", "fingerprint")
-_SHAPE: dict[str, Any] = dict.fromkeys(_TEXTS, str) | {"metrics": {"*": float}, "history": [str]}
-_SHAPE |= {"digest?": str, "classes?": [str]}
+_TEXTS = ("name", "version", "digest", "model", "checkpoint", "evaluation", "fingerprint")
+_SHAPE: dict[str, Any] = dict.fromkeys(_TEXTS, str) | {
+    "metrics": {"*": float}, "history": [str], "classes": [str],
+}  # fmt: skip
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -78,13 +79,6 @@ def current(data_root: str, name: str) -> dict[str, Any] | None:
 def check_classes(data_root: str, name: str, classes: list[str], *, other_classes: bool, fix: str) -> None:
     """Refuse classes that are not those of a model's current version: its clients would misread the labels.
 
-    Args:
-        data_root: URI under which data is kept.
-        name: the model's name.
-        classes: names by label.
-        other_classes: whether they may be other ones.
-        fix: what to do.
-
     Raises:
         ConfigError: naming what differs.
         StorageError: the current version cannot be read.
@@ -92,42 +86,22 @@ def check_classes(data_root: str, name: str, classes: list[str], *, other_classe
     record = None if other_classes else current(data_root, name)
     if record is None:
         return
-    before = record.get("classes")
-    if before is None:  # Written by an earlier version of this program.
-        uri = storage.join(folder(data_root, name), record["version"])
-        if not bundle.exists(uri):
-            return
-        before = [category["name"] for category in bundle.load(uri).metadata["classes"]]
-    if before == classes:
-        return
-    parts = [
-        f"{', '.join(sorted(some)[:_SHOWN])} only in {whose}"
-        for some, whose in (
-            (set(before) - set(classes), "that version"),
-            (set(classes) - set(before), "this one"),
+    if difference := name_difference(record["classes"], classes, "that version", "this one"):
+        raise ConfigError(
+            f"the classes are not those of {name} {record['version']}, the current version of this model in "
+            f"{data_root}: {difference}",
+            fix=fix,
         )
-        if some
-    ]
-    differing = "; ".join(parts) or "the same in another order"
-    raise ConfigError(
-        f"the classes are not those of {name} {record['version']}, the current version of this model in "
-        f"{data_root}: {differing}",
-        fix=fix,
-    )
 
 
 def name_for(name: str, shards_uri: str) -> str:
     """Return a model's name: the one that is configured, else that of the data.
 
-    Args:
-        name: export.name.
-        shards_uri: what it is trained on.
-
     Raises:
         ConfigError: the name cannot be one.
         StorageError: the shards cannot be read.
     """
-    name = name or name_of(read_index(shards_uri)["source"])
+    name = name or name_of(read_index(shards_uri).source)
     check_name(name)
     return name
 
@@ -137,15 +111,6 @@ def publish(source_uri: str, data_root: str, name: str, *, other_classes: bool =
 
     A version that is there is kept: `current` must never name one half-written.
 
-    Args:
-        source_uri: the bundle.
-        data_root: URI under which data is kept.
-        name: the model's name.
-        other_classes: whether its classes may be other ones than those of the current version.
-
-    Returns:
-        What `current` holds now.
-
     Raises:
         ConfigError: the name cannot be used, or the classes are other ones.
         StorageError: the bundle is damaged, or the data root cannot be written; `current` is as before.
@@ -154,9 +119,8 @@ def publish(source_uri: str, data_root: str, name: str, *, other_classes: bool =
     version = source.metadata["model_version"]
     check_name(version)
     target = storage.join(folder(data_root, name), version)
-    check_classes(
-        data_root, name, _classes(source), other_classes=other_classes, fix=ANOTHER_NAME
-    )  # before it is copied
+    # Before it is copied.
+    check_classes(data_root, name, source.class_names, other_classes=other_classes, fix=ANOTHER_NAME)
     if not bundle.exists(target):
         bundle.copy(source, target)
     return promote(data_root, name, version, other_classes=True)
@@ -164,12 +128,6 @@ def publish(source_uri: str, data_root: str, name: str, *, other_classes: bool =
 
 def promote(data_root: str, name: str, version: str, *, other_classes: bool = False) -> dict[str, Any]:
     """Make a version current, after comparing all its files with their checksums.
-
-    Args:
-        data_root: URI under which data is kept.
-        name: the model's name.
-        version: one of its versions.
-        other_classes: whether its classes may be other ones than those of the current version.
 
     Returns:
         What `current` holds now: kind, name, version, digest (see `Bundle`), model (the bundle's URI),
@@ -185,17 +143,12 @@ def promote(data_root: str, name: str, version: str, *, other_classes: bool = Fa
 def rollback(data_root: str, name: str, *, other_classes: bool = False) -> dict[str, Any]:
     """Make the previous version current again.
 
-    Args:
-        data_root: URI under which data is kept.
-        name: the model's name.
-        other_classes: see `promote`.
-
     Raises:
         ConfigError: its classes are other ones.
         StorageError: there is none, or it is damaged; `current` is as before.
     """
     history = (current(data_root, name) or {}).get("history", [])
-    # Those that were freed since (`kubedet prune`) are passed over.
+    # Those that were freed since (`kubedet data prune`) are passed over.
     while history and not bundle.exists(storage.join(folder(data_root, name), history[-1])):
         history = history[:-1]
     if not history:
@@ -247,11 +200,7 @@ def resolve(model: str, data_root: str) -> str:
             fix="give the folder of an exported model (RUN/model), or NAME or NAME@VERSION with --data-root",
         )
     if version:
-        check_name(version)
-        uri = storage.join(folder(data_root, name), version)
-        if not bundle.exists(uri):
-            raise _no_version(data_root, name, version)
-        return uri
+        return _version_uri(data_root, name, version)
     now = current(data_root, name)
     if now is None:
         model_names = ", ".join(names(data_root)) or "none"
@@ -274,11 +223,11 @@ def load(model: str, data_root: str) -> Bundle:
     chosen = bundle.load(uri)
     check_identity(chosen)
     if is_name(model) and uri != model:
-        digest = (current(data_root, model) or {}).get("digest", chosen.digest)  # earlier versions wrote none
-        if digest != chosen.digest:
+        record = current(data_root, model)
+        if record and record["digest"] != chosen.digest:
             raise StorageError(
                 f"{uri} is not what was made the current version of {model}: the sha256 of its "
-                f"{bundle.CHECKSUMS} is {chosen.digest}, not {digest}",
+                f"{bundle.CHECKSUMS} is {chosen.digest}, not {record['digest']}",
                 fix=f"find out who changed it; `kubedet model promote {model} VERSION` takes it as it is now",
             )
     return chosen
@@ -323,14 +272,6 @@ def check_identity(chosen: Bundle) -> None:
         )
 
 
-def _no_version(data_root: str, name: str, version: str) -> StorageError:
-    listed = ", ".join(version_names(data_root, name))
-    return StorageError(
-        f"no version {version} of the model {name} in {data_root}",
-        fix=f"versions: {listed}" if listed else f"models there: {', '.join(names(data_root)) or 'none'}",
-    )
-
-
 def _history(data_root: str, name: str, version: str) -> list[str]:
     try:
         before = current(data_root, name)
@@ -344,48 +285,52 @@ def _history(data_root: str, name: str, version: str) -> list[str]:
     return [*before["history"], before["version"]][-_MOST_HISTORY:]
 
 
-def _classes(chosen: Bundle) -> list[str]:
-    return [category["name"] for category in chosen.metadata["classes"]]
-
-
 def _switch(
     data_root: str, name: str, version: str, history: list[str], other_classes: bool
 ) -> dict[str, Any]:
     with leases.hold(leases.of_data_root(data_root), f"a change of {name}", patience=_PATIENCE):
-        return _switched(data_root, name, version, history, other_classes)
+        chosen = bundle.load(_version_uri(data_root, name, version))
+        check_identity(chosen)
+        # If `current` itself is damaged nobody can tell its classes: naming a version repairs it.
+        with suppress(DamagedError, FormError):
+            check_classes(
+                data_root, name, chosen.class_names, other_classes=other_classes,
+                fix="give --other-classes if those who use the model know of it",
+            )  # fmt: skip
+        chosen.check()
+        record = _record(chosen, name, version, history)
+        storage.remove_stale(folder(data_root, name))
+        storage.write_json(storage.join(folder(data_root, name), CURRENT), record)
+        return record
 
 
-def _switched(
-    data_root: str, name: str, version: str, history: list[str], other_classes: bool
-) -> dict[str, Any]:
-    check_name(version)
-    uri = storage.join(folder(data_root, name), version)
-    if not bundle.exists(uri):
-        raise _no_version(data_root, name, version)
-    chosen = bundle.load(uri)
-    check_identity(chosen)
-    # Where the damage is in `current` itself nobody can tell its classes: whoever names a version mends it.
-    with suppress(DamagedError, FormError):
-        check_classes(
-            data_root, name, _classes(chosen), other_classes=other_classes,
-            fix="give --other-classes if those who use the model know of it",
-        )  # fmt: skip
-    chosen.check()
-    record = {
+def _record(chosen: Bundle, name: str, version: str, history: list[str]) -> dict[str, Any]:
+    metadata = chosen.metadata
+    return {
         "kind": "current model",
         "form": 1,
         "name": name,
         "version": version,
         "digest": chosen.digest,
-        "model": storage.absolute(uri),
-        "checkpoint": chosen.metadata["trained_on"]["checkpoint"],
-        "evaluation": chosen.metadata["metrics"]["evaluation"],
-        "metrics": chosen.metadata["metrics"]["values"],
-        "classes": _classes(chosen),
-        "fingerprint": chosen.metadata["trained_on"]["shards"],
+        "model": storage.absolute(chosen.uri),
+        "checkpoint": metadata["trained_on"]["checkpoint"],
+        "evaluation": metadata["metrics"]["evaluation"],
+        "metrics": metadata["metrics"]["values"],
+        "classes": chosen.class_names,
+        "fingerprint": metadata["trained_on"]["shards"],
         "promoted": datetime.now(UTC).isoformat(timespec="seconds"),
         "history": history,
     }
-    storage.remove_stale(folder(data_root, name))
-    storage.write_json(storage.join(folder(data_root, name), CURRENT), record)
-    return record
+
+
+def _version_uri(data_root: str, name: str, version: str) -> str:
+    """Return the URI of a version that is there."""
+    check_name(version)
+    uri = storage.join(folder(data_root, name), version)
+    if bundle.exists(uri):
+        return uri
+    listed = ", ".join(version_names(data_root, name))
+    raise StorageError(
+        f"no version {version} of the model {name} in {data_root}",
+        fix=f"versions: {listed}" if listed else f"models there: {', '.join(names(data_root)) or 'none'}",
+    )

@@ -7,6 +7,7 @@ precision than they save time.
 import contextlib
 import io
 import logging
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from trainer.base.errors import ExportError, first_line
+from trainer.base.errors import ExportError, translated
 from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import letterbox
@@ -25,7 +26,7 @@ _LONG, _WIDE = 512, 128
 
 
 def evenly_spread(count: int, limit: int) -> np.ndarray:
-    """Indices of at most `wanted` of `count` samples, evenly evenly_spread, int64."""
+    """Indices of at most `limit` of `count` samples at even distances, int64."""
     return np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64)
 
 
@@ -33,35 +34,21 @@ class CalibrationImages:
     """Training images one by one, through the interface of onnxruntime's calibration."""
 
     def __init__(self, shards_uri: str, image_size: int, count: int) -> None:
-        """Choose images evenly over the training split.
-
-        Args:
-            shards_uri: shards of the training.
-            image_size: side of the input square.
-            count: how many at most.
-        """
-        dataset = ShardDataset(shards_uri, "train")
-        self.count = min(count, len(dataset))
-        self._images = _squares(dataset, image_size, count)
+        """Choose images evenly over the training split."""
+        self._dataset, self._size = ShardDataset(shards_uri, "train"), image_size
+        self._rows = evenly_spread(len(self._dataset), count).tolist()
+        self.count = len(self._rows)
 
     def get_next(self) -> dict[str, np.ndarray] | None:
         """Return the next input, or None after the last."""
-        image = next(self._images, None)
-        return None if image is None else {INPUT: image[None]}
-
-
-def _squares(dataset: ShardDataset, image_size: int, count: int) -> Iterator[np.ndarray]:
-    for index in evenly_spread(len(dataset), count):
-        yield letterbox(read_sample(dataset, int(index))[0], image_size)[0].numpy()
+        if not self._rows:
+            return None
+        image, _ = read_sample(self._dataset, self._rows.pop(0))
+        return {INPUT: letterbox(image, self._size)[0].numpy()[None]}
 
 
 def quantize(source: Path, target: Path, images: CalibrationImages) -> None:
     """Write the int8 form of an ONNX file, as pairs of QuantizeLinear and DequantizeLinear.
-
-    Args:
-        source: the fp32 file.
-        target: the file to write.
-        images: what activations are calibrated on.
 
     Raises:
         ExportError: onnxruntime cannot quantise it.
@@ -70,8 +57,9 @@ def quantize(source: Path, target: Path, images: CalibrationImages) -> None:
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     fused = target.with_suffix(".fused.onnx")
+    fix = "use the versions of onnx and onnxruntime in constraints.txt, or leave out onnx-int8"
     try:
-        with _quiet():
+        with translated(ExportError, "the model cannot be quantised", fix=fix), quiet():
             # Folds each BatchNorm into its convolution, which otherwise would be quantised without it.
             quant_pre_process(str(source), str(fused), skip_symbolic_shape=True)
             quantize_static(
@@ -82,16 +70,10 @@ def quantize(source: Path, target: Path, images: CalibrationImages) -> None:
                 # Weights of 7 bits: with 8, onnxruntime's sums overflow on x86 CPUs without VNNI.
                 activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, reduce_range=True,
             )  # fmt: skip
-        model = onnx.load(target)
-        as_matrices(model.graph)
-        onnx.save(model, target)
-        onnx.checker.check_model(str(target), full_check=True)
-    except Exception as error:  # onnxruntime has no common error of its own
-        reason = first_line(error)
-        raise ExportError(
-            f"the model cannot be quantised: {reason}",
-            fix="use the versions of onnx and onnxruntime in constraints.txt, or leave out onnx-int8",
-        ) from error
+            model = onnx.load(target)
+            as_matrices(model.graph)
+            onnx.save(model, target)
+            onnx.checker.check_model(str(target), full_check=True)
     finally:
         fused.unlink(missing_ok=True)
 
@@ -127,13 +109,16 @@ def as_matrices(graph: onnx.GraphProto) -> int:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep onnxruntime's advice about preprocessing, which is done here, off the terminal."""
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.ERROR)
+def quiet() -> Iterator[None]:
+    """Keep the advice of exporters and quantisers off the terminal."""
+    loggers = [logging.getLogger(), logging.getLogger("torch.onnx")]
+    levels = [logger.level for logger in loggers]
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
             yield
     finally:
-        root.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -15,12 +15,6 @@ _ROOTS = ("kubedet", "onnx", "onnxscript", "onnxruntime", "openvino")
 def write_sbom(folder: Path, target: Path, name: str, version: str) -> None:
     """Write CycloneDX 1.6 as JSON.
 
-    Args:
-        folder: the files that are shipped.
-        target: the file to write.
-        name: name of the model.
-        version: its version.
-
     Raises:
         ExportError: the package cyclonedx-python-lib is missing.
     """

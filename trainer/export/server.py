@@ -124,8 +124,7 @@ class ModelServer:
         json_length = whole_number(length) if length is not None else None
         if length is not None and json_length is None:
             raise DataError(f"the header {_HEADER} must be a number")
-        with self._bodies.hold() as held:
-            body = await self._bodies.read(request.stream(), held)
+        async with self._bodies.read(request.stream()) as body:
             return await self.model_thread.run(lambda: self._infer(body, json_length))
 
     def _infer(self, body: bytes, json_length: int | None) -> Response:
@@ -138,8 +137,7 @@ class ModelServer:
         return Response(response, media_type="application/octet-stream", headers={_HEADER: str(json_length)})
 
     async def detect(self, request: Request) -> Response:
-        with self._bodies.hold() as held:
-            body = await self._bodies.read(request.stream(), held)
+        async with self._bodies.read(request.stream()) as body:
             return await self.model_thread.run(lambda: self._detect(body))
 
     def _detect(self, body: bytes) -> Response:

@@ -5,10 +5,9 @@ is answered; so every phase of a connection has an end here.
 """
 
 import asyncio
-import queue
-import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -97,12 +96,9 @@ class Bodies:
         self._arriving: set[asyncio.Timeout] = set()
         self._ending = False
 
-    async def read(self, stream: AsyncIterator[bytes], held: "Held") -> bytes:
-        """Return a body.
-
-        Args:
-            stream: its parts, as they arrive.
-            held: counts it as long as it is needed.
+    @asynccontextmanager
+    async def read(self, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Provide a body, whose bytes count until the end of the context.
 
         Raises:
             RequestRefused: it is too large, too slow, or the server holds too much or is ending.
@@ -111,59 +107,33 @@ class Bodies:
             raise ending()
         parts, total = [], 0
         try:
-            async with asyncio.timeout(BODY_SECONDS) as timeout:
-                self._arriving.add(timeout)
-                async for part in stream:
-                    total += len(part)
-                    if total > MOST_BYTES:
-                        raise RequestRefused(413, f"the request is larger than {MOST_BYTES // 2**20} MiB")
-                    held.add(len(part))
-                    parts.append(part)
-        except TimeoutError:
-            if self._ending:
-                raise ending() from None
-            raise RequestRefused(408, f"the request took longer than {BODY_SECONDS:g} s to arrive") from None
+            try:
+                async with asyncio.timeout(BODY_SECONDS) as timeout:
+                    self._arriving.add(timeout)
+                    async for part in stream:
+                        if total + len(part) > MOST_BYTES:
+                            raise RequestRefused(413, f"the request is larger than {MOST_BYTES // 2**20} MiB")
+                        if self._held + len(part) > _MOST_HELD:
+                            raise RequestRefused(503, "the server holds too many large requests: try again")
+                        self._held += len(part)
+                        total += len(part)
+                        parts.append(part)
+            except TimeoutError:
+                if self._ending:
+                    raise ending() from None
+                late = f"the request took longer than {BODY_SECONDS:g} s to arrive"
+                raise RequestRefused(408, late) from None
+            finally:
+                self._arriving.discard(timeout)
+            yield b"".join(parts)
         finally:
-            self._arriving.discard(timeout)
-        return b"".join(parts)
-
-    def hold(self) -> "Held":
-        """Return a context that counts the bytes of one request."""
-        return Held(self)
+            self._held -= total
 
     def end(self) -> None:
         """Refuse what is arriving, and what comes."""
         self._ending = True
         for timeout in self._arriving:
             timeout.reschedule(0)
-
-    def count(self, change: int) -> None:
-        """Count bytes that are held or, negative, no longer.
-
-        Raises:
-            RequestRefused: there are too many.
-        """
-        if change > 0 and self._held + change > _MOST_HELD:
-            raise RequestRefused(503, "the server holds too many large requests: try again")
-        self._held += change
-
-
-class Held:
-    """Bytes of one request."""
-
-    def __init__(self, bodies: Bodies) -> None:
-        self._bodies, self._bytes = bodies, 0
-
-    def add(self, count: int) -> None:
-        """Count further bytes."""
-        self._bodies.count(count)
-        self._bytes += count
-
-    def __enter__(self) -> "Held":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._bodies.count(-self._bytes)
 
 
 def ending() -> RequestRefused:
@@ -184,13 +154,11 @@ class ModelThread:
     """Calls functions one at a time."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]]] = queue.SimpleQueue()
-        self._pending: dict[asyncio.Future[Any], None] = {}
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self._pending: dict[Future[Any], asyncio.Future[Any]] = {}
         self._ending = False
-        self._idle = threading.Event()
-        self._idle.set()
-        # A decoder cannot be stopped: a daemon's does not hold up the end of the process.
-        threading.Thread(target=self._work, name="model", daemon=True).start()
+        self.idle = True
+        """Whether nothing is computed."""
 
     async def run(self, job: Callable[[], T]) -> T:
         """Return what a function returns, when its turn has come.
@@ -202,49 +170,27 @@ class ModelThread:
             raise ending()
         if len(self._pending) > MOST_WAITING:
             raise RequestRefused(503, f"{MOST_WAITING} requests wait already: try again")
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._pending[future] = None
-        self._jobs.put((job, future))
+        submitted = self._pool.submit(self._compute, job)
+        self._pending[submitted] = answer = asyncio.wrap_future(submitted)
         try:
-            return await future
+            return await answer
+        except asyncio.CancelledError:
+            if self._ending:
+                raise ending() from None
+            raise
         finally:
-            self._pending.pop(future, None)
+            del self._pending[submitted]
 
     def end(self) -> None:
         """Refuse at once what waits and what comes, and after some seconds what is being computed."""
         self._ending = True
-        computed, *waiting = self._pending or (None,)
-        for future in waiting:
-            _settle(future, ending())
-        if computed:
-            asyncio.get_running_loop().call_later(GRACE_SECONDS, _settle, computed, ending())
+        for submitted, answer in self._pending.items():
+            if not submitted.cancel():
+                asyncio.get_running_loop().call_later(GRACE_SECONDS, answer.cancel)
 
-    @property
-    def idle(self) -> bool:
-        """Tell whether nothing is computed."""
-        return self._idle.is_set()
-
-    def _work(self) -> None:
-        while True:
-            job, future = self._jobs.get()
-            if future.done():
-                continue
-            self._idle.clear()
-            try:
-                value = job()
-            except Exception as error:  # It is the request's, not this thread's.
-                value = error
-            del job  # It holds the request's body.
-            self._idle.set()
-            with suppress(RuntimeError):  # The loop is closed: the process ends.
-                future.get_loop().call_soon_threadsafe(_settle, future, value)
-            del future, value
-
-
-def _settle(future: "asyncio.Future[Any]", value: Any) -> None:
-    if future.done():
-        return
-    if isinstance(value, Exception):
-        future.set_exception(value)
-    else:
-        future.set_result(value)
+    def _compute(self, job: Callable[[], T]) -> T:
+        self.idle = False
+        try:
+            return job()
+        finally:
+            self.idle = True

@@ -7,8 +7,8 @@ cases: batches, an image without objects, inputs of a wrong shape; and the laten
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torchvision.ops import batched_nms
 
 from trainer.base import log
-from trainer.base.errors import ExportError, first_line
+from trainer.base.errors import ExportError, translated
 from trainer.config.schema import Config
 from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
@@ -26,9 +26,8 @@ from trainer.evaluation import coco_metrics
 from trainer.evaluation.inference import in_images
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.export.detection_pairing import EXACT, Comparison, Matches, rows
-from trainer.export.formats import FORMATS, Format
+from trainer.export.formats import FORMATS, Format, Runtime
 from trainer.export.quantize import evenly_spread
-from trainer.export.runtimes import Runtime
 from trainer.model.architecture import Architecture
 from trainer.model.postprocess import Detections
 
@@ -60,13 +59,7 @@ class Served:
     """An exported file in its runtime, giving detections."""
 
     def __init__(self, kind: Format, path: Path, thresholds: Mapping[str, float]) -> None:
-        """Open a file.
-
-        Args:
-            kind: its format.
-            path: the file.
-            thresholds: of the model, see `Architecture.thresholds`; for a graph without suppression.
-        """
+        """Open a file."""
         self.kind, self.runtime, self._thresholds = kind, kind.open(path), thresholds
 
     def predict(self, images: np.ndarray) -> Detections:
@@ -84,14 +77,6 @@ def verify(
     image_size: int,
 ) -> dict[str, Check]:
     """Compare written files with the trained model on images of a split.
-
-    Args:
-        folder: holds the files of the formats.
-        names: formats.
-        detector: the trained model, on the CPU.
-        dataset: where the images come from.
-        config: the export section.
-        image_size: side of the input square.
 
     Raises:
         ExportError: a file cannot be run, AP changes by too much, too few detections match, a batch
@@ -131,18 +116,8 @@ def verify(
     return checks
 
 
-@contextmanager
-def _running(name: str, failing: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # the runtimes have no common error
-        reason = first_line(error)
-        raise ExportError(f"the exported model ({name}) {failing}: {reason}", fix=_OTHER_VERSIONS) from error
-
-
-def describe(check: Check) -> dict[str, Any]:
-    """The figures as plain numbers."""
-    return asdict(check)
+def _running(name: str, failing: str) -> AbstractContextManager[None]:
+    return translated(ExportError, f"the exported model ({name}) {failing}", fix=_OTHER_VERSIONS)
 
 
 def suppress(boxes: torch.Tensor, scores: torch.Tensor, thresholds: Mapping[str, float]) -> Detections:

@@ -68,12 +68,7 @@ class Check:
 
 
 def examine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
-    """Run all checks, in the order in which the problems would stop a run.
-
-    Args:
-        needs: what must be there.
-        root: where /proc, /sys and /dev are found.
-    """
+    """Run all checks, in the order in which problems would stop a run; `root` has /proc, /sys and /dev."""
     yield _shared_memory(needs, root)
     yield _interfaces(needs)
     yield _gpus(needs, root)
@@ -258,11 +253,7 @@ def _rdma(needs: Needs, root: Path) -> Check:
 
 
 def writable(uri: str) -> Check:
-    """Write a small file into a folder, read it and delete it.
-
-    Args:
-        uri: the folder.
-    """
+    """Write a small file into a folder, read it and delete it."""
     try:
         check_writable(uri)
     except StorageError as error:
@@ -290,14 +281,9 @@ _FREE_DISK = 2**30
 
 
 def check_machine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
-    """Check this machine. What is not there is told only if it is asked for: one machine needs little.
+    """Check this machine: a device or limit that is not needed is no finding, for one machine needs little.
 
-    Args:
-        needs: what must be there.
-        root: where /proc, /sys and /dev are found.
-
-    Yields:
-        One check for each thing; of what needs PyTorch none where that is missing.
+    Without PyTorch its checks are left out.
     """
     packages = _packages()
     yield packages

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.data.batch import PADDING, Batch
+from trainer.data.batch import Batch, to_device
 from trainer.launching.distributed import SINGLE, World, summed
 
 _GOLDEN = -7046029254386353131  # 2^64 / golden ratio, odd: the step of SplitMix64.
@@ -48,7 +48,7 @@ class Part(NamedTuple):
 
 
 def parts(batches: Sequence[Batch], seed: int, step: int, images: int, world: World) -> list[Part]:
-    """What each batch of this rank's is of the step's. A collective.
+    """What each batch of this rank's is of the step's. A collective, and with several ranks a wait for them.
 
     Args:
         batches: of this rank in the step.
@@ -57,20 +57,24 @@ def parts(batches: Sequence[Batch], seed: int, step: int, images: int, world: Wo
         images: of the global batch.
         world: this process.
     """
-    each = [(batch.labels != PADDING).sum(dim=1) for batch in batches]
-    own = torch.cat(each)
-    targets, most = summed(own.sum(), world), own.max()
+    counts = [count for batch in batches for count in batch.counts]
+    targets, most = sum(counts), max(counts)
     if world.size > 1:
-        dist.all_reduce(most, dist.ReduceOp.MAX)
-    # One copy to the host for all of them.
-    *counts, all_targets, highest = torch.cat([own, targets[None], most[None]]).tolist()
-    split, first = [], 0
-    for batch in batches:
-        last = first + len(batch.image_ids)
-        keys = random_keys(seed, step, batch.image_ids, batch.images.device)
-        split.append(Part(keys, counts[first:last], all_targets, highest, images, world))
-        first = last
-    return split
+        both = to_device(torch.tensor([targets, most]), world.device)
+        summed(both[:1], world)
+        dist.all_reduce(both[1:], dist.ReduceOp.MAX)
+        targets, most = both.tolist()
+    return [
+        Part(
+            random_keys(seed, step, batch.image_ids, batch.images.device),
+            batch.counts,
+            targets,
+            most,
+            images,
+            world,
+        )
+        for batch in batches
+    ]
 
 
 def random_keys(seed: int, step: int, image_ids: Sequence[int], device: torch.device) -> Tensor:
@@ -83,7 +87,7 @@ def random_keys(seed: int, step: int, image_ids: Sequence[int], device: torch.de
         device: where the keys are needed.
     """
     run = _mixed(_mixed(torch.tensor([seed])) ^ step)
-    return _mixed(run ^ torch.tensor(image_ids, dtype=torch.int64)).to(device, non_blocking=True)
+    return to_device(_mixed(run ^ torch.tensor(image_ids, dtype=torch.int64)), device)
 
 
 def uniform(keys: Tensor, count: int) -> Tensor:

@@ -6,26 +6,81 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
-from PIL import Image
 
 from trainer import storage
+from trainer.data.statistics import SplitStatistics
 from trainer.evaluation.analysis import SHOWN_SCORE, Confusion
 from trainer.evaluation.coco_metrics import number
-from trainer.evaluation.metrics import METRICS, VERDICTS, Compared, count_verdicts
+from trainer.evaluation.gate import Verdict
+from trainer.evaluation.metrics import METRICS, VERDICTS, Change, Compared, count_verdicts
+from trainer.evaluation.scoring import Scores
 from trainer.report import gallery, plots
-from trainer.report.gallery import GalleryImage, Marked
-from trainer.report.report_data import ReportData
+from trainer.report.figures import Plot, render
+from trainer.report.gallery import GalleryImage
+
+Table = Sequence[Sequence[str]]
+"""Rows of cells, the first of which is their header."""
 
 FILES = ("report.html", "report.md", "classes.csv", "confusions.csv")
 
 _MARKDOWN_CLASSES = 50
 """Classes that the Markdown summary lists; the page has all."""
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """Everything the report shows. Only the first four are needed."""
+
+    title: str
+    """Name of the run or model."""
+    split: str
+    """Split that was scored."""
+    images: int
+    """Images in it."""
+    scores: Scores
+    """Metrics and analyses."""
+    verdict: Verdict | None = None
+    """The gate's decision."""
+    compared: Compared | None = None
+    """The comparison with the baseline."""
+    training: Sequence[dict[str, Any]] = ()
+    """Rows of metrics.jsonl."""
+    gallery: Sequence[GalleryImage] | None = None
+    """From gallery.worst_images; None leaves the gallery out."""
+    dataset: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Counts of each split, e.g. {"train": {"images": 205, "boxes": 2600}}."""
+    warnings: Sequence[str] = ()
+    """What is suspicious about the data."""
+    statistics: Mapping[str, SplitStatistics] = field(default_factory=dict)
+    """Histograms of each split, as in the shards' index."""
+    trained_boxes: Mapping[str, int] = field(default_factory=dict)
+    """Training boxes of each class."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Configuration, nested or flat."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Libraries, code, data fingerprint and checkpoint, by name."""
+    used: Table = ()
+    """What the run has used so far: a header, a row a step, and one of all."""
+
+    @property
+    def nothing_found(self) -> bool:
+        """Whether there is not one detection."""
+        return not self.scores.calibration.count.any()
+
+    @property
+    def subtitle(self) -> str:
+        """What was scored, in numbers."""
+        rows = self.scores.coco.per_class
+        boxes = sum(int(row["boxes"]) for row in rows.values())
+        return (
+            f"{self.images:,} images of the {self.split} split, {boxes:,} boxes, "
+            f"{len(rows)} {'class' if len(rows) == 1 else 'classes'}"
+        )
 
 
 def write_report(data: ReportData, folder: str | Path) -> None:
@@ -44,77 +99,53 @@ def html(data: ReportData) -> str:
     Its one script sorts and filters the class table; the page's own policy lets no other run,
     whatever a name of a class or file holds.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    script = environment.get_template("evaluation_page.js.jinja").render()
-    return environment.get_template("evaluation_page.html.jinja").render(
+    script = (Path(__file__).parent / "evaluation_page.js.jinja").read_text()
+    scores = data.scores
+    return render(
+        "evaluation_page.html.jinja",
         data=data,
-        style=environment.get_template("evaluation_page.css.jinja").render(),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        subtitle=_subtitle(data),
         meanings=METRICS,
-        others={name: value for name, value in data.metrics.items() if name not in METRICS},
+        others={name: value for name, value in scores.metrics.items() if name not in METRICS},
         number=number,
         columns=_columns(data),
         classes=_class_rows(data),
         class_verdicts=count_verdicts(data.compared.changes) if data.compared else "",
         verdicts=VERDICTS,
-        nothing_found=_nothing_found(data),
-        curves=_curves(data),
-        errors=_errors(data),
-        confusion=_confusion_rows(data.confusion.largest()) if data.confusion else None,
+        curves=[plot for plot in (plots.precision_recall(scores.coco), plots.f1(scores)) if plot],
+        errors=_error_plots(data),
+        confusion=_confusion_rows(scores.confusion.largest()) if scores.confusion else None,
         training=plots.training(data.training),
         histograms=plots.histograms(data.statistics) if data.statistics else [],
-        gallery=_pictures(data),
         gallery_score=SHOWN_SCORE,
         gallery_iou=gallery.IOU,
         dataset_keys=list(dict.fromkeys(key for row in data.dataset.values() for key in row)),
         config=_flatten(data.config),
-    )  # fmt: skip
+    )
 
 
-def _curves(data: ReportData) -> list[plots.Plot]:
-    curves = [
-        None if data.precision is None else plots.precision_recall(data.precision, data.per_class),
-        plots.f1(data.f1, data.per_class),
-    ]
-    return [plot for plot in curves if plot]
-
-
-def _errors(data: ReportData) -> list[plots.Plot]:
-    error_plots = [
-        plots.tide(data.tide) if data.tide else None,
-        plots.calibration(data.calibration) if data.calibration and not _nothing_found(data) else None,
-    ]
-    return [plot for plot in error_plots if plot]
-
-
-def _nothing_found(data: ReportData) -> bool:
-    return data.calibration is not None and not data.calibration.count.any()
+def _error_plots(data: ReportData) -> list[Plot]:
+    costs = [plots.tide(data.scores.tide)] if data.scores.tide else []
+    return costs + ([] if data.nothing_found else [plots.calibration(data.scores.calibration)])
 
 
 def markdown(data: ReportData) -> str:
     """The summary: verdict, the numbers, the comparison, and the weakest classes."""
-    lines = [f"# {_escaped(data.title)}", "", _escaped(_subtitle(data)), ""]
+    lines = [f"# {_escaped(data.title)}", "", _escaped(data.subtitle), ""]
     if data.verdict:
         lines += [f"**{'Gate passed' if data.verdict.passed else 'Gate failed'}**", ""]
         lines += [f"- {_escaped(line)}" for line in data.verdict.reason.splitlines()] + [""]
     lines += _compared_lines(data.compared) if data.compared else []
     lines += ["| metric | value | meaning |", "| --- | ---: | --- |"]
-    meanings = {**dict.fromkeys(data.metrics, "Open Images Challenge, IoU 0.50"), **METRICS}
-    lines += [f"| {name} | {number(data.metrics[name])} | {meanings[name]} |" for name in data.metrics]
+    for name, value in data.scores.metrics.items():
+        meaning = METRICS.get(name, "Open Images Challenge, IoU 0.50")
+        lines.append(f"| {name} | {number(value)} | {meaning} |")
     classes = _class_rows(data)
     lines += ["", "| class, weakest first | boxes | AP | AP50 |", "| --- | ---: | ---: | ---: |"]
     for row in classes[:_MARKDOWN_CLASSES]:
-        lines.append(
-            f"| {_escaped(row['name'])} | {row['boxes']:,} | {number(row['AP'])} | {number(row['AP50'])} |"
-        )
+        boxes, ap, ap50 = (row.values[key] for key in ("boxes", "AP", "AP50"))
+        lines.append(f"| {_escaped(row.name)} | {boxes:,} | {number(ap)} | {number(ap50)} |")
     if len(classes) > _MARKDOWN_CLASSES:
         lines += ["", f"{len(classes) - _MARKDOWN_CLASSES} more classes are in the HTML report."]
     return "\n".join(lines) + "\n"
@@ -131,15 +162,6 @@ def _compared_lines(compared: Compared) -> list[str]:
         f"Classes: {count_verdicts(compared.changes)}.",
         "",
     ]
-
-
-def _subtitle(data: ReportData) -> str:
-    boxes = sum(int(row["boxes"]) for row in data.per_class.values())
-    count = len(data.per_class)
-    return (
-        f"{data.images:,} images of the {data.split} split, {boxes:,} boxes, "
-        f"{count} {'class' if count == 1 else 'classes'}"
-    )
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -159,15 +181,6 @@ def _escaped(text: str) -> str:
     return "".join(f"\\{character}" if character in r"\`*_[]|#" else character for character in text)
 
 
-_THUMBNAIL = 560
-"""Longer side of the gallery's images, pixels."""
-_NAMED, _LONGEST = 8, 24
-"""Wrong boxes of each side that the gallery names in an image, and letters of a name."""
-_LETTERS, _LETTER, _LINE, _LOWER = 0.034, 0.6, 1.25, 3
-"""Size of a label's letters as a share of the image's longer side; width of a letter and height of a
-line as shares of that; lines that a label may give way to others downwards."""
-
-
 @dataclass(frozen=True)
 class _Column:
     """A column of numbers in the class table."""
@@ -177,54 +190,59 @@ class _Column:
     hint: str
     wide: bool = False
     """Left out on narrow screens."""
+    shown: Callable[[float], str] = number
+    """Writes a value."""
+
+
+@dataclass(frozen=True)
+class _ClassRow:
+    """A class in the table."""
+
+    name: str
+    values: dict[str, float]
+    """Numbers by the keys of columns."""
+    spark: str
+    """Points of its precision over recall."""
+    change: Change | None
+
+    @property
+    def verdict(self) -> str:
+        return self.change.verdict if self.change else ""
 
 
 def _columns(data: ReportData) -> list[_Column]:
     """The columns of numbers for which there is something to show."""
-    shown = [_Column("boxes", "boxes", "boxes that were to be found")]
+    shown = [_Column("boxes", "boxes", "boxes that were to be found", shown="{:,}".format)]
     if data.trained_boxes:
-        shown.append(_Column("trained", "trained on", "boxes of the class in the training split", wide=True))
+        hint = "boxes of the class in the training split"
+        shown.append(_Column("trained", "trained on", hint, wide=True, shown="{:,}".format))
     shown += [_Column("AP", "AP", "mean over IoU 0.50 to 0.95"), _Column("AP50", "AP50", "at IoU 0.50")]
-    sizes = {"APs": "small", "APm": "medium", "APl": "large"}
-    if all(key in row for row in data.per_class.values() for key in sizes):
-        shown += [
-            _Column(key, key[-1].upper(), f"AP of {size} objects", wide=True) for key, size in sizes.items()
-        ]
-    if data.points:
+    for key, size in {"APs": "small", "APm": "medium", "APl": "large"}.items():
+        shown.append(_Column(key, key[-1].upper(), f"AP of {size} objects", wide=True))
+    if data.scores.points:
         shown.append(_Column("threshold", "threshold", "score with the best F1 at IoU 0.5", wide=True))
         shown.append(_Column("F1", "F1", "F1 at that threshold", wide=True))
     if data.compared and data.compared.changes:
-        shown.append(_Column("change", "change", "of AP against the baseline, with its 95 % interval"))
+        hint = "of AP against the baseline, with its 95 % interval"
+        shown.append(_Column("change", "change", hint, shown="{:+.3f}".format))
     return shown
 
 
-def _class_rows(data: ReportData) -> list[dict[str, Any]]:
+def _class_rows(data: ReportData) -> list[_ClassRow]:
     """Rows of the class table: weakest first, classes without boxes last."""
     rows = []
-    for place, (name, row) in enumerate(data.per_class.items()):
-        cells = {"boxes": f"{int(row['boxes']):,}", **_shares(row)}
-        numbers = {"boxes": row["boxes"], **{key: row[key] for key in row if key.startswith("AP")}}
+    for place, (name, row) in enumerate(data.scores.coco.per_class.items()):
+        values = {"boxes": row["boxes"], **{key: row[key] for key in row if key.startswith("AP")}}
         if data.trained_boxes:
-            numbers["trained"] = data.trained_boxes.get(name, 0)
-            cells["trained"] = f"{numbers['trained']:,}"
-        if point := data.points.get(name):
-            numbers |= {"threshold": point.threshold, "F1": point.f1}
-            cells |= {"threshold": number(point.threshold), "F1": number(point.f1)}
-        spark = "" if data.precision is None else plots.sparkline(data.precision[0, :, place])
-        basics = {"name": name, "boxes": int(row["boxes"]), "AP": row["AP"], "AP50": row["AP50"]}
-        rows.append({**basics, "cells": cells, "numbers": numbers, "spark": spark, **_change(data, name)})
-        if change := rows[-1]["change"]:
-            numbers["change"], cells["change"] = change.delta, f"{change.delta:+.3f}"
-    return sorted(rows, key=lambda row: (row["AP"] < 0, row["AP"]))
-
-
-def _shares(row: Any) -> dict[str, str]:
-    return {key: number(value) for key, value in row.items() if key.startswith("AP")}
-
-
-def _change(data: ReportData, name: str) -> dict[str, Any]:
-    change = data.compared.changes.get(f"AP[{name}]") if data.compared else None
-    return {"change": change, "verdict": change.verdict if change else ""}
+            values["trained"] = data.trained_boxes.get(name, 0)
+        if point := data.scores.points.get(name):
+            values |= {"threshold": point.threshold, "F1": point.f1}
+        change = data.compared.changes.get(f"AP[{name}]") if data.compared else None
+        if change:
+            values["change"] = change.delta
+        spark = plots.sparkline(data.scores.coco.precision[0, :, place])
+        rows.append(_ClassRow(name, values, spark, change))
+    return sorted(rows, key=lambda row: (row.values["AP"] < 0, row.values["AP"]))
 
 
 def _tables(data: ReportData) -> tuple[str, str]:
@@ -234,15 +252,13 @@ def _tables(data: ReportData) -> tuple[str, str]:
     """
     per_class = []
     for row in _class_rows(data):
-        shown = {
-            key: "" if key.startswith("AP") and value < 0 else value for key, value in row["numbers"].items()
-        }
-        change = row["change"]
+        shown = {key: "" if key.startswith("AP") and n < 0 else n for key, n in row.values.items()}
+        change = row.change
         compared = {"low": change.low, "high": change.high, "verdict": change.verdict} if change else {}
-        per_class.append({"class": row["name"], **shown, **compared})
+        per_class.append({"class": row.name, **shown, **compared})
     confused = []
-    if data.confusion:
-        names, counts = data.confusion.names, data.confusion.counts
+    if data.scores.confusion:
+        names, counts = data.scores.confusion.names, data.scores.confusion.counts
         confused = [
             {"true class": names[row], "predicted class": names[column], "boxes": int(counts[row, column])}
             for row, column in zip(*np.nonzero(counts), strict=True)
@@ -265,90 +281,3 @@ def _confusion_rows(matrix: Confusion) -> dict[str, Any]:
         total = max(sum(counts), 1)
         rows.append({"name": name, "cells": [{"count": n, "share": n / total} for n in counts]})
     return {"names": matrix.names, "rows": rows}
-
-
-def _pictures(data: ReportData) -> list[dict[str, Any]] | None:
-    """The gallery's images with their boxes; None where there is no gallery."""
-    if data.gallery is None or data.load_image is None:
-        return None
-    return [_picture(item, data.load_image) for item in data.gallery]
-
-
-def _picture(item: GalleryImage, load_image: Callable[[int], bytes]) -> dict[str, Any]:
-    truth = _side_cells(item.truth, "truth", "missed")
-    detections = _side_cells(item.predictions, "found", "false")
-    boxes = truth + detections
-    _place_labels(boxes, item.width, item.height)
-    return {
-        "source": _thumbnail(load_image(item.image_id)),
-        "file_name": item.file_name,
-        "width": item.width,
-        "height": item.height,
-        "letters": round(_LETTERS * max(item.width, item.height), 1),
-        "f1": item.f1,
-        "missed": item.missed,
-        "false": item.false,
-        "objects": len(item.truth),
-        "boxes": boxes,
-    }
-
-
-def _side_cells(boxes: Sequence[Marked], side: str, wrong: str) -> list[dict[str, Any]]:
-    """Boxes of one side; the first wrong ones show their names, for more would cover the image."""
-    drawn = [_box_cells(box, side, "right" if box.matched else wrong) for box in boxes]
-    wrong_ones = [(one, box) for one, box in zip(drawn, boxes, strict=True) if not box.matched]
-    for one, box in wrong_ones[:_NAMED]:
-        short = box.name if len(box.name) <= _LONGEST else box.name[: _LONGEST - 1] + "…"
-        one["shown"] = _label(short, box.score)
-    return drawn
-
-
-def _place_labels(boxes: Sequence[dict[str, Any]], width: int, height: int) -> None:
-    """Give each shown label a place in the image that no other one has; without one it is not shown."""
-    letters = _LETTERS * max(width, height)
-    line = _LINE * letters
-    taken: list[tuple[float, float, float]] = []
-
-    def free(left: float, right: float, top: float) -> bool:
-        # Touching is no overlap; sums of floats may differ in their last bits.
-        inside = top + line <= height + 0.1
-        return inside and not any(
-            abs(top - y) < line - 0.1 and left < end and start < right for start, end, y in taken
-        )
-
-    for box in boxes:
-        if not box["shown"]:
-            continue
-        long = _LETTER * letters * len(box["shown"])
-        left = max(min(box["x"], width - long), 0.0)
-        first = max(min(box["y"], height - line), 0.0)
-        tops = (first + step * line for step in range(_LOWER))
-        top = next((top for top in tops if free(left, left + long, top)), None)
-        if top is None:
-            box["shown"] = ""
-            continue
-        taken.append((left, left + long, top))
-        # Text stands on its base line, a letter's height below the top.
-        box["label_x"], box["label_y"] = round(left + 0.15 * letters, 1), round(top + letters, 1)
-
-
-def _box_cells(box: Marked, side: str, kind: str) -> dict[str, Any]:
-    x, y, width, height = (round(value, 1) for value in box.box)
-    return {
-        "kind": f"{kind} {side}", "label": _label(box.name, box.score), "shown": "",
-        "x": x, "y": y, "width": width, "height": height,
-    }  # fmt: skip
-
-
-def _label(name: str, score: float | None) -> str:
-    return name if score is None else f"{name} {score:.2f}"
-
-
-def _thumbnail(encoded: bytes) -> str:
-    """A small JPEG of an image, as a data URI."""
-    with Image.open(io.BytesIO(encoded)) as image:
-        small = image.convert("RGB")
-    small.thumbnail((_THUMBNAIL, _THUMBNAIL), Image.Resampling.LANCZOS)
-    buffer = io.BytesIO()
-    small.save(buffer, "JPEG", quality=80)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -1,17 +1,23 @@
-"""Drawings for the report, made by matplotlib as SVG that takes its colours from the page.
+"""What all pages share: templates, thumbnails, and drawings in the colours of the page.
 
 Colours are written as placeholders and replaced by CSS variables, so that one drawing
 fits a light and a dark page; the page defines --text, --grid and --series-1 to -8.
 """
 
+import base64
 import io
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import jinja2
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import Image
 
 TEXT, GRID = "#010101", "#020202"
 """Placeholders of the page's colours for text and for lines behind the curves."""
@@ -55,14 +61,31 @@ class Plot:
     """Pairs of a CSS colour and a label."""
 
 
-def variable(color: str) -> str:
-    """Return the page's variable for a placeholder."""
-    return _VARIABLES[color]
+def render(template: str, **values: Any) -> str:
+    """Return a page of this folder's templates, as HTML that needs no other file."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True,
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    return environment.get_template(template).render(values)
+
+
+def thumbnail(image: Image.Image, side: int) -> str:
+    """Return a small JPEG of an RGB image as a data URI.
+
+    Args:
+        image: made small in place.
+        side: the longer side at most, pixels.
+    """
+    image.thumbnail((side, side), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=80)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def figure(x: str, y: str) -> tuple[Figure, Axes]:
     """Return an empty figure and its axes, with the axes' labels."""
-    # A Figure of its own, not pyplot's: nothing global is left behind and no display is needed.
+    # A Figure, not pyplot's: nothing global is left behind and no display is needed.
     with rc_context(_STYLE):
         drawn = Figure(figsize=(4.6, 2.9), layout="constrained")
         axes = drawn.add_subplot(xlabel=x, ylabel=y)
@@ -70,12 +93,26 @@ def figure(x: str, y: str) -> tuple[Figure, Axes]:
     return drawn, axes
 
 
-def svg(drawn: Figure) -> str:
-    """Return a figure as SVG for the page."""
+def bars(label: str, names: Sequence[str], *series: Sequence[float] | np.ndarray) -> tuple[Figure, Axes]:
+    """Return a figure of horizontal bars: for each name, the first at the top, one of each series."""
+    drawn, axes = figure(label, "")
+    drawn.set_size_inches(4.6, 1.2 + 0.22 * len(names))
+    places, height = np.arange(len(names))[::-1], 0.8 / len(series)
+    for number, (color, values) in enumerate(zip(SERIES, series, strict=False)):
+        axes.barh(places - number * height, values, color=color, height=height)
+    axes.set_yticks(places - height * (len(series) - 1) / 2, names, parse_math=False)
+    axes.grid(axis="y", visible=False)
+    axes.locator_params(axis="x", nbins=4)
+    return drawn, axes
+
+
+def as_plot(title: str, drawn: Figure, legend: Iterable[tuple[str, str]] = ()) -> Plot:
+    """Return a figure as SVG for the page; the legend's colours are placeholders."""
     buffer = io.StringIO()
     with rc_context(_STYLE):
         drawn.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
     for pattern, replacement in _PAGE_RULES:
         text = re.sub(pattern, replacement, text, flags=re.DOTALL)
-    return re.sub("|".join(_VARIABLES), lambda match: _VARIABLES[match[0]], text)
+    svg = re.sub("|".join(_VARIABLES), lambda match: _VARIABLES[match[0]], text)
+    return Plot(title, svg, tuple((_VARIABLES[color], label) for color, label in legend))

@@ -1,31 +1,59 @@
 """Which images the detector got most wrong, and what was right and wrong in them."""
 
-from collections.abc import Sequence
+import io
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from trainer.evaluation.analysis import SHOWN_SCORE
 from trainer.evaluation.box_matching import Matches
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
+from trainer.report.figures import thumbnail
 
 IOU = 0.5
 """Overlap that a detection needs to count as right."""
-
-Box = tuple[float, float, float, float]
+_SIDE = 560
+"""Longer side of the images, pixels."""
+_NAMED, _LONGEST = 8, 24
+"""Wrong boxes of each side that are named in an image, and letters of a name."""
+_LETTERS, _LETTER, _LINE, _LOWER = 0.034, 0.6, 1.25, 3
+"""Size of a label's letters as a share of the image's longer side; width of a letter and height of a
+line as shares of that; lines that a label may give way to others downwards."""
 
 
 @dataclass(frozen=True)
 class Marked:
     """A box of the ground truth or of the detector, and whether the other side agrees."""
 
-    box: Box
+    box: tuple[float, float, float, float]
     """x, y, width, height in pixels of the image."""
     name: str
     matched: bool
     score: float | None = None
     """None for ground truth."""
+
+    @property
+    def kind(self) -> str:
+        """CSS classes."""
+        side, wrong = ("truth", "missed") if self.score is None else ("found", "false")
+        return f"{'right' if self.matched else wrong} {side}"
+
+    def label(self, longest: int = 10**9) -> str:
+        """Return name and score; a longer name is cut."""
+        name = self.name if len(self.name) <= longest else self.name[: longest - 1] + "…"
+        return name if self.score is None else f"{name} {self.score:.2f}"
+
+
+@dataclass(frozen=True)
+class Label:
+    """A text in an image, at the left end of its base line."""
+
+    x: float
+    y: float
+    kind: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -36,8 +64,8 @@ class GalleryImage:
     file_name: str
     width: int
     height: int
-    f1: float
-    """2 TP / (2 TP + FP + FN) of this image."""
+    source: str
+    """A small form of it, as a data URI."""
     truth: tuple[Marked, ...]
     predictions: tuple[Marked, ...]
 
@@ -51,95 +79,95 @@ class GalleryImage:
         """Detections without an object."""
         return sum(not item.matched for item in self.predictions)
 
+    @property
+    def f1(self) -> float:
+        """2 TP / (2 TP + FP + FN) of this image."""
+        total = len(self.truth) + len(self.predictions)
+        return 2 * (len(self.truth) - self.missed) / total if total else 1.0
+
+    @property
+    def letters(self) -> float:
+        """Size of the labels' letters, pixels."""
+        return round(_LETTERS * max(self.width, self.height), 1)
+
+    @property
+    def labels(self) -> list[Label]:
+        """Names of the first wrong boxes of each side that have room; more would hide the image."""
+        placed: list[Label] = []
+        taken: list[tuple[float, float, float]] = []
+        for side in (self.truth, self.predictions):
+            for box in [item for item in side if not item.matched][:_NAMED]:
+                text = box.label(_LONGEST)
+                width = _LETTER * self.letters * len(text)
+                left = max(min(box.box[0], self.width - width), 0.0)
+                top = self._free_line(box.box[1], left, left + width, taken)
+                if top is not None:
+                    taken.append((left, left + width, top))
+                    # Text stands on its base line, a letter's height below the top.
+                    x, y = round(left + 0.15 * self.letters, 1), round(top + self.letters, 1)
+                    placed.append(Label(x, y, box.kind, text))
+        return placed
+
+    def _free_line(
+        self, y: float, left: float, right: float, taken: Sequence[tuple[float, float, float]]
+    ) -> float | None:
+        """Return the top of a line near y that nothing else is on, or None."""
+        line = _LINE * self.letters
+        first = max(min(y, self.height - line), 0.0)
+        for top in (first + step * line for step in range(_LOWER)):
+            # Touching is no overlap; sums of floats may differ in their last bits.
+            inside = top + line <= self.height + 0.1
+            if inside and not any(
+                abs(top - other) < line - 0.1 and left < end and start < right for start, end, other in taken
+            ):
+                return top
+        return None
+
 
 def worst_images(
-    truth: Truth, predictions: Predictions, matches: Matches, count: int = 12
-) -> list[GalleryImage]:
+    truth: Truth, predictions: Predictions, matches: Matches, load_image: Callable[[int], bytes],
+    count: int = 12,
+) -> list[GalleryImage]:  # fmt: skip
     """The images with the lowest F1, the one with most errors first among equals.
 
-    Detections take the best free box of their class, highest score first; those that lie
-    mostly in a crowd region are left out. Images without an error are not listed.
-
-    Args:
-        truth: ground truth.
-        predictions: predictions; those below SHOWN_SCORE are left out.
-        matches: of both, the first threshold IoU.
-        count: images to list at most.
+    Detections that are mostly in a crowd region are left out. Images without an error are not listed.
     """
     images = len(truth.images)
-    counted = (matches.scores >= SHOWN_SCORE) & ~matches.ignored[:, 0]
-    right = np.bincount(matches.images[counted & matches.right[:, 0]], minlength=images)
-    false = np.bincount(matches.images[counted], minlength=images) - right
+    shown = np.flatnonzero((matches.scores >= SHOWN_SCORE) & ~matches.ignored[:, 0])
+    right = np.bincount(matches.images[shown[matches.right[shown, 0]]], minlength=images)
+    false = np.bincount(matches.images[shown], minlength=images) - right
     missed = np.bincount(matches.truth_images, minlength=images) - right
     f1 = 2 * right / np.maximum(2 * right + false + missed, 1)
     order = np.lexsort((-(false + missed), f1))
     worst = [place for place in order.tolist() if false[place] + missed[place]][:count]
     by_id = {image["id"]: image for image in truth.images}
     names = dict(zip(truth.category_ids.tolist(), truth.names, strict=True))
-    listed = truth.all_image_ids[worst].tolist()
-    return [_compare(by_id[image_id], truth, predictions, names) for image_id in listed]
+    listed = []
+    for place in worst:
+        image = by_id[int(truth.all_image_ids[place])]
+        these = shown[matches.images[shown] == place]
+        found = _marked(predictions.labels, predictions.boxes, matches.rows[these], names,
+                        matches.right[these, 0], matches.scores[these])  # fmt: skip
+        objects = np.flatnonzero((truth.image_ids == image["id"]) & ~truth.crowd)
+        is_found = np.isin(objects, matches.partners[these])
+        with Image.open(io.BytesIO(load_image(image["id"]))) as opened:
+            source = thumbnail(opened.convert("RGB"), _SIDE)
+        listed.append(GalleryImage(
+            image["id"], image.get("original_file_name", image["file_name"]), image["width"], image["height"],
+            source, _marked(truth.labels, truth.boxes, objects, names, is_found),
+            tuple(sorted(found, key=lambda item: -(item.score or 0))),
+        ))  # fmt: skip
+    return listed
 
 
-def _compare(
-    image: dict[str, Any], ground_truth: Truth, predictions: Predictions, names: dict[int, str]
-) -> GalleryImage:
-    in_image = ground_truth.image_ids == image["id"]
-    columns = (ground_truth.labels, ground_truth.boxes, ground_truth.crowd)
-    rows = zip(*(column[in_image] for column in columns), strict=True)
-    truth = [
-        {"category_id": int(label), "bbox": box.tolist(), "iscrowd": bool(crowd)}
-        for label, box, crowd in rows
-    ]
-    shown = (predictions.image_ids == image["id"]) & (predictions.scores >= SHOWN_SCORE)
-    detections = predictions.take(shown).to_coco()
-    objects = [item for item in truth if not item.get("iscrowd")]
-    crowds = [item for item in truth if item.get("iscrowd")]
-    matched_objects: set[int] = set()
-    marked_detections = []
-    for item in sorted(detections, key=lambda item: -item["score"]):
-        overlaps = [
-            (_iou(item["bbox"], other["bbox"]), place)
-            for place, other in enumerate(objects)
-            if place not in matched_objects and other["category_id"] == item["category_id"]
-        ]
-        best, place = max(overlaps, default=(0.0, -1))
-        matched = best >= IOU
-        if matched:
-            matched_objects.add(place)
-        elif any(_inside(item, crowd) >= IOU for crowd in crowds):
-            continue
-        name = names[item["category_id"]]
-        marked_detections.append(Marked(tuple(item["bbox"]), name, matched, item["score"]))
-    marked_objects = tuple(
-        Marked(tuple(item["bbox"]), names[item["category_id"]], place in matched_objects)
-        for place, item in enumerate(objects)
+def _marked(
+    labels: np.ndarray, boxes: np.ndarray, rows: np.ndarray, names: dict[int, str], matched: np.ndarray,
+    scores: np.ndarray | None = None,
+) -> tuple[Marked, ...]:  # fmt: skip
+    """Return rows of ground truth or, with scores, of predictions as they are drawn."""
+    columns = (labels[rows].tolist(), boxes[rows].tolist(), matched.tolist())
+    all_scores = [None] * len(rows) if scores is None else scores.tolist()
+    return tuple(
+        Marked(tuple(box), names[label], is_matched, score)
+        for label, box, is_matched, score in zip(*columns, all_scores, strict=True)
     )
-    total = len(marked_objects) + len(marked_detections)
-    return GalleryImage(
-        image_id=image["id"],
-        file_name=image.get("original_file_name", image["file_name"]),
-        width=image["width"],
-        height=image["height"],
-        f1=2 * len(matched_objects) / total if total else 1.0,
-        truth=marked_objects,
-        predictions=tuple(marked_detections),
-    )
-
-
-def _inside(item: dict[str, Any], crowd: dict[str, Any]) -> float:
-    """Share of a detection that lies in a crowd region of its class."""
-    if item["category_id"] != crowd["category_id"]:
-        return 0.0
-    width, height = item["bbox"][2:]
-    return _intersection(item["bbox"], crowd["bbox"]) / max(width * height, 1e-9)
-
-
-def _iou(one: Sequence[float], other: Sequence[float]) -> float:
-    common = _intersection(one, other)
-    return common / max(one[2] * one[3] + other[2] * other[3] - common, 1e-9)
-
-
-def _intersection(one: Sequence[float], other: Sequence[float]) -> float:
-    width = min(one[0] + one[2], other[0] + other[2]) - max(one[0], other[0])
-    height = min(one[1] + one[3], other[1] + other[3]) - max(one[1], other[1])
-    return max(width, 0.0) * max(height, 0.0)

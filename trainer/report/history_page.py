@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 
-from trainer.report.figures import SERIES, Plot, figure, svg, variable
+from trainer.report.figures import SERIES, Plot, as_plot, figure, render
 
 Points = Sequence[tuple[datetime, float, str]]
 """When, how much, and of which kind the point is."""
@@ -16,21 +14,9 @@ Points = Sequence[tuple[datetime, float, str]]
 def page(
     name: str, header: Sequence[str], rows: Sequence[Sequence[str]], series: Mapping[str, Points], remark: str
 ) -> str:
-    """Return the page, as HTML that needs no other file.
-
-    Args:
-        name: of the schedule.
-        header: what the cells of a row are.
-        rows: of the table.
-        series: points over time, by the title of the drawing; those without points are left out.
-        remark: a sentence above it, e.g. what could not be read.
-    """
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, keep_trailing_newline=True
-    )
-    template = environment.get_template("history_page.html.jinja")
+    """Return the page, as HTML that needs no other file."""
     plots = [_over_time(title, points) for title, points in series.items() if points]
-    return template.render(name=name, header=header, rows=rows, plots=plots, remark=remark)
+    return render("history_page.html.jinja", name=name, header=header, rows=rows, plots=plots, remark=remark)
 
 
 def _over_time(title: str, points: Points) -> Plot:
@@ -45,5 +31,4 @@ def _over_time(title: str, points: Points) -> Plot:
     locator = AutoDateLocator(minticks=3, maxticks=7)
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
-    legend = tuple((variable(color), kind) for color, kind in zip(SERIES, kinds, strict=False))
-    return Plot(title, svg(drawn), legend)
+    return as_plot(title, drawn, zip(SERIES, kinds, strict=False))

@@ -5,44 +5,30 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.statistics import BINS
+from trainer.data.statistics import BINS, SplitStatistics
 from trainer.evaluation.analysis import GRID as THRESHOLDS
 from trainer.evaluation.analysis import TIDE, Calibration
-from trainer.evaluation.coco_metrics import RECALLS
-from trainer.report.figures import GRID, SERIES, TEXT, Plot, figure, svg, variable
+from trainer.evaluation.coco_metrics import RECALLS, CocoResult
+from trainer.evaluation.scoring import Scores
+from trainer.report.figures import GRID, SERIES, TEXT, Plot, as_plot, bars, figure
 
 _POINTS = 400
 _WEAKEST = 5
 _DASHED: Any = (0, (4, 2))
 
 
-def precision_recall(precision: np.ndarray, per_class: Mapping[str, Mapping[str, float]]) -> Plot | None:
-    """Precision over recall at IoU 0.5: every class, or the weakest before the range of all.
-
-    Args:
-        precision: [T, R, K] as in CocoResult.
-        per_class: K rows by name, in the order of `precision`.
-
-    Returns:
-        None where no class has boxes.
-    """
+def precision_recall(result: CocoResult) -> Plot | None:
+    """Precision over recall at IoU 0.5: every class, or the weakest before the range of all."""
+    rows = result.per_class
     curves = {
-        name: precision[0, :, place]
-        for place, (name, row) in enumerate(per_class.items())
-        if row["AP50"] >= 0
+        name: result.precision[0, :, place] for place, name in enumerate(rows) if rows[name]["AP50"] >= 0
     }
-    title = "Precision and recall at IoU 0.5"
-    return _of_classes(title, ("recall", "precision"), RECALLS, curves, per_class)
+    return _of_classes("Precision and recall at IoU 0.5", ("recall", "precision"), RECALLS, curves, rows)
 
 
-def f1(curves: Mapping[str, np.ndarray], per_class: Mapping[str, Mapping[str, float]]) -> Plot | None:
-    """F1 over the threshold of the score, drawn as `precision_recall` is.
-
-    Args:
-        curves: [len(analysis.GRID)] of each class, from analysis.f1_curves.
-        per_class: rows by name, as in CocoResult.
-    """
-    return _of_classes("F1 at IoU 0.5", ("threshold", "F1"), THRESHOLDS, curves, per_class)
+def f1(scores: Scores) -> Plot | None:
+    """F1 over the threshold of the score, drawn as `precision_recall` is."""
+    return _of_classes("F1 at IoU 0.5", ("threshold", "F1"), THRESHOLDS, scores.f1, scores.coco.per_class)
 
 
 def _of_classes(
@@ -56,19 +42,19 @@ def _of_classes(
         return None
     few = len(curves) < len(SERIES)
     named = list(curves) if few else sorted(curves, key=lambda name: per_class[name]["AP50"])[:_WEAKEST]
-    legend = [(variable(color), name) for color, name in zip(SERIES, named, strict=False)]
+    legend = list(zip(SERIES, named, strict=False))
     drawn, axes = figure(*axes_labels)
     every = np.stack(list(curves.values()))
     if not few:
         axes.fill_between(x, *np.percentile(every, [10, 90], axis=0), color=GRID, alpha=0.6, lw=0)
-        legend.append((variable(GRID), f"middle 80 % of {len(curves)} classes"))
+        legend.append((GRID, f"middle 80 % of {len(curves)} classes"))
     for color, name in zip(SERIES, named, strict=False):
         axes.plot(x, curves[name], color=color)
     if len(curves) > 1:
         axes.plot(x, every.mean(axis=0), color=TEXT, linestyle=_DASHED, linewidth=1.4)
-        legend.append((variable(TEXT), "mean"))
+        legend.append((TEXT, "mean"))
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
-    return Plot(title, svg(drawn), tuple(legend))
+    return as_plot(title, drawn, legend)
 
 
 _LOSS = "loss_"
@@ -101,25 +87,16 @@ def sparkline(precision: np.ndarray) -> str:
 
 
 def tide(errors: Mapping[str, tuple[float, int]]) -> Plot:
-    """What each kind of error costs in AP at IoU 0.5, as bars.
-
-    Args:
-        errors: cost and count by kind, from analysis.tide.
-    """
-    drawn, axes = figure("AP50 that is lost", "")
-    places = np.arange(len(errors))[::-1]
+    """What each kind of error costs in AP at IoU 0.5, as bars."""
     costs = [cost for cost, _ in errors.values()]
-    axes.barh(places, costs, color=SERIES[0], height=0.65)
-    axes.set_yticks(places, [TIDE[kind] for kind in errors])
-    for place, (cost, count) in zip(places, errors.values(), strict=True):
+    drawn, axes = bars("AP50 that is lost", [TIDE[kind] for kind in errors], costs)
+    for place, (cost, count) in zip(axes.get_yticks(), errors.values(), strict=True):
         axes.annotate(
             f"{cost:.3f}  ({count:,})", (cost, place), xytext=(4, 0), textcoords="offset points", va="center",
             fontsize=9, color=TEXT,
         )  # fmt: skip
-    axes.grid(axis="y", visible=False)
     axes.set_xlim(0, max(max(costs) * 1.7, 0.01))
-    axes.locator_params(axis="x", nbins=4)
-    return Plot("Kinds of errors, and how many there are", svg(drawn))
+    return as_plot("Kinds of errors, and how many there are", drawn)
 
 
 def calibration(bins: Calibration) -> Plot:
@@ -133,11 +110,11 @@ def calibration(bins: Calibration) -> Plot:
     axes.plot(bins.confidence[filled], bins.precision[filled], color=SERIES[0], marker="o", markersize=4)
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     legend = (
-        (variable(SERIES[0]), f"precision (error {bins.error:.3f})"),
-        (variable(TEXT), "scores that are probabilities"),
-        (variable(GRID), "share of the detections"),
+        (SERIES[0], f"precision (error {bins.error:.3f})"),
+        (TEXT, "scores that are probabilities"),
+        (GRID, "share of the detections"),
     )
-    return Plot("Calibration at IoU 0.5", svg(drawn), legend)
+    return as_plot("Calibration at IoU 0.5", drawn, legend)
 
 
 _HISTOGRAMS = {
@@ -148,41 +125,32 @@ _HISTOGRAMS = {
 }
 
 
-def histograms(statistics: Mapping[str, Mapping[str, Any]]) -> list[Plot]:
-    """Shares of boxes and images of each size and shape, split by split.
-
-    Args:
-        statistics: of each split, as in the shards' index.
-    """
+def histograms(statistics: Mapping[str, SplitStatistics]) -> list[Plot]:
+    """Shares of boxes and images of each size and shape, split by split."""
     plots = []
     for key, (title, label) in _HISTOGRAMS.items():
         drawn, axes = figure(label, "share")
         legend = []
         edges = BINS[key]
         for color, (split, split_statistics) in zip(SERIES, statistics.items(), strict=False):
-            counts = np.array(split_statistics[key], float)
+            counts = np.array(split_statistics.histogram(key), float)
             if counts.sum():
                 axes.stairs(counts / counts.sum(), np.arange(len(edges)), color=color, linewidth=1.8)
-                legend.append((variable(color), split))
+                legend.append((color, split))
         step = max(1, len(edges) // 6)
         shown = [2.0**edge if key == "box_aspect" else edge for edge in edges]
         axes.set_xticks(np.arange(len(edges))[::step], [_tick(edge) for edge in shown][::step])
         axes.set_ylim(bottom=0)
         if legend:
-            plots.append(Plot(title, svg(drawn), tuple(legend)))
+            plots.append(as_plot(title, drawn, legend))
     return plots
 
 
 def _tick(edge: float) -> str:
     """Write an edge as short as it goes, 1/16 for 0.0625: on a telephone longer ones touch each other."""
-    whole = round(1 / edge) if 0 < edge < 1 else 0
-    return (
-        f"1/{whole}"
-        if whole and np.isclose(whole * edge, 1)
-        else f"{edge:.3g}"
-        if edge < 1
-        else f"{edge:.4g}"
-    )
+    if 0 < edge < 1 and np.isclose(round(1 / edge) * edge, 1):
+        return f"1/{round(1 / edge)}"
+    return f"{edge:.3g}" if edge < 1 else f"{edge:.4g}"
 
 
 def _curves(
@@ -195,14 +163,14 @@ def _curves(
         if points:
             steps, values = _average_neighbours(np.array(points, dtype=float))
             axes.plot(steps, values, color=color, marker=marker, markersize=3.5)
-            legend.append((variable(color), label))
+            legend.append((color, label))
     if not legend:
         return None
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     axes.locator_params(nbins=5)
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4))
-    return Plot(title, svg(drawn), tuple(legend) if len(labels) > 1 else ())
+    return as_plot(title, drawn, legend if len(labels) > 1 else ())
 
 
 def _average_neighbours(points: np.ndarray) -> np.ndarray:

@@ -1,27 +1,23 @@
 """A page that shows a search for hyper-parameters: its history, what matters, and the best configuration."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from jinja2 import Environment, FileSystemLoader
 from matplotlib.ticker import MaxNLocator
 
-from trainer.report.figures import SERIES, Plot, figure, svg, variable
+from trainer.report.figures import SERIES, Plot, as_plot, bars, figure, render
 
 
-@dataclass(frozen=True)
-class TrialShown:
+class TrialShown(Protocol):
     """A trial as the page shows it."""
 
     number: int
     state: str
     value: float | None
     """Of the metric, the more the better; of a trial that was ended early at its last validation."""
-    validations: Sequence[float]
-    params: Mapping[str, Any]
+    validations: list[float]
+    params: dict[str, Any]
 
 
 def page(
@@ -36,9 +32,6 @@ def page(
         importances: shares by key, which sum to 1; empty while too few trials tell.
         recipe: text of the file with the best configuration; empty while there is none.
     """
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, keep_trailing_newline=True
-    )
     drawn = [_history(metric, trials), _courses(metric, trials), _importances(importances)]
     keys = list(dict.fromkeys(key for trial in trials for key in trial.params))
     rows = [
@@ -46,8 +39,13 @@ def page(
         for trial in sorted(trials, key=_rank)
     ]
     plots = [plot for plot in drawn if plot]
-    return environment.get_template("tuning_page.html.jinja").render(
-        name=name, header=["trial", "state", metric, *keys], rows=rows, plots=plots, recipe=recipe
+    return render(
+        "tuning_page.html.jinja",
+        name=name,
+        header=["trial", "state", metric, *keys],
+        rows=rows,
+        plots=plots,
+        recipe=recipe,
     )
 
 
@@ -73,8 +71,7 @@ def _history(metric: str, trials: Sequence[TrialShown]) -> Plot | None:
         points = [(number, value) for number, value, its in valued if its == state]
         axes.plot([x for x, _ in points], [y for _, y in points], "o", color=color)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    legend = tuple((variable(color), state) for color, state in zip(SERIES[:2], states, strict=True))
-    return Plot("History: each trial, and the best so far", svg(drawn), legend)
+    return as_plot("History: each trial, and the best so far", drawn, zip(SERIES, states, strict=False))
 
 
 def _courses(metric: str, trials: Sequence[TrialShown]) -> Plot | None:
@@ -87,14 +84,12 @@ def _courses(metric: str, trials: Sequence[TrialShown]) -> Plot | None:
         counts = range(1, len(trial.validations) + 1)
         axes.plot(counts, trial.validations, "o-", color=color, linewidth=0.9, markersize=3)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return Plot("Validations of each trial", svg(drawn))
+    return as_plot("Validations of each trial", drawn)
 
 
 def _importances(importances: Mapping[str, float]) -> Plot | None:
     """Draw a bar a key."""
     if not importances:
         return None
-    drawn, axes = figure("share of what the keys explain", "")
-    keys = list(importances)[::-1]
-    axes.barh(keys, [importances[key] for key in keys], color=SERIES[0])
-    return Plot("Importance of each key", svg(drawn))
+    drawn, _ = bars("share of what the keys explain", list(importances), list(importances.values()))
+    return as_plot("Importance of each key", drawn)

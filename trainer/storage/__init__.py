@@ -6,28 +6,24 @@ says what is in it last. What concerns servers is imported when first used.
 
     uris.py          names; FileState
     local.py         local files
-    store.py         files on servers, by obstore: where they are, looking, listing, deleting
-    reads.py         their bytes, in pieces side by side, checked; reader.py: as a file
-    writes.py        objects written whole
-    attempts.py      requests that are tried again; parallel.py: threads that wait
-    concurrent_reads.py  many small files side by side, by libcurl; addresses.py: from where
-    environment.py   where stores are, and with which keys; clouds.py: of Google's and
-                     Azure's; hub.py: the Hugging Face hub; failures.py: errors with their remedies
-    web.py           what of the web obstore cannot read, and addresses that a user did not write
-    reach.py         where such addresses may lead
+    objects.py       files on servers: read, written, listed and deleted
+    location.py      buckets: where they are and how obstore reaches them; retry_policy.py: for how long
+    environment.py   endpoints and keys; clouds.py: those of Google and Azure; hub.py: the Hugging Face hub
+    failures.py      what servers refuse, as errors with remedies
+    web.py           files of web servers, by a client that connects only where url_policy.py allows it
     cache.py         local copies, in the folder of copies.py
-    records.py       JSON of ours: its hash, version and form
-    traffic.py       how many bytes come from servers and go to them
+    records.py       our JSON: its hash, version and form
+    traffic.py       how many bytes are read from servers and written to them
 """
 
-import importlib
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from trainer.base.errors import StorageError
+from trainer.base.errors import DamagedError, StorageError
 from trainer.base.os_errors import explained, missing
 from trainer.base.temporary_folders import temporary_folder
 from trainer.storage import local, records
@@ -47,14 +43,13 @@ from trainer.storage.uris import (
 )
 
 if TYPE_CHECKING:
-    from trainer.storage.concurrent_reads import Many
-    from trainer.storage.reach import Reach
+    from trainer.storage.url_policy import UrlPolicy
 
 __all__ = [
     "OBJECT_STORES", "WEB", "FileState", "Form", "absolute", "check_place", "climbs", "create", "delete",
     "exists", "forget_copy", "is_local", "join", "list_files", "list_states", "local_copy", "local_path",
-    "many", "new_file", "open_reader", "parent", "read_bytes", "read_json", "read_range", "read_within",
-    "remove_stale", "scan", "scheme", "size", "state", "upload", "write_bytes", "write_json",
+    "new_file", "open_reader", "parent", "read_buffer", "read_bytes", "read_json", "read_range",
+    "read_within", "remove_stale", "scan", "scheme", "size", "state", "upload", "write_bytes", "write_json",
 ]  # fmt: skip
 
 
@@ -64,7 +59,7 @@ def state(uri: str) -> FileState | None:
     Raises:
         StorageError: it cannot be reached, or one may not look.
     """
-    return _module("store", uri).state(uri)
+    return _files(uri).state(uri)
 
 
 def exists(uri: str) -> bool:
@@ -94,47 +89,49 @@ def read_bytes(uri: str, *, sha256: str = "") -> bytes:
     Raises:
         StorageError: it is missing, cannot be reached, or is another one.
     """
-    if is_local(uri):
-        return local.read_bytes(uri, sha256)
-    return _module("reads", uri).read_bytes(uri, sha256)
+    return bytes(_files(uri).read_buffer(uri, sha256))
 
 
-def read_within(uri: str, reach: "Reach") -> bytes:
-    """Return a file's content, by an address that stands in data: it leads nowhere but within reach.
+def read_buffer(uri: str, *, sha256: str = "") -> memoryview:
+    """Return a file's content as `read_bytes` does, but without a copy of it."""
+    return memoryview(_files(uri).read_buffer(uri, sha256))
+
+
+def read_within(uri: str, policy: "UrlPolicy") -> bytes:
+    """Return a file's content, by an address from data: it leads only where the policy allows.
 
     Args:
         uri: the address, or a local path.
-        reach: see `trainer.storage.reach.Reach`.
+        policy: see `trainer.storage.url_policy.UrlPolicy`.
 
     Raises:
         StorageError: it may not be read, is missing, too large, or cannot be reached.
     """
-    reach.check(uri)
+    policy.check(uri)
     if scheme(uri) not in WEB:
         return read_bytes(uri)
-    return _module("web", uri).read_within(uri, reach)
+    from trainer.storage import objects, web
+
+    return objects.retry_on_corruption(partial(web.read_within, uri, policy))
 
 
 def answers(uri: str, seconds: float) -> bool:
-    """Tell whether the server behind an address of the web gives any answer; it is asked once.
+    """Tell whether the server of a web address gives any answer; it is asked once.
 
     Args:
         uri: the address.
         seconds: how long to wait, looking up its name included.
     """
-    return bool(_module("web", uri).answers(uri, seconds))
+    from trainer.base.daemon_threads import DaemonThreadPool
+    from trainer.storage import web
 
-
-def many(threads: int, reach: "Reach | None" = None) -> "Many":
-    """Return a context in which one thread reads many files side by side, and calls beside them.
-
-    Args:
-        threads: for calls, and for reads that do not succeed at once.
-        reach: where the addresses of the files may lead; None where a user named them all.
-    """
-    from trainer.storage.concurrent_reads import Many
-
-    return Many(threads, reach)
+    with DaemonThreadPool(1) as thread:  # Nothing limits the time of looking a name up.
+        asked = thread.submit(web.problem_of, uri, uri, seconds, seconds)
+        try:
+            problem = asked.result(timeout=seconds)
+        except TimeoutError:
+            return False
+        return problem is None or not problem.passing
 
 
 def read_range(uri: str, start: int, length: int) -> bytes:
@@ -145,10 +142,7 @@ def read_range(uri: str, start: int, length: int) -> bytes:
     """
     if not length:
         return b""
-    if is_local(uri):
-        data = local.read_range(uri, start, length)
-    else:
-        data = _module("reads", uri).read_range(uri, start, length)
+    data: bytes = _files(uri).read_range(uri, start, length)
     if len(data) != length:
         raise StorageError(
             f"{uri} ends before byte {start + length}",
@@ -170,7 +164,7 @@ def open_reader(uri: str, *, ahead: int = 8) -> IO[bytes]:
     if is_local(uri):
         with explained(uri, "read"):
             return local_path(uri).open("rb")
-    return _module("reader", uri).open_reader(uri, ahead)
+    return _files(uri).open_reader(uri, ahead)
 
 
 def read_json(uri: str, form: Form | None = None) -> Any:
@@ -180,10 +174,13 @@ def read_json(uri: str, form: Form | None = None) -> Any:
         StorageError: it is missing or cannot be reached; DamagedError: it is not JSON or has changed.
         DataError: it is of another kind, newer version or shape than `form` tells (None takes any JSON).
     """
+    for _ in range(0 if is_local(uri) else 3):
+        with suppress(DamagedError):  # On its way, perhaps; other programs' copies carry no hash.
+            return records.decode(uri, read_bytes(uri), form)
     return records.decode(uri, read_bytes(uri), form)
 
 
-def write_bytes(uri: str, data: bytes, *, sync: bool = True, confirm: bool = False) -> None:
+def write_bytes(uri: str, data: bytes | memoryview, *, sync: bool = True, confirm: bool = False) -> None:
     """Write a file whole or not at all.
 
     Args:
@@ -198,7 +195,7 @@ def write_bytes(uri: str, data: bytes, *, sync: bool = True, confirm: bool = Fal
     if is_local(uri):
         local.write_bytes(uri, data, sync=sync)
     else:
-        _module("writes", uri).write_bytes(uri, data, confirm=confirm)
+        _files(uri).write_bytes(uri, data, confirm=confirm)
 
 
 def write_json(uri: str, obj: Any, *, indent: int | None = None) -> None:
@@ -215,7 +212,7 @@ def create(uri: str, data: bytes) -> bool:
     Raises:
         StorageError: it cannot be written.
     """
-    return _module("writes", uri).create(uri, data)
+    return _files(uri).create(uri, data)
 
 
 @contextmanager
@@ -245,7 +242,7 @@ def new_file(
         path = folder / "file"
         with explained(uri, "write"):
             yield path
-        _module("writes", uri).upload(path, uri, sha256() if sha256 else "", confirm=confirm)
+        _files(uri).upload(path, uri, sha256() if sha256 else "", confirm=confirm)
 
 
 def upload(source: str | Path, uri: str, *, confirm: bool = False) -> None:
@@ -257,7 +254,7 @@ def upload(source: str | Path, uri: str, *, confirm: bool = False) -> None:
     with explained(str(source), "read"):
         Path(source).stat()
     if not is_local(uri):
-        _module("writes", uri).upload(Path(source), uri, confirm=confirm)
+        _files(uri).upload(Path(source), uri, confirm=confirm)
         return
     with new_file(uri) as path, explained(str(source), "read"):
         shutil.copyfile(source, path)
@@ -304,7 +301,7 @@ def scan(uri: str, *, recursive: bool = True) -> Iterator[tuple[str, FileState]]
     Raises:
         StorageError: it cannot be read, or the scheme cannot list.
     """
-    return _module("store", uri).scan(uri, recursive)
+    return _files(uri).scan(uri, recursive)
 
 
 def list_files(uri: str) -> list[str]:
@@ -327,7 +324,7 @@ def delete(uri: str) -> None:
     Raises:
         StorageError: it cannot be deleted.
     """
-    _module("store", uri).delete(uri)
+    _files(uri).delete(uri)
 
 
 def remove_stale(uri: str) -> None:
@@ -336,12 +333,14 @@ def remove_stale(uri: str) -> None:
         local.remove_stale(uri)
 
 
-def _module(name: str, uri: str) -> Any:
-    """Import and return the module that does something with files of servers; `local` for local ones."""
+def _files(uri: str) -> Any:
+    """Return the module for a URI's files: `local`, or `objects` for those of servers."""
     if is_local(uri):
         return local
     if scheme(uri) in (*OBJECT_STORES, *WEB):
-        return importlib.import_module(f"trainer.storage.{name}")
+        from trainer.storage import objects
+
+        return objects
     raise StorageError(
         f"unknown scheme {scheme(uri)!r} in {uri}",
         fix="use a path, file:, s3://bucket/key, minio://, gs:// or az:// likewise or, to read, https://",

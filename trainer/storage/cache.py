@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from trainer.base.errors import DamagedError
 from trainer.base.os_errors import explained
-from trainer.storage import local, reads, store
+from trainer.storage import local, objects
 from trainer.storage.copies import Copies
 from trainer.storage.uris import FileState
 
@@ -45,7 +45,9 @@ def copy(uri: str, state: FileState, folder: Path | None, sha256: str) -> Path:
         descriptor = None
     if descriptor is None:
         with explained(str(copies.folder), "write"):
-            descriptor = copies.add(name, state.size, lambda path: reads.copy(uri, path, sha256), needed=True)
+            descriptor = copies.add(
+                name, state.size, lambda path: objects.copy(uri, path, sha256), needed=True
+            )
     if folder is None:
         _hold(copies.path(name), descriptor)
     else:
@@ -55,7 +57,7 @@ def copy(uri: str, state: FileState, folder: Path | None, sha256: str) -> Path:
 
 def forget(uri: str) -> None:
     """Drop the copy of a file that turned out to be damaged, from the folder of all processes."""
-    remote = store.state(uri)
+    remote = objects.state(uri)
     if remote is not None:
         copies = Copies(None, None)
         copies.drop(_name(uri, remote))

@@ -68,6 +68,10 @@ def settings(kind: str) -> Settings:
         raise StorageError(
             f"the endpoint {url!r} of {kind}:// cannot be used", fix="give it as https://host:port"
         )
+    unprintable = [name for name, value in variables if not value.isprintable()]
+    if kind == "az" and unprintable:  # Keys of Google's are JSON of several lines.
+        fix = "correct it in the environment"
+        raise StorageError(f"{unprintable[0]} holds a line break or another such character", fix=fix)
     if not _is_known(kind):
         raise StorageError(f"nothing says who one is to {kind}://", fix=IDENTITY[kind])
     return Settings(kind, url.rstrip("/"), variables)
@@ -152,6 +156,9 @@ def _has_server(kind: str) -> bool:
             continue
         if answer.status == 200 and (kind == "az" or answer.headers.get("Metadata-Flavor") == "Google"):
             _present.add(kind)
+            if kind == "gs" and "GCE_METADATA_IP" in os.environ:
+                # obstore asks for the server's name first, and retries for minutes if that is not known.
+                os.environ.setdefault("GCE_METADATA_HOST", os.environ["GCE_METADATA_IP"])
             return True
     return False
 

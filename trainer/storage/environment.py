@@ -37,12 +37,15 @@ from urllib3 import PoolManager, ProxyManager
 
 from trainer.base.errors import StorageError, refuse_userinfo
 
-_AMAZON = "s3.amazonaws.com"
+AMAZON = "https://s3.amazonaws.com"
+"""Where requests go if no endpoint is named."""
+
 _AMAZONS = (".amazonaws.com", ".amazonaws.com.cn")
-_PROXY_VARIABLES = [
-    name for kind in ("http", "https", "all", "no") for name in (f"{kind}_proxy", f"{kind}_PROXY".upper())
-]
 _CA_VARIABLES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+_PROXY = re.compile(
+    r"((https?|socks[45][ah]?)://)?([^/@\s]*@)?([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:(?P<port>[0-9]{1,5}))?/?",
+    re.IGNORECASE | re.ASCII,
+)
 _SECONDS = 10.0
 _ENDPOINT = "give it as https://host:port, without a path"
 _ROLES = (
@@ -84,9 +87,10 @@ def settings(kind: str) -> Settings:
             "minio:// URIs need an endpoint", fix="set MINIO_ENDPOINT, e.g. minio-service.kubeflow:9000"
         )
     refuse_userinfo(endpoint, f"the endpoint of {kind}:// in the environment")
-    if "://" not in endpoint:
-        secure = not endpoint or _yes("MINIO_SECURE")
-        endpoint = f"{'https' if secure else 'http'}://{endpoint or _AMAZON}"
+    if not endpoint:
+        endpoint = AMAZON
+    elif "://" not in endpoint:
+        endpoint = f"{'https' if _yes('MINIO_SECURE') else 'http'}://{endpoint}"
     region = value("REGION") or value("DEFAULT_REGION")
     key, secret = value("ACCESS_KEY_ID", "ACCESS_KEY"), value("SECRET_ACCESS_KEY", "SECRET_KEY")
     if bool(key) != bool(secret):
@@ -98,7 +102,7 @@ def settings(kind: str) -> Settings:
     own = kind == "minio" and os.environ.get("MINIO_ACCESS_KEY")
     token = "" if own or not key else os.environ.get("AWS_SESSION_TOKEN", "")
     source, *identity = [""] if _yes("AWS_SKIP_SIGNATURE") else _source(bool(key))
-    if _AMAZON not in endpoint:
+    if AMAZON.removeprefix("https://") not in endpoint:
         region = region or "us-east-1"  # what stores of one region call themselves
     return Settings(
         kind,
@@ -118,26 +122,12 @@ def is_amazon(kind: str) -> bool:
     return (urlsplit(endpoint).hostname or "").endswith(_AMAZONS) if endpoint else kind == "s3"
 
 
-def client(kind: str) -> Minio:
+def client(current: Settings) -> Minio:
     """Return a client for what obstore does not do: finding and making buckets, and headers.
 
     Raises:
-        StorageError: the environment does not say enough, or something that cannot be used.
+        StorageError: no client can use these settings.
     """
-    return _client(settings(kind))
-
-
-def check(current: Settings) -> None:
-    """Refuse settings that no client can use.
-
-    Raises:
-        StorageError: saying what is wrong.
-    """
-    _client(current)
-
-
-@lru_cache(maxsize=8)
-def _client(current: Settings) -> Minio:
     protocol, _, host = current.url.partition("://")
     unusable = f"endpoint {current.url!r} of {current.kind}:// cannot be used"
     if not host:
@@ -152,11 +142,6 @@ def _client(current: Settings) -> Minio:
         )
     except ValueError as error:
         raise StorageError(f"{unusable}: {error}", fix=_ENDPOINT) from error
-
-
-def is_default(current: Settings) -> bool:
-    """Tell whether requests go to Amazon without an endpoint that was named."""
-    return urlsplit(current.url).hostname == _AMAZON
 
 
 def library_keys(current: Settings) -> Any:
@@ -179,7 +164,6 @@ def library_keys(current: Settings) -> Any:
     return give
 
 
-@lru_cache(maxsize=8)
 def credentials(current: Settings) -> Provider | None:
     """Return what gives the keys; None for anonymous requests."""
     if current.source == "role":
@@ -201,12 +185,6 @@ def bucket_region(url: str, bucket: str) -> str:
     return response.headers.get("x-amz-bucket-region", "")
 
 
-_PROXY = re.compile(
-    r"((https?|socks[45][ah]?)://)?([^/@\s]*@)?([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:(?P<port>[0-9]{1,5}))?/?",
-    re.IGNORECASE | re.ASCII,
-)
-
-
 def web_client(url: str) -> PoolManager:
     """Return connections of urllib3 for an address: for the few requests that obstore cannot make.
 
@@ -223,28 +201,18 @@ def proxy_of(url: str) -> str:
     Raises:
         StorageError: what it names cannot be one.
     """
-    return _proxy(url, tuple(map(os.environ.get, _PROXY_VARIABLES)))
-
-
-@lru_cache(maxsize=256)
-def _proxy(url: str, _variables: tuple[str | None, ...]) -> str:
-    """Look a proxy up, which takes longer than all the rest of a small request."""
     address = urlsplit(url)
     if proxy_bypass(address.hostname or ""):
         return ""
     proxy = getproxies().get(address.scheme, "").strip()
-    if proxy and not _is_address(proxy):
+    match = _PROXY.fullmatch(proxy)
+    if proxy and (match is None or int(match["port"] or 0) >= 2**16):
+        # obstore says of such a one only that it cannot be built.
         raise StorageError(
             f"{address.scheme.upper()}_PROXY in the environment is no address of a proxy",
             fix="use one like http://proxy.example:3128",
         )
     return proxy
-
-
-def _is_address(proxy: str) -> bool:
-    """Tell whether a text can be a proxy's address: of others obstore says only that it cannot be built."""
-    match = _PROXY.fullmatch(proxy)
-    return match is not None and int(match["port"] or 0) < 2**16
 
 
 def authorities() -> str:

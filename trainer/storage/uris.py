@@ -22,6 +22,29 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::([0-9]*))?")
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,63}")
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
 _PORTS = {"http": 80, "https": 443}
+_ENDS = "and begins and ends with a letter or digit"
+_AMAZONS = r"(?!.*(\.\.|\.-|-\.))(?!.*(-s3alias|--ol-s3)$)"
+_LAX = (
+    re.compile(f"{_AMAZONS}[A-Za-z0-9][A-Za-z0-9._:-]+[A-Za-z0-9]"),
+    f"a name has 3 to 63 of a-z 0-9 . - {_ENDS}",
+)
+_BUCKETS = {
+    "amazon": (
+        re.compile(f"(?!xn--){_AMAZONS}[a-z0-9][a-z0-9.-]+[a-z0-9]"),
+        f"{_LAX[1]}; for another store than Amazon's set AWS_ENDPOINT_URL",
+    ),
+    "s3": _LAX,
+    "minio": _LAX,
+    "gs": (
+        re.compile(r"(?=[^.]{1,63}(\.[^.]{1,63})*$)[a-z0-9][a-z0-9._-]+[a-z0-9]"),
+        f"a name has 3 to 63 of a-z 0-9 . _ - {_ENDS}",
+    ),
+    "az": (re.compile(r"[a-z0-9]+(-[a-z0-9]+)*|\$root|\$web"), f"a name has 3 to 63 of a-z 0-9 - {_ENDS}"),
+}
+"""What names of buckets are like, and what to do about others. Amazon's rules:
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html; Google's:
+https://cloud.google.com/storage/docs/buckets#naming; Azure's:
+https://learn.microsoft.com/rest/api/storageservices/naming-and-referencing-containers--blobs--and-metadata"""
 
 
 class InvalidAddress(MissingError):
@@ -62,23 +85,28 @@ def host_and_port(uri: str) -> tuple[str, int]:
     """
     authority = _AUTHORITY.match(uri)
     named = authority[1].rpartition("@")[2] if authority else ""
-    match = _HOST.fullmatch(named)
-    if match is None:
-        raise invalid_address(uri, "it names no host" if not named else f"{named!r} is no host and port")
-    host, port = match[1].lower(), int(match[2][:6] if match[2] else _PORTS[scheme(uri)])
-    if not 0 < port < 2**16:
-        raise invalid_address(uri, f"there is no port {match[2]}")
     try:
-        if host.startswith("["):
-            return str(IPv6Address(host[1:-1])), port
-        labels = host.encode("idna").decode("ascii").removesuffix(".").split(".")
-        ".".join(labels).encode("ascii").decode("idna")
+        return _host_and_port(named, _PORTS.get(scheme(uri), 0))
     except ValueError as error:  # UnicodeError is one.
         raise invalid_address(uri, str(error)) from None
+
+
+@lru_cache(maxsize=1024)
+def _host_and_port(named: str, default_port: int) -> tuple[str, int]:
+    match = _HOST.fullmatch(named)
+    if match is None:
+        raise ValueError("it names no host" if not named else f"{named!r} is no host and port")
+    host, port = match[1].lower(), int(match[2][:6] if match[2] else default_port)
+    if not 0 < port < 2**16:
+        raise ValueError(f"there is no port {match[2]}")
+    if host.startswith("["):
+        return str(IPv6Address(host[1:-1])), port
+    labels = host.encode("idna").decode("ascii").removesuffix(".").split(".")
+    ".".join(labels).encode("ascii").decode("idna")
     if not all(map(_LABEL.fullmatch, labels)) or len(".".join(labels)) > 253:
-        raise invalid_address(uri, f"no host can be named {host!r}")
+        raise ValueError(f"no host can be named {host!r}")
     if _NUMBER.fullmatch(labels[-1]) and not _is_address(".".join(labels)):
-        raise invalid_address(uri, f"{host!r} is neither a name nor an IPv4 address")
+        raise ValueError(f"{host!r} is neither a name nor an IPv4 address")
     return host.removesuffix("."), port
 
 
@@ -155,72 +183,28 @@ def check_bucket(uri: str, *, strict: bool = False) -> None:
     Args:
         uri: any; nothing is said against those of other schemes.
         strict: whether the store takes what Amazon S3 takes and no more. Others of S3 know capitals, `_`
-            and `:` too, as buckets of Amazon's early years did; the minio client lets these pass. Google's
-            and Azure's have rules of their own.
-            (https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html)
+            and `:` too, as buckets of Amazon's early years did; the minio client lets these pass.
 
     Raises:
-        StorageError: naming all that is wrong with the name.
+        StorageError: no bucket can have this name.
     """
     if scheme(uri) not in OBJECT_STORES:
         return
     refuse_userinfo(uri, f"the {scheme(uri)}:// URI")
-    bucket = uri.partition("://")[2].partition("/")[0]
+    kind, bucket = scheme(uri), uri.partition("://")[2].partition("/")[0]
     if not bucket:
-        raise StorageError(f"{uri} names no bucket", fix=f"use {scheme(uri)}://bucket/key")
-    if scheme(uri) in CLOUDS:
-        check_cloud_bucket(uri, bucket)
-    elif wrong := _wrong(bucket, strict):
-        known_elsewhere = strict and not _wrong(bucket, False)
-        raise StorageError(
-            f"{uri}: no bucket can be named {bucket!r}: {', '.join(wrong)}",
-            fix="a name has 3 to 63 of a-z 0-9 . - and begins and ends with a letter or digit"
-            + ("; for another store than Amazon's set AWS_ENDPOINT_URL" if known_elsewhere else ""),
-        )
-
-
-def check_cloud_bucket(uri: str, bucket: str) -> None:
-    """Refuse what can name no bucket of Google's, or no container of Azure's.
-
-    (https://cloud.google.com/storage/docs/buckets#naming;
-    https://learn.microsoft.com/rest/api/storageservices/naming-and-referencing-containers--blobs--and-metadata)
-
-    Raises:
-        StorageError: saying what such a name is.
-    """
-    if scheme(uri) == "gs":
-        what, inside, most = "bucket", "a-z 0-9 . _ -", 222 if "." in bucket else 63
-        good = bool(re.fullmatch("[a-z0-9][a-z0-9._-]*[a-z0-9]", bucket)) and not _is_address(bucket)
-        good = good and all(0 < len(part) <= 63 for part in bucket.split("."))
-    else:
-        what, inside, most = "container", "a-z 0-9 -", 63
-        good = bool(re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", bucket)) or bucket in ("$root", "$web")
-    if not good or not 3 <= len(bucket) <= most:
-        fix = f"a name has 3 to {most} of {inside} and begins and ends with a letter or digit"
-        raise StorageError(f"{uri}: no {what} can be named {bucket!r}", fix=fix)
+        raise StorageError(f"{uri} names no bucket", fix=f"use {kind}://bucket/key")
+    known, fix = _BUCKETS["amazon" if strict and kind not in CLOUDS else kind]
+    most = 222 if kind == "gs" and "." in bucket else 63
+    good = known.fullmatch(bucket) and 3 <= len(bucket) <= most and not _is_address(bucket)
+    if not good:
+        raise StorageError(f"{uri}: no bucket can be named {bucket!r}", fix=fix)
 
 
 def _is_address(text: str) -> bool:
     with suppress(ValueError):
         return bool(IPv4Address(text))
     return False
-
-
-@lru_cache(maxsize=64)
-def _wrong(bucket: str, strict: bool) -> tuple[str, ...]:
-    """Return all that keeps a text from being a bucket's name."""
-    inside = "a-z0-9.-" if strict else "A-Za-z0-9._:-"
-    wrong = [] if 3 <= len(bucket) <= 63 else [f"its length is {len(bucket)}, not 3 to 63"]
-    if others := sorted(set(re.sub(f"[{inside}]", "", bucket))):
-        wrong.append(f"it contains {' '.join(map(repr, others))}")
-    if not re.fullmatch("[A-Za-z0-9](.*[A-Za-z0-9])?", bucket, re.DOTALL):
-        wrong.append("it does not begin and end with a letter or digit")
-    wrong += [f"it contains {pair!r}" for pair in ("..", ".-", "-.") if pair in bucket]
-    wrong += ["it is an IP address"] if _is_address(bucket) else []
-    wrong += [f"it ends in {end}" for end in ("-s3alias", "--ol-s3") if bucket.endswith(end)]
-    if strict and bucket.startswith("xn--"):
-        wrong.append("it begins with xn--")
-    return tuple(wrong)
 
 
 def check_place(uri: str) -> None:

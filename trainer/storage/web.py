@@ -1,12 +1,10 @@
-"""What obstore cannot read of the web: answers of unknown length, and addresses that it cannot write down.
+"""Files of web servers, by urllib3, which connects only to addresses that a policy allows.
 
-Such files are read with urllib3, from start to end. So are those whose address may not lead everywhere: each
-redirect is looked at here, and each address of a host before it is connected to.
+obstore follows redirects wherever they lead. Here each hop is checked, and each address of a host before it
+is connected to.
 """
 
-import queue
 import ssl
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,240 +17,214 @@ from urllib.parse import urljoin
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.util import parse_url
 from urllib3.util.connection import create_connection
 
 from trainer.base.bounded_text import whole_number
-from trainer.base.errors import StorageError
-from trainer.storage import attempts, environment, failures, hub, traffic
-from trainer.storage.reach import MOST_BYTES, Reach, Refused
-from trainer.storage.uris import WEB, FileState, InvalidAddress, host_and_port, invalid_address, scheme
+from trainer.base.errors import StorageError, refuse_userinfo
+from trainer.storage import environment, failures, hub, retry_policy, traffic
+from trainer.storage.uris import WEB, FileState, host_and_port, invalid_address, scheme
+from trainer.storage.url_policy import MOST_BYTES, Refused, UrlPolicy
 
-_BLOCK = 256 * 1024
+_BLOCK = 1024 * 1024
 _NO_HEAD = (405, 501)
 _REDIRECTS = (301, 302, 303, 307, 308)
 _HOPS = 5
 """Redirects that are followed."""
 _CONNECTIONS = 64
 """That are kept open to a server."""
+_LEAST_RATE = 50_000.0
+"""Bytes a second, of an answer that takes longer than a request may."""
+_BROKEN = (urllib3.exceptions.HTTPError, HTTPException, OSError)
 
 
-def state(uri: str) -> FileState:
-    """Return a file's size, time and ETag as the server tells them; a size of 0 where it does not.
+class WebFile:
+    """A file of a server that a user named, whose first bytes have been asked for.
+
+    Args:
+        uri: its address.
+        length: how many bytes are wanted at first.
 
     Raises:
+        Refused: a public server redirects into the network that this process is in.
         StorageError: it is missing or cannot be read.
     """
-    headers = head(uri)
-    length = headers.get("content-length", "")
+
+    sha256 = ""
+    """Not known."""
+
+    def __init__(self, uri: str, length: int) -> None:
+        self._policy, self._asked = policy_of_user(uri), length
+        self.gives_parts, self.size, self._first = True, 0, b""
+        with _answer("GET", uri, self._policy, {"Range": f"bytes=0-{length - 1}"}) as (response, hop):
+            self.uri, self._etag = hop, response.headers.get("etag", "")
+            total = _total(response)
+            if response.status == 416 and total == 0:
+                return
+            _check(response, uri)
+            if response.status != 206 or total is None:
+                total = _length(response)
+                self.gives_parts = total is not None and total <= length
+            self.size = -1 if total is None else total
+            if self.gives_parts:
+                self._first = _body(response, uri)
+            else:
+                response.close()
+
+    def first(self) -> bytes:
+        """Return the first bytes, all of a small file."""
+        end = min(self._asked, self.size)
+        return self._first if len(self._first) == end else self._first + self.piece(len(self._first), end)
+
+    def piece(self, start: int, stop: int) -> bytes:
+        """Return a part of the file.
+
+        Raises:
+            Changed: it is another version now.
+            Transient: the answer was cut off.
+            StorageError: it cannot be read.
+        """
+        headers = {"Range": f"bytes={start}-{stop - 1}"}
+        if self._etag and not self._etag.startswith("W/"):  # A weak mark holds for no range.
+            headers["If-Match"] = self._etag
+        with _answer("GET", self.uri, self._policy, headers) as (response, _):
+            if response.status in (404, 412, 416):
+                raise failures.changed(self.uri)
+            _check(response, self.uri)
+            now = (_total(response), response.headers.get("etag", ""))
+            if response.status != 206 or now != (self.size, self._etag):
+                raise failures.changed(self.uri)
+            data = _body(response, self.uri)
+        if len(data) != stop - start:
+            raise failures.cut_off(self.uri, f"{len(data)} of {stop - start} bytes came")
+        return data
+
+    def stream(self) -> Iterator[bytes]:
+        """Yield all bytes as they arrive."""
+        with _answer("GET", self.uri, self._policy, {}) as (response, _):
+            _check(response, self.uri)
+            yield from _blocks(response, self.uri)
+
+
+def read_range(uri: str, start: int, stop: int) -> bytes:
+    """Return a part of a file that a user named, or as many of its bytes as there are, by one request."""
+    with _answer("GET", uri, policy_of_user(uri), {"Range": f"bytes={start}-{stop - 1}"}) as (response, _):
+        if response.status == 416:
+            return b""
+        _check(response, uri)
+        data = _body(response, uri)
+        return data if response.status == 206 else data[start:stop]
+
+
+def state(uri: str) -> FileState | None:
+    """Return a file's size, time and ETag as the server tells them, or None if it is missing.
+
+    The size is 0 if the server does not tell it.
+
+    Raises:
+        StorageError: it cannot be reached, or one may not look.
+    """
+    for method in ("HEAD", "GET"):
+        with _answer(method, uri, policy_of_user(uri), {}) as (response, _):
+            if method == "HEAD" and response.status in _NO_HEAD:
+                continue
+            if method == "GET":
+                response.close()
+            try:
+                _check(response, uri)
+            except failures.Absent:
+                return None
+            headers, size = response.headers, _length(response)
+        break
     try:
         modified = parsedate_to_datetime(headers["last-modified"]).timestamp()
     except (KeyError, TypeError, ValueError):
         modified = None
-    return FileState(whole_number(length) or 0, modified, headers.get("etag", ""))
+    return FileState(size or 0, modified, headers.get("etag", ""))
 
 
-def head(uri: str) -> Any:
-    """Return the headers of a server's answer, by name."""
-    with _answer("HEAD", uri) as response:
-        if response.status not in _NO_HEAD:
-            return _checked(response, uri).headers
-    with _answer("GET", uri) as response:
-        response.close()
-        return _checked(response, uri).headers
-
-
-def answers(uri: str, seconds: float) -> bool:
-    """Tell whether a server gives any answer, be it a refusal; see `storage.answers`."""
-    received: queue.SimpleQueue[bool] = queue.SimpleQueue()
-
-    def ask() -> None:
-        try:
-            client, headers = environment.web_client(uri), hub.authorization(uri)
-            client.request("HEAD", uri, headers=headers, timeout=seconds, retries=False, redirect=False)
-        except urllib3.exceptions.TimeoutError:  # No connection, for whatever reason, is one of these.
-            received.put(False)
-        except (urllib3.exceptions.HTTPError, StorageError):
-            received.put(True)  # What is wrong the request itself tells.
-        else:
-            received.put(True)
-
-    # A thread of its own: nothing limits the time of looking a name up.
-    threading.Thread(target=ask, daemon=True).start()
-    try:
-        return received.get(timeout=seconds)
-    except queue.Empty:
-        return False
-
-
-def blocks(uri: str) -> Iterator[bytes]:
-    """Yield a file's content as it arrives.
-
-    Raises:
-        StorageError: it cannot be read, or the server is too slow.
-    """
-    began, received, patience = time.monotonic(), 0, attempts.PATIENCE
-    with _answer("GET", uri) as response:
-        _checked(response, uri)
-        try:
-            while data := response.read1(_BLOCK, decode_content=False):
-                received += len(data)
-                if time.monotonic() - began > patience.total + received / patience.rate:
-                    raise urllib3.exceptions.TimeoutError
-                yield data
-        except urllib3.exceptions.HTTPError as error:
-            raise failures.broken(uri, error) from error
-
-
-def read_within(uri: str, reach: Reach, most: int = MOST_BYTES) -> bytes:
-    """Return a file's content, by an address that somebody else wrote.
+def read_within(uri: str, policy: UrlPolicy, most: int = MOST_BYTES) -> bytes:
+    """Return a file's content, by an address that a user did not write.
 
     Args:
-        uri: the address, of the web.
-        reach: where it, and the redirects from it, may lead.
+        uri: the address.
+        policy: where it, and the redirects from it, may lead.
         most: bytes that it may have.
 
     Raises:
         Refused: it leads where it may not.
         StorageError: it is missing, larger, or cannot be read.
     """
-    server = "{}:{}".format(*host_and_port(uri))
-
-    def read() -> bytes:
-        try:
-            return _read_hops(uri, reach, most)
-        except (urllib3.exceptions.HTTPError, HTTPException, OSError, UnicodeError) as error:
-            raise _broken(uri, error) from error
-
-    return attempts.call(uri, "read", server, read)
+    with _answer("GET", uri, policy, {}) as (response, _):
+        _check(response, uri)
+        return _body(response, uri, most)
 
 
-def _read_hops(uri: str, reach: Reach, most: int) -> bytes:
-    with _answer("GET", uri, reach) as response:
-        return _content(_checked(response, uri), uri, most)
+def problem_of(server: str, uri: str, connect: float, silence: float) -> StorageError | None:
+    """Ask a server once for any answer; return why there is none.
 
-
-@lru_cache(maxsize=1024)
-def check_hops(uri: str) -> None:
-    """Refuse an address in the public network whose server redirects to what is none of it.
-
-    What a user named is trusted, the servers of a network of their own as well; but no public server has a
-    reason to lead into the network that this process is in. Whoever reads the file follows redirects anew.
-
-    Raises:
-        Refused: a hop leads to a private, loopback or link-local address, or to no server.
-        Circling: it redirects without end.
+    Args:
+        server: its address.
+        uri: for which file; for the message.
+        connect: seconds to wait for a connection.
+        silence: seconds to wait for an answer.
     """
-    if environment.proxy_of(uri):
-        return  # The proxy connects, and knows what it may.
     try:
-        Reach().check_names(uri)
+        client, token = environment.web_client(server), hub.authorization(server)
+        timeout = urllib3.Timeout(connect=max(connect, 0.1), read=max(silence, 0.1))
+        client.request("HEAD", server, headers=token, timeout=timeout, retries=False, redirect=False)
+    except urllib3.exceptions.ProtocolError:
+        return None  # It is there; what is wrong the request itself tells.
+    except urllib3.exceptions.HTTPError as error:
+        return failures.no_answer(uri, error)
+    return None
+
+
+def policy_of_user(uri: str) -> UrlPolicy:
+    """Return where a server that a user named may lead.
+
+    No public server has a reason to lead into the network that this process is in; one that is in it is
+    trusted.
+    """
+    refuse_userinfo(uri, "the address")
+    host_and_port(uri)
+    return _policy_of_origin("/".join(uri.split("/", 3)[:3]))
+
+
+@lru_cache(maxsize=256)
+def _policy_of_origin(origin: str) -> UrlPolicy:
+    try:
+        UrlPolicy().check_names(origin)
     except (Refused, OSError, UnicodeError):
-        return
-    try:
-        with _answer("GET", uri, Reach((uri,)), {"Range": "bytes=0-0"}) as response:
-            response.close()
-    except (Refused, failures.Circling, InvalidAddress):
-        raise
-    except (StorageError, HTTPException, OSError, UnicodeError):
-        return  # Whoever reads the file says it better.
-
-
-def _content(response: urllib3.BaseHTTPResponse, uri: str, most: int) -> bytes:
-    """Return the body of an answer, if it is whole and not too long."""
-    length = response.headers.get("content-length", "")
-    blocks_read, received, began = [], 0, time.monotonic()
-    patience = attempts.PATIENCE
-    while data := response.read1(_BLOCK, decode_content=False):
-        received += len(data)
-        traffic.read(len(data))
-        blocks_read.append(data)
-        if received > most:
-            response.close()
-            fix = "give it beside the annotations, where files may be larger, or a smaller one"
-            raise StorageError(f"cannot read {uri}: more than {most} bytes", fix=fix)
-        if time.monotonic() - began > patience.total + received / patience.rate:
-            raise urllib3.exceptions.TimeoutError
-    if whole_number(length) not in (None, received):
-        raise urllib3.exceptions.ProtocolError(f"{received} of {length} bytes came")
-    return b"".join(blocks_read)
-
-
-def _client_within(uri: str, reach: Reach) -> urllib3.PoolManager:
-    """Return connections that lead nowhere but within reach; where a proxy connects, as far as names tell."""
-    if environment.proxy_of(uri):
-        with suppress(OSError):  # the proxy may know the name
-            reach.check_names(uri)
-        return environment.web_client(uri)
-    return _direct_client(reach, environment.authorities())
-
-
-@lru_cache(maxsize=4)
-def _direct_client(reach: Reach, authorities: str) -> urllib3.PoolManager:
-    def connected(connection: HTTPConnection, kind: str) -> Any:
-        """Connect as urllib3 does, but to addresses that were looked at: none is asked for twice."""
-        uri = f"{kind}://{_bracketed(connection.host)}:{connection.port}"
-        refusal: OSError | None = None
-        for *_, address in reach.check_names(uri):
-            try:
-                return create_connection(
-                    address[:2], connection.timeout, connection.source_address, connection.socket_options
-                )
-            except OSError as error:
-                refusal = error
-        raise urllib3.exceptions.NewConnectionError(connection, str(refusal)) from refusal
-
-    class Plain(HTTPConnection):
-        def _new_conn(self) -> Any:
-            return connected(self, "http")
-
-    class Encrypted(HTTPSConnection):
-        def _new_conn(self) -> Any:
-            return connected(self, "https")
-
-    class PlainPool(HTTPConnectionPool):
-        ConnectionCls = Plain
-
-    class EncryptedPool(HTTPSConnectionPool):
-        ConnectionCls = Encrypted
-
-    trusted = ssl.create_default_context(cadata=authorities)
-    client = urllib3.PoolManager(ssl_context=trusted, maxsize=_CONNECTIONS)
-    client.pool_classes_by_scheme = {"http": PlainPool, "https": EncryptedPool}
-    return client
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+        return UrlPolicy((origin,), anywhere=True)
+    return UrlPolicy((origin,))
 
 
 @contextmanager
 def _answer(
-    method: str, uri: str, reach: Reach | None = None, headers: Mapping[str, str] | None = None
-) -> Iterator[urllib3.BaseHTTPResponse]:
-    """Give a server's answer that is no redirect, of the last of the hops that lead there.
-
-    Args:
-        method: GET or HEAD.
-        uri: the address.
-        reach: where it, and the redirects from it, may lead; None for anywhere.
-        headers: of the request, besides those that all have.
+    method: str, uri: str, policy: UrlPolicy, headers: Mapping[str, str]
+) -> Iterator[tuple[urllib3.BaseHTTPResponse, str]]:
+    """Give a server's answer that is no redirect, and the address of the last of the hops that lead there.
 
     Raises:
         Refused: a hop leads where it may not.
-        Circling: there is no end of them.
+        RedirectLoop: there is no end of them.
         StorageError: the server cannot be reached.
     """
     hops = [uri]
     while True:
-        response = _request(method, hops[-1], reach, headers or {})
+        response = _request(method, hops[-1], policy, headers)
         try:
             target = response.headers.get("location", "")
-            if response.status not in _REDIRECTS or not target:
-                yield response
-                response.release_conn()
-                return
+            is_redirect = response.status in _REDIRECTS and bool(target)
+            if not is_redirect:
+                yield response, hops[-1]
+            if (_length(response) or 0) > _BLOCK:
+                response.close()
             response.drain_conn()
             response.release_conn()
+            if not is_redirect:
+                return
         except BaseException:
             response.close()
             raise
@@ -264,39 +236,138 @@ def _answer(
             fix = "let it redirect to http:// or https://"
             raise Refused(f"refused {uri}: it redirects to {following}", fix=fix)
         if following in hops or len(hops) > _HOPS:
-            raise failures.circling(uri, [*hops, following])
+            raise failures.redirect_loop(uri, [*hops, following])
         hops.append(following)
 
 
 def _request(
-    method: str, hop: str, reach: Reach | None, headers: Mapping[str, str]
+    method: str, hop: str, policy: UrlPolicy, headers: Mapping[str, str]
 ) -> urllib3.BaseHTTPResponse:
-    """Ask a server, without following where it sends one on to."""
-    patience = attempts.PATIENCE
-    timeout = urllib3.Timeout(connect=patience.connect, read=patience.silence)
-    host_and_port(hop)
-    if reach is not None:
-        reach.check(hop)
-    # The hub's token is for the hub, where the user named that.
-    token = hub.authorization(hop) if reach is None or reach.is_named(hop) else {}
-    client = environment.web_client(hop) if reach is None else _client_within(hop, reach)
+    """Ask a server, without following its redirects."""
+    policy.check(hop)
+    # The hub's token is for the hub, if the user named that.
+    token = hub.authorization(hop) if policy.is_named(hop) else {}
+    waits = retry_policy.RETRIES
+    timeout = urllib3.Timeout(connect=waits.connect, read=waits.silence)
+    retries = urllib3.Retry(
+        total=None, connect=4, read=3, redirect=False, status=12, other=0, status_forcelist=failures.BUSY,
+        backoff_factor=min(0.2, waits.wait), backoff_max=waits.wait, raise_on_status=False,
+    )  # fmt: skip
     try:
-        return client.request(
-            method, hop, headers={"Accept-Encoding": "identity", **headers, **token}, timeout=timeout,
-            preload_content=False, redirect=False, retries=2 if reach is None else False,
+        _, port = host_and_port(hop)
+        address = parse_url(hop)
+        client = _client(scheme(hop), address.host or "", port, policy)
+        target = hop.partition("#")[0] if isinstance(client, urllib3.PoolManager) else address.request_uri
+        return client.urlopen(
+            method, target, headers={"Accept-Encoding": "identity", **headers, **token},
+            timeout=timeout, preload_content=False, redirect=False, retries=retries,
         )  # fmt: skip
-    except (urllib3.exceptions.HTTPError, HTTPException, UnicodeError) as error:
-        raise _broken(hop, error) from error
+    except (urllib3.exceptions.LocationValueError, InvalidURL, UnicodeError) as error:
+        raise invalid_address(hop, str(error)) from error
+    except (urllib3.exceptions.HTTPError, HTTPException) as error:
+        raise failures.no_answer(hop, error) from error
 
 
-def _broken(uri: str, error: Exception) -> StorageError:
-    """Return the error for a request that failed; one that cannot be written down fails each time."""
-    if isinstance(error, urllib3.exceptions.LocationValueError | InvalidURL | UnicodeError):
-        return invalid_address(uri, str(error))
-    return failures.broken(uri, error)
+@lru_cache(maxsize=256)
+def _client(kind: str, host: str, port: int, policy: UrlPolicy) -> urllib3.PoolManager | HTTPConnectionPool:
+    """Return connections to a server that lead to addresses which the policy allows.
+
+    Through a proxy, which connects itself, the names are checked.
+    """
+    origin = f"{kind}://{host}:{port}"
+    if environment.proxy_of(origin):
+        with suppress(OSError):  # The proxy may know the name.
+            policy.check_names(origin)
+        return environment.web_client(origin)
+
+    def connect(connection: HTTPConnection) -> Any:
+        """Connect as urllib3 does, but to the addresses that were checked: none is looked up twice."""
+        refusal: OSError | None = None
+        try:
+            addresses = policy.check_names(origin)
+        except OSError as error:
+            raise urllib3.exceptions.NameResolutionError(host, connection, error) from error  # type: ignore[arg-type]
+        for *_, address in addresses:
+            try:
+                return create_connection(
+                    address[:2], connection.timeout, connection.source_address, connection.socket_options
+                )
+            except TimeoutError as error:
+                message = f"no connection to {host} in {connection.timeout} s"
+                raise urllib3.exceptions.ConnectTimeoutError(connection, message) from error
+            except OSError as error:
+                refusal = error
+        raise urllib3.exceptions.NewConnectionError(connection, str(refusal)) from refusal
+
+    class Plain(HTTPConnection):
+        def _new_conn(self) -> Any:
+            return connect(self)
+
+    class Encrypted(HTTPSConnection):
+        def _new_conn(self) -> Any:
+            return connect(self)
+
+    if kind == "http":
+        plain = HTTPConnectionPool(host, port, maxsize=_CONNECTIONS)
+        plain.ConnectionCls = Plain
+        return plain
+    trusted = ssl.create_default_context(cadata=environment.authorities())
+    encrypted = HTTPSConnectionPool(host, port, maxsize=_CONNECTIONS, ssl_context=trusted)
+    encrypted.ConnectionCls = Encrypted
+    return encrypted
 
 
-def _checked(response: urllib3.BaseHTTPResponse, uri: str) -> urllib3.BaseHTTPResponse:
+def forget_connections() -> None:
+    """Look names, proxies and authorities up again when a server is used next."""
+    _client.cache_clear()
+    _policy_of_origin.cache_clear()
+
+
+def _check(response: urllib3.BaseHTTPResponse, uri: str) -> None:
     if response.status >= 300:
-        raise failures.web_refusal(response.status, uri, "read")
-    return response
+        raise failures.web_refusal(response.status, uri)
+
+
+def _length(response: urllib3.BaseHTTPResponse) -> int | None:
+    return whole_number(response.headers.get("content-length", ""))
+
+
+def _total(response: urllib3.BaseHTTPResponse) -> int | None:
+    """Return the size of the file that an answer has a part of, if it tells."""
+    return whole_number(response.headers.get("content-range", "").rpartition("/")[2])
+
+
+def _body(response: urllib3.BaseHTTPResponse, uri: str, most: int | None = None) -> bytes:
+    """Return the body of an answer, if it is whole and has at most so many bytes."""
+    blocks, received = [], 0
+    for block in _blocks(response, uri):
+        received += len(block)
+        if most is not None and received > most:
+            response.close()
+            fix = "give it beside the annotations, where files may be larger, or a smaller one"
+            raise StorageError(f"cannot read {uri}: more than {most} bytes", fix=fix)
+        blocks.append(block)
+    return b"".join(blocks)
+
+
+def _blocks(response: urllib3.BaseHTTPResponse, uri: str) -> Iterator[bytes]:
+    """Yield the body of an answer as it arrives.
+
+    Raises:
+        Transient: it is cut off.
+        StorageError: it takes too long in all: a byte now and then breaks no limit of silence.
+    """
+    received, began = 0, time.monotonic()
+    try:
+        while block := response.read1(_BLOCK, decode_content=False):
+            received += len(block)
+            traffic.read(len(block))
+            yield block
+            if time.monotonic() - began > retry_policy.RETRIES.total / 2 + received / _LEAST_RATE:
+                response.close()
+                fix = "check the network and the server, and run again: what is finished is kept"
+                raise StorageError(f"cannot read {uri}: the server is too slow", fix=fix, passing=True)
+    except _BROKEN as error:
+        raise failures.cut_off(uri, error) from error
+    if _length(response) not in (None, received):
+        raise failures.cut_off(uri, f"{received} of {_length(response)} bytes came")

@@ -19,7 +19,6 @@ from typing import Any, Literal, Protocol
 from trainer import storage
 from trainer.base.errors import DamagedError, DataError, KubedetError
 from trainer.config.schema import Config
-from trainer.storage import records
 
 State = Literal["finished", "stopped", "failed"]
 """How a run ended: stopped is to be gone on with."""
@@ -182,10 +181,7 @@ class _RunIds:
     def _kept(self) -> dict[str, str]:
         """Return the ids that an earlier process wrote; none where they cannot be told."""
         try:
-            record = storage.read_json(self._uri)
-            if isinstance(record, dict) and "kind" not in record:  # Of an earlier program: the ids alone.
-                record = {"kind": _FORM.kind, "version": 1, "ids": record}
-            ids: dict[str, str] = records.checked(self._uri, record, _FORM)["ids"]
+            ids: dict[str, str] = storage.read_json(self._uri, _FORM)["ids"]
         except (DamagedError, DataError) as error:
             _LOG.warning("%s; the trackers get a new run", error.message)
             return {}

@@ -168,7 +168,7 @@ class Trial:
         return Batch(
             squares.contiguous(memory_format=torch.channels_last), boxes.expand(images, -1, -1).contiguous(),
             labels.expand(images, -1).contiguous(), torch.eye(3, 4, device=device).repeat(images, 1, 1),
-            image_ids=list(range(images)), scales=[1.0] * images,
+            image_ids=list(range(images)), scales=[1.0] * images, counts=[self._boxes] * images,
             verified=verified if self._config.train.negatives == "verified" else None,
         )  # fmt: skip
 

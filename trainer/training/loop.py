@@ -83,7 +83,7 @@ class _Run:
         self.config, self.world, self.output = config, world, output_uri
         self.checkpoints = storage.join(output_uri, CHECKPOINTS)
         self.train_set = ShardDataset(shards_uri, "train")
-        self.val_set = ShardDataset(shards_uri, "val") if "val" in self.train_set.splits else None
+        self.val_set = ShardDataset(shards_uri, "val") if "val" in self.train_set.index.splits else None
         saved = newest_checkpoint(self.checkpoints, world) if resume == "auto" else None
         self.global_batch = step_size(config, saved, len(self.train_set), world)
         self._check_data()

@@ -4,10 +4,10 @@ import logging
 import random
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from subprocess import Popen
 from typing import Any
 
@@ -17,7 +17,7 @@ from components.launchers.cluster.client import ApiError
 from components.launchers.cluster.job_objects import Kinds
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.cluster.kinds.kind import Body, Kind
-from components.launchers.cluster.logs import MergedLogs, PodLog, Readings
+from components.launchers.cluster.logs import MergedLogs, PodLog, with_progress
 from components.launchers.cluster.own_pod import OwnPod
 from components.launchers.cluster.termination import delete_with_run
 from components.launchers.pod_template import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY
@@ -49,8 +49,7 @@ class ClusterBackend(Backend):
         self._guard: Popen[bytes] | None = None
         self._hashes: dict[str, str] = {}
         self._uids: dict[str, str] = {}
-        self._restarts = pods.RestartCounter()
-        self._readings = Readings(cluster)
+        self._histories: dict[str, pods.PodHistory] = defaultdict(lambda: pods.PodHistory(cluster))
 
     @classmethod
     def connect(
@@ -60,16 +59,7 @@ class ClusterBackend(Backend):
         kinds: Iterable[Kind] = tuple(KINDS.values()),
         timings: Timings | None = None,
     ) -> "ClusterBackend":
-        """Return a backend for the cluster of the kubeconfig or the own pod; sends no request.
-
-        Args:
-            namespace: the namespace; empty is the kubeconfig's or the own pod's.
-            kinds: see the class.
-            timings: how long things may take.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """Return a backend for the cluster of the kubeconfig or the own pod; see `client.connect`."""
         return cls(client.connect(namespace, timings=timings), kinds)
 
     @property
@@ -86,17 +76,10 @@ class ClusterBackend(Backend):
         return ClusterBackend(self.cluster.within(namespace), self.kinds.possible)
 
     def submit(self, job: JobSpec) -> str:
-        """Start a job, or adopt the same one if it exists already; returns its name.
+        """See `Backend.submit`; namespace, image and queue may be left to the own pod.
 
         A job of that name may exist: the same job is adopted unless it failed; a failed or different one is
         deleted first; one that kubedet did not create is not touched.
-
-        Args:
-            job: the job; namespace and image may be left to the own pod.
-
-        Raises:
-            ConfigError: it names no image, or another namespace than this backend's.
-            LaunchError: it was refused, or the name is taken.
         """
         self._own = own_pod.read_own_pod(self.cluster)
         job = self._completed(job, self._own)
@@ -106,60 +89,45 @@ class ClusterBackend(Backend):
                 self.cluster.namespace,
                 workflow["name"],
                 self._own.name,
-                [(kind.group, kind.version, kind.plural) for kind in self.kinds.possible],
+                [kind.resource for kind in self.kinds.possible],
                 job.name,
             )
         self._hashes[job.name] = job.fingerprint
         manifests: list[Body] = []
+        lost: ApiError | None = None
+        """A creation whose response did not arrive: it may have succeeded."""
         for _ in range(_TRIES):
-            kind, existing = self.kinds.find(job.name)
+            try:
+                kind, existing = self.kinds.find(job.name)
+            except ApiError as error:
+                raise _unknown(lost, kind, job.name) if lost else error from None
             if existing is not None and self._adopts(kind, existing, job):
                 self._uids[job.name] = existing["metadata"]["uid"]
-                if manifests:  # It is our own: the answer to its creation was lost.
-                    job_objects.add_owner(self.cluster, kind, manifests, self._uids[job.name])
+                if manifests:  # It is our own.
+                    job_objects.add_owner(self.cluster, manifests, self._uids[job.name])
                 return job.name
+            if lost:
+                raise lost
             old = kind
             kind, manifests = self._manifests(job)
             self._clear(kind if existing is None else old, job.name, existing)
             try:
-                self._uids[job.name] = job_objects.create_all(self.cluster, kind, manifests)
+                self._uids[job.name] = job_objects.create_all(self.cluster, manifests)
             except ApiError as error:
                 if error.passing:
-                    return self._after_lost_answer(error, kind, job, manifests)
-                if error.status != 409:
+                    lost = error
+                elif error.status == 409:
+                    time.sleep(next(self.timings.waits()))
+                else:
                     raise
-                time.sleep(next(self.timings.waits()))
             else:
                 self.kinds.remember(job.name, kind)
                 logger.info("created %s %s in namespace %s", kind.title, job.name, self.cluster.namespace)
                 return job.name
-        raise LaunchError(
+        raise lost or LaunchError(
             f"cannot create the job {job.name}: others create jobs of that name again and again",
             fix="end the other launcher, or give the job another name",
         )
-
-    def _after_lost_answer(self, error: ApiError, kind: Kind, job: JobSpec, manifests: list[Body]) -> str:
-        """Check whether a creation that got no response succeeded; returns the job's name if so.
-
-        Raises:
-            ApiError: it was not, or nobody knows.
-        """
-        try:
-            existing = job_objects.get(self.cluster, kind, job.name)
-        except ApiError:
-            error.message += f"; whether the {kind.title} {job.name} was created is not known"
-            error.fix = f"look with `kubedet job status {job.name}`; `kubedet job stop {job.name}` ends it"
-            raise error from None
-        if existing is None or _label(existing, LABEL_SPEC) != job.fingerprint:
-            raise error
-        self._uids[job.name] = existing["metadata"]["uid"]
-        job_objects.add_owner(self.cluster, kind, manifests, self._uids[job.name])
-        self.kinds.remember(job.name, kind)
-        logger.warning(
-            "%s %s exists: only the answer to its creation was lost; `kubedet job stop %s` ends it",
-            kind.title, job.name, job.name,
-        )  # fmt: skip
-        return job.name
 
     def submitted(self, name: str) -> tuple[str, str]:
         return self._hashes.get(name, ""), self._uids.get(name, "")
@@ -183,9 +151,8 @@ class ClusterBackend(Backend):
 
     def abandon(self, name: str) -> None:
         kind, _ = self.kinds.find(name) if name not in self._uids else (self.kinds.kind_of(name), None)
-        job_objects.delete(
-            self.cluster, kind, name, uid=self._uids.get(name, ""), patience=self.timings.stop
-        )  # fmt: skip
+        uid = self._uids.get(name, "")
+        job_objects.delete(self.cluster, kind, name, uid=uid, patience=self.timings.stop)
 
     def ends_with_the_run(self) -> bool:
         return own_pod.ends_with_the_run(self.cluster, self._own)
@@ -212,7 +179,11 @@ class ClusterBackend(Backend):
     def _manifests(self, job: JobSpec) -> tuple[Kind, list[Body]]:
         """Return what is to be created, and the job's kind."""
         kind = self.kinds.of_new()
-        manifests = kind.manifests(job, partial(job_objects.is_there, self.cluster, kind))
+
+        def exists(plural: str, name: str) -> bool:
+            return job_objects.is_there(self.cluster, kind.resource._replace(plural=plural), name)
+
+        manifests = kind.manifests(job, exists)
         if problems := kind.problems(manifests):
             lines = "\n".join(f"  {problem}" for problem in problems)
             raise ConfigError(f"the cluster would not take the job as it is meant:\n{lines}")
@@ -258,41 +229,33 @@ class ClusterBackend(Backend):
         return self._status(name, *self.kinds.find(name), None)
 
     def follow(self, name: str, *, once: bool = False) -> Iterator[LogLine | JobStatus]:
-        """Yield a job's lines as they come and, every few seconds, its status, until it has ended.
-
-        An API server that does not answer for a while is waited for.
-
-        Args:
-            name: the job's name.
-            once: look once, and read what the logs hold now.
-
-        Raises:
-            ApiError: the cluster does not say, for longer than Timings.outage.
-        """
-        timings = self.timings
+        timings, history = self.timings, self._histories[name]
         waits, answered = timings.waits(), time.monotonic()
-        with MergedLogs(self.cluster, follow=not once) as logs, pods.PodExitHistory(self.cluster) as endings:
-            while True:
-                try:
-                    kind, job = self.kinds.find(name, patience=0.0)
-                    if job is not None:
-                        endings.watch(pods.selector(kind, name), partial(kind.rank, job))
-                    status = endings.remembered(self._status(name, kind, job, 0.0))
-                except ApiError as error:
-                    if not error.passing or time.monotonic() - answered > timings.outage:
-                        raise
-                    self.cluster.trouble.tell(error.message)
-                    wait = next(waits)
-                else:
-                    yield status
-                    _choose(logs, status)
-                    if status.phase.final or once:
-                        ended = {pod.uid for pod in status.pods if pod.phase in ("Succeeded", "Failed")}
-                        yield from logs.rest(timings.drain, ended=None if once or not ended else ended)
-                        return
-                    waits, answered = timings.waits(), time.monotonic()
-                    wait = timings.poll * random.uniform(0.75, 1.25)
-                yield from logs.lines(wait)
+        try:
+            with MergedLogs(self.cluster, follow=not once) as logs:
+                while True:
+                    try:
+                        kind, job = self.kinds.find(name, patience=0.0)
+                        if job is not None:
+                            history.watch(kind, job)
+                        status = self._status(name, kind, job, 0.0)
+                    except ApiError as error:
+                        if not error.passing or time.monotonic() - answered > timings.outage:
+                            raise
+                        self.cluster.trouble.tell(error.message)
+                        wait = next(waits)
+                    else:
+                        yield status
+                        _choose(logs, status)
+                        if status.phase.final or once:
+                            ended = {pod.uid for pod in status.pods if pod.phase in ("Succeeded", "Failed")}
+                            yield from logs.rest(timings.drain, ended=None if once or not ended else ended)
+                            return
+                        waits, answered = timings.waits(), time.monotonic()
+                        wait = timings.poll * random.uniform(0.75, 1.25)
+                    yield from logs.lines(wait)
+        finally:
+            self._histories.pop(name, history).stop()
 
     def pod_lines(self, name: str, pod: PodStatus, *, follow: bool, tail: int = 0) -> Iterator[str]:
         return PodLog(self.cluster, pod.name, pod.uid, threading.Event(), tail=tail).lines(follow=follow)
@@ -301,15 +264,11 @@ class ClusterBackend(Backend):
         return pod_exec.interactive(self.cluster.core, self.cluster.namespace, pod, arguments)
 
     def list_jobs(self) -> list[JobStatus]:
-        """Return the status of kubedet's jobs in the namespace, the newest first.
-
-        Raises:
-            ApiError: the cluster does not say.
-        """
+        """Return the status of kubedet's jobs in the namespace, the newest first."""
         statuses = []
         for kind, jobs in self.kinds.jobs():
             by_job: dict[str, list[Any]] = {}
-            for pod in pods.of_all(self.cluster, kind) if jobs else ():
+            for pod in pods.of_job(self.cluster, kind, "") if jobs else ():
                 by_job.setdefault(pod.metadata.labels[kind.pod_label], []).append(pod)
             statuses += [pods.job_status(kind, job, by_job.get(_name(job), [])) for job in jobs]
         statuses = self._with_orphans(statuses)
@@ -329,7 +288,7 @@ class ClusterBackend(Backend):
         ]
 
     def with_progress(self, status: JobStatus) -> JobStatus:
-        return self._readings.completed(status)
+        return with_progress(self.cluster, status)
 
     def explain(self, status: JobStatus) -> list[str]:
         if status.phase is Phase.SUSPENDED:
@@ -341,8 +300,14 @@ class ClusterBackend(Backend):
         if job is None:
             return JobStatus(name, Phase.GONE, kind=kind.title)
         job_pods = pods.of_job(self.cluster, kind, name, patience=patience)
-        status = self._restarts.count(pods.job_status(kind, job, job_pods))
+        status = self._histories[name].completed(pods.job_status(kind, job, job_pods))
         return self._queues.with_positions([status], patience=patience)[0]
+
+
+def _unknown(lost: ApiError, kind: Kind, name: str) -> ApiError:
+    lost.message += f"; whether the {kind.title} {name} was created is not known"
+    lost.fix = f"look with `kubedet job status {name}`; `kubedet job stop {name}` ends it"
+    return lost
 
 
 def _choose(logs: MergedLogs, status: JobStatus) -> None:

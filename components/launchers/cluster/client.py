@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,12 +16,17 @@ from kubernetes.client import ApiException
 from urllib3.exceptions import HTTPError
 from yaml import YAMLError
 
+from components.launchers.cluster.kinds.kind import Resource
 from components.launchers.timings import Timings
 from trainer.base.errors import EXIT_USAGE, ConfigError, LaunchError
 
-PASSING = (410, 429, 500, 502, 503, 504)
-"""HTTP statuses that are worth another try."""
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+Load = Callable[..., None]
+"""Puts address and credentials into its `client_configuration`."""
 
+_PASSING = (410, 429, 500, 502, 503, 504)
+"""HTTP statuses that are worth another try."""
 _TRAINER, _KUEUE = "trainer.kubeflow.org", "kueue.x-k8s.io"
 _GROUPS = {
     "pytorchjobs": "kubeflow.org", "trainjobs": _TRAINER, "trainingruntimes": _TRAINER,
@@ -32,7 +38,7 @@ _INSTALL = {
 }
 _NO_WEBHOOK = ("failed calling webhook", "no endpoints available")
 _SERVICE = re.compile(r"https://([a-z0-9-]+)\.([a-z0-9-]+)\.svc\b|service \"([a-z0-9-]+)\"")
-_WITHOUT_NAMESPACE = ("nodes", "namespaces", "version", "customresourcedefinitions")
+_WITHOUT_NAMESPACE = ("nodes", "namespaces", "version")
 """Resources that are cluster-scoped."""
 _FIXES = {
     0: "see that the API server can be reached from here, and that its certificate is trusted",
@@ -40,54 +46,28 @@ _FIXES = {
     403: "change the job as the message says; it is not a matter of RBAC",
     422: "change the job as the message says: the cluster's definition of such a job forbids it",
 }
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_LONG_WAIT = 5.0  # Seconds of waiting that are worth a line.
+_TELL_EVERY = 60.0  # Seconds between two lines on an API server that has trouble.
 
 
 class ApiError(LaunchError):
     """The API server refused a request, or did not answer."""
 
     def __init__(self, message: str, *, status: int = 0, absent: bool = False, fix: str = "") -> None:
-        super().__init__(message, fix=fix, passing=status == 0 or status in PASSING)
+        super().__init__(message, fix=fix, passing=status == 0 or status in _PASSING)
         self.status = status
         """The HTTP status; 0 is no answer."""
         self.absent = absent
         """Whether the object does not exist, while its resource and namespace do."""
         self.unknown = status == 404 and not absent
         """Whether the resource is not installed, or the namespace does not exist."""
-        self.forbidden = status == 403 and not _by_others(message)
+        self.forbidden = status == 403 and not _is_refused_by_others(message)
         """Whether RBAC refuses it; other 403s come from a webhook or a quota."""
+        self.webhook_away = any(words in message for words in _NO_WEBHOOK)
+        """Whether it failed only because an admission webhook, mostly a controller's, does not answer."""
         if not self.passing:
             self.exit_code = EXIT_USAGE
-
-
-def passes(error: BaseException) -> bool:
-    """Whether the same request may do better a little later."""
-    return error.status in PASSING if isinstance(error, ApiException) else True
-
-
-def is_webhook_away(message: str) -> bool:
-    """Return whether a request failed only because an admission webhook, mostly a controller's, does not
-    answer.
-    """
-    return any(words in message for words in _NO_WEBHOOK)
-
-
-def retry_after(error: BaseException) -> float:
-    """Return the seconds of the Retry-After header; 0 without one."""
-    headers = getattr(error, "headers", None) or {}
-    try:
-        return float(headers.get("Retry-After", 0))
-    except ValueError:  # A date, which Kubernetes never sends.
-        return 0.0
-
-
-def reason(error: BaseException) -> str:
-    """Return the error as text: status, reason and the server's message."""
-    if not isinstance(error, ApiException) or not error.status:
-        words = " ".join(str(getattr(error, "reason", "") or error).split())
-        return f"no answer ({words or type(error).__name__})"
-    title = f"{error.status} {error.reason or ''}".strip()
-    message = str(_answer(error).get("message") or error.body or "").strip()
-    return f"{title}: {message[:2000]}" if message else title
 
 
 def api_error(error: BaseException, verb: str, resource: str, name: str, namespace: str) -> ApiError:
@@ -101,70 +81,76 @@ def api_error(error: BaseException, verb: str, resource: str, name: str, namespa
         namespace: where it was.
     """
     status = (error.status or 0) if isinstance(error, ApiException) else 0
-    what = " ".join(filter(None, [verb, resource, name]))
-    about = (_answer(error).get("details") or {}) if isinstance(error, ApiException) else {}
+    answer = _answer(error)
+    about = answer.get("details") or {}
     where = "" if resource in _WITHOUT_NAMESPACE else f" in namespace {namespace}"
-    return ApiError(
-        f"cannot {what}{where}: {reason(error)}",
+    result = ApiError(
+        f"cannot {' '.join(filter(None, [verb, resource, name]))}{where}: {_reason(error, answer)}",
         status=status,
         absent=status == 404 and bool(about) and about.get("kind") != "namespaces",
-        fix=_fix(error, status, verb, resource, namespace),
     )
-
-
-def _fix(error: BaseException, status: int, verb: str, resource: str, namespace: str) -> str:
-    answer = _answer(error) if isinstance(error, ApiException) else {}
-    message, about = str(answer.get("message", "")), (answer.get("details") or {}).get("kind")
-    if status in PASSING:
-        trouble = "the API server has trouble: look at its log, or try again later"
-        return _start_webhook(message) if is_webhook_away(message) else trouble
-    if status == 403 and not _by_others(message):
-        if resource in _WITHOUT_NAMESPACE:
-            return f'allow it with a ClusterRole: resources ["{resource}"], verbs ["{verb}"]'
-        return (
+    if result.webhook_away:
+        result.fix = _start_webhook(result.message)
+    elif status in _PASSING:
+        result.fix = "the API server has trouble: look at its log, or try again later"
+    elif result.forbidden and resource in _WITHOUT_NAMESPACE:
+        result.fix = f'allow it with a ClusterRole: resources ["{resource}"], verbs ["{verb}"]'
+    elif result.forbidden:
+        result.fix = (
             f'allow it with a Role in namespace {namespace}: apiGroups ["{_GROUPS.get(resource, "")}"], '
-            f'resources ["{resource}"], verbs ["{verb}"]; the Role in deploy/, which `kubedet manifests` '
-            "writes, holds all that is needed"
+            f'resources ["{resource}"], verbs ["{verb}"]; the Role in deploy/, which '
+            "`kubedet cluster manifests` writes, holds all that is needed"
         )
-    if status == 404 and resource in _INSTALL and not answer:
-        return _INSTALL[resource]
-    if status == 404 and about == "namespaces":
-        return f"create the namespace {namespace}, or name another"
-    return _FIXES.get(status, "")
+    elif status == 404 and resource in _INSTALL and not answer:
+        result.fix = _INSTALL[resource]
+    elif status == 404 and about.get("kind") == "namespaces":
+        result.fix = f"create the namespace {namespace}, or name another"
+    else:
+        result.fix = _FIXES.get(status, "")
+    return result
 
 
 def _start_webhook(message: str) -> str:
     service = _SERVICE.search(message)
     if service is None:
         return "start the controller of this webhook, which does not answer"
-    name, namespace = service[1] or service[3], service[2] or "--all-namespaces"
+    name, where = service[1] or service[3], f"-n {service[2]}" if service[2] else "--all-namespaces"
     return (
         f"the webhook's Service {name} does not answer: start its controller "
-        f"(`kubectl get pods -n {namespace}` shows its state)"
-    ).replace("-n --all", "--all")
+        f"(`kubectl get pods {where}` shows its state)"
+    )
 
 
-def _by_others(message: str) -> bool:
-    """Whether a webhook or a quota refused the request."""
+def _is_refused_by_others(message: str) -> bool:
     return "admission webhook" in message or "exceeded quota" in message
 
 
-def _answer(error: ApiException) -> dict[str, Any]:
-    """Return the response's Status object; empty if the body is not one."""
+def _reason(error: BaseException, answer: dict[str, Any]) -> str:
+    """Return status, reason and the server's message as text."""
+    if not isinstance(error, ApiException) or not error.status:
+        words = " ".join(str(getattr(error, "reason", "") or error).split())
+        return f"no answer ({words or type(error).__name__})"
+    title = f"{error.status} {error.reason or ''}".strip()
+    message = str(answer.get("message") or error.body or "").strip()
+    return f"{title}: {message[:2000]}" if message else title
+
+
+def _answer(error: BaseException) -> dict[str, Any]:
+    """Return the response's Status object; empty if there is none."""
     try:
-        body = json.loads(error.body or "")
+        body = json.loads(getattr(error, "body", "") or "")
     except ValueError:
         return {}
     return body if isinstance(body, dict) else {}
 
 
-logger = logging.getLogger(__name__)
-T = TypeVar("T")
-Load = Callable[[client.Configuration], None]
-
-_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_LONG_WAIT = 5.0  # Seconds of waiting that are worth a line.
-_TELL_EVERY = 60.0  # Seconds between two lines on an API server that has trouble.
+def _retry_after(error: BaseException) -> float:
+    """Return the seconds of the Retry-After header; 0 without one."""
+    headers = getattr(error, "headers", None) or {}
+    try:
+        return float(headers.get("Retry-After", 0))
+    except ValueError:  # A date, which Kubernetes never sends.
+        return 0.0
 
 
 class _Api(client.ApiClient):
@@ -202,7 +188,7 @@ class Cluster:
     """A namespace of a cluster; several threads may use one.
 
     Args:
-        load: puts address and credentials into a configuration; called again at status 401.
+        load: loads the credentials; called again at status 401.
         namespace: the namespace.
         timings: how long things may take.
     """
@@ -211,7 +197,7 @@ class Cluster:
         self._load = load
         self._configuration = client.Configuration()
         self._configuration.retries = False  # Or urllib3 tries three times behind our back.
-        load(self._configuration)
+        self.refresh()
         self.namespace = namespace
         self.timings = timings
         self.trouble = Trouble()
@@ -225,7 +211,7 @@ class Cluster:
 
     def refresh(self) -> None:
         """Load the credentials again: tokens are rotated."""
-        self._load(self._configuration)
+        self._load(client_configuration=self._configuration)
 
     def call(
         self,
@@ -259,20 +245,61 @@ class Cluster:
         while True:
             try:
                 return request()
-            except (client.ApiException, HTTPError, OSError) as error:
+            except (ApiException, HTTPError, OSError) as error:
                 cause = error
             if getattr(cause, "status", 0) == 401 and not refreshed:
                 refreshed = True
                 self.refresh()
                 continue
-            wait = max(next(waits), retry_after(cause))
-            away = patience > 0 and is_webhook_away(reason(cause))
-            end = began + (max(patience, self.timings.outage) if away else patience)
-            if not passes(cause) or time.monotonic() + wait > end:
-                raise api_error(cause, verb, resource, name, self.namespace) from None
+            refusal = api_error(cause, verb, resource, name, self.namespace)
+            wait = max(next(waits), _retry_after(cause))
+            longest = max(patience, self.timings.outage) if patience and refusal.webhook_away else patience
+            if not refusal.passing or time.monotonic() + wait > began + longest:
+                raise refusal from None
             if wait > _LONG_WAIT:
-                self.trouble.tell(api_error(cause, verb, resource, name, self.namespace).message)
+                self.trouble.tell(refusal.message)
             time.sleep(wait)
+
+    def request(
+        self,
+        verb: str,
+        resource: Resource,
+        name: str = "",
+        *,
+        patience: float | None = None,
+        **options: Any,
+    ) -> Any:
+        """Get, list, create, patch or delete objects of a resource; returns the answer as it stands in JSON.
+
+        Args:
+            verb: which of these.
+            resource: of what.
+            name: the object's name; for errors only where it is created.
+            patience: as of `call`.
+            options: of the method of CustomObjectsApi, e.g. body, label_selector.
+
+        Raises:
+            ApiError: as of `call`.
+        """
+        method = getattr(self.custom, f"{verb}_namespaced_custom_object")
+        place = [resource.group, resource.version, self.namespace, resource.plural]
+        place += [name] if verb in ("get", "patch", "delete") else []
+        return self.call(
+            verb, resource.plural, partial(method, *place, **options), name=name, patience=patience
+        )
+
+    def find(self, resource: Resource, name: str, *, patience: float | None = None) -> Any:
+        """Return an object as it stands in JSON; None if there is none.
+
+        Raises:
+            ApiError: the cluster does not say, or does not know the resource.
+        """
+        try:
+            return self.request("get", resource, name, patience=patience)
+        except ApiError as error:
+            if error.absent:
+                return None
+            raise
 
 
 def connect(namespace: str = "", *, timings: Timings | None = None) -> Cluster:
@@ -293,32 +320,18 @@ def connect(namespace: str = "", *, timings: Timings | None = None) -> Cluster:
             fix="set KUBECONFIG to the path of a kubeconfig",
         )
     try:
-        load, own = _from_file(path) if path else _from_pod()
+        load: Load = config.load_incluster_config
+        own = own_namespace()
+        if path:
+            _, active = config.list_kube_config_contexts(path)
+            load = partial(config.load_kube_config, path, context=active["name"])
+            own = active["context"].get("namespace", "")
         return Cluster(load, namespace or own or "default", timings or Timings())
     except (config.ConfigException, YAMLError, OSError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"cannot use {path or 'the service account of this pod'} to reach a cluster: {error}",
             fix="see what `kubectl get pods` says",
         ) from None
-
-
-def _from_file(path: str) -> tuple[Load, str]:
-    """Return what loads the current context of a kubeconfig, and the namespace it names."""
-    _, active = config.list_kube_config_contexts(path)
-
-    def load(configuration: client.Configuration) -> None:
-        config.load_kube_config(path, context=active["name"], client_configuration=configuration)
-
-    return load, active["context"].get("namespace", "")
-
-
-def _from_pod() -> tuple[Load, str]:
-    """Return what loads the credentials of this pod, and its namespace."""
-
-    def load(configuration: client.Configuration) -> None:
-        config.load_incluster_config(client_configuration=configuration)
-
-    return load, own_namespace()
 
 
 def own_namespace() -> str:

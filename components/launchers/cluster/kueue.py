@@ -15,7 +15,7 @@ from kubernetes import client
 from components.launchers.backend import JobStatus, Phase
 from components.launchers.cluster.client import ApiError, Cluster
 from components.launchers.cluster.kinds import KINDS
-from components.launchers.cluster.kinds.kind import Body, Kind, holding
+from components.launchers.cluster.kinds.kind import Body, Kind, Resource, holding
 from components.launchers.timings import Timings
 from trainer.base.bounded_text import yaml_value
 
@@ -44,11 +44,7 @@ _SHOWN = 400  # Characters of Kueue's own words.
 
 
 class Queues:
-    """The Workloads of a namespace's jobs; sends no requests for jobs outside of a queue.
-
-    Args:
-        cluster: the cluster and namespace.
-    """
+    """The Workloads of a namespace's jobs; sends no requests for jobs outside of a queue."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -58,9 +54,7 @@ class Queues:
     def with_positions(self, jobs: Sequence[JobStatus], *, patience: float | None = None) -> list[JobStatus]:
         """Return jobs, the suspended ones with their state and position in their queues; never fails.
 
-        Args:
-            jobs: how they are.
-            patience: as of Cluster.call; at most a few seconds.
+        `patience` is that of Cluster.call, at most a few seconds.
         """
         waiting = [job for job in jobs if job.phase is Phase.SUSPENDED and job.queue]
         if not waiting:
@@ -85,18 +79,14 @@ class Queues:
         """
         workloads = self._list(patience, f"{LABEL_JOB}={jobs[0].uid}") if len(jobs) == 1 else []
         workloads = workloads or self._list(patience, "")
-        return {_owner(item): item for item in sorted(workloads, key=_created)}
+        workloads.sort(key=lambda item: item["metadata"].get("creationTimestamp") or "")
+        return {_owner(item): item for item in workloads}
 
     def _list(self, patience: float, selector: str) -> list[Body]:
         for version in [self._served] if self._served else VERSIONS:
             try:
-                body = self._cluster.call(
-                    "list",
-                    "workloads",
-                    lambda version=version: self._cluster.custom.list_namespaced_custom_object(  # type: ignore[misc]
-                        GROUP, version, self._cluster.namespace, "workloads", label_selector=selector
-                    ),
-                    patience=patience,
+                body = self._cluster.request(
+                    "list", _workload_resource(version), label_selector=selector, patience=patience
                 )
             except ApiError as error:
                 if not error.unknown:
@@ -139,7 +129,7 @@ class Queues:
             return replace(job, reason=UNSERVED, message=f"in queue {job.queue}: {why}")
         reason, why = _standing(workload)
         position = positions.get(workload["metadata"]["name"])
-        where = f"{ordinal(position)} in queue {job.queue}" if position else f"in queue {job.queue}"
+        where = f"position {position} in queue {job.queue}" if position else f"in queue {job.queue}"
         message = f"{where}: {why}" if why else where
         conditions = holding(workload)
         if "Evicted" in conditions and reason not in (ADMITTED, DEACTIVATED, NO_QUEUE):
@@ -150,6 +140,10 @@ class Queues:
                 where if words == why else message
             )
         return replace(job, reason=reason, message=message)
+
+
+def _workload_resource(version: str) -> Resource:
+    return Resource(GROUP, version, "workloads")
 
 
 def _waits(workload: Body | None) -> bool:
@@ -194,26 +188,14 @@ def _owner(workload: Body) -> str:
     return str((meta.get("labels") or {}).get(LABEL_JOB) or by_owner)
 
 
-def _created(workload: Body) -> str:
-    return str(workload["metadata"].get("creationTimestamp") or "")
-
-
 def in_vain(job: JobStatus, seconds: float) -> bool:
     """Whether a job waits in a queue that will never admit it.
 
-    Args:
-        job: how it is.
-        seconds: how long Kueue and the job's controller may take to do what they do in a moment.
+    Kueue and the job's controller may take `seconds` to do what they usually do in a moment.
     """
     if job.reason in (UNSERVED, ADMITTED) and job.phase is Phase.SUSPENDED:
         return (datetime.now(UTC) - datetime.fromisoformat(job.created)).total_seconds() > seconds
     return job.reason in (NO_QUEUE, DEACTIVATED)
-
-
-def ordinal(number: int) -> str:
-    """Write a position: 1st, 2nd, 3rd, 4th, 11th, 21st."""
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"
 
 
 NAMESPACE = "kueue-system"
@@ -230,25 +212,19 @@ _FIRST_RELEASE = {"TrainJob": "0.14"}
 class Release:
     """The installed Kueue, as far as RBAC lets us read it."""
 
-    version: str = ""
-    """v0.19.2; empty is unknown."""
     served: str = ""
     """The version of its API that was asked for first and answered; empty where there is no Kueue."""
     ready: bool = True
     """Whether its controller runs, as far as that may be seen."""
 
     def __str__(self) -> str:
-        """Say it in a sentence."""
         if not self.served:
             return "no Kueue is installed: the cluster does not know its Workloads"
-        age = "0.15 or newer" if self.served == VERSIONS[0] else "older than 0.15"
-        known = f"Kueue {self.version}" if self.version else f"a Kueue {age}, its version may not be read"
-        trouble = "" if self.ready else "; its controller does not run"
-        return f"{known} (API {GROUP}/{self.served}){trouble}"
+        return f"Kueue (API {GROUP}/{self.served}){'' if self.ready else '; its controller does not run'}"
 
 
 def release(cluster: Cluster) -> Release:
-    """Return the Kueue of a cluster; a version that may not be read is left out.
+    """Return the Kueue of a cluster.
 
     Raises:
         ApiError: the namespace's Workloads may not be listed, which tells nothing.
@@ -266,23 +242,13 @@ def release(cluster: Cluster) -> Release:
             patience=_SETUP_PATIENCE,
         )
     except ApiError:
-        return Release(served=served)
-    images = [container.image or "" for container in manager.spec.template.spec.containers]
-    tags = [match[1] for match in map(re.compile(r":(v?\d[\w.+-]*)(?:@|$)").search, images) if match]
-    ready = bool(manager.status and manager.status.ready_replicas)
-    return Release(tags[0] if tags else "", served, ready)
+        return Release(served)
+    return Release(served, bool(manager.status and manager.status.ready_replicas))
 
 
 def _serves(cluster: Cluster, version: str) -> bool:
     try:
-        cluster.call(
-            "list",
-            "workloads",
-            lambda: cluster.custom.list_namespaced_custom_object(
-                GROUP, version, cluster.namespace, "workloads", limit=1
-            ),
-            patience=_SETUP_PATIENCE,
-        )
+        cluster.request("list", _workload_resource(version), limit=1, patience=_SETUP_PATIENCE)
     except ApiError as error:
         if not error.unknown:
             raise
@@ -366,9 +332,7 @@ _NUMBERS = re.compile(r"\d\S*\s*")
 class QueueWait:
     """The time of one job in a queue; a job that is suspended outside of a queue may stay so for ever.
 
-    Args:
-        start_timeout: seconds after which a job that its queue will never let go is given up.
-        timings: how long things may take.
+    A job that its queue will never let go is given up after `start_timeout` seconds.
     """
 
     def __init__(self, start_timeout: float, timings: Timings) -> None:

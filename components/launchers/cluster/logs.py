@@ -15,11 +15,10 @@ from typing import Any
 from kubernetes.client import ApiException
 from urllib3.exceptions import HTTPError
 
-from components.launchers.backend import JobStatus, LogLine, Phase, PodStatus
+from components.launchers.backend import JobStatus, LogLine, Phase
 from components.launchers.cluster.client import ApiError, Cluster, api_error
 from components.launchers.cluster.pods import main_container, main_name
 from trainer.launching import job_status
-from trainer.launching.job_status import Progress
 
 _OVERLAP = timedelta(seconds=1)  # stdout and stderr may be a little out of order in a log.
 _PREVIOUS_TRIES = 5  # To read the log of a container's previous instance, which the node may have dropped.
@@ -245,9 +244,7 @@ logger = logging.getLogger(__name__)
 class MergedLogs:
     """The lines of several pods, each log read by a thread; a context manager.
 
-    Args:
-        cluster: where the pods are.
-        follow: read on as lines come; else only what is there now.
+    With `follow` it reads on as lines come, else only what is there now.
     """
 
     def __init__(self, cluster: Cluster, *, follow: bool = True) -> None:
@@ -263,13 +260,7 @@ class MergedLogs:
         self._stopped.set()
 
     def follow(self, pod: str, uid: str, *, tail: int = 0) -> None:
-        """Start to read a pod's log, unless that was started already.
-
-        Args:
-            pod: the pod's name.
-            uid: its identity.
-            tail: only so many last lines; 0 is all.
-        """
+        """Start to read a pod's log, or its `tail` last lines, unless that was started already."""
         if uid not in self._readers:
             log = PodLog(self._cluster, pod, uid, self._stopped, tail=tail)
             self._readers[uid] = threading.Thread(target=self._read, args=[pod, log], daemon=True)
@@ -319,37 +310,17 @@ class MergedLogs:
 
 
 _PROGRESS_LINES = 200  # Of the end of a log: a validation may print many.
-_FRESH = 10.0  # Seconds for which a reading is reused.
 
 
-class Readings:
-    """Caches the progress of jobs, for callers that poll many jobs every few seconds.
-
-    Args:
-        cluster: where the jobs are.
-    """
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._read: dict[str, tuple[float, Progress | None]] = {}
-        """When a pod's log was read, and the progress in it, by the pod's uid."""
-
-    def completed(self, status: JobStatus) -> JobStatus:
-        """Return a running job's status with the progress from its log, if there is one."""
-        if status.progress is not None or status.phase is not Phase.RUNNING:
-            return status
-        running = [pod for pod in status.pods if pod.phase == "Running"]
-        # Of an elastic job any pod may have rank 0, and one that has not says nothing of it.
-        for pod in running if status.elastic else [pod for pod in running if pod.rank == 0]:
-            if progress := self._progress(pod):
-                return replace(status, progress=progress)
+def with_progress(cluster: Cluster, status: JobStatus) -> JobStatus:
+    """Return a running job's status with the progress from its log, if there is one."""
+    if status.progress is not None or status.phase is not Phase.RUNNING:
         return status
-
-    def _progress(self, pod: PodStatus) -> Progress | None:
-        read_at, progress = self._read.get(pod.uid, (float("-inf"), None))
-        if time.monotonic() - read_at > _FRESH:
-            log = PodLog(self._cluster, pod.name, pod.uid, threading.Event(), tail=_PROGRESS_LINES)
+    for pod in status.pods:
+        # Of an elastic job any pod may have rank 0, and one that has not says nothing of it.
+        if pod.phase == "Running" and (pod.rank == 0 or status.elastic):
+            log = PodLog(cluster, pod.name, pod.uid, threading.Event(), tail=_PROGRESS_LINES)
             with suppress(ApiError):  # Progress is optional: the log may be forbidden or not readable now.
-                progress = job_status.parse(list(log.lines(follow=False))) or progress
-            self._read[pod.uid] = (time.monotonic(), progress)
-        return progress
+                if progress := job_status.parse(list(log.lines(follow=False))):
+                    return replace(status, progress=progress)
+    return status

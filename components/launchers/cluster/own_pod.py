@@ -9,11 +9,13 @@ from typing import Any
 
 from components.launchers.cluster import pods
 from components.launchers.cluster.client import ApiError, Cluster, own_namespace
+from components.launchers.cluster.kinds.kind import Resource
 from components.launchers.cluster.termination import has_ended
 from components.launchers.pod_template import LABEL_QUEUE
 
 logger = logging.getLogger(__name__)
 
+_WORKFLOWS = Resource("argoproj.io", "v1alpha1", "workflows")
 _STEP = "main"  # Argo's name of the container that runs a step.
 
 
@@ -40,15 +42,12 @@ def read_own_pod(cluster: Cluster) -> OwnPod:
     error: the job then has no owner, and needs an image of its own.
     """
     name = _pod_name()
-    if not name:
-        return OwnPod()
     home = _home(cluster)
     try:
-        pod = _own_pod(home, name)
+        return _from_pod(_own_pod(home, name), home) if name else OwnPod()
     except ApiError as error:
         logger.warning("the job will have no owner, for this pod cannot be read: %s", error)
         return OwnPod()
-    return _from_pod(pod, home)
 
 
 def read_image_id(cluster: Cluster) -> str:
@@ -82,7 +81,12 @@ def delete(cluster: Cluster) -> None:
 def _from_pod(pod: Any, home: Cluster) -> OwnPod:
     containers = {container.name: container.image for container in pod.spec.containers}
     image = containers.get(_STEP) or pod.spec.containers[0].image
-    owners = [_reference(owner) for owner in pod.metadata.owner_references or [] if owner.kind == "Workflow"]
+    # Without blockOwnerDeletion, which RBAC may forbid and a stuck job would abuse.
+    owners = [
+        {"apiVersion": owner.api_version, "kind": owner.kind, "name": owner.name, "uid": owner.uid}
+        for owner in pod.metadata.owner_references or []
+        if owner.kind == "Workflow"
+    ]
     queue = (pod.metadata.labels or {}).get(LABEL_QUEUE, "")
     return OwnPod(home.namespace, image, owners[0] if owners else None, queue, pod.metadata.name)
 
@@ -93,10 +97,6 @@ def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:
     A run that is terminated, deleted or over takes its job along. If only this pod is evicted or deleted, the
     run goes on, and its next attempt takes the job up. Kubeflow leaves about a second for both question and
     deletion; `termination` has mostly done both by then.
-
-    Args:
-        cluster: where the job is.
-        own: what `read_own_pod` returned; None if it was not read yet.
 
     Returns:
         True where the job is to be deleted, as outside of a pipeline's pod.
@@ -121,12 +121,8 @@ def run_has_ended(cluster: Cluster, workflow: str) -> bool:
     Raises:
         ApiError: the cluster does not say.
     """
-    try:
-        return has_ended(_workflow(cluster, workflow))
-    except ApiError as error:
-        if error.absent:
-            return True
-        raise
+    body = _workflow(cluster, workflow)
+    return body is None or has_ended(body)
 
 
 def read_workflow(cluster: Cluster) -> dict[str, Any]:
@@ -137,7 +133,7 @@ def read_workflow(cluster: Cluster) -> dict[str, Any]:
     """
     home = _home(cluster)
     owner = _from_pod(_own_pod(home, name), home).workflow if (name := _pod_name()) else None
-    return _workflow(home, owner["name"]) if owner else {}
+    return (owner and _workflow(home, owner["name"])) or {}
 
 
 def _pod_name() -> str:
@@ -164,24 +160,14 @@ def _own_pod(cluster: Cluster, name: str, *, glance: bool = False) -> Any:
     )
 
 
-def _workflow(cluster: Cluster, name: str) -> dict[str, Any]:
-    api = cluster.custom
-    workflow: dict[str, Any] = cluster.call(
-        "get",
-        "workflows",
-        lambda: api.get_namespaced_custom_object(
-            "argoproj.io", "v1alpha1", cluster.namespace, "workflows", name, _request_timeout=_glance(cluster)
-        ),
-        name=name,
-        patience=0.0,
-    )
-    return workflow
+def _workflow(cluster: Cluster, name: str) -> Any:
+    try:
+        return cluster.request("get", _WORKFLOWS, name, patience=0.0, _request_timeout=_glance(cluster))
+    except ApiError as error:
+        if error.absent:
+            return None
+        raise
 
 
 def _glance(cluster: Cluster) -> tuple[float, float]:
     return cluster.timings.glance, cluster.timings.glance
-
-
-def _reference(owner: Any) -> dict[str, str]:
-    """Refer to an owner without blockOwnerDeletion, which RBAC may forbid and a stuck job would abuse."""
-    return {"apiVersion": owner.api_version, "kind": owner.kind, "name": owner.name, "uid": owner.uid}

@@ -42,12 +42,6 @@ def interactive(core: CoreV1Api, namespace: str, pod: PodStatus, command: Sequen
 
     Without a terminal the command has no stdin: the protocol cannot tell that it ended.
 
-    Args:
-        core: client of the cluster.
-        namespace: the pod's.
-        pod: what runs it.
-        command: program and arguments; no shell is between.
-
     Returns:
         The command's exit code.
 
@@ -62,7 +56,7 @@ def interactive(core: CoreV1Api, namespace: str, pod: PodStatus, command: Sequen
 def captured(core: CoreV1Api, namespace: str, pod: PodStatus, command: Sequence[str]) -> tuple[int, str]:
     """Run a command in a pod; returns its exit code and what it wrote to stdout.
 
-    Args and Raises: as of `interactive`.
+    Raises: as of `interactive`.
     """
     chunks: list[bytes] = []
 

@@ -1,14 +1,13 @@
 """Status of a job and its pods, how replaced pods ended, and the cluster's events about them."""
 
 import itertools
-import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kubeflow.training.utils.utils import FakeResponse
 from kubernetes.client import ApiException
+from kubernetes.watch import Watch
 from urllib3.exceptions import HTTPError
 
 from components.launchers.backend import Ending, JobStatus, Phase, PodStatus
@@ -22,24 +21,13 @@ Rank = Callable[[Mapping[str, str]], int]
 _SHOWN = 5  # Events of one object that are worth reading.
 _WORDS = 400  # Characters of one event.
 _USUAL = (None, "PodInitializing", "ContainerCreating")  # On the way of every pod.
+_WATCH_LAG = 1.0  # Seconds that the watch may be behind.
+_WATCH_SECONDS = 300  # The server ends a watch then, and the next one goes on.
 
 
 def of_job(cluster: Cluster, kind: Kind, job: str, *, patience: float | None = None) -> list[Any]:
-    """Return the pods (V1Pod) of a job."""
-    return _select(cluster, selector(kind, job), patience)
-
-
-def of_all(cluster: Cluster, kind: Kind) -> list[Any]:
-    """Return the pods (V1Pod) of all jobs of a kind in a namespace."""
-    return _select(cluster, kind.pod_label, None)
-
-
-def selector(kind: Kind, job: str) -> str:
-    """Return the label selector of a job's pods."""
-    return f"{kind.pod_label}={job}"
-
-
-def _select(cluster: Cluster, labels: str, patience: float | None) -> list[Any]:
+    """Return the pods (V1Pod) of a job; of all jobs of the kind if its name is empty."""
+    labels = f"{kind.pod_label}={job}" if job else kind.pod_label
     return cluster.call(
         "list",
         "pods",
@@ -48,22 +36,20 @@ def _select(cluster: Cluster, labels: str, patience: float | None) -> list[Any]:
     ).items
 
 
-def statuses(pods: Iterable[Any], rank: Rank, attempt: str = "") -> tuple[PodStatus, ...]:
-    """Return the status of pods, by rank; of several of one rank the newest, and how the previous one ended.
-
-    Args:
-        pods: V1Pods of one job.
-        rank: returns the rank of each.
-        attempt: label that counts the pods before one in its place.
-    """
-    pod_statuses = [status(pod, rank(pod.metadata.labels or {}), attempt) for pod in pods]
+def _statuses(pods: Iterable[Any], rank: Rank, attempt: str) -> tuple[PodStatus, ...]:
+    """Return the status of pods, by rank: of several of one rank the newest, and how the last ended."""
+    pod_statuses = [_status(pod, rank(pod.metadata.labels or {}), attempt) for pod in pods]
     newest: dict[int, PodStatus] = {}
     for pod in sorted(pod_statuses, key=_age):
         last = newest.get(pod.rank)
-        ended = last and (last.phase == "Failed" or last.exit_code)
-        ending = Ending(last.reason, last.message, last.exit_code) if last and ended else None
-        newest[pod.rank] = replace(pod, before=pod.before or ending)
+        newest[pod.rank] = replace(pod, before=pod.before or (_ending(last) if last else None))
     return tuple(newest.values())
+
+
+def _ending(pod: PodStatus) -> Ending | None:
+    """Return how a pod ended; None if it has not."""
+    ended = pod.phase == "Failed" or pod.exit_code
+    return Ending(pod.reason, pod.message, pod.exit_code) if ended else None
 
 
 def _age(pod: PodStatus) -> tuple[int, str, bool]:
@@ -71,8 +57,8 @@ def _age(pod: PodStatus) -> tuple[int, str, bool]:
     return pod.rank, pod.created, pod.phase != "Failed" and not pod.leaving
 
 
-def status(pod: Any, rank: int, attempt: str = "") -> PodStatus:
-    """Return the status of one pod (V1Pod) of a rank; see `statuses`."""
+def _status(pod: Any, rank: int, attempt: str = "") -> PodStatus:
+    """Return the status of one pod (V1Pod) of a rank; `attempt` is the label that counts those before it."""
     container = main_container(pod)
     earlier_pods = int((pod.metadata.labels or {}).get(attempt) or 0)
     end = container and container.state and container.state.terminated
@@ -89,14 +75,12 @@ def status(pod: Any, rank: int, attempt: str = "") -> PodStatus:
         attempt=earlier_pods,
         node=pod.spec.node_name or "",
         uid=pod.metadata.uid,
-        created=rfc3339(pod.metadata.creation_timestamp),
-        ended=rfc3339(end.finished_at) if end else "",
+        created=_rfc3339(pod.metadata.creation_timestamp),
+        ended=_rfc3339(end.finished_at) if end else "",
         image=_image(pod, container_name),
         image_id=image_id(container),
         container=main_name(pod),
-        before=Ending(last_end.reason or "", last_end.message or "", last_end.exit_code)
-        if last_end
-        else None,
+        before=last_end and Ending(last_end.reason or "", last_end.message or "", last_end.exit_code),
         leaving=bool(pod.metadata.deletion_timestamp) and pod.status.phase not in ("Succeeded", "Failed"),
     )
 
@@ -146,13 +130,7 @@ def _image(pod: Any, container: str) -> str:
 
 
 def explain(cluster: Cluster, kind: Kind, status: JobStatus) -> list[str]:
-    """Explain why the pods of a job do not run: their waiting reasons and events.
-
-    Args:
-        cluster: where they are.
-        kind: what the job is.
-        status: how the job is.
-    """
+    """Explain why the pods of a job do not run: their waiting reasons and events."""
     lines = []
     if not status.pods:
         lines.append(f"no pod was made: see that {kind.controller} runs, and the quota of the namespace")
@@ -176,26 +154,19 @@ def describe(pod: PodStatus) -> str:
 
 def events(cluster: Cluster, kind: str, name: str) -> list[str]:
     """Return the newest events of an object, one line each; or one line on why they cannot be read."""
+    selector = f"involvedObject.kind={kind},involvedObject.name={name}"
     try:
-        core_events = _events(cluster, kind, name)
+        found = cluster.call(
+            "list",
+            "events",
+            lambda: cluster.core.list_namespaced_event(cluster.namespace, field_selector=selector),
+            patience=min(5.0, cluster.timings.patience),
+        ).items
     except ApiError as error:
         return [f"its events are not known: {error.message}"]
-    lines = dict.fromkeys(_event(event) for event in core_events)  # Each once, in their order.
+    found.sort(key=lambda event: _rfc3339(event.last_timestamp or event.metadata.creation_timestamp))
+    lines = dict.fromkeys(_event(event) for event in found)  # Each once, in their order.
     return list(lines)[-_SHOWN:]
-
-
-def _events(cluster: Cluster, kind: str, name: str) -> list[Any]:
-    """Return the events (CoreV1Event) of an object, the newest last."""
-    selector = f"involvedObject.kind={kind},involvedObject.name={name}"
-    core_events = cluster.call(
-        "list",
-        "events",
-        lambda: cluster.core.list_namespaced_event(cluster.namespace, field_selector=selector),
-        patience=min(5.0, cluster.timings.patience),
-    ).items
-    return sorted(
-        core_events, key=lambda event: rfc3339(event.last_timestamp or event.metadata.creation_timestamp)
-    )
 
 
 def _event(event: Any) -> str:
@@ -203,24 +174,18 @@ def _event(event: Any) -> str:
     return f"{event.reason}{often}: {' '.join((event.message or '').split())[:_WORDS]}"
 
 
-def rfc3339(moment: Any) -> str:
+def _rfc3339(moment: Any) -> str:
     """Return a time as RFC 3339, which sorts."""
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ") if moment else ""
 
 
 def job_status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
-    """Return a job's status.
-
-    Args:
-        kind: what it is.
-        job: the job.
-        job_pods: its pods (V1Pod).
-    """
+    """Return the status of a job from its body and its pods (V1Pod)."""
     meta = job["metadata"]
     created = meta.get("creationTimestamp") or ""
     # A job of this name that was deleted a moment ago leaves pods of the same labels.
-    own_pods = [pod for pod in job_pods if rfc3339(pod.metadata.creation_timestamp) >= created]
-    pod_statuses = statuses(own_pods, lambda labels: kind.rank(job, labels), kind.attempt_label)
+    own_pods = [pod for pod in job_pods if _rfc3339(pod.metadata.creation_timestamp) >= created]
+    pod_statuses = _statuses(own_pods, lambda labels: kind.rank(job, labels), kind.attempt_label)
     nodes, bounds = kind.nodes(job), kind.bounds(job)
     phase, reason, message = _phase(kind.standing(job), bounds[0] if bounds else nodes, pod_statuses)
     labels = meta.get("labels") or {}
@@ -244,39 +209,6 @@ def job_status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
     )
 
 
-class RestartCounter:
-    """Counts replaced pods: controllers replace them and keep no count."""
-
-    def __init__(self) -> None:
-        self._uids: dict[str, dict[int, list[str]]] = {}
-        self._before: dict[str, set[str]] = {}
-        """Pods from before a suspension, which may take a while to terminate."""
-
-    def count(self, status: JobStatus) -> JobStatus:
-        """Return a status whose pods' restarts include the pods of their ranks before them."""
-        if status.phase is Phase.SUSPENDED:  # By a queue, which is no fault of the pods.
-            self._uids.pop(status.name, None)
-            self._before.setdefault(status.name, set()).update(pod.uid for pod in status.pods)
-            return status
-        uids = self._uids.setdefault(status.name, {})
-        had_pods = any(uids.values())
-        old = self._before.get(status.name, set())
-        pods = tuple(
-            pod if pod.uid in old else _counted(uids.setdefault(pod.rank, []), pod) for pod in status.pods
-        )
-        lost = not pods or any(pod.leaving or pod.phase == "Failed" for pod in pods)
-        restarted = any(pod.restarts for pod in pods) or (had_pods and lost)
-        restarting = status.phase is Phase.PENDING and restarted
-        return replace(status, pods=pods, phase=Phase.RESTARTING if restarting else status.phase)
-
-
-def _counted(uids: list[str], pod: PodStatus) -> PodStatus:
-    if pod.uid not in uids:
-        uids.append(pod.uid)
-    unknown = max(0, uids.index(pod.uid) - pod.attempt)  # The controller's own count is of those, too.
-    return replace(pod, restarts=pod.restarts + unknown)
-
-
 def _phase(standing: Standing, needed: int, pod_statuses: tuple[PodStatus, ...]) -> tuple[Phase, str, str]:
     """Return phase, reason and message: the end by the job's conditions, the rest by the pods."""
     if standing.phase is not None:
@@ -289,143 +221,113 @@ def _phase(standing: Standing, needed: int, pod_statuses: tuple[PodStatus, ...])
     return Phase.PENDING, waiting.reason if waiting else "", waiting.message if waiting else ""
 
 
-_WATCH_LAG = 1.0  # Seconds that the watch may be behind.
+class PodHistory:
+    """How many pods of a job were replaced, and how each ended: controllers keep no record of either.
 
-
-class PodExitHistory:
-    """A watch of a job's pods in a thread of its own; a context manager.
-
-    If RBAC forbids watching, nothing is remembered.
-
-    Args:
-        cluster: where the job is.
+    The pods of each observed status are counted. A watch in a thread sees how pods end that are deleted at
+    once; if RBAC forbids it, only the ends of observed pods are known.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._selector = ""
-        self._rank: Rank = lambda labels: 0
         self._endings: dict[int, dict[str, Ending | None]] = {}
         """How pods ended, by rank and uid; None for a pod whose end was not observed."""
+        self._suspended: set[str] = set()
+        """Pods from before a suspension, which may take a while to terminate."""
+        self._observed: set[str] = set()
+        """Pods of the statuses since the last suspension."""
         self._news = threading.Condition()
         self._stopped = threading.Event()
-        self._blind = False
-        self._version = ""
-        """resourceVersion of the last change that was received."""
+        self._watching = False
 
-    def __enter__(self) -> "PodExitHistory":
-        return self
+    def watch(self, kind: Kind, job: Body) -> None:
+        """Start the watch, unless it was started."""
+        if not self._watching:
+            self._watching = True
+            threading.Thread(target=self._watch, args=[kind, job], daemon=True).start()
 
-    def watch(self, selector: str, rank: Rank) -> None:
-        """Start the watch, unless it is running.
-
-        Args:
-            selector: chooses the job's pods, by their labels.
-            rank: tells the number of a pod's node.
-        """
-        if not self._selector:
-            self._selector, self._rank = selector, rank
-            threading.Thread(target=self._watch, daemon=True).start()
-
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
+        """End the watch."""
         self._stopped.set()
 
-    def remembered(self, status: JobStatus) -> JobStatus:
-        """Return a status whose pods say in `before` how the previous pod of their rank ended."""
-        for pod in status.pods:
-            self._note(pod)
+    def completed(self, status: JobStatus) -> JobStatus:
+        """Return a status whose pods count the pods before them as restarts, and say how the last ended."""
         with self._news:
-            # The polled status may be a moment ahead of the watch.
-            self._news.wait_for(lambda: self._blind or not self._awaited(status), _WATCH_LAG)
+            for pod in status.pods:
+                self._note(pod)
+            if status.phase is Phase.SUSPENDED:  # By a queue, which is no fault of the pods.
+                self._suspended.update(uid for endings in self._endings.values() for uid in endings)
+                self._observed.clear()
+                return status
+            # The status may be a moment ahead of the watch.
+            self._news.wait_for(lambda: not self._watching or not self._awaited(status), _WATCH_LAG)
             for rank, uid in self._awaited(status):
                 self._endings[rank][uid] = Ending()
-        return replace(status, pods=tuple(self._with_ending(pod) for pod in status.pods))
+            had_pods = bool(self._observed)
+            self._observed.update({pod.uid for pod in status.pods} - self._suspended)
+            pods = tuple(self._with_history(pod) for pod in status.pods)
+        lost = not pods or any(pod.leaving or pod.phase == "Failed" for pod in pods)
+        restarted = any(pod.restarts for pod in pods) or (had_pods and lost)
+        restarting = status.phase is Phase.PENDING and restarted
+        return replace(status, pods=pods, phase=Phase.RESTARTING if restarting else status.phase)
 
     def _awaited(self, status: JobStatus) -> list[tuple[int, str]]:
         """Rank and uid of each replaced pod whose end was not observed."""
-        return [(pod.rank, uid) for pod in status.pods for uid, end in self._earlier(pod) if end is None]
+        return [
+            (pod.rank, uid) for pod in status.pods for uid, end in self._earlier(pod).items() if end is None
+        ]
 
-    def _earlier(self, pod: PodStatus) -> list[tuple[str, Ending | None]]:
-        """Return the earlier pods of a pod's rank, and how they ended. The watch may know later ones."""
-        endings = self._endings.get(pod.rank, {})
-        return list(itertools.takewhile(lambda item: item[0] != pod.uid, endings.items()))
+    def _earlier(self, pod: PodStatus) -> dict[str, Ending | None]:
+        """Return the pods before one in its rank, and how they ended. The watch may know later ones."""
+        if pod.uid in self._suspended:
+            return {}
+        before = itertools.takewhile(lambda item: item[0] != pod.uid, self._endings[pod.rank].items())
+        return {uid: end for uid, end in before if uid not in self._suspended}
 
-    def _with_ending(self, pod: PodStatus) -> PodStatus:
-        with self._news:
-            endings = [ending for _, ending in self._earlier(pod) if ending]
-        last = endings[-1] if endings and endings[-1] != Ending() else None
-        return replace(pod, before=pod.before or last)
+    def _with_history(self, pod: PodStatus) -> PodStatus:
+        earlier = self._earlier(pod)
+        # The controller's own count, `attempt`, is of these, too.
+        uncounted = max(0, len(self._observed & earlier.keys()) - pod.attempt)
+        last = next((end for end in reversed(earlier.values()) if end), None)
+        known = last if last != Ending() else None
+        return replace(pod, restarts=pod.restarts + uncounted, before=pod.before or known)
 
-    def _note(self, pod: PodStatus) -> None:
-        ended = pod.phase == "Failed" or pod.exit_code
-        ending = Ending(pod.reason, pod.message, pod.exit_code) if ended else None
+    def _note(self, pod: PodStatus, *, deleted: bool = False) -> None:
         with self._news:
             endings = self._endings.setdefault(pod.rank, {})
             if endings.get(pod.uid) in (None, Ending()):
-                endings[pod.uid] = ending or endings.get(pod.uid)
-                self._news.notify_all()
+                endings[pod.uid] = _ending(pod) or endings.get(pod.uid)
+            if deleted:  # By somebody, or with its node, before it could end.
+                endings[pod.uid] = endings[pod.uid] or Ending("deleted")
+            self._news.notify_all()
 
-    def _watch(self) -> None:
-        waits = self._cluster.timings.waits()
+    def _watch(self, kind: Kind, job: Body) -> None:
+        cluster, timings = self._cluster, self._cluster.timings
+        options = {
+            "label_selector": f"{kind.pod_label}={job['metadata']['name']}",
+            "timeout_seconds": _WATCH_SECONDS,
+            "_request_timeout": (timings.connect, timings.quiet),
+        }
+        watch, waits = Watch(), timings.waits()
         while not self._stopped.is_set():
+            begin = {"resource_version": watch.resource_version} if watch.resource_version else {}
             try:
-                for change in self._changes():
-                    waits = self._cluster.timings.waits()
-                    self._receive(change["type"], change["object"])
+                for change in watch.stream(
+                    cluster.core.list_namespaced_pod, cluster.namespace, **options, **begin
+                ):
+                    waits, pod = timings.waits(), change["object"]
+                    rank = kind.rank(job, pod.metadata.labels or {})
+                    self._note(_status(pod, rank), deleted=change["type"] == "DELETED")
                     if self._stopped.is_set():
                         return
             except ApiException as error:
                 if error.status in (403, 405):
-                    self._blind = True
+                    self._watching = False
                     return
                 if error.status == 401:
-                    self._cluster.refresh()
-                if error.status == 410:
-                    self._version = ""
+                    cluster.refresh()
+                if error.status == 410:  # What has happened since is not kept: begin with what is there.
+                    watch = Watch()
             except (HTTPError, OSError, ValueError, LookupError):
                 pass  # A stream that broke, or was silent for long: the next one goes on where it was.
             self._stopped.wait(next(waits))
-
-    def _receive(self, event_type: str, body: Body) -> None:
-        if event_type == "ERROR":  # What has happened since is not kept any more: begin with what is there.
-            self._version = ""
-            return
-        self._version = body["metadata"]["resourceVersion"]
-        if event_type == "BOOKMARK":
-            return
-        v1_pod = self._pod(body)
-        pod = status(v1_pod, self._rank(v1_pod.metadata.labels or {}))
-        self._note(pod)
-        if event_type == "DELETED":
-            with self._news:  # By somebody, or with its node, before it could end.
-                self._endings[pod.rank][pod.uid] = self._endings[pod.rank][pod.uid] or Ending("deleted")
-                self._news.notify_all()
-
-    def _changes(self) -> Iterator[Body]:
-        """Yield the watch events since the last one, or first the existing pods, until the stream ends."""
-        timings = self._cluster.timings
-        query = {"labelSelector": self._selector, "watch": "true"}
-        query["allowWatchBookmarks"] = "true"  # Or the number grows old while nothing happens.
-        if self._version:
-            query["resourceVersion"] = self._version
-        response = self._cluster.api.call_api(
-            "/api/v1/namespaces/{namespace}/pods",
-            "GET",
-            {"namespace": self._cluster.namespace},
-            list(query.items()),
-            auth_settings=["BearerToken"],
-            _return_http_data_only=True,
-            _preload_content=False,
-            _request_timeout=(timings.connect, timings.quiet),
-        )
-        rest = b""
-        try:
-            for chunk in response.stream(1 << 16):
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    yield json.loads(line)
-        finally:
-            response.close()
-
-    def _pod(self, body: Body) -> Any:
-        return self._cluster.api.deserialize(FakeResponse(body), "V1Pod")

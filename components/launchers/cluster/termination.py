@@ -60,13 +60,8 @@ def delete_with_run(
 ) -> subprocess.Popen[bytes]:
     """Start the process; it ends with the one that calls this.
 
-    Args:
-        configuration: address and credentials, a configuration of Kubernetes' client.
-        namespace: of all of them.
-        workflow: name of the Workflow.
-        pod: name of this process's pod.
-        kinds: group, version and plural of what the job may be.
-        job: name of the job.
+    It takes the configuration of Kubernetes' client, the names of the Workflow, of this process's pod and of
+    the job, and the group, version and plural of each kind that the job may be.
     """
 
     def path(group: str, version: str, plural: str, name: str) -> str:

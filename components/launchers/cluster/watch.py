@@ -70,12 +70,7 @@ _REMEDIES = {
 
 
 def remedy(reason: str, message: str = "") -> str:
-    """Return the fix for a reason; empty if there is none.
-
-    Args:
-        reason: of a waiting or ended container, or of a pod.
-        message: the cluster's words on it.
-    """
+    """Return the fix for the reason and message of a container or pod; empty if there is none."""
     if _as_root(message):
         return (
             "set run_as_user to a number other than 0, e.g. 1000, or use an image whose user is a number "
@@ -135,7 +130,6 @@ class Restarts:
         self._seen: dict[int, int] = {}
         self._forgiven: dict[int, int] = {}
         self._kills: dict[int, int] = {}
-        self._ends: dict[int, Ending] = {}
         self._step = 0
 
     def line(self, text: str) -> None:
@@ -154,10 +148,8 @@ class Restarts:
         self._forgiven[pod.rank] = min(self._forgiven.get(pod.rank, 0), pod.restarts)
         if pod.restarts <= before:
             return False
-        if pod.before:
-            self._ends[pod.rank] = pod.before
-            if pod.before.reason in MEMORY:
-                self._kills[pod.rank] = self._kills.get(pod.rank, 0) + pod.restarts - before
+        if pod.before and pod.before.reason in MEMORY:
+            self._kills[pod.rank] = self._kills.get(pod.rank, 0) + pod.restarts - before
         return True
 
     def counted(self, pod: PodStatus) -> int:
@@ -168,22 +160,13 @@ class Restarts:
         """Return the pod with the most restarts that count."""
         return max(pods, key=self.counted, default=None)
 
-    def end(self, pod: PodStatus) -> Ending | None:
-        """Return how the previous pod of a rank ended, if that was ever known."""
-        return pod.before or self._ends.get(pod.rank)
-
     def out_of_memory(self, pods: Iterable[PodStatus]) -> PodStatus | None:
         """Return a pod that was killed for its memory MEMORY_KILLS times, if any."""
         return next((pod for pod in pods if self._kills.get(pod.rank, 0) >= MEMORY_KILLS), None)
 
 
 def of_job(status: JobStatus, last_lines_of: Mapping[str, Iterable[str]], hints: Hints) -> KubedetError:
-    """Make an error of a job that failed or is gone.
-
-    Args:
-        status: its status.
-        last_lines_of: the last lines of pods, by name.
-        hints: the hints from its log lines so far.
+    """Make an error of a job that failed or is gone, from the last lines of its pods, by name.
 
     Returns:
         A LaunchError with pod, reason, exit code and the training's own message or last lines,
@@ -210,13 +193,9 @@ def of_job(status: JobStatus, last_lines_of: Mapping[str, Iterable[str]], hints:
         )
     hints.exit_code(pod.exit_code)
     lines = list(last_lines_of.get(pod.name, ()))
-    if message := own_message(lines):
-        error = LaunchError(f"{ending(pod)}: {message}", fix="\n  ".join(hints.hints))
-    else:
-        text = last_lines(lines)
-        error = LaunchError(ending(pod) + text, fix="\n  ".join(hints.hints))
-    if fix := _remedy(pod):
-        error.fix = "\n  ".join(filter(None, [error.fix, fix]))
+    message = own_message(lines)
+    text = f"{ending(pod)}: {message}" if message else ending(pod) + last_lines(lines)
+    error = LaunchError(text, fix="\n  ".join(filter(None, [*hints.hints, _remedy(pod)])))
     error.exit_code = pod.exit_code if pod.exit_code and pod.exit_code < 128 else LaunchError.exit_code
     return error
 
@@ -267,11 +246,11 @@ def _remedy(pod: PodStatus) -> str:
     return remedy(pod.reason, pod.message)
 
 
-def out_of_memory(job: str, pod: PodStatus, end: Ending | None, lines: str) -> tuple[str, str]:
+def out_of_memory(job: str, pod: PodStatus, lines: str) -> tuple[str, str]:
     """Return message and fix of a job that is given up, for one of its pods is killed again and again."""
     return (
         f"the job {job} was given up: pod {pod.name} was killed {MEMORY_KILLS} times for the memory it used "
-        f"({end or 'OOMKilled'}), without a newer checkpoint between{lines}",
+        f"({pod.before or 'OOMKilled'}), without a newer checkpoint between{lines}",
         remedy("OOMKilled"),
     )
 
@@ -293,13 +272,6 @@ Out = Callable[[str], None]
 
 def _stop(backend: Backend, name: str, request: StopRequest, submitted: bool, out: Out) -> NoReturn:
     """Delete a job, or leave it to the next attempt, and print which; there may be time for two requests.
-
-    Args:
-        backend: where it runs.
-        name: its name.
-        request: the signal.
-        submitted: whether it is known to be ours.
-        out: takes a line.
 
     Raises:
         Interrupted: always; with what to do where the job may still be there.
@@ -342,13 +314,7 @@ def run(backend: Backend, job: JobSpec, out: Out = say, look: Look = ignore) -> 
     """Run a job to its end, or take up the same one where it runs already.
 
     On SIGTERM or SIGINT the job is deleted before anything else; but in the pod of a pipeline's step
-    whose run goes on, the job is left to the next attempt.
-
-    Args:
-        backend: where to run it; the job's namespace wins over the backend's.
-        job: what to run.
-        out: takes each line.
-        look: takes each status of the job.
+    whose run goes on, the job is left to the next attempt. The job's namespace wins over the backend's.
 
     Raises:
         ConfigError: the cluster would not take the job.
@@ -374,14 +340,7 @@ def run(backend: Backend, job: JobSpec, out: Out = say, look: Look = ignore) -> 
 
 
 class Watch:
-    """Watches one job.
-
-    Args:
-        backend: where it runs.
-        job: its specification, whose limits are kept.
-        out: takes each line.
-        look: takes each status.
-    """
+    """Watches one job and enforces its limits; `out` takes each line, and `look` each status."""
 
     def __init__(self, backend: Backend, job: JobSpec, out: Out, look: Look = ignore) -> None:
         self._backend, self._job, self._out, self._onlooker = backend, job, out, look
@@ -484,8 +443,7 @@ class Watch:
     def _pod(self, pod: PodStatus) -> None:
         """Print once why a pod waits, how it ended, and that it was restarted."""
         if self._restarts.is_new(pod):
-            end = self._restarts.end(pod)
-            why = str(end or "")
+            why = str(pod.before or "")
             counted = f"{self._restarts.counted(pod)} of {self._job.backoff}"
             self._say(f"pod {pod.name}: started anew, {counted}{f' ({why})' if why else ''}")
         if pod.phase == "Failed" or pod.exit_code:
@@ -521,10 +479,10 @@ class Watch:
             self._deadline()
         self._check_final_reasons(now)
         if killed := self._restarts.out_of_memory(status.pods):
-            self._give_up(*out_of_memory(job.name, killed, self._restarts.end(killed), self._lines(killed)))
+            self._give_up(*out_of_memory(job.name, killed, self._lines(killed)))
         worst = self._restarts.worst(status.pods)
         if worst and self._restarts.counted(worst) > job.backoff:
-            end = self._restarts.end(worst)
+            end = worst.before
             count = f"{self._restarts.counted(worst)} times{f' ({end})' if end and str(end) else ''}"
             self._give_up(
                 f"the job {job.name} was given up: pod {worst.name} was started anew {count} without a newer "

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from components.launchers import spec
 from components.launchers.spec import JobSpec, from_fields, training
 from trainer.base.errors import ConfigError
 
@@ -89,3 +90,17 @@ def test_the_fingerprint_is_of_everything() -> None:
 
 def test_training_needs_no_shell() -> None:
     assert training(["train", "--output", "a b; rm"])[-1] == "a b; rm"
+
+
+@pytest.mark.parametrize(
+    ("name", "meaning", "default", "number"),
+    [
+        ("nproc", "processes on each node; 0 is one for each GPU, or one", 0, True),
+        ("gpus", "GPUs of each node", 0, True),
+        ("nodes", "machines that train, each a pod", 1, True),
+        ("image", "container image; only a launcher that starts containers needs it", "", False),
+    ],
+)
+def test_meaning_and_type_of_a_field_for_options(name: str, meaning: str, default: Any, number: bool) -> None:
+    assert spec.meaning(name) == meaning
+    assert spec.default(name) == default and spec.is_number(name) is number

@@ -7,6 +7,7 @@ import pytest
 
 from components import in_use, records
 from operations.retention import GRACE, UNENDED, pins, plan_pruning
+from operations.tuning import ENDED
 from trainer import storage
 from trainer.export import bundle
 
@@ -116,13 +117,11 @@ def test_the_shards_of_a_search_that_goes_on_are_kept(root):
 
 def test_trainings_of_a_search_go_when_all_its_trials_have_ended(root):
     study = root[0] / "tuning" / "lr"
-    for name in ("trials/00000.json", "trials/00001.json", "runs/00000/checkpoint.pt", "study.json"):
+    for name in ("trials/00000.json", "runs/00000/checkpoint.pt", "study.json"):
         (study / name).parent.mkdir(parents=True, exist_ok=True)
-        (study / name).write_text('{"state": "complete", "shards": "shards/0"}')
-    trials = study / "trials" / "00001.json"
-    trials.write_text('{"state": "running"}')
+        (study / name).write_text('{"shards": "shards/0"}')
     assert judged(root[0])["tuning/lr/runs"] == ["its search has not ended"]
-    trials.write_text('{"state": "pruned"}')
+    (study / ENDED).write_text("{}")
     why = judged(root[0])
     assert not why["tuning/lr/runs"] and why["tuning/lr/trials"] == ["the record of a search"]
     assert "tuning/lr/study.json" not in why

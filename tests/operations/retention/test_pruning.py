@@ -161,7 +161,7 @@ def test_a_step_of_the_data_frees_space_when_its_data_are_ready(root, tmp_path, 
 
 def test_the_command_says_what_goes_and_why_the_rest_stays(root, capsys):
     root, old, _ = root
-    asked = ["prune", "--keep", "1", "--grace", "0", "--data-root", str(root)]
+    asked = ["data", "prune", "--keep", "1", "--grace", "0", "--data-root", str(root)]
     assert cli.main([*asked, "--dry-run"]) == 0
     shown = capsys.readouterr().out
     lines = {line.split()[0]: line for line in shown.splitlines()}
@@ -177,7 +177,7 @@ def test_the_command_says_what_goes_and_why_the_rest_stays(root, capsys):
 
 
 def test_the_command_pins_and_unpins(root, capsys):
-    asked = ["prune", "--data-root", str(root[0])]
+    asked = ["data", "prune", "--data-root", str(root[0])]
     assert cli.main([*asked, "--pin", "night-01"]) == 0
     assert cli.main([*asked, "--keep", "1", "--grace", "0", "--yes"]) == 0
     assert "runs/night-01" in capsys.readouterr().out and root[0].joinpath("runs/night-01").exists()

@@ -27,14 +27,14 @@ def prepared(tmp_path_factory):
     root = str(tmp_path_factory.mktemp("data"))
     config = recipes.load("debug", {"data.processes": 1}).data
     raw = download(SOURCE, root, config)
-    return raw["uri"], shard(raw, root, config)["uri"]
+    return raw.uri, shard(raw, root, config).uri
 
 
 @pytest.fixture
 def broken(tmp_path):
     """Shards of a test's own."""
     config = recipes.load("debug", {"data.processes": 1}).data
-    return Path(shard(download(SOURCE, str(tmp_path), config), str(tmp_path), config)["uri"])
+    return Path(shard(download(SOURCE, str(tmp_path), config), str(tmp_path), config).uri)
 
 
 @pytest.fixture
@@ -198,15 +198,15 @@ def test_one_wrong_byte_anywhere_in_a_shard_is_found(data, broken):
 def test_raw_images_that_changed_are_named(data, tmp_path):
     config = recipes.load("debug", {"data.processes": 1}).data
     raw = download(SOURCE, str(tmp_path), config)
-    first, second = sorted(Path(raw["images"]).rglob("*.jpg"))[:2]
+    first, second = sorted(Path(raw.images).rglob("*.jpg"))[:2]
     first.write_bytes(first.read_bytes()[:-100])
     second.write_bytes(bytes(second.stat().st_size))
-    code, _, err = data("verify", raw["uri"])
+    code, _, err = data("verify", raw.uri)
     assert code == 2 and "2 problems" in err and "data verify --repair" in err
     assert f"{first}: " in err and "bytes, not" in err and f"{second}: its sha256 is" in err
-    code, out, _ = data("verify", "--repair", raw["uri"])
+    code, out, _ = data("verify", "--repair", raw.uri)
     assert code == 0 and "every hash agrees" in out
-    assert data("verify", raw["uri"])[0] == 0
+    assert data("verify", raw.uri)[0] == 0
 
 
 def test_a_source_cannot_be_verified(data):

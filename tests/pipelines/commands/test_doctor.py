@@ -93,9 +93,9 @@ def test_nodes_must_hold_the_pods_of_a_size(kubedet, fake_cluster, options, titl
     ("tag", "line"),
     [
         ("2.17.0", "ok       Kubeflow Pipelines: 2.17.0 at http"),
-        ("2.16.1", "warning  Kubeflow Pipelines: is 2.16.1; this was tried on 2.17.0 alone"),
-        ("", "warning  Kubeflow Pipelines: version not known (it says nothing)"),
-        ("2.14.3", "missing  Kubeflow Pipelines: Kubeflow Pipelines is 2.14.3 there"),
+        ("2.16.1", "warning  Kubeflow Pipelines: version 2.16.1; tested with"),
+        ("", "warning  Kubeflow Pipelines: unknown version"),
+        ("2.14.3", "missing  Kubeflow Pipelines: Kubeflow Pipelines 2.14.3 is too old"),
     ],
 )
 def test_the_version_of_kubeflow_pipelines_is_judged(kfp_server, kubedet, monkeypatch, tag, line):

@@ -185,17 +185,6 @@ def test_stop_deletes_and_says_what_was_there(kubedet, submit, fake_cluster):
     assert fake_cluster.pod("a-master-0") is None
 
 
-def test_wait_ends_as_the_job_does(kubedet, submit):
-    submit("good", lambda pod: (pod.run(), pod.sleep(0.1), pod.exit(0)))
-    code, out, _ = kubedet("job", "wait", "good")
-    assert code == 0
-    assert out.splitlines()[-1] == "good is succeeded"
-    submit("bad", fails)
-    code, _, err = kubedet("job", "wait", "bad")
-    assert code == 3
-    assert "the loss is nan" in err
-
-
 def test_wait_has_a_limit(kubedet, submit):
     submit("a")
     code, _, err = kubedet("job", "wait", "a", "--timeout", "0.05")

@@ -102,11 +102,6 @@ def test_waiting_ends_as_the_job_does(kubedet, submit, kind, backend):
     assert out.startswith("train  failed") and "the loss is nan" in out
 
 
-def test_submit_and_wait_shows_the_log(submit):
-    code, out, _ = submit(lambda pod: (pod.run(), pod.say("epoch 1"), pod.exit(0)), words=["--wait"])
-    assert code == 0 and "epoch 1" in out
-
-
 def test_how_far_a_trainjob_is_stands_in_the_tables(kubedet, fake_cluster):
     fake_cluster.installed = {"trainjobs"}
     fake_cluster.lives["train-node-0-0"] = endless

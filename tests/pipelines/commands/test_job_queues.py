@@ -29,10 +29,10 @@ def test_status_tells_place_and_reason(kubedet, submit, fake_cluster):
     code, out, _ = kubedet("job", "status", "a")
     assert code == 0
     assert "on 1 node, a PyTorchJob, queue gpus\n" in out
-    assert out.endswith(f"\na: 2nd in queue gpus: {QUOTA}\n")
+    assert out.endswith(f"\na: position 2 in queue gpus: {QUOTA}\n")
     status = json.loads(kubedet("job", "status", "-o", "json", "a")[1])
     assert (status["phase"], status["reason"], status["queue"]) == ("suspended", "Queued", "gpus")
-    assert status["message"] == f"2nd in queue gpus: {QUOTA}"
+    assert status["message"] == f"position 2 in queue gpus: {QUOTA}"
 
 
 def test_list_has_one_word_on_it(kubedet, submit, fake_cluster):
@@ -49,7 +49,7 @@ def test_status_of_a_job_that_nobody_serves_says_what_to_do(kubedet, submit, fak
     lines = kubedet("job", "status", "a")[1].splitlines()
     assert lines[-4:-1] == [
         "a: in queue gpus: Kueue has made no Workload of it yet",
-        "Kueue v0.19.2 (API kueue.x-k8s.io/v1beta2)",
+        "Kueue (API kueue.x-k8s.io/v1beta2)",
         "its configuration names batch/job",
     ]
     assert lines[-1].startswith("fix: have kubeflow.org/pytorchjob named in integrations.frameworks")

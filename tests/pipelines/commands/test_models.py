@@ -86,9 +86,9 @@ def test_predict_speaks_of_others_only_where_there_are_some(kubedet, published, 
     assert err.startswith("error: none.jpg cannot be read: No such file or directory\n")
     assert not (tmp_path / "out").exists()
     code, _, err = kubedet("predict", "pets", "none.jpg", "nor.jpg", "-o", "out")
-    assert code == 2 and "none of the 2 images can be used" in err and "other" not in err
+    assert code == 2 and "2 of 2 images cannot be used" in err and "other" not in err
     code, _, err = kubedet("predict", "pets", "none.jpg", "images/a.jpg", "-o", "out")
-    assert code == 2 and "1 of 2 images cannot be used" in err and "the other is done, in out" in err
+    assert code == 2 and "1 of 2 images cannot be used" in err and "done, in out" in err
     assert len(json.loads((tmp_path / "out" / "detections.json").read_text())["images"]) == 1
 
 

@@ -1,6 +1,8 @@
 """Mistakes on the command line: the usage of the command that is wrong, and what was perhaps meant."""
 
 import argparse
+import subprocess
+import sys
 
 import pytest
 
@@ -18,7 +20,6 @@ def error_text(capsys, *words):
 @pytest.mark.parametrize(
     ("words", "usage", "guess"),
     [
-        (["runn"], "kubedet [-h]", "run"),
         (["run", "--sorce", "x"], "kubedet run ", "--source"),
         (["run", "--sorce=x"], "kubedet run ", "--source"),
         (["job", "submitt"], "kubedet job ", "submit"),
@@ -32,17 +33,57 @@ def test_a_slip_is_recognised(words, usage, guess, capsys):
     assert text.endswith(f"\n  fix: did you mean {guess}?\n")
 
 
-@pytest.mark.parametrize("words", [["run", "extra"], ["run", "--zzz"], ["zzz"]])
+@pytest.mark.parametrize("words", [["run", "extra"], ["run", "--zzz"]])
 def test_nothing_is_made_up(words, capsys):
     text = error_text(capsys, *words)
     assert "did you mean" not in text and words[-1] in text
+
+
+@pytest.mark.parametrize(("word", "guess"), [("runn", "did you mean run?"), ("zzz", "'zzz'")])
+def test_a_command_that_does_not_exist(word, guess, capsys):
+    assert cli.main([word]) == 2
+    assert guess in capsys.readouterr().err
+
+
+def test_the_help_fits_a_small_screen_and_loads_no_command():
+    code = "import sys; from pipelines import cli; cli.main(['--help'])\n"
+    code += "import time; print('argparse' in sys.modules and 'yaml' in sys.modules, time.process_time())"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    *lines, measured = done.stdout.splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= 80
+    assert all(f"  {name} " in done.stdout for name in cli.SUMMARIES)
+    loaded, seconds = measured.split()
+    assert loaded == "False" and float(seconds) < 0.3
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (["compile", "--help"], "cluster compile"),
+        (["manifests", "--help"], "cluster manifests"),
+        (["menu", "--help"], "job menu"),
+        (["prune", "--help"], "data prune"),
+        (["trace", "--help"], "model trace"),
+        (["schedule", "--name", "a", "--cron", "0 2 * * *", "--help"], "schedule create"),
+        (["schedule", "--name", "a", "--run-now", "--help"], "schedule run"),
+        (["schedule", "--list", "--help"], "schedule list"),
+        (["schedule", "--history", "--help"], "schedule history"),
+        (["schedule", "--delete", "--help"], "schedule delete"),
+    ],
+)
+def test_former_spellings_work_and_name_their_successors(before, now, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(before)
+    shown = capsys.readouterr()
+    assert ended.value.code == 0 and shown.out.startswith(f"usage: kubedet {now} ")
+    assert f"is now `kubedet {now}`" in shown.err
 
 
 def test_an_abbreviation_is_no_option(capsys):
     assert "unrecognized arguments: --sour x" in error_text(capsys, "run", "--sour", "x")
 
 
-@pytest.mark.parametrize("words", [[], ["job"], ["data"], ["model"]])
+@pytest.mark.parametrize("words", [["job"], ["data"], ["model"], ["schedule"]])
 def test_a_command_alone_tells_what_there_is(words, capsys):
     text = error_text(capsys, *words)
     assert "positional arguments:" in text and "error" not in text

@@ -1,14 +1,21 @@
 """`kubedet schedule`: one recurring run of a name, never two."""
 
+from datetime import datetime
+from itertools import islice
+
 import pytest
 
-from components import prices, records
+from components import records
+from operations import costs
 from pipelines import cli
+from pipelines.schedules import due_times, parse_cron
 from trainer import storage
+from trainer.base.errors import ConfigError
 from trainer.launching.usage.record import Record
 
+NOW = datetime(2026, 11, 21, 7, 30)
 TIMES = {"created_at": "2026-11-21T02:00:00Z", "finished_at": "2026-11-21T03:30:00Z"}
-NIGHTLY = ["schedule", "--cron", "0 2 * * *", "--data-root", "s3://bucket/root"]
+NIGHTLY = ["schedule", "create", "--cron", "0 2 * * *", "--data-root", "s3://bucket/root"]
 
 
 def only(server):
@@ -79,43 +86,13 @@ def running(server):
     return server.runs[1]
 
 
-@pytest.mark.parametrize("arguments", [[*NIGHTLY, "--nodes", "2"], ["schedule", "--delete"]])
+@pytest.mark.parametrize("arguments", [[*NIGHTLY, "--nodes", "2"], ["schedule", "delete"]])
 def test_a_run_outlives_its_schedule(kfp_server, capsys, arguments):
     cli.main(NIGHTLY)
     before, run = only(kfp_server)["recurring_run_id"], running(kfp_server)
     assert cli.main(arguments) == 0
     assert run["state"] == "RUNNING"
     assert before not in [item["recurring_run_id"] for item in kfp_server.schedules]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "tag"),
-    [
-        ([*NIGHTLY, "--nodes", "2"], "unknown"),
-        (["schedule", "--delete"], "unknown"),
-        (["schedule", "--delete"], "2.15.2"),
-    ],
-)
-def test_a_schedule_stays_disabled_where_its_run_would_end_with_it(kfp_server, capsys, arguments, tag):
-    cli.main(NIGHTLY)
-    kfp_server.tag = tag
-    before, run = only(kfp_server), running(kfp_server)
-    assert cli.main(arguments) == 0
-    shown = capsys.readouterr().out
-    assert (
-        "is disabled, and not deleted yet" in shown and "the run r2" in shown and "deleted the" not in shown
-    )
-    assert run["state"] == "RUNNING" and before["status"] == "DISABLED" and before in kfp_server.schedules
-    run["state"] = "SUCCEEDED"
-    assert cli.main(arguments) == 0
-    assert before not in kfp_server.schedules and "disabled" not in capsys.readouterr().out
-
-
-def test_an_old_server_can_still_be_rid_of_its_schedules(kfp_server):
-    cli.main(NIGHTLY)
-    kfp_server.tag = "2.5.0"
-    assert cli.main(["schedule", "--delete"]) == 0
-    assert kfp_server.schedules == []
 
 
 def test_another_form_is_another_schedule(kfp_server, capsys):
@@ -130,31 +107,31 @@ def test_another_form_is_another_schedule(kfp_server, capsys):
 def test_others_schedules_are_left_alone(kfp_server, capsys):
     foreign = {"recurring_run_id": "1", "display_name": "kubedet", "description": "mine", "status": "ENABLED"}
     kfp_server.schedules = [foreign]
-    for arguments in (NIGHTLY, ["schedule", "--delete"]):
+    for arguments in (NIGHTLY, ["schedule", "delete"]):
         assert cli.main(arguments) == 2
-        assert "that `kubedet schedule` has not made" in capsys.readouterr().err
+        assert "was not created by `kubedet schedule`" in capsys.readouterr().err
     assert kfp_server.schedules == [foreign]
     assert cli.main([*NIGHTLY, "--name", "nightly"]) == 0
     assert len(kfp_server.schedules) == 2
 
 
 def test_schedules_are_listed_and_deleted(kfp_server, capsys):
-    assert cli.main(["schedule", "--list"]) == 0
+    assert cli.main(["schedule", "list"]) == 0
     assert capsys.readouterr().out == "there are none\n"
     for name in ("b", "a"):
         cli.main([*NIGHTLY, "--name", name])
     kfp_server.schedules.append({"recurring_run_id": "1", "display_name": "foreign"})
     capsys.readouterr()
-    assert cli.main(["schedule", "--list"]) == 0
+    assert cli.main(["schedule", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if not line.startswith(" ")] == [
         "a: 0 0 2 * * *, enabled",
         "b: 0 0 2 * * *, enabled",
     ]
     assert "  data_version=[[ScheduledTime]]" in lines
-    assert cli.main(["schedule", "--delete", "--name", "a"]) == 0
+    assert cli.main(["schedule", "delete", "--name", "a"]) == 0
     assert [item["display_name"] for item in kfp_server.schedules] == ["b", "foreign"]
-    assert cli.main(["schedule", "--delete", "--name", "a"]) == 2
+    assert cli.main(["schedule", "delete", "--name", "a"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -179,7 +156,7 @@ def test_a_dry_run_sends_nothing(kfp_server, capsys):
 def test_a_run_is_started_now_with_what_the_schedule_runs(kfp_server, capsys):
     cli.main([*NIGHTLY, "--name", "weekly", "--nodes", "2"])
     before = dict(only(kfp_server))
-    assert cli.main(["schedule", "--run-now", "--name", "weekly"]) == 0
+    assert cli.main(["schedule", "run", "--name", "weekly"]) == 0
     (run,) = kfp_server.runs
     assert run["runtime_config"] == before["runtime_config"]
     assert run["pipeline_spec"] == before["pipeline_spec"]
@@ -191,14 +168,14 @@ def test_a_run_is_started_now_with_what_the_schedule_runs(kfp_server, capsys):
 
 def test_a_run_that_was_started_belongs_to_the_schedule(kfp_server, capsys, tmp_path):
     cli.main(NIGHTLY)
-    assert cli.main(["schedule", "--run-now"]) == 0
+    assert cli.main(["schedule", "run"]) == 0
     (run,) = kfp_server.runs
     somebodys = {"run_id": "other", "display_name": run["display_name"], "state": "SUCCEEDED", **TIMES}
     kfp_server.runs.append(somebodys)
-    assert cli.main(["schedule", "--run-now"]) == 2  # One at a time.
+    assert cli.main(["schedule", "run"]) == 2  # One at a time.
     run |= {"state": "SUCCEEDED", **TIMES}
     capsys.readouterr()
-    assert cli.main(["schedule", "--history", "--data-root", str(tmp_path)]) == 0
+    assert cli.main(["schedule", "history", "--data-root", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert run["run_id"] in shown and "other" not in shown
 
@@ -210,7 +187,7 @@ def test_the_runs_of_a_schedule_that_was_replaced_stay_in_its_history(kfp_server
         kfp_server.runs.append({"run_id": f"night-{number}", "state": "SUCCEEDED", **of})
     assert cli.main([*NIGHTLY, "--nodes", "3"]) == 0
     capsys.readouterr()
-    assert cli.main(["schedule", "--history", "--data-root", str(tmp_path)]) == 0
+    assert cli.main(["schedule", "history", "--data-root", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert [f"night-{number}" in shown for number in range(3)] == [True] * 3
     assert len(shown.splitlines()) == 4
@@ -219,31 +196,21 @@ def test_the_runs_of_a_schedule_that_was_replaced_stay_in_its_history(kfp_server
 def test_no_run_is_started_beside_one_that_goes_on(kfp_server, capsys):
     cli.main(NIGHTLY)
     running(kfp_server)["state"] = "PENDING"
-    assert cli.main(["schedule", "--run-now"]) == 2
-    assert "goes on: r2" in capsys.readouterr().err and len(kfp_server.runs) == 2
+    assert cli.main(["schedule", "run"]) == 2
+    assert "has not ended: r2" in capsys.readouterr().err and len(kfp_server.runs) == 2
 
 
 def test_a_schedule_is_paused_and_resumed_and_its_run_goes_on(kfp_server, capsys):
     cli.main(NIGHTLY)
     run = running(kfp_server)
-    assert cli.main(["schedule", "--pause"]) == 0
+    assert cli.main(["schedule", "pause"]) == 0
     assert only(kfp_server)["status"] == "DISABLED" and run["state"] == "RUNNING"
-    assert "paused; a run that it has started goes on" in capsys.readouterr().out
-    assert cli.main(["schedule", "--resume"]) == 0
+    assert "paused" in capsys.readouterr().out
+    assert cli.main(["schedule", "resume"]) == 0
     assert only(kfp_server)["status"] == "ENABLED" and run["state"] == "RUNNING"
 
 
-def test_a_former_schedule_that_waits_for_its_run_is_not_resumed(kfp_server):
-    cli.main(NIGHTLY)
-    kfp_server.schedules[0]["created_at"] = "2026-11-20T07:00:00Z"
-    running(kfp_server)
-    kfp_server.tag = "unknown"
-    cli.main([*NIGHTLY, "--nodes", "2"])
-    assert [cli.main(["schedule", what]) for what in ("--pause", "--resume")] == [0, 0]
-    assert [item["status"] for item in kfp_server.schedules] == ["DISABLED", "ENABLED"]
-
-
-@pytest.mark.parametrize("what", ["--run-now", "--pause", "--resume"])
+@pytest.mark.parametrize("what", ["run", "pause", "resume", "delete"])
 def test_a_schedule_that_there_is_not(kfp_server, capsys, what):
     assert cli.main(["schedule", what, "--name", "none"]) == 2
     assert "there is no schedule 'none'" in capsys.readouterr().err
@@ -270,7 +237,7 @@ def past(kfp_server, tmp_path):
 
 def test_the_history_tells_what_became_of_each_run(past, capsys):
     capsys.readouterr()
-    assert cli.main(["schedule", "--history", "--name", "weekly", "--data-root", past]) == 0
+    assert cli.main(["schedule", "history", "--name", "weekly", "--data-root", past]) == 0
     shown = capsys.readouterr()
     assert [line.split() for line in shown.out.splitlines()] == [
         ["began", "hours", "state", "verdict", "AP", "run"],
@@ -285,7 +252,7 @@ def test_the_history_tells_what_became_of_each_run(past, capsys):
 
 def test_the_history_as_a_page_has_plots_and_every_run(past, tmp_path):
     page = tmp_path / "history.html"
-    arguments = ["schedule", "--history", "--name", "weekly", "--data-root", past, "--html", str(page)]
+    arguments = ["schedule", "history", "--name", "weekly", "--data-root", past, "--html", str(page)]
     assert cli.main(arguments) == 0
     text = page.read_text()
     assert text.count("<svg") == 2 and all(f"id-{number}" in text for number in range(1, 6))
@@ -293,14 +260,14 @@ def test_the_history_as_a_page_has_plots_and_every_run(past, tmp_path):
 
 
 def test_the_history_tells_what_each_run_used_and_cost(past, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv(prices.VARIABLE, "")  # It is set, and must not stay.
+    monkeypatch.setenv(costs.VARIABLE, "")  # It is set, and must not stay.
     for run, seconds in (("id-1", 7200.0), ("id-2", 3600.0), ("other", 9e9)):
         used = Record(run, "train", 0, "2026-11-21T02:00:00+00:00", True, seconds, 1, 2, 0, 0)
         storage.write_bytes(f"{past}/usage/{run}/train.json", used.encoded())
     (tmp_path / "prices.yaml").write_text("{currency: EUR, gpu_hour: 2.5}")
     page = tmp_path / "history.html"
     capsys.readouterr()
-    command = ["schedule", "--history", "--name", "weekly", "--data-root", past, "--html", str(page)]
+    command = ["schedule", "history", "--name", "weekly", "--data-root", past, "--html", str(page)]
     assert cli.main([*command, "--prices", str(tmp_path / "prices.yaml")]) == 0
     header, first, second, third, *_ = capsys.readouterr().out.splitlines()
     assert header.split()[5:] == ["node", "h", "GPU", "h", "cost", "run"]
@@ -311,12 +278,58 @@ def test_the_history_tells_what_each_run_used_and_cost(past, tmp_path, capsys, m
     assert text.count("<svg") == 5 and all(f"<h2>{name}" in text for name in ("GPU hours", "cost, EUR"))
     (tmp_path / "prices.yaml").write_text("euros: 1")
     assert cli.main([*command, "--prices", str(tmp_path / "prices.yaml")]) == 2
-    assert cli.main(["schedule", "--list", "--prices", "x"]) == 2
 
 
 def test_the_history_says_where_it_could_not_look(past, tmp_path, capsys):
-    assert cli.main(["schedule", "--history", "--name", "weekly", "--data-root", f"{tmp_path}/none"]) == 0
+    assert cli.main(["schedule", "history", "--name", "weekly", "--data-root", f"{tmp_path}/none"]) == 0
     shown = capsys.readouterr()
     assert "verdicts, APs and costs could not be read: this machine has no folder" in shown.err
     assert "id-1" in shown.out and "0.4000" not in shown.out
-    assert cli.main(["schedule", "--list", "--html", "x"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "sent", "times"),
+    [
+        ("0 2 * * *", "0 0 2 * * *", ["2026-11-22 02:00:00", "2026-11-23 02:00:00"]),
+        ("30 0 2 * * ?", "30 0 2 * * ?", ["2026-11-22 02:00:30"]),
+        ("*/20 7-8 * * *", "0 */20 7-8 * * *",
+         ["2026-11-21 07:40:00", "2026-11-21 08:00:00", "2026-11-21 08:20:00"]),
+        ("0 3 * * mon,WED", "0 0 3 * * mon,WED", ["2026-11-23 03:00:00", "2026-11-25 03:00:00"]),
+        ("0 0 1 * *", "0 0 0 1 * *", ["2026-12-01 00:00:00"]),
+        # Both days: either is enough.
+        ("0 0 1 * 0", "0 0 0 1 * 0", ["2026-11-22 00:00:00", "2026-11-29 00:00:00", "2026-12-01 00:00:00"]),
+        ("0 0 29 FEB *", "0 0 0 29 FEB *", ["2028-02-29 00:00:00"]),
+        ("45/5 7 * * *", "0 45/5 7 * * *",
+         ["2026-11-21 07:45:00", "2026-11-21 07:50:00", "2026-11-21 07:55:00", "2026-11-22 07:45:00"]),
+        ("0 0 ? * */7", "0 0 0 ? * */7", ["2026-11-22 00:00:00"]),
+    ],
+)  # fmt: skip
+def test_when_it_comes_due(text, sent, times):
+    assert parse_cron(text) == sent
+    assert [str(time) for time in islice(due_times(sent, NOW), len(times))] == times
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("@daily", "1 fields"),
+        ("0 2 * *", "4 fields"),
+        ("0 0 2 * * * 2027", "7 fields"),
+        ("60 2 * * *", "minute"),
+        ("61 0 2 * * *", "second"),
+        ("0 2 * * 7", "7 for Sunday"),
+        ("0 2 * * 1-7", "7 for Sunday"),
+        ("0 2 0 * *", "day-of-month"),
+        ("0 5-2 * * *", "hour"),
+        ("*/0 2 * * *", "minute"),
+        ("0 2 L * *", "L"),
+        ("0 2 * * MON#1", "#"),
+        ("1,,2 2 * * *", "minute"),
+        ("0 0 31 2 *", "day-of-month"),
+        ("*/" + "9" * 5000 + " * * * *", ""),
+    ],
+)
+def test_what_cannot_be_read_is_refused(text, message):
+    with pytest.raises(ConfigError) as caught:
+        parse_cron(text)
+    assert message in str(caught.value) and caught.value.fix

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import yaml
 
-from components.tuning import search
+from operations.tuning import search
 from pipelines import cli
 from trainer.model import recipes
 
@@ -18,9 +18,9 @@ class Ended:
 
     begun = 0
 
-    def __init__(self, searched, record, folder, stack, **settings):
+    def __init__(self, searched, trial, folder, stack, **settings):
         Ended.begun += 1
-        self.value = record.params["train.lr"]
+        self.value = trial.params["train.lr"]
 
     def poll(self):
         return 0
@@ -32,16 +32,13 @@ class Ended:
         return self.value
 
     def stop(self):
-        raise AssertionError
-
-    def wait(self):
-        return 0
+        pass  # One that is behind.
 
 
 @pytest.fixture
 def tune(kubedet, data_root, tmp_path, monkeypatch):
     monkeypatch.setattr(search, "LocalTraining", Ended)
-    monkeypatch.setattr(search, "_POLL", 0)
+    monkeypatch.setattr(search, "_POLL_SECONDS", 0)
     monkeypatch.setattr(Ended, "begun", 0)
     place = ["--source", SOURCE, "--data-root", data_root, "--output", str(tmp_path / "runs")]
     yield lambda *words: kubedet("tune", "--name", "search", "--set", "data.processes=1", *place, *words)
@@ -129,7 +126,7 @@ def test_the_lines_for_kfp_compile_and_start_the_same_search(kfp_server, capsys,
     assert cli.main([*SUBMIT, "--gpus", "1", "--dry-run"]) == 0
     assert kfp_server.requests == []
     *_, compiled, run = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert compiled == "kubedet compile --parallelism 2 --trials 3 --gpus 1 --output pipeline.yaml"
+    assert compiled == "kubedet cluster compile --parallelism 2 --trials 3 --gpus 1 --output pipeline.yaml"
     assert cli.main([*shlex.split(compiled)[1:-1], str(tmp_path / "p.yaml")]) == 0
     assert cli.main([*SUBMIT, "--gpus", "1"]) == 0
     sent = kfp_server.runs[0]

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines import cli, summary
-from pipelines.run_progress import RunProgress
+from pipelines import cli, run
+from pipelines.display import RunProgress
 from trainer import storage
 from trainer.base import log
 from trainer.base.errors import ConfigError, KubedetError, StorageError, refuse_userinfo
@@ -87,9 +87,9 @@ def test_no_line_of_a_log_tells_one(address, text):
 @given(addresses, around)
 def test_no_summary_of_a_run_tells_one(address, text):
     with TemporaryDirectory() as folder:
-        run = RunProgress(Path(folder) / "progress.jsonl")
-        record = summary.begin({}, "x")
-        ended = summary.complete(record, run, Path(folder), broken=repr(OSError(text.format(address))))
+        progress = RunProgress(Path(folder) / "progress.jsonl")
+        record = run.begin({}, "x")
+        ended = run.complete(record, progress, Path(folder), broken=repr(OSError(text.format(address))))
     assert SECRET not in json.dumps(ended) and ended["error"]["message"]
 
 

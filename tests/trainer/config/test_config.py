@@ -139,7 +139,7 @@ def test_a_uri_that_can_name_no_file_is_told_with_all_else_that_is_wrong():
     wrong = {"model.weights": "s3://a..b/w.pt", "evaluation.baseline": "minio://-/x", "train.lr": -1.0}
     with pytest.raises(ConfigError) as caught:
         recipes.load("debug", wrong)
-    for key, words in (("model.weights", "'a..b': it contains '..'"), ("evaluation.baseline", "'-'"),
+    for key, words in (("model.weights", "'a..b'"), ("evaluation.baseline", "'-'"),
                        ("train.lr", "not -1.0")):  # fmt: skip
         assert any(key in line and words in line for line in caught.value.message.splitlines()), key
     tree = asdict(Config()) | {"evaluation": {"baseline": "s3:///x"}}

@@ -8,7 +8,7 @@ from trainer.data import problem_counts as reasons
 from trainer.data import raw_folder
 from trainer.data.annotations import build
 from trainer.data.image_keys import distinct
-from trainer.data.raw_folder import Table
+from trainer.data.raw_folder import SplitCounts, Table
 from trainer.data.sources.source import UNKNOWN, Box, Category, Entries, Entry, Listing
 
 CATEGORIES = [Category("cat", 3), Category("dog", 17), Category("cow", 90)]
@@ -34,7 +34,7 @@ def rows(tmp_path):
             kept = Table(str(tmp_path / folder / f"{split}.parquet"))
             read[split] = [row for block in range(kept.blocks) for row in kept.rows(block)]
             boxes = sum(len(row["boxes"]) for row in read[split])
-            assert counts == {"images": len(read[split]), "boxes": boxes} and len(kept) == len(read[split])
+            assert counts == SplitCounts(len(read[split]), boxes) and len(kept) == len(read[split])
         return built.categories, read
 
     return made
@@ -47,9 +47,9 @@ def labels(row):
 def test_labels_are_contiguous_and_keep_the_original_ids(rows):
     categories, tables = rows(listing(train=[entry("a.jpg", 0, 1, 2)], val=[entry("b.jpg", 2)]))
     assert categories == [
-        {"id": 0, "name": "cat", "original_id": 3},
-        {"id": 1, "name": "dog", "original_id": 17},
-        {"id": 2, "name": "cow", "original_id": 90},
+        raw_folder.Category(0, "cat", 3),
+        raw_folder.Category(1, "dog", 17),
+        raw_folder.Category(2, "cow", 90),
     ]
     assert labels(tables["train"][0]) == [0, 1, 2] and labels(tables["val"][0]) == [2]
 
@@ -84,7 +84,7 @@ def test_classes_filter_by_name_and_order(rows):
         train=[entry("a.jpg", 0, 1, UNKNOWN, 2), entry("c.jpg", 1)], val=[entry("b.jpg", 1, 2)]
     )
     categories, read = rows(source_listing, DataConfig(classes=["cow", "cat"]))
-    assert [item["name"] for item in categories] == ["cow", "cat"]
+    assert [item.name for item in categories] == ["cow", "cat"]
     assert [labels(row) for row in read["train"]] == [[1, UNKNOWN, 0], []]
     assert [labels(row) for row in read["val"]] == [[0]]
 
@@ -211,10 +211,10 @@ def test_classes_are_named_by_text_ids_too(rows):
         Category("cow", "dog"),
     ]
     categories, _ = rows(source_listing, DataConfig(classes=["/m/dog", "cat"]))
-    assert [item["original_id"] for item in categories] == ["/m/dog", "/m/cat"]
+    assert [item.original_id for item in categories] == ["/m/dog", "/m/cat"]
     # A name comes before another class's id.
     categories, _ = rows(source_listing, DataConfig(classes=["dog"]), "other")
-    assert [item["original_id"] for item in categories] == ["/m/dog"]
+    assert [item.original_id for item in categories] == ["/m/dog"]
     with pytest.raises(DataError, match="classes twice: cat"):
         rows(source_listing, DataConfig(classes=["cat", "/m/cat"]), "twice")
 

@@ -55,7 +55,7 @@ def rectangles(tmp_path_factory):
     (folder / "train.json").write_text(json.dumps(form))
     config = recipes.load("debug", {"data.processes": 1}).data
     raw = download(f"coco:{folder}/train.json", str(folder / "root"), config)
-    return ShardDataset(shard(raw, str(folder / "root"), config)["uri"], "train")
+    return ShardDataset(shard(raw, str(folder / "root"), config).uri, "train")
 
 
 def take(dataset, config, count, start=0, whole=4, batch=4, rank=0, size=1, epochs=None, weights=None):

@@ -55,9 +55,8 @@ def dataset(source, tmp_path):
 
 
 def made(source, tmp_path, config):
-    return shard(download(f"coco:{source}", str(tmp_path / "data"), config), str(tmp_path / "data"), config)[
-        "uri"
-    ]
+    root = str(tmp_path / "data")
+    return shard(download(f"coco:{source}", root, config), root, config).uri
 
 
 def named(dataset):

@@ -28,19 +28,19 @@ CONFIG = DataConfig(processes=1, threads=4, allow_hosts=["127.0.0.1"])
 def broken_reads(monkeypatch):
     """Make the reading of some images of a COCO source fail a number of times; with the reads by name."""
     reads: dict[str, int] = {}
-    read_bytes = storage.read_bytes
+    read_buffer = storage.read_buffer
 
     def breaks(failures: dict[str, int]) -> dict[str, int]:
-        def read(uri: str, **options: str) -> bytes:
+        def read(uri: str, **options: str) -> memoryview:
             name = uri.rpartition("/")[2]
             if not name.endswith(".jpg"):
-                return read_bytes(uri, **options)
+                return read_buffer(uri, **options)
             reads[name] = reads.get(name, 0) + 1
             if reads[name] <= failures.get(name, 0):
                 raise StorageError(f"cannot read {uri}: connection reset")
-            return read_bytes(uri, **options)
+            return read_buffer(uri, **options)
 
-        monkeypatch.setattr(storage, "read_bytes", read)
+        monkeypatch.setattr(storage, "read_buffer", read)
         return reads
 
     return breaks
@@ -53,12 +53,12 @@ def test_what_fails_is_tried_again_and_what_is_missing_is_not(make_coco, broken_
     reads = broken_reads({"1.jpg": 1, "2.jpg": 3})
     manifest = download(str(root), str(tmp_path / "data"), config)
     assert reads["1.jpg"] == reads["2.jpg"] == 2 and reads["4.jpg"] == 1
-    assert manifest["problems"][reasons.IMAGE_NOT_FETCHED]["count"] == 1
-    assert manifest["problems"][reasons.IMAGE_MISSING]["count"] == 1
+    assert manifest.problems[reasons.IMAGE_NOT_FETCHED].count == 1
+    assert manifest.problems[reasons.IMAGE_MISSING].count == 1
     # Good enough, but the next run goes on with what failed.
     manifest = download(str(root), str(tmp_path / "data"), config)
     assert reads["2.jpg"] == 4 and reads["1.jpg"] == 2 and reads["4.jpg"] == 1
-    assert list(manifest["problems"]) == [reasons.IMAGE_MISSING]
+    assert list(manifest.problems) == [reasons.IMAGE_MISSING]
 
 
 def test_images_that_came_later_are_in_other_shards(make_coco, broken_reads, tmp_path):
@@ -69,8 +69,8 @@ def test_images_that_came_later_are_in_other_shards(make_coco, broken_reads, tmp
     before = shard(first, str(tmp_path), config)
     second = download(str(root), str(tmp_path), config)
     after = shard(second, str(tmp_path), config)
-    assert first["uri"] == second["uri"] and before["uri"] != after["uri"]
-    counts = [sum(part["samples"] for part in index["splits"].values()) for index in (before, after)]
+    assert first.uri == second.uri and before.uri != after.uri
+    counts = [sum(part.samples for part in index.splits.values()) for index in (before, after)]
     assert counts == [19, 20]
 
 
@@ -94,7 +94,7 @@ def test_many_that_fail_among_others_do_not_end_it(make_coco, broken_reads, tmp_
     broken_reads(dict.fromkeys(names[::3], 99))
     config = replace(CONFIG, max_bad_fraction=0.5)
     manifest = download(str(make_coco(train=names)), str(tmp_path / "data"), config)
-    assert manifest["problems"][reasons.IMAGE_NOT_FETCHED]["count"] == 70
+    assert manifest.problems[reasons.IMAGE_NOT_FETCHED].count == 70
 
 
 def test_progress_tells_speed_and_losses(make_coco, broken_reads, tmp_path, monkeypatch):
@@ -162,11 +162,11 @@ def test_images_by_url_come_over_many_connections(image_server, make_jpeg, tmp_p
     (tmp_path / "x.json").write_text(json.dumps(form_of_urls(server, range(1, 92))))
     config = replace(CONFIG, threads=8)
     manifest = download(str(tmp_path / "x.json"), str(tmp_path / "data"), config)
-    assert sum(counts["images"] for counts in manifest["splits"].values()) == 90
-    assert manifest["problems"][reasons.IMAGE_MISSING]["count"] == 1
-    assert "no such file" in manifest["problems"][reasons.IMAGE_MISSING]["examples"][0]
+    assert sum(counts.images for counts in manifest.splits.values()) == 90
+    assert manifest.problems[reasons.IMAGE_MISSING].count == 1
+    assert "no such file" in manifest.problems[reasons.IMAGE_MISSING].examples[0]
     assert most[0] > 4
-    (path,) = Path(manifest["images"]).rglob("17-*.jpg")
+    (path,) = Path(manifest.images).rglob("17-*.jpg")
     assert path.read_bytes() == make_jpeg(seed=17)
 
 
@@ -181,7 +181,7 @@ def test_a_dead_server_ends_it_early(image_server, tmp_path):
 
 def test_what_a_killed_download_left_is_cleared_away(make_coco, tmp_path):
     root = make_coco(train=["1.jpg", "2.jpg"])
-    images = Path(plan(str(root), str(tmp_path / "data"), CONFIG)["images"])
+    images = Path(plan(str(root), str(tmp_path / "data"), CONFIG).images)
     old, new = images / "ab" / ".1.jpg.7-aa.tmp", images / "ab" / ".2.jpg.8-bb.tmp"
     for path in (old, new):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -212,11 +212,9 @@ def test_addresses_that_are_none_are_missing_images_and_no_more(image_server, tm
     manifest = download(
         str(tmp_path / "x.json"), str(tmp_path / "data"), replace(CONFIG, max_bad_fraction=0.9)
     )
-    assert sum(counts["images"] for counts in manifest["splits"].values()) == 9
-    assert manifest["problems"][reasons.IMAGE_MISSING]["count"] == len(odd)
-    assert all(
-        "is no address" in example for example in manifest["problems"][reasons.IMAGE_MISSING]["examples"]
-    )
+    assert sum(counts.images for counts in manifest.splits.values()) == 9
+    assert manifest.problems[reasons.IMAGE_MISSING].count == len(odd)
+    assert all("is no address" in example for example in manifest.problems[reasons.IMAGE_MISSING].examples)
 
 
 @pytest.mark.slow
@@ -240,9 +238,9 @@ def test_a_killed_download_by_url_goes_on_where_it_was(image_server, make_jpeg, 
         assert list(data.rglob("manifest.json")) == []
     before = {path: path.stat().st_mtime_ns for path in data.rglob("*.jpg")}
     manifest = download(str(tmp_path / "x.json"), str(data), CONFIG)
-    assert sum(counts["images"] for counts in manifest["splits"].values()) == 90
+    assert sum(counts.images for counts in manifest.splits.values()) == 90
     assert {path: path.stat().st_mtime_ns for path in before} == before and 70 <= len(before) < 90
-    images = sorted(Path(manifest["images"]).rglob("*.jpg"))
+    images = sorted(Path(manifest.images).rglob("*.jpg"))
     assert [path.read_bytes() for path in images] == [
         make_jpeg(seed=int(path.name.partition("-")[0])) for path in images
     ]
@@ -264,7 +262,7 @@ def test_partitions_tell_how_far_they_are_and_what_is_there(make_coco, tmp_path,
         raw = join(planned, CONFIG, 3)
         caplog.clear()
         fetch_partition(planned, CONFIG, 1, 3)
-        assert f"are there already: {raw['uri']}" in caplog.text
+        assert f"are there already: {raw.uri}" in caplog.text
 
 
 def test_partitions_that_failed_are_tried_again(make_coco, broken_reads, tmp_path):
@@ -276,5 +274,5 @@ def test_partitions_that_failed_are_tried_again(make_coco, broken_reads, tmp_pat
         fetch_partition(planned, config, number, 3)
     assert reads == {f"{number}.jpg": 3 if number == 7 else 1 for number in range(30)}
     manifest = join(planned, config, 3)
-    assert manifest["problems"] == {}
-    assert sum(counts["images"] for counts in manifest["splits"].values()) == 30
+    assert manifest.problems == {}
+    assert sum(counts.images for counts in manifest.splits.values()) == 30

@@ -13,8 +13,7 @@ from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download
-from trainer.storage import reach as reach_module
-from trainer.storage import web
+from trainer.storage import url_policy, web
 
 SECRET = b'{"AccessKeyId": "AKIA-of-the-node", "SecretAccessKey": "hidden"}'
 CONFIG = DataConfig(processes=1, threads=4, max_bad_fraction=0.9)
@@ -84,7 +83,7 @@ def test_internal_addresses_are_refused_until_they_are_allowed(servers, tmp_path
     assert asked == [] and not (tmp_path / "data" / "images").exists()
     # The same run, allowed, takes up what it had left out.
     manifest = download(source, str(tmp_path / "data"), replace(CONFIG, allow_hosts=["127.0.0.1"]))
-    assert len(asked) == 8 and reasons.IMAGE_REFUSED not in manifest["problems"]
+    assert len(asked) == 8 and reasons.IMAGE_REFUSED not in manifest.problems
 
 
 def test_each_hop_of_a_redirect_is_looked_at(servers, tmp_path):
@@ -96,9 +95,9 @@ def test_each_hop_of_a_redirect_is_looked_at(servers, tmp_path):
     source = write_set(tmp_path / "x.json", urls)
     manifest = download(source, str(tmp_path / "data"), replace(CONFIG, allow_hosts=["127.0.0.1"]))
     assert asked_inside == [] and b"hidden" not in stored(tmp_path / "data")
-    assert manifest["problems"][reasons.IMAGE_REFUSED]["count"] == 3
-    assert "redirected" in manifest["problems"][reasons.IMAGE_NOT_FETCHED]["examples"][0]
-    assert sum(split["images"] for split in manifest["splits"].values()) == 2
+    assert manifest.problems[reasons.IMAGE_REFUSED].count == 3
+    assert "redirected" in manifest.problems[reasons.IMAGE_NOT_FETCHED].examples[0]
+    assert sum(split.images for split in manifest.splits.values()) == 2
 
 
 def test_redirects_of_the_users_own_server_are_looked_at_too(servers, tmp_path):
@@ -108,7 +107,7 @@ def test_redirects_of_the_users_own_server_are_looked_at_too(servers, tmp_path):
     write_set(form, [f"{own}/{n}.jpg" for n in (1, 2, 3)])
     answers["/x.json"] = form.read_bytes()
     manifest = download(f"coco:{own}/x.json", str(tmp_path / "data"), CONFIG)
-    assert asked_inside == [] and manifest["problems"][reasons.IMAGE_REFUSED]["count"] == 1
+    assert asked_inside == [] and manifest.problems[reasons.IMAGE_REFUSED].count == 1
 
 
 def test_only_images_are_kept(servers, make_jpeg, tmp_path):
@@ -118,20 +117,20 @@ def test_only_images_are_kept(servers, make_jpeg, tmp_path):
     source = write_set(tmp_path / "x.json", [f"{server}/{n}.jpg" for n in range(1, 8)])
     manifest = download(source, str(tmp_path / "data"), replace(CONFIG, allow_hosts=["127.0.0.1"]))
     assert b"hidden" not in stored(tmp_path / "data")
-    assert manifest["problems"][reasons.IMAGE_UNREADABLE]["count"] == 4
-    assert sum(split["images"] for split in manifest["splits"].values()) == 3
+    assert manifest.problems[reasons.IMAGE_UNREADABLE].count == 4
+    assert sum(split.images for split in manifest.splits.values()) == 3
 
 
 def test_what_is_too_large_is_not_read_to_its_end(servers, tmp_path, monkeypatch):
-    reach = reach_module.Reach((), ("127.0.0.1",))
+    policy = url_policy.UrlPolicy((), ("127.0.0.1",))
     server, _ = servers("127.0.0.1", {"/1.jpg": b"x" * 3_000_000})
     with pytest.raises(Exception, match="more than 1000000 bytes"):
-        web.read_within(f"{server}/1.jpg", reach, most=1_000_000)
-    assert len(web.read_within(f"{server}/1.jpg", reach)) == 3_000_000
+        web.read_within(f"{server}/1.jpg", policy, most=1_000_000)
+    assert len(web.read_within(f"{server}/1.jpg", policy)) == 3_000_000
 
 
 def test_a_name_that_leads_inside_when_it_is_connected_to_is_refused(servers, tmp_path, monkeypatch):
-    """DNS rebinding: the address counts that is connected to, in libcurl's way and in urllib3's."""
+    """DNS rebinding: the address counts that is connected to."""
     server, asked = servers("127.0.0.1", {})
     port = server.rpartition(":")[2]
     source = write_set(tmp_path / "x.json", [f"http://localhost:{port}/{n}.jpg" for n in range(6)])

@@ -4,8 +4,9 @@ import pytest
 
 from trainer.base.errors import StorageError
 from trainer.data.ground_truth import Classes, GroundTruthWriter, ground_truth
+from trainer.data.raw_folder import Category
 
-CLASSES = Classes([{"id": 0, "name": "Käfer", "original_id": 3}], {})
+CLASSES = Classes([Category(0, "Käfer", 3)], {})
 
 
 def row(number: int, boxes: int) -> dict:
@@ -50,9 +51,7 @@ def test_it_is_written_whole_or_not_at_all(tmp_path):
 
 def test_what_is_verified_holds_for_classes_above_or_below(tmp_path):
     names = ["Animal", "Cat", "Dog", "Tree"]
-    categories = [
-        {"id": label, "name": name, "original_id": f"/m/{label}"} for label, name in enumerate(names)
-    ]
+    categories = [Category(label, name, f"/m/{label}") for label, name in enumerate(names)]
     classes = Classes(categories, {"1": [0], "2": [0]})
     assert classes.verified({"Cat": 1, "gone": 1}) == [0, 1]
     assert classes.verified({"Animal": 0}) == [0, 1, 2]
@@ -82,9 +81,7 @@ HIERARCHY = {"1": [0], "2": [0], "4": [3]}
     ],
 )
 def test_what_is_known_to_be_absent_beside_the_boxes(answers, boxes, negatives):
-    classes = Classes(
-        [{"id": label, "name": name, "original_id": name} for label, name in enumerate(NAMES)], HIERARCHY
-    )
+    classes = Classes([Category(label, name, name) for label, name in enumerate(NAMES)], HIERARCHY)
     annotations = [
         {"category_id": NAMES.index(name.removeprefix("group of ")), "iscrowd": int(name.startswith("group"))}
         for name in boxes

@@ -53,7 +53,7 @@ def test_a_batch_is_copied_beside_the_computation_which_waits_for_it(monkeypatch
     monkeypatch.setattr(torch.cuda, "stream", queued.on)
     monkeypatch.setattr(batches, "_copy_stream", lambda device: copying)
     pixels = torch.zeros(2, 8, 8, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
-    batch = Batch(pixels, torch.zeros(2, 1, 4), torch.zeros(2, 1).long(), color, [1, 2], [1.0, 1.0])
+    batch = Batch(pixels, torch.zeros(2, 1, 4), torch.zeros(2, 1).long(), color, [1, 2], [1.0, 1.0], [1, 1])
     with FakeTensorMode(allow_non_fake_inputs=True), queued:
         copied = batch.to(torch.device("cuda", 0))
     parts = [part for part in copied[:4] if part is not None]
@@ -74,7 +74,7 @@ def test_batches_arrive_whole_on_a_gpu_that_is_busy():
         parts = torch.empty(4, 3, 512, 512, dtype=torch.uint8), torch.empty(4, 9, 4), torch.empty(4, 9).long()
         pinned = [part.fill_(number).pin_memory() for part in parts]
         torch.cuda._sleep(50_000_000)
-        copied = Batch(*pinned, None, [], []).to(device)
+        copied = Batch(*pinned, None, [], [], []).to(device)
         return [(part == number).all() for part in copied[:3]]
 
     right = [each for number in range(30) for each in send(number)]

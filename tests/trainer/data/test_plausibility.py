@@ -19,6 +19,7 @@ from trainer.data import plausibility, shards
 from trainer.data.download import download
 from trainer.data.images import normalize
 from trainer.data.plausibility import folded
+from trainer.data.raw_folder import Category, RawManifest, Table
 from trainer.report.shards_page import page
 
 pillow_heif.register_heif_opener()
@@ -141,11 +142,11 @@ def test_wrong_annotations_end_inspect_and_the_first_step_of_a_run(
 
 
 def test_the_remedies_give_the_boxes_and_classes_of_the_sound_set(make, tmp_path):
-    def boxes(raw: dict[str, Any], folder: Path) -> list[Any]:
+    def boxes(raw: RawManifest, folder: Path) -> list[Any]:
         index = shards.shard(raw, str(folder), DataConfig(processes=1))
-        truth = shards.Table(f"{raw['uri']}/val.parquet")
-        assert index["categories"] == [{"id": 0, "name": "Cat", "original_id": 1}]
-        sidecar = json.loads(Path(index["uri"], "val-00000.json").read_text())
+        truth = Table(f"{raw.uri}/val.parquet")
+        assert index.categories == [Category(0, "Cat", 1)]
+        sidecar = json.loads(Path(index.uri, "val-00000.json").read_text())
         assert len(truth) == 5
         return sorted(
             (row["file_name"], [np.round(box["bbox"], 2).tolist() for box in row["annotations"]])
@@ -245,12 +246,10 @@ def test_warnings_reach_the_index_and_the_page_with_pictures(make, inspect, tmp_
     index = shards.shard(
         download(f"coco:{root}", str(tmp_path / "data"), config), str(tmp_path / "data"), config
     )
-    assert [pair["file_names"] for pair in index["near_duplicates"]] == [["20.jpg", "3.jpg"]]
+    assert [pair.file_names for pair in index.near_duplicates] == [["20.jpg", "3.jpg"]]
     html = page(index)
-    assert html.count("data:image/jpeg;base64,") == 2 and all(
-        warning in html for warning in index["warnings"]
-    )
-    assert inspect(index["uri"])[1].count("warning: ") == len(index["warnings"]) == 2
+    assert html.count("data:image/jpeg;base64,") == 2 and all(warning in html for warning in index.warnings)
+    assert inspect(index.uri)[1].count("warning: ") == len(index.warnings) == 2
 
 
 def test_images_that_were_rotated_after_the_annotation_end_the_data_steps(make, inspect, tmp_path):

@@ -41,10 +41,10 @@ def test_an_error_names_ten_cases_and_what_is_harmless_counts_for_nothing():
 
 def test_those_of_parts_add_up():
     one, other = of(IMAGE_MISSING=7, BOX_OUTSIDE=1), of(IMAGE_MISSING=7)
-    one.merge(other.to_json())
+    one.merge(other.cases())
     assert one.counts == {reasons.IMAGE_MISSING: 14, reasons.BOX_OUTSIDE: 1}
     assert len(one.examples[reasons.IMAGE_MISSING]) == EXAMPLES
     assert one.summary() == "box outside the image: 1, image missing: 14" and Problems().summary() == ""
     again = Problems()
-    again.merge(one.to_json())
+    again.merge(one.cases())
     assert again == one

@@ -65,12 +65,12 @@ def root(tmp_path):
 def make(source, root):
     raw = download.download(source, root, CONFIG)
     index = shard(raw, root, CONFIG)
-    return raw, seen.place(root, index["fingerprint"])
+    return raw, seen.place(root, index.fingerprint)
 
 
 def news(source, root, uri):
     planned = download.plan(source, root, CONFIG)
-    return seen.news(planned, uri, forgotten.names(root, planned["source"]))
+    return seen.news(planned, uri, forgotten.names(root, planned.source))
 
 
 def test_it_holds_every_image_of_the_shards_and_outlives_them(coco, root):
@@ -79,7 +79,7 @@ def test_it_holds_every_image_of_the_shards_and_outlives_them(coco, root):
     raw, uri = make(source, root)
     rows = pq.read_table(uri).to_pylist()
     assert {row["key"] for row in rows} == {f"{n:04}" for n in range(20)}
-    assert {row["split"] for row in rows} == set(raw["splits"])
+    assert {row["split"] for row in rows} == set(raw.splits)
     # What could not be used was listed, and not seen.
     assert [row["key"] for row in rows if row["crc32"] is None] == ["0003"]
     shutil.rmtree(Path(root) / "raw")
@@ -123,12 +123,12 @@ def test_new_changed_and_removed_images_are_counted_before_any_is_fetched(coco, 
 def test_an_image_that_is_to_be_forgotten_is_in_no_later_download(coco, root):
     source = coco.add(*range(20))
     raw, uri = make(source, root)
-    added = forgotten.add(root, [forgotten.Forgotten("0005", "0005.jpg", raw["source"])])
+    added = forgotten.add(root, [forgotten.Forgotten("0005", "0005.jpg", raw.source)])
     assert len(added) == 1 and not forgotten.add(root, added)
     found = news(source, root, uri)
     assert (found.new, found.changed, found.removed, found.forgotten) == (0, 0, 1, 1)
     again, uri = make(source, root)
-    assert again["fingerprint"] != raw["fingerprint"]
+    assert again.fingerprint != raw.fingerprint
     assert not list(seen.find(uri, frozenset({"0005"})))
     # Of the same name in another set it is another image.
     assert forgotten.names(root, "coco:/elsewhere") == frozenset()

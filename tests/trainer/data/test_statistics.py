@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from trainer.data import statistics
-from trainer.data.statistics import BINS, add, describe
+from trainer.data.statistics import BINS, SplitStatistics, describe
 
 
 def sample(width: int, height: int, *boxes: tuple[int, float, float, int]) -> dict:
@@ -20,15 +20,15 @@ SAMPLES = [
 ]
 
 
-def counted(described: dict, name: str) -> dict[float, int]:
+def counted(described: SplitStatistics, name: str) -> dict[float, int]:
     """How many there are from each edge of a bin on, where there are any."""
-    return {edge: count for edge, count in zip(BINS[name], described[name], strict=False) if count}
+    return {edge: count for edge, count in zip(BINS[name], described.histogram(name), strict=False) if count}
 
 
 def test_what_is_counted():
     described = describe(SAMPLES, 3)
-    assert (described["images"], described["images_without_boxes"], described["crowds"]) == (3, 1, 1)
-    assert (described["boxes_of_class"], described["images_of_class"]) == ([2, 0, 2], [1, 0, 2])
+    assert (described.images, described.images_without_boxes, described.crowds) == (3, 1, 1)
+    assert (described.boxes_of_class, described.images_of_class) == ([2, 0, 2], [1, 0, 2])
     # Sides: sqrt(64 * 16) = 32, 2, 64 and 50.
     assert counted(described, "box_side") == {0: 1, 32: 2, 64: 1}
     # Height over width: a quarter, 1, 64 times, and a ten thousandth: the last two lie beyond the bins.
@@ -36,16 +36,16 @@ def test_what_is_counted():
     assert counted(described, "image_side") == {384: 1, 640: 1, 1600: 1}
     assert counted(described, "image_aspect") == {-2: 1, -0.5: 1, 1.75: 1}
     assert counted(described, "boxes_per_image") == {0: 1, 1: 1, 3: 1}
-    assert sum(described["box_share"]) == 4
+    assert sum(described.box_share) == 4
 
 
 @pytest.mark.parametrize("cut", [0, 1, 2, 3])
 def test_parts_add_up_to_the_whole(cut):
-    assert add(describe(SAMPLES[:cut], 3), describe(SAMPLES[cut:], 3)) == describe(SAMPLES, 3)
+    assert describe(SAMPLES[:cut], 3) + describe(SAMPLES[cut:], 3) == describe(SAMPLES, 3)
 
 
 def test_nothing_is_nothing():
     described = describe([], 2)
-    assert described["images"] == 0 and described["boxes_of_class"] == [0, 0]
-    assert all(described[name] == [0] * (len(edges) - 1) for name, edges in BINS.items())
+    assert described.images == 0 and described.boxes_of_class == [0, 0]
+    assert all(described.histogram(name) == [0] * (len(edges) - 1) for name, edges in BINS.items())
     assert all(np.all(np.diff(edges) > 0) for edges in statistics.BINS.values())

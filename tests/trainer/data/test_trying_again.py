@@ -23,22 +23,22 @@ def source(make_coco, monkeypatch):
     reads: dict[str, int] = {}
 
     root = str(make_coco(train=[f"{number}.jpg" for number in range(30)]))
-    read_bytes = storage.read_bytes
+    read_buffer = storage.read_buffer
 
-    def read(uri: str, **options: str) -> bytes:
+    def read(uri: str, **options: str) -> memoryview:
         name = uri.rpartition("/")[2]
         if uri.startswith(root) and name.endswith(".jpg"):
             reads[name] = reads.get(name, 0) + 1
             if name in faults:
                 raise faults[name]
-        return read_bytes(uri, **options)
+        return read_buffer(uri, **options)
 
-    monkeypatch.setattr(storage, "read_bytes", read)
+    monkeypatch.setattr(storage, "read_buffer", read)
     return root, faults, reads
 
 
 def images_of(manifest: dict) -> int:
-    return sum(part["images"] for part in manifest["splits"].values())
+    return sum(part.images for part in manifest.splits.values())
 
 
 def test_what_was_not_had_is_asked_for_again_and_the_shards_follow(source, tmp_path):
@@ -50,29 +50,29 @@ def test_what_was_not_had_is_asked_for_again_and_the_shards_follow(source, tmp_p
     del faults["1.jpg"]
     second = download(uri, str(tmp_path), CONFIG)
     assert reads == {"1.jpg": 1, "2.jpg": 1} and (images_of(first), images_of(second)) == (28, 29)
-    assert list(second["problems"]) == [reasons.IMAGE_MISSING]
+    assert list(second.problems) == [reasons.IMAGE_MISSING]
     after = shard(second, str(tmp_path), CONFIG)
-    assert before["uri"] != after["uri"]
-    assert sum(part["samples"] for part in after["splits"].values()) == 29
+    assert before.uri != after.uri
+    assert sum(part.samples for part in after.splits.values()) == 29
     assert download(uri, str(tmp_path), CONFIG) == second and reads == {"1.jpg": 1, "2.jpg": 2}
     faults.clear()  # The source is mended, and the same command takes what is there now.
     assert images_of(download(uri, str(tmp_path), CONFIG)) == 30 and reads == {"1.jpg": 1, "2.jpg": 3}
-    assert download(uri, str(tmp_path), CONFIG)["problems"] == {} and reads == {"1.jpg": 1, "2.jpg": 3}
+    assert download(uri, str(tmp_path), CONFIG).problems == {} and reads == {"1.jpg": 1, "2.jpg": 3}
     # An earlier run that shards only now takes the images that it found.
     late = shard(first, str(tmp_path), replace(CONFIG, jpeg_quality=80))
-    assert sum(part["samples"] for part in late["splits"].values()) == 28
+    assert sum(part.samples for part in late.splits.values()) == 28
 
 
 def test_where_it_fails_again_everything_stays(source, tmp_path, caplog):
     uri, faults, reads = source
     faults["1.jpg"] = StorageError("refused")
     first = download(uri, str(tmp_path), CONFIG)
-    written = (Path(first["uri"]) / "manifest.json").stat().st_mtime_ns
+    written = (Path(first.uri) / "manifest.json").stat().st_mtime_ns
     reads.clear()
     with caplog.at_level("INFO"):
         assert download(uri, str(tmp_path), CONFIG) == first
     assert reads == {"1.jpg": 2} and "are there already" in caplog.text
-    assert (Path(first["uri"]) / "manifest.json").stat().st_mtime_ns == written
+    assert (Path(first.uri) / "manifest.json").stat().st_mtime_ns == written
 
 
 def test_a_source_that_is_down_fails_no_download_that_was_good_enough(source, tmp_path, monkeypatch, caplog):
@@ -119,8 +119,8 @@ def test_the_number_of_partitions_may_change(source, tmp_path, numbers):
     assert reads == {"1.jpg": 1, "2.jpg": 1, "3.jpg": 1}, "nothing that is there is asked for again"
     same = brought(uri, tmp_path / "b", numbers[0])
     for key in ("content", "splits", "problems"):
-        assert other[key] == same[key]
-    assert images_of(other) == 28 and list(other["problems"]) == [reasons.IMAGE_MISSING]
+        assert getattr(other, key) == getattr(same, key)
+    assert images_of(other) == 28 and list(other.problems) == [reasons.IMAGE_MISSING]
 
 
 def test_what_one_number_of_partitions_found_missing_is_missing_for_another(source, tmp_path, monkeypatch):
@@ -129,7 +129,7 @@ def test_what_one_number_of_partitions_found_missing_is_missing_for_another(sour
     brought(uri, tmp_path, 1)
     faults["1.jpg"] = MissingError("404")
     images = brought(uri, tmp_path, 3)
-    assert {name: problem["count"] for name, problem in images["problems"].items()} == {
+    assert {name: problem.count for name, problem in images.problems.items()} == {
         reasons.IMAGE_MISSING: 1, reasons.IMAGE_NOT_FETCHED: 1
     }  # fmt: skip
     with monkeypatch.context() as down:
@@ -160,8 +160,6 @@ def test_what_came_before_the_source_went_down_counts(source, tmp_path, monkeypa
     del faults["0.jpg"]
     monkeypatch.setattr("trainer.data.fetch._PATIENCE", -6)
     monkeypatch.setattr(
-        fetch,
-        "_read_in_one_thread",
-        lambda tasks, _, reach: (fetch._copy(reach, task) for task in tasks),
-    )  # in turn
+        fetch, "copy_images", lambda _, tasks, __, policy: (fetch._copy(policy, task) for task in tasks)
+    )  # one after the other
     assert images_of(brought(uri, tmp_path, 1)) == 27

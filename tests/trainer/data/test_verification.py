@@ -29,7 +29,7 @@ def prepared(fifteen_images, tmp_path):
         return raw, shard(raw, root, CONFIG)
 
     raw, index = prepare()
-    return prepare, Path(raw["uri"]), Path(index["uri"])
+    return prepare, Path(raw.uri), Path(index.uri)
 
 
 def flip(path: Path, share: float = 0.5) -> None:
@@ -178,7 +178,7 @@ def test_the_shard_step_takes_a_lost_or_damaged_image_from_the_source(fifteen_im
     whole = image.read_bytes()
     harm(image)
     index = shard(raw, str(tmp_path / "data"), CONFIG)
-    assert image.read_bytes() == whole and index["splits"]["train"]["samples"] == 12
+    assert image.read_bytes() == whole and index.splits["train"].samples == 12
     assert f"{image.name}" in caplog.text and "mended: fetched again from the source" in caplog.text
 
 
@@ -251,22 +251,22 @@ def test_a_data_root_moves_between_paths_and_a_store(prepared, fifteen_images, t
     shutil.copytree(elsewhere, bucket / "deep" / "root")
     back = str(tmp_path / "back")
     read = []
-    read_bytes = storage.read_bytes
+    buffer_of = storage.read_buffer
     for place in (elsewhere, "s3://bucket/deep/root"):
         with monkeypatch.context() as watched:
-            watched.setattr(storage, "read_bytes", lambda uri, **o: read.append(uri) or read_bytes(uri, **o))
+            watched.setattr(storage, "read_buffer", lambda uri, **o: read.append(uri) or buffer_of(uri, **o))
             manifest = download(f"coco:{fifteen_images}", place, CONFIG)
             index = shard(manifest, place, replace(CONFIG, jpeg_quality=80))
             same = shard(manifest, place, CONFIG)
         assert not [uri for uri in read if uri.startswith(str(fifteen_images)) and uri.endswith(".jpg")]
-        assert manifest["uri"].startswith(place) and index["uri"].startswith(place)
-        assert same["uri"].rpartition("/")[2] == shards.name
-        assert len(ShardDataset(same["uri"], "val").annotations()["images"]) == 3
-        check(verify(same["uri"]))
-        check(verify(manifest["uri"]))
+        assert manifest.uri.startswith(place) and index.uri.startswith(place)
+        assert same.uri.rpartition("/")[2] == shards.name
+        assert len(ShardDataset(same.uri, "val").annotations()["images"]) == 3
+        check(verify(same.uri))
+        check(verify(manifest.uri))
     shutil.copytree(bucket / "deep" / "root", back)
     moved = f"{back}/shards/{shards.name}"
-    assert read_index(moved)["uri"] == moved and ShardDataset(moved, "train").read(0)
+    assert read_index(moved).uri == moved and ShardDataset(moved, "train").read(0)
 
 
 def test_a_data_root_of_an_earlier_program_goes_on_where_it_is(prepared, fifteen_images):
@@ -289,6 +289,6 @@ def test_a_data_root_of_an_earlier_program_goes_on_where_it_is(prepared, fifteen
     before = contents(raw, shards)
     found, index = prepare()
     assert contents(raw, shards) == before
-    assert found["images"] == str(next((root / "images").iterdir())) and index["uri"] == str(shards)
+    assert found.images == str(next((root / "images").iterdir())) and index.uri == str(shards)
     check(verify(str(shards)))
     check(verify(str(raw)))

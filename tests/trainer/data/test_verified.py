@@ -27,7 +27,7 @@ def open_images(mirror, tmp_path):
     config = recipes.load("debug", {"data.processes": 1, "data.max_bad_fraction": 0.2}).data
     source = f"openimages:base={mirror}/base/,pixels={mirror}/pixels,labels=all"
     root = str(tmp_path / "root")
-    return shard(download(source, root, config), root, config)["uri"]
+    return shard(download(source, root, config), root, config).uri
 
 
 def batches(uri, count, **changes):

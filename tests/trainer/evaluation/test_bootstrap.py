@@ -70,24 +70,28 @@ def scene(quality: float, seed: int, images: int = 120) -> tuple[Truth, Predicti
     return truth, Predictions(truth.image_ids, truth.labels, moved, random.random(images))
 
 
+def of_class(changes):
+    return [change for name, change in changes.items() if name.startswith("AP[")]
+
+
 def test_a_clear_change_is_sure_and_none_is_not() -> None:
     truth, bad = scene(0.4, 1)
     _, good = scene(0.9, 2)
     better = bootstrap.compare(matched(truth, bad), matched(truth, good), truth.names)
-    assert better.overall.verdict == better.per_class["cat"].verdict == "better"
-    assert better.overall.low <= better.overall.delta <= better.overall.high
+    assert better["coco/AP"].verdict == better["AP[cat]"].verdict == "better"
+    assert better["coco/AP"].low <= better["coco/AP"].delta <= better["coco/AP"].high
     worse = bootstrap.compare(matched(truth, good), matched(truth, bad), truth.names)
-    assert worse.overall.verdict == "worse"
+    assert worse["coco/AP"].verdict == "worse"
     same = bootstrap.compare(matched(truth, good), matched(truth, good), truth.names)
-    assert (same.overall.delta, same.overall.low, same.overall.high) == (0, 0, 0)
-    assert same.overall.verdict == same.per_class["cat"].verdict == "not sure"
+    assert (same["coco/AP"].delta, same["coco/AP"].low, same["coco/AP"].high) == (0, 0, 0)
+    assert same["coco/AP"].verdict == same["AP[cat]"].verdict == "not sure"
 
 
 def test_the_change_lies_in_its_interval_where_samples_are_off() -> None:
     """A few objects of each class among many detections: samples show larger changes than there is."""
     truth, good = synthetic(40, 80, 40)
     _, bad = synthetic(40, 80, 40, seed=1)
-    overall = bootstrap.compare(matched(truth, bad), matched(truth, good), truth.names).overall
+    overall = bootstrap.compare(matched(truth, bad), matched(truth, good), truth.names)["coco/AP"]
     assert overall.low < overall.delta - 0.02 and overall.delta + 0.02 < overall.high
 
 
@@ -121,12 +125,12 @@ def test_classes_with_few_images_are_too_few_to_tell_and_no_interval_leaves_what
     _, good = of_classes(counts, [1.0] * 6, 100)
     for pair, verdict in (((bad, good), "better"), ((good, bad), "worse")):
         result = bootstrap.compare(*(matched(truth, one) for one in pair), truth.names)
-        changes = list(result.per_class.values())
+        changes = of_class(result)
         assert [change.verdict for change in changes] == ["too few to tell"] * 4 + [verdict] * 2
-        assert all(-1 <= change.low <= change.high <= 1 for change in (*changes, result.overall))
+        assert all(-1 <= change.low <= change.high <= 1 for change in (*changes, result["coco/AP"]))
     few = of_classes([3], [0.5], 1)
     alone = bootstrap.compare(matched(*few), matched(few[0], of_classes([3], [1.0], 9)[1]), few[0].names)
-    assert alone.overall.verdict == alone.at_half.verdict == "too few to tell"
+    assert alone["coco/AP"].verdict == alone["coco/AP50"].verdict == "too few to tell"
 
 
 def test_of_many_equal_classes_none_is_called_better_and_one_that_is_better_is_found() -> None:
@@ -134,11 +138,11 @@ def test_of_many_equal_classes_none_is_called_better_and_one_that_is_better_is_f
     truth, one = of_classes([15] * 60, [0.6] * 60, 1000)
     _, other = of_classes([15] * 60, [0.6] * 59 + [1.0], 3000)
     _, poor = of_classes([15] * 60, [0.6] * 59 + [0.1], 1000)
-    equal = bootstrap.compare(matched(truth, one), matched(truth, other), truth.names).per_class
-    assert sum(change.low > 0 or change.high < 0 for change in list(equal.values())[:59]) > 1
-    assert [change.verdict for change in equal.values()][:59] == ["not sure"] * 59
-    found = bootstrap.compare(matched(truth, poor), matched(truth, other), truth.names).per_class
-    assert found["c59"].verdict == "better"
+    equal = of_class(bootstrap.compare(matched(truth, one), matched(truth, other), truth.names))
+    assert sum(change.low > 0 or change.high < 0 for change in equal[:59]) > 1
+    assert [change.verdict for change in equal[:59]] == ["not sure"] * 59
+    found = bootstrap.compare(matched(truth, poor), matched(truth, other), truth.names)
+    assert found["AP[c59]"].verdict == "better"
 
 
 def test_at_half_is_coco_ap50() -> None:
@@ -151,9 +155,10 @@ def test_at_half_is_coco_ap50() -> None:
         result = bootstrap.compare(
             matched(truth, shifted), matched(truth, detections), truth.names, samples=2
         )
-        for change, name in ((result.overall, "coco/AP"), (result.at_half, "coco/AP50")):
-            known = metrics[name]
-            assert (known == -1 and np.isnan(change.new)) or change.new == pytest.approx(known, abs=1e-12)
+        for name in ("coco/AP", "coco/AP50"):
+            assert (metrics[name] == -1 and not result) or result[name].new == pytest.approx(
+                metrics[name], abs=1e-12
+            )
 
 
 def test_it_is_repeatable_and_classes_without_objects_are_left_out() -> None:
@@ -162,9 +167,9 @@ def test_it_is_repeatable_and_classes_without_objects_are_left_out() -> None:
     pair = matched(truth, detections), matched(truth, shifted)
     one = bootstrap.compare(*pair, truth.names, samples=50)
     assert one == bootstrap.compare(*pair, truth.names, samples=50)
-    with_objects = {name for name, i in zip(truth.names, truth.category_ids, strict=True)
+    with_objects = {f"AP[{name}]" for name, i in zip(truth.names, truth.category_ids, strict=True)
                     if (truth.labels[~truth.crowd] == i).any()}  # fmt: skip
-    assert set(one.per_class) == with_objects
+    assert set(one) == with_objects | {"coco/AP", "coco/AP50"}
 
 
 @pytest.mark.slow
@@ -175,5 +180,5 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
         truth, one = scene(0.6, 1000 + trial, images=60)
         _, other = scene(0.6, 5000 + trial, images=60)
         change = bootstrap.compare(matched(truth, one), matched(truth, other), truth.names, samples=200)
-        missed += change.overall.verdict != "not sure"
+        missed += change["coco/AP"].verdict != "not sure"
     assert missed <= 14

@@ -44,20 +44,6 @@ def test_published_figures_and_those_of_pycocotools():
     assert len(scored["per_class"]) == 80
 
 
-def test_drawn_detections_score_as_with_pycocotools(files):
-    detections = [
-        detection(0, 0, [12, 11, 48, 52], 0.8), detection(0, 1, [95, 100, 50, 40], 0.7),
-        detection(0, 0, [100, 20, 30, 30], 0.6), detection(1, 0, [20, 22, 20, 20], 0.5),
-    ]  # fmt: skip
-    # pycocotools takes a box with the id 0 for none.
-    boxes = [{**box, "id": 1 + box["id"]} for box in TRUTH["annotations"]]
-    paths = files({**TRUTH, "annotations": boxes}, detections)
-    scored = evaluate_files(*paths)
-    assert [scored[name] for name in METRICS] == pycocotools(*paths)
-    assert 0 < scored["coco/AP"] < 1
-    assert scored == evaluate_files(*map(str, paths), engine="pycocotools")
-
-
 @pytest.mark.parametrize(
     ("detections", "said"),
     [

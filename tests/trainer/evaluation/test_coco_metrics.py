@@ -1,13 +1,11 @@
 import copy
 import dataclasses
 import io
-import json
 import math
 import re
 from contextlib import nullcontext
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -45,37 +43,6 @@ def detection(image, category, box, score=0.9):
 
 TRUTH = truth([(0, 0, [10, 10, 50, 50]), (0, 1, [100, 100, 40, 40]), (1, 0, [20, 20, 20, 20])])
 PERFECT = [detection(item["image_id"], item["category_id"], item["bbox"]) for item in TRUTH["annotations"]]
-
-
-@pytest.mark.skipif(not SHARED.exists(), reason="the COCO evaluation sample is not beside the repository")
-def test_equals_published_figures():
-    files = ("instances_val2014_100.json", "instances_val2014_fakebbox100_results.json")
-    result = coco_metrics.evaluate(*(json.loads((SHARED / name).read_text()) for name in files))
-    assert {name: round(value, 6) for name, value in result.metrics.items()} == PUBLISHED
-    assert len(result.per_class) == 80
-    assert sum(row["boxes"] for row in result.per_class.values()) == 839 - 9
-
-
-@pytest.mark.skipif(not SHARED.exists(), reason="the COCO evaluation sample is not beside the repository")
-def test_equals_pycocotools_used_directly(capsys):
-    from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
-
-    files = [
-        str(SHARED / name)
-        for name in ("instances_val2014_100.json", "instances_val2014_fakebbox100_results.json")
-    ]
-    oracle = COCO(files[0])
-    oracle = COCOeval(oracle, oracle.loadRes(files[1]), "bbox")
-    oracle.evaluate()
-    oracle.accumulate()
-    oracle.summarize()
-    capsys.readouterr()
-    result = coco_metrics.evaluate(*(json.loads(Path(file).read_text()) for file in files))
-    assert list(result.metrics.values()) == oracle.stats.tolist()
-    assert np.array_equal(result.precision, oracle.eval["precision"][:, :, :, 0, 2])
-    assert np.array_equal(result.scores, oracle.eval["scores"][:, :, :, 0, 2])
-    assert capsys.readouterr().out == ""
 
 
 def test_label_0_and_annotation_0_count():
@@ -145,17 +112,13 @@ def test_optional_fields_may_be_missing_and_nothing_is_changed():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (detection(99, 0, [0, 0, 5, 5]), r"1 with an unknown image id: 99 \(item 3\)"),
         (detection(0, 5, [0, 0, 5, 5]), "1 with an unknown category id: 5"),
         (detection(0, 0, [0, 0, 5, 5], math.nan), "1 with a non-finite score: nan"),
         (detection(0, 0, [0, 0, 5, 5], math.inf), "1 with a non-finite score: inf"),
         (detection(0, 0, [0, 0, 5, 5], "0.5"), "1 with missing or malformed fields"),
         (detection(0, 0, [0, math.nan, 5, 5]), "1 with a non-finite box"),
-        (detection(0, 0, [0, 0, 5]), "1 with missing or malformed fields"),
         (detection(0, 0, None), "1 with missing or malformed fields"),
         (detection(0, 0, [0, 0, -5, 5]), "1 with a box of negative size"),
-        ({"image_id": 0}, "1 with missing or malformed fields"),
-        ("text", "1 with missing or malformed fields"),
         (detection(10**30, 0, [0, 0, 5, 5]), "1 with missing or malformed fields"),
         (detection(0, 0, [0, 0, 5, 10**400]), "1 with missing or malformed fields"),
         (detection(0, 0, [0, 0, 5, 5], 10**400), "1 with missing or malformed fields"),
@@ -203,11 +166,6 @@ def test_bad_ground_truth_is_refused():
     ground_truth["annotations"][2]["image_id"] = 7
     with pytest.raises(EvaluationError, match=r"ground truth \(3 in all\).*\n.*unknown image id: 7"):
         coco_metrics.evaluate(ground_truth, [])
-
-
-def test_detections_that_are_no_list_are_refused():
-    with pytest.raises(EvaluationError, match="detections are not a list"):
-        coco_metrics.evaluate(TRUTH, {"detections": PERFECT})
 
 
 @pytest.mark.parametrize("text", ["[{", "[" * 100_000])

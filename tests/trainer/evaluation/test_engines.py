@@ -58,7 +58,7 @@ def test_all_agree_with_pycocotools(tenth: int) -> None:
         truth, detections = odd_case(seed)
         oracle = engines.run("pycocotools", truth, detections)
         arrays = engines.run("hotcoco", truth, detections)
-        for name in ("precision", "recall"):
+        for name in ("precision", "recall", "scores"):
             assert np.abs(getattr(arrays, name) - getattr(oracle, name)).max() <= 1e-12, (seed, name)
         result = coco_metrics.evaluate(truth, detections)
         fallback = coco_metrics.evaluate(truth, detections, engine="pycocotools")
@@ -90,20 +90,6 @@ def test_a_class_scores_as_if_it_were_alone() -> None:
             assert row == pytest.approx({name: metrics[f"coco/{name}"] for name in row}, abs=1e-12), seed
             compared += len(set(row.values())) > 5
     assert compared > 10
-
-
-def test_the_cases_are_odd_enough() -> None:
-    cases = [odd_case(seed) for seed in range(CASES)]
-    assert sum(not len(detections) for _, detections in cases) > 20
-    assert sum(truth.crowd.any() for truth, _ in cases) > 50
-    assert sum(len(set(truth.labels)) < len(truth.categories) for truth, _ in cases) > 50
-    assert sum(len(set(detections.scores)) < len(detections) for _, detections in cases) > 100
-    per_image = [
-        np.unique(detections.image_ids, return_counts=True)[1].max(initial=0) for _, detections in cases
-    ]
-    assert max(per_image) == 400
-    scores = [coco_metrics.evaluate(*case).metrics["coco/AP"] for case in cases[:60]]
-    assert 0.05 < np.mean(scores) < 0.8
 
 
 def test_a_few_classes_after_the_others_give_the_same(monkeypatch) -> None:

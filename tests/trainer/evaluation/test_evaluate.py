@@ -1,8 +1,7 @@
-"""Scoring a checkpoint on a split: every image once, boxes in the image's pixels, the right classes."""
+"""Scoring a checkpoint on a split, and what is refused before any work."""
 
 import dataclasses
 import hashlib
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -16,11 +15,10 @@ from trainer import storage
 from trainer.base.errors import EvaluationError, StorageError
 from trainer.config.parsing import to_json
 from trainer.data.shard_index import ShardDataset
-from trainer.evaluation import coco_metrics, openimages_metric, scored_files, scoring
+from trainer.evaluation import coco_metrics, engines, openimages_metric, scored_files, scoring
 from trainer.evaluation.evaluate import evaluate
 from trainer.evaluation.inference import predict_split
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
-from trainer.export.export import export
 
 
 def test_everything_is_written_and_agrees(saved, shards, config, tmp_path):
@@ -133,11 +131,8 @@ def test_the_report_is_told_what_belongs_to_the_model_and_its_data(
     assert data.training == rows and data.trained_boxes == index["class_counts"]["train"]
     assert data.dataset["train"]["images"] == 24 and data.dataset["test"]["images"] == 4
     assert set(data.statistics) == {"train", "val", "test"} and data.config["model"]["backbone"]
-    assert (data.metrics, data.images, data.verdict.passed) == (summary["metrics"], 4, False)
+    assert (data.scores.metrics, data.images, data.verdict.passed) == (summary["metrics"], 4, False)
     assert data.versions["model"] == f"{uri} (step 7)" and data.versions["sha256"] == summary["sha256"]
-    dataset = ShardDataset(shards, "test")
-    for row, image_id in enumerate(dataset.image_ids.tolist()):
-        assert data.load_image(image_id) == dataset.read(row)[0]
 
 
 def test_whoever_finds_the_summary_finds_the_rest(saved, shards, config, tmp_path, monkeypatch):
@@ -256,20 +251,12 @@ def test_two_processes_find_what_one_finds_each_image_once(saved, shards, config
 
 
 @pytest.mark.slow
-def test_every_form_of_an_exported_model_is_scored_like_its_checkpoint(saved, shards, config, tmp_path):
-    pytest.importorskip("onnxruntime")
-    forms = {
-        "model.onnx": "onnx",
-        "model.int8.onnx": "onnx-int8",
-        "model.pt2": "torch-export",
-        "model.raw.onnx": "raw",
-    }
-    if importlib.util.find_spec("openvino"):
-        forms["model.xml"] = "openvino"
-    export_config = dataclasses.replace(config.export, formats=list(forms.values()), calibration_images=4)
-    checkpoint_uri, bundle = saved(), tmp_path / "model"
-    export(checkpoint_uri, shards, str(bundle), dataclasses.replace(config, export=export_config))
-    expected = evaluate(checkpoint_uri, shards, str(tmp_path / "a"), config)
+def test_every_form_of_an_exported_model_is_scored_like_its_checkpoint(
+    exported, trained, shards, config, tmp_path
+):
+    bundle, forms = exported, ["model.onnx", "model.int8.onnx", "model.pt2", "model.raw.onnx"]
+    forms += ["model.xml"] if (exported / "model.xml").exists() else []
+    expected = evaluate(trained, shards, str(tmp_path / "a"), config)
     # One of them is a program: nobody runs it unawares.
     with pytest.raises(EvaluationError, match="is a program") as caught:
         evaluate(str(bundle / "model.pt2"), shards, str(tmp_path / "b"), config)
@@ -285,23 +272,30 @@ def test_every_form_of_an_exported_model_is_scored_like_its_checkpoint(saved, sh
         assert (scored["images"], scored["step"]) == (expected["images"], expected["step"])
 
 
-@pytest.mark.slow
 def test_a_rule_about_drift_compares_with_the_shards_of_the_baseline(saved, shards, config, tmp_path):
-    output, rules = tmp_path / "e", ["drift/classes <= 0.001", "drift/features <= 0.001"]
-    first = evaluate(saved(), shards, str(output), config, rules=rules)
-    assert first["verdict"]["passed"] and "there is nothing to compare with" in first["verdict"]["reason"]
-    assert not (output / "drift.html").exists() and first["shards"] == shards
+    output, rules, requests = tmp_path / "e", ["drift/classes <= 0.001"], []
+
+    def drift(request):
+        requests.append(request)
+        return {"drift/classes": 0.0005}
+
+    def scored(folder, config, **options):
+        return evaluate(saved(), shards, str(tmp_path / folder), config, rules=rules, **options)["verdict"]
+
+    first = scored("e", config, drift=drift)
+    assert first["passed"] and "there is nothing to compare with" in first["reason"]
+    assert not requests
     changed = dataclasses.replace(
         config, evaluation=dataclasses.replace(config.evaluation, baseline=str(output), bootstrap=5)
     )
-    second = evaluate(saved(), shards, str(tmp_path / "f"), changed, rules=rules)
-    assert second["verdict"]["passed"] and second["drift"]["metrics"]["drift/classes"] == 0
-    assert "drift/features 0.000 <= 0.001: passed" in second["verdict"]["reason"]
-    assert "drift/classes" in (tmp_path / "f" / "drift.html").read_text()
-    summary = {**first, "shards": str(tmp_path / "gone")}
-    storage.write_json(str(output / "metrics.json"), summary)
-    third = evaluate(saved(), shards, str(tmp_path / "g"), changed, rules=rules)
-    assert not third["verdict"]["passed"] and "are not known or not there" in third["verdict"]["reason"]
+    assert "only a pipeline" in scored("n", changed)["reason"]
+    assert scored("f", changed, drift=drift)["passed"]
+    (request,) = requests
+    assert (request.before, request.now, request.names) == (shards, shards, {"drift/classes"})
+    summary = storage.read_json(str(output / "metrics.json"))
+    storage.write_json(str(output / "metrics.json"), {**summary, "shards": str(tmp_path / "gone")})
+    third = scored("g", changed, drift=drift)
+    assert not third["passed"] and "are not known or not there" in third["reason"]
 
 
 def test_a_run_is_compared_with_a_file_of_detections(saved, shards, config, tmp_path):
@@ -309,3 +303,94 @@ def test_a_run_is_compared_with_a_file_of_detections(saved, shards, config, tmp_
     comparison = scored_files.compare(str(tmp_path / "run"), summary["predictions"], samples=5)
     assert comparison["verdict"] == "too few to tell" and comparison["images"] == 4
     assert comparison["metrics"]["coco/AP"] == [summary["metrics"]["coco/AP"]] * 2
+
+
+def test_other_classes_are_refused_by_name(saved, shards, config, tmp_path):
+    categories = [{"id": i, "name": n, "original_id": i} for i, n in enumerate("abcde")]
+    with pytest.raises(EvaluationError, match=r"10 differ: c.* in the data; a, b, c, d, e only in the model"):
+        evaluate(saved(categories=categories), shards, str(tmp_path / "e"), config)
+    assert not (tmp_path / "e").exists()
+
+
+def test_a_rule_that_cannot_be_read_is_refused_before_any_work(shards, config, tmp_path):
+    with pytest.raises(EvaluationError, match="cannot be read"):
+        evaluate(str(tmp_path / "none.pt"), shards, str(tmp_path / "e"), config, rules=["coco/AP = 1"])
+
+
+@pytest.fixture
+def no_prediction(monkeypatch):
+    """Fails where anything is predicted."""
+    monkeypatch.setattr(
+        "trainer.evaluation.evaluate.predict_split", lambda *_, **__: pytest.fail("predicted")
+    )
+
+
+@pytest.mark.usefixtures("no_prediction")
+def test_what_the_work_would_end_with_is_told_before_it(saved, shards, config, tmp_path):
+    with pytest.raises(EvaluationError, match=r"'AP\[owl\] >= 0.1' names an unknown class"):
+        evaluate(saved(), shards, str(tmp_path / "e"), config, rules=["coco/AP > 0", "AP[owl] >= 0.1"])
+    for named, message in (("none.pt", "none.pt"), ("", "neither an evaluation nor a model")):
+        compare = dataclasses.replace(config.evaluation, baseline=str(tmp_path / named))
+        with pytest.raises((EvaluationError, StorageError), match=message):
+            evaluate(saved(), shards, str(tmp_path / "e"), dataclasses.replace(config, evaluation=compare))
+
+
+@pytest.mark.usefixtures("no_prediction")
+@pytest.mark.parametrize("engine", engines.ENGINES)
+def test_an_evaluator_that_is_not_installed_is_told_before_the_work(
+    saved, shards, config, tmp_path, monkeypatch, engine
+):
+    monkeypatch.setitem(sys.modules, engine, None)
+    changed = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, engine=engine))
+    with pytest.raises(EvaluationError, match=f"the evaluator {engine} cannot be loaded") as error:
+        evaluate(saved(), shards, str(tmp_path / "e"), changed)
+    other = next(name for name in engines.ENGINES if name != engine)
+    assert error.value.fix == f"install it, or set evaluation.engine={other}"
+
+
+@pytest.mark.usefixtures("no_prediction")
+def test_a_folder_that_cannot_be_written_is_refused_before_any_prediction(saved, shards, config, tmp_path):
+    """A file where the folder should be: it refuses root as well."""
+    (tmp_path / "e").write_text("a file, not a folder")
+    with pytest.raises(StorageError, match="cannot write") as error:
+        evaluate(saved(), shards, str(tmp_path / "e"), config)
+    assert str(tmp_path / "e") in error.value.message and error.value.fix
+
+
+@pytest.mark.parametrize(
+    ("split", "message"), [("val", "no images of the split val"), ("", "neither a test")]
+)
+def test_an_empty_split_is_refused_with_what_there_is(saved, shards, config, tmp_path, split, message):
+    copy = tmp_path / "shards"
+    shutil.copytree(shards, copy)
+    index = storage.read_json(str(copy / "index.json"))
+    del index["splits"]["test"]
+    index["splits"]["val"]["samples"] = 0
+    (copy / "index.json").write_text(json.dumps(index))
+    chosen = dataclasses.replace(config.evaluation, split=split)
+    with pytest.raises(EvaluationError, match=message) as error:
+        evaluate(saved(), str(copy), str(tmp_path / "e"), dataclasses.replace(config, evaluation=chosen))
+    assert "train (24 images), val (0 images)" in error.value.fix
+
+
+def test_what_is_no_model_is_refused(shards, config, tmp_path):
+    (tmp_path / "notes.txt").write_text("none")
+    for uri in (tmp_path, tmp_path / "notes.txt", tmp_path / "gone"):
+        with pytest.raises(EvaluationError, match="neither a checkpoint nor an exported model") as error:
+            evaluate(str(uri), shards, str(tmp_path / "e"), config)
+        assert error.value.fix.startswith("give a best.pt")
+
+
+def test_the_folder_of_a_run_is_refused_with_its_checkpoint(saved, shards, config, tmp_path):
+    uri = saved()
+    for folder in (Path(uri).parent, Path(uri).parents[1]):
+        with pytest.raises(EvaluationError, match="neither a checkpoint nor an exported model") as error:
+            evaluate(str(folder), shards, str(tmp_path / "e"), config)
+        assert error.value.fix == f"give {uri}"
+
+
+def test_a_folder_without_shards_is_refused(saved, shards, config, tmp_path):
+    for folder in (Path(shards).parent, tmp_path / "gone"):
+        with pytest.raises(EvaluationError, match=f"{folder} holds no shards") as error:
+            evaluate(saved(), str(folder), str(tmp_path / "e"), config)
+        assert "<data root>/shards/<fingerprint>" in error.value.fix

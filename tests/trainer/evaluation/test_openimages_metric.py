@@ -109,21 +109,6 @@ def test_half_is_enough() -> None:
         assert openimages_metric.evaluate(group, detections([[0, 0, width, 100]], [0.9])).average == expected
 
 
-def test_many_in_a_group_are_one_that_is_right() -> None:
-    truth = scene([[0, 0, 200, 200], [300, 300, 50, 50]], crowd=[True, False])
-    inside = [[10, 10, 30, 30], [60, 60, 30, 30], [120, 120, 30, 30]]
-    all_found = detections([*inside, [300, 300, 50, 50]], [0.9, 0.8, 0.7, 0.6])
-    assert openimages_metric.evaluate(truth, all_found).average == pytest.approx(1.0)
-    assert openimages_metric.evaluate(truth, all_found.take(np.array([3]))).average == pytest.approx(0.5)
-
-
-def test_a_prediction_tries_only_its_best_object() -> None:
-    """COCO would give the second prediction the other object."""
-    truth = scene([[0, 0, 100, 100], [0, 20, 100, 100]])
-    two = detections([[0, 0, 100, 100], [0, 5, 100, 100]], [0.9, 0.8])
-    assert openimages_metric.evaluate(truth, two).average == pytest.approx(0.5)
-
-
 def test_objects_count_for_the_classes_above() -> None:
     truth = scene([[0, 0, 50, 50]], labels=[2], classes=3)
     animal = detections([[0, 0, 50, 50]], [0.9], labels=[0])
@@ -148,11 +133,6 @@ def test_what_nobody_verified_is_left_out() -> None:
     assert openimages_metric.evaluate(elsewhere, wrong, verified=none).per_class["class 0"] == 1.0
     absent = np.array([[7, 0]])
     assert openimages_metric.evaluate(elsewhere, wrong, verified=absent).per_class["class 0"] == 0.5
-
-
-def test_nothing_found_and_nothing_to_find() -> None:
-    truth = scene([[0, 0, 50, 50]])
-    assert openimages_metric.evaluate(truth, Predictions.from_coco([])).average == 0.0
 
 
 def test_a_published_case_of_the_challenges_evaluator() -> None:

@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from trainer import storage
-from trainer.base.errors import ExportError, StorageError
-from trainer.export import bundle, bundle_signing, sbom
+from trainer.base.errors import StorageError
+from trainer.export import bundle, sbom
 
 
 def _change_a_byte(path):
@@ -94,56 +94,6 @@ def test_a_bundle_in_an_object_store(bundle_uri, bucket):
     _change_a_byte(bucket / "models" / "pets" / "v1" / "model.onnx")
     with pytest.raises(StorageError, match=r"model\.onnx"):
         opened.check()
-
-
-@pytest.fixture
-def keys(tmp_path):
-    pytest.importorskip("model_signing")
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    def write(name):
-        key = ec.generate_private_key(ec.SECP256R1())
-        private, public = tmp_path / f"{name}.pem", tmp_path / f"{name}.pub"
-        private.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-        )
-        public.write_bytes(
-            key.public_key().public_bytes(
-                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-            )
-        )
-        return str(private), str(public)
-
-    return write
-
-
-def test_signatures(bundle_uri, tmp_path, keys):
-    private, public = keys("ours")
-    with pytest.raises(ExportError, match="is not signed"):
-        bundle_signing.check_signature(bundle.load(bundle_uri), public)
-    bundle_signing.sign(tmp_path / "made", private)
-    bundle_signing.check_signature(bundle.load(bundle_uri), public)
-    bundle.copy(bundle.load(bundle_uri), str(tmp_path / "copy"))
-    bundle_signing.check_signature(bundle.load(str(tmp_path / "copy")), public)
-    with pytest.raises(ExportError, match="does not fit"):
-        bundle_signing.check_signature(bundle.load(bundle_uri), keys("other")[1])
-    # Someone who changes a file and mends the list of checksums is found out by the signature.
-    _change_a_byte(tmp_path / "made" / "model.onnx")
-    bundle.seal(tmp_path / "made")
-    bundle.load(bundle_uri).check()
-    with pytest.raises(ExportError, match="does not fit"):
-        bundle_signing.check_signature(bundle.load(bundle_uri), public)
-
-
-def test_a_key_that_is_none(bundle_uri, tmp_path):
-    pytest.importorskip("model_signing")
-    (tmp_path / "key").write_text("no key")
-    with pytest.raises(ExportError, match="cannot be signed"):
-        bundle_signing.sign(tmp_path / "made", str(tmp_path / "key"))
-    assert not (tmp_path / "made" / "model.sig").exists()
 
 
 def test_the_bill_of_materials_is_cyclonedx(bundle_uri, tmp_path):

@@ -1,13 +1,15 @@
-"""The local server's page in a real browser: images, detections, the camera, as a person uses them."""
+"""The page of the local server in a real browser: images, corrections, the camera, on a desk and a phone."""
 
 import json
 
 import browser
 import pytest
-from served_page import BOXES, ROWS, boxes, drop, jpeg
+from served_page import BOXES, ROWS, boxes, corrections, draw_with_keys, drop, jpeg
+
+from trainer.data import merging, sources
 
 pytest.importorskip("uvicorn")
-pytestmark = [pytest.mark.slow, browser.needed]
+pytestmark = [pytest.mark.slow, browser.needed, pytest.mark.extra]
 REFUSED = (
     "(() => { navigator.mediaDevices.getUserMedia = async () => { throw new DOMException('', '%s') } })()"
 )
@@ -138,3 +140,262 @@ def test_a_touch_chooses_a_box_and_draws_one(visit):
     assert page.locator(f"{BOXES}.selected").count() == 1
     page.get_by_role("button", name="Delete the box").tap()
     assert page.locator(BOXES).count() == 0
+
+
+def test_boxes_are_corrected_with_a_mouse_and_exported_as_coco(visit, tmp_path):
+    page = visit()
+    first = jpeg()
+    drop(page, ("a.jpg", first), ("a.jpg", jpeg(size=(96, 96))), ("c.jpg", jpeg()))
+    assert page.locator("#export").is_disabled()
+    frame = page.locator("#boxes").bounding_box()
+    scale = frame["width"] / 192
+
+    def drag(start, end):
+        page.mouse.move(frame["x"] + start[0] * scale, frame["y"] + start[1] * scale)
+        page.mouse.down()
+        page.mouse.move(frame["x"] + end[0] * scale, frame["y"] + end[1] * scale, steps=3)
+        page.mouse.up()
+
+    drag((60, 40), (70, 50))  # Moves it by (10, 10).
+    assert boxes(page) == [("dog <b>", "34, 22, 106, 70")]
+    drag((106, 70), (116, 80))  # Pulls at its corner.
+    assert boxes(page) == [("dog <b>", "34, 22, 116, 80")]
+    page.get_by_role("button", name="Draw a box").click()
+    drag((130, 10), (180, 60))
+    page.get_by_label("Class of box 1").select_option("cat")
+    assert boxes(page) == [("cat", "130, 10, 180, 60"), ("dog <b>", "34, 22, 116, 80")]
+    page.fill("#least", "1")  # What is corrected is not hidden by the score.
+    assert page.locator(BOXES).count() == 2
+    page.fill("#least", "0.3")
+    page.keyboard.press(".")
+    page.get_by_role("button", name="Delete box 1").click()  # Nothing is on it: that is a correction too.
+    download, archive, coco = corrections(page)
+    assert [(item["file_name"], item["width"], item["height"]) for item in coco["images"]] == [
+        ("a.jpg", 192, 96), ("a-2.jpg", 96, 96),
+    ]  # fmt: skip
+    assert archive.read("images/a.jpg") == first  # Its bytes: by them the set knows it again.
+    assert coco["categories"] == [{"id": 7, "name": "cat"}, {"id": 9, "name": "dog <b>"}]
+    cat, dog = coco["annotations"]
+    assert (cat["image_id"], cat["category_id"], dog["category_id"]) == (1, 7, 9)
+    assert cat["bbox"] == pytest.approx([130, 10, 50, 50], abs=1)
+    assert dog["bbox"] == pytest.approx([34, 22, 82, 58], abs=1)
+    commands = page.inner_text("#commands")
+    assert f"kubedet data merge SET {download.suggested_filename} -o more/pets" in commands
+    path = tmp_path / "corrections.zip"
+    download.save_as(path)
+    listing = sources.parse(str(path)).listing()  # As a source it is read without being told what it is.
+    rows = [row for batch in listing.splits["train"].batches() for row in batch.to_pylist()]
+    assert [(row["file_name"], len(row["boxes"])) for row in rows] == [("a.jpg", 2), ("a-2.jpg", 0)]
+
+
+def test_boxes_are_corrected_with_keys_alone(visit):
+    page = visit()
+    drop(page, ("a.jpg", jpeg()))
+    page.focus("#after") if page.is_enabled("#after") else page.focus("#camera")
+    while not page.evaluate("document.activeElement.matches('.box')"):
+        page.keyboard.press("Tab")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Shift+ArrowDown")
+    page.keyboard.press("Alt+ArrowLeft")
+    assert boxes(page) == [("dog <b>", "25, 22, 96, 70")]
+    draw_with_keys(page, 1)
+    assert boxes(page)[0] == ("dog <b>", "64, 32, 128, 64")
+    page.keyboard.press("Delete")
+    assert boxes(page) == [("dog <b>", "25, 22, 96, 70")]
+    page.get_by_role("button", name="Back to the model's").click()
+    assert boxes(page) == [("dog <b>", "24, 12, 96, 60")] and page.locator("#export").is_disabled()
+
+
+def test_the_tab_key_goes_from_box_to_box(visit):
+    page = visit()
+    drop(page, ("a.jpg", jpeg()))
+    draw_with_keys(page, 2)
+    page.focus("#camera")
+    while not page.evaluate("document.activeElement.matches('.box')"):
+        page.keyboard.press("Tab")
+    seen = []
+    while page.evaluate("document.activeElement.matches('.box')"):
+        seen.append(page.evaluate("document.activeElement.getAttribute('aria-label')"))
+        assert page.locator(f"{BOXES}[aria-pressed=true]").get_attribute("aria-label") == seen[-1]
+        page.keyboard.press("Tab")
+    assert len(seen) == 3 and seen[0] == "dog <b> 0.72, from 24, 12 to 96, 60"
+
+
+def test_an_image_whose_boxes_are_right_is_exported_as_it_is(visit):
+    page = visit()
+    drop(page, ("a.jpg", jpeg()))
+    page.get_by_role("button", name="All boxes are right").click()
+    coco = corrections(page)[2]
+    assert [item["bbox"] for item in coco["annotations"]] == [[24, 12, 72, 48]]
+    page.get_by_role("button", name="All boxes are right").click()
+    assert page.locator("#export").is_disabled()
+
+
+def test_boxes_of_different_classes_in_the_same_place_are_kept_only_on_request(visit):
+    page = visit()
+    found = [
+        {"label": label, "name": name, "score": score, "box": [24 + label, 12, 96, 60]}
+        for label, name, score in ((0, "cat", 0.8), (1, "dog <b>", 0.7))
+    ]
+    answer = {"model": "pets v1", "width": 192, "height": 96, "detections": found}
+    page.route("**/detect", lambda route: route.fulfill(json=answer))
+    drop(page, ("a.jpg", jpeg()))
+    asked = []
+
+    def answer_with(kept):
+        page.once("dialog", lambda it: (asked.append(it.message), it.accept() if kept else it.dismiss()))
+
+    right = page.get_by_role("button", name="All boxes are right")
+    answer_with(False)
+    right.click()
+    assert "cat 0.80, dog <b> 0.70" in asked[0] and page.locator("#export").is_disabled()
+    page.get_by_label("Class of box 1").select_option("dog <b>")
+    assert page.locator("#export").is_enabled()  # One class in this place: nothing to ask.
+    page.get_by_label("Class of box 1").select_option("cat")
+    answer_with(False)
+    page.click("#export")
+    assert len(asked) == 2 and page.locator("#message.wrong").is_visible()
+    answer_with(True)
+    assert len(corrections(page)[2]["annotations"]) == 2
+    page.get_by_label("Class of box 2").select_option("cat")
+    assert len(corrections(page)[2]["annotations"]) == 2 and len(asked) == 3
+
+
+def test_a_turned_image_and_classes_with_ids_of_text_are_exported_as_coco_has_them(visit, tmp_path):
+    page = visit()
+    model = json.loads(page.evaluate("fetch('model.json').then(answer => answer.text())"))
+    model["classes"] = [{**item, "original_id": f"/m/{item['id']}"} for item in model["classes"]]
+    page.route("**/model.json", lambda route: route.fulfill(json=model))
+    page.reload()
+    page.get_by_role("heading", name="Try pets").wait_for()
+    drop(page, ("turned.jpg", jpeg(turned=True)))
+    page.get_by_role("button", name="All boxes are right").click()
+    download, _, coco = corrections(page)
+    assert [(item["width"], item["height"]) for item in coco["images"]] == [(96, 192)]
+    assert coco["categories"] == [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog <b>"}]
+    path = tmp_path / "corrections.zip"
+    download.save_as(path)
+    (tmp_path / "set" / "images").mkdir(parents=True)
+    (tmp_path / "set" / "images" / "a.jpg").write_bytes(jpeg(turned=True))
+    (tmp_path / "set" / "labels").mkdir()
+    (tmp_path / "set" / "labels" / "a.txt").write_text("")
+    (tmp_path / "set" / "data.yaml").write_text("names: [cat, dog <b>]\ntrain: images\n")
+    merged = merging.merge(f"yolo:{tmp_path / 'set'}", [str(path)], str(tmp_path / "more"))
+    assert merged.corrected == {"train": 1} and not merged.added
+    whole = json.loads((tmp_path / "more/annotations/instances_train.json").read_text())
+    assert [(item["width"], item["height"]) for item in whole["images"]] == [(96, 192)]
+    assert whole["annotations"][0]["bbox"] == [24, 12, 72, 48]
+
+
+CONTRAST = """() => {
+  const canvas = Object.assign(document.createElement("canvas"), {width: 1, height: 1})
+    .getContext("2d", {willReadFrequently: true});
+  const seen = colour => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const light = part => (part /= 255) <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  const luminance = ([r, g, b]) => 0.2126 * light(r) + 0.7152 * light(g) + 0.0722 * light(b);
+  const poor = [];
+  for (const node of document.querySelectorAll("body *")) {
+    const own = [...node.childNodes].some(part => part.nodeType === 3 && part.textContent.trim());
+    if (!own || node.closest("svg") || node.disabled || !node.checkVisibility()) continue;
+    let holder = node;
+    while (holder && seen(getComputedStyle(holder).backgroundColor)[3] < 255) holder = holder.parentElement;
+    const pair = [getComputedStyle(node).color, getComputedStyle(holder ?? document.body).backgroundColor];
+    const [one, other] = pair.map(colour => luminance(seen(colour))).sort((a, b) => b - a);
+    const ratio = (one + 0.05) / (other + 0.05);
+    const text = node.textContent.trim().slice(0, 30);
+    if (ratio < 4.5) poor.push(`${node.tagName} ${text}: ${ratio.toFixed(2)}`);
+  }
+  return poor;
+}"""
+UNNAMED = """() => [...document.querySelectorAll("button, input, select, textarea, [tabindex]")]
+  .filter(node => node.checkVisibility() && !(node.getAttribute("aria-label") || node.labels?.length ||
+    node.textContent.trim() || document.querySelector(`label[for="${node.id}"]`)))
+  .map(node => node.outerHTML)"""
+
+
+def check_labels(page):
+    """No label lies on another."""
+    plates = [plate.bounding_box() for plate in page.locator("#boxes .plate").all()]
+    assert plates
+    for index, one in enumerate(plates):
+        for other in plates[index + 1 :]:
+            apart = abs(one["y"] - other["y"]) + 0.5 >= one["height"]
+            beside = (
+                one["x"] + one["width"] <= other["x"] + 0.5 or other["x"] + other["width"] <= one["x"] + 0.5
+            )
+            assert apart or beside
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_can_be_read_and_named_on_a_desk_and_on_a_phone(visit, scheme):
+    page = visit(color_scheme=scheme)
+    for state in ("empty", "images"):
+        if state == "images":
+            drop(page, ("x" * 90 + ".jpg", jpeg()), ("a.jpg", jpeg(size=(60, 300))))
+            page.get_by_role("button", name="All boxes are right").click()
+            corrections(page)
+        for width in (1280, 390):
+            page.set_viewport_size({"width": width, "height": 844})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (state, width)
+            assert page.evaluate(CONTRAST) == [], (state, width)
+            assert page.evaluate(UNNAMED) == []
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert dark == ("rgb(18, 22, 28)" if scheme == "dark" else "rgb(246, 247, 249)")
+
+
+def test_every_box_of_many_can_be_deleted_and_has_a_label_that_hides_none(visit):
+    """Forty boxes, one over the other, of a name that is long."""
+    page = visit()
+    name, many = "a traffic light with a name that is longer than the list", []
+    model = json.loads(page.evaluate("fetch('model.json').then(answer => answer.text())"))
+    model["classes"][1]["name"] = name
+    page.route("**/model.json", lambda route: route.fulfill(json=model))
+    page.reload()
+    page.get_by_role("heading", name="Try pets").wait_for()
+    for number in range(40):
+        corner = number * 2
+        box = [corner, corner // 2, corner + 60, corner // 2 + 40]
+        many.append({"label": 1, "name": name, "score": 0.9, "box": box})
+    answer = {"model": "pets v1", "width": 192, "height": 96, "detections": many}
+    page.route("**/detect", lambda route: route.fulfill(json=answer))
+    drop(page, ("a.jpg", jpeg()))
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 844})
+        scroller, button = page.locator(".scroll"), page.locator(f"{ROWS} button").first
+        right = scroller.bounding_box()["x"] + scroller.bounding_box()["width"]
+        assert button.bounding_box()["x"] + button.bounding_box()["width"] <= right + 1
+        assert scroller.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+        assert page.locator(BOXES).count() == 40
+        check_labels(page)
+    page.locator(BOXES).nth(20).focus()
+    assert page.locator("#boxes .selected").count() == 2  # The box, and its handles.
+    check_labels(page)  # The label of what is selected has the first choice.
+
+
+def test_every_button_shows_that_it_has_the_focus(visit):
+    page = visit()
+    drop(page, ("a.jpg", jpeg()))
+    seen = set()
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        name, style = page.evaluate(
+            "(node => [node.id || node.tagName, getComputedStyle(node.matches('#file') ? node.parentElement"
+            " : node).outlineStyle])(document.activeElement)"
+        )
+        seen.add(name)
+        if name not in ("BODY", "g"):  # A box has a white edge instead.
+            assert style != "none", name
+    assert {"file", "camera", "draw", "right", "least", "copy", "g", "SELECT"} <= seen
+
+
+def test_two_labels_do_not_hide_each_other(visit):
+    page = visit()
+    drop(page, ("a.jpg", jpeg()))
+    draw_with_keys(page, 3)
+    assert page.locator("#boxes .plate").count() == 4
+    check_labels(page)

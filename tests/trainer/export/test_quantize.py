@@ -17,31 +17,15 @@ from trainer.export.quantize import CalibrationImages
 SIZE = 96
 
 
-def _all(images):
-    inputs = []
-    while (item := images.get_next()) is not None:
-        inputs.append(item)
-    return inputs
-
-
-def test_calibration_images_are_of_the_training_split(shards):
-    images = CalibrationImages(shards, SIZE, 100)
-    inputs = _all(images)
-    train = ShardDataset(shards, "train")
-    assert images.count == len(inputs) == len(train)  # All, where there are fewer than asked for.
-    for index, item in enumerate(inputs):
+@pytest.mark.parametrize(("count", "rows"), [(100, None), (2, [0, -1])])
+def test_calibration_images_are_spread_over_the_training_split(shards, count, rows):
+    images, train = CalibrationImages(shards, SIZE, count), ShardDataset(shards, "train")
+    inputs = list(iter(images.get_next, None))
+    chosen = range(len(train)) if rows is None else [row % len(train) for row in rows]
+    assert images.count == len(inputs) == len(chosen)  # All, if there are fewer than asked for.
+    for index, item in zip(chosen, inputs, strict=True):
         expected = letterbox(read_sample(train, index)[0], SIZE)[0]
-        assert list(item) == ["images"] and item["images"].shape == (1, 3, SIZE, SIZE)
-        assert torch.equal(torch.from_numpy(item["images"][0]), expected)
-
-
-def test_calibration_images_are_spread_over_the_split(shards):
-    images = CalibrationImages(shards, SIZE, 2)
-    inputs = _all(images)
-    train = ShardDataset(shards, "train")
-    assert images.count == len(inputs) == 2
-    last = letterbox(read_sample(train, len(train) - 1)[0], SIZE)[0]
-    assert torch.equal(torch.from_numpy(inputs[1]["images"][0]), last)
+        assert torch.equal(torch.from_numpy(item["images"]), expected[None])
 
 
 class _Given:

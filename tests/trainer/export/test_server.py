@@ -20,6 +20,7 @@ uvicorn = pytest.importorskip("uvicorn")
 from trainer.export import server, serving_limits  # noqa: E402
 
 SIZE = 96
+REST = [0] * (3 * SIZE * SIZE - 1)
 
 
 @pytest.fixture
@@ -103,27 +104,6 @@ def test_requests_that_are_refused(ask, change, said):
     images = np.zeros((1, 3, SIZE, SIZE), np.uint8)
     status, _, body = ask("POST", "/v2/models/pets/infer", json.dumps({**_request(images), **change}))
     assert status == 400 and said in json.loads(body)["error"]
-
-
-def test_values_that_are_no_pixels():
-    request = _request(np.zeros((1, 3, SIZE, SIZE), np.uint8))
-    for value, said in (
-        (256, "values from 0 to 255"),
-        (-1, "values from 0"),
-        (0.5, "integers"),
-        ("a", "integers"),
-    ):
-        request["inputs"][0]["data"][0] = value
-        with pytest.raises(DataError, match=said):
-            inference_protocol.read_request(json.dumps(request).encode(), None, SIZE)
-
-
-def test_bytes_that_are_missing():
-    head = _request(np.zeros((1, 3, SIZE, SIZE), np.uint8))
-    head["inputs"][0]["parameters"] = {"binary_data_size": 3 * SIZE * SIZE}
-    text = json.dumps(head).encode()
-    with pytest.raises(DataError, match="needs 27648 bytes, 4 are given"):
-        inference_protocol.read_request(text + b"1234", len(text), SIZE)
 
 
 def test_what_is_not_there(ask):
@@ -254,18 +234,21 @@ def test_a_port_that_is_taken(address, bundle_uri):
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "tail", "said"),
     [
-        {"parameters": [1]},
-        {"parameters": {"binary_data_size": "many"}},
-        {"shape": [float("inf"), 3, SIZE, SIZE]},
-        {"shape": 5},
+        *(({"data": [value, *REST]}, b"", "values from 0 to 255") for value in (256, -1)),
+        *(({"data": [value, *REST]}, b"", "integers") for value in (0.5, "a")),
+        ({"parameters": {"binary_data_size": 3 * SIZE * SIZE}}, b"1234", "needs 27648 bytes, 4 are given"),
+        ({"parameters": [1]}, b"", "parameters must be"), ({"shape": 5}, b"", "JSON with one input"),
+        ({"parameters": {"binary_data_size": "many"}}, b"", "needs 27648 bytes"),
+        ({"shape": [float("inf"), 3, SIZE, SIZE]}, b"", "JSON with one input"),
     ],
-)
-def test_a_request_of_odd_types_is_refused(changes):
+)  # fmt: skip
+def test_tensors_that_cannot_be_read_are_refused(changes, tail, said):
     tensor = {"name": "images", "datatype": "UINT8", "shape": [1, 3, SIZE, SIZE], "data": [], **changes}
-    with pytest.raises(DataError):
-        inference_protocol.read_request(json.dumps({"inputs": [tensor]}).encode(), None, SIZE)
+    text = json.dumps({"inputs": [tensor]}).encode()
+    with pytest.raises(DataError, match=said):
+        inference_protocol.read_request(text + tail, len(text) if tail else None, SIZE)
 
 
 @pytest.mark.parametrize("outputs", [{"outputs": 5}, {"outputs": [{"name": []}]}, {"parameters": [1]}])

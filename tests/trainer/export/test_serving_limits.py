@@ -2,7 +2,6 @@
 
 import asyncio
 import http.client
-import io
 import json
 import os
 import signal
@@ -282,9 +281,3 @@ def test_sigterm_ends_it_under_load_and_every_request_is_answered(bundle_uri, tm
         assert all(b" 200 " not in closed(client) for client in half)
         assert [closed(client) for client in silent] == [b""] * 20
     assert "Traceback" not in (tmp_path / "server.log").read_text()
-
-
-def test_png_is_what_it_says():
-    from PIL import Image
-
-    assert Image.open(io.BytesIO(png(500))).size == (500, 500)

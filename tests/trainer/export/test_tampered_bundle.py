@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from trainer import storage
-from trainer.base.errors import FormError, KubedetError, StorageError
+from trainer.base.errors import ExportError, FormError, KubedetError, StorageError
 from trainer.export import bundle, bundle_signing, published_models
 from trainer.export.predict import open_bundle
 from trainer.storage import records
@@ -22,11 +22,11 @@ from trainer.storage import records
 pytest.importorskip("model_signing")
 
 
-@pytest.fixture
-def keys(tmp_path) -> tuple[str, str]:
-    """Paths of a private and a public key."""
+def write_keys(folder: Path) -> tuple[str, str]:
+    """Write a private and a public key; returns their paths."""
+    folder.mkdir()
     key = ec.generate_private_key(ec.SECP256R1())
-    private, public = tmp_path / "private.pem", tmp_path / "public.pem"
+    private, public = folder / "private.pem", folder / "public.pem"
     pem = serialization.Encoding.PEM
     private.write_bytes(
         key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
@@ -34,6 +34,11 @@ def keys(tmp_path) -> tuple[str, str]:
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     public.write_bytes(key.public_key().public_bytes(pem, form))
     return str(private), str(public)
+
+
+@pytest.fixture
+def keys(tmp_path) -> tuple[str, str]:
+    return write_keys(tmp_path / "keys")
 
 
 @pytest.fixture
@@ -175,6 +180,16 @@ def test_a_bundle_as_it_was_signed_is_taken_by_both(root, keys):
     assert openssf_accepts(root / "models" / "pets" / "v2", keys[1])
     for model in ("pets", "pets@v1", str(root / "models" / "pets" / "v2")):
         verify(model, root, keys[1])
+
+
+def test_another_key_and_no_signature_are_refused(root, keys, tmp_path):
+    with pytest.raises(ExportError, match="does not fit"):
+        bundle_signing.check_signature(
+            published_models.load("pets", str(root)), write_keys(tmp_path / "other")[1]
+        )
+    (root / "models" / "pets" / "v2" / bundle.SIGNATURE).unlink()
+    with pytest.raises(ExportError, match="is not signed"):
+        verify("pets", root, keys[1])
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """What an exported file is refused for."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -124,8 +122,3 @@ def test_time_is_told_with_threads_and_cpu():
     timing = verify.latency(Runtime(), np.zeros((1, 3, SIZE, SIZE), np.uint8))
     assert 0 < timing["p50_ms"] <= timing["p95_ms"] and timing["runs"] >= 10
     assert timing["threads"] == 1 and timing["cpu"]
-
-
-def test_figures_are_plain_numbers():
-    check = verify.Check("r", 1, 0.5, 0.0, Matches(1, 1.0, 0.0, 0.0), {})
-    assert verify.describe(check)["matches"] == dataclasses.asdict(check.matches)

@@ -15,7 +15,7 @@ def batch(ids, counts):
     for row, count in enumerate(counts):
         labels[row, :count] = 1
     images = torch.zeros(len(ids), 3, 8, 8, dtype=torch.uint8)
-    return Batch(images, torch.zeros(*labels.shape, 4), labels, None, ids, [1.0] * len(ids))
+    return Batch(images, torch.zeros(*labels.shape, 4), labels, None, ids, [1.0] * len(ids), counts)
 
 
 def test_targets_are_counted_over_all_batches():

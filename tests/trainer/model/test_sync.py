@@ -53,16 +53,6 @@ def count(images, counts, config=NARROW, precision=torch.bfloat16):
     return counter
 
 
-@pytest.mark.parametrize(
-    ("version", "precision"), [("v1", torch.bfloat16), ("v2", torch.bfloat16), ("v2", torch.float16)]
-)
-def test_no_operation_waits(version, precision):
-    config = dataclasses.replace(NARROW, version=version)
-    counter = count(2, [3, 0], config, precision)
-    assert counter.waiting == []
-    assert counter.operations > 300
-
-
 def test_the_number_of_operations_does_not_grow_with_the_batch():
     few, many = count(2, [3, 0]), count(12, [3, 9, 0])
     assert many.operations == few.operations
@@ -125,11 +115,3 @@ def test_at_full_size_operations_grow_with_the_chunks_of_the_loss_and_nothing_el
     first, last = chunks.values()
     grown = {name: many[name] - few[name] for name in many | few if many[name] != few[name]}
     assert grown == {name: number * (last - first) for name, number in a_chunk.items() if last > first}
-
-
-def test_the_counter_sees_what_waits():
-    values = torch.rand(5)
-    for wait in (lambda: values[values > 2], lambda: values.sum().item(), lambda: torch.tensor(1.0)):
-        with Counter() as counter:
-            wait()
-        assert counter.waiting

@@ -1,6 +1,5 @@
 import base64
 import hashlib
-import io
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -10,39 +9,52 @@ import pytest
 from PIL import Image
 
 from trainer.evaluation import analysis, coco_metrics
+from trainer.evaluation.coco_metrics import CocoResult
 from trainer.evaluation.gate import Verdict
 from trainer.evaluation.metrics import Change, Compared
+from trainer.evaluation.scoring import Scores
 from trainer.report import evaluation_page
+from trainer.report.evaluation_page import ReportData
+from trainer.report.figures import thumbnail
 from trainer.report.gallery import GalleryImage, Marked
-from trainer.report.report_data import ReportData
 
 NAMES = ["cat", "<script>alert(1)</script> | *x*"]
 
 
-def jpeg(image_id):
-    buffer = io.BytesIO()
-    Image.new("L", (1200, 900), 40 * image_id).save(buffer, "JPEG")
-    return buffer.getvalue()
-
-
-def data(**changes):
+def scores(per_class, **changes):
+    """Scores with these rows of classes, and flat curves."""
+    empty = np.full(analysis.BINS, np.nan)
     values = {
-        "title": "run <b>7</b>", "split": "test", "images": 1200,
+        "coco": CocoResult({}, per_class, np.full((10, 101, len(per_class)), 0.5), np.zeros(0)),
         "metrics": dict.fromkeys(coco_metrics.METRICS, 0.25) | {"coco/APs": -1.0},
-        "per_class": {
-            NAMES[0]: {"AP": 0.3, "AP50": 0.5, "boxes": 4}, NAMES[1]: {"AP": -1.0, "AP50": -1.0, "boxes": 0},
-        },
-        "precision": np.full((10, 101, 2), 0.5),
+        "matches": None, "points": {}, "f1": {}, "tide": None, "confusion": None,
+        "calibration": analysis.Calibration(0.0, empty, empty, np.ones(analysis.BINS, int)),
+    }  # fmt: skip
+    return Scores(**(values | changes))
+
+
+def row(ap, boxes=1, **changes):
+    return {"AP": ap, "AP50": ap, "APs": ap, "APm": -1.0, "APl": ap, "boxes": boxes} | changes
+
+
+def image(truth=(), predictions=()):
+    return GalleryImage(
+        3, "a&b.jpg", 1200, 900, thumbnail(Image.new("RGB", (1200, 900)), 560), truth, predictions
+    )
+
+
+def data(per_class=None, changed=None, **changes):
+    rows = per_class or {NAMES[0]: row(0.3, 4, AP50=0.5), NAMES[1]: row(-1.0, 0)}
+    values = {
+        "title": "run <b>7</b>", "split": "test", "images": 1200, "scores": scores(rows, **(changed or {})),
         "verdict": Verdict(passed=False, reason="coco/AP 0.250 >= 0.3: failed"),
         "training": [{"kind": "train", "step": 1, "loss": 1.0, "lr": 0.1}],
         "gallery": [
-            GalleryImage(
-                3, "a&b.jpg", 1200, 900, 0.5,
+            image(
                 (Marked((10, 20, 30, 40), "cat", matched=False),),
                 (Marked((500, 20, 30, 40), "dog", matched=False, score=0.77),),
             )
         ],
-        "load_image": jpeg,
         "dataset": {"train": {"images": 9, "boxes": 12345}, "test": {"images": 2}},
         "trained_boxes": {"cat": 4321},
         "config": {"train": {"lr": 0.01, "milestones": [0.5, 0.75]}, "recipe": "debug"},
@@ -124,9 +136,7 @@ def test_page_follows_the_readers_colours_and_width():
 
 
 def test_parts_that_are_not_given_are_left_out():
-    bare = ReportData(
-        "m", "val", 1, dict.fromkeys(coco_metrics.METRICS, 0.0), {"cat": data().per_class["cat"]}
-    )
+    bare = ReportData("m", "val", 1, scores({"cat": row(0.3)}))
     text = Page(evaluation_page.html(bare)).text.split("</style>")[-1]
     for part in ("Gate", "Training", "Worst images", "How it was made", "trained on"):
         assert part not in text
@@ -141,7 +151,7 @@ def test_a_crowded_image_names_some_boxes_and_shortens_long_names():
     many = tuple(
         Marked((i, 80 * i, 9, 9), f"{i} " + "long " * 9, matched=False, score=0.5) for i in range(11)
     )
-    page = evaluation_page.html(data(gallery=[GalleryImage(1, "a.jpg", 1200, 900, 0.0, (), many)]))
+    page = evaluation_page.html(data(gallery=[image((), many)]))
     shown = re.findall(r"<text [^>]*>([^<]*)</text>", page.partition('class="gallery"')[2])
     assert len(shown) == 8 and shown[0] == "0 long long long long l… 0.50"
     assert page.count(f"<title>7 {'long ' * 9} 0.50</title>") == 1
@@ -150,7 +160,7 @@ def test_a_crowded_image_names_some_boxes_and_shortens_long_names():
 def test_labels_give_way_to_each_other_and_stay_in_the_image():
     same = tuple(Marked((1190, 100, 9, 9), f"cat {i}", matched=False, score=0.5) for i in range(6))
     low = (Marked((300, 895, 9, 4), "dog", matched=False), Marked((310, 890, 9, 9), "cow", matched=False))
-    page = evaluation_page.html(data(gallery=[GalleryImage(1, "a.jpg", 1200, 900, 0.0, low, same)]))
+    page = evaluation_page.html(data(gallery=[image(low, same)]))
     labels = re.findall(r'<text [^>]*x="(.*?)" y="(.*?)" font-size="(.*?)">([^<]*)</text>', page)
     assert [name for *_, name in labels] == ["dog", "cat 0 0.50", "cat 1 0.50", "cat 2 0.50"]
     letters = float(labels[0][2])
@@ -163,7 +173,7 @@ def test_labels_give_way_to_each_other_and_stay_in_the_image():
 def test_a_model_that_finds_nothing_is_told_so():
     empty = np.full(analysis.BINS, np.nan)
     nothing = analysis.Calibration(0.0, empty, empty, np.zeros(analysis.BINS, int))
-    page = evaluation_page.html(data(calibration=nothing))
+    page = evaluation_page.html(data(changed={"calibration": nothing}))
     assert "The model found nothing in any image." in page and "Calibration" not in page
     assert "found nothing" not in evaluation_page.html(data())
 
@@ -176,21 +186,19 @@ def test_markdown():
     assert "| coco/AP | 0.250 | mean over IoU 0.50 to 0.95 |" in lines
     assert "| coco/APs | - | small objects, below 32 x 32 px |" in lines
     assert r"| &lt;script>alert(1)&lt;/script> \| \*x\* | 0 | - | - |" in lines
-    many = {f"c{i}": {"AP": 0.1, "AP50": 0.2, "boxes": 1} for i in range(601)}
-    assert "551 more classes are in the HTML report." in evaluation_page.markdown(
-        data(per_class=many, precision=None)
-    )
+    many = {f"c{i}": row(0.1) for i in range(601)}
+    assert "551 more classes are in the HTML report." in evaluation_page.markdown(data(many))
 
 
 def test_markdown_tells_the_comparison_and_the_weakest_classes_first():
     aps = {"cat": 0.3, "dog": 0.1, "owl": 0.2, "none": -1.0}
-    rows = {name: {"AP": ap, "AP50": ap, "boxes": 1} for name, ap in aps.items()}
+    rows = {name: row(ap) for name, ap in aps.items()}
     changes = {
         "coco/AP": Change(0.2, 0.25, -0.01, 0.11), "AP[cat]": Change(0.1, 0.3, 0.1, 0.3, "better"),
         "AP[dog]": Change(0.0, 0.1, 0.05, 0.2, "too few to tell"),
         "AP[owl]": Change(0.4, 0.2, -0.3, -0.1, "worse"),
     }  # fmt: skip
-    report = data(per_class=rows, precision=None, compared=Compared("run *7*", changes, 200))
+    report = data(rows, compared=Compared("run *7*", changes, 200))
     lines = evaluation_page.markdown(report).splitlines()
     assert (
         r"Against the baseline run \*7\*: coco/AP +0.0500, with 95 % confidence from -0.0100 to +0.1100: "

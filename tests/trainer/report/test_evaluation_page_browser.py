@@ -4,15 +4,14 @@ import browser
 import numpy as np
 import pytest
 
-from tests.trainer.report.test_evaluation_page import data
+from tests.trainer.report.test_evaluation_page import data, image, row
 from trainer.evaluation import analysis
 from trainer.evaluation.gate import Verdict
-from trainer.evaluation.metrics import Change
+from trainer.evaluation.metrics import Change, Compared
 from trainer.report import evaluation_page
-from trainer.report.gallery import GalleryImage, Marked
-from trainer.report.report_data import Compared
+from trainer.report.gallery import Marked
 
-pytestmark = [browser.needed, pytest.mark.slow]
+pytestmark = [browser.needed, pytest.mark.slow, pytest.mark.extra]
 
 CLASSES = {"person": 0.5, "dog": 0.1, "cat": 0.3, "<i>tv</i>": 0.2, "nothing": -1.0}
 CHANGES = {
@@ -25,19 +24,17 @@ NAMES = "Array.from(document.querySelectorAll('#classes tbody tr:not([hidden]) t
 
 def write(path, classes):
     """Write a report about classes with these APs; returns its URI."""
-    rows = {
-        name: {"AP": ap, "AP50": ap, "APs": ap, "APm": -1.0, "APl": ap, "boxes": 10 * i}
-        for i, (name, ap) in enumerate(classes.items())
-    }
+    rows = {name: row(ap, 10 * i) for i, (name, ap) in enumerate(classes.items())}
     whole = data(
-        per_class=rows, precision=np.full((10, 101, len(rows)), 0.5),
-        verdict=Verdict(passed=False, reason=f"AP[*] >= 0.2: failed by {', '.join(classes)}"),
+        rows, verdict=Verdict(passed=False, reason=f"AP[*] >= 0.2: failed by {', '.join(classes)}"),
         compared=Compared("detector 7", CHANGES, 200), trained_boxes=dict.fromkeys(classes, 7),
-        points={name: analysis.OperatingPoint(0.4, 0.5, 0.6, 0.7) for name in classes},
-        f1={name: np.linspace(0, 1, 101) for name in classes},
-        tide=dict.fromkeys(analysis.TIDE, (0.1, 1234)),
-        confusion=analysis.Confusion([*list(classes)[:2], "background"], np.arange(9).reshape(3, 3)),
-        calibration=analysis.Calibration(0.1, *(np.linspace(0.05, 0.95, 10),) * 2, np.arange(10)),
+        changed={
+            "points": {name: analysis.OperatingPoint(0.4, 0.5, 0.6, 0.7) for name in classes},
+            "f1": {name: np.linspace(0, 1, 101) for name in classes},
+            "tide": dict.fromkeys(analysis.TIDE, (0.1, 1234)),
+            "confusion": analysis.Confusion([*list(classes)[:2], "background"], np.arange(9).reshape(3, 3)),
+            "calibration": analysis.Calibration(0.1, *(np.linspace(0.05, 0.95, 10),) * 2, np.arange(10)),
+        },
     )  # fmt: skip
     path.write_text(evaluation_page.html(whole))
     return path.as_uri()
@@ -87,9 +84,7 @@ def test_a_tap_in_a_box_of_the_gallery_names_all_boxes_there(tmp_path):
         Marked((300, 300, 250, 250), "dog", matched=True),
     )
     detections = (Marked((100, 100, 720, 600), "train", matched=False, score=0.5),)
-    (tmp_path / "report.html").write_text(
-        evaluation_page.html(data(gallery=[GalleryImage(3, "a.jpg", 1200, 900, 0.5, boxes, detections)]))
-    )
+    (tmp_path / "report.html").write_text(evaluation_page.html(data(gallery=[image(boxes, detections)])))
     with browser.page((tmp_path / "report.html").as_uri(), width=390) as (page, heard):
         page.click(".gallery rect:nth-of-type(2)", force=True)  # A larger box lies above it.
         assert page.text_content(".gallery output") == "train 0.50, dog, bus"

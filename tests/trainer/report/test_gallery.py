@@ -1,5 +1,8 @@
+import io
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from trainer.evaluation.box_matching import match
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
@@ -22,16 +25,14 @@ def detection(image, category, box, score=0.9):
 
 
 BOX = [10, 10, 20, 20]
+PICTURE = io.BytesIO()
+Image.new("RGB", (100, 80)).save(PICTURE, "PNG")
 
 
 def worst_images(dataset, detections, count=12):
     ground_truth, predictions = Truth.from_coco(dataset), Predictions.from_coco(detections)
     matches = match(ground_truth, predictions, np.array([gallery.IOU]))
-    images = gallery.worst_images(ground_truth, predictions, matches, count)
-    for image in images:  # What ranks an image is counted for all at once; what is shown, one by one.
-        right = len(image.truth) - image.missed
-        assert image.f1 == 2 * right / (2 * right + image.missed + image.false)
-    return images
+    return gallery.worst_images(ground_truth, predictions, matches, lambda _: PICTURE.getvalue(), count)
 
 
 def test_counts_right_false_and_missed():

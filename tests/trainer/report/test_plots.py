@@ -1,8 +1,11 @@
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
 
+from trainer.data.statistics import describe
+from trainer.evaluation.coco_metrics import CocoResult
 from trainer.report import plots
 
 PER_CLASS = {
@@ -16,12 +19,13 @@ ROWS = [
 ] + [{"kind": "val", "step": 100, "coco/AP": 0.1, "coco/AP50": 0.3}]
 
 
-def precision(classes):
-    return np.random.default_rng(0).random((10, 101, classes))
+def draw(per_class):
+    precision = np.random.default_rng(0).random((10, 101, len(per_class)))
+    return plots.precision_recall(CocoResult({}, per_class, precision, precision))
 
 
 def test_svg_takes_size_and_colours_from_the_page():
-    plot = plots.precision_recall(precision(3), PER_CLASS)
+    plot = draw(PER_CLASS)
     root = ElementTree.fromstring(plot.svg)
     assert root.get("width") is None and root.get("height") is None and root.get("viewBox")
     assert not re.search(r"#[0-9a-f]{6}\b", plot.svg)
@@ -32,21 +36,21 @@ def test_svg_takes_size_and_colours_from_the_page():
 
 
 def test_class_names_are_text_of_the_legend_only():
-    plot = plots.precision_recall(precision(3), PER_CLASS)
+    plot = draw(PER_CLASS)
     assert [label for _, label in plot.legend] == ["cat", "$x_1$ <dog>", "mean"]
     assert "dog" not in plot.svg
 
 
 def test_many_classes_show_the_weakest_and_stay_small():
     per_class = {f"c{i}": {"AP": i / 601, "AP50": i / 601, "boxes": 1} for i in range(601)}
-    plot = plots.precision_recall(precision(601), per_class)
+    plot = draw(per_class)
     labels = [label for _, label in plot.legend]
     assert labels == ["c0", "c1", "c2", "c3", "c4", "middle 80 % of 601 classes", "mean"]
     assert len(plot.svg) < 60_000
 
 
 def test_no_class_with_boxes_gives_no_plot():
-    assert plots.precision_recall(precision(1), {"a": {"AP": -1.0, "AP50": -1.0, "boxes": 0}}) is None
+    assert draw({"a": {"AP": -1.0, "AP50": -1.0, "boxes": 0}}) is None
 
 
 def test_training_curves():
@@ -67,7 +71,9 @@ def test_sparkline_spans_the_box():
 
 
 def test_labels_beside_each_other_have_room_on_a_telephone():
-    counts = {key: list(range(1, len(plots.BINS[key]))) for key in plots._HISTOGRAMS}
+    counts = replace(
+        describe([], 1), **{key: list(range(1, len(plots.BINS[key]))) for key in plots._HISTOGRAMS}
+    )
     by_title = {plot.title: plot.svg for plot in plots.histograms({"train": counts})}
     labels = re.findall(r">([^<>]+)</text>", by_title["Shape of boxes"])
     assert "1/16" in labels and "1/8" in labels and not any(label.startswith("0.0625") for label in labels)

@@ -20,8 +20,8 @@ from minio.error import MinioException
 
 from benchmarks import local_store
 from trainer import storage
-from trainer.storage import writes
-from trainer.storage.environment import client
+from trainer.storage import objects
+from trainer.storage.environment import client, settings
 
 __all__ = ["hurried", "proxy"]
 
@@ -126,7 +126,7 @@ def any_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             endpoint, _ = request.getfixturevalue("object_store_server")
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     bucket = f"kubedet-test-{secrets.token_hex(6)}"
-    store = client("s3")
+    store = client(settings("s3"))
     _patiently(lambda: store.make_bucket(bucket))
     yield f"s3://{bucket}"
     for name in storage.list_files(f"s3://{bucket}"):
@@ -179,7 +179,7 @@ def unhashed_store(bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def interrupt_part(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Let an upload be interrupted when it comes to a part, by its number from 1."""
-    inner = writes._Upload._parts
+    inner = objects._Upload._parts
 
     def at(part: int) -> None:
         def parts(self, length):
@@ -189,6 +189,6 @@ def interrupt_part(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
                     time.sleep(0.5)
                 yield block
 
-        monkeypatch.setattr(writes._Upload, "_parts", parts)
+        monkeypatch.setattr(objects._Upload, "_parts", parts)
 
     return at

@@ -10,14 +10,14 @@ import pytest
 
 from trainer import storage
 from trainer.base.errors import Interrupted, StorageError
-from trainer.storage import reads
+from trainer.storage import objects
 
 KB = 1024
 
 
 @pytest.fixture
 def data(bucket, monkeypatch):
-    monkeypatch.setattr(reads, "PIECE", 64 * KB)
+    monkeypatch.setattr(objects, "PIECE", 64 * KB)
     content = os.urandom(1000 * KB + 7)
     (bucket / "big").write_bytes(content)
     return content
@@ -58,7 +58,8 @@ def test_breaks_do_not_show(proxy, data, kind):
 
 
 def test_damage_shows_before_the_end(proxy, data):
-    proxy.fail("corrupt", after=5, parts=True)
+    storage.write_bytes("s3://bucket/big", data)
+    proxy.fail("corrupt", times=8, after=5, parts=True)
     with storage.open_reader("s3://bucket/big") as file, pytest.raises(StorageError, match="is damaged"):
         while file.read(KB):
             pass

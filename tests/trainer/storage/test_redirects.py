@@ -8,8 +8,8 @@ from prepared_server import Server
 from pipelines import cli
 from trainer import storage
 from trainer.base.errors import StorageError
-from trainer.storage import attempts, failures, reach, web
-from trainer.storage.reach import Reach, Refused
+from trainer.storage import failures, url_policy, web
+from trainer.storage.url_policy import Refused, UrlPolicy
 
 
 @pytest.fixture
@@ -36,27 +36,26 @@ READS = {
     "copy": storage.local_copy,
     "open": storage.open_reader,
     "without obstore": lambda uri: storage.read_bytes(f"{uri}//"),
-    "an address in data": lambda uri: storage.read_within(uri, Reach((uri,))),
+    "an address in data": lambda uri: storage.read_within(uri, UrlPolicy((uri,))),
 }
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
-def test_one_without_end_is_told_with_its_hops_and_not_tried_again(server, read, hurried, monkeypatch):
+def test_one_without_end_is_told_with_its_hops_and_not_tried_again(server, read, hurried):
     hurried(first=1000.0, total=1000.0)  # As long as a busy server would be asked again.
-    monkeypatch.setattr(attempts, "pause", lambda seconds: pytest.fail("it was tried again"))
     there, back = server.url, server.url.replace("/x", "/y")
     server.answers = [redirect(back), redirect(there)] * 30
-    with pytest.raises(failures.Circling, match="redirected without end") as caught:
+    with pytest.raises(failures.RedirectLoop, match="redirected without end") as caught:
         read(server.url)
     assert f" -> {there}" in caught.value.message or f" -> {back}" in caught.value.message
     assert not caught.value.passing and "no use to try again" in caught.value.fix
-    assert len(server.requests) < 20  # The library follows ten; then each is looked at once.
+    assert len(server.requests) < 20  # obstore follows ten; then each is looked at once
 
 
 def test_many_that_are_no_circle_are_too_many(server):
     server.answers = [redirect(server.url.replace("/x", f"/{number}")) for number in range(60)]
-    with pytest.raises(failures.Circling, match=r"/0 -> .*/1 -> "):
-        storage.read_within(server.url, Reach((server.url,)))
+    with pytest.raises(failures.RedirectLoop, match=r"/0 -> .*/1 -> "):
+        storage.read_within(server.url, UrlPolicy((server.url,)))
 
 
 def test_a_command_ends_with_it(server, capsys):
@@ -69,11 +68,11 @@ def test_a_command_ends_with_it(server, capsys):
 @pytest.fixture
 def only_this_is_public(monkeypatch):
     """Let 127.0.0.1 count as an address of the public network."""
-    real = reach._is_public
-    monkeypatch.setattr(reach, "_is_public", lambda address: str(address) == "127.0.0.1" or real(address))
-    web.check_hops.cache_clear()
+    real = url_policy._is_public
+    monkeypatch.setattr(url_policy, "_is_public", lambda peer: str(peer) == "127.0.0.1" or real(peer))
+    web.forget_connections()
     yield
-    web.check_hops.cache_clear()
+    web.forget_connections()
 
 
 @pytest.mark.parametrize(
@@ -102,7 +101,7 @@ def test_not_by_a_second_hop_either(only_this_is_public, server, target):
 def test_one_public_server_may_lead_to_another_and_is_looked_at_once(only_this_is_public, server, target):
     server.answers = [redirect(target.url)]
     assert [storage.read_bytes(server.url) for _ in range(3)] == [b"hello"] * 3
-    assert len(server.requests) == 4
+    assert len(server.requests) == 3
 
 
 def test_a_server_inside_that_the_user_named_may_lead_where_it_likes(server, target):

@@ -14,9 +14,9 @@ from prepared_server import Server
 
 from trainer import storage
 from trainer.base import worker_pool
-from trainer.storage import traffic, writes
-from trainer.storage.environment import client
-from trainer.storage.reach import Reach
+from trainer.storage import objects, traffic
+from trainer.storage.environment import client, settings
+from trainer.storage.url_policy import UrlPolicy
 
 MB = 1024 * 1024
 
@@ -68,23 +68,13 @@ def test_what_is_read_of_a_store(bucket, counted, work, moved, monkeypatch, tmp_
 def test_pieces_and_parts_of_a_store_that_gives_them(bucket, moto_server, counted, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", moto_server)
     name = f"kubedet-test-{secrets.token_hex(6)}"
-    client("s3").make_bucket(name)
+    client(settings("s3")).make_bucket(name)
     storage.write_bytes(f"s3://{name}/large", b"x" * 9 * MB)
     assert counted() == (0, 9 * MB)
     storage.read_range(f"s3://{name}/large", 5, 77)
     assert counted().read == 77
     storage.read_bytes(f"s3://{name}/large")
     assert counted().read == 9 * MB + 77
-
-
-def test_what_many_reads_side_by_side_bring(bucket, counted):
-    (bucket / "small").write_bytes(b"x" * 1000)
-    with storage.many(2) as many:
-        for number in range(10):
-            many.read(number, "s3://bucket/small")
-        while many.busy:
-            many.wait()
-    assert counted() == (10_000, 0)
 
 
 def test_what_is_read_of_the_web_with_and_without_care(server, counted):
@@ -94,12 +84,12 @@ def test_what_is_read_of_the_web_with_and_without_care(server, counted):
     server.closes = True
     assert storage.read_bytes(server.url) == b"hello"
     assert counted().read == 10
-    reach = Reach((server.url,))
-    assert storage.read_within(server.url, reach) == b"hello"
+    policy = UrlPolicy((server.url,))
+    assert storage.read_within(server.url, policy) == b"hello"
     assert counted() == (15, 0)
 
 
-@pytest.mark.parametrize("size", [1000, 2 * writes.PART + 1])
+@pytest.mark.parametrize("size", [1000, 2 * objects.PART + 1])
 def test_what_is_written_and_read_back(bucket, counted, size):
     storage.write_bytes("s3://bucket/new", b"x" * size)
     assert counted() == (0, size)

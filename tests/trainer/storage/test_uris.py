@@ -11,31 +11,6 @@ from trainer.storage.uris import InvalidAddress, check_bucket, host_and_port
 
 
 @pytest.mark.parametrize(
-    ("uri", "said"),
-    [
-        ("s3://My_Bucket/x", "'My_Bucket': it contains 'B' 'M' '_'"),
-        ("s3://ab/x", "its length is 2, not 3 to 63"),
-        (f"s3://{'a' * 64}", "its length is 64"),
-        ("s3://-ab-", "it does not begin and end with a letter or digit"),
-        ("s3://a..b", "it contains '..'"),
-        ("s3://a.-b", "it contains '.-'"),
-        ("s3://10.0.0.1/x", "it is an IP address"),
-        ("s3://minio:9000/bucket", "it contains ':'"),
-        ("s3://<bucket>/x", "it contains '<' '>', it does not begin and end"),
-        ("s3://set-s3alias/x", "it ends in -s3alias"),
-        ("s3://xn--set/x", "it begins with xn--"),
-        ("s3:///x", "s3:///x names no bucket"),
-        ("s3:bucket/x", "names no bucket"),
-        ("minio://ä-b/x", "it contains 'ä'"),
-    ],
-)
-def test_what_is_wrong_with_a_bucket_is_told(uri, said):
-    with pytest.raises(StorageError) as caught:
-        check_bucket(uri, strict=True)
-    assert said in caught.value.message and caught.value.fix
-
-
-@pytest.mark.parametrize(
     "uri",
     ["s3://bucket", "s3://my-bucket.2/Any_Key//x", f"minio://{'a' * 63}/x", "s3://1.2.3/x", "s3://999.1.1.1/x",
      "/My_Bucket/x", "file:///A_b", "https://a..b/x", "sample", ""],
@@ -90,16 +65,11 @@ def test_a_store_with_laxer_rules_keeps_its_buckets(monkeypatch, uri, environmen
     assert accepts(check_place, uri) is possible
 
 
-def test_only_who_has_a_store_of_another_kind_is_told_how_to_say_so(monkeypatch):
-    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
-    monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
-    problems = {}
-    for uri in ("s3://My_Bucket/x", "s3://a..b/x"):
-        with pytest.raises(StorageError) as caught:
-            check_place(uri)
-        problems[uri] = caught.value.fix
-    assert "AWS_ENDPOINT_URL" in problems["s3://My_Bucket/x"]
-    assert "AWS_ENDPOINT_URL" not in problems["s3://a..b/x"]
+@pytest.mark.parametrize("uri", ["s3://My_Bucket/x", "s3:///x", "s3:bucket/x", "minio://ä-b/x"])
+def test_a_name_that_no_bucket_can_have_is_refused(uri):
+    with pytest.raises(StorageError, match=r"no bucket can be named|names no bucket") as caught:
+        check_bucket(uri, strict=True)
+    assert caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,10 @@ from prepared_server import PLAIN, Server
 
 from trainer import storage
 from trainer.base.errors import StorageError
-from trainer.storage import reads
 
 
 @pytest.fixture
 def server(hurried, monkeypatch) -> Iterator[Server]:
-    monkeypatch.setattr(reads, "_unsized", set())
     started = Server()
     yield started
     started.stop()
@@ -68,10 +66,9 @@ def test_a_connection_on_which_more_came_than_was_asked_for_is_not_used_again(se
 
 
 @pytest.mark.parametrize("answer", [CHUNKED, TO_THE_END])
-def test_a_server_that_tells_no_length_is_read_whole_from_then_on(server, answer, tmp_path):
+def test_a_server_that_tells_no_length_is_read_whole(server, answer, tmp_path):
     server.answers = [answer]
-    assert [storage.read_bytes(server.url) for _ in range(3)] == [b"hello"] * 3
-    assert len(server.requests) == 4
+    assert storage.read_bytes(server.url) == b"hello"
     assert storage.read_range(server.url, 1, 3) == b"ell"
     assert storage.local_copy(server.url, tmp_path).read_bytes() == b"hello"
     with storage.open_reader(server.url) as file:
@@ -151,12 +148,28 @@ def test_addresses_of_all_kinds(server, path, asked):
     assert server.requests[-1].split()[1] == asked
 
 
-@pytest.mark.parametrize("status", [b"405 No", b"501 No"])
-def test_a_server_that_answers_no_look(server, status):
-    times = 4 if status[:1] == b"5" else 1  # the library asks again
-    server.answers = [b"HTTP/1.1 %b\r\nContent-Length: 0\r\n\r\n" % status] * times + [PLAIN]
-    assert storage.state(server.url).size == 5
-    assert server.requests[-1].startswith(b"GET")
+def test_an_answer_that_is_cut_off_is_asked_for_again(server):
+    server.answers = [CLOSED[:-2], CLOSED[:-2], PLAIN]
+    assert storage.read_bytes(server.url) == b"hello"
+
+
+def test_what_is_known_of_a_file(server):
+    server.answers = [PLAIN.replace(b"OK", b'OK\r\nETag: "1"')]
+    assert storage.state(server.url) == (5, None, '"1"')
+
+
+@pytest.mark.parametrize(("status", "said"), [(b"404 No", "no such file"), (b"503 Busy", "answers 503")])
+def test_a_refusal_names_the_address(server, hurried, status, said):
+    hurried(total=1.0)
+    server.answers = [b"HTTP/1.1 %b\r\nContent-Length: 0\r\n\r\n" % status]
+    with pytest.raises(StorageError, match=said) as caught:
+        storage.read_bytes(server.url)
+    assert server.url in caught.value.message and caught.value.fix
+
+
+def test_a_web_server_that_is_not_there(hurried):
+    with pytest.raises(StorageError, match=r"cannot read http://127\.0\.0\.1:9/x"):
+        storage.read_bytes("http://127.0.0.1:9/x")
 
 
 def test_a_file_that_is_gone(server):

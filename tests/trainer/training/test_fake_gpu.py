@@ -90,12 +90,3 @@ def test_what_follows_the_gradients_stays_on_the_device(kind, monkeypatch):
         if number == 0:
             guard._pending.clear()  # reading it is for the host
     assert crossings.synchronisations == [] and counter.waiting == [] and counter.operations > 5
-
-
-@pytest.mark.usefixtures("fake")
-def test_a_copy_is_seen():
-    with Crossings() as crossings:
-        torch.ones(3, device="cpu").to(GPU)
-    assert len(crossings.synchronisations) == 1
-    with pytest.raises(RuntimeError, match="device"):
-        torch.ones(3, device="cpu") + torch.ones(3)

@@ -16,7 +16,7 @@ from trainer.model.anchor_matching import match
 from trainer.model.focal import BACKGROUND, IGNORED
 
 # A minute and a half of a processor, and on a busy machine many times that.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.slow, pytest.mark.extra, pytest.mark.timeout(3600)]
 ROOT = Path(__file__).parents[3]
 
 

@@ -114,6 +114,7 @@ class OpenImagesSource(Source):
     """URI of the folder with the CSV files."""
     pixels: str = PIXELS
     """URI of the folder with <split>/<image id>.jpg."""
+    composes_addresses = True
 
     @classmethod
     def parse(cls, text: str) -> "OpenImagesSource":

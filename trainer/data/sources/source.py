@@ -114,6 +114,8 @@ class Source:
     """Whether `read` computes (processes help) rather than waits (threads do)."""
     origins_are_uris: ClassVar[bool] = True
     """Whether `read` returns the content of the file that `origin` names, and does nothing else."""
+    composes_addresses: ClassVar[bool] = False
+    """Whether each `origin` is below an address that the user named, and none is from the source's data."""
 
     @property
     def uri(self) -> str:

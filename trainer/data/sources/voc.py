@@ -26,7 +26,7 @@ from trainer.data import problem_counts as reasons
 from trainer.data.problem_counts import Problems
 from trainer.data.sources.files import read_all
 from trainer.data.sources.source import UNKNOWN, Box, Category, Entry, Listing, Source, batches_of
-from trainer.data.sources.voc_layouts import VocLayout, layout_of
+from trainer.data.sources.voc_layouts import VocLayout
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 _COMMA = re.compile(r"-?\d+,\d+")
@@ -127,7 +127,7 @@ class VocSource(Source):
         Raises:
             DataError: the folder has no annotations or no images.
         """
-        layout = layout_of(self.folder)
+        layout = VocLayout(self.folder)
         keys = sorted(
             {key for of_split in layout.splits.values() for key in of_split if layout.annotation(key)}
         )

@@ -7,15 +7,14 @@ beside their images, as LabelImg writes them, or in folders of their own, and fo
 import re
 from collections import Counter, defaultdict
 from pathlib import PurePosixPath
-from typing import Protocol
 
 from trainer import storage
 from trainer.base.errors import DataError
 from trainer.data.images import IMAGE_SUFFIXES
-from trainer.data.sources.files import Folder
 from trainer.data.sources.source import split_of
 
-_IMAGE_FOLDERS = ("JPEGImages", "images", "Images", "Annotations")
+_ANNOTATIONS = "Annotations"
+_IMAGE_FOLDERS = ("JPEGImages", "images", "Images", _ANNOTATIONS)
 _SPLIT_FOLDER = re.compile(
     r"(train|training|val|valid|validation|test|testing)(?:[-_ ]?(?:set|data|images|imgs|labels|\d{4}))?",
     re.I,
@@ -23,79 +22,20 @@ _SPLIT_FOLDER = re.compile(
 _ORDER = ("train", "val", "test")
 
 
-class VocLayout(Protocol):
-    """A VOC data set's files. A key stands for an image and its annotation."""
+class VocLayout:
+    """A VOC data set's files. A key stands for an image and its annotation.
 
-    splits: dict[str, list[str]]
-    """Keys of each split."""
-    read_as: str
-    """How it was understood, for people."""
-
-    def annotation(self, key: str) -> str:
-        """Return the URI of the XML file; "" if there is none."""
-        ...
-
-    def image(self, key: str, named: str) -> tuple[str, str, str] | None:
-        """Return name, URI and version of the image, or None.
-
-        Args:
-            key: the image's.
-            named: file name that the annotation tells, which decides between images of the same stem.
-        """
-        ...
-
-    def looked(self, key: str) -> str:
-        """Say where an image that is not there was looked for."""
-        ...
-
-    def unannotated(self) -> list[str]:
-        """Return the names of images that belong to no annotation, where that can be told."""
-        ...
-
-
-def layout_of(root: str) -> VocLayout:
-    """Find the files of the set in a folder.
-
-    Raises:
-        DataError: it has no XML files or no images.
-        StorageError: it cannot be read.
+    In VOC's own layout it is the stem of both files, in any other the path of the XML file without its
+    extension.
     """
-    names = Folder(storage.join(root, "Annotations"), str, _is_xml)
-    images = _images(root) if len(names) else None
-    return _Tree(root) if images is None else _Published(root, names, images)
-
-
-class _Published:
-    """VOC's own layout; a key is the stem of the files."""
-
-    def __init__(self, root: str, names: Folder, images: Folder) -> None:
-        self._annotations = names.uri
-        self._files = {name[:-4]: name for name in names.names()}
-        self._images = images
-        lists = _listed_splits(root, sorted(self._files))
-        self.splits = lists or {"train": sorted(self._files)}
-        folder = self._images.uri.rpartition("/")[2]
-        self.read_as = f"VOC: Annotations and {folder}" + (", splits of ImageSets/Main" if lists else "")
-
-    def annotation(self, key: str) -> str:
-        return storage.join(self._annotations, self._files[key]) if key in self._files else ""
-
-    def image(self, key: str, named: str) -> tuple[str, str, str] | None:
-        # The file that the annotation names if it has the same stem, else any of that stem.
-        file = self._images.find(named if PurePosixPath(named).stem == key else "", key.lower())
-        return file and (file[0], storage.join(self._images.uri, file[0]), file[1])
-
-    def looked(self, key: str) -> str:
-        return f"no file {key}.* in {self._images.uri}"
-
-    def unannotated(self) -> list[str]:
-        return []  # The lists tell what belongs to the set; the folder may hold more.
-
-
-class _Tree:
-    """Folders of any depth; a key is the path of the XML file without its extension."""
 
     def __init__(self, root: str) -> None:
+        """Find the files of the set in a folder.
+
+        Raises:
+            DataError: it has no XML files or no images.
+            StorageError: it cannot be read.
+        """
         self._root = root
         self._xml: dict[str, str] = {}
         self._places: dict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -104,53 +44,88 @@ class _Tree:
             path = PurePosixPath(name)
             if any(part.startswith(".") or part == "__MACOSX" for part in path.parts):
                 continue
-            if _is_xml(name):
+            if name.lower().endswith(".xml"):
                 self._xml[name[:-4]] = name
             elif name.lower().endswith(IMAGE_SUFFIXES):
                 self._places[path.stem.lower()].append((name, f"{state.size} {state.version}"))
-        if not self._xml:
-            raise DataError(
-                f"voc:{root}: no XML files in it",
-                fix="name the folder that holds Annotations, JPEGImages and ImageSets, or the images with "
-                "their XML files beside them",
-            )
-        if not self._places:
-            raise DataError(
-                f"voc:{root}: no images in JPEGImages, nor beside the XML files",
-                fix=f"put the images there, as {', '.join(IMAGE_SUFFIXES)}",
-            )
+        self._check()
+        self._home = self._take_published()
+        """Folder of the images in VOC's own layout; empty in another."""
         for paths in self._places.values():
             paths.sort()
         self.splits, self._by_lists = self._split()
         self._used: set[str] = set()
+
+    @property
+    def read_as(self) -> str:
+        """How it was understood, for people."""
+        lists = ", splits of ImageSets/Main" if self._by_lists else ""
+        if self._home:
+            return f"VOC: {_ANNOTATIONS} and {self._home}{lists}"
         beside = sum(map(self._is_beside, self._xml))
         layout = "XML files beside the images" if 2 * beside > len(self._xml) else "XML files and images"
         folders = [f"{split} of {', '.join(self._folders(keys))}" for split, keys in self.splits.items()]
-        how = "; ".join(folders) if len(folders) > 1 and not self._by_lists else ""
-        self.read_as = f"VOC: {layout}" + (
-            ", splits of ImageSets/Main" if self._by_lists else how and f", {how}"
-        )
+        named = f", {'; '.join(folders)}" if len(folders) > 1 else ""
+        return f"VOC: {layout}{lists or named}"
 
     def annotation(self, key: str) -> str:
+        """Return the URI of the XML file; "" if there is none."""
         return storage.join(self._root, self._xml[key]) if key in self._xml else ""
 
     def image(self, key: str, named: str) -> tuple[str, str, str] | None:
+        """Return name, URI and version of the image, or None.
+
+        Args:
+            key: the image's.
+            named: file name that the annotation tells, which decides between images of the same stem.
+        """
         place = self._image_of(key, named)
         if place is None:
             return None
         self._used.add(place[0])
-        return place[0], storage.join(self._root, place[0]), place[1]
+        name = place[0].removeprefix(f"{self._home}/") if self._home else place[0]
+        return name, storage.join(self._root, place[0]), place[1]
 
     def looked(self, key: str) -> str:
+        """Say where an image that is not there was looked for."""
+        if self._home:
+            return f"no file {key}.* in {storage.join(self._root, self._home)}"
         path = PurePosixPath(key)
         if len(self._places.get(path.name.lower(), ())) > 1:
             return f"several images {path.name}.*, and none beside {key}.xml"
         return f"no file {path.name}.* beside {key}.xml or in another folder of its split"
 
     def unannotated(self) -> list[str]:
-        if self._by_lists:
-            return []
+        """Return the names of images that belong to no annotation, where that can be told."""
+        if self._by_lists or self._home:
+            return []  # The lists tell what belongs to the set; the folder may hold more.
         return sorted(name for paths in self._places.values() for name, _ in paths if name not in self._used)
+
+    def _check(self) -> None:
+        if not self._xml:
+            raise DataError(
+                f"voc:{self._root}: no XML files in it",
+                fix="name the folder that holds Annotations, JPEGImages and ImageSets, or the images with "
+                "their XML files beside them",
+            )
+        if not self._places:
+            raise DataError(
+                f"voc:{self._root}: no images in JPEGImages, nor beside the XML files",
+                fix=f"put the images there, as {', '.join(IMAGE_SUFFIXES)}",
+            )
+
+    def _take_published(self) -> str:
+        """Take only VOC's own folders if there are such, keys being stems; return that of the images."""
+        xml = {
+            key.rpartition("/")[2]: name for key, name in self._xml.items() if _folder(key) == _ANNOTATIONS
+        }
+        folders = {_folder(name) for paths in self._places.values() for name, _ in paths}
+        home = next((folder for folder in _IMAGE_FOLDERS if xml and folder in folders), "")
+        if home:
+            self._xml = xml
+            for stem, paths in self._places.items():
+                self._places[stem] = [place for place in paths if _folder(place[0]) == home]
+        return home
 
     def _split(self) -> tuple[dict[str, list[str]], bool]:
         """Return the keys of each split, by lists or by folders, and whether it was by lists."""
@@ -192,8 +167,8 @@ class _Tree:
         return [folder for folder, _ in counts.most_common(3)]
 
 
-def _is_xml(name: str) -> bool:
-    return name.lower().endswith(".xml")
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 def _split_of_path(path: str) -> str | None:
@@ -208,19 +183,6 @@ def _distance(folder: PurePosixPath, other: PurePosixPath) -> int:
     """Return how many folders lie between two."""
     common = sum(1 for one, two in zip(folder.parts, other.parts, strict=False) if one == two)
     return len(folder.parts) + len(other.parts) - 2 * common
-
-
-def _images(root: str) -> Folder | None:
-    """Return the folder with the images, in which names of the same stem count as equal; or None."""
-    for name in _IMAGE_FOLDERS:
-        folder = Folder(storage.join(root, name), _stem, lambda file: file.lower().endswith(IMAGE_SUFFIXES))
-        if len(folder):
-            return folder
-    return None
-
-
-def _stem(name: str) -> str:
-    return PurePosixPath(name).stem.lower()
 
 
 def _listed_splits(root: str, stems: list[str]) -> dict[str, list[str]]:

@@ -14,7 +14,7 @@ from trainer import storage
 from trainer.base.bounded_text import whole_number, yaml_value
 from trainer.base.errors import DataError, first_line
 from trainer.data.sources.source import split_of
-from trainer.storage.reach import Reach
+from trainer.storage.url_policy import UrlPolicy
 
 YAML = (".yaml", ".yml")
 _NAMES = ("classes.txt", "obj.names")
@@ -33,7 +33,7 @@ class Bounds(NamedTuple):
     folder: str = ""
     """That nothing may lead out of; "" where paths may."""
     allowed: tuple[str, ...] = ()
-    """Buckets besides the set's own; see `trainer.storage.reach.Reach`."""
+    """Buckets besides the set's own; see `trainer.storage.url_policy.UrlPolicy`."""
 
     def holds(self, uri: str) -> bool:
         """Tell whether a URI is in the folder, if there is one."""
@@ -140,7 +140,7 @@ def resolve(text: str, bases: list[str], bounds: Bounds, *, is_file: bool = Fals
         if not bounds.holds(uri):
             continue
         if storage.scheme(uri) in storage.OBJECT_STORES:
-            Reach(tuple(bases), bounds.allowed).check(uri)
+            UrlPolicy(tuple(bases), bounds.allowed).check(uri)
         if storage.exists(uri) or (not is_file and _has_files(uri)):
             return uri
     return ""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from components.launchers.backend import Phase
 from components.launchers.pod_template import Body
@@ -11,6 +11,14 @@ from trainer.launching.job_status import Progress
 
 Exists = Callable[[str, str], bool]
 """Whether the namespace has an object of kubedet's: by resource (of the kind's group) and name."""
+
+
+class Resource(NamedTuple):
+    """Where the API server has objects of a type that no client has a class for."""
+
+    group: str
+    version: str
+    plural: str
 
 
 @dataclass(frozen=True)
@@ -39,19 +47,18 @@ class Kind(Protocol):
     group: str
     version: str
     plural: str
-    """Where the API server has it."""
     pod_label: str
     """Label of a pod that names its job."""
     attempt_label: str = ""
     """Label of a pod that counts the pods before it in its place; empty if there is none."""
 
-    def manifests(self, job: JobSpec, exists: Exists) -> list[Body]:
-        """Return what is created for a job: first what the job refers to, the job itself last.
+    @property
+    def resource(self) -> Resource:
+        """Where the API server has the jobs."""
+        return Resource(self.group, self.version, self.plural)
 
-        Args:
-            job: the job; its image must be named.
-            exists: whether an object that a job may refer to exists already.
-        """
+    def manifests(self, job: JobSpec, exists: Exists) -> list[Body]:
+        """Return what is created for a job with an image: the job last, after what it refers to."""
         ...
 
     def problems(self, manifests: list[Body]) -> list[str]:

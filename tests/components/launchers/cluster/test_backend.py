@@ -56,44 +56,6 @@ def test_a_pod_that_is_made_anew_counts_as_restart(backend, fake_cluster, job, m
     assert seen.restarts == {"pytorchjob": 0, "trainjob": 1}[kind.name]
 
 
-@both
-def test_what_a_queue_takes_back_is_no_restart(backend, fake_cluster, job, endless_pods, master):
-    backend.submit(job())
-    body = fake_cluster.job("train")
-    until(lambda: backend.status("train").phase is Phase.RUNNING)
-    fake_cluster.suspend(body)
-    assert fake_cluster.pod(master) is None
-    assert backend.status("train").phase is Phase.SUSPENDED
-    fake_cluster.resume(body)
-    until(lambda: backend.status("train").phase is Phase.RUNNING)
-    assert backend.status("train").pods[0].restarts == 0
-
-
-@both
-def test_phases_follow_the_conditions_that_hold(backend, fake_cluster, job, kind):
-    def set_condition(name, status="True"):
-        if kind.name == "pytorchjob":
-            fake_cluster.condition(body, name, status=status, message="why")
-        else:
-            fake_cluster.trainer.condition(body, name, f"TrainJob{name}", "why", status)
-
-    fake_cluster.operator = fake_cluster.trainer.works = False
-    assert backend.status("train").phase is Phase.GONE
-    backend.submit(job())
-    body = fake_cluster.job("train")
-    assert backend.status("train").phase is Phase.PENDING
-    for name, phase in [
-        ("Suspended", Phase.SUSPENDED),
-        ("Failed", Phase.FAILED),
-        ("Succeeded" if kind.name == "pytorchjob" else "Complete", Phase.SUCCEEDED),
-    ]:
-        set_condition(name)
-        status = backend.status("train")
-        assert (status.phase, status.reason, status.message) == (phase, f"{kind.title}{name}", "why")
-        set_condition(name, "False")
-        assert backend.status("train").phase is Phase.PENDING
-
-
 def test_a_pytorchjob_says_that_it_is_restarting(backend, fake_cluster, job):
     fake_cluster.operator = False
     backend.submit(job())

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from fake_api import Fault
 
-from components.launchers.cluster import job_objects, pods
+from components.launchers.cluster import pods
 from components.launchers.cluster.client import ApiError, Trouble, connect
 from components.launchers.cluster.kinds import KINDS
 from trainer.base.errors import EXIT_USAGE, ConfigError
@@ -90,7 +90,7 @@ def test_a_refusal_is_told_once_and_with_a_remedy(cluster, fake_cluster, status,
     fake_cluster.faults.append(Fault("POST", status=status, message=message, times=2))
     body = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "train"}}
     with pytest.raises(ApiError) as error:
-        job_objects.create(cluster, KIND, body)
+        cluster.request("create", KIND.resource, "train", body=body)
     messages = error.value
     assert f"cannot create pytorchjobs train in namespace default: {status}" in messages.message
     assert message in messages.message
@@ -123,10 +123,10 @@ def test_trouble_is_told_once_a_minute(caplog, monkeypatch):
 
 
 def test_a_cluster_without_the_operator_is_not_one_without_the_job(cluster, fake_cluster):
-    assert job_objects.get(cluster, KIND, "train") is None
+    assert cluster.find(KIND.resource, "train") is None
     fake_cluster.installed.clear()
     with pytest.raises(ApiError, match="404") as error:
-        job_objects.get(cluster, KIND, "train")
+        cluster.find(KIND.resource, "train")
     assert "install the Training Operator" in error.value.fix
 
 

@@ -5,7 +5,6 @@ import logging
 import pytest
 from fake_api import Fault
 from fake_pod import endless
-from fake_trainer import AWAY
 
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError
@@ -153,7 +152,3 @@ def test_a_job_of_the_other_kind_is_replaced_by_one_of_the_preferred(knows, job,
     backend.submit(job(env={"A": "1"}))
     assert backend.status("train").kind == "PyTorchJob"
     assert [status.kind for status in backend.list_jobs()] == ["PyTorchJob"]
-
-
-def test_the_words_of_a_webhook_that_is_away_are_the_real_ones():
-    assert "failed calling webhook" in AWAY and "no endpoints available" in AWAY

@@ -9,7 +9,7 @@ from fake_api import Fault
 from fake_pod import endless
 from patience import until
 
-from components.launchers.cluster.logs import MergedLogs, PodLog, Readings
+from components.launchers.cluster.logs import MergedLogs, PodLog
 from trainer.base import log as training_log
 from trainer.launching import job_status
 from trainer.launching.job_status import LOSS, SPEED
@@ -318,19 +318,8 @@ def test_the_log_of_rank_0_tells(backend, running):
     status, pod = running
     assert backend.with_progress(status).progress is None
     pod.say(f"12:00:00 train: {training_log.describe(EVENT)}", "something else")
-    assert Readings(backend.cluster).completed(status).progress == job_status.Progress(
-        43, 285, {LOSS: 0.532, SPEED: 41.0}
-    )
-
-
-def test_a_log_is_read_again_only_after_a_while(backend, running, fake_cluster, monkeypatch):
-    status, pod = running
-    for _ in range(5):
-        backend.with_progress(status)
-    assert len(fake_cluster.requests("GET", "/log")) == 1
-    pod.say(f"12:00:00 train: {training_log.describe(EVENT)}")
-    monkeypatch.setattr("components.launchers.cluster.logs._FRESH", 0.0)
-    assert backend.with_progress(status).progress.percent == 43
+    progress = backend.with_progress(status).progress
+    assert progress == job_status.Progress(43, 285, {LOSS: 0.532, SPEED: 41.0})
 
 
 def test_a_log_that_may_not_be_read_is_no_trouble(backend, running, fake_cluster):

@@ -1,7 +1,6 @@
 """How pods ended, remembered through streams that break and pods that are gone."""
 
 import time
-from functools import partial
 
 import pytest
 from fake_api import Fault
@@ -10,8 +9,7 @@ from kinds import both
 from patience import until
 
 from components.launchers.backend import Ending
-from components.launchers.cluster import pods
-from components.launchers.cluster.pods import PodExitHistory
+from components.launchers.cluster.pods import PodHistory
 
 
 @pytest.fixture
@@ -19,13 +17,11 @@ def ends(backend, job, fake_cluster, kind, master):
     """The ends of the job `train`, whose pods run until the test ends them."""
     fake_cluster.lives[master] = endless
     backend.submit(job())
-    with PodExitHistory(backend.cluster) as ends:
-        ends.watch(pods.selector(kind, "train"), partial(kind.rank, fake_cluster.job("train")))
-        deadline = time.monotonic() + 60
-        while not fake_cluster.requests("GET", "watch=true"):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        yield ends
+    ends = PodHistory(backend.cluster)
+    ends.watch(kind, fake_cluster.job("train"))
+    until(lambda: fake_cluster.requests("GET", "watch=True"))
+    yield ends
+    ends.stop()
 
 
 @pytest.fixture
@@ -37,7 +33,7 @@ def look(ends, backend):
         while True:
             status = backend.status("train")
             if [pod.phase for pod in status.pods] == ["Running"]:
-                return ends.remembered(status).pods[0].before
+                return ends.completed(status).pods[0].before
             assert time.monotonic() < deadline
 
     return look
@@ -46,20 +42,13 @@ def look(ends, backend):
 @pytest.fixture
 def kill(fake_cluster, master):
     """Kill the pod, as it does that runs out of memory, and wait for the next one."""
-
-    def kill():
-        end(fake_cluster, master, 137, "OOMKilled")
-
-    return kill
+    return lambda: end(fake_cluster, master, 137, "OOMKilled")
 
 
 def end(fake_cluster, name, *how):
     old = fake_cluster.pod(name)
     old.exit(*how)
-    deadline = time.monotonic() + 60
-    while fake_cluster.pod(name) in (old, None) or not fake_cluster.pod(name).containers[0]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: fake_cluster.pod(name) not in (old, None) and fake_cluster.pod(name).containers[0])
 
 
 @both
@@ -85,11 +74,11 @@ def test_nothing_is_lost_between_two_streams(look, fake_cluster, timings, kill):
     """A watch that is silent is begun anew again and again, and goes on with the last change it knows of."""
     assert look() is None
     for _ in range(3):
-        fake_cluster.faults.append(Fault("GET", "watch=true", status=503))
+        fake_cluster.faults.append(Fault("GET", "watch=True", status=503))
         time.sleep(timings.quiet + 0.02)  # About here the stream ends, and the next one fails.
         kill()
         assert look() == Ending("OOMKilled", "", 137)
-    resumed = [seen for seen in fake_cluster.requests("GET", "watch=true") if "resourceVersion=" in seen.path]
+    resumed = [seen for seen in fake_cluster.requests("GET", "watch=True") if "resourceVersion=" in seen.path]
     assert resumed
 
 
@@ -106,7 +95,7 @@ def test_changes_that_are_not_kept_any_more_are_no_end(look, fake_cluster, timin
 
 def test_a_pod_whose_end_nobody_saw_is_waited_for_once(look, fake_cluster, kill, monkeypatch):
     assert look() is None
-    away = Fault("GET", "watch=true", status=503, times=10**6)
+    away = Fault("GET", "watch=True", status=503, times=10**6)
     fake_cluster.faults.append(away)
     until(lambda: away.times < 10**6)  # The stream before it has ended.
     kill()

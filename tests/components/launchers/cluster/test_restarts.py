@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 from fake_api import Fault
+from fake_cluster import gone
 from fake_pod import endless, fine
 from kinds import both
 
@@ -70,10 +71,6 @@ def killed(*lines, after=0.15):
     return life
 
 
-def gone(fake_cluster):
-    return fake_cluster.job("train") is None
-
-
 @both
 def test_memory_that_runs_out_again_and_again_ends_the_job_and_is_named(run, fake_cluster, master):
     """The operator deletes a pod that ended in the same moment: no look at the job shows why."""
@@ -89,7 +86,8 @@ def test_memory_that_runs_out_again_and_again_ends_the_job_and_is_named(run, fak
 
 @both
 def test_a_pod_that_finds_no_place_again_tells_how_it_ended_before(run, fake_cluster, master):
-    fake_cluster.lives[master] = [killed("step 1"), lambda pod: pod.unschedulable("0/3 nodes are available")]
+    full = "0/3 nodes are available"
+    fake_cluster.lives[master] = [killed("step 1", after=0.4), lambda pod: pod.unschedulable(full)]
     with pytest.raises(LaunchError, match="does not run after 1 s") as error:
         run(start_timeout=1)
     assert "the one before it ended: OOMKilled, exit code 137" in error.value.message
@@ -114,7 +112,7 @@ def test_without_the_right_to_watch_restarts_are_counted(run, fake_cluster, mast
 
 
 def test_a_watch_that_breaks_is_begun_anew(run, fake_cluster, master):
-    fake_cluster.faults.append(Fault("GET", "watch=true", status=503, times=2))
+    fake_cluster.faults.append(Fault("GET", "watch=True", status=503, times=2))
     fake_cluster.lives[master] = [killed("step 1"), killed("step 1"), fine]
     assert any("OOMKilled" in line for line in run())
 

@@ -10,13 +10,10 @@ from pathlib import Path
 
 import pytest
 from fake_api import Fault
+from fake_cluster import gone
 from fake_pod import endless
 from kinds import both
-
-
-def gone(fake_cluster):
-    return fake_cluster.job("train") is None
-
+from patience import until
 
 SCRIPT = """
 import os, signal, sys, time
@@ -84,9 +81,7 @@ def test_a_signal_is_heard_while_an_answer_is_waited_for(fake_cluster, launcher,
     fake_cluster.lives[master] = endless
     assert "running" in launcher.stdout.readline()
     fake_cluster.faults += [Fault("GET", kind.plural, delay=120, times=9), Fault("DELETE", status=503)]
-    until = time.monotonic() + 60
-    while fake_cluster.faults[0].times == 9 and time.monotonic() < until:
-        time.sleep(0.02)
+    until(lambda: fake_cluster.faults[0].times < 9)
     begun = time.monotonic()
     os.kill(launcher.pid, signal.SIGTERM)
     os.kill(launcher.pid, signal.SIGTERM)
@@ -100,9 +95,7 @@ def test_a_signal_is_heard_while_an_answer_is_waited_for(fake_cluster, launcher,
 def test_a_signal_while_the_job_is_created_leaves_nothing(fake_cluster, launcher, master, kind):
     fake_cluster.faults.append(Fault("POST", kind.plural, delay=0.7))
     fake_cluster.lives[master] = endless
-    until = time.monotonic() + 60
-    while not fake_cluster.requests("POST") and time.monotonic() < until:
-        time.sleep(0.02)
+    until(lambda: fake_cluster.requests("POST"))
     os.kill(launcher.pid, signal.SIGTERM)
     assert launcher.wait(60) == 143
     time.sleep(0.3)
@@ -160,13 +153,6 @@ def is_running(pid):
         return False
 
 
-def wait_until(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 ENDINGS = [
     {"spec": {"activeDeadlineSeconds": 0}},
     {"spec": {"shutdown": "Terminate"}},
@@ -180,11 +166,11 @@ ENDINGS = [
 def test_the_end_of_the_run_deletes_the_job_without_a_signal(fake_cluster, step, launcher, master, change):
     fake_cluster.lives[master] = endless
     assert "running" in launcher.stdout.readline()
-    wait_until(lambda: fake_cluster.requests("GET", "workflows?watch=true"))
+    until(lambda: fake_cluster.requests("GET", "workflows?watch=true"))
     assert not fake_cluster.requests("DELETE")
     step |= change
     fake_cluster.changed("MODIFIED", step, "workflows")
-    wait_until(lambda: gone(fake_cluster))
+    until(lambda: gone(fake_cluster))
 
 
 @pytest.mark.slow
@@ -193,16 +179,16 @@ def test_the_end_of_the_run_deletes_the_job_although_its_launcher_hangs(fake_clu
     fake_cluster.denied.add(("watch", "workflows"))
     fake_cluster.lives[master] = endless
     assert "running" in launcher.stdout.readline()
-    wait_until(lambda: fake_cluster.requests("GET", "workflows?watch=true"))
+    until(lambda: fake_cluster.requests("GET", "workflows?watch=true"))
     guard = int(subprocess.check_output(["pgrep", "-P", str(launcher.pid), "-f", "termination"]))
     os.kill(launcher.pid, signal.SIGSTOP)
     os.kill(guard, signal.SIGTERM)
     # Only the pod ends, as far as the Workflow says; Argo starts the step again if the pod is gone.
-    wait_until(lambda: fake_cluster.requests("DELETE", "pods/step-pod"))
+    until(lambda: fake_cluster.requests("DELETE", "pods/step-pod"))
     assert not fake_cluster.requests("DELETE", "jobs")
     step["spec"]["activeDeadlineSeconds"] = 0
     os.kill(guard, signal.SIGTERM)
-    wait_until(lambda: gone(fake_cluster))
+    until(lambda: gone(fake_cluster))
 
 
 @pytest.mark.slow
@@ -211,11 +197,11 @@ def test_a_pod_that_is_being_deleted_is_removed_before_argo_sees_it_fail(
 ):
     fake_cluster.lives[master] = endless
     assert "running" in launcher.stdout.readline()
-    wait_until(lambda: fake_cluster.requests("GET", "pods?watch=true&fieldSelector"))
+    until(lambda: fake_cluster.requests("GET", "pods?watch=true&fieldSelector"))
     pod = fake_cluster.objects["pods", "default", "step-pod"]
     pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     fake_cluster.changed("MODIFIED", pod)
-    wait_until(lambda: fake_cluster.requests("DELETE", "pods/step-pod"))
+    until(lambda: fake_cluster.requests("DELETE", "pods/step-pod"))
     assert not fake_cluster.requests("DELETE", "jobs")
 
 
@@ -227,7 +213,7 @@ def test_the_process_that_waits_for_the_end_of_the_run_ends_with_its_launcher(
     assert "running" in launcher.stdout.readline()
     guard = int(subprocess.check_output(["pgrep", "-P", str(launcher.pid), "-f", "termination"]))
     launcher.kill()
-    wait_until(lambda: not is_running(guard))
+    until(lambda: not is_running(guard))
     assert not fake_cluster.requests("DELETE")
 
 
@@ -238,9 +224,7 @@ def test_the_loser_of_a_name_leaves_the_winners_job_alone(fake_cluster, launcher
     assert "running" in launcher.stdout.readline()
     assert "hello" in launcher.stdout.readline()
     fake_cluster.faults.append(Fault("GET", kind.plural, delay=30, times=99))
-    until = time.monotonic() + 60
-    while fake_cluster.faults[0].times == 99 and time.monotonic() < until:
-        time.sleep(0.02)
+    until(lambda: fake_cluster.faults[0].times < 99)
     body = fake_cluster.job("train")
     fake_cluster.trainer.collection_seconds = 60
     other = {**body, "metadata": {**body["metadata"], "labels": {"kubedet/spec-hash": "other"}}}

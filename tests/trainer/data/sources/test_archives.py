@@ -89,7 +89,7 @@ def test_sets_of_each_kind_are_read_like_their_folder(make_set, tmp_path, make_j
         ]
         assert source.read(packed[0]["origin"]) == make_jpeg()
     raw = download(f"{kind}:{archive}", str(tmp_path / "data"), DataConfig())
-    assert {split: counts["images"] for split, counts in raw["splits"].items()} == {"train": 1, "val": 1}
+    assert {split: counts.images for split, counts in raw.splits.items()} == {"train": 1, "val": 1}
 
 
 @pytest.mark.parametrize("form", FORMS)

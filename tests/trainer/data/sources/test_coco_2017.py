@@ -13,9 +13,9 @@ from trainer import storage
 from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
-from trainer.data import sources
+from trainer.data import raw_folder, sources
 from trainer.data.download import download, fetch_partition, join, plan
-from trainer.data.raw_folder import Table
+from trainer.data.raw_folder import SplitCounts, Table
 from trainer.data.sources.coco import ANNOTATIONS, Coco2017Source
 from trainer.data.sources.source import Category
 
@@ -85,21 +85,21 @@ def server(mirror, monkeypatch) -> Iterator[tuple[str, list[tuple[str, int]]]]:
 
 
 def rows_of(raw: dict, split: str) -> list[dict]:
-    table = Table(f"{raw['uri']}/{split}.parquet")
+    table = Table(f"{raw.uri}/{split}.parquet")
     return [row for block in range(table.blocks) for row in table.rows(block)]
 
 
 def test_images_come_one_by_one_from_zips_on_a_server(server, mirror, tmp_path):
     address, answers = server
     raw = download(f"coco:2017,base={address}", str(tmp_path / "data"), CONFIG)
-    assert raw["splits"] == {"train": {"images": 12, "boxes": 24}, "val": {"images": 4, "boxes": 8}}
-    assert raw["categories"][1] == {"id": 1, "name": "dog", "original_id": 17}
-    assert raw["source"] == f"coco:2017,base={address}" and raw["problems"] == {}
+    assert raw.splits == {"train": SplitCounts(12, 24), "val": SplitCounts(4, 8)}
+    assert raw.categories[1] == raw_folder.Category(1, "dog", 17)
+    assert raw.source == f"coco:2017,base={address}" and raw.problems == {}
     for split, folder in (("train", "train2017"), ("val", "val2017")):
         with zipfile.ZipFile(mirror / "zips" / f"{folder}.zip") as archive:
             expected = {name: archive.read(f"{folder}/{name}") for name in NAMES[folder]}
         for row in rows_of(raw, split):
-            (image,) = Path(raw["images"]).rglob(f"{row['key']}-*")
+            (image,) = Path(raw.images).rglob(f"{row['key']}-*")
             assert image.read_bytes() == expected[row["file_name"]]
             assert row["origin"] == f"{address}/zips/{folder}.zip#{folder}/{row['file_name']}"
     # One answer for each image; the directory takes a few.
@@ -132,10 +132,10 @@ def test_a_server_of_zips_that_fails_now_and_then(kind, server, mirror, hurried,
     fetch_partition(planned, CONFIG)
     raw = join(planned, CONFIG)
     proxy.stop()
-    assert raw["problems"] == {} and raw["splits"] == calm["splits"] and proxy.faults == []
+    assert raw.problems == {} and raw.splits == calm.splits and proxy.faults == []
     assert len(proxy.requests) >= requests_before + 16
     images, expected = (
-        {path.name.partition("-")[0]: path.read_bytes() for path in Path(manifest["images"]).rglob("*.jpg")}
+        {path.name.partition("-")[0]: path.read_bytes() for path in Path(manifest.images).rglob("*.jpg")}
         for manifest in (raw, calm)
     )
     assert images == expected and len(images) == 16
@@ -151,8 +151,8 @@ def test_a_changed_zip_fetches_what_changed(mirror, make_jpeg, tmp_path):
             new.writestr(item.filename, make_jpeg(50, 50) if changed else old.read(item))
     (folder / "new").rename(folder / "val2017.zip")
     after = download(source, str(tmp_path / "data"), CONFIG)
-    assert after["fingerprint"] != before["fingerprint"] and after["images"] == before["images"]
-    assert len(list(Path(after["images"]).rglob("*.jpg"))) == 17
+    assert after.fingerprint != before.fingerprint and after.images == before.images
+    assert len(list(Path(after.images).rglob("*.jpg"))) == 17
 
 
 def test_damaged_and_missing_members_are_reported(mirror, tmp_path):
@@ -166,10 +166,10 @@ def test_damaged_and_missing_members_are_reported(mirror, tmp_path):
         archive.writestr("val2017/other.jpg", b"x")
     config = DataConfig(threads=1, max_bad_fraction=0.9)
     raw = download(f"coco:2017,base={mirror}", str(tmp_path / "data"), config)
-    assert raw["splits"]["train"]["images"] == 11 and raw["splits"]["val"]["images"] == 0
-    assert raw["problems"][reasons.IMAGE_NOT_FETCHED]["count"] == 1
-    assert "checksum" in raw["problems"][reasons.IMAGE_NOT_FETCHED]["examples"][0]
-    assert raw["problems"][reasons.IMAGE_MISSING]["count"] == 4
+    assert raw.splits["train"].images == 11 and raw.splits["val"].images == 0
+    assert raw.problems[reasons.IMAGE_NOT_FETCHED].count == 1
+    assert "checksum" in raw.problems[reasons.IMAGE_NOT_FETCHED].examples[0]
+    assert raw.problems[reasons.IMAGE_MISSING].count == 4
 
 
 def test_from_an_object_store(mirror, bucket, tmp_path):
@@ -177,7 +177,7 @@ def test_from_an_object_store(mirror, bucket, tmp_path):
         (bucket / path.parent.name).mkdir(exist_ok=True)
         (bucket / path.parent.name / path.name).write_bytes(path.read_bytes())
     raw = download("coco:2017,base=s3://bucket", str(tmp_path / "data"), DataConfig(threads=2, max_images=3))
-    assert {split: counts["images"] for split, counts in raw["splits"].items()} == {"train": 3, "val": 3}
+    assert {split: counts.images for split, counts in raw.splits.items()} == {"train": 3, "val": 3}
 
 
 def test_zips_that_are_missing_or_none(mirror):

@@ -16,6 +16,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
 from trainer.data.download import plan
+from trainer.data.raw_folder import SplitCounts
 from trainer.data.sources import coco_json, coco_rows
 from trainer.data.sources.coco import CocoSource
 from trainer.data.sources.coco_rows import box_of
@@ -267,7 +268,7 @@ def test_boxes_from_segmentations_where_they_are_wanted(make_coco, edit_json, in
     assert code == 0 and "no problems" in out
     config = DataConfig(boxes_from="segmentation", val_fraction=0)
     planned = plan(f"coco:{root}", str(tmp_path / "data"), config)
-    assert planned["splits"] == {"train": {"images": 2, "boxes": 4}}
+    assert planned.splits == {"train": SplitCounts(2, 4)}
     listing = CocoSource(str(root), FROM_SEGMENTATION).listing()
     (batch,) = listing.splits["train"].batches()
     assert [[box[axis] for axis in "xywh"] for box in batch["boxes"].to_pylist()[0]] == [

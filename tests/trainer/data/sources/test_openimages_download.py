@@ -14,6 +14,7 @@ from openimages_mirror import CLICKS, IDS, MIDS, box, source, write_csv
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download
+from trainer.data.raw_folder import Category
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.data.sources.openimages import BOXES, DESCRIPTIONS
@@ -26,9 +27,9 @@ def test_evaluation_learns_the_hierarchy_of_the_classes_kept(mirror, tmp_path):
     config = DataConfig(processes=1, max_bad_fraction=0.5, classes=["Dog", "Cat", "Animal", "Tree, large"])
     raw = download(source(mirror).uri, str(tmp_path / "data"), config)
     index = shard(raw, str(tmp_path / "data"), config)
-    assert raw["hierarchy"] == index["hierarchy"] == {"0": [2], "1": [2]}
+    assert raw.hierarchy == index.hierarchy == {"0": [2], "1": [2]}
     for split in ("train", "test"):
-        truth = ShardDataset(index["uri"], split).annotations()
+        truth = ShardDataset(index.uri, split).annotations()
         assert truth["hierarchy"] == {"0": [2], "1": [2]}
         assert [one["original_id"] for one in truth["categories"]] == [
             MIDS[name] for name in config.classes
@@ -39,7 +40,7 @@ def test_evaluation_learns_the_hierarchy_of_the_classes_kept(mirror, tmp_path):
     ]  # fmt: skip
     labels_of, above = image_labels(truth)
     assert labels_of is not None and above == {0: [2], 1: [2]}
-    assert image_labels(ShardDataset(index["uri"], "train").annotations())[0] is None
+    assert image_labels(ShardDataset(index.uri, "train").annotations())[0] is None
 
 
 def test_from_a_mirror_in_an_object_store_to_shards(mirror, bucket):
@@ -51,15 +52,15 @@ def test_from_a_mirror_in_an_object_store_to_shards(mirror, bucket):
     config = DataConfig(processes=1, max_bad_fraction=0.5, classes=["/m/01yrx", "Dog"])
     text = "openimages:base=s3://bucket/base,pixels=s3://bucket/pixels,rotation=apply,hierarchy=expand"
     raw = download(text, str(mirror / "data"), config)
-    assert raw["categories"] == [
-        {"id": 0, "name": "Cat", "original_id": "/m/01yrx"},
-        {"id": 1, "name": "Dog", "original_id": "/m/0bt9lr"},
+    assert raw.categories == [
+        Category(0, "Cat", "/m/01yrx"),
+        Category(1, "Dog", "/m/0bt9lr"),
     ]
-    assert {split: counts["images"] for split, counts in raw["splits"].items()} == {
+    assert {split: counts.images for split, counts in raw.splits.items()} == {
         "train": 2, "val": 1, "test": 2,
     }  # fmt: skip
-    assert raw["problems"][reasons.IMAGE_WITHOUT_BOXES]["count"] == 4
-    uri = shard(raw, str(mirror / "data"), config)["uri"]
+    assert raw.problems[reasons.IMAGE_WITHOUT_BOXES].count == 4
+    uri = shard(raw, str(mirror / "data"), config).uri
     # Evaluation reads the ids of the verified classes: Cat in the first image, Dog in both not.
     assert [image["verified"] for image in ShardDataset(uri, "test").annotations()["images"]] == [
         [0, 1],
@@ -86,11 +87,9 @@ def test_from_a_mirror_on_the_web(mirror, monkeypatch, tmp_path):
         config = DataConfig(max_bad_fraction=0.5)
         raw = download(source(f"http://127.0.0.1:{httpd.server_port}").uri, str(tmp_path / "data"), config)
         httpd.shutdown()
-    counts = {split: part["images"] for split, part in raw["splits"].items()}
-    assert (
-        counts == {"train": 3, "val": 2, "test": 2} and raw["problems"][reasons.IMAGE_MISSING]["count"] == 1
-    )
-    (part,) = Path(raw["images"]).rglob(f"{IDS['test'][1]}-*.jpg")
+    counts = {split: part.images for split, part in raw.splits.items()}
+    assert counts == {"train": 3, "val": 2, "test": 2} and raw.problems[reasons.IMAGE_MISSING].count == 1
+    (part,) = Path(raw.images).rglob(f"{IDS['test'][1]}-*.jpg")
     assert part.read_bytes() == (mirror / "pixels" / "test" / f"{IDS['test'][1]}.jpg").read_bytes()
 
 
@@ -101,7 +100,7 @@ def test_images_and_empty_images(mirror):
         "one": DataConfig(max_images=1),
     }.items():  # fmt: skip
         raw = download(source(mirror).uri, str(mirror / "data"), config)
-        counts[name] = {split: part["images"] for split, part in raw["splits"].items()}
+        counts[name] = {split: part.images for split, part in raw.splits.items()}
     assert counts == {
         "auto": {"train": 1, "val": 1, "test": 1}, "keep": {"train": 4, "val": 3, "test": 2},
         "one": {"train": 1, "val": 1, "test": 1},
@@ -115,7 +114,7 @@ def test_more_images_and_other_parts_fetch_only_what_is_new(mirror):
     fetched = []
     for text in (f"images={ids}", "splits=train", "splits=train,hierarchy=expand"):
         raw = download(source(mirror, text).uri, str(mirror / "data"), config)
-        fetched.append({path.name: path.stat().st_mtime_ns for path in Path(raw["images"]).rglob("*.jpg")})
+        fetched.append({path.name: path.stat().st_mtime_ns for path in Path(raw.images).rglob("*.jpg")})
     assert (
         list(map(len, fetched)) == [2, 4, 4] and fetched[0].items() < fetched[1].items() == fetched[2].items()
     )
@@ -124,8 +123,8 @@ def test_more_images_and_other_parts_fetch_only_what_is_new(mirror):
         file.write(",".join(map(str, row)) + "\n")
     shutil.copy(mirror / "pixels/train" / f"{IDS['train'][0]}.jpg", mirror / "pixels/train" / f"{row[0]}.jpg")
     after = download(source(mirror, "splits=train").uri, str(mirror / "data"), config)
-    assert after["splits"]["train"]["images"] + after["splits"]["val"]["images"] == 5
-    new = {path.name: path.stat().st_mtime_ns for path in Path(after["images"]).rglob("*.jpg")}
+    assert after.splits["train"].images + after.splits["val"].images == 5
+    new = {path.name: path.stat().st_mtime_ns for path in Path(after.images).rglob("*.jpg")}
     assert len(new) == 5 and fetched[2].items() < new.items()
 
 
@@ -145,8 +144,8 @@ def test_genuine_rows_with_images_in_an_object_store(bucket, make_jpeg, tmp_path
     expected = Counter((row["ImageID"], row["LabelName"][3:], row["IsGroupOf"]) for row in rows)
     seen: Counter[tuple[str, str, str]] = Counter()
     images = set()
-    for split in index["splits"]:
-        data = ShardDataset(index["uri"], split)
+    for split in index.splits:
+        data = ShardDataset(index.uri, split)
         for number in range(len(data)):
             jpeg, sample = data.read(number)
             images.add(sample["original_id"])

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from trainer.base.errors import DataError
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
 from trainer.data.sources.voc import VocSource
@@ -112,24 +111,6 @@ def test_other_xml_is_told_as_what_it_is(make_tree):
     (root / "a.xml").write_text("<annotations><version>1.1</version></annotations>")
     (entry,) = VocSource(str(root)).listing().splits["train"]
     assert "it is CVAT's own: export as COCO or VOC there" in entry.fault[1]
-
-
-def test_xml_without_any_image(make_tree):
-    with pytest.raises(DataError, match="no images in JPEGImages, nor beside the XML files"):
-        VocSource(str(make_tree("train/a.xml"))).listing()
-
-
-def test_the_state_changes_with_files_of_a_tree(make_tree, make_jpeg):
-    root = make_tree("train/a.jpg", "train/a.xml", "val/b.jpg", "val/b.xml")
-    states = [VocSource(str(root)).listing().state for _ in range(2)]
-    assert states[0] == states[1]
-    (root / "train" / "a.jpg").write_bytes(make_jpeg(seed=77))
-    states.append(VocSource(str(root)).listing().state)
-    (root / "val" / "b.xml").write_text(xml("b.jpg", "dog"))
-    states.append(VocSource(str(root)).listing().state)
-    (root / "val").rename(root / "test")
-    states.append(VocSource(str(root)).listing().state)
-    assert len(set(states)) == 4
 
 
 def test_a_tree_in_a_bucket(make_tree, bucket, make_jpeg):

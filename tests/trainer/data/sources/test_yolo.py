@@ -11,6 +11,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download, plan
 from trainer.data.images import SHARES_UPRIGHT
+from trainer.data.raw_folder import SplitCounts
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.data.sources.yolo import YoloSource
@@ -80,7 +81,7 @@ def test_wrong_lines_are_named_with_file_line_and_remedy(make_yolo, tmp_path, li
     assert "1 of 3 boxes" in caught.value.message and "class x y width height" in caught.value.fix
     assert not (tmp_path / "data" / "images").exists()  # No image was fetched.
     planned = plan(f"yolo:{root}", str(tmp_path / "data"), DataConfig(max_bad_fraction=0.5))
-    assert planned["problems"][reasons.LABEL_LINE]["count"] == 1
+    assert planned.problems[reasons.LABEL_LINE].count == 1
     with pytest.raises(DataError):  # A plan that is there already is no way around it.
         plan(f"yolo:{root}", str(tmp_path / "data"), DataConfig())
 
@@ -136,11 +137,11 @@ def test_from_a_bucket_to_shards(make_yolo, bucket, tmp_path):
     turned.save(root / "images" / "val" / "c.jpg", exif=exif)
     shutil.copytree(root, bucket / "my" / "set")
     raw = download("yolo:s3://bucket/my/set", str(tmp_path / "data"), DataConfig())
-    assert raw["splits"] == {"train": {"images": 2, "boxes": 2}, "val": {"images": 1, "boxes": 1}}
+    assert raw.splits == {"train": SplitCounts(2, 2), "val": SplitCounts(1, 1)}
     index = shard(raw, str(tmp_path / "data"), DataConfig())
-    _, record = ShardDataset(index["uri"], "val").read(0)
+    _, record = ShardDataset(index.uri, "val").read(0)
     assert (record["width"], record["height"]) == (30, 40)
     assert record["annotations"][0]["bbox"] == [0, 0, 15, 10]
-    assert index["problems"] == {reasons.CLASS_WITHOUT_BOXES: 1}
+    assert index.problems == {reasons.CLASS_WITHOUT_BOXES: 1}
     with pytest.raises(DataError, match="on the web cannot be listed"):
         YoloSource("https://example.org/set").listing()

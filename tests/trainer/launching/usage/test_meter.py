@@ -3,9 +3,9 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
+from patience import until
 
 from trainer import storage
 from trainer.launching.usage import meter as meters
@@ -16,13 +16,6 @@ from trainer.storage import traffic
 
 def records(folder):
     return [Record.of(storage.read_json(str(path), FORM)) for path in sorted(folder.glob("*.json"))]
-
-
-def until(happened):
-    end = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_record_tells_what_was_used(tmp_path):

@@ -23,9 +23,17 @@ from transformers import (
     RTDetrV2Config,
     RTDetrV2ForObjectDetection,
 )
-from transformers.models.d_fine.modeling_d_fine import DFineFrozenBatchNorm2d, DFineIntegral, inverse_sigmoid
+from transformers.models.d_fine.modeling_d_fine import (
+    DFineEncoderLayer,
+    DFineFrozenBatchNorm2d,
+    DFineIntegral,
+    inverse_sigmoid,
+)
 from transformers.models.hgnet_v2.modeling_hgnet_v2 import HGNetV2LearnableAffineBlock
-from transformers.models.rt_detr_v2.modeling_rt_detr_v2 import RTDetrV2FrozenBatchNorm2d
+from transformers.models.rt_detr_v2.modeling_rt_detr_v2 import (
+    RTDetrV2EncoderLayer,
+    RTDetrV2FrozenBatchNorm2d,
+)
 from transformers.utils import logging as library_logging
 
 from trainer.base.errors import CheckpointError
@@ -101,6 +109,16 @@ class Detr(Architecture):
         self._criterion = self.make_criterion()
         self._compiled: Callable[[Tensor], list[Tensor]] | None = None
         self._places: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of all modules."""
+        super().train(mode)
+        # In training they look for values that are not finite, for which the host waits; the step looks, too.
+        # Nothing else of theirs depends on the mode: they have no dropout.
+        for module in self.model.encoder.modules():
+            if isinstance(module, (DFineEncoderLayer, RTDetrV2EncoderLayer)):
+                module.training = False
+        return self
 
     @abstractmethod
     def make_library_config(self) -> Any:

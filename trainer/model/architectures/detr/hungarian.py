@@ -13,6 +13,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from trainer.data import batch
 from trainer.model.boxes import area
 
 _CLASS_COST, _DISTANCE_COST, _OVERLAP_COST = 2.0, 5.0, 2.0
@@ -107,10 +108,8 @@ def union(pairs: Pairs) -> Pairs:
 def to_device(groups: Sequence[Pairs | None], device: torch.device) -> list[Any]:
     """The same pairs on a device, by one copy."""
     arrays = [part for pairs in groups if pairs for part in pairs]
-    host = torch.from_numpy(np.concatenate([part.ravel() for part in arrays]))
-    # A copy from other memory would wait for the device.
-    host = host.pin_memory() if device.type == "cuda" else host
-    sent = host.to(device, non_blocking=True).split([part.size for part in arrays])
+    joined = batch.to_device(torch.from_numpy(np.concatenate([part.ravel() for part in arrays])), device)
+    sent = joined.split([part.size for part in arrays])
     shaped = iter([part.view(array.shape) for part, array in zip(sent, arrays, strict=True)])
     return [Pairs(*itertools.islice(shaped, 3)) if pairs else None for pairs in groups]
 

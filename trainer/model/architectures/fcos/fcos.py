@@ -1,9 +1,12 @@
 """FCOS, with torchvision's heads, losses and postprocessing on our squares and padded batches."""
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 from torchvision.models.detection._utils import BoxLinearCoder
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.fcos import FCOS, FCOSClassificationHead, FCOSHead, FCOSRegressionHead
@@ -14,13 +17,28 @@ from trainer.model import class_outputs, upstream_fitting
 from trainer.model.architecture import UpstreamWeights
 from trainer.model.architectures.fcos.fcos_options import FcosOptions
 from trainer.model.backbone import build_backbone, group_norm
+from trainer.model.boxes import area, giou_loss
 from trainer.model.deployment import RAW_OUTPUTS, Graph, best_pairs, nms_keep, served
+from trainer.model.focal import BACKGROUND, focal_loss
 from trainer.model.postprocess import Detections, padded
-from trainer.model.pyramid_detector import PyramidDetector, unpadded
+from trainer.model.pyramid_detector import PyramidDetector
 
 STRIDES = (8, 16, 32, 64, 128)
 _PLACES = 1
 """Predictions at each place of a level."""
+_LARGEST, _LEAST = 1e8, 1e-5
+"""torchvision's bounds: a place takes the object with the greatest `_LARGEST` - area, if that is `_LEAST`."""
+
+
+class Matches(NamedTuple):
+    """What each of N places learns in each of B images."""
+
+    labels: Tensor
+    """int64 [B, N]: a class, or BACKGROUND."""
+    boxes: Tensor
+    """fp32 [B, N, 4]: the object's box, or the place's own square where there is none."""
+    positive: Tensor
+    """bool [B, N]: whether there is an object."""
 
 
 class Fcos(PyramidDetector):
@@ -56,13 +74,38 @@ class Fcos(PyramidDetector):
         features = list(self.backbone(inputs).values())
         outputs = self.head(features)
         with torch.autocast(inputs.device.type, enabled=False):
-            losses = self._stock[0].compute_loss(
-                unpadded(boxes, labels, first=0), outputs, self.anchors(inputs, features), _counts(features)
-            )
+            anchors = self.anchors(inputs[:1], features)[0]
+            matches = assign(boxes, labels, anchors, _counts(features), self.config.center_radius)
+            return self._losses(outputs, anchors, matches)
+
+    def _losses(self, outputs: dict[str, Tensor], anchors: Tensor, matches: Matches) -> dict[str, Tensor]:
+        """The losses of torchvision's `FCOSHead.compute_loss`; no shape depends on the data.
+
+        Args:
+            outputs: cls_logits [B, N, C], bbox_regression [B, N, 4] and bbox_ctrness [B, N, 1], fp32.
+            anchors: [N, 4].
+            matches: what each place learns.
+        """
+        positive, places = matches.positive, anchors.expand_as(matches.boxes)
+        share = 1 / positive.sum().clamp(min=1)
+        logits, coder = outputs["cls_logits"], self.head.box_coder
+        # Places without an object learn nothing here; with distances of 0 to a square their loss is finite.
+        distances = torch.where(positive[..., None], outputs["bbox_regression"], 0.0)
+        overlap = giou_loss(coder.decode(distances, places), matches.boxes)
+        left, top, right, bottom = coder.encode(places, matches.boxes).unbind(-1)
+        centered = torch.sqrt(
+            (torch.minimum(left, right) / torch.maximum(left, right))
+            * (torch.minimum(top, bottom) / torch.maximum(top, bottom))
+        )
+        nearness = binary_cross_entropy_with_logits(
+            outputs["bbox_ctrness"].squeeze(-1), centered, reduction="none"
+        )
         return {
-            "classification": losses["classification"],
-            "boxes": losses["bbox_regression"],
-            "centerness": losses["bbox_ctrness"],
+            "classification": focal_loss(
+                logits.flatten(0, 1), matches.labels.flatten(), share.expand(positive.numel())
+            ),
+            "boxes": torch.where(positive, overlap, 0.0).sum() * share,
+            "centerness": torch.where(positive, nearness, 0.0).sum() * share,
         }
 
     @torch.inference_mode()
@@ -113,6 +156,39 @@ class Fcos(PyramidDetector):
     def title(self) -> str:
         """Name and backbone."""
         return f"FCOS on {self.config.backbone}"
+
+
+def assign(boxes: Tensor, labels: Tensor, anchors: Tensor, counts: list[int], radius: float) -> Matches:
+    """Assign the smallest object to each place that is near its centre and on the level for its size.
+
+    The rules of `FCOS.compute_loss` in torchvision, for all images at once.
+
+    Args:
+        boxes: [B, M, 4] targets in pixels; zeros where padded.
+        labels: int64 [B, M].
+        anchors: [N, 4] the square around each place.
+        counts: places of each level.
+        radius: distance from the centre, in squares.
+    """
+    sides = anchors[:, 2] - anchors[:, 0]
+    lowest, highest = sides * 4, sides * 8
+    lowest[: counts[0]] = 0
+    highest[-counts[-1] :] = math.inf
+    x, y = ((anchors[:, :2] + anchors[:, 2:]) / 2).unbind(1)
+    # [B, M, N] each; a row of padding has no size, so that no place is in it.
+    x1, y1, x2, y2 = (side[:, :, None] for side in boxes.unbind(-1))
+    off_centre = torch.maximum((x - (x1 + x2) / 2).abs(), (y - (y1 + y2) / 2).abs())
+    edges = torch.stack([x - x1, y - y1, x2 - x, y2 - y])
+    farthest = edges.amax(0)
+    fits = (off_centre < radius * sides) & (edges.amin(0) > 0) & (farthest > lowest) & (farthest < highest)
+    smallness, index = torch.where(fits, _LARGEST - area(boxes)[:, :, None], 0.0).max(dim=1)
+    positive = smallness >= _LEAST
+    found = boxes.gather(1, index[:, :, None].expand(-1, -1, 4))
+    return Matches(
+        labels=torch.where(positive, labels.gather(1, index), BACKGROUND),
+        boxes=torch.where(positive[:, :, None], found, anchors),
+        positive=positive,
+    )
 
 
 class _Head(FCOSHead):

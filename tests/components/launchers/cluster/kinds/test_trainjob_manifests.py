@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 from job_specs import ODD, job
-from sdk_models import lost_fields
+from kubeflow_trainer_api import models
 
 from components.launchers.cluster.kinds import KINDS, trainjob
 from components.launchers.render import render
@@ -24,6 +24,20 @@ JOBS = {
 }  # fmt: skip
 
 
+def is_known(manifest: dict[str, Any]) -> bool:
+    """Whether the models of Trainer's API know every field: the API server would prune others."""
+    model = getattr(models, f"TrainerV1alpha1{manifest['kind']}")
+    return holds(model.from_dict(manifest).to_dict(), manifest)
+
+
+def holds(returned: Any, sent: Any) -> bool:
+    if isinstance(sent, dict):
+        return all(key in returned and holds(returned[key], value) for key, value in sent.items())
+    if isinstance(sent, list):
+        return len(sent) == len(returned) and all(map(holds, returned, sent))
+    return bool(sent == returned)
+
+
 def policies(spec: JobSpec) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what the runtime says of the JobSet's failures, and its Job."""
     jobset = KIND.manifests(spec, lambda *_: False)[0]["spec"]["template"]["spec"]
@@ -34,13 +48,13 @@ def policies(spec: JobSpec) -> tuple[dict[str, Any], dict[str, Any]]:
 @pytest.mark.parametrize("name", JOBS)
 def test_the_models_of_the_api_know_every_field(name: str, shared: bool) -> None:
     manifests = KIND.manifests(JOBS[name], lambda *_: shared)
-    assert [lost_fields(manifest) for manifest in manifests] == [[]] * len(manifests)
+    assert all(map(is_known, manifests))
     assert KIND.problems(manifests) == []
 
 
 def test_the_models_of_the_api_know_the_shared_runtime() -> None:
-    assert lost_fields(trainjob.shared_runtime()) == []
-    assert lost_fields({**trainjob.shared_runtime(), "surprise": 1}) == ["surprise: missing"]
+    assert is_known(trainjob.shared_runtime())
+    assert not is_known({**trainjob.shared_runtime(), "surprise": 1})
 
 
 def test_an_error_of_the_program_ends_the_job_and_all_else_starts_all_anew() -> None:

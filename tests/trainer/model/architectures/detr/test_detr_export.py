@@ -15,7 +15,7 @@ from trainer.data.transforms import letterbox
 from trainer.export import formats, verify
 from trainer.export.detection_pairing import EXACT, Comparison
 from trainer.export.export import export
-from trainer.export.runtimes import OnnxRuntime
+from trainer.export.formats import OnnxRuntime
 from trainer.model import recipes
 from trainer.model.postprocess import Detections
 from trainer.training import checkpoint
@@ -32,7 +32,7 @@ def learnt(tmp_path_factory, tiny):
     model = recipes.load("dfine_small", {"model.width": 0.25, **every}).model
     config = dataclasses.replace(config, model=model)
     raw = download("sample:images=80,seed=5,size=96", str(folder), config.data)
-    shards = shard(raw, str(folder), config.data)["uri"]
+    shards = shard(raw, str(folder), config.data).uri
     return config, train(config, shards, str(folder / "run")), shards
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trainer.export.runtimes import ExportedProgram
+from trainer.export.formats import ExportedProgram
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from two_processes import assert_two_equal_one
 
 from trainer.base.errors import Interrupted
 from trainer.export.detection_pairing import EXACT, Comparison
-from trainer.export.runtimes import OnnxRuntime
+from trainer.export.formats import OnnxRuntime
 from trainer.model import recipes
 from trainer.model.postprocess import Detections
 from trainer.trackers.training_log import read_rows

@@ -1,0 +1,244 @@
+"""What a run used and cost, by step: sums of the records that `usage` keeps, with a small file of prices.
+
+The number of AMD's GPUs is unknown: a sum that lacks it is shown as `>=1.23`, and as `-` if all of it is
+unknown.
+"""
+
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+import pydantic.dataclasses
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from components import usage
+from trainer import storage
+from trainer.base.bounded_text import yaml_value
+from trainer.base.errors import ConfigError, KubedetError
+from trainer.launching.usage.record import Record
+
+logger = logging.getLogger(__name__)
+
+_HOUR = 3600.0
+_NONE = "-"
+_TOTAL = "in all"
+
+
+VARIABLE = "KUBEDET_PRICES"
+"""Environment variable: URI of the file."""
+
+FILE = "prices.yaml"
+"""The file of a data root, for where the variable names none."""
+
+_LONGEST = 10_000
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@pydantic.dataclasses.dataclass(config=ConfigDict(extra="forbid", use_attribute_docstrings=True), frozen=True)
+class Prices:
+    """What is not named is not paid for."""
+
+    currency: str = ""
+    """In what prices are, e.g. EUR."""
+    node_hour: Amount = 0.0
+    """Price of a node for an hour, without its GPUs where these have a price of their own."""
+    gpu_hour: Amount = 0.0
+    """Price of a GPU for an hour."""
+    gb_read: Amount = 0.0
+    """Price of 10^9 bytes from object stores and the web."""
+    gb_written: Amount = 0.0
+    """Price of 10^9 bytes to object stores."""
+
+    @property
+    def has_money(self) -> bool:
+        """Whether anything is paid for."""
+        return any((self.node_hour, self.gpu_hour, self.gb_read, self.gb_written))
+
+
+_ADAPTER = TypeAdapter(Prices)
+
+
+def find_prices(data_root: str) -> Prices | None:
+    """Return the prices of the file that KUBEDET_PRICES names, or else of the data root; None without.
+
+    Args:
+        data_root: its URI.
+
+    Raises:
+        ConfigError: the file cannot be used.
+        StorageError: it is missing or cannot be read.
+    """
+    if given := os.environ.get(VARIABLE, "").strip():
+        return read_prices(given)
+    uri = storage.join(data_root, FILE)
+    return read_prices(uri) if storage.exists(uri) else None
+
+
+def read_prices(uri: str) -> Prices:
+    """Read a file of prices, YAML or JSON.
+
+    Raises:
+        ConfigError: naming every key that is unknown or no amount.
+        StorageError: it is missing or cannot be read.
+    """
+    names = ", ".join(field.name for field in fields(Prices))
+    fix = f"write lines like `gpu_hour: 2.5`; keys are {names}"
+    try:
+        tree: Any = yaml_value(storage.read_bytes(uri), _LONGEST)
+    except ValueError as error:
+        raise ConfigError(f"{uri} is not YAML: {str(error).splitlines()[0]}", fix=fix) from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{uri} is not a file of prices", fix=fix)
+    try:
+        return _ADAPTER.validate_python(tree)
+    except ValidationError as error:
+        lines = [f"  {'.'.join(map(str, item['loc']))}: {item['msg'].lower()}" for item in error.errors()]
+        raise ConfigError("\n".join([f"{uri} cannot be used:", *lines]), fix=fix) from None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A sum of which parts may be unknown."""
+
+    known: float = 0.0
+    """The sum of what is known."""
+    lacks: bool = False
+    """Whether a part is unknown."""
+
+    @property
+    def value(self) -> float | None:
+        """The known part; None if nothing is known."""
+        return None if self.lacks and not self.known else self.known
+
+    def shown(self, digits: int = 3) -> str:
+        """Return it as a cell of a table."""
+        if self.value is None:
+            return _NONE
+        return f"{'>=' if self.lacks else ''}{self.known:,.{digits}f}"
+
+    def fields(self) -> dict[str, Any]:
+        """Return it as JSON: its value, and `incomplete` if a part is unknown."""
+        return {"value": self.value} | ({"incomplete": True} if self.lacks else {})
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a step, or a whole run, used and cost."""
+
+    step: str
+    tries: int
+    """Processes that have a record: tries, parts and nodes."""
+    node_hours: float
+    gpu_hours: Figure
+    read: int
+    """Bytes."""
+    written: int
+    """Bytes."""
+    money: Figure | None
+    """None if no price is known."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        fields = {
+            "step": self.step, "tries": self.tries, "node_hours": self.node_hours,
+            "bytes_read": self.read, "bytes_written": self.written, "gpu_hours": self.gpu_hours.fields(),
+        }  # fmt: skip
+        return fields | ({"money": self.money.fields()} if self.money is not None else {})
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a run used, by step and in all."""
+
+    steps: tuple[Used, ...]
+    """In the order of their begins."""
+    total: Used
+    currency: str = ""
+
+    def __bool__(self) -> bool:
+        """Whether anything is known."""
+        return bool(self.steps)
+
+    def fields(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        parts = {"steps": [step.fields() for step in self.steps], "total": self.total.fields()}
+        return parts | ({"currency": self.currency} if self.currency else {})
+
+    def table(self) -> list[tuple[str, ...]]:
+        """Return a header, a row a step and one of all; nothing where nothing is known."""
+        if not self.steps:
+            return []
+        header = ["step", "node h", "GPU h", "GB read", "GB written"]
+        header += [self.currency or "money"] if self.total.money is not None else []
+        return [tuple(header), *(_row(used) for used in (*self.steps, self.total))]
+
+    def text(self) -> str:
+        """Return the table for a terminal."""
+        rows = self.table()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+        )
+
+    def numbers(self) -> dict[str, float]:
+        """Return what is known in all, by name, as Kubeflow shows metadata of an artifact."""
+        total = self.total
+        if not self.steps:
+            return {}
+        money = None if total.money is None else total.money.value
+        known = {"gpu_hours": total.gpu_hours.value, "money": money}
+        known |= {"node_hours": total.node_hours, "gb_read": total.read / 1e9}
+        known |= {"gb_written": total.written / 1e9}
+        return {f"used/{name}": round(value, 4) for name, value in known.items() if value is not None}
+
+
+def _row(used: Used) -> tuple[str, ...]:
+    cells = [used.step, f"{used.node_hours:,.3f}", used.gpu_hours.shown()]
+    cells += [f"{used.read / 1e9:,.3f}", f"{used.written / 1e9:,.3f}"]
+    return (*cells, *([used.money.shown(2)] if used.money is not None else []))
+
+
+def of_run(data_root: str, *run_ids: str) -> Costs:
+    """Return what a run has used up to now; what cannot be read costs a warning.
+
+    Args:
+        data_root: its URI.
+        run_ids: the run's id, and others that it may be known by.
+    """
+    try:
+        return summed(usage.of_run(data_root, *run_ids), find_prices(data_root))
+    except KubedetError as error:
+        logger.warning("what the run used is not told: %s", error)
+        return summed([])
+
+
+def summed(records: Iterable[Record], prices: Prices | None = None) -> Costs:
+    """Return what records tell, by step and in all.
+
+    Args:
+        records: of one run.
+        prices: None where none are known.
+    """
+    ordered = sorted(records, key=lambda record: record.began)
+    names = dict.fromkeys(record.step for record in ordered)
+    steps = tuple(_sum(name, [each for each in ordered if each.step == name], prices) for name in names)
+    return Costs(steps, _sum(_TOTAL, ordered, prices), prices.currency if prices else "")
+
+
+def _sum(name: str, records: Sequence[Record], prices: Prices | None) -> Used:
+    node_hours = sum(record.nodes * record.seconds for record in records) / _HOUR
+    known = sum(record.gpus * record.seconds for record in records if record.gpus is not None) / _HOUR
+    gpu_hours = Figure(known, any(record.gpus is None for record in records))
+    read, written = sum(record.read for record in records), sum(record.written for record in records)
+    return Used(
+        name, len(records), node_hours, gpu_hours, read, written,
+        _money(prices, node_hours, gpu_hours, read, written) if prices and prices.has_money else None,
+    )  # fmt: skip
+
+
+def _money(prices: Prices, node_hours: float, gpu_hours: Figure, read: int, written: int) -> Figure:
+    money = node_hours * prices.node_hour + gpu_hours.known * prices.gpu_hour
+    money += (read * prices.gb_read + written * prices.gb_written) / 1e9
+    return Figure(money, gpu_hours.lacks and bool(prices.gpu_hour))

@@ -1,0 +1,466 @@
+"""How far two sets of images are apart, each distance from 0 (the same) to 1, with its confidence.
+
+A distance is a function of how often each image counts. Its interval comes from the bootstrap over the images
+of each set, its p-value from a permutation test in which images change sides. Boxes of an image are drawn
+together, because they are not independent.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from scipy.spatial.distance import cdist
+from scipy.stats import bootstrap, permutation_test
+from torch import Tensor, nn
+
+from trainer import storage
+from trainer.base.errors import DataError, EvaluationError
+from trainer.config.schema import DataConfig
+from trainer.data.data_views import Listing, RawImages, Shards, SourceRows, open_view
+from trainer.data.inspection import cleaned_samples, is_sized
+from trainer.data.problem_counts import Problems
+from trainer.data.raw_folder import RawManifest
+from trainer.data.shard_index import ShardDataset
+from trainer.evaluation.evaluate import DriftRequest
+from trainer.evaluation.metrics import DRIFT
+from trainer.training import checkpoint
+
+RECORD, PAGE = "drift.json", "drift.html"
+SIGNIFICANCE = 0.05
+"""A p-value below it is called a change."""
+_MOST_IMAGES = 20_000
+"""Images whose annotations are compared, drawn at random if there are more."""
+_SIDE = 512
+"""Longer side at which sharpness is measured, so that it does not depend on the image's size."""
+_BATCH = 16
+"""Samples that are computed together: all boxes of each are in memory."""
+_PICTURES = 200
+"""Images of each set whose pixels a rule of the gate looks at."""
+_OF_PIXELS = {"drift/brightness", "drift/sharpness", "drift/features"}
+
+View = Shards | RawImages | SourceRows
+Distance = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Of weights [n, S] of all n images on the one side and on the other: S distances."""
+Embed = Callable[[Image.Image], np.ndarray]
+"""Features of an image, [D]."""
+
+
+@dataclass(frozen=True)
+class Shift:
+    """How far two sets are apart in one respect."""
+
+    value: float
+    """The distance, 0 to 1."""
+    low: float
+    high: float
+    """Ends of its 95 % interval."""
+    p: float
+    """How often sets that differ by chance alone are as far apart."""
+    chance: float
+    """The distance below which 95 % of these are."""
+
+    @property
+    def sure(self) -> bool:
+        """Whether more than chance moved them apart."""
+        return self.p < SIGNIFICANCE
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Numbers that are measured of images."""
+
+    values: np.ndarray
+    """[m]."""
+    images: np.ndarray
+    """[m] the image of each, 0 to n - 1."""
+    count: int
+    """n."""
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What is measured of a split of a set."""
+
+    uri: str
+    split: str
+    images: int
+    """In the split."""
+    classes: list[str]
+    counts: np.ndarray
+    """[n, K] boxes of each class in each image that was looked at."""
+    numbers: Mapping[str, Numbers]
+    """By the names in metrics.DRIFT; what could not be measured is not there."""
+    features: np.ndarray
+    """[p, D]; [p, 0] without a detector."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Both sets, and how far apart they are."""
+
+    one: Measurements
+    other: Measurements
+    classes: list[str]
+    """Of either."""
+    shares: np.ndarray
+    """[2, K] share of each class among the boxes of each set."""
+    shifts: Mapping[str, Shift]
+    """By the names in metrics.DRIFT; what could not be measured is not there."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The distances, 0 to 1, by name."""
+        return {name: shift.value for name, shift in self.shifts.items()}
+
+    def medians(self, name: str) -> list[float]:
+        """Return the median of both sets' numbers; [] for what is no number."""
+        pair = [part.numbers.get(name) for part in (self.one, self.other)]
+        return [float(np.median(numbers.values)) for numbers in pair if numbers]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what drift.json holds."""
+        sets = [
+            {"uri": part.uri, "split": part.split, "images": part.images} for part in (self.one, self.other)
+        ]
+        return {
+            "sets": sets,
+            "metrics": self.metrics,
+            "shifts": {name: asdict(shift) for name, shift in self.shifts.items()},
+            "medians": {name: found for name in self.shifts if (found := self.medians(name))},
+            "classes": dict(zip(self.classes, self.shares.T.tolist(), strict=True)),
+        }  # fmt: skip
+
+
+def compare_data(
+    one_uri: str, other_uri: str, *, split: str = "", pictures: int = _PICTURES, samples: int = 200,
+    seed: int = 0, model_uri: str = "", data: DataConfig | None = None,
+) -> Drift:  # fmt: skip
+    """Tell how far two sets of data are apart.
+
+    Args:
+        one_uri: shards, raw images or a source, as `trainer.data.data_views.open_view` takes it.
+        other_uri: likewise.
+        split: of both; empty is train if both have it, else the first that both have.
+        pictures: images of each whose pixels are looked at, drawn at random.
+        samples: bootstrap samples, and permutations.
+        seed: of what is drawn.
+        model_uri: checkpoint of a detector whose backbone gives features; empty leaves these out.
+        data: how sources are read.
+
+    Raises:
+        DataError: one cannot be used, or they have no split in common.
+        EvaluationError: the model has no backbone whose features can be taken.
+        StorageError, CheckpointError: something cannot be read.
+    """
+    embed = _embedding(model_uri) if model_uri else None
+    views: list[View] = [open_view(uri, data or DataConfig()) for uri in (one_uri, other_uri)]
+    chosen = split or _common_split(views)
+    for view in views:
+        if chosen not in view.splits:
+            raise DataError(
+                f"{view.uri} has no split {chosen}", fix=f"its splits are {', '.join(view.splits)}"
+            )
+    measured = [_measure_set(view, chosen, pictures, seed, embed) for view in views]
+    return find_drift(*measured, samples=samples, seed=seed)
+
+
+def compare_listings(one: RawManifest, other: RawManifest) -> Drift:
+    """Tell how far the annotations of two listings are apart; no image is looked at.
+
+    Args:
+        one: plan or manifest of a folder of raw images, as `trainer.data.raw_folder` reads it.
+        other: likewise.
+
+    Raises:
+        DataError: they have no split in common, or a table is damaged.
+        StorageError: a table cannot be read.
+    """
+    views: list[View] = [Listing(one), Listing(other)]
+    split = _common_split(views)
+    return find_drift(*(_measure_set(view, split, 0, 0, None) for view in views), samples=1)
+
+
+def for_gate(request: DriftRequest) -> dict[str, float]:
+    """Return the distances that rules of the gate ask for; write page and record beside the evaluation."""
+    drift = compare_data(
+        request.before, request.now, seed=request.seed,
+        pictures=_PICTURES if request.names & _OF_PIXELS else 0,
+        model_uri=request.model if "drift/features" in request.names else "",
+    )  # fmt: skip
+    write(drift, request.output)
+    return drift.metrics
+
+
+def write(drift: Drift, output_uri: str) -> None:
+    """Write drift.json and drift.html into a folder.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    from operations.drift_page import page  # It imports this module.
+
+    storage.write_bytes(storage.join(output_uri, PAGE), page(drift).encode())
+    storage.write_json(storage.join(output_uri, RECORD), drift.to_json())
+
+
+def _common_split(views: list[View]) -> str:
+    one, other = (view.splits for view in views)
+    common = [split for split in one if split in other]
+    if not common:
+        raise DataError(
+            f"the sets have no split in common: {', '.join(one)} against {', '.join(other)}",
+            fix="compare sets with a split of the same name",
+        )
+    return "train" if "train" in common else common[0]
+
+
+def find_drift(one: Measurements, other: Measurements, *, samples: int = 200, seed: int = 0) -> Drift:
+    """Compare the measurements of two sets.
+
+    Args:
+        one: of the one, e.g. what a model was trained on.
+        other: of the other.
+        samples: of the bootstrap, and permutations.
+        seed: of what is drawn.
+    """
+    classes = list(dict.fromkeys([*one.classes, *other.classes]))
+    counts = []
+    for part in (one, other):
+        of_all = np.zeros((len(part.counts), len(classes)))
+        of_all[:, [classes.index(name) for name in part.classes]] = part.counts
+        counts.append(of_all)
+    distances: dict[str, tuple[Distance, int, int]] = {}
+    if all(part.any() for part in counts):
+        distances["drift/classes"] = (of_frequencies(np.concatenate(counts)), len(counts[0]), len(counts[1]))
+    for name in one.numbers.keys() & other.numbers.keys():
+        left, right = one.numbers[name], other.numbers[name]
+        images = np.r_[left.images, right.images + left.count]
+        distance = of_values(np.r_[left.values, right.values], images)
+        distances[name] = (distance, left.count, right.count)
+    if one.features.size and other.features.size:
+        distance = of_vectors(np.concatenate([one.features, other.features]))
+        distances["drift/features"] = (distance, len(one.features), len(other.features))
+    shifts = {
+        name: measure(*distances[name], samples=samples, seed=seed) for name in DRIFT if name in distances
+    }
+    totals = np.array([part.sum(axis=0) for part in counts])
+    return Drift(one, other, classes, totals / np.maximum(totals.sum(axis=1, keepdims=True), 1), shifts)
+
+
+def measure(distance: Distance, one: int, other: int, *, samples: int = 200, seed: int = 0) -> Shift:
+    """Return a distance with its confidence.
+
+    Args:
+        distance: of the images of both sets, those of the one first.
+        one: images of the one set, at least one.
+        other: images of the other.
+        samples: of the bootstrap, and permutations.
+        seed: of what is drawn.
+    """
+    sets = np.arange(one), np.arange(one, one + other)
+
+    def statistic(left: np.ndarray, right: np.ndarray, axis: int = -1) -> np.ndarray:
+        found = distance(_weights(left, one + other), _weights(right, one + other))
+        return found if left.ndim > 1 else found[0]
+
+    options: dict[str, Any] = {
+        "n_resamples": samples, "batch": _BATCH, "vectorized": True, "rng": np.random.default_rng(seed),
+    }  # fmt: skip
+    value = float(statistic(*sets))
+    spread = _bootstrap_spread(sets, statistic, options)
+    # Sets that are drawn again are further apart than the sets that they are drawn from: shifted by the bias.
+    ends = np.percentile(spread, [2.5, 97.5]) - (spread.mean() - value)
+    low, high = np.clip(ends, 0, 1)
+    test = permutation_test(sets, statistic, alternative="greater", **options)
+    return Shift(
+        value, float(low), float(high), float(test.pvalue), float(np.percentile(test.null_distribution, 95))
+    )
+
+
+def _bootstrap_spread(sets: Any, statistic: Any, options: dict[str, Any]) -> np.ndarray:
+    if any(len(part) < 2 for part in sets):  # scipy refuses sets of one image, which have one sample.
+        return np.array([statistic(*sets)])
+    return bootstrap(sets, statistic, method="percentile", **options).bootstrap_distribution
+
+
+def _weights(images: np.ndarray, total: int) -> np.ndarray:
+    """[total, S] how often each image counts in S samples, given as [S, m] or [m] numbers of images."""
+    samples = np.atleast_2d(images).astype(int)
+    shifted = samples + total * np.arange(len(samples))[:, None]
+    return np.bincount(shifted.ravel(), minlength=total * len(samples)).reshape(-1, total).T.astype(float)
+
+
+def of_frequencies(counts: np.ndarray) -> Distance:
+    """Total variation: the share of the boxes that would have to be of another class.
+
+    Args:
+        counts: [n, K] boxes of each class in each image.
+    """
+
+    def distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        totals = (counts.T @ weights for weights in (one, other))
+        shares = [each / np.maximum(each.sum(axis=0), 1e-12) for each in totals]
+        return np.asarray(np.abs(shares[0] - shares[1]).sum(axis=0) / 2)
+
+    return distance
+
+
+def of_values(values: np.ndarray, images: np.ndarray) -> Distance:
+    """Kolmogorov and Smirnov's: the largest difference between the shares of values up to a bound.
+
+    Args:
+        values: [m].
+        images: [m] the image of each.
+    """
+    order = np.argsort(values, kind="stable")
+    ordered, of_image = values[order], images[order]
+    last = np.flatnonzero(np.r_[ordered[1:] != ordered[:-1], True])
+
+    def distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        sums = (np.cumsum(weights[of_image], axis=0) for weights in (one, other))
+        shares = [each[last] / np.maximum(each[-1], 1e-12) for each in sums]
+        return np.asarray(np.abs(shares[0] - shares[1]).max(axis=0))
+
+    return distance
+
+
+def of_vectors(vectors: np.ndarray) -> Distance:
+    """The energy distance as a share: 0 for the same distributions, 1 if each is one point.
+
+    (Szekely and Rizzo, Energy statistics, 2013: the coefficient of inhomogeneity.)
+
+    Args:
+        vectors: [n, D].
+    """
+    between = cdist(vectors, vectors)
+
+    def distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        left, right = (weights / weights.sum(axis=0) for weights in (one, other))
+        across = 2 * (left * (between @ right)).sum(axis=0)
+        within = sum((side * (between @ side)).sum(axis=0) for side in (left, right))
+        return np.clip((across - within) / np.maximum(across, 1e-12), 0, 1)
+
+    return distance
+
+
+def _measure_set(view: View, split: str, pictures: int, seed: int, embed: Embed | None) -> Measurements:
+    """Measure a split; see `compare_data`."""
+    random = np.random.default_rng(seed)
+    rows = list(_rows(view, split))
+    if not rows:
+        raise DataError(f"{view.uri} has no images in {split}", fix="choose another --split")
+    total = len(rows)
+    if total > _MOST_IMAGES:
+        rows = [rows[place] for place in np.sort(random.choice(total, _MOST_IMAGES, replace=False))]
+    counts = np.zeros((len(rows), len(view.names)))
+    sides, places, image_sides = [], [], []
+    for place, (sample, sized) in enumerate(rows):
+        for box in sample["annotations"]:
+            counts[place, box["category_id"]] += 1
+            if sized:
+                sides.append(np.sqrt(box["bbox"][2] * box["bbox"][3]))
+                places.append(place)
+        if sized:
+            image_sides.append(max(sample["width"], sample["height"]))
+    looked_at = [
+        (_luminance(picture.image), embed(picture.image) if embed else np.zeros(0))
+        for picture in view.pictures(split, pictures, random)
+        if picture.image is not None
+    ]
+    if pictures and not looked_at:
+        raise DataError(
+            f"none of the images of {view.uri} that were looked at can be read",
+            fix="`kubedet data verify` tells what is wrong with them",
+        )
+    of_images: dict[str, Any] = {
+        "drift/boxes_per_image": counts.sum(axis=1),
+        "drift/image_size": image_sides,
+        "drift/brightness": [luminance.mean() for luminance, _ in looked_at],
+        "drift/sharpness": [_sharpness(luminance) for luminance, _ in looked_at],
+    }
+    numbers = {
+        name: Numbers(np.array(values, float), np.arange(len(values)), len(values))
+        for name, values in of_images.items()
+    }
+    numbers["drift/box_size"] = Numbers(np.array(sides, float), np.array(places, int), len(rows))
+    return Measurements(
+        view.uri, split, total, list(view.names), counts,
+        {name: each for name, each in numbers.items() if len(each.values)},
+        np.array([features for _, features in looked_at]) if looked_at else np.zeros((0, 0)),
+    )  # fmt: skip
+
+
+def _rows(view: View, split: str) -> Iterator[tuple[dict[str, Any], bool]]:
+    """Yield samples with the boxes that cleaning keeps, and whether their sizes are pixels."""
+    if isinstance(view, Shards):
+        truth = ShardDataset(view.uri, split).annotations()
+        boxes: dict[int, list[dict[str, Any]]] = {image["id"]: [] for image in truth["images"]}
+        for box in truth["annotations"]:
+            boxes[box["image_id"]].append(box)
+        for image in truth["images"]:
+            yield {**image, "annotations": boxes[image["id"]]}, True
+        return
+    for block in view.blocks(split):
+        sound = [row for row in block if not row["fault_reason"]]
+        samples = cleaned_samples(sound, len(view.names), Problems())
+        for row, sample in zip(sound, samples, strict=True):
+            yield sample, is_sized(row)
+
+
+def _luminance(image: Image.Image) -> np.ndarray:
+    """[h, w] from 0 to 1, of the image made as small as _SIDE."""
+    small = image.convert("L")
+    small.thumbnail((_SIDE, _SIDE), Image.Resampling.BOX)
+    return np.asarray(small, float) / 255
+
+
+def _sharpness(image: np.ndarray) -> float:
+    if min(image.shape) < 3:
+        return float(np.log10(1e-8))
+    inner = image[1:-1, 1:-1]
+    around = image[:-2, 1:-1] + image[2:, 1:-1] + image[1:-1, :-2] + image[1:-1, 2:]
+    return float(np.log10(np.mean((around - 4 * inner) ** 2) + 1e-8))
+
+
+def _embedding(uri: str) -> Embed:
+    """Return what gives the mean of the last feature map of a detector's backbone."""
+    detector, meta = checkpoint.load_model(uri)
+    backbone = next((part for name, part in detector.named_modules() if name.endswith("backbone")), None)
+    if backbone is None:
+        raise EvaluationError(
+            f"the model {uri} has no backbone whose features can be taken", fix="leave --model out, or give "
+            "the checkpoint of another detector",
+        )  # fmt: skip
+    side = meta["config"]["loader"]["image_size"]
+
+    @torch.inference_mode()
+    def embed(image: Image.Image) -> np.ndarray:
+        square = np.array(image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR))
+        pixels = torch.from_numpy(square).permute(2, 0, 1)[None]
+        maps = _features(detector, backbone, pixels)
+        return maps[-1].float().mean(dim=(0, 2, 3)).numpy()
+
+    return embed
+
+
+def _features(detector: nn.Module, backbone: nn.Module, pixels: Tensor) -> list[Tensor]:
+    """Return the feature maps [1, C, h, w] that a backbone gives in a forward pass of its detector."""
+    maps: list[Tensor] = []
+    hook = backbone.register_forward_hook(lambda _module, _inputs, output: maps.extend(_maps(output)))
+    try:
+        detector.predict(pixels)  # type: ignore[operator]  # An Architecture's.
+    finally:
+        hook.remove()
+    return maps
+
+
+def _maps(output: Any) -> list[Tensor]:
+    if isinstance(output, Tensor):
+        return [output] if output.ndim == 4 else []
+    parts = (
+        output.values() if isinstance(output, dict) else output if isinstance(output, list | tuple) else []
+    )
+    return [one for part in parts for one in _maps(part)]

@@ -1,0 +1,37 @@
+"""Hyper-parameter search: `kubedet tune`, on one machine or as a run of Kubeflow with a pod for each trial.
+
+<data_root>/tuning/NAME/study.json         what is searched
+optuna.log         Optuna's journal, on a disk or a volume
+trials/00000.json  a trial that has ended, in a bucket
+ended.json         written when all trials have ended
+best.yaml, tuning.html
+"""
+
+import re
+
+from trainer import storage
+from trainer.base.errors import ConfigError
+
+ENDED = "ended.json"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def study_name(name: str, recipe: str) -> str:
+    """Return the name of a search, by default that of its recipe.
+
+    Raises:
+        ConfigError: it cannot be the name of a folder.
+    """
+    name = name or f"tune-{recipe}"
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"the name {name!r} cannot be a folder's",
+            fix="use letters, digits, '.', '_' and '-', beginning with a letter or digit",
+        )
+    return name
+
+
+def study_folder(data_root: str, name: str) -> str:
+    """Return the URI of a study's folder."""
+    return storage.join(data_root, "tuning", name)

@@ -1,0 +1,216 @@
+"""Trains the trials of a search, some at a time, and publishes what they found.
+
+A trial that falls behind the others at a validation is stopped by SIGTERM, as a pod is. A search that was
+stopped or killed goes on with the trials that it had begun, from their own checkpoints.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from components import starting_weights
+from components.launchers.guarded_process import GuardedProcess
+from operations.tuning import ENDED
+from operations.tuning.study import COMPLETE, FAILED, PRUNED, RUNNING, Search, Study, Trial
+from trainer import storage
+from trainer.base.errors import EXIT_RETRY, Interrupted, TrainingError
+from trainer.base.worker_pool import threads_of_process
+from trainer.config import parsing
+from trainer.data.shard_index import data_root_of
+from trainer.launching.stop_signals import StopRequest, stop_request
+from trainer.model import recipes
+from trainer.report.tuning_page import page
+from trainer.trackers.training_log import read_rows
+
+PAGE, BEST = "tuning.html", "best.yaml"
+"""Files beside the study."""
+_POLL_SECONDS = 0.5
+_METRICS_SECONDS = 5.0
+"""Time between two looks at the metrics of a training that writes them to a bucket."""
+_GRACE_SECONDS = 30.0
+"""How long a training that is stopped may take to save its state."""
+_ONE_AT_A_TIME = Lock()
+"""For what is called when trials end: it draws a page."""
+
+Start = Callable[[Trial, ExitStack], "LocalTraining"]
+"""Begins the training of a trial, or resumes it; closing the stack ends it."""
+
+
+def train(
+    study: Study, numbers: Sequence[int], parallel: int, start: Start, shown: Callable[[str], None] = print
+) -> None:
+    """Train trials until all of them have ended; those that ended before count.
+
+    Other processes may train trials of a study on a disk at the same time: this one trains the rest, and then
+    waits for theirs.
+
+    Args:
+        study: of the search.
+        numbers: numbers of the trials.
+        parallel: how many train here at the same time.
+        start: begins a trial's training.
+        shown: called with a line for each trial that ends here.
+
+    Raises:
+        Interrupted: stopped by a signal; trainings have saved their state, and the same call goes on.
+        StorageError: the study cannot be read or written.
+    """
+    with stop_request() as stop, ThreadPoolExecutor(parallel) as threads:
+
+        def work(number: int, waits: bool) -> None:
+            try:
+                while not (stop.requested or _train(study, number, start, stop, shown)) and waits:
+                    time.sleep(_POLL_SECONDS)
+            except BaseException:
+                stop.requested = True  # The other trainings save their state and end.
+                raise
+
+        for waits in (False, True):
+            list(threads.map(partial(work, waits=waits), numbers))
+    if stop.requested:
+        raise _stopped("the search")
+
+
+def _train(study: Study, number: int, start: Start, stop: StopRequest, shown: Callable[[str], None]) -> bool:
+    """Train a trial unless it has ended; return False if another process trains it."""
+    with ExitStack() as stack:
+        trial = study.begin(number, stack)
+        if trial and trial.state == RUNNING:
+            _follow(study, trial, start(trial, stack), stop)
+            with _ONE_AT_A_TIME:
+                shown(str(trial))
+    return trial is not None
+
+
+def _follow(study: Study, trial: Trial, training: "LocalTraining", stop: StopRequest) -> None:
+    """Follow a training to its end."""
+    is_behind = asked = False
+    code = None
+    while code is None:
+        time.sleep(_POLL_SECONDS)
+        code = training.poll()  # First: what an ended training wrote is then complete.
+        for value in training.validations()[len(trial.validations) :]:
+            is_behind |= study.report(trial, value)
+        if code is None and not asked and (is_behind or stop.requested):
+            asked = True
+            training.stop()
+    result = training.result() if code == 0 else None
+    if result is not None:
+        trial.state, trial.value = COMPLETE, result
+    elif asked and is_behind:
+        trial.state, trial.value = PRUNED, trial.validations[-1]
+    elif code == EXIT_RETRY or stop.requested:
+        raise _stopped(f"trial {trial.number}")
+    else:
+        trial.state = FAILED
+    study.end(trial)
+
+
+def _stopped(what: str) -> Interrupted:
+    return Interrupted(
+        f"{what} was stopped; its training has saved its state",
+        fix="run the same command again and it goes on",
+    )
+
+
+class LocalTraining:
+    """A training in processes of this machine."""
+
+    def __init__(
+        self, search: Search, trial: Trial, folder: str, stack: ExitStack, *, processes: int = 1,
+        parallel: int = 1, log: Path | None = None,
+    ) -> None:  # fmt: skip
+        """Start it, or resume it from its checkpoint.
+
+        Args:
+            search: what is searched.
+            trial: whose values it has.
+            folder: URI of its own folder.
+            stack: ends it when closed.
+            processes: that train, one for each GPU.
+            parallel: how many trainings share the machine.
+            log: file that receives its output; None is this process's stdout.
+        """
+        given = {**search.overrides, **trial.params}
+        # What follows from the recipe's weights, as in any other run of it.
+        values = starting_weights.chosen(search.recipe, given, data_root_of(search.shards)) | given
+        config = recipes.load(search.recipe, values)
+        self._metric, self._output = config.evaluation.metric, storage.join(folder, "train")
+        self._rows: list[dict[str, Any]] = []
+        self._next_look = 0.0
+        path = storage.join(folder, "config.json")
+        parsing.write(path, config)
+        command = [
+            sys.executable, "-m", "trainer", "launch", "--nproc", str(processes), "--",
+            "train", "--config", path, "--shards", search.shards, "--output", self._output,
+        ]  # fmt: skip
+        env = {"OMP_NUM_THREADS": str(threads_of_process(processes * parallel)), **os.environ}
+        with log.open("ab") if log else nullcontext() as output:
+            self._process = stack.enter_context(
+                GuardedProcess(
+                    command, env=env, grace_seconds=_GRACE_SECONDS,
+                    # The trial stays locked until the last process of its training has ended.
+                    keep_open=() if trial.lock is None else (trial.lock,),
+                    stdout=output.fileno() if output else None, stderr=subprocess.STDOUT,
+                )
+            )  # fmt: skip
+
+    def poll(self) -> int | None:
+        code = self._process.poll()
+        if code is not None:
+            self._next_look = 0.0  # What it wrote last must be read.
+        return code
+
+    def validations(self) -> list[float]:
+        if time.monotonic() >= self._next_look:
+            self._rows = read_rows(self._output)
+            self._next_look = time.monotonic() + (0 if storage.is_local(self._output) else _METRICS_SECONDS)
+        return [row[self._metric] for row in self._rows if row["kind"] == "val" and self._metric in row]
+
+    def result(self) -> float | None:
+        report = storage.join(self._output, "result.json")
+        value: float | None = storage.read_json(report)["metrics"].get(self._metric)
+        return value
+
+    def stop(self) -> None:
+        self._process.stop()
+
+
+def metric_of(search: Search) -> str:
+    """Return the metric of which a search looks for the highest value."""
+    return recipes.load(search.recipe, dict(search.overrides)).evaluation.metric
+
+
+def publish(study: Study, name: str, *folders: str) -> None:
+    """Write the page, and the best configuration if there is one, beside the study and into other folders."""
+    search, best = study.search, study.best()
+    text = recipes.file_text(search.recipe, {**search.overrides, **best.params}) if best else ""
+    html = page(name, metric_of(search), study.trials(), study.importances(), text)
+    for place in (study.uri, *folders):
+        storage.write_bytes(storage.join(place, PAGE), html.encode())
+        if text:
+            storage.write_bytes(storage.join(place, BEST), text.encode())
+
+
+def finish(study: Study, name: str, *folders: str) -> Trial:
+    """Publish a search whose trials have all ended, and return the best of them.
+
+    Raises:
+        TrainingError: no trial came to a result.
+    """
+    publish(study, name, *folders)
+    storage.write_json(storage.join(study.uri, ENDED), {"kind": "search ended", "version": 1})
+    if best := study.best():
+        return best
+    raise TrainingError(
+        f"none of {len(study.trials())} trials came to a result",
+        fix="read the trials' logs, and try again under another --name",
+    )

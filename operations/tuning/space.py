@@ -1,0 +1,163 @@
+"""The space of a search: which keys of a configuration take which values."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import yaml
+from pydantic import (
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    StrictBool,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic.dataclasses import dataclass
+
+from trainer.base.bounded_text import yaml_value
+from trainer.base.errors import ConfigError
+from trainer.model import recipes
+
+_STRICT = ConfigDict(extra="forbid")
+
+
+def _number(value: Any) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
+        raise ValueError("must be a number (1.0e-4 with a point, as YAML requires)")
+    return value
+
+
+Number = Annotated[int | float, PlainValidator(_number)]
+
+
+@dataclass(config=_STRICT, frozen=True)
+class Range:
+    """Numbers from `low` to `high`: whole ones if both are."""
+
+    low: Number
+    high: Number
+    log: StrictBool = False
+    """Draw the logarithm."""
+    step: Number | None = None
+    """Distance between values; None: any number, or 1 for whole numbers."""
+
+    def __post_init__(self) -> None:
+        if self.low >= self.high:
+            raise ValueError("low must be smaller than high")
+        if self.step is not None and self.step <= 0:
+            raise ValueError("step must be above 0")
+        if self.log and (self.low <= 0 or self.step is not None):
+            raise ValueError("with log, low must be above 0 and there is no step")
+
+
+@dataclass(config=_STRICT, frozen=True)
+class Choices:
+    """One of a few values."""
+
+    choices: Annotated[list[Any], Field(min_length=1)]
+
+
+def _kind(value: Any) -> str:
+    has_choices = isinstance(value, Choices) or (isinstance(value, dict) and "choices" in value)
+    return "choices" if has_choices else "range"
+
+
+Space = dict[
+    str, Annotated[Annotated[Range, Tag("range")] | Annotated[Choices, Tag("choices")], Discriminator(_kind)]
+]
+"""By key of the configuration."""
+_ADAPTER = TypeAdapter(Space)
+_FIX = (
+    "write `train.lr: {low: 0.0001, high: 0.01, log: true}` or `loader.mosaic: {choices: [0.0, 0.5]}`, "
+    "a line a key"
+)
+_LONGEST = 100_000
+_SHARED = ("data.", "evaluation.", "export.", "recipe")
+"""Keys that all trials share: raw data, shards, and how they are scored."""
+
+
+def builtin(recipe: str, overrides: Mapping[str, Any]) -> Space:
+    """Return the space of a recipe: around its own values, without the keys that are overridden.
+
+    Raises:
+        ConfigError: there is no such recipe, or an override cannot be used.
+    """
+    config = recipes.load(recipe, dict(overrides))
+    train, loader = config.train, config.loader
+    space: Space = {"train.lr": Range(train.lr / 5, train.lr * 5, log=True)}
+    if decay := train.weight_decay:
+        space["train.weight_decay"] = Range(decay / 10, min(decay * 10, 1.0), log=True)
+    if train.ema_decay:
+        space["train.ema_decay"] = Choices(sorted({0.98, 0.99, 0.998, train.ema_decay}))
+    if not loader.sizes:
+        space["loader.mosaic"] = Choices(sorted({0.0, 0.5, loader.mosaic}))
+    space["loader.brightness"] = Range(0.0, 0.4)
+    return {key: one for key, one in space.items() if key not in overrides}
+
+
+def parse(content: str | bytes, recipe: str, overrides: Mapping[str, Any], name: str) -> Space:
+    """Return the space that YAML holds, or the recipe's own if it is empty.
+
+    Both ends of each range, and each choice, are tried with the recipe.
+
+    Args:
+        content: YAML.
+        recipe: that the values are for.
+        overrides: of the recipe.
+        name: of the space in errors.
+
+    Raises:
+        ConfigError: naming every key that cannot be used, and why.
+    """
+    space = _parsed(content, name) if content else builtin(recipe, overrides)
+    if not space:
+        raise ConfigError(
+            f"{name}: nothing is left to search: all of it is set",
+            fix="leave some keys to the search, or give a space with --space",
+        )
+    wrong = [f"  {key}: all trials share it; choose it by --set" for key in space if key.startswith(_SHARED)]
+    for values in _extremes(space) if not wrong else ():
+        try:
+            recipes.load(recipe, {**overrides, **values})
+        except ConfigError as error:
+            wrong.append(f"  {error.message}")
+    if wrong:
+        raise ConfigError(f"{name} cannot be used:\n" + "\n".join(dict.fromkeys(wrong)), fix=_FIX)
+    return space
+
+
+def _parsed(content: str | bytes, name: str) -> Space:
+    try:
+        return _ADAPTER.validate_python(yaml_value(content, _LONGEST))
+    except ValidationError as error:
+        lines = []
+        for item in error.errors():
+            key, _kind_of_space, *rest = (*map(str, item["loc"]), "", "")
+            lines.append(f"  {'.'.join(filter(None, [key, *rest]))}: {item['msg']}")
+        raise ConfigError("\n".join([f"{name} cannot be used:", *lines]), fix=_FIX) from None
+    except ValueError as error:
+        raise ConfigError(f"{name} is not YAML: {str(error).splitlines()[0]}", fix=_FIX) from None
+
+
+def _extremes(space: Space) -> list[dict[str, Any]]:
+    """Both ends of every range, and every choice, each at least once."""
+    columns = {
+        key: one.choices if isinstance(one, Choices) else [one.low, one.high] for key, one in space.items()
+    }
+    longest = max(map(len, columns.values()))
+    return [{key: values[i % len(values)] for key, values in columns.items()} for i in range(longest)]
+
+
+def to_json(space: Space) -> dict[str, Any]:
+    """Return a space as JSON."""
+    return _ADAPTER.dump_python(space, exclude_defaults=True)
+
+
+def text(space: Space, *, one_line: bool = False) -> str:
+    """Return a space as YAML that `parse` takes."""
+    # PyYAML writes 1e-05 as 1.0e-05, and reads that as a number.
+    flow, width = (True, 2**30) if one_line else (None, 80)
+    written = yaml.safe_dump(to_json(space), sort_keys=False, default_flow_style=flow, width=width)
+    return written.strip() if one_line else written

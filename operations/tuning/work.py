@@ -1,0 +1,98 @@
+"""The work of a search's steps in Kubeflow: a trial in each pod, and the best of all."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from components import usage
+from operations.tuning import search, space, study_folder, study_name
+from operations.tuning.study import Search, Study, Trial
+from trainer import storage
+from trainer.model import recipes
+
+
+class Request(NamedTuple):
+    """What is searched."""
+
+    data: dict[str, Any]
+    """Manifest of the shards."""
+    name: str
+    recipe: str
+    overrides: dict[str, Any]
+    space: str
+    data_root: str
+    trials: int
+
+    def open(self) -> tuple[Study, str]:
+        """Return the study and its name."""
+        name, overrides = study_name(self.name, self.recipe), _restore_ints(self.recipe, self.overrides)
+        searched = Search(
+            self.recipe, overrides, space.parse(self.space, self.recipe, overrides, "the space"),
+            self.data["uri"],
+        )  # fmt: skip
+        return Study(study_folder(self.data_root, name), searched, self.trials), name
+
+
+def train(searched: tuple[Any, ...], number: str, gpus: int) -> str:
+    """Train a trial of a search; return a line about it.
+
+    Args:
+        searched: the fields of a `Request`.
+        number: of the trial.
+        gpus: of this pod.
+
+    Raises:
+        ConfigError: the space cannot be used, or the name has a study of something else.
+        Interrupted: stopped by a signal; the same call goes on.
+        StorageError: the data root cannot be reached.
+    """
+    request = Request(*searched)
+    study, name = request.open()
+    usage.keep(request.data_root, processes=gpus)
+
+    def start(trial: Trial, stack: ExitStack) -> search.LocalTraining:
+        folder = storage.join(study.uri, "runs", f"{trial.number:05d}")
+        return search.LocalTraining(study.search, trial, folder, stack, processes=max(gpus, 1))
+
+    search.train(study, [int(number)], 1, start)
+    search.publish(study, name)
+    return next(str(trial) for trial in study.trials() if trial.number == int(number))
+
+
+def choose(searched: tuple[Any, ...], ended: list[str], paths: tuple[str, str]) -> dict[str, dict[str, Any]]:
+    """Write the page and the best configuration of a search.
+
+    Args:
+        searched: the fields of a `Request`.
+        ended: a line about each trial.
+        paths: local files that receive page and configuration.
+
+    Returns:
+        The artifact's `metrics`, and what is `shown` with the configuration.
+
+    Raises:
+        TrainingError: no trial came to a result.
+    """
+    request = Request(*searched)
+    study, name = request.open()
+    usage.keep(request.data_root)
+    print("\n".join(ended), flush=True)
+    best = search.finish(study, name)
+    page, configuration = (storage.join(study.uri, file) for file in (search.PAGE, search.BEST))
+    for path, uri in zip(paths, (page, configuration), strict=True):
+        Path(path).write_bytes(storage.read_bytes(uri))
+    print(f"best: {best}\npage: {page}")
+    metrics = {search.metric_of(study.search): best.value, "trial": best.number}
+    return {"metrics": metrics, "shown": {"uri": configuration}}
+
+
+def _restore_ints(recipe: str, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return whole numbers as such: Kubeflow makes 4.0 of 4, and people read the file that is written."""
+    config = recipes.load(recipe, overrides)
+
+    def restored(key: str, value: Any) -> Any:
+        section, _, name = key.partition(".")
+        current = getattr(getattr(config, section), name, value)
+        return int(value) if isinstance(value, float) and isinstance(current, int) else value
+
+    return {key: restored(key, value) for key, value in overrides.items()}

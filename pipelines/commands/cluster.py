@@ -1,0 +1,93 @@
+"""`kubedet cluster`: the files that a cluster takes, its manifests and the compiled pipeline."""
+
+import argparse
+import shutil
+from dataclasses import fields
+from pathlib import Path
+
+from pipelines.commands import Commands, cluster_options
+from pipelines.forms import PARALLELISM, Form
+from trainer.base.errors import ConfigError, StorageError
+
+MANIFESTS = Path(__file__).parents[1] / "deploy"
+"""`deploy/`, as the wheel carries it; in a checkout a link to it."""
+
+
+def add(commands: Commands) -> None:
+    """Declare the command and its verbs."""
+    parser = commands.add_parser(
+        "cluster", description="Write what a cluster needs: its manifests, and the compiled pipeline."
+    )
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    manifests = verbs.add_parser(
+        "manifests",
+        help="write the files that a cluster needs, for kubectl",
+        description="Write the folder deploy/ of this version: permissions, a volume, the runtime of "
+        "TrainJobs, overlays for each kind of installation and example jobs. Its README.md says which of "
+        "them to apply.",
+    )
+    manifests.add_argument(
+        "-o", "--output", default="deploy", metavar="DIR", help="folder to write (default: %(default)s)"
+    )
+    manifests.set_defaults(command=_manifests)
+    _add_compile(verbs)
+
+
+def _add_compile(verbs: Commands) -> None:
+    parser = verbs.add_parser(
+        "compile",
+        help="write the pipeline as a cluster takes it",
+        description="Write the pipeline as one YAML file, to be uploaded in the UI or given to `kfp run "
+        "create`. KUBEDET_IMAGE names the container image of its steps.",
+    )
+    parser.add_argument(
+        "-o", "--output", default="pipeline.yaml", metavar="FILE", help="file to write (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--volume", action="store_true",
+        help="keep the data on a shared volume instead of in a bucket: every step mounts the "
+        "PersistentVolumeClaim that the run's parameter `claim` names, at /data",
+    )  # fmt: skip
+    parser.add_argument(
+        "--conditional", action="store_true",
+        help="skip training if fewer images are new than the run's parameter `min_new_images` says",
+    )  # fmt: skip
+    parser.add_argument(
+        "--trials", type=int, default=0, metavar="N",
+        help="search for hyper-parameters, as `kubedet tune` does, by so many trials",
+    )  # fmt: skip
+    parser.add_argument(
+        "--parallelism", type=int, default=PARALLELISM, metavar="N",
+        help="trials that train at the same time; 0 is no limit (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--gpus", type=int, default=0, metavar="N", help="GPUs of each trial's pod (default: %(default)s)"
+    )
+    cluster_options.add_form(parser)
+    parser.set_defaults(command=_compile)
+
+
+def _compile(options: argparse.Namespace) -> int:
+    from pipelines.compile import compile_pipeline
+
+    form = Form(**{item.name: getattr(options, item.name) for item in fields(Form)})
+    compile_pipeline(Path(options.output), form)
+    print(f"wrote {options.output}")
+    return 0
+
+
+def _manifests(options: argparse.Namespace) -> int:
+    folder = Path(options.output)
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(
+                f"{folder} already exists, perhaps with changes of yours",
+                fix="choose another folder with -o, or delete this one",
+            )
+        shutil.copytree(MANIFESTS, folder, dirs_exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {folder}: {error.strerror or error}", fix="choose another folder"
+        ) from error
+    print(f"wrote {folder}: see {folder / 'README.md'}")
+    return 0

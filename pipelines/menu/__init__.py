@@ -1,1 +1,0 @@
-"""The operator's interactive menu, a program for the whole terminal."""

@@ -1,0 +1,51 @@
+"""Spaces of a search."""
+
+import pytest
+
+from operations.tuning import space as spaces
+from trainer.base.errors import ConfigError
+from trainer.model import recipes
+
+
+@pytest.mark.parametrize("recipe", recipes.RECIPES)
+def test_every_recipe_has_a_space_that_holds_its_own_values(recipe):
+    config = recipes.load(recipe)
+    space = spaces.parse("", recipe, {}, recipe)
+    assert space["train.lr"].low < config.train.lr < space["train.lr"].high
+    assert len(space) >= 3
+
+
+def test_what_is_set_is_not_searched():
+    assert "train.lr" not in spaces.builtin("debug", {"train.lr": 0.1})
+
+
+@pytest.mark.parametrize("one_line", [False, True])
+def test_a_space_reads_back_as_it_was_written(one_line):
+    space = spaces.builtin("coco_r50", {})
+    assert spaces.parse(spaces.text(space, one_line=one_line), "coco_r50", {}, "it") == space
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("train.lr: {low: 1, high: 0}", "train.lr: .*low must be smaller"),
+        ("train.lr: {low: 0, high: 1, log: true}", "with log, low must be above 0"),
+        ("train.lr: {choices: []}", "train.lr.choices: .*at least 1"),
+        ("train.lr: {lowest: 1, high: 2}", "train.lr.lowest: "),
+        ("train.lr: 3", "train.lr: "),
+        ("train.lr: {low: 1e-4, high: 1}", "train.lr.low: .*must be a number"),
+        ("data.val_fraction: {low: 0.1, high: 0.2}", "data.val_fraction: all trials share it"),
+        ("train.rate: {low: 0.1, high: 0.2}", "train.rate"),
+        ("train.epochs: {choices: [one]}", "train.epochs"),
+        ("- train.lr", "cannot be used"),
+        ("a: [", "not YAML"),
+    ],
+)
+def test_a_space_that_cannot_be_used_is_refused_by_key(text, said):
+    with pytest.raises(ConfigError, match=said):
+        spaces.parse(text, "debug", {}, "it")
+
+
+def test_a_space_of_which_all_is_set_is_refused():
+    with pytest.raises(ConfigError, match="nothing is left to search"):
+        spaces.parse("", "debug", dict.fromkeys(spaces.builtin("debug", {}), 0.1), "it")

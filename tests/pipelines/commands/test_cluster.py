@@ -1,0 +1,42 @@
+"""`kubedet cluster manifests`."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+
+
+def files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_it_writes_deploy(kubedet, tmp_path):
+    code, out, _ = kubedet("cluster", "manifests", "-o", tmp_path / "a" / "deploy")
+    assert (code, out) == (0, f"wrote {tmp_path}/a/deploy: see {tmp_path}/a/deploy/README.md\n")
+    assert files(tmp_path / "a" / "deploy") == files(ROOT / "deploy")
+
+
+def test_what_is_there_is_left_alone(kubedet, tmp_path):
+    folder = tmp_path / "deploy"
+    folder.mkdir()
+    (folder / "kustomization.yaml").write_text("mine")
+    code, _, err = kubedet("cluster", "manifests", "-o", folder)
+    assert code == 2
+    assert "already exists" in err and "choose another folder with -o" in err
+    assert files(folder) == {"kustomization.yaml": b"mine"}
+
+
+def test_where_nothing_can_be_written_it_says_so(kubedet, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, _, err = kubedet("cluster", "manifests", "-o", tmp_path / "file" / "deploy")
+    assert code == 2
+    assert err.startswith(f"error: cannot write {tmp_path}/file/deploy: ")
+
+
+def test_doctor_says_where_the_files_come_from_unless_they_are_there(
+    kubedet, fake_cluster, monkeypatch, tmp_path
+):
+    fake_cluster.denied.add(("list", "events"))
+    monkeypatch.chdir(tmp_path)
+    assert kubedet("doctor")[1].endswith("\n`kubedet cluster manifests` writes the folder deploy/\n")
+    kubedet("cluster", "manifests")
+    assert "kubedet cluster manifests" not in kubedet("doctor")[1]

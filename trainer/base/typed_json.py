@@ -1,0 +1,86 @@
+"""Reads JSON strictly as dataclasses: what steps and machines hand on to each other."""
+
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from trainer.base.errors import FormError
+
+T = TypeVar("T")
+_NAMES = {int: "an integer", float: "a number", str: "a text", bool: "true or false", list: "a list"}
+_EXCERPT = 60
+
+
+def load(kind: type[T], value: Any, where: str, remedy: str) -> T:
+    """Return a JSON value as a type: a dataclass, list, dict, union or plain type, nested in any way.
+
+    Fields without a default must be there; others than those of the dataclass must not. A number with a
+    decimal point is taken for an integer if it is one, since Kubeflow turns integers into floats.
+
+    Args:
+        kind: the type.
+        value: what `json.loads` gave.
+        where: names the file or parameter in errors.
+        remedy: what to do about an error.
+
+    Raises:
+        FormError: naming `where`, the field, and what is wrong with it.
+    """
+    loaded: T = _Loader(where, remedy).load(kind, value, "")
+    return loaded
+
+
+class _Loader:
+    def __init__(self, where: str, remedy: str) -> None:
+        self._where, self._remedy = where, remedy
+
+    def load(self, kind: Any, value: Any, place: str) -> Any:
+        """Return the value at a place in the file as a type."""
+        if get_origin(kind) is UnionType:
+            options = [one for one in get_args(kind) if _is_plain(one, value)]
+            kind = options[0] if options else get_args(kind)[0]
+        origin, arguments = get_origin(kind), get_args(kind)
+        if is_dataclass(kind) and isinstance(value, dict):
+            return self._fields(kind, value, place)
+        if origin is dict and isinstance(value, dict):
+            return {key: self.load(arguments[1], item, f"{place}.{key}") for key, item in value.items()}
+        if origin is list and isinstance(value, list):
+            return [self.load(arguments[0], item, f"{place}[{n}]") for n, item in enumerate(value)]
+        if kind is int and isinstance(value, float) and value.is_integer():
+            return int(value)
+        if not _is_plain(kind, value):
+            text = repr(value)
+            shown = text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
+            raise self._error(f": {_shown(place)} is {shown}, not {_NAMES.get(origin or kind, 'an object')}")
+        return value
+
+    def _fields(self, kind: Any, value: dict[str, Any], place: str) -> Any:
+        types = _field_types(kind)
+        for field in fields(kind):
+            if field.name not in value and field.default is field.default_factory is MISSING:
+                raise self._error(f" lacks {_shown(f'{place}.{field.name}')}")
+        if unknown := value.keys() - types.keys():
+            raise self._error(f": {_shown(f'{place}.{min(unknown)}')} is not known to this kubedet")
+        return kind(**{name: self.load(types[name], item, f"{place}.{name}") for name, item in value.items()})
+
+    def _error(self, fault: str) -> FormError:
+        return FormError(f"{self._where}{fault}", fix=self._remedy)
+
+
+@cache
+def _field_types(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _shown(place: str) -> str:
+    return place.removeprefix(".") or "its content"
+
+
+def _is_plain(kind: Any, value: Any) -> bool:
+    """Tell whether a value is of a plain type; true is no number."""
+    if kind is Any or (kind is type(None) and value is None):
+        return True
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(kind, type) and isinstance(value, (int, float) if kind is float else kind)

@@ -1,1 +1,0 @@
-"""How far two sets of data are from each other."""
