@@ -42,7 +42,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Tests run side by side; more threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
-fork_server.install()
 
 
 def pytest_addoption(parser):
