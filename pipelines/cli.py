@@ -92,7 +92,10 @@ def _run(arguments: list[str]) -> int:
         print(f"kubedet {version('kubedet')}")
         return 0
     if arguments[0] not in SUMMARIES:
-        raise ConfigError(f"kubedet has no command {arguments[0]!r}{guess(arguments[:1], [*SUMMARIES])}")
+        raise ConfigError(
+            f"kubedet has no command {arguments[0][:60]!r}",
+            fix=guess(arguments[:1], [*SUMMARIES]) or "`kubedet --help` lists the commands",
+        )
     options = make_parser(arguments[0]).parse_args(arguments)
     with files_explained():
         return options.command(options)

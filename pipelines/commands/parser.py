@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             known = [option for option in self._option_string_actions if option.startswith("--")]
             remedy = guess([word.partition("=")[0] for word in unknown], known)
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{remedy}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{_as_fix(remedy)}")
         return options, unknown
 
     def error(self, message: str) -> NoReturn:
@@ -36,11 +36,15 @@ class Parser(argparse.ArgumentParser):
             self.print_help(sys.stderr)
             self.exit(2)
         if choice := _CHOICE.search(message):
-            message += guess([choice[1]], [name.strip("'") for name in choice[2].split(", ")])
+            message += _as_fix(guess([choice[1]], [name.strip("'") for name in choice[2].split(", ")]))
         super().error(message)
 
 
 def guess(words: Iterable[str], known: Sequence[str]) -> str:
-    """Return the remedy of a misspelt word, a line that names the closest ones; empty if none is close."""
+    """Return the remedy of misspelt words, which names the closest ones; empty if none is close."""
     close = [match for word in words for match in difflib.get_close_matches(word, known, n=1)]
-    return f"\n  fix: did you mean {' or '.join(close)}?" if close else ""
+    return f"did you mean {' or '.join(close)}?" if close else ""
+
+
+def _as_fix(remedy: str) -> str:
+    return f"\n  fix: {remedy}" if remedy else ""

@@ -139,7 +139,7 @@ def test_memory_does_not_grow_with_the_boxes(tmp_path):
         "cat = [Category('Cat', '/m/01yrx')]\n"
         "rows = BoxRows(sys.argv[1], 's3://images', cat, *[Meaning.of(cat, cat)] * 2)\n"
         "built = annotations.build(Listing(cat, {'train': rows}, ''), DataConfig(), sys.argv[2])\n"
-        "print(sum(split['boxes'] for split in built.splits.values()))\n"
+        "print(sum(split.boxes for split in built.splits.values()))\n"
         "print(int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) // 1024)\n"
     )
     path.write_text(HEADER.strip() + "".join(f",Other{number}" for number in range(12)) + "\n")
