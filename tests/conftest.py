@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 import os
+import signal
 import sys
 from itertools import chain, groupby, islice
 
@@ -42,6 +43,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Tests run side by side; more threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+# A shell ignores it for what it starts in the background, and so would all processes of the tests.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):
