@@ -4,6 +4,7 @@ import importlib.util
 import logging
 import os
 import signal
+import subprocess
 import sys
 from itertools import chain, groupby, islice
 
@@ -80,9 +81,9 @@ def _slow_first(items):
 
 
 @pytest.fixture
-def real_processes(monkeypatch):
-    """Processes that import what they need, for a test of what is done before."""
-    monkeypatch.setenv(fork_server.REAL_PROCESSES, "1")
+def forked_processes(monkeypatch):
+    """Start the test's Python processes as forks of one that has imported torch."""
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", fork_server.execute_child)
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from components.supervisor import TRIES
 from pipelines import cli
 from trainer.model import recipes
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 RUN = """
 import json, sys, yaml
 from pathlib import Path

@@ -23,6 +23,8 @@ from pipelines.run import Options, _check_same, _warn_of_processes
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 KUBEDET = [sys.executable, "-m", "pipelines.cli"]
 
 

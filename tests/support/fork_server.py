@@ -1,9 +1,9 @@
 """Starts Python processes by forking one that has imported torch, which takes 5 seconds of a processor.
 
-`install` lets subprocess.Popen fork wherever a test, or the product in it, starts `python -m trainer ...` and
-the like. The process is the caller's own child, with its environment, folder, files and group, and has run
-nothing but imports before. Everything else is started as always; so is all if the environment variable
-REAL_PROCESSES is set.
+The fixture `forked_processes` lets subprocess.Popen fork wherever the test, or the product in it, starts
+`python -m trainer ...` and the like. The process is the caller's own child, with its environment, folder and
+files, and has run nothing but imports before. Everything else is started as always. It is not for tests
+that look at a process's memory or imports.
 
 The caller makes itself a "child subreaper" for a moment, and the server forks twice: the process whose
 parent ends at once becomes the caller's child.
@@ -62,13 +62,8 @@ _environment: dict[str, str] = {}
 """What the server has read from its environment."""
 
 
-def install() -> None:
-    """Fork from now on."""
-    if sys.platform == "linux":
-        subprocess.Popen._execute_child = _execute_child  # type: ignore[attr-defined]
-
-
-def _execute_child(self: Any, args: Any, executable: Any, *others: Any) -> None:
+def execute_child(self: Any, args: Any, executable: Any, *others: Any) -> None:
+    """Fork what imports torch, in place of `subprocess.Popen._execute_child`; start the rest as always."""
     preexec_fn, close_fds, pass_fds, cwd, env, _, _, shell, *rest = others
     pipes, (_, gid, gids, uid, umask, session, group) = rest[:6], rest[6:]
     words = [os.fsdecode(word) for word in args] if isinstance(args, list | tuple) else []
@@ -273,7 +268,7 @@ def _serve_below(words: list[str], keep: list[int]) -> None:
             os.dup2(nothing, number)
         _serve(theirs, once=_is_guard(words))
     theirs.close()
-    install()
+    subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
 
 
 def _run(words: list[str]) -> NoReturn:

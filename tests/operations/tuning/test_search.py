@@ -15,6 +15,8 @@ from tests.trainer.conftest import bucket, object_store_server
 from trainer import storage
 from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted, TrainingError
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 __all__ = ["bucket", "object_store_server"]
 
 SPACE = {"train.lr": Range(1e-4, 1e-1, log=True), "loader.mosaic": Choices([0.0, 0.5])}

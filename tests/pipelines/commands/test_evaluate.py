@@ -20,6 +20,8 @@ from trainer.data.shard_index import ShardDataset
 from trainer.model.architecture import build
 from trainer.training import checkpoint
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 
 @pytest.fixture
 def write_model(tiny, shards, tmp_path):

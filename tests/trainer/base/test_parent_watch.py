@@ -13,6 +13,8 @@ from trainer.base.parent_watch import LAUNCHER
 from trainer.config.parsing import to_json
 from trainer.trackers.training_log import read_rows
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 WATCHING = (
     "from trainer.base import parent_watch; parent_watch.end_with_launcher(); print('on', flush=True); "
 )

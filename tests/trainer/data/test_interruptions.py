@@ -24,6 +24,8 @@ from trainer.data.download import download
 from trainer.data.raw_folder import RawManifest
 from trainer.data.shards import shard
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 CONFIG = DataConfig(processes=1, threads=4, shard_bytes=3000)
 NAMES = [f"{number}.jpg" for number in range(12)]
 

@@ -20,6 +20,8 @@ from trainer.evaluation.evaluate import evaluate
 from trainer.evaluation.inference import predict_split
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 
 def test_everything_is_written_and_agrees(saved, shards, config, tmp_path):
     output = str(tmp_path / "evaluation")

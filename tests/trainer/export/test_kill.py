@@ -16,6 +16,8 @@ from hostile import TIMES
 from trainer import storage
 from trainer.export import bundle, published_models
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 PUBLISH = """
 import json, os, signal, sys
 from contextlib import contextmanager

@@ -100,7 +100,7 @@ def test_a_training_without_a_launcher_asks_too(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("impatient", "real_processes")
+@pytest.mark.usefixtures("impatient")
 def test_nodes_that_do_not_meet_say_so_and_are_run_again(node, port):
     both = {"nnodes": 2, "rdzv_conf": "timeout=2"}
     alone = node(["train"], node_rank=0, master_addr="127.0.0.1", master_port=port, **both)

@@ -12,6 +12,8 @@ from trainer.base.errors import ConfigError
 from trainer.launching.launch import meeting
 from trainer.training import checkpoint
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 ENDPOINT = ["--rdzv-endpoint", "first:29500", "--rdzv-backend"]
 
 

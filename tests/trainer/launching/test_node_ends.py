@@ -12,6 +12,8 @@ from torch.distributed.launcher.api import LaunchConfig
 from trainer.launching import launch
 from trainer.launching.worker_failures import peers_patience
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 NODE = """
 import sys
 from trainer.launching import launch

@@ -12,6 +12,8 @@ from finished_runs import final_weights, losses
 from trainer.config.parsing import to_json
 from trainer.training.loop import train
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 FP32 = {"train__precision": "fp32"}
 
 

@@ -94,7 +94,7 @@ def test_the_bundle_is_opened_listed_and_exported_again(old_bundle, shards, runs
     assert cli.main(["predict", folder, str(picture), "-o", str(tmp_path / "found")]) == 0
     assert "picture" in capsys.readouterr().out
     made = export(best, shards, str(tmp_path / "model"), runs[0])
-    assert made.fingerprint == ShardDataset(shards, "val").fingerprint
+    assert made["fingerprint"] == ShardDataset(shards, "val").fingerprint
 
 
 @pytest.mark.slow
