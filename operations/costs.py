@@ -22,15 +22,10 @@ from trainer.launching.usage.record import Record
 logger = logging.getLogger(__name__)
 
 _HOUR = 3600.0
-_NONE = "-"
-_TOTAL = "in all"
-
-
 VARIABLE = "KUBEDET_PRICES"
 """Environment variable: URI of the file."""
-
 FILE = "prices.yaml"
-"""The file of a data root, for where the variable names none."""
+"""The file of a data root, if the variable names none."""
 
 _LONGEST = 10_000
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -43,7 +38,7 @@ class Prices:
     currency: str = ""
     """In what prices are, e.g. EUR."""
     node_hour: Amount = 0.0
-    """Price of a node for an hour, without its GPUs where these have a price of their own."""
+    """Price of a node for an hour, without its GPUs if these have a price of their own."""
     gpu_hour: Amount = 0.0
     """Price of a GPU for an hour."""
     gb_read: Amount = 0.0
@@ -57,14 +52,8 @@ class Prices:
         return any((self.node_hour, self.gpu_hour, self.gb_read, self.gb_written))
 
 
-_ADAPTER = TypeAdapter(Prices)
-
-
 def find_prices(data_root: str) -> Prices | None:
     """Return the prices of the file that KUBEDET_PRICES names, or else of the data root; None without.
-
-    Args:
-        data_root: its URI.
 
     Raises:
         ConfigError: the file cannot be used.
@@ -86,16 +75,15 @@ def read_prices(uri: str) -> Prices:
     names = ", ".join(field.name for field in fields(Prices))
     fix = f"write lines like `gpu_hour: 2.5`; keys are {names}"
     try:
-        tree: Any = yaml_value(storage.read_bytes(uri), _LONGEST)
-    except ValueError as error:
-        raise ConfigError(f"{uri} is not YAML: {str(error).splitlines()[0]}", fix=fix) from None
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{uri} is not a file of prices", fix=fix)
-    try:
-        return _ADAPTER.validate_python(tree)
+        tree = yaml_value(storage.read_bytes(uri), _LONGEST)
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{uri} is not a file of prices", fix=fix)
+        return TypeAdapter(Prices).validate_python(tree)
     except ValidationError as error:
         lines = [f"  {'.'.join(map(str, item['loc']))}: {item['msg'].lower()}" for item in error.errors()]
         raise ConfigError("\n".join([f"{uri} cannot be used:", *lines]), fix=fix) from None
+    except ValueError as error:
+        raise ConfigError(f"{uri} is not YAML: {str(error).splitlines()[0]}", fix=fix) from None
 
 
 @dataclass(frozen=True)
@@ -114,9 +102,7 @@ class Figure:
 
     def shown(self, digits: int = 3) -> str:
         """Return it as a cell of a table."""
-        if self.value is None:
-            return _NONE
-        return f"{'>=' if self.lacks else ''}{self.known:,.{digits}f}"
+        return "-" if self.value is None else f"{'>=' if self.lacks else ''}{self.known:,.{digits}f}"
 
     def fields(self) -> dict[str, Any]:
         """Return it as JSON: its value, and `incomplete` if a part is unknown."""
@@ -139,6 +125,20 @@ class Used:
     money: Figure | None
     """None if no price is known."""
 
+    @classmethod
+    def sum(cls, name: str, records: Sequence[Record], prices: Prices | None) -> "Used":
+        """Return the sum of records, called `name`."""
+        nodes = sum(record.nodes * record.seconds for record in records) / _HOUR
+        known = sum((record.gpus or 0) * record.seconds for record in records) / _HOUR
+        gpus = Figure(known, any(record.gpus is None for record in records))
+        read, written = sum(record.read for record in records), sum(record.written for record in records)
+        money = None
+        if prices and prices.has_money:
+            paid = nodes * prices.node_hour + known * prices.gpu_hour
+            paid += (read * prices.gb_read + written * prices.gb_written) / 1e9
+            money = Figure(paid, gpus.lacks and bool(prices.gpu_hour))
+        return cls(name, len(records), nodes, gpus, read, written, money)
+
     def fields(self) -> dict[str, Any]:
         """Return it as JSON."""
         fields = {
@@ -146,6 +146,12 @@ class Used:
             "bytes_read": self.read, "bytes_written": self.written, "gpu_hours": self.gpu_hours.fields(),
         }  # fmt: skip
         return fields | ({"money": self.money.fields()} if self.money is not None else {})
+
+    def row(self) -> tuple[str, ...]:
+        """Return it as a row of a table."""
+        cells = [self.step, f"{self.node_hours:,.3f}", self.gpu_hours.shown()]
+        cells += [f"{self.read / 1e9:,.3f}", f"{self.written / 1e9:,.3f}"]
+        return (*cells, *([self.money.shown(2)] if self.money is not None else []))
 
 
 @dataclass(frozen=True)
@@ -167,12 +173,12 @@ class Costs:
         return parts | ({"currency": self.currency} if self.currency else {})
 
     def table(self) -> list[tuple[str, ...]]:
-        """Return a header, a row a step and one of all; nothing where nothing is known."""
+        """Return a header, a row a step and one of all; nothing if nothing is known."""
         if not self.steps:
             return []
         header = ["step", "node h", "GPU h", "GB read", "GB written"]
         header += [self.currency or "money"] if self.total.money is not None else []
-        return [tuple(header), *(_row(used) for used in (*self.steps, self.total))]
+        return [tuple(header), *(used.row() for used in (*self.steps, self.total))]
 
     def text(self) -> str:
         """Return the table for a terminal."""
@@ -184,29 +190,18 @@ class Costs:
 
     def numbers(self) -> dict[str, float]:
         """Return what is known in all, by name, as Kubeflow shows metadata of an artifact."""
-        total = self.total
         if not self.steps:
             return {}
-        money = None if total.money is None else total.money.value
-        known = {"gpu_hours": total.gpu_hours.value, "money": money}
-        known |= {"node_hours": total.node_hours, "gb_read": total.read / 1e9}
-        known |= {"gb_written": total.written / 1e9}
+        total = self.total
+        known = {
+            "gpu_hours": total.gpu_hours.value, "money": total.money.value if total.money else None,
+            "node_hours": total.node_hours, "gb_read": total.read / 1e9, "gb_written": total.written / 1e9,
+        }  # fmt: skip
         return {f"used/{name}": round(value, 4) for name, value in known.items() if value is not None}
 
 
-def _row(used: Used) -> tuple[str, ...]:
-    cells = [used.step, f"{used.node_hours:,.3f}", used.gpu_hours.shown()]
-    cells += [f"{used.read / 1e9:,.3f}", f"{used.written / 1e9:,.3f}"]
-    return (*cells, *([used.money.shown(2)] if used.money is not None else []))
-
-
 def of_run(data_root: str, *run_ids: str) -> Costs:
-    """Return what a run has used up to now; what cannot be read costs a warning.
-
-    Args:
-        data_root: its URI.
-        run_ids: the run's id, and others that it may be known by.
-    """
+    """Return what a run, by all the ids that it may have, has used up to now; problems cost a warning."""
     try:
         return summed(usage.of_run(data_root, *run_ids), find_prices(data_root))
     except KubedetError as error:
@@ -215,30 +210,8 @@ def of_run(data_root: str, *run_ids: str) -> Costs:
 
 
 def summed(records: Iterable[Record], prices: Prices | None = None) -> Costs:
-    """Return what records tell, by step and in all.
-
-    Args:
-        records: of one run.
-        prices: None where none are known.
-    """
+    """Return what the records of one run tell, by step and in all."""
     ordered = sorted(records, key=lambda record: record.began)
     names = dict.fromkeys(record.step for record in ordered)
-    steps = tuple(_sum(name, [each for each in ordered if each.step == name], prices) for name in names)
-    return Costs(steps, _sum(_TOTAL, ordered, prices), prices.currency if prices else "")
-
-
-def _sum(name: str, records: Sequence[Record], prices: Prices | None) -> Used:
-    node_hours = sum(record.nodes * record.seconds for record in records) / _HOUR
-    known = sum(record.gpus * record.seconds for record in records if record.gpus is not None) / _HOUR
-    gpu_hours = Figure(known, any(record.gpus is None for record in records))
-    read, written = sum(record.read for record in records), sum(record.written for record in records)
-    return Used(
-        name, len(records), node_hours, gpu_hours, read, written,
-        _money(prices, node_hours, gpu_hours, read, written) if prices and prices.has_money else None,
-    )  # fmt: skip
-
-
-def _money(prices: Prices, node_hours: float, gpu_hours: Figure, read: int, written: int) -> Figure:
-    money = node_hours * prices.node_hour + gpu_hours.known * prices.gpu_hour
-    money += (read * prices.gb_read + written * prices.gb_written) / 1e9
-    return Figure(money, gpu_hours.lacks and bool(prices.gpu_hour))
+    steps = tuple(Used.sum(name, [each for each in ordered if each.step == name], prices) for name in names)
+    return Costs(steps, Used.sum("in all", ordered, prices), prices.currency if prices else "")

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from scipy.spatial.distance import cdist
 from scipy.stats import bootstrap, permutation_test
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer import storage
 from trainer.base.errors import DataError, EvaluationError
@@ -26,6 +26,7 @@ from trainer.data.raw_folder import RawManifest
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluation.evaluate import DriftRequest
 from trainer.evaluation.metrics import DRIFT
+from trainer.report.figures import GRID, SERIES, TEXT, Plot, as_plot, bars, figure, render
 from trainer.training import checkpoint
 
 RECORD, PAGE = "drift.json", "drift.html"
@@ -122,16 +123,16 @@ class Drift:
 
     def to_json(self) -> dict[str, Any]:
         """Return what drift.json holds."""
-        sets = [
-            {"uri": part.uri, "split": part.split, "images": part.images} for part in (self.one, self.other)
-        ]
         return {
-            "sets": sets,
+            "sets": [
+                {"uri": part.uri, "split": part.split, "images": part.images}
+                for part in (self.one, self.other)
+            ],
             "metrics": self.metrics,
             "shifts": {name: asdict(shift) for name, shift in self.shifts.items()},
             "medians": {name: found for name in self.shifts if (found := self.medians(name))},
             "classes": dict(zip(self.classes, self.shares.T.tolist(), strict=True)),
-        }  # fmt: skip
+        }
 
 
 def compare_data(
@@ -163,12 +164,18 @@ def compare_data(
             raise DataError(
                 f"{view.uri} has no split {chosen}", fix=f"its splits are {', '.join(view.splits)}"
             )
-    measured = [_measure_set(view, chosen, pictures, seed, embed) for view in views]
-    return find_drift(*measured, samples=samples, seed=seed)
+    one, other = (_measure_set(view, chosen, pictures, seed, embed) for view in views)
+    shifts = {
+        name: measure(*distance, samples=samples, seed=seed)
+        for name, distance in _distances(one, other).items()
+    }
+    classes = list(dict.fromkeys([*one.classes, *other.classes]))
+    totals = np.array([_counts(part, classes).sum(axis=0) for part in (one, other)])
+    return Drift(one, other, classes, totals / np.maximum(totals.sum(axis=1, keepdims=True), 1), shifts)
 
 
-def compare_listings(one: RawManifest, other: RawManifest) -> Drift:
-    """Tell how far the annotations of two listings are apart; no image is looked at.
+def compare_listings(one: RawManifest, other: RawManifest) -> dict[str, float]:
+    """Return how far the annotations of two listings are apart, 0 to 1 by name; no image is looked at.
 
     Args:
         one: plan or manifest of a folder of raw images, as `trainer.data.raw_folder` reads it.
@@ -180,7 +187,8 @@ def compare_listings(one: RawManifest, other: RawManifest) -> Drift:
     """
     views: list[View] = [Listing(one), Listing(other)]
     split = _common_split(views)
-    return find_drift(*(_measure_set(view, split, 0, 0, None) for view in views), samples=1)
+    measured = [_measure_set(view, split, 0, 0, None) for view in views]
+    return {name: measure(*distance, samples=0).value for name, distance in _distances(*measured).items()}
 
 
 def for_gate(request: DriftRequest) -> dict[str, float]:
@@ -195,13 +203,7 @@ def for_gate(request: DriftRequest) -> dict[str, float]:
 
 
 def write(drift: Drift, output_uri: str) -> None:
-    """Write drift.json and drift.html into a folder.
-
-    Raises:
-        StorageError: it cannot be written.
-    """
-    from operations.drift_page import page  # It imports this module.
-
+    """Write drift.json and drift.html into a folder; raise StorageError if that fails."""
     storage.write_bytes(storage.join(output_uri, PAGE), page(drift).encode())
     storage.write_json(storage.join(output_uri, RECORD), drift.to_json())
 
@@ -217,21 +219,10 @@ def _common_split(views: list[View]) -> str:
     return "train" if "train" in common else common[0]
 
 
-def find_drift(one: Measurements, other: Measurements, *, samples: int = 200, seed: int = 0) -> Drift:
-    """Compare the measurements of two sets.
-
-    Args:
-        one: of the one, e.g. what a model was trained on.
-        other: of the other.
-        samples: of the bootstrap, and permutations.
-        seed: of what is drawn.
-    """
+def _distances(one: Measurements, other: Measurements) -> dict[str, tuple[Distance, int, int]]:
+    """Return what measures the sets by the names in metrics.DRIFT, with their numbers of images."""
     classes = list(dict.fromkeys([*one.classes, *other.classes]))
-    counts = []
-    for part in (one, other):
-        of_all = np.zeros((len(part.counts), len(classes)))
-        of_all[:, [classes.index(name) for name in part.classes]] = part.counts
-        counts.append(of_all)
+    counts = [_counts(part, classes) for part in (one, other)]
     distances: dict[str, tuple[Distance, int, int]] = {}
     if all(part.any() for part in counts):
         distances["drift/classes"] = (of_frequencies(np.concatenate(counts)), len(counts[0]), len(counts[1]))
@@ -243,11 +234,14 @@ def find_drift(one: Measurements, other: Measurements, *, samples: int = 200, se
     if one.features.size and other.features.size:
         distance = of_vectors(np.concatenate([one.features, other.features]))
         distances["drift/features"] = (distance, len(one.features), len(other.features))
-    shifts = {
-        name: measure(*distances[name], samples=samples, seed=seed) for name in DRIFT if name in distances
-    }
-    totals = np.array([part.sum(axis=0) for part in counts])
-    return Drift(one, other, classes, totals / np.maximum(totals.sum(axis=1, keepdims=True), 1), shifts)
+    return {name: distances[name] for name in DRIFT if name in distances}
+
+
+def _counts(part: Measurements, classes: list[str]) -> np.ndarray:
+    """[n, K] boxes of each of `classes` in each image."""
+    counts = np.zeros((len(part.counts), len(classes)))
+    counts[:, [classes.index(name) for name in part.classes]] = part.counts
+    return counts
 
 
 def measure(distance: Distance, one: int, other: int, *, samples: int = 200, seed: int = 0) -> Shift:
@@ -257,7 +251,7 @@ def measure(distance: Distance, one: int, other: int, *, samples: int = 200, see
         distance: of the images of both sets, those of the one first.
         one: images of the one set, at least one.
         other: images of the other.
-        samples: of the bootstrap, and permutations.
+        samples: of the bootstrap, and permutations; 0 leaves the confidence out.
         seed: of what is drawn.
     """
     sets = np.arange(one), np.arange(one, one + other)
@@ -266,11 +260,15 @@ def measure(distance: Distance, one: int, other: int, *, samples: int = 200, see
         found = distance(_weights(left, one + other), _weights(right, one + other))
         return found if left.ndim > 1 else found[0]
 
+    value = float(statistic(*sets))
+    if not samples:
+        return Shift(value, value, value, 1.0, 1.0)
     options: dict[str, Any] = {
         "n_resamples": samples, "batch": _BATCH, "vectorized": True, "rng": np.random.default_rng(seed),
     }  # fmt: skip
-    value = float(statistic(*sets))
-    spread = _bootstrap_spread(sets, statistic, options)
+    spread = np.array([value])
+    if min(one, other) > 1 < samples:  # Of one image there is one sample, and of one sample no spread.
+        spread = bootstrap(sets, statistic, method="percentile", **options).bootstrap_distribution
     # Sets that are drawn again are further apart than the sets that they are drawn from: shifted by the bias.
     ends = np.percentile(spread, [2.5, 97.5]) - (spread.mean() - value)
     low, high = np.clip(ends, 0, 1)
@@ -278,12 +276,6 @@ def measure(distance: Distance, one: int, other: int, *, samples: int = 200, see
     return Shift(
         value, float(low), float(high), float(test.pvalue), float(np.percentile(test.null_distribution, 95))
     )
-
-
-def _bootstrap_spread(sets: Any, statistic: Any, options: dict[str, Any]) -> np.ndarray:
-    if any(len(part) < 2 for part in sets):  # scipy refuses sets of one image, which have one sample.
-        return np.array([statistic(*sets)])
-    return bootstrap(sets, statistic, method="percentile", **options).bootstrap_distribution
 
 
 def _weights(images: np.ndarray, total: int) -> np.ndarray:
@@ -436,31 +428,110 @@ def _embedding(uri: str) -> Embed:
         )  # fmt: skip
     side = meta["config"]["loader"]["image_size"]
 
+    maps: list[Tensor] = []
+    backbone.register_forward_hook(lambda _module, _inputs, output: maps.extend(_maps(output)))
+
     @torch.inference_mode()
     def embed(image: Image.Image) -> np.ndarray:
         square = np.array(image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR))
-        pixels = torch.from_numpy(square).permute(2, 0, 1)[None]
-        maps = _features(detector, backbone, pixels)
+        maps.clear()
+        detector.predict(torch.from_numpy(square).permute(2, 0, 1)[None])  # type: ignore[operator]
         return maps[-1].float().mean(dim=(0, 2, 3)).numpy()
 
     return embed
 
 
-def _features(detector: nn.Module, backbone: nn.Module, pixels: Tensor) -> list[Tensor]:
-    """Return the feature maps [1, C, h, w] that a backbone gives in a forward pass of its detector."""
-    maps: list[Tensor] = []
-    hook = backbone.register_forward_hook(lambda _module, _inputs, output: maps.extend(_maps(output)))
-    try:
-        detector.predict(pixels)  # type: ignore[operator]  # An Architecture's.
-    finally:
-        hook.remove()
-    return maps
-
-
 def _maps(output: Any) -> list[Tensor]:
     if isinstance(output, Tensor):
         return [output] if output.ndim == 4 else []
-    parts = (
-        output.values() if isinstance(output, dict) else output if isinstance(output, list | tuple) else []
+    parts = output.values() if isinstance(output, dict) else output
+    return [one for part in parts for one in _maps(part)] if isinstance(output, dict | list | tuple) else []
+
+
+_CLASSES = 20
+"""Classes whose shares are drawn: those that changed most."""
+_BINS = 24
+_LEGEND = ((SERIES[0], "A"), (SERIES[1], "B"))
+_AXES = {
+    "drift/boxes_per_image": "boxes",
+    "drift/box_size": "side, px",
+    "drift/image_size": "longer side, px",
+    "drift/brightness": "mean luminance, 0 to 1",
+    "drift/sharpness": "log of the squared Laplacian",
+}
+
+
+def page(drift: Drift) -> str:
+    """Return the page as HTML that needs no other file."""
+    plots = [_plot_distances(drift), _plot_classes(drift)]
+    plots += [_plot_distribution(drift, name) for name in _AXES if name in drift.shifts]
+    rows = [
+        {"name": name, "meaning": DRIFT[name], "shift": shift,
+         "medians": [f"{value:.4g}" for value in drift.medians(name)] or ["-", "-"]}
+        for name, shift in drift.shifts.items()
+    ]  # fmt: skip
+    return render(
+        "drift_page.html.jinja",
+        drift=drift, plots=[plot for plot in plots if plot], rows=rows,
+        missing=[DRIFT[name] for name in DRIFT if name not in drift.shifts], classes=_class_rows(drift),
+        sure=[DRIFT[name] for name, shift in drift.shifts.items() if shift.sure], few=_CLASSES,
+    )  # fmt: skip
+
+
+def _class_rows(drift: Drift) -> list[tuple[str, float, float, float]]:
+    """Each class with its shares and what changed; the largest change first."""
+    changes = drift.shares[1] - drift.shares[0]
+    return [
+        (drift.classes[place], *drift.shares[:, place].tolist(), float(changes[place]))
+        for place in np.argsort(-np.abs(changes), kind="stable")
+    ]
+
+
+def _plot_distances(drift: Drift) -> Plot:
+    """Each distance with its interval, beside what chance alone gives."""
+    drawn, axes = figure("distance, 0 to 1", "")
+    shifts = list(drift.shifts.values())
+    places = np.arange(len(shifts))[::-1]
+    axes.barh(places, [shift.chance for shift in shifts], color=GRID, height=0.7)
+    for place, shift in zip(places, shifts, strict=True):
+        axes.plot([shift.low, shift.high], [place, place], color=TEXT, linewidth=1.4)
+        axes.plot([shift.value], [place], color=SERIES[1 if shift.sure else 0], marker="o", markersize=6)
+    axes.set_yticks(places, [name.removeprefix("drift/").replace("_", " ") for name in drift.shifts])
+    axes.grid(axis="y", visible=False)
+    axes.set_xlim(0, max(0.2, *(1.1 * max(shift.high, shift.chance) for shift in shifts)))
+    axes.locator_params(axis="x", nbins=5)
+    legend = (
+        (SERIES[1], "more than chance"),
+        (SERIES[0], "may be chance"),
+        (TEXT, "95 % interval"),
+        (GRID, "95 % of what chance gives"),
     )
-    return [one for part in parts for one in _maps(part)]
+    return as_plot("How far apart", drawn, legend)
+
+
+def _plot_classes(drift: Drift) -> Plot | None:
+    rows = _class_rows(drift)[:_CLASSES]
+    if not rows:
+        return None
+    names, one, other, _ = zip(*rows, strict=True)
+    drawn, _ = bars("share of the boxes", names, one, other)
+    title = "Classes" if len(rows) == len(drift.classes) else f"The {len(rows)} classes that changed most"
+    return as_plot(title, drawn, _LEGEND)
+
+
+def _plot_distribution(drift: Drift, name: str) -> Plot:
+    drawn, axes = figure(_AXES[name], "share")
+    pair = [part.numbers[name].values for part in (drift.one, drift.other)]
+    both = np.concatenate(pair)
+    # Without the outermost half per cent: one huge box would make one bar of all others.
+    low, high = np.percentile(both, [0.5, 99.5])
+    if name == "drift/boxes_per_image":
+        edges = np.arange(low, high + 2, max(1, np.ceil((high - low + 1) / _BINS))) - 0.5
+    else:
+        edges = np.linspace(low, high if high > low else low + 1, _BINS + 1)
+    for color, values in zip(SERIES, pair, strict=False):
+        counts = np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0]
+        axes.stairs(counts / max(counts.sum(), 1), edges, color=color, linewidth=1.8)
+    axes.set_ylim(bottom=0)
+    axes.locator_params(nbins=5)
+    return as_plot(DRIFT[name].capitalize(), drawn, _LEGEND)

@@ -1,11 +1,18 @@
-"""Reads the records of runs and versions (`components.records`), and what each of them trained on."""
+"""Where models and runs came from, and who saw an image: reads the records that steps write.
 
+The records (`components.records`) say what each run and version trained on.
+"""
+
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from components.records import NothingNewRecord, PublishedRecord, RunRecord, VerdictRecord
+from components import container_digests
+from components.data_versions import KEY
+from components.records import NothingNewRecord, PublishedRecord, RunRecord, VerdictRecord, below
 from trainer import storage
-from trainer.data import seen
+from trainer.base.errors import ConfigError, StorageError
+from trainer.data import forgotten, seen
 from trainer.export import bundle, published_models
 
 
@@ -59,43 +66,120 @@ class Version:
         return f"{self.name}@{self.version}"
 
 
-def versions(data_root: str) -> list[Version]:
-    """Return all versions of all models; damaged ones are left out."""
-    records = _published(data_root)
-    return [
-        _version(exported, data_root, records)
+def versions(data_root: str, *exported: bundle.Bundle) -> list[Version]:
+    """Return the versions that bundles are, by default all of all models; damaged ones are left out."""
+    records = {record.shown: record for record in PublishedRecord.read_all(data_root)}
+    found = []
+    for each in exported or (
+        version
         for name in published_models.names(data_root)
-        for exported in published_models.versions(data_root, name)[0].values()
-    ]
-
-
-def version_of(exported: bundle.Bundle, data_root: str) -> Version:
-    """Return the version that a bundle is."""
-    return _version(exported, data_root, _published(data_root))
-
-
-def _published(data_root: str) -> dict[str, PublishedRecord]:
-    return {record.shown: record for record in PublishedRecord.read_all(data_root)}
-
-
-def _version(exported: bundle.Bundle, data_root: str, records: dict[str, PublishedRecord]) -> Version:
-    name, version = exported.metadata["name"], exported.metadata["model_version"]
-    origin, record = exported.metadata["trained_on"], records.get(f"{name}@{version}")
-    # <run>/train/best.pt
-    by_place = storage.parent(storage.parent(origin["checkpoint"])).rpartition("/")[2]
-    return Version(
-        name, version, origin["shards"], record.run if record else by_place,
-        (published_models.current(data_root, name) or {}).get("version") == version,
-        origin["checkpoint"], exported.metadata.get("versions", {}), record.registry if record else "",
-    )  # fmt: skip
+        for version in published_models.versions(data_root, name)[0].values()
+    ):
+        name, version = each.metadata["name"], each.metadata["model_version"]
+        origin, record = each.metadata["trained_on"], records.get(f"{name}@{version}")
+        # <run>/train/best.pt
+        by_place = storage.parent(storage.parent(origin["checkpoint"])).rpartition("/")[2]
+        current = (published_models.current(data_root, name) or {}).get("version")
+        found.append(
+            Version(
+                name, version, origin["shards"], record.run if record else by_place, current == version,
+                origin["checkpoint"], each.metadata.get("versions", {}), record.registry if record else "",
+            )
+        )  # fmt: skip
+    return found
 
 
 def saw(data_root: str, names: frozenset[str]) -> dict[str, list[dict[str, Any]]]:
-    """Return the images that are meant, by the fingerprint of the shards that had them.
-
-    Args:
-        data_root: URI under which data are kept.
-        names: see `seen.find`.
-    """
+    """Return the images of these names (see `seen.find`), by the fingerprint of the shards that had them."""
     results = {each: list(seen.find(seen.place(data_root, each), names)) for each in seen.listed(data_root)}
     return {each: rows for each, rows in results.items() if rows}
+
+
+def trace(what: str, data_root: str) -> dict[str, Any]:
+    """Tell what something was made from, or who saw it.
+
+    Args:
+        what: a model (NAME, NAME@VERSION or a bundle's folder), a run (its name, id or folder), or an image
+            (key, file name, or digest of its bytes or annotations, 16 hex digits).
+        data_root: URI under which data are kept.
+
+    Returns:
+        kind ("model", "run" or "image"), and what is known.
+
+    Raises:
+        ConfigError: nothing of that name is known.
+        StorageError: the data root cannot be read, or what tells of it is damaged.
+    """
+    exported = None
+    with suppress(StorageError, ConfigError):
+        exported = published_models.load(what, data_root)
+    if exported is not None:
+        return _trace_model(exported, data_root)
+    for record in runs(data_root):
+        if what in (record.run, record.run_id) or below(what, data_root) == record.output:
+            return {"kind": "run", **_trace_run(record, data_root)}
+    results = saw(data_root, frozenset({what}))
+    if not results:
+        raise ConfigError(
+            f"{what!r} is no model, no run and no image that is known in {data_root}",
+            fix="`kubedet model list` shows models; a run has the name of its folder; an image its key or "
+            "the name of its file. Runs and images are known since version 0.2.0",
+        )
+    who = [_who(each, rows, data_root) for each, rows in results.items()]
+    return {"kind": "image", "image": what, "seen": who}
+
+
+def _trace_model(exported: bundle.Bundle, data_root: str) -> dict[str, Any]:
+    (chosen,) = versions(data_root, exported)
+    description = {
+        "kind": "model", "model": chosen.shown, "current": chosen.current, "digest": exported.digest,
+        "checkpoint": chosen.checkpoint, "code": chosen.code, "registry": chosen.registry,
+        "signed": storage.exists(storage.join(exported.uri, bundle.SIGNATURE)),
+    }  # fmt: skip
+    for run in runs(data_root):
+        if run.run == chosen.run:
+            return description | _trace_run(run, data_root)
+    return description | {"run": chosen.run} | _trace_shards(chosen.shards, data_root)
+
+
+def _trace_run(record: RunRecord, data_root: str) -> dict[str, Any]:
+    exported = [item.shown for item in versions(data_root) if item.run == record.run]
+    freed = _freed({record.run}, data_root)
+    keys = ("run", "run_id", "output", "recipe", "overrides", "weights", "started", KEY)
+    description = {key: getattr(record, key) for key in keys}
+    description |= {"run_code": record.code, "models": freed + exported, "freed": freed}
+    description["run_images"] = container_digests.read(data_root, record.run)
+    description |= _trace_shards(record.fingerprint, data_root)
+    return description | {"raw": record.raw, "source": record.source}
+
+
+def _trace_shards(fingerprint: str, data_root: str) -> dict[str, Any]:
+    uri = seen.place(data_root, fingerprint)
+    description: dict[str, Any] = {"shards": f"shards/{fingerprint}"}
+    description["forgotten"] = seen.forgotten_in(data_root, fingerprint)
+    if storage.exists(uri):
+        header = seen.header(uri)
+        description |= {"raw": f"raw/{header['raw']}", "source": header["source"]}
+        description["images"] = below(uri, data_root)
+    return description
+
+
+def _who(fingerprint: str, rows: list[dict[str, Any]], data_root: str) -> dict[str, Any]:
+    """Return the runs and versions that had a set of shards, and what it had of an image."""
+    of_runs = [item.run for item in runs(data_root) if item.fingerprint == fingerprint]
+    of_models = [item.shown for item in versions(data_root) if item.shards == fingerprint]
+    freed = _freed(set(of_runs), data_root)
+    source = seen.header(seen.place(data_root, fingerprint))["source"]
+    names = forgotten.names(data_root, source)
+    marked = [row | {"forgotten": bool({row["key"], row["file_name"]} & names)} for row in rows]
+    return {
+        "shards": f"shards/{fingerprint}", "source": source, "runs": of_runs, "models": freed + of_models,
+        "freed": freed, "images": marked,
+    }  # fmt: skip
+
+
+def _freed(names: set[str], data_root: str) -> list[str]:
+    """Return versions that runs of these names have published and that are gone: somebody may use them."""
+    present = {item.shown for item in versions(data_root)}
+    published = [item.shown for item in PublishedRecord.read_all(data_root) if item.run in names]
+    return [shown for shown in published if shown not in present]

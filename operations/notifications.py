@@ -63,11 +63,7 @@ class Notice(Outcome):
         return "\n".join(lines)
 
     def body(self, kind: str) -> dict[str, Any]:
-        """Return what is posted.
-
-        Args:
-            kind: one of KINDS.
-        """
+        """Return what is posted, of one of KINDS."""
         if kind == SLACK:
             text = self.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
             return {"text": text}
@@ -82,25 +78,26 @@ def tell(outcome: Outcome, folder: str = "") -> bool:
     Args:
         outcome: what is told.
         folder: URI of the run's folder, which keeps that it was told: a step that is tried again does
-            not tell it twice. Empty where nothing is kept.
+            not tell it twice. Empty if nothing is kept.
 
     Returns:
         Whether the webhook took it now.
     """
+    headline = _HEADLINES[outcome.event]
     try:
-        if not wanted(outcome.event) or not _first(outcome.event, folder):
+        if not _is_wanted(outcome.event) or not _is_first(outcome.event, folder):
             return False
         problem = _post(Notice(**vars(outcome)).body(_kind()))
     except Exception as error:  # Whatever it is, the run goes on; its text may hold the address.
         problem = type(error).__name__
     if problem:
-        logger.warning("the webhook was not told that the run %s: %s", _HEADLINES[outcome.event], problem)
-        return False
-    logger.info("the webhook was told that the run %s", _HEADLINES[outcome.event])
-    return True
+        logger.warning("the webhook was not told that the run %s: %s", headline, problem)
+    else:
+        logger.info("the webhook was told that the run %s", headline)
+    return not problem
 
 
-def wanted(event: str) -> bool:
+def _is_wanted(event: str) -> bool:
     """Tell whether there is a webhook, and whether it is to hear of an event."""
     chosen = {word.strip().replace("-", " ") for word in _setting(ON).lower().split(",")} - {""}
     if unknown := sorted(chosen - set(EVENTS)):
@@ -121,8 +118,8 @@ def _kind() -> str:
     return kind if kind in KINDS else SLACK if of_slack and not kind else JSON
 
 
-def _first(event: str, folder: str) -> bool:
-    """Note in the run's folder that an event is told; False where it was before.
+def _is_first(event: str, folder: str) -> bool:
+    """Note in the run's folder that an event is told; False if it was before.
 
     Noted before it is sent: a step that is killed between the two tells nothing, and none tells twice.
     """

@@ -1,8 +1,8 @@
 """Events of the OpenLineage standard: a server that is configured learns what each step read and wrote.
 
-https://openlineage.io. The variables are those of its client for Python; in a cluster steps have them from a
-Secret. Address and key stand in no log, specification or artifact. Telling never is a reason for a step to
-fail or to wait long.
+https://openlineage.io. The variables are those of its client for Python, whose classes make the events; in a
+cluster steps have them from a Secret. Address and key stand in no log, specification or artifact. Telling
+never is a reason for a step to fail or to wait long.
 """
 
 import json
@@ -10,9 +10,8 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version as package_version
 from typing import Any, NamedTuple
@@ -38,13 +37,11 @@ URL, API_KEY, ENDPOINT, NAMESPACE, DISABLED = (
 SECRET_KEYS = {"url": URL, "api_key": API_KEY, "endpoint": ENDPOINT, "namespace": NAMESPACE}
 """Keys of the Secret, of which `url` is required, and the variables they become."""
 
-START, COMPLETE, FAIL, ABORT = "START", "COMPLETE", "FAIL", "ABORT"
-
 _PATIENCE = 10.0
 """Seconds for which the end of a step waits until it is told; mostly the time-outs end it before."""
 _TIMEOUT = urllib3.Timeout(connect=2, read=3)
 _WAITS = (1.0,)
-_NAMESPACE = _PIPELINE = "kubedet"
+_NAME = "kubedet"
 _ENDPOINT = "api/v1/lineage"
 _MOST_OF_AN_ERROR = 3000
 _MOST_TAGS = 40
@@ -52,8 +49,7 @@ _PLACES = ("coco", "voc", "yolo")
 """Kinds of sources that are followed by a place."""
 
 
-@dataclass(frozen=True)
-class Dataset:
+class Data(NamedTuple):
     """Something that a step reads or writes."""
 
     namespace: str
@@ -64,72 +60,63 @@ class Dataset:
     """FILE or MODEL."""
     images: int | None = None
     boxes: int | None = None
-    tags: Mapping[str, str] = field(default_factory=dict)
-    checks: Mapping[str, bool] = field(default_factory=dict)
-    """Rules that it was held to, and whether it kept them."""
+    tags: tuple[tuple[str, str], ...] = ()
+    rule: tuple[str, bool] | None = None
+    """The rule that it was held to, and whether it kept it."""
 
 
 class Work(NamedTuple):
     """What a step's work is about."""
 
     data_root: str
-    inputs: list[Dataset]
-    outputs: list[Dataset]
-    """Empty where the work has not been done, or there was nothing to do."""
+    inputs: list[Data]
+    outputs: list[Data]
+    """Empty if the work has not been done, or there was nothing to do."""
 
 
-def at(uri: str, **known: Any) -> list[Dataset]:
-    """Return what lies behind a URI, in the standard's names for it; nothing where there is no URI.
-
-    (https://openlineage.io/docs/spec/naming)
-    """
+def at(uri: str, version: str = "", **known: Any) -> list[Data]:
+    """Return what is at a URI, by the standard's names (https://openlineage.io/docs/spec/naming)."""
     if not uri:
         return []
     if storage.is_local(uri):
-        return [Dataset("file", storage.absolute(os.path.expanduser(uri)), **known)]
+        return [Data("file", storage.absolute(os.path.expanduser(uri)), version, **known)]
     # Without a query, which may hold a signature, and without a name and a password.
     authority, _, path = masked(uri).partition("?")[0].partition("://")[2].partition("/")
-    return [
-        Dataset(f"{storage.scheme(uri)}://{authority.rpartition('@')[2]}", path.strip("/") or "/", **known)
-    ]
+    server = f"{storage.scheme(uri)}://{authority.rpartition('@')[2]}"
+    return [Data(server, path.strip("/") or "/", version, **known)]
 
 
-def _source(source: str, version: str) -> list[Dataset]:
+def _source(source: str, version: str) -> list[Data]:
     kind, _, rest = source.strip().partition(":")
     if kind in _PLACES and rest.partition(",")[0].strip() != "2017":
-        return at(rest, version=version)
+        return at(rest, version)
     if kind in ("sample", "openimages", "coco"):
-        return [Dataset(kind, masked(rest) or kind, version)]
-    return at(source.strip(), version=version)
+        return [Data(kind, masked(rest) or kind, version)]
+    return at(source.strip(), version)
 
 
-def _raw(manifest: dict[str, Any]) -> list[Dataset]:
-    splits = manifest.get("splits", {}).values()
-    counts = (
-        {key: sum(split.get(key, 0) for split in splits) for key in ("images", "boxes")} if splits else {}
+def _shards(manifest: dict[str, Any]) -> list[Data]:
+    images, boxes = (
+        sum(count for key, count in manifest.items() if key.endswith(end)) for end in ("_samples", "_boxes")
     )
-    return at(manifest["uri"], version=manifest.get("content") or manifest["fingerprint"], **counts)
+    return at(manifest["uri"], manifest["fingerprint"], images=images, boxes=boxes)
 
 
-def _shards(manifest: dict[str, Any]) -> list[Dataset]:
-    counts = {
-        name: sum(count for key, count in manifest.items() if key.endswith(suffix))
-        for name, suffix in (("images", "_samples"), ("boxes", "_boxes"))
-    }
-    return at(manifest["uri"], version=manifest["fingerprint"], **counts)
-
-
-def _checkpoint(trained: dict[str, Any], **known: Any) -> list[Dataset]:
+def _checkpoint(trained: dict[str, Any], **known: Any) -> list[Data]:
     step = trained.get("best_step")
-    version = "" if step is None else f"step {step}"
-    return at(trained["checkpoint"], version=version, type="MODEL", **known)
+    return at(trained["checkpoint"], "" if step is None else f"step {step}", type="MODEL", **known)
 
 
 def _prepare(
     result: Any, source: str, recipe: str, overrides: Any, data_root: str, version: str, *rest: Any
 ) -> Work:
-    (raw, _), (shards, _) = result or (({"uri": "", "fingerprint": ""}, {}),) * 2
-    return Work(data_root, _source(source, version), [*_raw(raw), *_shards(shards)])
+    outputs = []
+    if result:
+        (raw, _), (shards, _) = result
+        splits = raw.get("splits", {}).values()
+        counts = {key: sum(split.get(key, 0) for split in splits) for key in ("images", "boxes") if splits}
+        outputs = at(raw["uri"], raw.get("content") or raw["fingerprint"], **counts) + _shards(shards)
+    return Work(data_root, _source(source, version), outputs)
 
 
 def _train(result: Any, data: dict[str, Any], output: str, data_root: str, *rest: Any) -> Work:
@@ -138,19 +125,18 @@ def _train(result: Any, data: dict[str, Any], output: str, data_root: str, *rest
 
 
 def _evaluate(result: Any, trained: dict[str, Any], *rest: Any) -> Work:
-    data_root = storage.parent(storage.parent(trained["shards"]))
-    if not result:
-        return Work(data_root, _checkpoint(trained) + at(trained["shards"]), [])
-    verdict, shown = result["verdict"], list(result["shown"].items())[:_MOST_TAGS]
-    inputs = _checkpoint(trained, checks={verdict["rules"]: verdict["verdict"] == "pass"})
-    tags = {name: f"{value:.6g}" for name, value in shown}
-    outputs = at(storage.join(trained["output"], "evaluation"), tags=tags)
-    return Work(data_root, inputs + at(trained["shards"]), outputs)
+    rule, outputs = None, []
+    if result:
+        rule = (result["verdict"]["rules"], result["verdict"]["verdict"] == "pass")
+        tags = tuple((name, f"{value:.6g}") for name, value in list(result["shown"].items())[:_MOST_TAGS])
+        outputs = at(storage.join(trained["output"], "evaluation"), tags=tags)
+    inputs = _checkpoint(trained, rule=rule) + at(trained["shards"])
+    return Work(storage.parent(storage.parent(trained["shards"])), inputs, outputs)
 
 
 def _export(result: Any, trained: dict[str, Any], *rest: Any) -> Work:
     inputs = _checkpoint(trained) + at(storage.join(trained["output"], "evaluation"))
-    outputs = at(result["model"], version=result["model_version"], type="MODEL") if result else []
+    outputs = at(result["model"], result["model_version"], type="MODEL") if result else []
     return Work(storage.parent(storage.parent(trained["shards"])), inputs, outputs)
 
 
@@ -186,46 +172,12 @@ def tell(end: End) -> None:
         logger.warning("OpenLineage's server was not told of this step: %s", problem)
 
 
-def _send(end: End, before: Work, after: Work) -> str:
-    """Send both events of a step; returns what went wrong, without the address, or nothing."""
-    from openlineage.client.serde import Serde
-
-    key = _setting(API_KEY)
-    url = urljoin(_setting(URL), _setting(ENDPOINT) or _ENDPOINT)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    kind = ABORT if end.is_stopped else FAIL if end.error else COMPLETE
-    run = _run(end, after.data_root)
-    now = datetime.now(UTC).isoformat()
-    for work, event_type, at_time in ((before, START, end.began), (after, kind, now)):
-        error = masked(end.error)[:_MOST_OF_AN_ERROR] if event_type != START else ""
-        body = json.dumps(Serde.to_dict(_event(end.step, run, work, event_type, at_time, error))).encode()
-        name = f"{URL} (`url` of the Secret)"
-        if problem := webhook.post(url, body, name, timeout=_TIMEOUT, waits=_WAITS, headers=headers):
-            return problem
-    return ""
-
-
-class _Run(NamedTuple):
-    """Whose step it is."""
-
-    id: str
-    """Of the step."""
-    parent: str
-    """Of the run; empty where the step belongs to none."""
-    name: str
-
-
-def _run(end: End, data_root: str) -> _Run:
-    name = run_ids.current()
-    if not name:
-        return _Run(str(uuid.uuid4()), "", "")
-    parent = run_of(name, data_root)
-    # The same for each attempt: the next one goes on with what this one began.
-    return _Run(str(uuid.uuid5(parent, end.step)), str(parent), name)
+def _setting(name: str) -> str:
+    return os.environ.get(name, "").strip()
 
 
 def run_of(name: str, data_root: str) -> uuid.UUID:
-    """Return the standard's id of a run: its own where that is a UUID, as in a cluster.
+    """Return the standard's id of a run: its own if that is a UUID, as in a cluster.
 
     Args:
         name: the run's id, or its name on one machine.
@@ -236,86 +188,83 @@ def run_of(name: str, data_root: str) -> uuid.UUID:
     return uuid.uuid5(uuid.NAMESPACE_URL, f"{storage.absolute(data_root)}#{name}")
 
 
-def _event(step: str, run: _Run, work: Work, event_type: str, time: str, error: str) -> Any:
-    """Return an event as OpenLineage's client has it."""
-    from openlineage.client import event_v2 as parts
+def _send(end: End, before: Work, after: Work) -> str:
+    """Send both events of a step; returns what went wrong, without the address, or nothing."""
+    from openlineage.client import event_v2
     from openlineage.client import facet_v2 as facets
+    from openlineage.client.serde import Serde
 
-    namespace = _setting(NAMESPACE) or _NAMESPACE
-    version = package_version("kubedet")
+    namespace, version = _setting(NAMESPACE) or _NAME, package_version("kubedet")
     facets.set_producer(f"pkg:generic/kubedet@{version}")
-    parts.set_producer(f"pkg:generic/kubedet@{version}")
-    of_run: dict[str, Any] = {
-        "processing_engine": facets.processing_engine_run.ProcessingEngineRunFacet(
-            version, "kubedet", version
+    event_v2.set_producer(f"pkg:generic/kubedet@{version}")
+    engine = facets.processing_engine_run.ProcessingEngineRunFacet(version, "kubedet", version)
+    of_run: dict[str, Any] = {"processing_engine": engine}
+    run_id = uuid.uuid4()
+    if name := run_ids.current():
+        parent = run_of(name, after.data_root)
+        # The same for each attempt: the next one goes on with what this one began.
+        run_id = uuid.uuid5(parent, end.step)
+        of_run["parent"] = facets.parent_run.ParentRunFacet(
+            facets.parent_run.Run(str(parent)), facets.parent_run.Job(namespace, _NAME)
         )
-    }
-    if run.parent:
-        parent, pipeline = (
-            facets.parent_run.Run(run.parent),
-            facets.parent_run.Job(namespace, _PIPELINE),
-        )
-        of_run["parent"] = facets.parent_run.ParentRunFacet(parent, pipeline)
-        tag = facets.tags_run.TagsRunFacetFields("run", run.name, "kubedet")
+        tag = facets.tags_run.TagsRunFacetFields("run", name, "kubedet")
         of_run["tags"] = facets.tags_run.TagsRunFacet([tag])
-    if error:
-        of_run["errorMessage"] = facets.error_message_run.ErrorMessageRunFacet(error, "Python")
-    of_job: dict[str, Any] = {"jobType": facets.job_type_job.JobTypeJobFacet("BATCH", "KUBEDET", "STEP")}
-    return parts.RunEvent(
-        eventTime=time,
-        eventType=parts.RunState(event_type),
-        run=parts.Run(run.id, of_run),
-        job=parts.Job(namespace, f"{_PIPELINE}.{step}", of_job),
-        inputs=[_input(each) for each in work.inputs],
-        outputs=[_output(each) for each in work.outputs],
-    )
+    error = masked(end.error)[:_MOST_OF_AN_ERROR]
+    failed = {"errorMessage": facets.error_message_run.ErrorMessageRunFacet(error, "Python")} if error else {}
+    job_type = facets.job_type_job.JobTypeJobFacet("BATCH", "KUBEDET", "STEP")
+    job = event_v2.Job(namespace, f"{_NAME}.{end.step}", {"jobType": job_type})
+    kind = "ABORT" if end.is_stopped else "FAIL" if end.error else "COMPLETE"
+    now = datetime.now(UTC).isoformat()
+    url = urljoin(_setting(URL), _setting(ENDPOINT) or _ENDPOINT)
+    headers = {"Authorization": f"Bearer {key}"} if (key := _setting(API_KEY)) else {}
+    for work, state, time, further in ((before, "START", end.began, {}), (after, kind, now, failed)):
+        event = event_v2.RunEvent(
+            eventTime=time, eventType=event_v2.RunState(state), job=job,
+            run=event_v2.Run(str(run_id), of_run | further),
+            inputs=_datasets(work.inputs, is_input=True), outputs=_datasets(work.outputs, is_input=False),
+        )  # fmt: skip
+        body = json.dumps(Serde.to_dict(event)).encode()
+        place = f"{URL} (`url` of the Secret)"
+        if problem := webhook.post(url, body, place, timeout=_TIMEOUT, waits=_WAITS, headers=headers):
+            return problem
+    return ""
 
 
-def _input(dataset: Dataset) -> Any:
-    from openlineage.client import event_v2, facet_v2
+def _datasets(data: Iterable[Data], *, is_input: bool) -> list[Any]:
+    """Return data as OpenLineage's client has them."""
+    from openlineage.client import event_v2
+    from openlineage.client import facet_v2 as known
 
-    of_input: dict[str, Any] = {}
-    if dataset.images is not None:
-        statistics = facet_v2.input_statistics_input_dataset
-        of_input["inputStatistics"] = statistics.InputStatisticsInputDatasetFacet(dataset.images)
-    if dataset.checks:
-        quality = facet_v2.data_quality_assertions_dataset
-        checks = [quality.Assertion(rule, kept) for rule, kept in dataset.checks.items()]
-        of_input["dataQualityAssertions"] = quality.DataQualityAssertionsDatasetFacet(checks)
-    name = (dataset.namespace, dataset.name)
-    return event_v2.InputDataset(*name, facets=_facets(dataset), inputFacets=of_input)
-
-
-def _output(dataset: Dataset) -> Any:
-    from openlineage.client import event_v2, facet_v2
-
-    of_output: dict[str, Any] = {}
-    if dataset.images is not None:
-        statistics = facet_v2.output_statistics_output_dataset
-        of_output["outputStatistics"] = statistics.OutputStatisticsOutputDatasetFacet(dataset.images)
-    name = (dataset.namespace, dataset.name)
-    return event_v2.OutputDataset(*name, facets=_facets(dataset), outputFacets=of_output)
-
-
-def _facets(dataset: Dataset) -> dict[str, Any]:
-    from openlineage.client import facet_v2
-
-    facets: dict[str, Any] = {
-        "datasetType": facet_v2.dataset_type_dataset.DatasetTypeDatasetFacet(dataset.type)
-    }
-    if dataset.version:
-        versions = facet_v2.dataset_version_dataset
-        facets["version"] = versions.DatasetVersionDatasetFacet(dataset.version)
-    if dataset.boxes is not None:
-        quality = facet_v2.data_quality_metrics_dataset
-        boxes = {"boxes": quality.ColumnMetrics(count=dataset.boxes)}
-        facets["dataQualityMetrics"] = quality.DataQualityMetricsDatasetFacet(boxes, dataset.images)
-    if dataset.tags:
-        tags = facet_v2.tags_dataset
-        rows = [tags.TagsDatasetFacetFields(key, value, "kubedet") for key, value in dataset.tags.items()]
-        facets["tags"] = tags.TagsDatasetFacet(rows)
-    return facets
-
-
-def _setting(name: str) -> str:
-    return os.environ.get(name, "").strip()
+    datasets: list[Any] = []
+    for each in data:
+        facets: dict[str, Any] = {
+            "datasetType": known.dataset_type_dataset.DatasetTypeDatasetFacet(each.type)
+        }
+        if each.version:
+            facets["version"] = known.dataset_version_dataset.DatasetVersionDatasetFacet(each.version)
+        if each.boxes is not None:
+            quality = known.data_quality_metrics_dataset
+            boxes = {"boxes": quality.ColumnMetrics(count=each.boxes)}
+            facets["dataQualityMetrics"] = quality.DataQualityMetricsDatasetFacet(boxes, each.images)
+        if each.tags:
+            tags = known.tags_dataset
+            fields = [tags.TagsDatasetFacetFields(key, value, "kubedet") for key, value in each.tags]
+            facets["tags"] = tags.TagsDatasetFacet(fields)
+        own: dict[str, Any] = {}
+        if each.images is not None:
+            facet = (
+                known.input_statistics_input_dataset.InputStatisticsInputDatasetFacet
+                if is_input else known.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet
+            )  # fmt: skip
+            own["inputStatistics" if is_input else "outputStatistics"] = facet(each.images)
+        if each.rule:
+            rules = known.data_quality_assertions_dataset
+            facet = rules.DataQualityAssertionsDatasetFacet([rules.Assertion(*each.rule)])
+            own["dataQualityAssertions"] = facet
+        if is_input:
+            datasets.append(event_v2.InputDataset(each.namespace, each.name, facets=facets, inputFacets=own))
+        else:
+            datasets.append(
+                event_v2.OutputDataset(each.namespace, each.name, facets=facets, outputFacets=own)
+            )
+    return datasets

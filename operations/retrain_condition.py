@@ -59,7 +59,7 @@ class Condition:
 def nothing_new(
     planned: RawManifest, data_root: str, config: Config, condition: Condition
 ) -> NothingNew | None:
-    """Return why nothing is new, or None where the run pays.
+    """Return why nothing is new, or None if the run pays.
 
     That there is nothing new is noted in the lineage, and told to the webhook, once for each run.
 
@@ -86,40 +86,36 @@ def nothing_new(
     if not storage.exists(uri):
         logger.info("what %s was trained on is not known (%s is not there): this run trains", since, uri)
         return None
-    differences = seen.news(planned, uri, forgotten.names(data_root, planned.source))
+    excluded = forgotten.names(data_root, planned.source)
+    differences = seen.news(planned, uri, excluded)
     too_little = _too_little(planned, uri, differences, condition)
     if too_little is None:
         must_go = f", {differences.forgotten} of them to be forgotten" if differences.forgotten else ""
         logger.info("since %s: %s%s", since, differences, must_go)
-        tried = _since_held_back(planned, data_root)
-        too_little = _too_little(planned, *tried[1:], condition) if tried else None
-        if tried is None or too_little is None:
-            logger.info("this run trains")
-            return None
-        since, _, differences = tried
-    return _ended(data_root, name, current["version"], since, f"{differences}{too_little}")
-
-
-def _ended(data_root: str, name: str, version: str, since: str, differences: str) -> NothingNew:
-    """Note down and tell that there is nothing new."""
-    logger.info("%s since %s: %s", NOTHING_NEW, since, differences)
-    run = run_ids.current()
-    record = NothingNewRecord(run, since, differences, now())
-    if not run or storage.create(NothingNewRecord.place(data_root, run), record.encoded()):
-        reason = f"{NOTHING_NEW} since {since}: {differences}"
-        notifications.tell(Outcome(NOTHING_NEW, run, reason, name, version))
-    return NothingNew(since, differences)
+        # Else every night would train on the same images what was refused the night before.
+        if run := lineage.held_back(data_root, planned.source):
+            uri = seen.place(data_root, run.fingerprint)
+            if storage.exists(uri):
+                since, differences = (
+                    f"{run.run}, whose model was held back",
+                    seen.news(planned, uri, excluded),
+                )
+                too_little = _too_little(planned, uri, differences, condition)
+    if too_little is None:
+        logger.info("this run trains")
+        return None
+    found = f"{differences}{too_little}"
+    logger.info("%s since %s: %s", NOTHING_NEW, since, found)
+    run_id = run_ids.current()
+    record = NothingNewRecord(run_id, since, found, now())
+    if not run_id or storage.create(NothingNewRecord.place(data_root, run_id), record.encoded()):
+        reason = f"{NOTHING_NEW} since {since}: {found}"
+        notifications.tell(Outcome(NOTHING_NEW, run_id, reason, name, current["version"]))
+    return NothingNew(since, found)
 
 
 def _too_little(planned: RawManifest, uri: str, differences: seen.News, condition: Condition) -> str | None:
-    """Return why what is new is too little to train on, in brackets; None where it is enough.
-
-    Args:
-        planned: see `nothing_new`.
-        uri: of what was seen.
-        differences: of the source from it.
-        condition: when a run pays.
-    """
+    """Return why what is new since `uri` was seen is too little, in brackets; None if it is enough."""
     if differences.other_classes or differences.forgotten:
         return None
     if differences.images < condition.min_new_images:
@@ -130,7 +126,7 @@ def _too_little(planned: RawManifest, uri: str, differences: seen.News, conditio
 
 
 def _drift(planned: RawManifest, uri: str) -> float:
-    """Return how far the annotations of a source have moved since, 0 to 1; infinity where nobody can tell."""
+    """Return how far the annotations of a source have moved since, 0 to 1; infinity if nobody can tell."""
     root = storage.parent(storage.parent(uri))
     before = storage.join(root, "raw", seen.header(uri)["raw"])
     if not storage.exists(storage.join(before, raw_folder.PLAN)):
@@ -138,23 +134,7 @@ def _drift(planned: RawManifest, uri: str) -> float:
         return math.inf
     from operations import drift  # Its torch is more than the process of a step that waits needs.
 
-    distances = drift.compare_listings(raw_folder.read_plan(before), planned).metrics
-    return max(distances.values())
-
-
-def _since_held_back(planned: RawManifest, data_root: str) -> tuple[str, str, seen.News] | None:
-    """Return the last run of the source, what it saw and what is new since, if its model was held back.
-
-    Else every night would train on the same images what was refused the night before.
-    """
-    run = lineage.held_back(data_root, planned.source)
-    if run is None:
-        return None
-    uri = seen.place(data_root, run.fingerprint)
-    if not storage.exists(uri):
-        return None
-    names = forgotten.names(data_root, planned.source)
-    return f"{run.run}, whose model was held back", uri, seen.news(planned, uri, names)
+    return max(drift.compare_listings(raw_folder.read_plan(before), planned).values())
 
 
 def of_form(values: dict[str, Any]) -> None:

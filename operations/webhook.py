@@ -1,4 +1,4 @@
-"""JSON that is posted to an address which is a secret itself: what goes wrong is told without it."""
+"""Posts JSON to a webhook without leaking its secret URL in errors."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -9,19 +9,14 @@ import urllib3
 from trainer.storage import environment
 
 _PASSING = (429, 500, 502, 503, 504)
-"""HTTP codes after which another try may go well."""
+"""HTTP codes after which another try may succeed."""
 
 
 def post(
-    url: str,
-    body: bytes,
-    variable: str,
-    *,
-    timeout: urllib3.Timeout,
-    waits: Sequence[float],
+    url: str, body: bytes, variable: str, *, timeout: urllib3.Timeout, waits: Sequence[float],
     headers: Mapping[str, str] | None = None,
-) -> str:
-    """Post JSON; returns what went wrong, without the address, or nothing.
+) -> str:  # fmt: skip
+    """Post JSON; return what went wrong, without the address, or nothing.
 
     Args:
         url: the address.

@@ -52,6 +52,14 @@ ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 """States of runs that have ended."""
 
 
+def stopped(run: Any) -> bool:
+    """Whether a run was or is being cancelled: such a run is CANCELING first, and FAILED at the end."""
+    states = [item.state for item in run.state_history or []]
+    while states and states[-1] == "FAILED":
+        states.pop()
+    return run.state == "CANCELED" or states[-1:] in (["CANCELING"], ["CANCELED"])
+
+
 class Unavailable(LaunchError):
     """Kubeflow Pipelines cannot be reached or has an internal error: the same request may work later."""
 
@@ -141,10 +149,8 @@ class Server:
     def _find_experiment(self, name: str) -> str:
         """Return the id of the experiment of that name, or an empty string."""
         call = self._client.experiments.experiment_service_list_experiments
-        found = self._call(
-            f"look for the experiment {name}", call,
-            filter=_equals("display_name", name), namespace=self.namespace,
-        )  # fmt: skip
+        filters = {"filter": _equals("display_name", name), "namespace": self.namespace}
+        found = self._call(f"look for the experiment {name}", call, **filters)
         experiments = [item for item in found.experiments or [] if item.display_name == name]
         return self._id_of(experiments[0].experiment_id) if experiments else ""
 
@@ -152,7 +158,7 @@ class Server:
         self, name: str, experiment: str, package: dict[str, Any], parameters: dict[str, Any],
         description: str = "",
     ) -> str:  # fmt: skip
-        """Start a run.
+        """Start a run, and return its id.
 
         Args:
             name: how people see it.
@@ -160,9 +166,6 @@ class Server:
             package: the compiled pipeline, as the API takes it.
             parameters: of the pipeline.
             description: shown with it; may be empty.
-
-        Returns:
-            The run's id.
         """
         body = kfp_server_api.V2beta1Run(
             display_name=name,
@@ -176,8 +179,7 @@ class Server:
 
     def run(self, run_id: str) -> kfp_server_api.V2beta1Run:
         """Return a run with its state."""
-        call = self._client.runs.run_service_get_run
-        return self._call(f"look at the run {run_id}", call, run_id=run_id)
+        return self._call(f"look at the run {run_id}", self._client.runs.run_service_get_run, run_id=run_id)
 
     def schedules(self) -> list[kfp_server_api.V2beta1RecurringRun]:
         """Return the recurring runs of the namespace."""
@@ -186,50 +188,47 @@ class Server:
 
     def create_schedule(self, body: kfp_server_api.V2beta1RecurringRun) -> str:
         """Create a recurring run; returns its id."""
-        call = self._client.recurring_runs.recurring_run_service_create_recurring_run
-        what = f"create the schedule {body.display_name}"
-        return self._id_of(self._call(what, call, creates=True, recurring_run=body).recurring_run_id)
+        created = self._schedule("create", body.display_name or "", creates=True, recurring_run=body)
+        return self._id_of(created.recurring_run_id)
 
     def enable_schedule(self, schedule_id: str) -> None:
         """Enable a recurring run that was disabled."""
-        call = self._client.recurring_runs.recurring_run_service_enable_recurring_run
-        self._call(f"enable the schedule {schedule_id}", call, recurring_run_id=schedule_id)
+        self._schedule("enable", schedule_id, recurring_run_id=schedule_id)
 
     def disable_schedule(self, schedule_id: str) -> None:
         """Disable a recurring run; a run that it has started continues."""
-        call = self._client.recurring_runs.recurring_run_service_disable_recurring_run
-        self._call(f"disable the schedule {schedule_id}", call, recurring_run_id=schedule_id)
+        self._schedule("disable", schedule_id, recurring_run_id=schedule_id)
 
     def delete_schedule(self, schedule_id: str) -> None:
         """Delete a recurring run; the runs that it has started stay."""
-        call = self._client.recurring_runs.recurring_run_service_delete_recurring_run
-        what = f"delete the schedule {schedule_id}"
-        self._call(what, call, recurring_run_id=schedule_id, propagation_policy="ORPHAN")
+        self._schedule("delete", schedule_id, recurring_run_id=schedule_id, propagation_policy="ORPHAN")
+
+    def _schedule(self, verb: str, name: str, **arguments: Any) -> Any:
+        call = getattr(self._client.recurring_runs, f"recurring_run_service_{verb}_recurring_run")
+        return self._call(f"{verb} the schedule {name}", call, **arguments)
 
     def runs_of(self, schedule_id: str) -> list[kfp_server_api.V2beta1Run]:
         """Return the runs of a recurring run, with their states; it may be deleted."""
-        runs = self._runs("recurring_run_id", schedule_id)
-        return [run for run in runs if run.recurring_run_id == schedule_id]
+        return self._runs("recurring_run_id", schedule_id)
 
     def runs_named(self, name: str) -> list[kfp_server_api.V2beta1Run]:
         """Return the runs of a name, with their states."""
-        return [run for run in self._runs("display_name", name) if run.display_name == name]
+        return self._runs("display_name", name)
 
     def _runs(self, key: str, value: str) -> list[kfp_server_api.V2beta1Run]:
-        call = self._client.runs.run_service_list_runs
-        return self._pages(f"list the runs whose {key} is {value}", call, "runs", filter=_equals(key, value))
+        call, what = self._client.runs.run_service_list_runs, f"list the runs whose {key} is {value}"
+        runs = self._pages(what, call, "runs", filter=_equals(key, value))
+        return [run for run in runs if getattr(run, key) == value]
 
     def _pages(self, what: str, call: Callable[..., Any], field: str, **arguments: Any) -> list[Any]:
         """Return the items of all pages of a list."""
         items: list[Any] = []
-        token = ""
+        arguments |= {"namespace": self.namespace, "page_size": _PAGE, "page_token": ""}
         while True:
-            page = self._call(
-                what, call, namespace=self.namespace, page_size=_PAGE, page_token=token, **arguments
-            )
+            page = self._call(what, call, **arguments)
             items += getattr(page, field) or []
-            token = page.next_page_token
-            if not token:
+            arguments["page_token"] = page.next_page_token
+            if not page.next_page_token:
                 return items
 
     def _call(self, what: str, call: Callable[..., Any], *, creates: bool = False, **arguments: Any) -> Any:
@@ -237,12 +236,7 @@ class Server:
             return call(**arguments, _request_timeout=_SECONDS)
 
     def pod_log(self, pod: str, run_id: str) -> str:
-        """Return the log of a pod, from the API or else from the UI; nothing where neither has it.
-
-        Args:
-            pod: its name.
-            run_id: its run.
-        """
+        """Return the log of a run's pod, from the API or else from the UI; empty if neither has it."""
         query = {"podname": pod, "runid": run_id, "podnamespace": self.namespace}
         parameters = [item for item in query.items() if item[1]]
         # Without a version of its own in v2beta1; the UI may be behind another address.
@@ -303,23 +297,18 @@ class Server:
         message = _message(error)
         text = f"cannot {verb}: {self._where} answers {error.status} {error.reason or ''}".rstrip()
         text += f": {message}" if message else ""
-        if error.status == 0:
-            return ConfigError(
-                text, fix="if the server's certificate is your own authority's, give --ca FILE"
-            )
         if error.status in (408, 429) or error.status >= 500:
             return Unavailable(text, fix=f"try again later{hint}; the log of ml-pipeline says more")
-        if error.status == 401:
-            return ConfigError(text, fix=_TOKEN_FIX)
-        if error.status == 403:
-            namespace = getattr(self, "namespace", "")
-            of = f"the namespace {namespace}" if namespace else "your namespace"
-            return ConfigError(
-                text, fix=f"name a --namespace that you may use, or ask for the role kubeflow-edit in {of}"
-            )
-        if error.status == 404:
-            return ConfigError(text, fix="check the name, and --host: a Kubeflow's ends with /pipeline")
-        return ConfigError(text, fix="correct what it names; a Kubeflow for several users needs --namespace")
+        namespace = getattr(self, "namespace", "")
+        of = f"the namespace {namespace}" if namespace else "your namespace"
+        remedies = {
+            0: "if the server's certificate is your own authority's, give --ca FILE",
+            401: _TOKEN_FIX,
+            403: f"name a --namespace that you may use, or ask for the role kubeflow-edit in {of}",
+            404: "check the name, and --host: a Kubeflow's ends with /pipeline",
+        }
+        other = "correct what it names; a Kubeflow for several users needs --namespace"
+        return ConfigError(text, fix=remedies.get(error.status, other))
 
 
 def check_version(tag: str) -> str:
@@ -360,11 +349,7 @@ def _check_configured(access: Access) -> None:
 
 
 def not_the_api(where: str) -> ConfigError:
-    """Return the error for a response that is not the API's: a login page also comes with status 200.
-
-    Args:
-        where: the server that sent it.
-    """
+    """Return the error for a response that is not the API's: a login page also comes with status 200."""
     return ConfigError(
         f"{where} answers, but not as the API of Kubeflow Pipelines does",
         fix=f"if it is a page to log in at, {_TOKEN_FIX}; else correct --host: a Kubeflow's ends "

@@ -1,12 +1,12 @@
 """Reads from the pods of a run why a step is pending or failed.
 
 Kubeflow Pipelines shows RUNNING for a step whose pod is pending, and FAILED without a cause. The cluster's
-API knows more; where it cannot be reached this finds no pods.
+API knows more; if it cannot be reached this finds no pods.
 """
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,13 +27,13 @@ MAIN = "main"
 """The container that does the work of a step."""
 
 _NODE = "workflows.argoproj.io/node-name"  # Annotation: the way to a pod's step.
-_STANDALONE = "kubeflow"  # Namespace of the runs where Kubeflow Pipelines is not for several users.
+_STANDALONE = "kubeflow"  # Namespace of the runs if Kubeflow Pipelines is not for several users.
 _TIMINGS = Timings(connect=3.0, read=10.0, patience=0.0)
 _AWAY = 60.0  # Seconds until an API server that did not answer is asked again.
-_SLOW = 30.0  # Seconds after which a pod that only gets ready is worth a look at its events.
+_SLOW = 30.0  # Seconds after which the events of a pod that only gets ready are read.
 _USUAL = (None, "PodInitializing", "ContainerCreating")
 _LINES = 200  # Of a log, among which the error is looked for.
-_LAST = 5  # Lines of a log without an error that are told.
+_LAST = 5  # Lines of a log without an error that are shown.
 _REASON_LIMIT = 500  # Characters of a reason.
 _FATAL = re.compile(r"F\d{4} \S+ +\d+ \S+\] KFP driver: (.*)")  # What a driver ends with.
 _AROUND = re.compile(r"[IWEF]\d{4} |time=\S+ level=|Error: exit status")  # Lines of Kubeflow and Argo.
@@ -63,6 +63,11 @@ class Cause:
     step: Step
     text: str
     fix: str = ""
+
+    @classmethod
+    def of(cls, step: Step, printed: str) -> "Cause":
+        """Split a printed error into its message and its fix."""
+        return cls(step, *_FIX.split(printed, maxsplit=1))
 
 
 @dataclass(frozen=True)
@@ -96,21 +101,16 @@ class Pods:
 
     def waiting(self) -> list[Wait]:
         """Return what holds pods back that are to start: those of the run, and of its training job."""
-        of_run = [(cluster, pod, self._step(pod)) for cluster, pod in self._newest()]
-        label = f"{LABEL_NAME}={jobs.name_of(self._run_id)}"
-        of_training = [
-            (cluster, pod, Step(f"{self._titles.get('train', 'train')}: pod {pod.metadata.name}"))
-            for cluster, pod in (self._all(label) if of_run else ())
-        ]
-        return [wait for cluster, pod, step in of_run + of_training for wait in _waits(cluster, pod, step)]
+        pods = [(cluster, pod, self._step(pod)) for cluster, pod in self._newest()]
+        training = self._titles.get("train", "train")
+        for cluster, pod in self._all(f"{LABEL_NAME}={jobs.name_of(self._run_id)}") if pods else ():
+            pods.append((cluster, pod, Step(f"{training}: pod {pod.metadata.name}")))
+        return [wait for cluster, pod, step in pods for wait in _waits(cluster, pod, step)]
 
     def failed(self) -> list[Cause]:
         """Return why the steps failed whose last pod did."""
-        return [
-            Cause(self._step(pod), *message_and_fix(text))
-            for cluster, pod in self._newest()
-            if (text := _failure_of(cluster, pod))
-        ]
+        found = ((pod, _failure_of(cluster, pod)) for cluster, pod in self._newest())
+        return [Cause.of(self._step(pod), text) for pod, text in found if text]
 
     def job_left(self) -> str:
         """Describe the run's training job if it has not ended; return "" if it has."""
@@ -130,16 +130,15 @@ class Pods:
     def without_secret(self, name: str) -> str:
         """Return the run's namespace if it has no such Secret; empty if it has, or if that is not known."""
         for cluster in self._places[:1]:
+            read = partial(cluster.core.read_namespaced_secret, name, cluster.namespace)
             try:
-                cluster.call(
-                    "get", "secrets", partial(cluster.core.read_namespaced_secret, name, cluster.namespace)
-                )
+                cluster.call("get", "secrets", read)
             except ApiError as error:
                 return cluster.namespace if error.status == 404 else ""
         return ""
 
     def namespace(self) -> str:
-        """Return the namespace that the run's pods are in; empty where they are not seen."""
+        """Return the namespace that the run's pods are in; empty if they are not seen."""
         return next((cluster.namespace for cluster, _ in self._newest()), "")
 
     def _newest(self) -> list[tuple[Cluster, Any]]:
@@ -156,8 +155,9 @@ class Pods:
         if time.monotonic() < self._again:
             return
         for cluster in list(self._places):
+            listing = partial(cluster.core.list_namespaced_pod, cluster.namespace, label_selector=label)
             try:
-                pods = cluster.call("list", "pods", _listing(cluster, label)).items
+                pods = cluster.call("list", "pods", listing).items
             except ApiError as error:
                 if error.passing:
                     self._again = time.monotonic() + _AWAY
@@ -195,22 +195,18 @@ def _waits(cluster: Cluster, pod: Any, step: Step) -> Iterator[Wait]:
         if condition.type == "PodScheduled" and condition.status == "False":
             yield Wait(step, condition.reason or "Unschedulable", _short(condition.message))
             return
-    states = [item.state for item in _containers(pod) if item.state and item.state.waiting]
-    for state in states:
-        if state.waiting.reason not in _USUAL:
+    for item in _containers(pod):
+        waiting = item.state and item.state.waiting
+        if waiting and waiting.reason not in _USUAL:
             # Kubernetes alternates between the two names of the same problem.
-            reason = state.waiting.reason.replace("ErrImagePull", "ImagePullBackOff")
-            yield Wait(step, reason, _short(state.waiting.message))
+            reason = waiting.reason.replace("ErrImagePull", "ImagePullBackOff")
+            yield Wait(step, reason, _short(waiting.message))
             return
     if time.time() - _created(pod) > _SLOW:
         recent_events = [line.partition(": ") for line in events(cluster, "Pod", pod.metadata.name)]
         for reason, _, text in recent_events[-1:]:
             if reason.startswith("Failed"):
                 yield Wait(step, reason.partition(" ")[0], _short(text))
-
-
-def _listing(cluster: Cluster, labels: str) -> Callable[[], Any]:
-    return lambda: cluster.core.list_namespaced_pod(cluster.namespace, label_selector=labels)
 
 
 def _node(pod: Any) -> str:
@@ -225,36 +221,34 @@ def _containers(pod: Any) -> list[Any]:
     return [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]
 
 
+def _short(text: str | None) -> str:
+    return " ".join((text or "").split())[:_REASON_LIMIT]
+
+
 def _failure_of(cluster: Cluster, pod: Any) -> str:
     """Return why a pod failed; empty for a pod that did not."""
     if pod.status.phase == "Failed" and pod.status.reason:  # Evicted, NodeLost, ...: the pod as a whole.
         return f"{pod.status.reason}: {_short(pod.status.message)}"
     ended = [(item.name, item.state.terminated) for item in _containers(pod) if item.state]
     bad = [(name, state) for name, state in ended if state and state.exit_code != 0]
-    name, state = next((item for item in bad if item[0] == MAIN), bad[0] if bad else ("", None))
+    container, state = next((item for item in bad if item[0] == MAIN), bad[0] if bad else ("", None))
+    name, namespace = pod.metadata.name, cluster.namespace
     if state is None:
-        return f"the pod {pod.metadata.name} failed" if pod.status.phase == "Failed" else ""
+        return f"the pod {name} failed" if pod.status.phase == "Failed" else ""
     if state.reason == "OOMKilled":
         return f"it was killed for the memory it took (OOMKilled)\n  fix: {_MEMORY}"
     if state.message and state.message.strip():
         return state.message.strip().removeprefix("error: ")
-    reason = "" if state.reason in (None, "Error") else f" ({state.reason})"
-    code = f"{name} ended with exit code {state.exit_code}{reason}"
-    return _of_log(cluster, pod.metadata.name, name) or f"{code}; see `{_command(cluster, pod, name)}`"
-
-
-def _of_log(cluster: Cluster, pod: str, container: str) -> str:
-    """Return what a container printed at its end; empty where the log cannot be read."""
-
-    def read() -> str:
-        return cluster.core.read_namespaced_pod_log(
-            pod, cluster.namespace, container=container, tail_lines=_LINES
-        )
-
+    read = partial(
+        cluster.core.read_namespaced_pod_log, name, namespace, container=container, tail_lines=_LINES
+    )
     try:
-        return error_of_log(cluster.call("get", "pods/log", read))
+        printed = error_of_log(cluster.call("get", "pods/log", read))
     except ApiError:
-        return ""
+        printed = ""
+    reason = "" if state.reason in (None, "Error") else f" ({state.reason})"
+    command = f"kubectl -n {namespace} logs {name} -c {container}"
+    return printed or f"{container} ended with exit code {state.exit_code}{reason}; see `{command}`"
 
 
 def error_of_log(log: str) -> str:
@@ -266,17 +260,3 @@ def error_of_log(log: str) -> str:
         return fatal[-1].rpartition(") failed: ")[2]
     of_step = [line for line in lines if not _AROUND.match(line)]
     return "\n".join((of_step or lines)[-_LAST:])
-
-
-def _command(cluster: Cluster, pod: Any, container: str) -> str:
-    return f"kubectl -n {cluster.namespace} logs {pod.metadata.name} -c {container}"
-
-
-def _short(text: str | None) -> str:
-    return " ".join((text or "").split())[:_REASON_LIMIT]
-
-
-def message_and_fix(text: str) -> tuple[str, str]:
-    """Split a printed error into its message and its fix."""
-    message, *fixes = _FIX.split(text, maxsplit=1)
-    return message, fixes[0] if fixes else ""

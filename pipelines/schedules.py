@@ -1,28 +1,20 @@
-"""Recurring runs of Kubeflow Pipelines, one for each name: their cron expressions, and their history."""
+"""Recurring runs of Kubeflow Pipelines, one for each name: their cron expressions, and their runs."""
 
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import kfp_server_api
 from cronsim import CronSim, CronSimError
 
-from components import usage
-from components.hooks import NOTHING_NEW
-from components.records import VerdictRecord
-from operations import costs, lineage
-from operations.costs import Costs
+from operations import history
 from pipelines import parameters
-from pipelines.failed_runs import stopped
-from pipelines.kubeflow import ENDED, Server
+from pipelines.kubeflow import ENDED, Server, stopped
 from pipelines.submission import Submission
-from trainer import storage
-from trainer.base.errors import ConfigError, KubedetError
+from trainer.base.errors import ConfigError
 
 _MARK = "made by kubedet schedule, "
 """Prefix of the fingerprint in the description of recurring runs that kubedet made."""
@@ -40,13 +32,9 @@ _UNKNOWN_DAYS = re.compile(r"[Ll#]|(?<![\d/])7(?!\d)")
 
 
 def parse_cron(text: str) -> str:
-    """Return a cron expression as Kubeflow takes it: six fields, seconds first.
+    """Return a cron expression of five fields, or six with the second first, as Kubeflow takes it: six.
 
     Kubeflow's parser, https://pkg.go.dev/github.com/robfig/cron@v1.2.0, rejects `L`, `#` and 7 for Sunday.
-
-    Args:
-        text: five fields (minute, hour, day of the month, month, day of the week), or six with
-            the second before them.
 
     Raises:
         ConfigError: it cannot be read, or is never due.
@@ -101,11 +89,10 @@ def put(server: Server, submission: Submission, cron: str) -> tuple[str, str]:
     existing = _own(server, submission.name)
     same = [item for item in existing if item.description.partition(_FORMER)[0] == mark]
     if same:
-        done = "unchanged"
+        kept, done = same[0].recurring_run_id, "unchanged"
         if same[0].status != "ENABLED":
-            server.enable_schedule(same[0].recurring_run_id)
+            server.enable_schedule(kept)
             done = "enabled"
-        kept = same[0].recurring_run_id
     else:
         former = list(dict.fromkeys(each for item in existing for each in _ids(item)))
         text = mark + _FORMER * bool(former) + " ".join(former[-_MOST_FORMER:])
@@ -117,21 +104,25 @@ def put(server: Server, submission: Submission, cron: str) -> tuple[str, str]:
     return kept, done
 
 
-def remove(server: Server, name: str) -> None:
-    """Delete the schedules of that name; the runs that they have started stay.
-
-    Raises:
-        ConfigError: there is none, or kubedet did not create it.
-    """
-    for item in named(server, name):
-        server.delete_schedule(item.recurring_run_id)
+def _body(
+    server: Server, submission: Submission, cron: str, package: dict[str, Any], description: str
+) -> kfp_server_api.V2beta1RecurringRun:
+    return kfp_server_api.V2beta1RecurringRun(
+        display_name=submission.name,
+        description=description,
+        experiment_id=server.experiment(submission.experiment),
+        pipeline_spec=package,
+        runtime_config=kfp_server_api.V2beta1RuntimeConfig(parameters=dict(submission.parameters)),
+        trigger=kfp_server_api.V2beta1Trigger(cron_schedule=kfp_server_api.V2beta1CronSchedule(cron=cron)),
+        # The next run waits for the end of this one; missed runs are not started later.
+        max_concurrency="1",
+        no_catchup=True,
+        mode=kfp_server_api.RecurringRunMode.ENABLE,
+    )
 
 
 def start(server: Server, name: str) -> str:
-    """Start a run of a schedule now, with its parameters; its times stay as they are.
-
-    Returns:
-        The run's id.
+    """Start a run of a schedule now, with its parameters, and return its id; its times stay as they are.
 
     Raises:
         ConfigError: there is none of that name, or one of its runs has not ended.
@@ -142,44 +133,43 @@ def start(server: Server, name: str) -> str:
             f"a run of the schedule {name!r} has not ended: {', '.join(unfinished)}",
             fix="wait for its end: the runs of a schedule share the data, one at a time",
         )
-    if schedule.pipeline_spec is None or schedule.experiment_id is None:
+    package, experiment = schedule.pipeline_spec, schedule.experiment_id
+    if package is None or experiment is None:
         raise ConfigError(
             f"Kubeflow Pipelines does not report what the schedule {name!r} runs",
             fix="start the same with `kubedet submit`",
         )
-    parameters = parameters_of(schedule)
-    package = schedule.pipeline_spec
-    return server.create_run(f"{name} now", schedule.experiment_id, package, parameters, _STARTED)
+    return server.create_run(f"{name} now", experiment, package, parameters_of(schedule), _STARTED)
 
 
 def runs(server: Server, name: str) -> list[Any]:
-    """Return the runs of a schedule: of the schedules that it replaced too, and those of `start`.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
+    """Return the runs of a schedule, of those that it replaced, and of `start`; see `named` for errors."""
     ids = dict.fromkeys(each for item in named(server, name) for each in _ids(item))
     started = [run for run in server.runs_named(f"{name} now") if run.description == _STARTED]
     return [*(run for each in ids for run in server.runs_of(each)), *started]
 
 
-def pause(server: Server, name: str) -> None:
-    """Disable a schedule until `resume`; a run that it has started continues.
+def past(server: Server, name: str, data_root: str = "") -> tuple[list[history.Run], str]:
+    """Return the runs of a schedule, the oldest first, and why their records could not be read, if so.
+
+    Args:
+        server: where the schedule is.
+        name: the schedule's.
+        data_root: where this machine sees the runs' data; empty is where they see it themselves.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is no schedule of that name, or the prices cannot be used.
+        KubedetError: Kubeflow does not answer.
     """
-    for item in named(server, name):
-        server.disable_schedule(item.recurring_run_id)
-
-
-def resume(server: Server, name: str) -> None:
-    """Enable a schedule that was paused; the runs that it missed are not made up for.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
-    server.enable_schedule(named(server, name)[-1].recurring_run_id)
+    given = parameters_of(named(server, name)[-1])
+    found = []
+    for run in runs(server, name):
+        took = run.finished_at - run.created_at if run.finished_at and run.finished_at.year > 1970 else None
+        hours = took.total_seconds() / 3600 if took else None
+        state = "stopped" if stopped(run) else (run.state or "unknown").lower()
+        found.append(history.Run(run.run_id, run.created_at, hours, state))
+    root = data_root or given.get("data_root") or parameters.default("data_root")
+    return history.complete(sorted(found, key=lambda run: run.began), root)
 
 
 def named(server: Server, name: str) -> list[Any]:
@@ -216,133 +206,3 @@ def _own(server: Server, name: str) -> list[Any]:
 def _ids(item: Any) -> list[str]:
     """Return the ids of a recurring run and of those that it replaced, the oldest first."""
     return [*(item.description or "").partition(_FORMER)[2].split(), item.recurring_run_id]
-
-
-def _body(
-    server: Server, submission: Submission, cron: str, package: dict[str, Any], description: str
-) -> kfp_server_api.V2beta1RecurringRun:
-    return kfp_server_api.V2beta1RecurringRun(
-        display_name=submission.name,
-        description=description,
-        experiment_id=server.experiment(submission.experiment),
-        pipeline_spec=package,
-        runtime_config=kfp_server_api.V2beta1RuntimeConfig(parameters=dict(submission.parameters)),
-        trigger=kfp_server_api.V2beta1Trigger(cron_schedule=kfp_server_api.V2beta1CronSchedule(cron=cron)),
-        # The next run waits for the end of this one; missed runs are not started later.
-        max_concurrency="1",
-        no_catchup=True,
-        mode=kfp_server_api.RecurringRunMode.ENABLE,
-    )
-
-
-_NONE = "-"
-_SHOWN_METRIC = "coco/AP"
-
-NOTHING_KNOWN = costs.summed([])
-
-
-@dataclass(frozen=True)
-class Night:
-    """One run of a schedule."""
-
-    run: str
-    """Its id."""
-    began: datetime
-    hours: float | None
-    """How long it took; None while it goes on."""
-    state: str
-    """As Kubeflow has it, in small letters."""
-    verdict: str = ""
-    """"passed", "held back" or "nothing new"; empty where nothing was evaluated, or nobody could look."""
-    ap: float | None = None
-    """coco/AP of its evaluation, 0 to 1."""
-    used: Costs = NOTHING_KNOWN
-    """What it used and cost."""
-
-    def cells(self) -> tuple[str, ...]:
-        """Return the run as a row, see HEADER."""
-        hours = _NONE if self.hours is None else f"{self.hours:.2f}"
-        ap = _NONE if self.ap is None else f"{self.ap:.4f}"
-        reached = (f"{self.began:%Y-%m-%d %H:%M}", hours, self.state, self.verdict or _NONE, ap)
-        return (*reached, *self._used(), self.run)
-
-    def _used(self) -> tuple[str, ...]:
-        if not self.used:
-            return (_NONE,) * len(_USED)
-        total = self.used.total
-        money = _NONE if total.money is None else f"{total.money.shown(2)} {self.used.currency}".strip()
-        return f"{total.node_hours:.2f}", total.gpu_hours.shown(2), money
-
-    def amounts(self) -> dict[str, float]:
-        """Return what it used and cost, as far as it is known, by what it is."""
-        if not self.used:
-            return {}
-        total, money = self.used.total, f"cost, {self.used.currency}".removesuffix(", ")
-        figures = {"GPU hours": total.gpu_hours, money: total.money}
-        known = {what: figure.value for what, figure in figures.items() if figure is not None}
-        amounts = {"node hours": total.node_hours} | known
-        return {what: value for what, value in amounts.items() if value is not None}
-
-
-_USED = ("node h", "GPU h", "cost")
-HEADER = ("began", "hours", "state", "verdict", "AP", *_USED, "run")
-"""What the cells of a night are."""
-
-
-def nights(server: Server, name: str, data_root: str = "") -> tuple[list[Night], str]:
-    """Return the runs of a schedule, the oldest first, and why their folders could not be read, if so.
-
-    Args:
-        server: where the schedule is.
-        name: the schedule's.
-        data_root: where this machine sees the runs' data; empty is where they see it themselves.
-
-    Raises:
-        ConfigError: there is no schedule of that name, or the prices cannot be used.
-        KubedetError: Kubeflow does not answer.
-    """
-    given = parameters_of(named(server, name)[-1])
-    root = data_root or given.get("data_root") or parameters.default("data_root")
-    of_schedule = runs(server, name)
-    used: dict[str, Costs] = {}
-    try:
-        _check_reached(root)
-        verdicts, ended, obstacle = lineage.verdicts(root), lineage.without_news(root), ""
-        used = _used(root, [run.run_id for run in of_schedule])
-    except ConfigError:
-        raise
-    except KubedetError as error:
-        verdicts, ended, obstacle = {}, frozenset(), error.message
-    rows = [_night(run, verdicts, ended, used.get(run.run_id, NOTHING_KNOWN)) for run in of_schedule]
-    return sorted(rows, key=lambda night: night.began), obstacle
-
-
-def _used(root: str, run_ids: list[str]) -> dict[str, Costs]:
-    rates = costs.find_prices(root)
-    return {run: costs.summed(records, rates) for run, records in usage.of_runs(root, run_ids).items()}
-
-
-def _check_reached(root: str) -> None:
-    if storage.is_local(root) and not Path(storage.absolute(root)).is_dir():
-        raise KubedetError(f"this machine has no folder {root}")
-
-
-def _night(run: Any, verdicts: dict[str, VerdictRecord], without_news: frozenset[str], used: Costs) -> Night:
-    # A folder's name is the run's id, after the version of the data.
-    record = next((record for name, record in verdicts.items() if name.endswith(run.run_id)), None)
-    took = run.finished_at - run.created_at if run.finished_at and run.finished_at.year > 1970 else None
-    hours = took.total_seconds() / 3600 if took else None
-    state = "stopped" if stopped(run) else (run.state or "unknown").lower()
-    if record is None:
-        verdict = NOTHING_NEW if run.run_id in without_news else ""
-        return Night(run.run_id, run.created_at, hours, state, verdict, used=used)
-    verdict = "passed" if record.passed else "held back"
-    ap = record.metrics.get(_SHOWN_METRIC)
-    return Night(run.run_id, run.created_at, hours, state, verdict, ap, used)
-
-
-def cells(rows: Sequence[Night]) -> list[tuple[str, ...]]:
-    """Return a header, and a row a night; of what they used only what is known of one of them."""
-    columns = list(zip(HEADER, *(night.cells() for night in rows), strict=True))
-    known = [each for each in columns if each[0] not in _USED or set(each[1:]) != {_NONE}]
-    return list(zip(*known, strict=True))

@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
@@ -17,7 +17,7 @@ from operations.tuning import space, study_name
 from pipelines import checks, parameters, sizes
 from pipelines.access import Access
 from pipelines.compile import compile_pipeline
-from pipelines.forms import PARALLELISM, Form
+from pipelines.forms import Form
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError, KubedetError, StorageError
 from trainer.base.temporary_folders import temporary_folder
@@ -41,38 +41,14 @@ class Submission:
     parameters: Mapping[str, Any]
     """Those of the pipeline that are given; the others have their defaults. A `claim` and
     `min_new_images` make other forms of it."""
-    partitions: int = 1
-    """As `Form` has it, and so the following."""
-    parallelism: int = PARALLELISM
-    until: str = ""
-    trials: int = 0
-    gpus: int = 0
-    deadline: int = 0
-    ttl: int = 0
-
-    @property
-    def volume(self) -> bool:
-        """Whether the pods mount a volume."""
-        return "claim" in self.parameters
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of the form."""
 
     @property
     def form(self) -> Form:
-        """The form of the pipeline that has these parameters.
-
-        Raises:
-            ConfigError: there is no such form.
-        """
-        return Form(
-            volume=self.volume,
-            partitions=self.partitions,
-            parallelism=self.parallelism,
-            until=self.until,
-            trials=self.trials,
-            gpus=self.gpus,
-            conditional="min_new_images" in self.parameters and not self.until,
-            deadline=self.deadline,
-            ttl=self.ttl,
-        )
+        """The form of the pipeline that has these parameters; raises ConfigError if there is none."""
+        conditional = "min_new_images" in self.parameters and not self.settings.get("until")
+        return Form(volume="claim" in self.parameters, conditional=conditional, **self.settings)
 
     def check(self) -> None:
         """Refuse what a step would refuse, hours later.
@@ -80,21 +56,12 @@ class Submission:
         Raises:
             ConfigError: naming all that cannot be used.
         """
-        all_checks = (
-            self._form,
-            self._recipe,
-            self._search,
-            self._gate,
-            self._job,
-            self._version,
-            self._occasion,
-            self._prune,
-            self._size,
-            self._names,
-            self._places,
-            self._registry,
-        )
-        checks.make_all(all_checks)
+        checks.make_all(
+            [
+                self._check_form, self._check_recipe, self._check_search, self._check_job,
+                self._check_settings, self._check_data_version, self._check_names, self._check_places,
+            ]
+        )  # fmt: skip
 
     def package(self) -> dict[str, Any]:
         """Return the compiled pipeline in the form that the API takes.
@@ -110,66 +77,66 @@ class Submission:
 
         A token is none of their words: kfp finds it in the same variable.
         """
-        where = ["kfp"]
-        where += ["--endpoint", access.host] if access.host else []
-        where += ["--namespace", access.namespace] if access.namespace else []
-        run = ["run", "create", "--experiment-name", self.experiment, "--run-name", self.name]
+        run = ["kfp"]
+        run += ["--endpoint", access.host] if access.host else []
+        run += ["--namespace", access.namespace] if access.namespace else []
+        run += ["run", "create", "--experiment-name", self.experiment, "--run-name", self.name]
         run += ["--package-file", FILE]
         run += [f"{name}={argument(value)}" for name, value in self.parameters.items()]
         compiled = ["kubedet", "cluster", "compile", *compile_options(self.form), "--output", FILE]
-        return [shlex.join(compiled), shlex.join(where + run)]
+        return [shlex.join(compiled), shlex.join(run)]
 
     def _get(self, name: str) -> Any:
-        return self.parameters.get(name, parameters.default(name, Form(volume=self.volume)))
+        of_form = Form(volume="claim" in self.parameters)
+        return self.parameters.get(name, parameters.default(name, of_form))
 
-    def _form(self) -> None:
+    def _check_form(self) -> None:
         form = self.form
         what = f"run until {form.until}" if form.until else "search" if form.trials else ""
         strangers = [name for name in parameters.TRAINING if name in self.parameters] if what else []
         if strangers:
             raise ConfigError("\n".join(f"{name}: means nothing in a {what}" for name in strangers))
 
-    def _recipe(self) -> None:
+    def _check_recipe(self) -> None:
         overrides, launcher = self._get("overrides"), self._get("launcher")
         recipes.load(self._get("recipe"), overrides)
         known = launchers.LAUNCHERS.get(launcher)
-        if overrides.get(MINUTES) and known and known.pods and not self.trials:
+        if overrides.get(MINUTES) and known and known.pods and not self.settings.get("trials"):
             raise ConfigError(
                 f"{MINUTES}: means nothing to the launcher {launcher}: the speed of its pods is not measured",
                 fix="set train.epochs, or train in the step itself with --launcher local",
             )
 
-    def _search(self) -> None:
-        if self.trials:
+    def _check_search(self) -> None:
+        if self.settings.get("trials"):
             recipe, overrides = self._get("recipe"), self._get("overrides")
             space.parse(self._get("space"), recipe, overrides, f"the space of {self.name}")
             study_name(self._get("study"), recipe)
 
-    def _gate(self) -> None:
-        for rule in split_rules(self._get("gate")):
-            parse(rule)
-
-    def _job(self) -> None:
+    def _check_job(self) -> None:
         request = {name: self._get(name) for name in ("launcher", *jobs.PARAMETERS, "job")}
         jobs.Request.of(request, default_image="steps").spec(("train",))
 
-    def _version(self) -> None:
+    def _check_data_version(self) -> None:
         version = self._get("data_version")
         if version and version != data_versions.SCHEDULED_TIME:
             data_versions.check(version)
 
-    def _occasion(self) -> None:
-        retrain_condition.Condition(self._get("min_new_images"), self._get("min_drift")).check()
-        warm_start.check(self._get("warm_start"))
+    def _check_settings(self) -> None:
+        condition = retrain_condition.Condition(self._get("min_new_images"), self._get("min_drift"))
+        keep, registry = self._get("prune"), self._get("registry")
+        checks.make_all(
+            [
+                *(lambda rule=rule: parse(rule) for rule in split_rules(self._get("gate"))),
+                condition.check,
+                lambda: warm_start.check(self._get("warm_start")),
+                lambda: pruning.check(keep) if keep else None,
+                lambda: sizes.check(self._get("step_cpu"), self._get("step_memory")),
+                lambda: model_registry.check_server(registry) if registry else None,
+            ]
+        )
 
-    def _prune(self) -> None:
-        if keep := self._get("prune"):
-            pruning.check(keep)
-
-    def _size(self) -> None:
-        sizes.check(self._get("step_cpu"), self._get("step_memory"))
-
-    def _names(self) -> None:
+    def _check_names(self) -> None:
         wrong = []
         for parameter in ("credentials", "claim", "signing", "notify"):
             try:
@@ -179,11 +146,7 @@ class Submission:
         if wrong:
             raise ConfigError("\n".join(wrong))
 
-    def _registry(self) -> None:
-        if server := self._get("registry"):
-            model_registry.check_server(server)
-
-    def _places(self) -> None:
+    def _check_places(self) -> None:
         """Refuse folders of the machine that this is typed on, which no pod has, and impossible buckets."""
         root = self._get("data_root")
         places = [("data_root", root), ("output", self._get("output"))]
@@ -192,10 +155,11 @@ class Submission:
             places += [("source", place) for place in sources.places(self._get("source"))]
         except DataError as error:
             wrong.append(_line(error))
-        mounts = [jobs.VOLUME] if self.volume else []
-        way = f"use a bucket or a path below {jobs.VOLUME}" if self.volume else "use a bucket, or a volume"
+        mount = jobs.VOLUME if "claim" in self.parameters else ""
+        way = f"use a bucket or a path below {mount}" if mount else "use a bucket, or a volume"
         for what, place in places:
-            if place and storage.is_local(place) and not _below(place, mounts):
+            is_mounted = mount and f"{storage.absolute(place)}/".startswith(f"{mount}/")
+            if place and storage.is_local(place) and not is_mounted:
                 wrong.append(f"{what}: no pod finds {place}: {way}")
             try:
                 storage.check_place(place)
@@ -233,24 +197,12 @@ def argument(value: Any) -> str:
     """Write a parameter's value such that `kfp run create` reads the same value.
 
     It takes everything that looks like JSON, a number or a truth value for that.
-
-    Args:
-        value: text, a number, a list or a mapping.
     """
-    if not isinstance(value, str):
-        return json.dumps(value)
-    return json.dumps(value) if _looks_otherwise(value) else value
-
-
-def _looks_otherwise(text: str) -> bool:
-    for read in (json.loads, float):
+    is_json = not isinstance(value, str) or value.lower() in ("true", "false")
+    for read in (json.loads, float) if not is_json else ():
         try:
-            read(text)
+            read(value)
+            is_json = True
         except ValueError:
             continue
-        return True
-    return text.lower() in ("true", "false")
-
-
-def _below(place: str, mounts: list[str]) -> bool:
-    return any(f"{storage.absolute(place)}/".startswith(f"{mount}/") for mount in mounts)
+    return json.dumps(value) if is_json else value

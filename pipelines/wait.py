@@ -1,12 +1,17 @@
-"""Follows a run in a cluster to its end."""
+"""Follows a run in a cluster to its end, and says why it failed.
 
+Kubeflow Pipelines 2.17 leaves the `error` of runs and steps empty. So the state of the pods is read, and if
+the cluster's API cannot be reached the logs in Kubeflow's API or UI; else the message names the log.
+"""
+
+import textwrap
 import time
 from typing import Any
 
 from pipelines import ASSIST, CLEANUP, SEARCH, TITLES
-from pipelines.failed_runs import raise_failure, stopped
-from pipelines.kubeflow import ENDED, Server, Unavailable
-from pipelines.pods import Pods
+from pipelines.kubeflow import ENDED, Server, Unavailable, stopped
+from pipelines.pods import LABEL, MAIN, Cause, Pods, Step, error_of_log
+from trainer.base.errors import LaunchError
 from trainer.base.log import clock
 
 SECONDS = 5.0
@@ -18,7 +23,13 @@ PATIENCE = 900.0
 _STEPS = TITLES | ASSIST | SEARCH | CLEANUP
 _NAMES = _STEPS | {title: title for title in _STEPS.values()}
 _ORDER = ("FAILED", "CANCELING", "RUNNING", "PENDING")
-"""What is told of a step that several pods do: the first that any of them is."""
+"""What is shown of a step that several pods do: the first that any of them is."""
+
+_IMPLEMENTATIONS = ("retry-system-container-impl", "system-container-impl")
+_DRIVERS = ("system-container-driver", "system-dag-driver")
+"""Templates of Kubeflow's workflows, whose names are in the names of their pods."""
+
+_AGAIN = "what it had finished is found by a new one, and by this one after `Retry` in the UI"
 
 
 def follow(
@@ -30,7 +41,7 @@ def follow(
         server: where it runs.
         run_id: its id.
         deadline: seconds after which it is to be ended; 0 is never.
-        conditional: whether it trains only where its source holds something new.
+        conditional: whether it trains only if its source holds something new.
         secret: the Secret that it was asked to take the object store's keys from; empty is none.
 
     Raises:
@@ -42,6 +53,10 @@ def follow(
     pods = Pods(run_id, server.namespace, _NAMES)
     start = seen = time.monotonic()
     away = False
+
+    def show(text: str) -> None:
+        print(f"{clock(time.monotonic() - start):>8}  {text}", flush=True)
+
     while True:
         try:
             run = server.run(run_id)
@@ -49,19 +64,27 @@ def follow(
             if time.monotonic() - seen > PATIENCE:
                 raise
             if not away:
-                _tell(start, f"no answer, trying again: {error.message}")
+                show(f"no answer, trying again: {error.message}")
             away = True
-        else:
-            seen, away = time.monotonic(), False
-            _show(run, shown, start)
-            if run.state in ENDED:
-                if left := _job_left(pods):
-                    _tell(start, left)
-                raise_failure(server, run, pods, _NAMES, deadline, secret)
-                if conditional and TITLES["train"] not in shown:
-                    _tell(start, "nothing new: nothing was trained; the step of the data says since when")
-                return
-            _show_waiting(pods, reported, start)
+            time.sleep(SECONDS)
+            continue
+        seen, away = time.monotonic(), False
+        for what, state in (_states(run) | {"run": run.state}).items():
+            if state and state != shown.get(what):
+                shown[what] = state
+                # Who ends a run makes its steps fail.
+                show(f"{what}: {'stopped' if state == 'FAILED' and stopped(run) else state.lower()}")
+        if run.state in ENDED:
+            if left := _job_left(pods):
+                show(left)
+            raise_failure(server, run, pods, _NAMES, deadline, secret)
+            if conditional and TITLES["train"] not in shown:
+                show("nothing new: nothing was trained; the step of the data says since when")
+            return
+        for wait in pods.waiting():
+            if (str(wait.step), wait.reason) not in reported:
+                reported.add((str(wait.step), wait.reason))
+                show(f"{wait.step} waits: {wait.reason}: {wait.text}")
         time.sleep(SECONDS)
 
 
@@ -75,31 +98,111 @@ def _job_left(pods: Pods) -> str:
     return left
 
 
-def _show(run: Any, shown: dict[str, str], start: float) -> None:
-    for what, state in (_states(run) | {"run": run.state}).items():
-        if state and state != shown.get(what):
-            shown[what] = state
-            # Who ends a run makes its steps fail.
-            _tell(start, f"{what}: {'stopped' if state == 'FAILED' and stopped(run) else state.lower()}")
-
-
-def _show_waiting(pods: Pods, reported: set[tuple[str, str]], start: float) -> None:
-    """Tell what holds a step back, each reason once: Kubeflow Pipelines says `running` meanwhile."""
-    for wait in pods.waiting():
-        if (str(wait.step), wait.reason) not in reported:
-            reported.add((str(wait.step), wait.reason))
-            _tell(start, f"{wait.step} waits: {wait.reason}: {wait.text}")
-
-
 def _states(run: Any) -> dict[str, str]:
     """Return the states of the pipeline's steps by title; drivers and inner graphs are no steps."""
-    details = (run.run_details.task_details if run.run_details else None) or []
     states: dict[str, set[str]] = {}
-    for item in details:
+    for item in _tasks(run):
         if item.display_name in _NAMES and item.state:
             states.setdefault(_NAMES[item.display_name], set()).add(item.state)
     return {title: next((state for state in _ORDER if state in of), min(of)) for title, of in states.items()}
 
 
-def _tell(start: float, text: str) -> None:
-    print(f"{clock(time.monotonic() - start):>8}  {text}", flush=True)
+def _tasks(run: Any) -> list[Any]:
+    return (run.run_details.task_details if run.run_details else None) or []
+
+
+def raise_failure(
+    server: Server, run: Any, pods: Pods, titles: dict[str, str], deadline: int, secret: str = ""
+) -> None:
+    """Raise an error unless a run, which has ended, succeeded; `titles` are those of the steps, by name.
+
+    Raises:
+        LaunchError: it failed, with the steps that did and what they said; or it was stopped.
+    """
+    if run.state == "SUCCEEDED":
+        return
+    name = f"the run {run.display_name or run.run_id}"
+    if stopped(run):
+        raise LaunchError(f"{name} was stopped", fix=f"start it again: {_AGAIN}")
+    if run.state != "FAILED":
+        raise LaunchError(f"{name} ended as {run.state.lower()}")
+    took = (run.finished_at - run.created_at).total_seconds() if run.created_at and run.finished_at else 0.0
+    if deadline and took >= deadline:
+        raise LaunchError(
+            f"{name} was ended at its deadline of {deadline} s",
+            fix="raise --deadline: a new run finds what this one had finished",
+        )
+    causes = _causes(server, run, pods, titles)
+    lines = [line for cause in causes for line in _lines(cause, alone=len(causes) == 1)]
+    remedy = _remedy(server, run, causes, pods)
+    # Last, for the search of the causes finds the namespace. Without keys a step blames region or network.
+    if secret and (namespace := pods.without_secret(secret)):
+        missing = f"there is no Secret {secret} in namespace {namespace}: its steps had no keys from it"
+        lines.insert(0, f"  {missing}")
+        remedy = f"create the Secret {secret} there, or name another with --credentials; else {remedy}"
+    raise LaunchError("\n".join([f"{name} failed", *lines]), fix=remedy)
+
+
+def _causes(server: Server, run: Any, pods: Pods, titles: dict[str, str]) -> list[Cause]:
+    """Return what is known of each step that failed, and of the run as a whole."""
+    failed = [item for item in _tasks(run) if item.state == "FAILED"]
+    steps = {step: item for item in failed if (step := _step(item.display_name or "", titles))}
+    causes = {cause.step: cause for cause in pods.failed()}
+    for step, task in steps.items():
+        if message := _message(task.error):
+            causes[step] = Cause.of(step, message)
+    missing = {step: item for step, item in steps.items() if step not in causes}
+    # The API names no pods of a step itself: they are children of tasks `executor`, which name no step.
+    executors = [item for item in failed if item.display_name == "executor"]
+    if sum(not step.driver for step in missing) != 1:
+        executors = []
+    for step, task in missing.items():
+        for item in [task] if step.driver else executors:
+            for child in item.child_tasks or []:
+                if child.pod_name and (text := _log(server, run, child.pod_name, driver=step.driver)):
+                    causes[step] = Cause.of(step, text)
+    if message := _message(run.error):
+        causes[Step("run")] = Cause(Step("run"), message)
+    causes |= {step: Cause(step, "failed") for step in steps if step not in causes}
+    return list(causes.values())
+
+
+def _step(name: str, titles: dict[str, str]) -> Step | None:
+    """Return the step of a task; the graphs around steps, and attempts, are none."""
+    if name.endswith("-driver"):
+        plain = name.removesuffix("-driver")
+        return Step(titles.get(plain, plain), driver=True)
+    return Step(titles[name]) if name in titles else None
+
+
+def _log(server: Server, run: Any, node: str, *, driver: bool) -> str:
+    """Return the end of the log of a workflow node's pod; empty if it cannot be read."""
+    workflow, _, number = node.rpartition("-")
+    for template in _DRIVERS if driver else _IMPLEMENTATIONS:
+        if log := server.pod_log(f"{workflow}-{template}-{number}", run.run_id):
+            return error_of_log(log)
+    return ""
+
+
+def _lines(cause: Cause, *, alone: bool) -> list[str]:
+    """Return the lines of a cause in the message; the fix of a single cause becomes that of the error."""
+    first, *rest = f"{cause.step}: {cause.text.strip()}".splitlines()
+    fix = [f"fix: {cause.fix}"] if cause.fix and not alone else []
+    return [f"  {first}", *(f"    {line}" for line in [*textwrap.dedent("\n".join(rest)).splitlines(), *fix])]
+
+
+def _remedy(server: Server, run: Any, causes: list[Cause], pods: Pods) -> str:
+    if len(causes) == 1 and causes[0].fix:
+        return causes[0].fix
+    if causes and all(cause.fix for cause in causes):
+        return "see the steps above"
+    which = " and ".join(dict.fromkeys(str(cause.step) for cause in causes)) or "the step that failed"
+    namespace = pods.namespace() or server.namespace or "kubeflow"
+    return (
+        f"look at the log of {which}: in the UI at {server.link('runs', run.run_id)}, or "
+        f"`kubectl -n {namespace} logs -l {LABEL}={run.run_id} -c {MAIN} --prefix --tail 50`"
+    )
+
+
+def _message(error: Any) -> str:
+    return (getattr(error, "message", None) or "").strip()

@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw
 from components import in_use, preparation, publishing, records, scoring, training
 from components.launchers.backend import JobStatus, Phase, PodStatus
 from components.warm_start import CHAMPION
-from operations import forgetting, lineage, tracing
+from operations import forgetting, lineage
 from operations.retention import plan_pruning, pruning
 from trainer import __main__ as trainer
 from trainer.base.errors import KubedetError
@@ -206,13 +206,13 @@ def test_thirty_nights(nights):
     )
     assert seen_by("train-3.png", nights.root) == (["night-01", "night-07"], versions[:2])
     assert seen_by("drift-7.png", nights.root) == (["night-20"], [])
-    last = tracing.trace("source", str(nights.root))
+    last = lineage.trace("source", str(nights.root))
     assert (last["run"], last["run_images"]) == ("night-25", {"training": ["t@sha256:1"]})
 
 
 def seen_by(image, root):
     """Return the runs and the versions that saw an image, in order."""
-    seen = tracing.trace(image, str(root))["seen"]
+    seen = lineage.trace(image, str(root))["seen"]
     models = {model.partition("@")[2] for each in seen for model in each["models"]}
     order = [record.run for record in lineage.runs(str(root))]
     made = {record.run: record.model_version for record in records.PublishedRecord.read_all(str(root))}

@@ -2,10 +2,10 @@
 
     <data_root>/retention/lock/   lease (`trainer.storage.leases`): whoever frees space holds it, and whoever
                                   begins to need what may be freed
-    <data_root>/retention/pins/   an empty file for each thing that somebody wants kept, by its name
+    <data_root>/retention/pins/   an empty file for each artifact that somebody wants kept, by its name
     <data_root>/retention/uses/   what runs that begin need, until their own records tell it
 
-A thing is a run, a version of a model, shards, raw tables, a name of data, all images of a source, or the
+An artifact is a run, a version of a model, shards, raw tables, a name of data, all images of a source, or the
 trainings of a search's trials. It has the name of its folder or file below the data root, such as
 `runs/20261121-4f0c`.
 """

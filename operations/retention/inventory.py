@@ -1,16 +1,20 @@
-"""What lies below a data root, as it is kept or freed: in whole folders, and of sources each image."""
+"""What is below a data root, as it is kept or freed: in whole folders, and of sources each image; pins."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
+from operations.retention import FOLDER
 from trainer import storage
-from trainer.base.errors import MissingError
+from trainer.base.errors import ConfigError, MissingError
+from trainer.storage import leases
 
 _DEPTH = {"runs": 1, "raw": 1, "shards": 1, "images": 1, "models": 2, "versions": 1, "tuning": 2}
+_PATIENCE = 600.0
+"""Seconds for which a pin waits for the end of a pruning."""
 
 
 @dataclass
-class Thing:
+class Artifact:
     """Something below a data root that is kept or freed as a whole."""
 
     name: str
@@ -20,9 +24,9 @@ class Thing:
     size: int = 0
     """Bytes."""
     modified: float | None = 0.0
-    """When the newest of its files was written, in seconds since 1970; None where a store does not tell."""
+    """When the newest of its files was written, in seconds since 1970; None if a store does not tell."""
     files: list[str] = field(default_factory=list)
-    """Names relative to its folder; [""] where it is a file itself, [] of images, which may be millions."""
+    """Names relative to its folder; [""] if it is a file itself, [] of images, which may be millions."""
     why: list[str] = field(default_factory=list)
     """Reasons to keep it; none: it may go."""
     spare: dict[str, int] = field(default_factory=dict)
@@ -32,6 +36,11 @@ class Thing:
         """Note down a reason to keep it, once."""
         if reason not in self.why:
             self.why.append(reason)
+
+    @property
+    def kind(self) -> str:
+        """The folder of the data root that it is in."""
+        return self.name.partition("/")[0]
 
     @property
     def freed(self) -> int:
@@ -47,50 +56,70 @@ class Thing:
         self.size += state.size
         known = state.modified is not None and self.modified is not None
         self.modified = max(self.modified or 0.0, state.modified or 0.0) if known else None
-        if not self.name.startswith("images/"):
+        if self.kind != "images":
             self.files.append(name)
 
 
 def read_listed(uri: str) -> dict[str, Any]:
-    """Return a record that was listed; {} if another process, such as `data forget`, has deleted it since.
-
-    Raises:
-        StorageError: it cannot be read, or is damaged.
-    """
+    """Return a record that was listed; {} if another process, such as `data forget`, has deleted it since."""
     try:
         return dict(storage.read_json(uri))
     except MissingError:
         return {}
 
 
-def inventory(data_root: str, runs: str = "") -> dict[str, Thing]:
-    """Return what the data root holds by name.
-
-    Args:
-        data_root: URI under which data are kept.
-        runs: URI of a folder elsewhere whose folders are runs; may be empty.
-
-    Raises:
-        StorageError: it cannot be listed.
-    """
-    things: dict[str, Thing] = {}
+def inventory(data_root: str, runs: str = "") -> dict[str, Artifact]:
+    """Return what the data root holds by name; `runs` is the URI of a folder elsewhere with further runs."""
+    artifacts: dict[str, Artifact] = {}
     for kind, depth in _DEPTH.items():
-        folder = storage.join(data_root, kind)
-        for name, state in storage.scan(folder):
+        for name, state in storage.scan(storage.join(data_root, kind)):
             parts = name.split("/")
             if kind != "versions" and len(parts) <= depth:
                 continue  # A model's `current`, or a file of nobody's.
             key = "/".join([kind, *parts[:depth]])
-            thing = things.setdefault(key, Thing(key, storage.join(data_root, key)))
-            thing.see("/".join(parts[depth:]), state)
+            artifact = artifacts.setdefault(key, Artifact(key, storage.join(data_root, key)))
+            artifact.see("/".join(parts[depth:]), state)
     for name, state in storage.scan(runs) if runs else ():
         first, _, rest = name.partition("/")
         if not rest:
             continue
         place = storage.join(runs, first)
-        thing = things.setdefault(f"runs/{first}", Thing(f"runs/{first}", place))
-        if thing.place == place:
-            thing.see(rest, state)
+        artifact = artifacts.setdefault(f"runs/{first}", Artifact(f"runs/{first}", place))
+        if artifact.place == place:
+            artifact.see(rest, state)
         else:
-            thing.keep(f"{runs} has a run of that name too")
-    return things
+            artifact.keep(f"{runs} has a run of that name too")
+    return artifacts
+
+
+def pin(data_root: str, name: str, runs: str = "") -> str:
+    """Keep an artifact, given by its name or that of a run alone, from now on; return its name.
+
+    Raises:
+        ConfigError: there is none; HeldError: somebody frees space all the time.
+    """
+    with leases.hold(leases.of_data_root(data_root), "a pin", patience=_PATIENCE):
+        everything = inventory(data_root, runs)
+        whole = name if name in everything else f"runs/{name}"
+        if whole not in everything:
+            raise ConfigError(
+                f"there is no {name} in {data_root}",
+                fix="name a run, or an artifact as `kubedet data prune --keep 1 --dry-run` does",
+            )
+        storage.create(storage.join(data_root, FOLDER, "pins", whole), b"")
+    return whole
+
+
+def unpin(data_root: str, name: str) -> str:
+    """Let an artifact go again when nothing else needs it; return its name, or raise ConfigError."""
+    known = pinned(data_root)
+    whole = name if name in known else f"runs/{name}"
+    if whole not in known:
+        raise ConfigError(f"{name} is not pinned", fix=f"pinned: {', '.join(sorted(known)) or 'nothing'}")
+    storage.delete(storage.join(data_root, FOLDER, "pins", whole))
+    return whole
+
+
+def pinned(data_root: str) -> frozenset[str]:
+    """Return the names of the artifacts that are pinned."""
+    return frozenset(storage.list_files(storage.join(data_root, FOLDER, "pins")))

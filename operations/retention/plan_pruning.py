@@ -12,8 +12,8 @@ import numpy as np
 from components import in_use
 from components.records import PublishedRecord
 from operations import lineage
-from operations.retention import GRACE, UNENDED, pins
-from operations.retention.inventory import Thing, inventory, read_listed
+from operations.retention import GRACE, UNENDED
+from operations.retention.inventory import Artifact, inventory, pinned, read_listed
 from operations.tuning import ENDED
 from trainer import storage
 from trainer.base.errors import DataError, StorageError
@@ -21,10 +21,14 @@ from trainer.data import image_keys, raw_folder
 from trainer.data.raw_folder import RawManifest
 from trainer.export import bundle, published_models
 
+_DATA = ("raw", "shards", "images", "versions")
+_UNENDED = "it has not ended"
+_YOUNG = "written a short time ago"
+
 
 def judge(
     data_root: str, keep: int, grace: float = GRACE, now: float | None = None, runs: str = ""
-) -> dict[str, Thing]:
+) -> dict[str, Artifact]:
     """Return what the data root holds by name, each with the reasons to keep it.
 
     Args:
@@ -38,12 +42,7 @@ def judge(
         StorageError: it cannot be read, or a record in it is damaged.
         DataError: a record in it is of a newer version.
     """
-    return _Judge(data_root, keep, grace, time.time() if now is None else now, runs).things
-
-
-_DATA = ("raw/", "shards/", "images/", "versions/")
-
-_UNENDED = "it has not ended"
+    return _Judge(data_root, keep, grace, time.time() if now is None else now, runs).artifacts
 
 
 class _Judge:
@@ -52,97 +51,84 @@ class _Judge:
     def __init__(self, data_root: str, keep: int, grace: float, now: float, runs: str) -> None:
         self._root, self._keep_last, self._grace, self._now = data_root, keep, grace, now
         # Notes and records first: what is written after them is younger than `grace`.
-        self.records = {record.run: record for record in lineage.runs(data_root, strict=True)}
-        self.things = inventory(data_root, runs)
+        self._records = {record.run: record for record in lineage.runs(data_root, strict=True)}
+        self.artifacts = inventory(data_root, runs)
         self._keep_used()
-        for name in pins.pinned(data_root):
+        for name in pinned(data_root):
             self._keep(name, "pinned")
-        for thing in self.things.values():
-            if thing.modified is None:
-                thing.keep("its store does not tell its age")
-            elif now - thing.modified < grace:
-                thing.keep("written a short time ago")
+        for artifact in self.artifacts.values():
+            if artifact.modified is None:
+                artifact.keep("its store does not tell its age")
+            elif now - artifact.modified < grace:
+                artifact.keep(_YOUNG)
         self._judge_runs()
-        versions = self._judge_versions()
-        self._judge_data(versions)
+        self._judge_data(self._judge_versions())
+        self._judge_studies()
         self._judge_sources()
 
     def _keep(self, name: str, reason: str) -> None:
-        if name in self.things:
-            self.things[name].keep(reason)
+        if name in self.artifacts:
+            self.artifacts[name].keep(reason)
 
-    def _of(self, kind: str) -> dict[str, Thing]:
-        """Return the things of a kind by their name below its folder."""
-        all_things = self.things.items()
-        return {name.partition("/")[2]: thing for name, thing in all_things if name.startswith(f"{kind}/")}
+    def _of(self, kind: str) -> dict[str, Artifact]:
+        """Return the artifacts of a kind by their name below its folder."""
+        return {name.partition("/")[2]: each for name, each in self.artifacts.items() if each.kind == kind}
+
+    def _is_recent(self, seconds: float | None) -> bool:
+        return seconds is not None and self._now - seconds < UNENDED
 
     def _keep_used(self) -> None:
         """Keep what runs that begin need."""
         for run, use in in_use.notes(self._root).items():
-            if use.is_late(self._now):
-                continue
-            for thing in self.things.values():
-                needs_all = use.names is None and thing.name.startswith(_DATA)
-                if needs_all or thing.has(use.weights) or thing.name in (use.names or ()):
-                    thing.keep(f"the run {run} begins")
+            for artifact in self.artifacts.values() if not use.is_late(self._now) else ():
+                needs_all = use.names is None and artifact.kind in _DATA
+                if needs_all or artifact.has(use.weights) or artifact.name in (use.names or ()):
+                    artifact.keep(f"the run {run} begins")
 
     def _judge_runs(self) -> None:
         runs = self._of("runs")
         published = {record.run for record in PublishedRecord.read_all(self._root)}
-        newest = sorted(runs, key=lambda name: self._age_key(name, runs[name]), reverse=True)
+        began = {name: record.started for name, record in self._records.items()}
+        # Those without a record are the oldest.
+        newest = sorted(
+            runs, key=lambda name: (began.get(name, ""), runs[name].modified or 0.0), reverse=True
+        )
         for name, run in runs.items():
-            if run.place != storage.join(self._root, "runs", name) and not self._is_recorded(name, run):
+            record = self._records.get(name)
+            is_recorded = record is not None and record.folder(self._root) == storage.absolute(run.place)
+            if run.place != storage.join(self._root, "runs", name) and not is_recorded:
                 run.keep("no record of the data root tells that it is a run")
             if name in newest[: self._keep_last]:
                 run.keep(f"one of the newest {self._keep_last} runs")
-            young = run.modified is not None and self._now - run.modified < UNENDED
-            if young and not _ended(run, name in published):
+            if self._is_recent(run.modified) and name not in published and not _is_held_back(run):
                 run.keep(_UNENDED)
-
-    def _is_recorded(self, name: str, run: Thing) -> bool:
-        record = self.records.get(name)
-        return record is not None and record.folder(self._root) == storage.absolute(run.place)
-
-    def _age_key(self, name: str, run: Thing) -> tuple[str, float]:
-        """Order runs by their beginning; those without a record are the oldest."""
-        record = self.records.get(name)
-        return record.started if record else "", run.modified or 0.0
 
     def _judge_versions(self) -> list[lineage.Version]:
         """Judge the models' versions; return those that are kept."""
         known = {item.shown: item for item in lineage.versions(self._root)}
-        goals = self._goals()
-        kept = []
-        for place, thing in self._of("models").items():
-            shown = place.replace("/", "@")
-            item = known.get(shown)
-            if shown in goals:
-                thing.keep(goals[shown])
-            if item is None:
-                if bundle.CHECKSUMS in thing.files:
-                    thing.keep("it is damaged: `kubedet model list` says how")
-                continue  # Without it, it is what a copy or a pruning that was killed has left.
-            if bundle.SIGNATURE in thing.files:
-                thing.keep("signed")
-            if item.registry:
-                thing.keep(f"registered at {item.registry}")
-            if run := self.things.get(f"runs/{item.run}"):
-                for reason in run.why[:1]:
-                    thing.keep(f"made by {item.run}: {reason}")
-            if thing.why:
-                kept.append(item)
-        return kept
-
-    def _goals(self) -> dict[str, str]:
-        """Return the versions that are current, or that a rollback goes to."""
-        goals: dict[str, str] = {}
         for name in published_models.names(self._root):
             current = published_models.current(self._root, name) or {}
             # A history grows by a version a night; one can be gone back to, whatever `keep` is.
-            history = current.get("history", [])[-max(self._keep_last, 1) :]
-            goals |= {f"{name}@{each}": "`model rollback` goes to it" for each in history}
-            goals |= {f"{name}@{current['version']}": "the current version"} if current else {}
-        return goals
+            for version in current.get("history", [])[-max(self._keep_last, 1) :]:
+                self._keep(f"models/{name}/{version}", "`model rollback` goes to it")
+            if current:
+                self._keep(f"models/{name}/{current['version']}", "the current version")
+        kept = []
+        for place, artifact in self._of("models").items():
+            item = known.get(place.replace("/", "@"))
+            if item is None:
+                if bundle.CHECKSUMS in artifact.files:
+                    artifact.keep("it is damaged: `kubedet model list` says how")
+                continue  # Without it, it is what a copy or a pruning that was killed has left.
+            if bundle.SIGNATURE in artifact.files:
+                artifact.keep("signed")
+            if item.registry:
+                artifact.keep(f"registered at {item.registry}")
+            if (run := self.artifacts.get(f"runs/{item.run}")) and run.why:
+                artifact.keep(f"made by {item.run}: {run.why[0]}")
+            if artifact.why:
+                kept.append(item)
+        return kept
 
     def _judge_data(self, versions: list[lineage.Version]) -> None:
         """Judge runs of kept versions, then what kept runs and versions are made of."""
@@ -150,31 +136,29 @@ class _Judge:
             self._keep(f"runs/{item.run}", f"{item.shown} was made by it")
             self._keep(f"shards/{item.shards}", f"{item.shown} was trained on it")
         # Before any of them keeps another: whoever only lent its weights needs its own data no more.
-        kept = [name for name, run in self._of("runs").items() if run.why]
-        for name in kept:
-            if name in self.records:
+        for name in [name for name, run in self._of("runs").items() if run.why]:
+            if name in self._records:
                 self._keep_origin(name)
                 continue
-            for thing in self.things.values():
-                if thing.name.startswith(_DATA):
-                    thing.keep(f"no record tells what run {name} was made of")
-        for name, record in self.records.items():
-            unseen = f"runs/{name}" not in self.things
-            if unseen and self._now - datetime.fromisoformat(record.started).timestamp() < UNENDED:
+            for artifact in self.artifacts.values():
+                if artifact.kind in _DATA:
+                    artifact.keep(f"no record tells what run {name} was made of")
+        for name, record in self._records.items():
+            began = datetime.fromisoformat(record.started).timestamp()
+            if f"runs/{name}" not in self.artifacts and self._is_recent(began):
                 self._keep_origin(name)  # Its folder may be elsewhere.
-        self._judge_studies()
 
     def _keep_origin(self, name: str) -> None:
         """Keep what a run was made of: its data, and the run or version whose weights it began with."""
-        record = self.records[name]
+        record = self._records[name]
         # By its fingerprint: the root may have had another address when the record was written.
         for place in (f"shards/{record.fingerprint}", record.raw):
             self._keep(place, f"run {name} has it")
-        run = self.things.get(f"runs/{name}")
-        for lender in self.things.values():
-            # One that has ended has its own by now.
-            if lender.has(record.weights) and (run is None or _UNENDED in run.why):
-                lender.keep(f"run {name} began with its weights")
+        run = self.artifacts.get(f"runs/{name}")
+        if run is None or _UNENDED in run.why:  # One that has ended has weights of its own.
+            for lender in self.artifacts.values():
+                if lender.has(record.weights):
+                    lender.keep(f"run {name} began with its weights")
 
     def _judge_studies(self) -> None:
         """Keep records of searches, and of those that were gone on with lately trainings and shards."""
@@ -184,15 +168,15 @@ class _Judge:
             study = path.partition("/")[0]
             newest[study] = max(newest[study], self._now if state.modified is None else state.modified)
         for study, modified in newest.items():
-            place = storage.join(folder, study, "study.json")
             for part in ("trials", "locks"):
                 self._keep(f"tuning/{study}/{part}", "the record of a search")
-            has_ended = storage.exists(storage.join(folder, study, ENDED))
-            if self._now - modified < UNENDED and not has_ended:
+            if not self._is_recent(modified):
+                continue
+            if not storage.exists(storage.join(folder, study, ENDED)):
                 self._keep(f"tuning/{study}/runs", "its search has not ended")
-            if self._now - modified < UNENDED and storage.exists(place):
-                shards = read_listed(place).get("shards", "").rstrip("/").rpartition("/")[2]
-                self._keep(f"shards/{shards}", f"the search {study} trains on it")
+            searched = read_listed(storage.join(folder, study, "study.json"))
+            shards = searched.get("shards", "").rstrip("/").rpartition("/")[2]
+            self._keep(f"shards/{shards}", f"the search {study} trains on it")
 
     def _judge_sources(self) -> None:
         """Judge raw tables of kept shards, then images and data versions of kept raw tables."""
@@ -201,7 +185,7 @@ class _Judge:
                 index = read_listed(storage.join(shards.place, "index.json"))
                 self._keep(f"raw/{index.get('raw_fingerprint', '')}", f"shards/{name} was made of it")
         referred: dict[str, list[np.ndarray]] = defaultdict(list)
-        unknown = False
+        are_known = True
         for name, raw in self._of("raw").items():
             if not raw.why:
                 continue
@@ -209,18 +193,16 @@ class _Judge:
                 plan = raw_folder.read_plan(raw.place)
                 images = plan.images.rstrip("/").rpartition("/")[2]
                 referred[images].append(_digests(plan))
+                self._keep(f"images/{images}", f"raw/{name} has its images")
             except (StorageError, DataError):
-                unknown = True
-                for thing in self._of("images").values():
-                    thing.keep(f"raw/{name} does not tell which images it has")
-                continue
-            self._keep(f"images/{images}", f"raw/{name} has its images")
-        if not unknown:
-            for images, digests in referred.items():
-                self._find_spare(images, np.unique(np.concatenate(digests)))
+                are_known = False
+                for artifact in self._of("images").values():
+                    artifact.keep(f"raw/{name} does not tell which images it has")
+        for images, digests in referred.items() if are_known else ():
+            self._find_spare(images, np.unique(np.concatenate(digests)))
         for version in self._of("versions").values():
             raw_name = read_listed(version.place).get("raw", "")
-            if self.things.get(raw_name, version).why:
+            if self.artifacts.get(raw_name, version).why:
                 version.keep(f"{raw_name} is kept")
 
     def _find_spare(self, images: str, referred: np.ndarray) -> None:
@@ -230,28 +212,23 @@ class _Judge:
             images: the source's name.
             referred: sorted digests of the places of those that are referred to, uint64.
         """
-        thing = self.things.get(f"images/{images}")
+        artifact = self.artifacts.get(f"images/{images}")
         # A run that begins, or an unmeasured age, keeps all of them.
-        if thing is None or thing.modified is None or not _kept_for_tables_alone(thing):
+        if artifact is None or artifact.modified is None:
             return
-        for name, state in storage.scan(thing.place):
+        if not all(reason.startswith(("raw/", _YOUNG)) for reason in artifact.why):
+            return
+        for name, state in storage.scan(artifact.place):
             digest = image_keys.place_digest(name.rpartition("/")[2])
             if len(digest) != 16 or state.modified is None or self._now - state.modified < self._grace:
                 continue
             place = np.uint64(int(digest, 16))
             at = int(np.searchsorted(referred, place))
             if at == len(referred) or referred[at] != place:
-                thing.spare[name] = state.size
+                artifact.spare[name] = state.size
 
 
-def _kept_for_tables_alone(thing: Thing) -> bool:
-    return all(reason.startswith(("raw/", "written a short")) for reason in thing.why)
-
-
-def _ended(run: Thing, published: bool) -> bool:
-    """Whether a run is over: its model published, or held back."""
-    if published:
-        return True
+def _is_held_back(run: Artifact) -> bool:
     if not {"train/result.json", "evaluation/gate.json"} <= set(run.files):
         return False
     return not read_listed(storage.join(run.place, "evaluation", "gate.json")).get("passed", True)

@@ -1,4 +1,4 @@
-"""Frees what nothing needs, so that whatever kills it leaves nothing half that counts as whole."""
+"""Frees what nothing needs. An interrupted prune never leaves partial data that looks complete."""
 
 import logging
 import time
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from components import in_use, run_ids
 from operations.retention import GRACE, plan_pruning
-from operations.retention.inventory import Thing
+from operations.retention.inventory import Artifact
 from trainer import storage
 from trainer.base.errors import ConfigError, KubedetError
 from trainer.export import bundle
@@ -32,35 +32,31 @@ _PATIENCE = 2 * leases.LAPSE
 class Pruned:
     """What a pruning found and did."""
 
-    things: dict[str, Thing]
+    artifacts: dict[str, Artifact]
     """All, by name."""
 
     @property
-    def freed(self) -> list[Thing]:
+    def freed(self) -> list[Artifact]:
         """Those that went as a whole."""
-        return [thing for thing in self.things.values() if not thing.why]
+        return [artifact for artifact in self.artifacts.values() if not artifact.why]
 
     @property
     def size(self) -> int:
         """Bytes that went."""
-        return sum(thing.freed for thing in self.things.values())
+        return sum(artifact.freed for artifact in self.artifacts.values())
 
     @property
     def told(self) -> str:
-        """Return what went, in a line."""
-        counts = {kind: sum(thing.name.startswith(f"{kind}/") for thing in self.freed) for kind in _ORDER}
-        spare = sum(len(thing.spare) for thing in self.things.values() if thing.why)
-        words = [f"{count} of {kind}" for kind, count in counts.items() if count]
+        """What went, in a line."""
+        kinds = [artifact.kind for artifact in self.freed]
+        spare = sum(len(artifact.spare) for artifact in self.artifacts.values() if artifact.why)
+        words = [f"{kinds.count(kind)} of {kind}" for kind in _ORDER if kind in kinds]
         words += [f"{spare:,} images that nothing refers to"] if spare else []
         return f"{', '.join(words) or 'nothing'}: {self.size / 1e6:,.1f} MB"
 
 
 def check(keep: int) -> None:
-    """Refuse a number of runs that cannot be kept.
-
-    Raises:
-        ConfigError: saying what it may be.
-    """
+    """Raise ConfigError for a number of runs that cannot be kept."""
     if keep < 1:
         raise ConfigError(
             f"the newest {keep} runs cannot be kept", fix="give 1 or more: --keep N, or --prune N of a run"
@@ -105,9 +101,9 @@ def prune(
                 for begin in range(0, len(names), _BATCH):
                     lease.check()
                     list(threads.map(storage.delete, names[begin : begin + _BATCH]))
-        for thing in pruned.freed:
-            if storage.is_local(thing.place):
-                local.remove_empty(thing.place)
+        for artifact in pruned.freed:
+            if storage.is_local(artifact.place):
+                local.remove_empty(artifact.place)
         for run, use in in_use.notes(data_root).items():
             if use.is_late(time.time() if now is None else now):
                 storage.delete(in_use.place(data_root, run))
@@ -116,29 +112,20 @@ def prune(
 
 def _in_order(pruned: Pruned) -> Iterator[list[str]]:
     """Yield URIs of files, each list to be deleted before the next."""
-    for thing in sorted(pruned.things.values(), key=lambda thing: _ORDER.index(_kind(thing))):
-        if thing.why:
-            yield [storage.join(thing.place, name) for name in thing.spare]
+    for artifact in sorted(pruned.artifacts.values(), key=lambda each: _ORDER.index(each.kind)):
+        if artifact.why:
+            yield [storage.join(artifact.place, name) for name in artifact.spare]
             continue
         # Of images there may be millions: they are listed when it is their turn.
-        files = thing.files or storage.list_files(thing.place)
-        first, last = (ends.get(_kind(thing), ()) for ends in (_FIRST, _LAST))
+        files = artifact.files or storage.list_files(artifact.place)
+        first, last = (ends.get(artifact.kind, ()) for ends in (_FIRST, _LAST))
         for names in (first, set(files) - {*first, *last}, last):
             present = [name for name in names if name in files]
-            yield [storage.join(thing.place, name) if name else thing.place for name in present]
-
-
-def _kind(thing: Thing) -> str:
-    return thing.name.partition("/")[0]
+            yield [storage.join(artifact.place, name) if name else artifact.place for name in present]
 
 
 def prune_after(data_root: str, keep: int) -> None:
-    """Free what nothing needs at the end of a step of the data; 0 keeps all. Why it could not is only told.
-
-    Args:
-        data_root: URI under which data are kept.
-        keep: see `plan`.
-    """
+    """Free what nothing needs at the end of a step of the data; 0 keeps all. A problem is only a warning."""
     if not keep:
         return
     try:

@@ -17,19 +17,19 @@ ENDED = "ended.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-def study_name(name: str, recipe: str) -> str:
-    """Return the name of a search, by default that of its recipe.
-
-    Raises:
-        ConfigError: it cannot be the name of a folder.
-    """
-    name = name or f"tune-{recipe}"
+def check_name(name: str) -> str:
+    """Return the name of a run or search; raise ConfigError if it cannot be the name of a folder."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"the name {name!r} cannot be a folder's",
             fix="use letters, digits, '.', '_' and '-', beginning with a letter or digit",
         )
     return name
+
+
+def study_name(name: str, recipe: str) -> str:
+    """Return the name of a search, by default that of its recipe; see `check_name`."""
+    return check_name(name or f"tune-{recipe}")
 
 
 def study_folder(data_root: str, name: str) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 from components import starting_weights
 from components.launchers.guarded_process import GuardedProcess
 from operations.tuning import ENDED
+from operations.tuning.page import page
 from operations.tuning.study import COMPLETE, FAILED, PRUNED, RUNNING, Search, Study, Trial
 from trainer import storage
 from trainer.base.errors import EXIT_RETRY, Interrupted, TrainingError
@@ -27,7 +28,6 @@ from trainer.config import parsing
 from trainer.data.shard_index import data_root_of
 from trainer.launching.stop_signals import StopRequest, stop_request
 from trainer.model import recipes
-from trainer.report.tuning_page import page
 from trainer.trackers.training_log import read_rows
 
 PAGE, BEST = "tuning.html", "best.yaml"
@@ -91,7 +91,6 @@ def _train(study: Study, number: int, start: Start, stop: StopRequest, shown: Ca
 
 
 def _follow(study: Study, trial: Trial, training: "LocalTraining", stop: StopRequest) -> None:
-    """Follow a training to its end."""
     is_behind = asked = False
     code = None
     while code is None:
@@ -122,23 +121,22 @@ def _stopped(what: str) -> Interrupted:
 
 
 class LocalTraining:
-    """A training in processes of this machine."""
+    """A training in processes of this machine, begun or resumed from its checkpoint.
+
+    Args:
+        search: what is searched.
+        trial: whose values it has.
+        folder: URI of its own folder.
+        stack: ends it when closed.
+        processes: that train, one for each GPU.
+        parallel: how many trainings share the machine.
+        log: file that receives its output; None is this process's stdout.
+    """
 
     def __init__(
         self, search: Search, trial: Trial, folder: str, stack: ExitStack, *, processes: int = 1,
         parallel: int = 1, log: Path | None = None,
     ) -> None:  # fmt: skip
-        """Start it, or resume it from its checkpoint.
-
-        Args:
-            search: what is searched.
-            trial: whose values it has.
-            folder: URI of its own folder.
-            stack: ends it when closed.
-            processes: that train, one for each GPU.
-            parallel: how many trainings share the machine.
-            log: file that receives its output; None is this process's stdout.
-        """
         given = {**search.overrides, **trial.params}
         # What follows from the recipe's weights, as in any other run of it.
         values = starting_weights.chosen(search.recipe, given, data_root_of(search.shards)) | given
@@ -162,6 +160,7 @@ class LocalTraining:
                     stdout=output.fileno() if output else None, stderr=subprocess.STDOUT,
                 )
             )  # fmt: skip
+        self.stop = self._process.stop
 
     def poll(self) -> int | None:
         code = self._process.poll()
@@ -179,9 +178,6 @@ class LocalTraining:
         report = storage.join(self._output, "result.json")
         value: float | None = storage.read_json(report)["metrics"].get(self._metric)
         return value
-
-    def stop(self) -> None:
-        self._process.stop()
 
 
 def metric_of(search: Search) -> str:

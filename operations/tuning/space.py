@@ -79,11 +79,7 @@ _SHARED = ("data.", "evaluation.", "export.", "recipe")
 
 
 def builtin(recipe: str, overrides: Mapping[str, Any]) -> Space:
-    """Return the space of a recipe: around its own values, without the keys that are overridden.
-
-    Raises:
-        ConfigError: there is no such recipe, or an override cannot be used.
-    """
+    """Return the space of a recipe: around its own values, without the keys that are overridden."""
     config = recipes.load(recipe, dict(overrides))
     train, loader = config.train, config.loader
     space: Space = {"train.lr": Range(train.lr / 5, train.lr * 5, log=True)}
@@ -100,13 +96,7 @@ def builtin(recipe: str, overrides: Mapping[str, Any]) -> Space:
 def parse(content: str | bytes, recipe: str, overrides: Mapping[str, Any], name: str) -> Space:
     """Return the space that YAML holds, or the recipe's own if it is empty.
 
-    Both ends of each range, and each choice, are tried with the recipe.
-
-    Args:
-        content: YAML.
-        recipe: that the values are for.
-        overrides: of the recipe.
-        name: of the space in errors.
+    Both ends of each range, and each choice, are tried with the recipe. Errors call the space `name`.
 
     Raises:
         ConfigError: naming every key that cannot be used, and why.
@@ -118,9 +108,12 @@ def parse(content: str | bytes, recipe: str, overrides: Mapping[str, Any], name:
             fix="leave some keys to the search, or give a space with --space",
         )
     wrong = [f"  {key}: all trials share it; choose it by --set" for key in space if key.startswith(_SHARED)]
-    for values in _extremes(space) if not wrong else ():
+    columns = {key: one.choices if isinstance(one, Choices) else [one.low, one.high]
+               for key, one in space.items()}  # fmt: skip
+    for number in range(max(map(len, columns.values()))) if not wrong else ():
+        extremes = {key: values[number % len(values)] for key, values in columns.items()}
         try:
-            recipes.load(recipe, {**overrides, **values})
+            recipes.load(recipe, {**overrides, **extremes})
         except ConfigError as error:
             wrong.append(f"  {error.message}")
     if wrong:
@@ -139,15 +132,6 @@ def _parsed(content: str | bytes, name: str) -> Space:
         raise ConfigError("\n".join([f"{name} cannot be used:", *lines]), fix=_FIX) from None
     except ValueError as error:
         raise ConfigError(f"{name} is not YAML: {str(error).splitlines()[0]}", fix=_FIX) from None
-
-
-def _extremes(space: Space) -> list[dict[str, Any]]:
-    """Both ends of every range, and every choice, each at least once."""
-    columns = {
-        key: one.choices if isinstance(one, Choices) else [one.low, one.high] for key, one in space.items()
-    }
-    longest = max(map(len, columns.values()))
-    return [{key: values[i % len(values)] for key, values in columns.items()} for i in range(longest)]
 
 
 def to_json(space: Space) -> dict[str, Any]:

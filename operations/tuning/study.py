@@ -1,9 +1,8 @@
 """The study of a search: draws the values of trials, compares them, and keeps their results.
 
 On a disk or a volume it is a study in Optuna's journal, which any number of processes share. A bucket has no
-such file: there the values of a trial follow from the study's seed and the trial's number, a trial that has
-ended is a JSON object, and trials are compared with those alone. A trial keeps its number and values however
-often its training is begun.
+such file: there the values of a trial follow from the study's seed and the trial's number, and a trial that
+has ended is a JSON object. A trial keeps its number and values however often its training is begun.
 """
 
 import fcntl
@@ -84,7 +83,6 @@ class Trial:
     """File descriptor that keeps other processes from training it; None if nothing locks it."""
 
     def __str__(self) -> str:
-        """Return a line about it."""
         value = "" if self.value is None else f" {self.value:.4f}"
         params = [
             f"{key}={each:.3g}" if isinstance(each, float) else f"{key}={each}"
@@ -94,20 +92,16 @@ class Trial:
 
 
 class Study:
-    """The study of a data root."""
+    """The study in a folder: that which is there, or a new one.
+
+    `trials` is how many there are to be: a third of them, five at most, are drawn at random first.
+
+    Raises:
+        ConfigError: there is a study of something else, or of an older version.
+        StorageError: it cannot be read or written.
+    """
 
     def __init__(self, uri: str, search: Search, trials: int) -> None:
-        """Open the study of a folder, or begin it.
-
-        Args:
-            uri: the folder.
-            search: what is searched.
-            trials: how many there are to be: a third of them, five at most, are drawn at random first.
-
-        Raises:
-            ConfigError: there is a study of something else, or of an older version.
-            StorageError: it cannot be read or written.
-        """
         self.uri, self.search = uri, search
         self._seed = _open(storage.join(uri, "study.json"), search)
         self._distributions = {key: _distribution(one) for key, one in search.space.items()}
@@ -117,11 +111,11 @@ class Study:
         self._study = optuna.create_study(direction="maximize", pruner=MedianPruner())
         if self._shared:
             path = storage.join(storage.absolute(uri), "optuna.log")
-            journal = JournalFileBackend(path, lock_obj=JournalFileOpenLock(path))
             startup = min(_STARTUP, max(1, trials // 3))
             self._study = optuna.create_study(
-                storage=JournalStorage(journal), study_name="search", load_if_exists=True,
-                direction="maximize", sampler=TPESampler(constant_liar=True, n_startup_trials=startup),
+                storage=JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path))),
+                study_name="search", load_if_exists=True, direction="maximize",
+                sampler=TPESampler(constant_liar=True, n_startup_trials=startup),
                 pruner=SuccessiveHalvingPruner(min_resource=1, reduction_factor=2),
             )  # fmt: skip
         if sum(trial.state != RUNNING for trial in self.trials()) < trials:
@@ -144,18 +138,16 @@ class Study:
             except OSError:  # A volume that has no locks: there each trial has one pod.
                 pass
         with self._lock:
-            self._read_objects()
-            if self._find(number) is None:
+            if number not in self._known():
                 if not self._shared:  # Values must not depend on which others were drawn before.
                     self._study.sampler = RandomSampler(seed=(self._seed + number) % 2**32)
                 self._study.ask(self._distributions).set_user_attr(_NUMBER, number)
-        return replace(self._trial(self._known(number)), lock=lock)
+            return replace(_as_trial(self._known()[number]), lock=lock)
 
     def report(self, trial: Trial, value: float) -> bool:
         """Note the next validation of a trial; return whether it is behind the others and should end."""
         trial.validations.append(value)
         with self._lock:
-            self._read_objects()
             live = self._live(trial)
             live.report(value, len(trial.validations))
             return live.should_prune()
@@ -164,7 +156,8 @@ class Study:
         """Keep how a trial ended."""
         # Of a pruned trial Optuna takes the last validation.
         value = None if trial.state == PRUNED else trial.value
-        self._study.tell(self._live(trial), value, _STATES[trial.state])
+        with self._lock:
+            self._study.tell(self._live(trial), value, _STATES[trial.state])
         if not self._shared:
             record = {"kind": _TRIAL.kind, "version": 1} | {name: vars(trial)[name] for name in _KEPT}
             storage.write_json(self._place(trial.number), record)
@@ -172,9 +165,7 @@ class Study:
     def trials(self) -> list[Trial]:
         """Return the known trials, by number."""
         with self._lock:
-            self._read_objects()
-        known = [each for each in self._study.get_trials(deepcopy=False) if _NUMBER in each.user_attrs]
-        return sorted(map(self._trial, known), key=lambda trial: trial.number)
+            return [_as_trial(known) for _, known in sorted(self._known().items())]
 
     def best(self) -> Trial | None:
         """Return the best trial that was trained to its end; None if there is none."""
@@ -192,39 +183,37 @@ class Study:
             return {}
         return dict(get_param_importances(self._study, evaluator=PedAnovaImportanceEvaluator()))
 
-    def _read_objects(self) -> None:
-        """Add the trials that other processes have ended, of a study in a bucket."""
+    def _known(self) -> dict[int, FrozenTrial]:
+        """Return the trials of Optuna's study; of one in a bucket with those that other processes ended."""
+        known = self._optunas()
         names = [] if self._shared else storage.list_files(storage.join(self.uri, "trials"))
-        for number in (int(name.removesuffix(".json")) for name in names):
-            if self._find(number) is None:
-                tree = storage.read_json(self._place(number), _TRIAL)
-                self._study.add_trial(
-                    create_trial(
-                        state=_STATES[tree["state"]], value=tree["value"], params=tree["params"],
-                        distributions=self._distributions, user_attrs={_NUMBER: number},
-                        intermediate_values=dict(enumerate(tree["validations"], 1)),
-                    )
-                )  # fmt: skip
+        missing = {int(name.removesuffix(".json")) for name in names} - known.keys()
+        for number in missing:
+            tree = storage.read_json(self._place(number), _TRIAL)
+            self._study.add_trial(
+                create_trial(
+                    state=_STATES[tree["state"]], value=tree["value"], params=tree["params"],
+                    distributions=self._distributions, user_attrs={_NUMBER: number},
+                    intermediate_values=dict(enumerate(tree["validations"], 1)),
+                )
+            )  # fmt: skip
+        return self._optunas() if missing else known
 
-    def _find(self, number: int) -> FrozenTrial | None:
+    def _optunas(self) -> dict[int, FrozenTrial]:
         every = self._study.get_trials(deepcopy=False)
-        return next((each for each in every if each.user_attrs.get(_NUMBER) == number), None)
-
-    def _known(self, number: int) -> FrozenTrial:
-        known = self._find(number)
-        assert known
-        return known
+        return {each.user_attrs[_NUMBER]: each for each in every if _NUMBER in each.user_attrs}
 
     def _live(self, trial: Trial) -> optuna.Trial:
-        return optuna.Trial(self._study, self._known(trial.number)._trial_id)
-
-    def _trial(self, known: FrozenTrial) -> Trial:
-        validations = [value for _, value in sorted(known.intermediate_values.items())]
-        number, state = known.user_attrs[_NUMBER], _NAMES[known.state]
-        return Trial(number, dict(known.params), state, known.value, validations)
+        return optuna.Trial(self._study, self._known()[trial.number]._trial_id)
 
     def _place(self, number: int) -> str:
         return storage.join(self.uri, "trials", f"{number:05d}.json")
+
+
+def _as_trial(known: FrozenTrial) -> Trial:
+    validations = [value for _, value in sorted(known.intermediate_values.items())]
+    number, state = known.user_attrs[_NUMBER], _NAMES[known.state]
+    return Trial(number, dict(known.params), state, known.value, validations)
 
 
 def _open(place: str, search: Search) -> int:

@@ -25,21 +25,22 @@ class Request(NamedTuple):
 
     def open(self) -> tuple[Study, str]:
         """Return the study and its name."""
-        name, overrides = study_name(self.name, self.recipe), _restore_ints(self.recipe, self.overrides)
-        searched = Search(
-            self.recipe, overrides, space.parse(self.space, self.recipe, overrides, "the space"),
-            self.data["uri"],
-        )  # fmt: skip
+        name, config = study_name(self.name, self.recipe), recipes.load(self.recipe, self.overrides)
+        overrides = dict(self.overrides)
+        for key, value in overrides.items():  # Kubeflow makes 4.0 of 4, and people read the file.
+            section, _, field = key.partition(".")
+            current = getattr(getattr(config, section), field, value)
+            if isinstance(value, float) and isinstance(current, int):
+                overrides[key] = int(value)
+        given = space.parse(self.space, self.recipe, overrides, "the space")
+        searched = Search(self.recipe, overrides, given, self.data["uri"])
         return Study(study_folder(self.data_root, name), searched, self.trials), name
 
 
 def train(searched: tuple[Any, ...], number: str, gpus: int) -> str:
-    """Train a trial of a search; return a line about it.
+    """Train a trial of a search in a pod with `gpus` GPUs; return a line about it.
 
-    Args:
-        searched: the fields of a `Request`.
-        number: of the trial.
-        gpus: of this pod.
+    `searched` has the fields of a `Request`.
 
     Raises:
         ConfigError: the space cannot be used, or the name has a study of something else.
@@ -60,7 +61,7 @@ def train(searched: tuple[Any, ...], number: str, gpus: int) -> str:
 
 
 def choose(searched: tuple[Any, ...], ended: list[str], paths: tuple[str, str]) -> dict[str, dict[str, Any]]:
-    """Write the page and the best configuration of a search.
+    """Write the page and the best configuration of a search, also into two local files.
 
     Args:
         searched: the fields of a `Request`.
@@ -84,15 +85,3 @@ def choose(searched: tuple[Any, ...], ended: list[str], paths: tuple[str, str]) 
     print(f"best: {best}\npage: {page}")
     metrics = {search.metric_of(study.search): best.value, "trial": best.number}
     return {"metrics": metrics, "shown": {"uri": configuration}}
-
-
-def _restore_ints(recipe: str, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return whole numbers as such: Kubeflow makes 4.0 of 4, and people read the file that is written."""
-    config = recipes.load(recipe, overrides)
-
-    def restored(key: str, value: Any) -> Any:
-        section, _, name = key.partition(".")
-        current = getattr(getattr(config, section), name, value)
-        return int(value) if isinstance(value, float) and isinstance(current, int) else value
-
-    return {key: restored(key, value) for key, value in overrides.items()}

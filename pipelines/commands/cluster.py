@@ -5,7 +5,8 @@ import shutil
 from dataclasses import fields
 from pathlib import Path
 
-from pipelines.commands import Commands, cluster_options
+from pipelines.commands import Commands, options
+from pipelines.commands.parser import option, verb
 from pipelines.forms import PARALLELISM, Form
 from trainer.base.errors import ConfigError, StorageError
 
@@ -19,52 +20,33 @@ def add(commands: Commands) -> None:
         "cluster", description="Write what a cluster needs: its manifests, and the compiled pipeline."
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    manifests = verbs.add_parser(
-        "manifests",
-        help="write the files that a cluster needs, for kubectl",
-        description="Write the folder deploy/ of this version: permissions, a volume, the runtime of "
-        "TrainJobs, overlays for each kind of installation and example jobs. Its README.md says which of "
-        "them to apply.",
-    )
-    manifests.add_argument(
-        "-o", "--output", default="deploy", metavar="DIR", help="folder to write (default: %(default)s)"
-    )
-    manifests.set_defaults(command=_manifests)
-    _add_compile(verbs)
-
-
-def _add_compile(verbs: Commands) -> None:
-    parser = verbs.add_parser(
-        "compile",
-        help="write the pipeline as a cluster takes it",
-        description="Write the pipeline as one YAML file, to be uploaded in the UI or given to `kfp run "
-        "create`. KUBEDET_IMAGE names the container image of its steps.",
-    )
-    parser.add_argument(
-        "-o", "--output", default="pipeline.yaml", metavar="FILE", help="file to write (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--volume", action="store_true",
-        help="keep the data on a shared volume instead of in a bucket: every step mounts the "
-        "PersistentVolumeClaim that the run's parameter `claim` names, at /data",
+    manifests = verb(
+        verbs, "manifests", _manifests, "write the files that a cluster needs, for kubectl",
+        "Write the folder deploy/ of this version: permissions, a volume, the runtime of TrainJobs, overlays "
+        "for each kind of installation and example jobs. Its README.md says which of them to apply.",
     )  # fmt: skip
-    parser.add_argument(
-        "--conditional", action="store_true",
-        help="skip training if fewer images are new than the run's parameter `min_new_images` says",
+    option(manifests, "-o --output DIR", "folder to write", "deploy")
+    compiled = verb(
+        verbs, "compile", _compile, "write the pipeline as a cluster takes it",
+        "Write the pipeline as one YAML file, to be uploaded in the UI or given to `kfp run create`. "
+        "KUBEDET_IMAGE names the container image of its steps.",
     )  # fmt: skip
-    parser.add_argument(
-        "--trials", type=int, default=0, metavar="N",
-        help="search for hyper-parameters, as `kubedet tune` does, by so many trials",
+    option(compiled, "-o --output FILE", "file to write", "pipeline.yaml")
+    option(
+        compiled, "--volume", "keep the data on a shared volume instead of in a bucket: every step mounts "
+        "the PersistentVolumeClaim that the run's parameter `claim` names, at /data",
     )  # fmt: skip
-    parser.add_argument(
-        "--parallelism", type=int, default=PARALLELISM, metavar="N",
-        help="trials that train at the same time; 0 is no limit (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--gpus", type=int, default=0, metavar="N", help="GPUs of each trial's pod (default: %(default)s)"
+    option(
+        compiled,
+        "--conditional",
+        "skip training if fewer images are new than the run's parameter `min_new_images` says",
     )
-    cluster_options.add_form(parser)
-    parser.set_defaults(command=_compile)
+    option(
+        compiled, "--trials N", "search for hyper-parameters, as `kubedet tune` does, by so many trials", 0
+    )
+    option(compiled, "--parallelism N", "trials that train at the same time; 0 is no limit", PARALLELISM)
+    option(compiled, "--gpus N", "GPUs of each trial's pod (default: 0)", 0)
+    options.add_form(compiled)
 
 
 def _compile(options: argparse.Namespace) -> int:

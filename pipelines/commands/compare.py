@@ -5,6 +5,7 @@ import shutil
 from typing import Any
 
 from pipelines.commands import Commands
+from pipelines.commands.parser import option
 from trainer.base.errors import ConfigError
 
 _SHOWN_CLASSES = 10
@@ -20,20 +21,12 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("one", metavar="A", help="a run, an evaluation, or a file of detections")
     parser.add_argument("other", metavar="B", help="likewise")
-    parser.add_argument(
-        "--truth", default="", metavar="FILE",
-        help="ground truth in COCO's JSON form (default: what an evaluation was scored on)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--clip", action="store_true", help="clip boxes that leave their image, instead of refusing a file"
+    option(
+        parser, "--truth FILE", "ground truth in COCO's JSON form (default: what an evaluation was scored on)"
     )
-    parser.add_argument(
-        "--samples", type=int, default=200, metavar="N", help="bootstrap samples (default: %(default)s)"
-    )
-    parser.add_argument(
-        "-o", "--output", default="", metavar="URI",
-        help="folder for comparison.json, and for B's report.html beside A",
-    )  # fmt: skip
+    option(parser, "--clip", "clip boxes that leave their image, instead of refusing a file")
+    option(parser, "--samples N", "bootstrap samples", 200)
+    option(parser, "-o --output URI", "folder for comparison.json, and for B's report.html beside A")
     parser.set_defaults(command=_compare)
 
 
@@ -54,39 +47,34 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _lines(comparison: dict[str, Any]) -> list[str]:
-    """What the terminal shows."""
+    from trainer.evaluation import metrics
     from trainer.evaluation.coco_metrics import number
-    from trainer.evaluation.metrics import (
-        BETTER,
-        LEAST_IMAGES,
-        NOT_SURE,
-        TOO_FEW,
-        WORSE,
-        Change,
-        count_verdicts,
-    )
 
     one, other = comparison["names"]
     lines = [f"A  {one}", f"B  {other}", f"{comparison['images']:,} images", ""]
     lines.append(f"{'':<12}{'A':>8}{'B':>8}{'change':>9}   with 95 % confidence")
+    changes = {name: metrics.Change(*values) for name, values in comparison["changes"].items()}
     for name, (before, after) in comparison["metrics"].items():
         line = f"{name:<12}{number(before):>8}{number(after):>8}"
-        if name in comparison["changes"]:
-            line += _interval(Change(*comparison["changes"][name]))
+        if name in changes:
+            line += _interval(changes[name])
         elif min(before, after) >= 0:
             line += f"{after - before:>+9.3f}"
         lines.append(line)
-    changes = {key: Change(*v) for key, v in comparison["changes"].items() if key.startswith("AP[")}
-    lines += ["", f"{len(changes)} classes: {count_verdicts(changes)}"]
-    sure = [(name[3:-1], change) for name, change in changes.items() if change.verdict in (BETTER, WORSE)]
+    of_classes = {name: change for name, change in changes.items() if name.startswith("AP[")}
+    lines += ["", f"{len(of_classes)} classes: {metrics.count_verdicts(of_classes)}"]
+    clear = (metrics.BETTER, metrics.WORSE)
+    sure = [(name[3:-1], change) for name, change in of_classes.items() if change.verdict in clear]
     sure.sort(key=lambda item: -abs(item[1].delta))
     width = min(max((len(name) for name, _ in sure), default=0), shutil.get_terminal_size().columns - 60)
     for name, change in sure[:_SHOWN_CLASSES]:
-        lines.append(
-            f"  {name:<{max(width, 10)}}{number(change.base):>8}{number(change.new):>8}{_interval(change)}"
-        )
-    verdicts = {BETTER: "B is better", WORSE: "B is worse", NOT_SURE: "neither is clearly better"}
-    few = f"fewer than {LEAST_IMAGES} images have boxes: {TOO_FEW}"
+        values = f"{number(change.base):>8}{number(change.new):>8}"
+        lines.append(f"  {name:<{max(width, 10)}}{values}{_interval(change)}")
+    verdicts = {
+        metrics.BETTER: "B is better", metrics.WORSE: "B is worse",
+        metrics.NOT_SURE: "neither is clearly better",
+    }  # fmt: skip
+    few = f"fewer than {metrics.LEAST_IMAGES} images have boxes: {metrics.TOO_FEW}"
     return [*lines, "", f"{verdicts.get(comparison['verdict'], few)}, by coco/AP"]
 
 

@@ -1,4 +1,4 @@
-"""`kubedet completion`: what a shell needs to complete `kubedet` at the tabulator key."""
+"""`kubedet completion`: shell completion."""
 
 import argparse
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pipelines.commands import Commands
 
 SHELLS = ("bash", "zsh", "fish")
 _CHOICES = {item.option: item.choices for item in parameters.TABLE.values() if item.choices}
-"""What an option may be that argparse does not hold to a list: a mistake is told with all others, later."""
+"""Values of options that argparse does not hold to a list: a mistake is told with all others, later."""
 
 _CHOICES["--show"] = _CHOICES["--recipe"]
 _FILES = ("FILE", "URI", "MODEL", "IMAGES")
@@ -21,7 +21,7 @@ def add(commands: Commands) -> None:
         "completion",
         description="Print a script that lets a shell complete commands, options, their choices, recipes and "
         'paths. For this session: eval "$(kubedet completion bash)". For all: put the script where the shell '
-        "looks for it (the README says where); print it anew after an update.",
+        "looks for it (the README says where); print it again after an update.",
     )
     parser.add_argument("shell", choices=SHELLS, help="which shell")
     parser.set_defaults(command=_completion)

@@ -1,15 +1,17 @@
-"""`kubedet data`: look at data, check it, see it, compare it, and merge corrections."""
+"""`kubedet data`: look at data, check it, compare it, merge corrections, forget images, free space."""
 
 import argparse
 import json
 import os
 import shlex
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.commands import Commands, data_forget, prune
-from pipelines.commands.options import add_overrides
+from pipelines.commands import Commands
+from pipelines.commands.options import add_overrides, add_published
+from pipelines.commands.parser import option, verb
 from pipelines.tables import columns
 from trainer.base.errors import ConfigError
 from trainer.base.visible_text import one_line
@@ -17,17 +19,20 @@ from trainer.base.visible_text import one_line
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from trainer.config.schema import DataConfig
+    from operations.drift import Drift
+    from operations.retention.pruning import Pruned
+    from trainer.config.schema import Config
     from trainer.data.data_views import Picture
     from trainer.data.inspection import Report
-    from trainer.data.merging import Merged
     from trainer.data.statistics import SplitStatistics
 
 _WHAT = "a folder DATA_ROOT/shards/FINGERPRINT or DATA_ROOT/raw/FINGERPRINT, also on s3://"
 _SHOWN_CLASSES = 20
 _RECIPE = "small"
-"""Says how a source is read where --set does not."""
+"""Says how a source is read unless --set does."""
 _SHOWN = 10
+_REASONS = 2
+"""Reasons to keep an artifact that the table of a pruning shows; JSON has all."""
 
 
 def add(commands: Commands) -> None:
@@ -36,89 +41,76 @@ def add(commands: Commands) -> None:
         "data",
         description="Look at shards, raw images or a source: what they hold, whether they are whole, and "
         "what they look like; and put a set and corrections of it together.",
-    )  # fmt: skip
+    )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    inspect = verbs.add_parser(
-        "inspect", help="count images, boxes, classes and problems",
-        description="Count images, boxes, classes and problems of shards, raw images or a source, and show "
-        "how large they are. The format of a path without a scheme is detected; the --source to use is "
-        "printed. Up to 2000 local images per split are read too. Exit code: 0; 2 if the data cannot "
-        "be used.",
+    inspect = verb(
+        verbs, "inspect", _inspect, "count images, boxes, classes and problems",
+        "Count images, boxes, classes and problems of shards, raw images or a source, and show how large "
+        "they are. The format of a path without a scheme is detected; the --source to use is printed. Up to "
+        "2000 local images per split are read too. Exit code: 0; 2 if the data cannot be used.",
     )  # fmt: skip
     inspect.add_argument(
-        "uri",
-        metavar="URI",
-        help=f"{_WHAT}, or a source: PATH, sample, coco:PATH, voc:PATH, ...",
+        "uri", metavar="URI", help=f"{_WHAT}, or a source: PATH, sample, coco:PATH, voc:PATH, ..."
     )
     add_overrides(inspect)
-    inspect.add_argument(
-        "--images", type=int, metavar="N",
-        help="images of each split to read, for damage, depth, rotation and near duplicates (default: 2000 "
-        "on this machine, 100 in an object store, 0 on the web)",
+    option(
+        inspect, "--images N", "images of each split to read, for damage, depth, rotation and near "
+        "duplicates (default: 2000 on this machine, 100 in an object store, 0 on the web)", None, type=int,
     )  # fmt: skip
-    inspect.add_argument(
-        "--pairs", default="", metavar="FILE", help="write near duplicates across splits as pictures to a PNG"
-    )
-    inspect.add_argument("--all", action="store_true", help=f"all classes, not the first {_SHOWN_CLASSES}")
-    inspect.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: text")
-    inspect.set_defaults(command=_inspect)
-    verify = verbs.add_parser(
-        "verify", help="compare all hashes and decode every image",
-        description="Read all of the shards or raw images: compare sizes and hashes with those that were "
-        "written down, and decode every image. Exit code: 0 if all is well; 2 if anything is damaged or "
-        "missing, each thing named.",
+    option(inspect, "--pairs FILE", "write near duplicates across splits as pictures to a PNG")
+    option(inspect, "--all", f"all classes, not the first {_SHOWN_CLASSES}")
+    option(inspect, "-o --output text|json", "default: text", "text")
+    verify = verb(
+        verbs, "verify", _verify, "compare all hashes and decode every image",
+        "Read all of the shards or raw images: compare sizes and hashes with those that were written down, "
+        "and decode every image. Exit code: 0 if all is well; 2 if anything is damaged or missing, each "
+        "thing named.",
     )  # fmt: skip
     verify.add_argument("uri", metavar="URI", help=_WHAT)
-    verify.add_argument(
+    option(
+        verify,
         "--repair",
-        action="store_true",
-        help="make anew what is missing or damaged: shards from the raw images, these from their source",
+        "make again what is missing or damaged: shards from the raw images, these from their source",
     )
-    verify.add_argument("--threads", type=int, default=0, metavar="N", help="default: one for each core")
-    verify.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: text")
-    verify.set_defaults(command=_verify)
-    preview = verbs.add_parser(
-        "preview", help="draw a contact sheet of images with their boxes",
-        description="Draw images of a split, chosen at random, with their boxes on one PNG; with --recipe "
-        "the first images of a training's epoch, as it sees them.",
+    option(verify, "--threads N", "default: one for each core", 0)
+    option(verify, "-o --output text|json", "default: text", "text")
+    preview = verb(
+        verbs, "preview", _preview, "draw a contact sheet of images with their boxes",
+        "Draw images of a split, chosen at random, with their boxes on one PNG; with --recipe the first "
+        "images of a training's epoch, as it sees them.",
     )  # fmt: skip
     preview.add_argument("uri", metavar="URI", help=f"{_WHAT}, or a source")
-    preview.add_argument("-n", type=int, default=16, metavar="N", dest="count", help="images (default: 16)")
-    preview.add_argument(
-        "--split", default="", metavar="NAME", help="train, val or test (default: the first)"
-    )
-    preview.add_argument("--seed", type=int, default=0, metavar="N", help="another one shows other images")
-    preview.add_argument(
-        "--recipe",
-        default="",
-        metavar="NAME",
-        help="show what a training with this recipe sees: of shards only",
-    )
+    option(preview, "-n N", "images", 16, dest="count")
+    option(preview, "--split NAME", "train, val or test (default: the first)")
+    option(preview, "--seed N", "another one shows other images", 0)
+    option(preview, "--recipe NAME", "show what a training with this recipe sees: of shards only")
     add_overrides(preview)
-    preview.add_argument(
-        "--epoch", type=int, default=0, metavar="N", help="with --recipe: of this epoch, from 0 (default: 0)"
-    )
-    preview.add_argument("-o", "--output", default="preview.png", metavar="FILE", help="default: %(default)s")
-    preview.set_defaults(command=_preview)
+    option(preview, "--epoch N", "with --recipe: of this epoch, from 0 (default: 0)", 0)
+    option(preview, "-o --output FILE", "the PNG", "preview.png")
     _add_compare(verbs)
     _add_merge(verbs)
-    data_forget.add(verbs)
-    prune.add(verbs)
+    _add_forget(verbs)
+    _add_prune(verbs)
+
+
+def _config(texts: list[str], recipe: str = _RECIPE, **further: Any) -> "Config":
+    from trainer.config.parsing import parse_overrides
+    from trainer.model import recipes
+
+    return recipes.load(recipe, parse_overrides(texts) | further)
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    from trainer.config.parsing import parse_overrides
     from trainer.data.inspection import check, inspect
-    from trainer.model import recipes
 
-    config = recipes.load(_RECIPE, parse_overrides(options.overrides)).data
+    config = _config(options.overrides).data
     if options.images is not None and options.images < 0:
         raise ConfigError(f"--images {options.images} is less than zero", fix="use --images 0 to read none")
     report = inspect(options.uri, config, options.images, options.pairs)
     if options.output == "json":
         print(json.dumps(asdict(report), indent=2))
     else:
-        _show(report, options.all)
+        _show_report(report, None if options.all else _SHOWN_CLASSES)
     check(report, config)
     if report.read_as and options.output == "text":
         words = ["kubedet", "run", "--source", report.uri, "--recipe", _RECIPE]
@@ -127,19 +119,11 @@ def _inspect(options: argparse.Namespace) -> int:
     return 0
 
 
-def _show(report: "Report", all_classes: bool) -> None:
-    """Print a report."""
+def _show_report(report: "Report", most_classes: int | None) -> None:
     fingerprint = f" (fingerprint {report.fingerprint})" if report.fingerprint else ""
     print(f"{report.kind} {report.uri}{fingerprint}")
     if report.read_as:
         print(f"read as {report.read_as}")
-    print()
-    _show_splits(report)
-    _show_classes(report, None if all_classes else _SHOWN_CLASSES)
-    _show_problems(report)
-
-
-def _show_splits(report: "Report") -> None:
     stored = report.kind == "shards"
     rows = []
     for split, counts in report.splits.items():
@@ -148,8 +132,20 @@ def _show_splits(report: "Report") -> None:
         row += [_median(statistics, "box_side"), _median(statistics, "image_side")]
         rows.append([*row, counts.shards, _size(counts.bytes)] if stored else row)
     heads = ["split", "images", "boxes", "without boxes", "crowds", "median box, px", "median image, px"]
-    print(_table([*heads, "shards", "size"] if stored else heads, rows))
-    print()
+    print(f"\n{_table([*heads, 'shards', 'size'] if stored else heads, rows)}\n")
+    _show_classes(report, most_classes)
+    if report.looked_at.images:
+        print(f"images that were read: {report.looked_at.images:,}\n")
+    for warning in report.warnings:
+        print(f"warning: {warning}")
+    if report.problems:
+        print("problems")
+    elif not report.warnings and not report.errors:
+        print("no problems")
+    for reason, count in report.problems.items():
+        print(f"  {count:,} {reason}")
+        for example in report.examples.get(reason, [])[:3]:
+            print(f"      {example}")
 
 
 def _median(statistics: "SplitStatistics", name: str) -> str:
@@ -157,15 +153,12 @@ def _median(statistics: "SplitStatistics", name: str) -> str:
     from trainer.data.statistics import BINS
 
     counts, edges = statistics.histogram(name), BINS[name]
-    half = sum(counts) / 2
-    if not half:
-        return "-"
-    counted = 0
+    counted, half = 0, sum(counts) / 2
     for index, count in enumerate(counts):
         counted += count
-        if counted >= half:
+        if counted >= half > 0:
             return f"{edges[index]:g} to {edges[index + 1]:g}"
-    raise AssertionError("unreachable")
+    return "-"
 
 
 def _show_classes(report: "Report", most: int | None) -> None:
@@ -178,35 +171,14 @@ def _show_classes(report: "Report", most: int | None) -> None:
         for label in order[:most]
     ]  # fmt: skip
     heads = [f"{what} in {split}" for what in ("boxes", "images") for split in of_split]
-    print(_table(["class", *heads], rows))
-    print()
+    print(f"{_table(['class', *heads], rows)}\n")
     if len(rows) < len(order):
         print(f"... and {len(order) - len(rows)} more classes: --all shows them\n")
-    empty = [
-        name for name, boxes in zip(report.classes, of_split[first].boxes_of_class, strict=True) if not boxes
-    ]
-    if empty:
-        names = ", ".join(map(one_line, empty[:_SHOWN_CLASSES])) + (
-            ", ..." if len(empty) > _SHOWN_CLASSES else ""
-        )
+    boxes_of_class = zip(report.classes, of_split[first].boxes_of_class, strict=True)
+    if empty := [one_line(name) for name, boxes in boxes_of_class if not boxes]:
+        names = ", ".join([*empty[:_SHOWN_CLASSES], *(["..."] if len(empty) > _SHOWN_CLASSES else [])])
         have = "class has" if len(empty) == 1 else "classes have"
         print(f"{len(empty)} {have} no box in {first}: {names}\n")
-
-
-def _show_problems(report: "Report") -> None:
-    if report.looked_at.images:
-        print(f"images that were read: {report.looked_at.images:,}\n")
-    for warning in report.warnings:
-        print(f"warning: {warning}")
-    if not report.problems:
-        if not report.warnings and not report.errors:
-            print("no problems")
-        return
-    print("problems")
-    for reason, count in report.problems.items():
-        print(f"  {count:,} {reason}")
-        for example in report.examples.get(reason, [])[:3]:
-            print(f"      {example}")
 
 
 def _table(heads: list[str], rows: list[list[Any]]) -> str:
@@ -219,8 +191,6 @@ def _size(count: int) -> str:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from dataclasses import asdict
-
     from trainer.data.verification import check, repair, verify
 
     if options.threads < 0:
@@ -231,109 +201,75 @@ def _verify(options: argparse.Namespace) -> int:
     check(result)
     if options.output == "text":
         files = f"{result.files:,} shard{'s' * (result.files != 1)}, " if result.kind == "shards" else ""
-        proof = "every hash agrees"
         counts = f"{files}{result.images:,} images, {_size(result.bytes)}"
-        print(f"all is well: {counts}; {proof}, and every image can be decoded")
+        print(f"all is well: {counts}; every hash agrees, and every image can be decoded")
     return 0
-
-
-def _training_sheet(options: argparse.Namespace) -> "tuple[Image, list[Picture], str]":
-    """What a training sees; another --seed is another seed of the training."""
-    from trainer.config import parsing
-    from trainer.data.preview import training_sheet
-    from trainer.model import recipes
-
-    if options.split not in ("", "train") or options.epoch < 0:
-        raise ConfigError(
-            f"--recipe shows training samples: not --split {options.split}"
-            if options.epoch >= 0
-            else f"--epoch {options.epoch} is less than zero",
-            fix="leave --split out, and count epochs from 0",
-        )
-    overrides = parsing.parse_overrides(options.overrides)
-    if options.seed:
-        overrides["train.seed"] = options.seed
-    config = recipes.load(options.recipe, overrides)
-    return training_sheet(options.uri, config, options.count, options.epoch)
-
-
-def _reading(options: argparse.Namespace) -> "DataConfig":
-    """How a source is read; what else --set may change, and --epoch, are of a training."""
-    from trainer.config.parsing import parse_overrides
-    from trainer.model import recipes
-
-    overrides = parse_overrides(options.overrides)
-    if options.epoch or any(not key.startswith("data.") for key in overrides):
-        raise ConfigError(
-            "--set of other keys than data.... and --epoch are of a training",
-            fix="add --recipe NAME, e.g. --recipe small",
-        )
-    return recipes.load(_RECIPE, overrides).data
 
 
 def _preview(options: argparse.Namespace) -> int:
     from trainer import storage
-    from trainer.data.preview import contact_sheet
 
     if options.count < 1:
         raise ConfigError(f"-n {options.count} is less than one", fix="use -n 16")
     if Path(options.output).suffix.lower() != ".png":
         raise ConfigError(f"--output {options.output} is no PNG", fix="use -o preview.png")
-    if options.recipe:
-        sheet, pictures, split = _training_sheet(options)
-    else:
-        sheet, pictures, split = contact_sheet(
-            options.uri, options.count, options.split, options.seed, _reading(options)
-        )
+    sheet, pictures, split = _sheet(options)
     with storage.new_file(options.output, sync=False) as path:
         sheet.save(path, "PNG")
-    bad = [f"  {picture.file_name}: {picture.fault}" for picture in pictures if picture.fault]
+    bad = [f"{picture.file_name}: {picture.fault}" for picture in pictures if picture.fault]
     boxes = sum(len(picture.boxes) for picture in pictures)
     print(f"{len(pictures) - len(bad)} images of {split} with {boxes} boxes in {options.output}")
-    if bad:
-        more = f"\n  and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
-        print(f"{len(bad)} cannot be read:\n" + "\n".join(bad[:_SHOWN]) + more)
+    _list("cannot be read", bad)
     return 0
 
 
+def _sheet(options: argparse.Namespace) -> "tuple[Image, list[Picture], str]":
+    from trainer.data import preview
+
+    if options.recipe:
+        wrong = f"--epoch {options.epoch} is less than zero" if options.epoch < 0 else ""
+        if options.split not in ("", "train"):
+            wrong = f"--recipe shows training samples: not --split {options.split}"
+        if wrong:
+            raise ConfigError(wrong, fix="leave --split out, and count epochs from 0")
+        seed = {"train.seed": options.seed} if options.seed else {}
+        config = _config(options.overrides, options.recipe, **seed)
+        return preview.training_sheet(options.uri, config, options.count, options.epoch)
+    if options.epoch or any(not text.startswith("data.") for text in options.overrides):
+        raise ConfigError(
+            "--set of other keys than data.... and --epoch are of a training",
+            fix="add --recipe NAME, e.g. --recipe small",
+        )
+    config = _config(options.overrides).data
+    return preview.contact_sheet(options.uri, options.count, options.split, options.seed, config)
+
+
 def _add_compare(verbs: Commands) -> None:
-    parser = verbs.add_parser(
-        "compare",
-        help="tell how far two sets are apart: classes, sizes, brightness, sharpness, features",
-        description="Tell how far two sets are apart: frequencies of classes, boxes in an image, sizes of "
-        "boxes and images, brightness, sharpness and, with --model, features of its backbone; each as a "
-        "distance from 0 to 1 with a 95 % interval and a p-value. Exit code: 0; 1 where a rule of --gate "
-        "does not hold; 2 for a mistake in what was asked or given.",
-    )
+    parser = verb(
+        verbs, "compare", _compare,
+        "tell how far two sets are apart: classes, sizes, brightness, sharpness, features",
+        "Tell how far two sets are apart: frequencies of classes, boxes in an image, sizes of boxes and "
+        "images, brightness, sharpness and, with --model, features of its backbone; each as a distance from "
+        "0 to 1 with a 95 % interval and a p-value. Exit code: 0; 1 if a rule of --gate does not hold; 2 for "
+        "a mistake in what was asked or given.",
+    )  # fmt: skip
     parser.add_argument("one", metavar="A", help="shards, raw images or a source, e.g. of the last model")
     parser.add_argument("other", metavar="B", help="likewise, e.g. of today")
-    parser.add_argument("--split", default="", metavar="NAME", help="default: train where both have it")
-    parser.add_argument(
-        "--images", type=int, default=200, metavar="N",
-        help="images of each whose pixels are looked at (default: %(default)s; 0: annotations only)",
-    )  # fmt: skip
-    parser.add_argument("--model", default="", metavar="URI", help="checkpoint whose backbone gives features")
-    parser.add_argument(
-        "--samples", type=int, default=200, metavar="N",
-        help="bootstrap samples and permutations (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn at random")
-    parser.add_argument(
-        "--gate", default="", metavar="RULES", help="rules parted by commas, e.g. 'drift/classes <= 0.2'"
-    )
+    option(parser, "--split NAME", "default: train if both have it")
+    text = "images of each whose pixels are looked at (default: 200; 0: annotations only)"
+    option(parser, "--images N", text, 200)
+    option(parser, "--model URI", "checkpoint whose backbone gives features")
+    option(parser, "--samples N", "bootstrap samples and permutations", 200)
+    option(parser, "--seed N", "of what is drawn at random", 0)
+    option(parser, "--gate RULES", "rules parted by commas, e.g. 'drift/classes <= 0.2'")
     add_overrides(parser)
-    parser.add_argument(
-        "-o", "--output", default="", metavar="URI", help="folder for drift.html and drift.json"
-    )
-    parser.set_defaults(command=_compare)
+    option(parser, "-o --output URI", "folder for drift.html and drift.json")
 
 
 def _compare(options: argparse.Namespace) -> int:
     from operations import drift as drifts
     from trainer import storage
-    from trainer.config.parsing import parse_overrides
     from trainer.evaluation import gate
-    from trainer.model import recipes
 
     if options.images < 0 or options.samples < 1:
         raise ConfigError("--images must be 0 or more, --samples 1 or more", fix="leave them out")
@@ -341,10 +277,9 @@ def _compare(options: argparse.Namespace) -> int:
     gate.check(rules, [])
     drift = drifts.compare_data(
         options.one, options.other, split=options.split, pictures=options.images, samples=options.samples,
-        seed=options.seed, model_uri=options.model,
-        data=recipes.load("small", parse_overrides(options.overrides)).data,
+        seed=options.seed, model_uri=options.model, data=_config(options.overrides).data,
     )  # fmt: skip
-    print("\n".join(_drift_lines(drift)))
+    _show_drift(drift)
     if options.output:
         drifts.write(drift, options.output)
         print(f"page: {storage.join(options.output, drifts.PAGE)}")
@@ -356,43 +291,33 @@ def _compare(options: argparse.Namespace) -> int:
     return int(not verdict.passed)
 
 
-def _drift_lines(drift: Any) -> list[str]:
-    """What the terminal shows."""
-    lines = [
-        f"{letter}  {part.uri}: {part.images:,} images of {part.split}"
-        for letter, part in (("A", drift.one), ("B", drift.other))
-    ]
-    lines += ["", f"{'':<22}{'distance':>9}   {'95 % interval':<15}{'p':>7}"]
+def _show_drift(drift: "Drift") -> None:
+    for letter, part in (("A", drift.one), ("B", drift.other)):
+        print(f"{letter}  {part.uri}: {part.images:,} images of {part.split}")
+    print(f"\n{'':<22}{'distance':>9}   {'95 % interval':<15}{'p':>7}")
     for name, shift in drift.shifts.items():
         interval = f"{shift.low:.3f} to {shift.high:.3f}"
         word = "moved" if shift.sure else "may be chance"
-        lines.append(f"{name:<22}{shift.value:>9.3f}   {interval:<15}{shift.p:>7.3f}  {word}")
-    return lines
+        print(f"{name:<22}{shift.value:>9.3f}   {interval:<15}{shift.p:>7.3f}  {word}")
 
 
 def _add_merge(verbs: Commands) -> None:
-    parser = verbs.add_parser(
-        "merge",
-        help="put a set and corrections of it together",
-        description="Write a new COCO set of a set and of corrections, such as the page of `kubedet serve` "
-        "gives, or of any other set. Classes are matched by name. An image that is in both, by its bytes, "
-        "has the boxes of the correction and stays in its split; others are added to train. The new set is "
-        "there whole or not at all. Exit code: 0; 2 where something cannot be used.",
-    )
+    parser = verb(
+        verbs, "merge", _merge, "put a set and corrections of it together",
+        "Write a new COCO set of a set and of corrections, such as the page of `kubedet serve` gives, or of "
+        "any other set. Classes are matched by name. An image that is in both, by its bytes, has the boxes "
+        "of the correction and stays in its split; others are added to train. The new set is there whole or "
+        "not at all. Exit code: 0; 2 if something cannot be used.",
+    )  # fmt: skip
     parser.add_argument("set", metavar="SET", help="the set, as --source of `kubedet run` takes it")
     parser.add_argument(
         "corrections", nargs="+", metavar="CORRECTIONS",
-        help="sets likewise, e.g. corrections.zip; the later before the earlier where both have an image",
+        help="sets likewise, e.g. corrections.zip; the later before the earlier if both have an image",
     )  # fmt: skip
-    parser.add_argument(
-        "-o", "--output", required=True, metavar="DIR",
-        help="folder of the new set; its models are called after its last part",
-    )  # fmt: skip
-    parser.add_argument(
-        "--keep-overlaps", action="store_true",
-        help="accept corrected images that have boxes of different classes in the same place",
-    )  # fmt: skip
-    parser.set_defaults(command=_merge)
+    text = "folder of the new set; its models are called after its last part"
+    option(parser, "-o --output DIR", text, required=True)
+    text = "accept corrected images that have boxes of different classes in the same place"
+    option(parser, "--keep-overlaps", text)
 
 
 def _merge(options: argparse.Namespace) -> int:
@@ -403,14 +328,6 @@ def _merge(options: argparse.Namespace) -> int:
         boxes, corrected = _count(merged.boxes[split], "box"), merged.corrected[split]
         print(f"{split}: {_count(count, 'image')} with {boxes}, {corrected} corrected")
     print(f"{_count(merged.added, 'image')} of the corrections added to train")
-    _tell(merged)
-    place = shlex.quote(f"coco:{os.path.relpath(merged.folder)}")
-    print(f"\nto train on it: kubedet run --source {place} --recipe small")
-    return 0
-
-
-def _tell(merged: "Merged") -> None:
-    """Print what somebody should know before a training."""
     _list("classes that the set did not have", merged.new_classes)
     _list("images with other boxes in more than one of the corrections; the last is taken", merged.contested)
     _list("images whose name another one has", merged.renamed)
@@ -420,6 +337,9 @@ def _tell(merged: "Merged") -> None:
     if merged.boxes_kept:
         kept = f"{_count(merged.boxes_kept, 'box')} of corrected images kept"
         print(f"{kept}: crowds, or of classes that the corrections do not have")
+    place = shlex.quote(f"coco:{os.path.relpath(merged.folder)}")
+    print(f"\nto train on it: kubedet run --source {place} --recipe small")
+    return 0
 
 
 def _list(title: str, items: list[str]) -> None:
@@ -431,3 +351,103 @@ def _list(title: str, items: list[str]) -> None:
 def _count(number: int, noun: str) -> str:
     plural = f"{noun}es" if noun.endswith("x") else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
+
+
+def _add_forget(verbs: Commands) -> None:
+    parser = verb(
+        verbs, "forget", _forget, "take images out of the data root and of all later runs",
+        "Delete images, the raw tables and shards that hold them, and leave them out of every later download "
+        "of their sources. Says which runs and models saw them; with --min-new-images the next run of such a "
+        "model trains. Models are not deleted. Exit code: 0; 2 if an image is not known or a run still "
+        "trains with it.",
+    )  # fmt: skip
+    parser.add_argument("keys", nargs="+", metavar="KEY", help="key or file name of an image")
+    add_published(parser)
+    what = parser.add_mutually_exclusive_group(required=True)
+    option(what, "--dry-run", "say what would be deleted, and delete nothing")
+    option(what, "--yes", "do it")
+
+
+def _forget(options: argparse.Namespace) -> int:
+    from operations import forgetting
+
+    planned = forgetting.plan(options.data_root, options.keys)
+    print(f"to be forgotten: {', '.join(sorted({image.file_name for image in planned.images}))}")
+    for folder in planned.folders:
+        print(f"  delete {folder}, which holds them; it is made again without them")
+    for uri in planned.files:
+        print(f"  delete {uri}")
+    print(f"  seen by the runs    {', '.join(planned.runs) or 'none known'}")
+    print(f"  seen by the models  {', '.join(planned.models) or 'none'}")
+    if options.dry_run:
+        print("nothing was deleted; --yes does it")
+        return 0
+    forgetting.forget(options.data_root, planned)
+    print("done; the next download of each source is made without them")
+    return 0
+
+
+def _add_prune(verbs: Commands) -> None:
+    parser = verb(
+        verbs, "prune", _prune, "free the space of runs, versions and data that nothing needs any more",
+        "Delete runs with their checkpoints, versions of models, shards, raw tables and images of a data "
+        "root that nothing needs. Kept is what the newest runs, current versions, those that `model "
+        "rollback` goes to, signed, registered and pinned ones and runs that have not ended need, and what was written a "
+        "short time ago. Exit code: 0; 2 for a mistake, or while another one goes on.",
+    )  # fmt: skip
+    what = parser.add_mutually_exclusive_group(required=True)
+    option(what, "--dry-run", "say what would go and why the rest is kept")
+    option(what, "--yes", "do it")
+    option(what, "--pin NAME", "keep a run, or what the table calls NAME, from now on", None)
+    option(what, "--unpin NAME", "let it go again when nothing else needs it", None)
+    text = "how many of the newest runs, and versions to go back to, are kept; must be given"
+    option(parser, "--keep N", text, 0)
+    text = "keep what was written in the last so many hours (default: 24)"
+    option(parser, "--grace HOURS", text, 24.0)
+    text = "where runs are that are not below the data root, e.g. ./runs of `kubedet run`"
+    option(parser, "--runs DIR", text)
+    option(parser, "-o --output OUTPUT", "print JSON", choices=["json"], metavar=None)
+    add_published(parser, "where data is kept")
+
+
+def _prune(options: argparse.Namespace) -> int:
+    from operations.retention import inventory, pruning
+    from trainer import storage
+
+    runs = storage.absolute(options.runs) if options.runs else ""
+    root = storage.absolute(options.data_root)
+    if options.pin:
+        print(f"{inventory.pin(root, options.pin, runs)} is pinned: it is kept, and what it needs")
+        return 0
+    if options.unpin:
+        print(f"{inventory.unpin(root, options.unpin)} is not pinned any more")
+        return 0
+    if options.grace < 0:
+        raise ConfigError(f"--grace {options.grace:g} is less than zero", fix="leave it out")
+    do = pruning.prune if options.yes else pruning.plan
+    pruned = do(root, options.keep, grace=options.grace * 3600, runs=runs)
+    if options.output:
+        things = [
+            {"name": each.name, "bytes": each.size, "kept": bool(each.why), "why": each.why,
+             "freed_bytes": each.freed, "freed_images": len(each.spare) if each.why else None}
+            for each in pruned.artifacts.values()
+        ]  # fmt: skip
+        head = {"kind": "prune", "version": 1, "done": options.yes, "freed_bytes": pruned.size}
+        print(json.dumps(head | {"things": things}, indent=2))
+        return 0
+    print(columns(list(_pruned_rows(pruned, "freed" if options.yes else "would go")), right={1}))
+    print(f"{'freed' if options.yes else 'would free'} {pruned.told}")
+    if options.dry_run:
+        print("nothing was deleted; --yes does it")
+    return 0
+
+
+def _pruned_rows(pruned: "Pruned", word: str) -> Iterable[tuple[str, str, str]]:
+    """Yield each artifact's name, its megabytes, and why it is kept."""
+    for artifact in sorted(pruned.artifacts.values(), key=lambda each: (bool(each.why), each.name)):
+        why = "; ".join(artifact.why[:_REASONS]) or word
+        if more := len(artifact.why[_REASONS:]):
+            why += f"; and {more} more"
+        if artifact.why and artifact.spare:
+            why += f"; {len(artifact.spare):,} images that nothing refers to: {word}"
+        yield artifact.name, f"{artifact.size / 1e6:,.1f} MB", why

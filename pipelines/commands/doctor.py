@@ -8,7 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.commands import Commands, cluster_options
+from pipelines.commands import Commands
+from pipelines.commands import options as shared
 from trainer.base.bounded_text import whole_number
 from trainer.base.errors import EXIT_FAILURE, ConfigError, KubedetError
 
@@ -47,7 +48,7 @@ def add(commands: Commands) -> None:
         "--queue", default="", metavar="NAME",
         help="LocalQueue of Kueue: does it take jobs, does Kueue serve their kind, are any left alone",
     )  # fmt: skip
-    cluster_options.add_sizes(cluster, "default: not looked at")
+    shared.add_sizes(cluster, "default: not looked at")
     cluster.add_argument(
         "--host", default="", metavar="URL", help="Kubeflow Pipelines' API (default: $KFP_ENDPOINT)"
     )

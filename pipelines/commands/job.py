@@ -116,7 +116,7 @@ def _pod_options(parser: CommandParser) -> None:
 
 def _fields(options: argparse.Namespace) -> int:
     from components.launchers.spec import JobSpec
-    from pipelines.commands.field_help import describe
+    from pipelines.commands.recipes import describe
 
     print(describe(JobSpec, options.text))
     return 0

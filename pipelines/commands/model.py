@@ -1,13 +1,12 @@
-"""`kubedet model`: published models, their versions, and what servers need of them."""
-
-from __future__ import annotations
+"""`kubedet model`: published models, their versions, where they came from, and what servers need of them."""
 
 import argparse
+import json
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pipelines.commands import Commands, options, trace
+from pipelines.commands import Commands, options
+from pipelines.commands.parser import option, verb
 from trainer.base.errors import DataError, StorageError
 
 if TYPE_CHECKING:
@@ -15,179 +14,187 @@ if TYPE_CHECKING:
 
 
 def add(commands: Commands) -> None:
-    """Declare the commands."""
+    """Declare the command and its verbs."""
     parser = commands.add_parser(
         "model",
         description="List and show exported models, compare one with its checksums and signature, make "
         "another version of a published one the current one, and lay one out for Triton and KServe.",
     )
-    actions = parser.add_subparsers(required=True, metavar="ACTION")
-    root = argparse.ArgumentParser(add_help=False)
-    options.add_published(root)
-    one_model = argparse.ArgumentParser(add_help=False)
-    options.add_model(one_model)
-    _add(actions, "list", _list, "models and their versions", root)
-    _add(actions, "show", _show, "the model card", one_model)
-    verify = _add(actions, "verify", _verify, "compare a model with its checksums and signature", one_model)
-    verify.add_argument("--public-key", default="", metavar="FILE", help="PEM file of the signer's key")
-    verify.add_argument(
-        "--at-least",
-        default="",
-        metavar="VERSION",
-        help="refuse a model that was exported before this version",
-    )
-    promote = _add(actions, "promote", _promote, "make a version the current one", root)
-    promote.add_argument("name", metavar="NAME", help="of the model, as `kubedet model list` shows it")
-    promote.add_argument("version", metavar="VERSION", help="one of its versions, in full")
-    rollback = _add(actions, "rollback", _rollback, "go back to the version before the current one", root)
-    rollback.add_argument("name", metavar="NAME", help="of the model, as `kubedet model list` shows it")
+    verbs = parser.add_subparsers(required=True, metavar="ACTION")
+    options.add_published(verb(verbs, "list", _list, "list models and their versions"))
+    options.add_model(verb(verbs, "show", _show, "show the model card"))
+    verify = verb(verbs, "verify", _verify, "compare a model with its checksums and signature")
+    options.add_model(verify)
+    option(verify, "--public-key FILE", "PEM file of the signer's key")
+    option(verify, "--at-least VERSION", "refuse a model that was exported before this version")
+    promote = verb(verbs, "promote", _promote, "make a version the current one")
+    rollback = verb(verbs, "rollback", _rollback, "go back to the version before the current one")
     for switch in (promote, rollback):
-        switch.add_argument(
-            "--other-classes",
-            action="store_true",
-            help="even if its classes are not those of the current version",
-        )
-    trace.add(actions)
-    layout = _add(actions, "layout", _layout, "write a Triton repository and a KServe service", one_model)
-    layout.add_argument("-o", "--output", required=True, metavar="URI", help="folder to write to")
-    layout.add_argument(
-        "--format",
-        default="onnx",
-        dest="kind",
-        metavar="F",
-        help="onnx, onnx-int8 or openvino (default: onnx)",
-    )
-    layout.add_argument(
-        "--max-batch", type=int, default=8, metavar="N", help="largest batch (default: %(default)s)"
-    )
-    layout.add_argument(
-        "--storage-uri", default="", metavar="URI",
-        help="where KServe finds the Triton repository (default: where it was written, if that is a bucket)",
+        options.add_published(switch)
+        switch.add_argument("name", metavar="NAME", help="of the model, as `kubedet model list` shows it")
+        option(switch, "--other-classes", "even if its classes are not those of the current version")
+    promote.add_argument("version", metavar="VERSION", help="one of its versions, in full")
+    trace = verb(
+        verbs, "trace", _trace, "tell what a model or run was made from, and who saw an image",
+        "From a model or a run: run, checkpoint, configuration, code, images, shards, raw data, source, and "
+        "what the run used and cost. From an image: every set of shards that had it, in which split, and the "
+        "runs and versions that were made of it, also if the data are gone. Exit code: 0; 2 if nothing of "
+        "that name is known.",
     )  # fmt: skip
-    layout.add_argument(
-        "--service-account", default="", metavar="NAME", help="service account with the bucket's keys"
-    )
+    trace.add_argument(
+        "what", metavar="MODEL|RUN|IMAGE",
+        help="NAME, NAME@VERSION or the folder of a model; name, id or folder of a run; key, file name or "
+        "digest (16 hex digits) of an image or its annotations",
+    )  # fmt: skip
+    options.add_published(trace)
+    options.add_prices(trace)
+    option(trace, "--json", "print it as JSON")
+    layout = verb(verbs, "layout", _layout, "write a Triton repository and a KServe service")
+    options.add_model(layout)
+    option(layout, "-o --output URI", "folder to write to", required=True)
+    option(layout, "--format F", "onnx, onnx-int8 or openvino", "onnx", dest="kind")
+    option(layout, "--max-batch N", "largest batch", 8)
+    text = "where KServe finds the Triton repository (default: where it was written, if that is a bucket)"
+    option(layout, "--storage-uri URI", text)
+    option(layout, "--service-account NAME", "service account with the bucket's keys")
 
 
-def _add(
-    actions: Commands, name: str, command: Callable[[argparse.Namespace], int], description: str,
-    *parents: argparse.ArgumentParser,
-) -> argparse.ArgumentParser:  # fmt: skip
-    parser = actions.add_parser(name, help=description, description=description, parents=list(parents))
-    parser.set_defaults(command=command)
-    return parser
-
-
-def _list(arguments: argparse.Namespace) -> int:
+def _list(options: argparse.Namespace) -> int:
     from trainer.data import seen
     from trainer.export import published_models
 
-    names = published_models.names(arguments.data_root)
+    names = published_models.names(options.data_root)
     if not names:
-        print(f"no models are published under {arguments.data_root}")
+        print(f"no models are published under {options.data_root}")
     for name in names:
-        current = _current(arguments.data_root, name)
+        try:
+            current = (published_models.current(options.data_root, name) or {}).get("version", "")
+        except (StorageError, DataError) as error:  # One damaged record does not hide the others.
+            print(f"error: {error}", file=sys.stderr)
+            current = ""
         print(name)
-        whole, damaged = published_models.versions(arguments.data_root, name)
+        whole, damaged = published_models.versions(options.data_root, name)
         for version, bundle in whole.items():
-            mark = "*" if current and current["version"] == version else " "
             ap = bundle.metadata["metrics"]["values"].get("coco/AP")
             scored = "-" if ap is None else f"{ap:.3f}"
             formats = ", ".join(bundle.metadata["formats"])
-            gone = seen.forgotten_in(arguments.data_root, bundle.metadata["trained_on"]["shards"])
+            gone = seen.forgotten_in(options.data_root, bundle.metadata["trained_on"]["shards"])
             note = f"  was trained on {gone} that are to be forgotten" if gone else ""
-            print(f"{mark} {version}  {bundle.metadata['created']}  AP {scored}  {formats}{note}")
+            mark, created = "*" if version == current else " ", bundle.metadata["created"]
+            print(f"{mark} {version}  {created}  AP {scored}  {formats}{note}")
         for version, problem in damaged.items():
-            mark = "*" if current and current["version"] == version else " "
+            mark = "*" if version == current else " "
             print(f"{mark} {version}  damaged: {problem.splitlines()[-1].strip()}")
     return 0
 
 
-def _current(data_root: str, name: str) -> dict[str, Any] | None:
-    """Return what is current; a model whose record is damaged does not hide the others."""
-    from trainer.export import published_models
-
-    try:
-        return published_models.current(data_root, name)
-    except (StorageError, DataError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return None
-
-
-def _show(arguments: argparse.Namespace) -> int:
+def _show(options: argparse.Namespace) -> int:
     from trainer.export import bundle
 
-    model = _load(arguments)
+    model = _load(options)
     with model.files([bundle.CARD]) as folder:
         print((folder / bundle.CARD).read_text(), end="")
     print(f"\nIn `{model.uri}`")
     return 0
 
 
-def _verify(arguments: argparse.Namespace) -> int:
+def _verify(options: argparse.Namespace) -> int:
     from trainer.export import published_models
     from trainer.export.bundle_signing import check_signature
 
-    model = _load(arguments)
+    model = _load(options)
     compared = [model]
-    if arguments.at_least:
-        compared.append(published_models.check_at_least(model, arguments.at_least, arguments.data_root))
+    if options.at_least:
+        compared.append(published_models.check_at_least(model, options.at_least, options.data_root))
     for each in compared:
         each.check_whole()
     print(f"{model.uri}: {len(model.checksums)} files are as they were written, and no others are there")
     print(f"{model.metadata['name']} {model.metadata['model_version']}, sha256 of SHA256SUMS {model.digest}")
-    if arguments.public_key:
+    if options.public_key:
         for each in compared:
-            check_signature(each, arguments.public_key)
-        print(f"signed by the key of {arguments.public_key}")
-    if arguments.at_least:
-        print(f"not older than version {arguments.at_least}")
+            check_signature(each, options.public_key)
+        print(f"signed by the key of {options.public_key}")
+    if options.at_least:
+        print(f"not older than version {options.at_least}")
     return 0
 
 
-def _promote(arguments: argparse.Namespace) -> int:
+def _promote(options: argparse.Namespace) -> int:
     from trainer.export import published_models
 
     current = published_models.promote(
-        arguments.data_root, arguments.name, arguments.version, other_classes=arguments.other_classes
+        options.data_root, options.name, options.version, other_classes=options.other_classes
     )
-    print(f"current version of {arguments.name}: {current['version']}")
+    print(f"current version of {options.name}: {current['version']}")
     return 0
 
 
-def _rollback(arguments: argparse.Namespace) -> int:
+def _rollback(options: argparse.Namespace) -> int:
     from trainer.export import published_models
 
-    current = published_models.rollback(
-        arguments.data_root, arguments.name, other_classes=arguments.other_classes
-    )
-    print(f"current version of {arguments.name}: {current['version']}")
+    current = published_models.rollback(options.data_root, options.name, other_classes=options.other_classes)
+    print(f"current version of {options.name}: {current['version']}")
     return 0
 
 
-def _layout(arguments: argparse.Namespace) -> int:
+def _trace(arguments: argparse.Namespace) -> int:
+    from operations import costs, lineage
+
+    options.use_prices(arguments)
+    found = lineage.trace(arguments.what, arguments.data_root)
+    used = costs.of_run(arguments.data_root, found.get("run_id", ""), found.get("run", ""))
+    if arguments.json:
+        print(json.dumps(found | ({"used": used.fields()} if used else {}), indent=2))
+    elif found["kind"] == "image":
+        for item in found["seen"]:
+            _show_sight(item)
+    else:
+        for key, value in found.items():
+            if key != "kind" and value not in ("", None, [], {}):
+                shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+                text = json.dumps(shown) if isinstance(shown, dict | bool) else str(shown)
+                print(f"{key.replace('_', ' '):<13} {text}")
+        if used:
+            print(f"\nwhat the run used\n{used.text()}")
+    return 0
+
+
+def _show_sight(item: dict[str, Any]) -> None:
+    """Print what a set of shards had of an image, and who saw it."""
+    print(f"{item['shards']}  of {item['source']}")
+    for row in item["images"]:
+        in_split = f"in {row['split']}" if row["seen"] else f"listed in {row['split']}, but not usable"
+        mark = ", to be forgotten" if row["forgotten"] else ""
+        print(f"  {row['key']} ({row['file_name']}) {in_split}{mark}")
+        print(f"    image {row['image']}, annotations {row['annotations']}")
+    print(f"  runs    {', '.join(item['runs']) or 'none known'}")
+    models = [f"{name} (freed)" if name in item["freed"] else name for name in item["models"]]
+    print(f"  models  {', '.join(models) or 'none'}")
+
+
+def _layout(options: argparse.Namespace) -> int:
     import yaml
 
     from trainer import storage
     from trainer.export.server_layouts import kserve_service, write_triton
 
-    model = _load(arguments)
-    repository = storage.join(arguments.output, "triton")
-    place = arguments.storage_uri or ("" if storage.is_local(repository) else repository)
+    model = _load(options)
+    repository = storage.join(options.output, "triton")
+    place = options.storage_uri or ("" if storage.is_local(repository) else repository)
     # Before anything is written: it may refuse the place.
-    service = kserve_service(model.metadata, place, arguments.service_account) if place else {}
-    written = write_triton(model, repository, kind=arguments.kind, max_batch=arguments.max_batch)
+    service = kserve_service(model.metadata, place, options.service_account) if place else {}
+    written = write_triton(model, repository, kind=options.kind, max_batch=options.max_batch)
     print(f"Triton: {written}")
     if not place:
         print("KServe: not written; give --storage-uri, the bucket or volume that will hold triton/")
         return 0
-    uri = storage.join(arguments.output, "kserve.yaml")
+    uri = storage.join(options.output, "kserve.yaml")
     storage.write_bytes(uri, yaml.safe_dump(service, sort_keys=False).encode())
     print(f"KServe: {uri}")
     return 0
 
 
-def _load(arguments: argparse.Namespace) -> Bundle:
+def _load(options: argparse.Namespace) -> "Bundle":
     from trainer.export import published_models
 
-    return published_models.load(arguments.model, arguments.data_root)
+    return published_models.load(options.model, options.data_root)

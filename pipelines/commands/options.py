@@ -1,27 +1,44 @@
-"""Options that several commands share."""
+"""Options that several commands share, and what they ask for."""
 
 import argparse
 import os
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
+from pipelines import parameters
+from pipelines.commands.parser import option
 from pipelines.parameters import LOCAL, Parameter
+from pipelines.sizes import SIZES
 from trainer.base.errors import ConfigError
 from trainer.config.parsing import parse_overrides
 from trainer.model import recipes
 
+if TYPE_CHECKING:
+    from pipelines.access import Access
+    from pipelines.kubeflow import Server
+    from pipelines.submission import Submission
 
-def add_overrides(parser: "argparse._ActionsContainer") -> None:
+Options = argparse.Namespace
+Group = argparse._ActionsContainer
+
+BY_SOURCE = "default: small for sample, large for coco:2017 and openimages:, else medium"
+"""The help on leaving out the size."""
+
+_SIZES = ("step_cpu", "step_memory")
+"""Parameters that a size stands for."""
+
+
+def add_overrides(parser: Group) -> None:
     """Declare --set and its short forms --boxes and --merge-classes, in a parser or a group of it."""
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
-        help="change one value of the configuration, e.g. train.lr=0.01; may be given again; "
-        "`kubedet recipes --explain` says what there is",
+    option(
+        parser, "--set KEY=VALUE...", "change one value of the configuration, e.g. train.lr=0.01; may be "
+        "given again; `kubedet recipes --explain` says what there is", dest="overrides",
     )  # fmt: skip
-    parser.add_argument(
-        "--boxes", action=_Set, choices=["auto", "xywh", "xyxy", "normalised"],
-        const="data.box_format", dest="overrides", default=argparse.SUPPRESS,
-        help="how the boxes of a COCO JSON are written; auto (the default) reads xywh in pixels, and fails "
+    option(
+        parser, "--boxes auto|xywh|xyxy|normalised",
+        "how the boxes of a COCO JSON are written; auto (the default) reads xywh in pixels, and fails "
         "if they look different; short for --set data.box_format=...",
+        action=_Set, const="data.box_format", dest="overrides", default=argparse.SUPPRESS,
     )  # fmt: skip
     parser.add_argument(
         "--merge-classes", action="append_const", const="data.merge_classes=true", dest="overrides",
@@ -38,8 +55,8 @@ class _Set(argparse.Action):
         setattr(namespace, self.dest, [*getattr(namespace, self.dest), f"{self.const}={values}"])
 
 
-def read_recipe(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the overrides of --set, and put a recipe's name where --recipe names a file.
+def read_recipe(options: Options) -> dict[str, Any]:
+    """Return the overrides of --set, and put a recipe's name in the place of a file that --recipe names.
 
     What the file sets is among the overrides; --set goes before it.
 
@@ -53,31 +70,25 @@ def read_recipe(options: argparse.Namespace) -> dict[str, Any]:
     return of_file | overrides
 
 
-def add_parameter(parser: "argparse._ActionsContainer", item: Parameter) -> None:
-    """Declare the option of a parameter of the pipeline; it is None where nobody gives it."""
-    # argparse takes a percent sign for a format.
-    description = item.help().replace("%", "%%")
-    parser.add_argument(item.option, type=item.kind, metavar=item.metavar, help=description)
+def add_parameter(parser: Group, item: Parameter) -> None:
+    """Declare the option of a parameter of the pipeline; it is None if nobody gives it."""
+    option(parser, f"{item.option} {item.metavar}", item.help(), None, type=item.kind)
 
 
-def add_published(parser: argparse.ArgumentParser, what: str = "where published models are") -> None:
+def add_published(parser: Group, what: str = "where published models are") -> None:
     """Declare the data root, and what it is to the command."""
-    parser.add_argument(
-        "--data-root", default=LOCAL["data_root"].default, metavar="URI",
-        help=f"{what} (default: %(default)s)",
-    )  # fmt: skip
+    option(parser, "--data-root URI", what, LOCAL["data_root"].default)
 
 
-def add_prices(parser: argparse.ArgumentParser) -> None:
+def add_prices(parser: Group) -> None:
     """Declare --prices."""
-    parser.add_argument(
-        "--prices", default="", metavar="FILE",
-        help="prices of hours and bytes, as YAML (default: what KUBEDET_PRICES names, or prices.yaml "
-        "in the data root)",
+    option(
+        parser, "--prices FILE", "prices of hours and bytes, as YAML (default: what KUBEDET_PRICES names, or "
+        "prices.yaml in the data root)",
     )  # fmt: skip
 
 
-def use_prices(options: argparse.Namespace) -> str:
+def use_prices(options: Options) -> str:
     """Let this process, and those that it starts, take the prices of --prices; return their absolute URI.
 
     Raises:
@@ -94,7 +105,7 @@ def use_prices(options: argparse.Namespace) -> str:
     return uri
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: Group) -> None:
     """Declare which exported model is meant."""
     parser.add_argument(
         "model", metavar="MODEL",
@@ -104,35 +115,24 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     add_published(parser)
 
 
-def add_runtime(parser: argparse.ArgumentParser) -> None:
-    """Declare which of a model's formats is run."""
-    parser.add_argument(
-        "--format", default="", metavar="F", dest="kind",
-        help="format of the model to run: onnx, openvino, onnx-int8, torch-export (default: the first there "
-        "is)",
+def add_inference(parser: Group) -> None:
+    """Declare how large an image may be, and which of a model's formats is run."""
+    option(
+        parser, "--max-pixels N", "images with more pixels are refused by their header, before they are "
+        "decoded: a file of some kilobytes can take gigabytes of memory", 50_000_000,
     )  # fmt: skip
-    parser.add_argument(
-        "--run-code", action="store_true",
-        help="open torch-export's model.pt2 too, which is a program: it can do on this machine whatever you "
-        "can",
+    option(
+        parser, "--format F", "format of the model to run: onnx, openvino, onnx-int8, torch-export (default: "
+        "the first there is)", dest="kind",
     )  # fmt: skip
-
-
-def add_pixel_limit(parser: argparse.ArgumentParser) -> None:
-    """Declare how large an image may be that is decoded."""
-    parser.add_argument(
-        "--max-pixels", type=int, default=50_000_000, metavar="N",
-        help="images with more pixels are refused by their header, before they are decoded: a file of some "
-        "kilobytes can take gigabytes of memory (default: %(default)s)",
+    option(
+        parser, "--run-code", "open torch-export's model.pt2 too, which is a program: it can do on this "
+        "machine whatever you can",
     )  # fmt: skip
 
 
-def checked_pixel_limit(options: argparse.Namespace) -> int:
-    """Return the largest image, in pixels.
-
-    Raises:
-        ConfigError: it is not in the range of what can be decoded.
-    """
+def checked_pixel_limit(options: Options) -> int:
+    """Return the largest image, in pixels; raise ConfigError if it cannot be decoded."""
     from trainer.data.images import MAX_PIXELS
 
     most: int = options.max_pixels
@@ -141,3 +141,133 @@ def checked_pixel_limit(options: argparse.Namespace) -> int:
             f"--max-pixels must be from 1 to {MAX_PIXELS}, not {most}", fix="leave it out, or use 100000000"
         )
     return most
+
+
+def add_access(parser: argparse.ArgumentParser) -> None:
+    """Declare where Kubeflow Pipelines is."""
+    group = parser.add_argument_group(
+        "Kubeflow Pipelines",
+        "The token, if one is needed, is in the variable KFP_EXISTING_TOKEN, as for kfp itself; a pod's "
+        "own is found. Without a host: the cluster around this process, or that of the kubeconfig.",
+    )
+    option(group, "--host URL", "its API (default: $KFP_ENDPOINT)")
+    option(group, "--namespace NAME", "your profile's, if several users share it (default: $KFP_NAMESPACE)")
+    option(group, "--ca FILE", "certificate of the host's own authority")
+
+
+def add_run(parser: argparse.ArgumentParser, *, without: tuple[str, ...] = ()) -> None:
+    """Declare what to run: the pipeline's parameters, but those that the command gives itself."""
+    group = parser.add_argument_group("what to run")
+    for name, item in parameters.TABLE.items():
+        if item.metavar and name not in (*_SIZES, *without):
+            add_parameter(group, item)
+    add_sizes(group, BY_SOURCE)
+    add_overrides(group)
+    option(
+        group, "--job FIELD=VALUE...", "set one further field of the training job, e.g. memory_limit=64Gi or "
+        "network.profile=rdma; may be given again; `kubedet job fields` says what there is",
+    )  # fmt: skip
+    add_experiment(group)
+
+
+def add_experiment(group: Group) -> None:
+    """Declare which experiment a run belongs to."""
+    option(group, "--experiment NAME", "experiment of the runs", "kubedet")
+
+
+def add_sizes(group: Group, default: str) -> None:
+    """Declare how much the pods of the heavy steps ask for; `default` tells of leaving it out."""
+    sizes = "; ".join(f"{name}: {cpu} cores, {memory}" for name, (cpu, memory) in SIZES.items())
+    text = f"what the pods that prepare, evaluate and export ask for: {sizes} ({default})"
+    option(group, f"--size {'|'.join(SIZES)}", text)
+    for name in _SIZES:
+        add_parameter(group, parameters.TABLE[name])
+
+
+def add_form(parser: argparse.ArgumentParser) -> None:
+    """Declare what of the pipeline is fixed when it is compiled."""
+    group = parser.add_argument_group("the form of the pipeline", "Fixed when it is compiled.")
+    text = "end there: `shards` makes the data ready and trains nothing"
+    option(group, "--until UNTIL", text, choices=["shards"], metavar=None)
+    option(
+        group, "--partitions N", "pods that share the download and the sharding of a big set, 1 to 256; the "
+        "result is the same", 1,
+    )  # fmt: skip
+    add_limits(group)
+
+
+def add_limits(group: Group) -> None:
+    """Declare how long a run may take, and how long it is kept."""
+    option(group, "--deadline SECONDS", "end a run that takes longer (default: none)", 0)
+    text = "delete a run's pods and Workflow so long after its end (default: as the cluster is set up)"
+    option(group, "--ttl SECONDS", text, 0)
+
+
+def access(options: Options) -> "Access":
+    """Return where Kubeflow Pipelines is."""
+    from pipelines.access import Access
+
+    return Access.find(options.host, options.namespace, options.ca)
+
+
+def connect(access: "Access") -> "Server":
+    """Return the server that is to take a run, and warn if it is not the tested version.
+
+    Raises:
+        ConfigError: there is none, or it is too old.
+        Unavailable: it does not answer.
+    """
+    from pipelines.kubeflow import Server, check_version
+
+    server = Server(access)
+    if warning := check_version(server.version()):
+        print(f"warning: Kubeflow Pipelines: {warning}", file=sys.stderr)
+    return server
+
+
+def submission(
+    options: Options, name: str, *, overrides: dict[str, Any] | None = None, **form: int
+) -> "Submission":
+    """Return what the options ask for, checked.
+
+    Args:
+        options: of `add_run`, and those that it was to leave out.
+        name: of the run or schedule.
+        overrides: what `read_recipe` has returned; None calls it.
+        form: further fields of the pipeline's form.
+
+    Raises:
+        ConfigError: naming all that cannot be run.
+    """
+    from operations import retrain_condition
+    from pipelines import sizes
+    from pipelines.submission import Submission
+
+    size = options.size or sizes.of_source(options.source or parameters.default("source"))
+    overrides = read_recipe(options) if overrides is None else overrides
+    # Some are of other forms than this command sends, and it has no options of theirs.
+    values: dict[str, Any] = {name: getattr(options, name, None) for name in parameters.TABLE}
+    values |= {"overrides": overrides, "job": _job(options.job)}
+    values |= sizes.request(size, options.step_cpu or "", options.step_memory or "")
+    retrain_condition.of_form(values)
+    values = {name: value for name, value in values.items() if value not in (None, "", {})}
+    settings = {name: getattr(options, name) for name in ("partitions", "until", "deadline", "ttl")}
+    request = Submission(name, options.experiment, values, settings | form)
+    request.check()
+    return request
+
+
+def _job(texts: list[str]) -> dict[str, Any]:
+    """Read `field=value` texts as `kubedet job` does: what JobSpec says is text stays text."""
+    from components.launchers.spec import JobSpec
+    from pipelines.commands.job_options import set_field
+
+    tree: dict[str, Any] = {}
+    parse_overrides(texts, "--job")
+    problems = [problem for text in texts for problem in set_field(tree, JobSpec, text)]
+    if problems:
+        raise ConfigError(
+            "--job cannot be used:\n" + "\n".join(problems),
+            fix="correct these; `kubedet job fields` says what each means",
+        )
+    return tree

@@ -1,10 +1,10 @@
-"""The parser of `kubedet` and its commands, which answers a mistake with what was perhaps meant."""
+"""The parser of `kubedet` and its commands: how options are declared, and how a mistake is answered."""
 
 import argparse
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
@@ -48,3 +48,52 @@ def guess(words: Iterable[str], known: Sequence[str]) -> str:
 
 def _as_fix(remedy: str) -> str:
     return f"\n  fix: {remedy}" if remedy else ""
+
+
+def option(
+    parser: "argparse._ActionsContainer", names: str, text: str, default: Any = "", **settings: Any
+) -> None:
+    """Declare an option.
+
+    Args:
+        parser: of the command, or a group of it.
+        names: its names and what its value is called, "-o --output DIR"; "one|other" are the only values,
+            "KEY=VALUE..." may be given several times, and without a value it is a switch.
+        text: its help; a default that is not empty is added.
+        default: a number's type is that of the value.
+        settings: further ones of argparse.
+    """
+    *flags, value = names.split()
+    if value.startswith("-"):
+        flags, settings = [*flags, value], settings | {"action": "store_true"}
+    else:
+        if value.endswith("..."):
+            value, default, settings = value[:-3], [], settings | {"action": "append"}
+        settings |= {"choices": value.split("|")} if "|" in value else {"metavar": value}
+        settings = {"default": default} | settings
+        if isinstance(default, int | float):
+            settings = {"type": type(default)} | settings
+        if isinstance(default, str | int | float) and default and "default:" not in text:
+            text += f" (default: {default})"
+    # argparse takes a percent sign for a format.
+    parser.add_argument(*flags, help=text.replace("%", "%%"), **settings)
+
+
+def verb(
+    verbs: Any, name: str, command: Callable[[argparse.Namespace], int], text: str, description: str = "",
+    **settings: Any,
+) -> Any:  # fmt: skip
+    """Declare a verb of a command, and return its parser.
+
+    Args:
+        verbs: what `add_subparsers` returned.
+        name: of the verb.
+        command: runs it; returns the exit code.
+        text: what it does, in the list of verbs.
+        description: at the top of its help; empty is `text` as a sentence.
+        settings: further ones of argparse.
+    """
+    description = description or f"{text[0].upper()}{text[1:]}."
+    parser = verbs.add_parser(name, help=text, description=description, **settings)
+    parser.set_defaults(command=command)
+    return parser

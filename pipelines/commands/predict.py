@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 from pipelines.commands import Commands
-from pipelines.commands.options import add_model, add_pixel_limit, add_runtime, checked_pixel_limit
+from pipelines.commands.options import add_inference, add_model, checked_pixel_limit
+from pipelines.commands.parser import option
 from trainer.base.errors import ConfigError, KubedetError
 
 
@@ -17,7 +18,7 @@ def add(commands: Commands) -> None:
         "predict",
         description="Detect objects with an exported model. For every image NAME the folder receives "
         "NAME.jpg with the detections drawn and NAME.json with them as numbers, and at last "
-        "detections.json with all of them. Exit code: 0; 2 where an image or the model cannot be used "
+        "detections.json with all of them. Exit code: 0; 2 if an image or the model cannot be used "
         "(the other images are done nevertheless).",
     )
     add_model(parser)
@@ -25,12 +26,9 @@ def add(commands: Commands) -> None:
         "images", nargs="+", metavar="IMAGES",
         help="image files, folders whose images are taken, or patterns such as 'images/*.jpg'",
     )  # fmt: skip
-    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="folder for the results")
-    parser.add_argument(
-        "--score", type=float, default=0.3, metavar="S", help="least score (default: %(default)s)"
-    )
-    add_pixel_limit(parser)
-    add_runtime(parser)
+    option(parser, "-o --output DIR", "folder for the results", required=True)
+    option(parser, "--score S", "least score", 0.3)
+    add_inference(parser)
     parser.set_defaults(command=_predict)
 
 
@@ -63,24 +61,22 @@ def _predict(options: argparse.Namespace) -> int:
                 draw(image, detections).save(file, "JPEG", quality=92)
             storage.write_bytes(f"{target}.json", (json.dumps(result, indent=2) + "\n").encode())
             everything[str(path)] = result
-            print(f"{path}: {_counted([detection.name for detection in detections])}")
+            found = [detection.name for detection in detections]
+            counts = [f"{found.count(name)} {name}" for name in dict.fromkeys(found)]
+            print(f"{path}: {', '.join(counts) or 'nothing found'}")
     if everything:
         whole = json.dumps({"model": title, "images": list(everything.values())})
         storage.write_bytes(os.path.join(options.output, "detections.json"), (whole + "\n").encode())
     if failed:
-        raise _unusable(failed, len(paths), options.output)
+        lines = "\n".join(failed)
+        many = f"{len(failed)} of {len(paths)} images cannot be used:\n{lines}"
+        where = f"the others are done, in {options.output}" if everything else "nothing was written"
+        raise ConfigError(
+            many if len(paths) > 1 else lines.strip(),
+            fix=f"{where}; check the paths, and give JPEG, PNG, WebP, BMP, GIF or TIFF files",
+        )
     print(f"results in {options.output}")
     return 0
-
-
-def _unusable(failed: list[str], count: int, output: str) -> ConfigError:
-    """Return the error about the images that could not be used, of `count`."""
-    lines = "\n".join(failed)
-    message = f"{len(failed)} of {count} images cannot be used:\n{lines}" if count > 1 else lines.strip()
-    where = f"the others are done, in {output}" if len(failed) < count else "nothing was written"
-    return ConfigError(
-        message, fix=f"{where}; check the paths, and give JPEG, PNG, WebP, BMP, GIF or TIFF files"
-    )
 
 
 def _images(patterns: list[str]) -> list[Path]:
@@ -95,20 +91,19 @@ def _images(patterns: list[str]) -> list[Path]:
             if not matches:
                 raise ConfigError(f"no file matches the pattern {text}", fix="check it with `ls`")
             paths += [path for path in matches if path.is_file()]
-            continue
-        if not named.is_dir():
+        elif named.is_dir():
+            inside = sorted(path for path in named.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
+            if not inside:
+                suffixes = ", ".join(IMAGE_SUFFIXES)
+                raise ConfigError(f"the folder {named} holds no images", fix=f"looked for {suffixes}")
+            paths += inside
+        else:
             paths.append(named)
-            continue
-        inside = sorted(path for path in named.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
-        if not inside:
-            suffixes = ", ".join(IMAGE_SUFFIXES)
-            raise ConfigError(f"the folder {named} holds no images", fix=f"looked for {suffixes}")
-        paths += inside
     return list(dict.fromkeys(paths))
 
 
 def _result_names(paths: list[Path]) -> dict[Path, str]:
-    """The stem of each image; with its suffix, and then its folder, where stems collide."""
+    """The stem of each image; with its suffix, and then its folder, if stems collide."""
     candidates = (
         lambda path: path.stem,
         lambda path: path.name,
@@ -119,8 +114,3 @@ def _result_names(paths: list[Path]) -> dict[Path, str]:
         if len(set(names.values())) == len(paths) and "detections" not in names.values():
             return names
     return {path: f"{number:05d}_{path.stem}" for number, path in enumerate(paths)}
-
-
-def _counted(names: list[str]) -> str:
-    counts = {name: names.count(name) for name in dict.fromkeys(names)}
-    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing found"

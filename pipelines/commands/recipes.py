@@ -1,15 +1,28 @@
-"""`kubedet recipes`: the named configurations."""
+"""`kubedet recipes`: the named configurations, and what the fields of a configuration mean."""
 
 import argparse
-from collections.abc import Iterable
-from dataclasses import asdict
+import json
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, is_dataclass
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+from pydantic.fields import FieldInfo
 
 from pipelines.commands import Commands
-from pipelines.commands.field_help import Kinds, describe
+from pipelines.commands.parser import option
 from pipelines.tables import columns
+from trainer.base.errors import ConfigError
 from trainer.config import architectures, parsing
 from trainer.config.schema import Config, ModelConfig
 from trainer.model import recipes
+
+_INDENT = "    "
+_WIDEST = 110
+
+Kinds = Mapping[type, Mapping[str, type]]
+"""Subclasses of a section's dataclass, by the names that are shown with fields of their own."""
 
 
 def add(commands: Commands) -> None:
@@ -19,18 +32,12 @@ def add(commands: Commands) -> None:
         description="List the named configurations; a run takes one (--recipe) and changes single keys of it "
         "(--set).",
     )
-    parser.add_argument("--show", metavar="NAME", help="print one with all its keys, as JSON")
-    parser.add_argument(
-        "--explain", nargs="?", const="", metavar="TEXT",
-        help="say what each key means, or each that names TEXT, e.g. train. or anchor; with the values of "
-        "--show NAME, or the defaults",
+    option(parser, "--show NAME", "print one with all its keys, as JSON")
+    option(
+        parser, "--explain TEXT", "say what each key means, or each that names TEXT, e.g. train. or anchor; "
+        "with the values of --show NAME, or the defaults", None, nargs="?", const="",
     )  # fmt: skip
     parser.set_defaults(command=_recipes)
-
-
-def model_kinds(names: Iterable[str]) -> Kinds:
-    """The kinds of the section `model`: the options of architectures, by their names."""
-    return {ModelConfig: {name: architectures.options_class(name) for name in names}}
 
 
 def _recipes(options: argparse.Namespace) -> int:
@@ -38,9 +45,105 @@ def _recipes(options: argparse.Namespace) -> int:
         values = asdict(recipes.load(options.show)) if options.show else None
         names = [values["model"]["architecture"]] if values else list(architectures.ARCHITECTURES)
         print(describe(Config, options.explain, values, model_kinds(names)))
-        return 0
-    if options.show:
+    elif options.show:
         print(parsing.to_json(recipes.load(options.show)), end="")
-        return 0
-    print(columns([(name, (of.__doc__ or "").splitlines()[0]) for name, of in recipes.RECIPES.items()]))
+    else:
+        print(columns([(name, (of.__doc__ or "").splitlines()[0]) for name, of in recipes.RECIPES.items()]))
     return 0
+
+
+def model_kinds(names: Iterable[str]) -> Kinds:
+    """The kinds of the section `model`: the options of architectures, by their names."""
+    return {ModelConfig: {name: architectures.options_class(name) for name in names}}
+
+
+def describe(
+    kind: type, text: str = "", values: Mapping[str, Any] | None = None, kinds: Kinds | None = None
+) -> str:
+    """Describe the fields of a tree of dataclasses, one paragraph each.
+
+    Args:
+        kind: a dataclass of pydantic's whose fields have docstrings.
+        text: describes only fields whose name, with dots, or meaning holds it.
+        values: a tree of values to show; without it, each field's default.
+        kinds: of a section that has several kinds.
+
+    Raises:
+        ConfigError: no field holds the text.
+    """
+    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    paragraphs = [
+        _paragraph(item, _value(item, values), width)
+        for item in _fields(kind, kinds or {})
+        if text.lower() in f"{item.name} {item.meaning} {item.kind}".lower()
+    ]
+    if not paragraphs:
+        raise ConfigError(f"no field holds {text!r}", fix="leave it out to see all of them")
+    return "\n".join(paragraphs)
+
+
+class _Field(NamedTuple):
+    name: str
+    """With dots."""
+    field: FieldInfo
+    meaning: str
+    kind: str = ""
+    """The kind of section that alone has it."""
+
+
+def _fields(kind: Any, kinds: Kinds, prefix: str = "") -> Iterator[_Field]:
+    """Yield the fields below which there are no others; of a list's items with * for the number."""
+    for name, field in kind.__pydantic_fields__.items():
+        inner, many = _dataclass_in(field.annotation)
+        if inner is None:
+            # Pydantic gives subclasses none of the lines below their fields.
+            declared = (getattr(each, "__pydantic_fields__", {}).get(name) for each in kind.__mro__)
+            texts = (each.description for each in declared if each and each.description)
+            yield _Field(prefix + name, field, " ".join(next(texts, "").split()))
+            continue
+        below = f"{prefix}{name}.{'*.' if many else ''}"
+        variants = kinds.get(inner, {"": inner})
+        shared = inner.__pydantic_fields__ if len(variants) > 1 else ()
+        if shared:
+            yield from _fields(inner, kinds, below)
+        for title, variant in variants.items():
+            for item in _fields(variant, kinds, below):
+                if item.name.removeprefix(below) not in shared:
+                    yield item._replace(kind=title) if shared else item
+
+
+def _dataclass_in(annotation: Any) -> tuple[Any, bool]:
+    """Return the dataclass that a field holds, and whether it holds any number of them."""
+    if isinstance(annotation, type) and is_dataclass(annotation):
+        return annotation, False
+    for part in get_args(annotation):
+        inner, many = _dataclass_in(part)
+        if inner is not None:
+            return inner, many or get_origin(annotation) is tuple
+    return None, False
+
+
+def _value(item: _Field, values: Mapping[str, Any] | None) -> str:
+    if values is None:
+        required = item.field.is_required()
+        return "(required)" if required else _text(item.field.get_default(call_default_factory=True))
+    node: Any = values
+    for part in item.name.split("."):
+        node = node[part]
+    return _text(node)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value or '""'
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_text, value))}]"
+    return f"{value:.6g}" if isinstance(value, float) else json.dumps(value)
+
+
+def _paragraph(item: _Field, value: str, width: int) -> str:
+    meaning, annotation = item.meaning, item.field.annotation
+    if get_origin(annotation) is Literal and len(get_args(annotation)) > 1:
+        meaning += f" One of: {', '.join(str(choice) or '(empty)' for choice in get_args(annotation))}."
+    lines = textwrap.wrap(meaning, width, initial_indent=_INDENT, subsequent_indent=_INDENT)
+    return "\n".join([f"{item.name} = {value}" + (f"  ({item.kind})" if item.kind else ""), *lines])

@@ -3,7 +3,8 @@
 import argparse
 
 from pipelines.commands import Commands
-from pipelines.commands.options import add_model, add_pixel_limit, add_runtime, checked_pixel_limit
+from pipelines.commands.options import add_inference, add_model, checked_pixel_limit
+from pipelines.commands.parser import option
 from trainer.base.errors import ConfigError
 
 
@@ -16,15 +17,14 @@ def add(commands: Commands) -> None:
         "a model, not for production: see `kubedet model layout` for that.",
     )
     add_model(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8080, help="port; 0 is any (default: %(default)s)")
-    parser.add_argument(
-        "--allow-host", action="append", default=[], metavar="NAME", dest="names",
-        help="another host name of this server, as a proxy or a Service gives it, or a pattern such as "
-        "*.example.org; repeat it for more. IP addresses, localhost and this machine's name need none",
+    option(parser, "--host HOST", "address to listen at", "127.0.0.1")
+    option(parser, "--port PORT", "port; 0 is any", 8080)
+    option(
+        parser, "--allow-host NAME...", "another host name of this server, as a proxy or a Service gives it, "
+        "or a pattern such as *.example.org; repeat it for more. IP addresses, localhost and this machine's "
+        "name need none", dest="names",
     )  # fmt: skip
-    add_pixel_limit(parser)
-    add_runtime(parser)
+    add_inference(parser)
     parser.set_defaults(command=_serve)
 
 

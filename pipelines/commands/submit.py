@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines import parameters
-from pipelines.commands import Commands, cluster_options
+from pipelines.commands import Commands, options
+from pipelines.commands.parser import option
 
 if TYPE_CHECKING:
     from pipelines.access import Access
@@ -20,36 +21,41 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "submit",
         description="Compile the pipeline and start a run of it in Kubeflow Pipelines. Exit code: 0; 2 for "
-        "a mistake in what was asked; 1 where Kubeflow Pipelines does not answer or, with --wait, the run "
-        "ends other than well.",
+        "a mistake in what was asked; 1 if Kubeflow Pipelines does not answer or, with --wait, the run "
+        "does not end well.",
     )
-    parser.add_argument("--name", default="", help="name of the run (default: the recipe and the time)")
-    parser.add_argument("--wait", action="store_true", help="follow the run to its end; its exit code")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be sent, and send nothing")
-    cluster_options.add_run(parser)
-    cluster_options.add_form(parser)
-    cluster_options.add_access(parser)
+    option(parser, "--name NAME", "name of the run (default: the recipe and the time)")
+    add_sending(parser)
+    options.add_run(parser)
+    options.add_form(parser)
+    options.add_access(parser)
     parser.set_defaults(command=_submit)
 
 
-def _submit(options: argparse.Namespace) -> int:
-    recipe = Path(options.recipe or parameters.default("recipe")).stem
-    name = options.name or f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
-    return send(options, cluster_options.submission(options, name))
+def add_sending(parser: options.Group) -> None:
+    """Declare --wait and --dry-run."""
+    option(parser, "--wait", "follow the run to its end; its exit code")
+    option(parser, "--dry-run", "print what would be sent, and send nothing")
 
 
-def send(options: argparse.Namespace, submission: "Submission") -> int:
+def _submit(arguments: argparse.Namespace) -> int:
+    recipe = Path(arguments.recipe or parameters.default("recipe")).stem
+    name = arguments.name or f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
+    return send(arguments, options.submission(arguments, name))
+
+
+def send(arguments: argparse.Namespace, submission: "Submission") -> int:
     """Start a run, or print what would be sent; returns the exit code.
 
     Args:
-        options: `dry_run`, `wait`, and those of `cluster_options.add_access`.
+        arguments: those of `add_sending` and `options.add_access`.
         submission: the run.
 
     Raises:
-        KubedetError: it is refused, or, with `wait`, ended other than well.
+        KubedetError: it is refused, or, with `wait`, did not end well.
     """
-    access = cluster_options.access(options)
-    if options.dry_run:
+    access, form = options.access(arguments), submission.form
+    if arguments.dry_run:
         print("nothing is sent; this would be:")
         _describe(submission, access)
         return 0
@@ -57,27 +63,24 @@ def send(options: argparse.Namespace, submission: "Submission") -> int:
     from pipelines import wait
     from pipelines.pods import Pods
 
-    server = cluster_options.connect(access)
+    server = options.connect(access)
     secret = submission.parameters.get("credentials", "")
     if secret and (namespace := Pods("", server.namespace, {}).without_secret(secret)):
-        print(f"warning: there is no Secret {secret} in namespace {namespace}: the run gets no keys from it",
-              file=sys.stderr)  # fmt: skip
-    run_id = server.create_run(
-        submission.name, server.experiment(submission.experiment), submission.package(),
-        {**submission.parameters},
-    )  # fmt: skip
+        missing = f"there is no Secret {secret} in namespace {namespace}: the run gets no keys from it"
+        print(f"warning: {missing}", file=sys.stderr)
+    experiment = server.experiment(submission.experiment)
+    run_id = server.create_run(submission.name, experiment, submission.package(), {**submission.parameters})
     link = server.link("runs", run_id)
     _describe(submission, access)
     print(f"run {run_id}\n{link}")
     launcher = launchers.entry(submission.parameters.get("launcher", parameters.default("launcher")))
-    if not (submission.until or submission.trials) and launcher.pods:
+    if not (form.until or form.trials) and launcher.pods:
         where = f" -n {server.namespace}" if server.namespace else ""
         print(f"its training, once the data are ready: kubedet job status{where} {jobs.name_of(run_id)}")
     sys.stdout.flush()
-    if options.wait:
+    if arguments.wait:
         try:
-            conditional = submission.form.conditional
-            wait.follow(server, run_id, deadline=submission.deadline, conditional=conditional, secret=secret)
+            wait.follow(server, run_id, deadline=form.deadline, conditional=form.conditional, secret=secret)
         except KeyboardInterrupt:
             print(f"the run goes on: {link}", file=sys.stderr)
             raise

@@ -4,8 +4,9 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from pipelines import parameters
 from pipelines.commands import Commands
+from pipelines.commands.options import add_published
+from pipelines.commands.parser import option, verb
 from pipelines.tables import columns
 from trainer.base.errors import ConfigError
 from trainer.model import recipes
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from trainer.weights.weights_mirror import MirroredWeights
 
 _NAMES = "recipes, or weights by name: torchvision:NAME, hf:ORG/NAME, https://...; none: those of all recipes"
+_ROOT = "where data is kept: a folder or e.g. s3://bucket/prefix; weights are in weights/"
 
 
 def add(commands: Commands) -> None:
@@ -22,58 +24,52 @@ def add(commands: Commands) -> None:
         "weights",
         description="Fetch published weights into a data root, where steps and trainings look first, so that "
         "a cluster without internet has them; or list what recipes need and what is there.",
-    )  # fmt: skip
+    )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    fetch = verbs.add_parser(
-        "fetch", help="fetch weights into DATA_ROOT/weights",
-        description="Fetch weights into DATA_ROOT/weights and compare them with their hashes; what is there "
-        "already is compared, and fetched again if it is damaged. To carry them to a cluster, fetch into a "
-        "folder and copy its weights/ below the cluster's data root. Exit code: 0; 2 where they cannot be "
-        "had.",
+    fetch = verb(
+        verbs, "fetch", _fetch, "fetch weights into DATA_ROOT/weights",
+        "Fetch weights into DATA_ROOT/weights and compare them with their hashes; what is there already is "
+        "compared, and fetched again if it is damaged. To carry them to a cluster, fetch into a folder and "
+        "copy its weights/ below the cluster's data root. Exit code: 0; 2 if they cannot be had.",
     )  # fmt: skip
-    listing = verbs.add_parser(
-        "list", help="list what recipes need, and what is there",
-        description="List weights with their size, hash, recipes, and whether DATA_ROOT/weights has them. "
-        "Nobody but the data root is asked.",
+    listing = verb(
+        verbs, "list", _list, "list what recipes need, and what is there",
+        "List weights with their size, hash, recipes, and whether DATA_ROOT/weights has them. Only the data "
+        "root is asked.",
     )  # fmt: skip
-    for verb in (fetch, listing):
-        root = parameters.LOCAL["data_root"]
-        verb.add_argument("names", nargs="*", metavar="NAME", help=_NAMES)
-        verb.add_argument(
-            root.option, default=root.default, metavar="URI", help=f"{root.help()}; weights lie in weights/"
-        )
-        verb.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: text")
-    fetch.set_defaults(command=_fetch)
-    listing.set_defaults(command=_list)
+    for parser in (fetch, listing):
+        parser.add_argument("names", nargs="*", metavar="NAME", help=_NAMES)
+        add_published(parser, _ROOT)
+        option(parser, "-o --output text|json", "default: text", "text")
 
 
-def _fetch(arguments: argparse.Namespace) -> int:
+def _fetch(options: argparse.Namespace) -> int:
     from trainer.base import log
     from trainer.weights import weights_mirror
 
     log.setup()
     rows = []
-    for uri, needed_by in _choose(arguments.names).items():
-        weights_mirror.obtain(uri, arguments.data_root)
-        mirrored = weights_mirror.look_up(uri, arguments.data_root)
+    for uri, needed_by in _choose(options.names).items():
+        weights_mirror.obtain(uri, options.data_root)
+        mirrored = weights_mirror.look_up(uri, options.data_root)
         rows.append(_row(mirrored, needed_by))
-        if arguments.output == "text":
-            print(f"{uri}: {_size(mirrored)} in {weights_mirror.place_of(uri, arguments.data_root)}")
-    if arguments.output == "json":
+        if options.output == "text":
+            print(f"{uri}: {_size(mirrored)} in {weights_mirror.place_of(uri, options.data_root)}")
+    if options.output == "json":
         print(json.dumps(rows, indent=2))
     elif not rows:
         print("these recipes start from random weights")
     return 0
 
 
-def _list(arguments: argparse.Namespace) -> int:
+def _list(options: argparse.Namespace) -> int:
     from trainer.weights import weights_mirror
 
     weights = [
-        (weights_mirror.look_up(uri, arguments.data_root), needed_by)
-        for uri, needed_by in _choose(arguments.names).items()
+        (weights_mirror.look_up(uri, options.data_root), needed_by)
+        for uri, needed_by in _choose(options.names).items()
     ]
-    if arguments.output == "json":
+    if options.output == "json":
         print(json.dumps([_row(*one) for one in weights], indent=2))
         return 0
     rows = [("weights", "recipes", "size", "SHA-256", "state")]
@@ -81,7 +77,7 @@ def _list(arguments: argparse.Namespace) -> int:
         hashes = " ".join(one.sha256[:8] for one in mirrored.files) or "-"
         state = "there" if mirrored.complete else "missing"
         rows.append((mirrored.uri, ", ".join(needed_by), _size(mirrored), hashes, state))
-    print(f"{weights_mirror.mirror_of(arguments.data_root)}\n\n{columns(rows, right={2})}")
+    print(f"{weights_mirror.mirror_of(options.data_root)}\n\n{columns(rows, right={2})}")
     return 0
 
 

@@ -10,13 +10,13 @@ from tests.cluster.user import until
 LOOK = """
 import json
 from operations import lineage
-from operations import tracing
+from operations import lineage
 from operations.retention import inventory
 root = {root!r}
 nights = [record.run_id for record in lineage.runs(root)]
 models = [item.version for item in lineage.versions(root)]
 kinds = [name.partition("/")[0] for name in inventory.inventory(root)]
-traced = tracing.trace("sample", root)
+traced = lineage.trace("sample", root)
 print("left " + json.dumps({{
     "trained": nights, "published": len(models), "without_news": sorted(lineage.without_news(root)),
     "run": traced["run_id"], "counts": {{kind: kinds.count(kind) for kind in set(kinds)}},

@@ -4,9 +4,9 @@ import pytest
 import run_pods
 
 from pipelines.access import Access
-from pipelines.failed_runs import raise_failure
 from pipelines.kubeflow import Server
 from pipelines.pods import Pods
+from pipelines.wait import raise_failure
 from trainer.base.errors import LaunchError
 
 TITLES = {"train": "Train", "evaluate": "Evaluate"}

@@ -126,7 +126,7 @@ def test_the_package_is_in_the_form_of_its_parameters():
 
 def test_the_package_has_the_form_that_is_asked_for():
     plain = Submission("a", "b", {**ROOT, "min_new_images": 1}).package()["pipeline_spec"]
-    shards = Submission("a", "b", ROOT, partitions=2, until="shards")
+    shards = Submission("a", "b", ROOT, {"partitions": 2, "until": "shards"})
     shards.check()
     spec = shards.package()["pipeline_spec"]
     assert shards.form == Form(partitions=2, until="shards")
@@ -144,19 +144,19 @@ def test_what_a_form_has_no_use_for_is_refused_by_name(name, form, what):
     values |= {"min_new_images": 1, "min_drift": 0.1}
     value = values.get(name, "x")
     with pytest.raises(ConfigError, match=f"{name}: means nothing in a {what}|conditional means nothing"):
-        Submission("a", "b", {"data_root": "s3://bucket/r", name: value}, **form).check()
+        Submission("a", "b", {"data_root": "s3://bucket/r", name: value}, form).check()
 
 
 def test_a_search_is_checked_before_anything_is_sent():
     searched = {"data_root": "s3://bucket/r", "space": "{train.rate: {low: 1, high: 2}}", "study": "../a"}
     with pytest.raises(ConfigError) as caught:
-        Submission("a", "b", searched, trials=2).check()
+        Submission("a", "b", searched, {"trials": 2}).check()
     assert "train.rate" in str(caught.value)
     searched |= {"space": "{train.lr: {low: 0.1, high: 0.2}}"}
     with pytest.raises(ConfigError, match="cannot be a folder's"):
-        Submission("a", "b", searched, trials=2).check()
+        Submission("a", "b", searched, {"trials": 2}).check()
     searched |= {"study": "first", "overrides": {"train.minutes": 3}}
-    Submission("a", "b", searched, trials=2, parallelism=2, gpus=1).check()
+    Submission("a", "b", searched, {"trials": 2, "parallelism": 2, "gpus": 1}).check()
 
 
 @pytest.mark.parametrize(
@@ -174,12 +174,13 @@ def test_a_search_is_checked_before_anything_is_sent():
 )
 def test_a_form_that_is_none_is_refused(fields, message):
     with pytest.raises(ConfigError) as caught:
-        Submission("a", "b", {"data_root": "s3://bucket/r"}, **fields).check()
+        Submission("a", "b", {"data_root": "s3://bucket/r"}, fields).check()
     assert message in str(caught.value)
 
 
 def test_the_line_that_compiles_names_the_form():
-    full = Submission("a", "b", {"claim": "c"}, partitions=2, until="shards", deadline=60, ttl=5)
+    form = {"partitions": 2, "until": "shards", "deadline": 60, "ttl": 5}
+    full = Submission("a", "b", {"claim": "c"}, form)
     assert full.commands(Access())[0] == (
         "kubedet cluster compile --volume --partitions 2 --until shards --deadline 60 --ttl 5 "
         "--output pipeline.yaml"

@@ -6,7 +6,8 @@ import time
 import pytest
 
 from components import in_use, records
-from operations.retention import GRACE, UNENDED, pins, plan_pruning
+from operations.retention import GRACE, UNENDED, plan_pruning
+from operations.retention.inventory import pin
 from operations.tuning import ENDED
 from trainer import storage
 from trainer.export import bundle
@@ -45,7 +46,7 @@ def test_what_was_written_a_short_time_ago_stays(root):
 
 def test_pinned_registered_and_signed_stay_with_their_data(root):
     root, old, _ = root
-    assert pins.pin(str(root), "night-01") == "runs/night-01"
+    assert pin(str(root), "night-01") == "runs/night-01"
     (root / "models" / "sample" / "v2" / bundle.SIGNATURE).write_text("{}")
     why = judged(root)
     assert why["runs/night-01"] == ["pinned", "sample@v1 was made by it"]

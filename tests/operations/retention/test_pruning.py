@@ -9,8 +9,8 @@ import pytest
 from at_once import at_once
 
 from components import in_use, preparation
-from operations.retention import GRACE, pins, plan_pruning, pruning
-from operations.retention.inventory import inventory
+from operations.retention import GRACE, plan_pruning, pruning
+from operations.retention.inventory import inventory, pin
 from pipelines import cli
 from tests.trainer.conftest import bucket, object_store_server
 from trainer import storage
@@ -201,7 +201,7 @@ def test_a_bucket_is_freed_likewise(bucket, tmp_path):
         preparation.prepare(source, *asked, root, "", str(tmp_path / "page"))[1][0] for source in sources
     )
     in_use.end(root, [])
-    pins.pin(root, f"shards/{new['fingerprint']}")
+    pin(root, f"shards/{new['fingerprint']}")
     pruned = freed(root)
     gone = {thing.name for thing in pruned.freed}
     assert f"shards/{old['fingerprint']}" in gone and len(gone) == 3  # With its tables and images.

@@ -6,9 +6,8 @@ from dataclasses import asdict
 import pytest
 
 from components.launchers.spec import JobSpec
-from pipelines.commands import field_help
-from pipelines.commands.field_help import describe
-from pipelines.commands.recipes import model_kinds
+from pipelines.commands import recipes as field_help
+from pipelines.commands.recipes import describe, model_kinds
 from trainer.config.architectures import ARCHITECTURES
 from trainer.config.schema import Config
 from trainer.model import recipes

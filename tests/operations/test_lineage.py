@@ -7,7 +7,7 @@ import pytest
 from bundles import make_bundle
 
 from components import preparation, records
-from operations import costs, forgetting, lineage, retrain_condition, tracing
+from operations import costs, forgetting, lineage, retrain_condition
 from pipelines import cli
 from trainer import storage
 from trainer.base.errors import ConfigError, DamagedError, DataError
@@ -47,14 +47,14 @@ def key_of(root, shards, row=0):
 
 def test_from_a_model_to_its_run_data_and_source(made, capsys):
     root, shards = made
-    told = tracing.trace("sample@v1", root)
+    told = lineage.trace("sample@v1", root)
     assert (told["kind"], told["run"], told["current"]) == ("model", "night-1", True)
     assert told["registry"] == "http://registry" and told["overrides"] == {"train.epochs": 2}
     assert told["shards"] == f"shards/{shards['fingerprint']}" and told["source"].startswith("sample:")
     assert Path(root, told["raw"], "manifest.json").exists() and told["run_code"]["kubedet"]
     # A run by its name, its id and its folder.
     for name in ("night-1", "id-1", f"{root}/runs/night-1"):
-        assert tracing.trace(name, root)["models"] == ["sample@v1"]
+        assert lineage.trace(name, root)["models"] == ["sample@v1"]
     assert root not in str(lineage.runs(root))  # A volume may be mounted elsewhere.
     assert cli.main(["model", "trace", "sample", "--data-root", root]) == 0
     told = capsys.readouterr().out
@@ -84,9 +84,9 @@ def test_from_an_image_to_all_who_saw_it(made, capsys):
     (row,) = who["images"]
     assert (who["runs"], who["models"], row["key"], row["seen"]) == (["night-1"], ["sample@v1"], key, True)
     for name in (row["file_name"], row["image"], row["annotations"]):
-        assert tracing.trace(name, root)["seen"][0]["models"] == ["sample@v1"]
+        assert lineage.trace(name, root)["seen"][0]["models"] == ["sample@v1"]
     with pytest.raises(ConfigError, match="'nobody' is no model, no run and no image"):
-        tracing.trace("nobody", root)
+        lineage.trace("nobody", root)
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_nothing_is_deleted_while_a_run_trains_on_it(made):
     root, shards = made
     Path(root, "runs/night-1/train/result.json").unlink()
     planned = forgetting.plan(root, [key_of(root, shards)])
-    assert planned["running"] == ["night-1"]
+    assert planned.running == ["night-1"]
     with pytest.raises(ConfigError, match="still train with the images: night-1"):
         forgetting.forget(root, planned)
     assert not forgotten.read(root) and Path(root, "shards", shards["fingerprint"], "index.json").exists()
@@ -138,7 +138,7 @@ def test_a_record_that_was_altered_is_left_out_and_written_anew(made, caplog):
     with pytest.raises(DamagedError, match=r"night-1\.json is damaged"):
         forgetting.plan(root, [key_of(root, shards)])
     records.run_began(root, f"{root}/runs/night-1", "id-1", shards, "debug", {"train.epochs": 2}, "")
-    assert tracing.trace("night-1", root)["overrides"] == {"train.epochs": 2}
+    assert lineage.trace("night-1", root)["overrides"] == {"train.epochs": 2}
     # What programs before this one wrote has no hash, and is read; what lacks a key is not.
     plain = json.loads(record.read_text())
     del plain["file_sha256"]

@@ -1,0 +1,141 @@
+"""What became of the runs of a schedule: their verdicts, what they used and cost, as rows and as a page."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from components import usage
+from components.hooks import NOTHING_NEW
+from operations import costs, lineage
+from operations.costs import Costs
+from trainer import storage
+from trainer.base.errors import ConfigError, KubedetError
+
+_NONE = "-"
+NOTHING_KNOWN = costs.summed([])
+_METRIC = "coco/AP"
+_USED = ("node h", "GPU h", "cost")
+HEADER = ("began", "hours", "state", "verdict", "AP", *_USED, "run")
+"""What the cells of a run are."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a schedule."""
+
+    run_id: str
+    began: datetime
+    hours: float | None
+    """How long it took; None while it goes on."""
+    state: str
+    verdict: str = ""
+    """"passed", "held back" or "nothing new"; empty if nothing was evaluated, or nobody could look."""
+    ap: float | None = None
+    """coco/AP of its evaluation, 0 to 1."""
+    used: Costs = NOTHING_KNOWN
+    """What it used and cost."""
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the run as a row, see HEADER."""
+        hours = _NONE if self.hours is None else f"{self.hours:.2f}"
+        ap = _NONE if self.ap is None else f"{self.ap:.4f}"
+        used: tuple[str, ...] = (_NONE,) * len(_USED)
+        if self.used:
+            total = self.used.total
+            money = _NONE if total.money is None else f"{total.money.shown(2)} {self.used.currency}".strip()
+            used = f"{total.node_hours:.2f}", total.gpu_hours.shown(2), money
+        return (
+            f"{self.began:%Y-%m-%d %H:%M}",
+            hours,
+            self.state,
+            self.verdict or _NONE,
+            ap,
+            *used,
+            self.run_id,
+        )
+
+    def numbers(self) -> dict[str, float]:
+        """Return what is known of its AP, time, use and cost, by what it is."""
+        total = self.used.total
+        known = {"AP": self.ap, "hours": self.hours}
+        if self.used:
+            known |= {"node hours": total.node_hours, "GPU hours": total.gpu_hours.value}
+            known[f"cost, {self.used.currency}".removesuffix(", ")] = (
+                total.money.value if total.money else None
+            )
+        return {what: value for what, value in known.items() if value is not None}
+
+
+def complete(runs: Sequence[Run], data_root: str) -> tuple[list[Run], str]:
+    """Add to runs what the records of their data root tell; also return why these could not be read, if so.
+
+    Raises:
+        ConfigError: the prices cannot be used.
+    """
+    try:
+        if storage.is_local(data_root) and not Path(storage.absolute(data_root)).is_dir():
+            raise KubedetError(f"this machine has no folder {data_root}")
+        verdicts, without_news = lineage.verdicts(data_root), lineage.without_news(data_root)
+        prices = costs.find_prices(data_root)
+        used = usage.of_runs(data_root, [run.run_id for run in runs])
+    except ConfigError:
+        raise
+    except KubedetError as error:
+        return list(runs), error.message
+    completed = []
+    for run in runs:
+        # A folder's name is the run's id, after the version of the data.
+        record = next((record for name, record in verdicts.items() if name.endswith(run.run_id)), None)
+        verdict, ap = NOTHING_NEW if run.run_id in without_news else "", None
+        if record:
+            verdict, ap = "passed" if record.passed else "held back", record.metrics.get(_METRIC)
+        known = costs.summed(used.get(run.run_id, []), prices)
+        completed.append(replace(run, verdict=verdict, ap=ap, used=known))
+    return completed, ""
+
+
+def table(runs: Sequence[Run]) -> list[tuple[str, ...]]:
+    """Return a header, and a row a run; without columns of use that are known of none."""
+    columns = list(zip(HEADER, *(run.cells() for run in runs), strict=True))
+    known = [each for each in columns if each[0] not in _USED or set(each[1:]) != {_NONE}]
+    return list(zip(*known, strict=True))
+
+
+def page(name: str, runs: Sequence[Run], remark: str) -> str:
+    """Return a page with plots over time and a row a run, as HTML that needs no other file."""
+    from trainer.report.figures import render
+
+    series: dict[str, list[tuple[datetime, float, str]]] = {}
+    for run in runs:
+        for what, value in run.numbers().items():
+            kind = run.state if what == "hours" else run.verdict or run.state
+            series.setdefault(what, []).append((run.began, value, kind))
+    header, *rows = table(runs)
+    return render(
+        "plots_page.html.jinja", title=f"Runs of the schedule {name}", remark=remark, recipe="",
+        header=header, rows=rows, plots=_plots(series),
+    )  # fmt: skip
+
+
+def _plots(series: Mapping[str, Sequence[tuple[datetime, float, str]]]) -> list[object]:
+    """Draw values over time, points in the colour of their kind."""
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
+
+    from trainer.report.figures import SERIES, as_plot, figure
+
+    plots: list[object] = []
+    for title, points in series.items():
+        drawn, axes = figure("", title)
+        kinds = sorted({kind for *_, kind in points})
+        axes.plot([date2num(when) for when, *_ in points], [value for _, value, _ in points],
+                  color=SERIES[0], linewidth=0.8)  # fmt: skip
+        for color, kind in zip(SERIES, kinds, strict=False):
+            of_kind = [(date2num(when), value) for when, value, its in points if its == kind]
+            axes.plot([day for day, _ in of_kind], [value for _, value in of_kind], "o", color=color)
+        axes.set_ylim(0, 1.1 * max(value for _, value, _ in points) or 1)
+        locator = AutoDateLocator(minticks=3, maxticks=7)
+        axes.xaxis.set_major_locator(locator)
+        axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+        plots.append(as_plot(title, drawn, zip(SERIES, kinds, strict=False)))
+    return plots
