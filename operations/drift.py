@@ -435,7 +435,7 @@ def _embedding(uri: str) -> Embed:
     def embed(image: Image.Image) -> np.ndarray:
         square = np.array(image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR))
         maps.clear()
-        detector.predict(torch.from_numpy(square).permute(2, 0, 1)[None])  # type: ignore[operator]
+        detector.predict(torch.from_numpy(square).permute(2, 0, 1)[None])
         return maps[-1].float().mean(dim=(0, 2, 3)).numpy()
 
     return embed

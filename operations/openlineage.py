@@ -259,8 +259,8 @@ def _datasets(data: Iterable[Data], *, is_input: bool) -> list[Any]:
             own["inputStatistics" if is_input else "outputStatistics"] = facet(each.images)
         if each.rule:
             rules = known.data_quality_assertions_dataset
-            facet = rules.DataQualityAssertionsDatasetFacet([rules.Assertion(*each.rule)])
-            own["dataQualityAssertions"] = facet
+            checked = rules.DataQualityAssertionsDatasetFacet([rules.Assertion(*each.rule)])
+            own["dataQualityAssertions"] = checked
         if is_input:
             datasets.append(event_v2.InputDataset(each.namespace, each.name, facets=facets, inputFacets=own))
         else:

@@ -149,8 +149,8 @@ class Server:
     def _find_experiment(self, name: str) -> str:
         """Return the id of the experiment of that name, or an empty string."""
         call = self._client.experiments.experiment_service_list_experiments
-        filters = {"filter": _equals("display_name", name), "namespace": self.namespace}
-        found = self._call(f"look for the experiment {name}", call, **filters)
+        what, named = f"look for the experiment {name}", _equals("display_name", name)
+        found = self._call(what, call, filter=named, namespace=self.namespace)
         experiments = [item for item in found.experiments or [] if item.display_name == name]
         return self._id_of(experiments[0].experiment_id) if experiments else ""
 

@@ -240,8 +240,8 @@ def _sheet(options: argparse.Namespace) -> "tuple[Image, list[Picture], str]":
             "--set of other keys than data.... and --epoch are of a training",
             fix="add --recipe NAME, e.g. --recipe small",
         )
-    config = _config(options.overrides).data
-    return preview.contact_sheet(options.uri, options.count, options.split, options.seed, config)
+    reading = _config(options.overrides).data
+    return preview.contact_sheet(options.uri, options.count, options.split, options.seed, reading)
 
 
 def _add_compare(verbs: Commands) -> None:
@@ -392,8 +392,8 @@ def _add_prune(verbs: Commands) -> None:
         verbs, "prune", _prune, "free the space of runs, versions and data that nothing needs any more",
         "Delete runs with their checkpoints, versions of models, shards, raw tables and images of a data "
         "root that nothing needs. Kept is what the newest runs, current versions, those that `model "
-        "rollback` goes to, signed, registered and pinned ones and runs that have not ended need, and what was written a "
-        "short time ago. Exit code: 0; 2 for a mistake, or while another one goes on.",
+        "rollback` goes to, signed, registered and pinned ones and runs that have not ended need, and what "
+        "was written a short time ago. Exit code: 0; 2 for a mistake, or while another one goes on.",
     )  # fmt: skip
     what = parser.add_mutually_exclusive_group(required=True)
     option(what, "--dry-run", "say what would go and why the rest is kept")

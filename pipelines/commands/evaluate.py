@@ -59,10 +59,8 @@ def _evaluate(options: argparse.Namespace) -> int:
     from trainer.evaluation.gate import split_rules
 
     rules = split_rules(options.gate)
-    if options.truth or options.predictions or options.images or options.clip:
-        summary = _of_files(options, rules)
-    else:
-        summary = _of_model(options, rules)
+    of_files = options.truth or options.predictions or options.images or options.clip
+    summary = (_of_files if of_files else _of_model)(options, rules)
     if isinstance(summary, int):
         return summary
     _show(summary, options.output)
@@ -92,11 +90,13 @@ def _of_model(options: argparse.Namespace, rules: list[str]) -> dict[str, Any] |
         return evaluate(options.model, options.shards, options.output, config, drift=drift.for_gate)
     uri = storage.join(options.output, _CONFIG)
     parsing.write(uri, config)
-    code = _share(options, uri, count)
-    return code or storage.read_json(storage.join(options.output, SUMMARY))
+    if code := _share(options, uri, count):
+        return code
+    summary: dict[str, Any] = storage.read_json(storage.join(options.output, SUMMARY))
+    return summary
 
 
-def _of_files(options: argparse.Namespace, rules: list[str]) -> dict[str, Any]:
+def _of_files(options: argparse.Namespace, rules: list[str]) -> dict[str, Any] | int:
     from trainer.base import log
     from trainer.config import parsing
     from trainer.config.schema import Config

@@ -6,16 +6,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipelines.commands import Commands
-from pipelines.commands.job_options import (
-    CommandParser,
-    add_backend,
-    add_specification,
-    kinds,
-    specification,
-)
+from pipelines.commands.job_options import CommandParser, add_specification, specification
+from pipelines.commands.parser import option, verb
 from trainer.base.errors import ConfigError, KubedetError, LaunchError
 
 if TYPE_CHECKING:
@@ -24,11 +19,12 @@ if TYPE_CHECKING:
     from components.launchers.runai import RunaiBackend
 
 Backends: TypeAlias = "ClusterBackend | RunaiBackend"
-Verbs: TypeAlias = "argparse._SubParsersAction[CommandParser]"
 
 _PATIENCE_SECONDS = 15.0  # As long as a person likes to wait for an API server that does not answer.
 _POLL_SECONDS = 5.0  # Between two looks at a job, in `wait`.
 _SPEC = "[--spec FILE] [--set FIELD=VALUE ...] [FLAGS] [-- COMMAND ...]"
+_BACKENDS = ("kubernetes", "pytorchjob", "trainjob", "runai")
+"""The cluster, with all kinds of jobs or one alone, or Run:ai's command line."""
 
 
 def add(commands: Commands) -> None:
@@ -37,81 +33,69 @@ def add(commands: Commands) -> None:
         "job",
         description="Training jobs in the cluster and namespace of KUBECONFIG (or of the pod this runs in).",
     )
-    add_backend(parser)
+    _add_backend(parser)
     verbs = parser.add_subparsers(required=True, metavar="VERB", parser_class=CommandParser)
     submit = _verb(
-        verbs, "submit", _submit, "start a job, or take up the same one where it runs already",
-        f"kubedet job submit {_SPEC} [--wait]",
+        verbs, "submit", _submit, "start a job, or adopt the same one if it runs already",
+        usage=f"kubedet job submit {_SPEC} [--wait]",
     )  # fmt: skip
     add_specification(submit)
-    submit.add_argument(
-        "--wait", action="store_true",
-        help="show its log to its end, and end with its result; Ctrl-C deletes the job",
-    )  # fmt: skip
+    option(submit, "--wait", "show its log to its end, and end with its result; Ctrl-C deletes the job")
     render = _verb(
         verbs, "render", _render, "print a job for other tools, and send nothing",
-        f"kubedet job render [--target TARGET] {_SPEC}",
+        usage=f"kubedet job render [--target TARGET] {_SPEC}",
     )  # fmt: skip
-    render.add_argument(
-        "--target", default="pytorchjob", metavar="TARGET",
-        help="pytorchjob (default), trainjob, indexed-job, runai, runai-submit-dist or runai-submit-pytorch",
+    option(
+        render, "--target TARGET", "pytorchjob, trainjob, indexed-job, runai, runai-submit-dist or "
+        "runai-submit-pytorch", "pytorchjob",
     )  # fmt: skip
     add_specification(render)
-    fields = verbs.add_parser(
-        "fields", help="say what each field of a job means",
-        description="Say what each field of a job means, and its default; * stands for a number.",
+    fields = verb(
+        verbs, "fields", _fields, "say what each field of a job means",
+        "Say what each field of a job means, and its default; * stands for a number.",
     )  # fmt: skip
     fields.add_argument("text", nargs="?", default="", metavar="TEXT", help="only those that name it")
-    fields.set_defaults(command=_fields)
-    _output(_verb(verbs, "list", _list, "list the jobs of the namespace"))
-    _output(_named(_verb(verbs, "status", _status, "tell how a job and its pods are")))
-    logs = _named(_verb(verbs, "logs", _logs, "print the log of a job"))
-    logs.add_argument(
-        "-f", "--follow", action="store_true", help="go on until the job has ended, with pods that fail"
-    )
-    _pod_options(logs)
-    _named(_verb(verbs, "stop", _stop, "delete a job and its pods; its checkpoints stay"))
-    execute = _named(
-        _verb(
-            verbs,
-            "exec",
-            _exec,
-            "run a command in a pod of a job, on this terminal",
-            "kubedet job exec NAME [--rank N] -- COMMAND ...",
-        )
-    )
-    _pod_options(execute)
+    listing = _verb(verbs, "list", _list, "list the jobs of the namespace")
+    status = _verb(verbs, "status", _status, "show how a job and its pods are")
+    logs = _verb(verbs, "logs", _logs, "print the log of a job")
+    option(logs, "-f --follow", "go on until the job has ended, with pods that fail")
+    stop = _verb(verbs, "stop", _stop, "delete a job and its pods; its checkpoints stay")
+    execute = _verb(
+        verbs, "exec", _exec, "run a command in a pod of a job, on this terminal",
+        usage="kubedet job exec NAME [--rank N] -- COMMAND ...",
+    )  # fmt: skip
     execute.takes_command = True
-    wait = _named(_verb(verbs, "wait", _wait, "wait for the end of a job, and end with its result"))
+    wait = _verb(verbs, "wait", _wait, "wait for the end of a job, and end with its result")
+    option(wait, "--timeout SECONDS", "give up after so long", 0.0)
     _verb(verbs, "menu", _menu, "list the jobs, and handle one of them by keys")
-    wait.add_argument("--timeout", type=float, default=0.0, metavar="SECONDS", help="give up after so long")
+    for parser in (status, logs, stop, execute, wait):
+        parser.add_argument("name", metavar="NAME", help="name of the job")
+    for parser in (listing, status):
+        option(parser, "-o --output table|json", "default: table", "table")
+    for parser in (logs, execute):
+        which = parser.add_mutually_exclusive_group()
+        option(which, "--rank N", "the pod of this rank (default: 0)", None, type=int)
+        option(which, "--pod NAME", "the pod of this name")
 
 
 def _verb(
-    verbs: Verbs, name: str, run: Callable[[argparse.Namespace], int], text: str, usage: str | None = None
+    verbs: Any, name: str, run: Callable[[argparse.Namespace], int], text: str, **settings: Any
 ) -> CommandParser:
-    parser = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", usage=usage)
-    parser.add_argument("-n", "--namespace", default=None, metavar="NAME", help="default: KUBECONFIG's")
-    add_backend(parser, argparse.SUPPRESS)
-    parser.set_defaults(command=run)
+    parser: CommandParser = verb(verbs, name, run, text, **settings)
+    option(parser, "-n --namespace NAME", "default: KUBECONFIG's", None)
+    _add_backend(parser, default=argparse.SUPPRESS)
     return parser
 
 
-def _named(parser: CommandParser) -> CommandParser:
-    parser.add_argument("name", metavar="NAME", help="name of the job")
-    return parser
-
-
-def _output(parser: CommandParser) -> None:
-    parser.add_argument("-o", "--output", choices=["table", "json"], default="table", help="default: table")
-
-
-def _pod_options(parser: CommandParser) -> None:
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--rank", type=int, default=None, metavar="N", help="the pod of this rank (default: 0)"
-    )
-    which.add_argument("--pod", default="", metavar="NAME", help="the pod of this name")
+def _add_backend(parser: argparse.ArgumentParser, **settings: Any) -> None:
+    """Declare where jobs are: before the verb, or behind it, which wins with argparse.SUPPRESS as default."""
+    option(
+        parser, f"--backend {'|'.join(_BACKENDS)}", "kubernetes is the cluster, with all kinds of "
+        "jobs; pytorchjob and trainjob are those alone; runai is the program of that name",
+        **{"default": _BACKENDS[0]} | settings,
+    )  # fmt: skip
+    text = "Run:ai's project, with --backend runai (default: what `runai project set` chose)"
+    option(parser, "--project NAME", text, **settings)
 
 
 def _fields(options: argparse.Namespace) -> int:
@@ -308,11 +292,12 @@ def _backend(
     if options.project:
         raise ConfigError("a --project is Run:ai's", fix="add --backend runai, or name a --namespace")
     from components.launchers.cluster.backend import ClusterBackend
+    from components.launchers.cluster.kinds import KINDS
     from components.launchers.timings import Timings
 
     return ClusterBackend.connect(
         namespace or options.namespace or "",
-        kinds=kinds(options.backend),
+        kinds=[KINDS[options.backend]] if options.backend in KINDS else list(KINDS.values()),
         timings=Timings(patience=Timings.patience if patience is None else patience),
     )
 

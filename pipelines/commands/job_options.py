@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hin
 
 from components.jobs import PARAMETERS
 from components.launchers import spec
-from pipelines.commands.parser import Parser
+from pipelines.commands.parser import Parser, option
 from trainer.base.bounded_text import whole_number, yaml_value
 from trainer.base.errors import ConfigError, refuse_userinfo
 
 if TYPE_CHECKING:
-    from components.launchers.cluster.kinds.kind import Kind
     from components.launchers.spec import JobSpec
 
 FLAGS = ("name", *PARAMETERS)
@@ -26,9 +25,6 @@ _LONGEST = 200_000
 """Characters of a specification; most have a thousand."""
 
 _WHERE = "the job's specification"
-
-BACKENDS = ("kubernetes", "pytorchjob", "trainjob", "runai")
-"""Where jobs are: in the cluster, of all kinds or of one alone, or behind Run:ai's command line."""
 
 
 class CommandParser(Parser):
@@ -42,7 +38,7 @@ class CommandParser(Parser):
     """Whether there may be something after `--`."""
 
     def parse_known_args(self, args=None, namespace=None):
-        """Parse what stands before the first `--`."""
+        """Parse what is before the first `--`."""
         words = list(sys.argv[1:] if args is None else args)
         separator = words.index("--") if "--" in words else len(words)
         options, unknown = super().parse_known_args(words[:separator], namespace)
@@ -55,43 +51,14 @@ class CommandParser(Parser):
 def add_specification(parser: CommandParser) -> None:
     """Declare how a job is described; `--namespace` is declared apart."""
     parser.takes_command = True
-    parser.add_argument(
-        "--spec", default="", metavar="FILE", help="the job's fields as YAML or JSON; - reads stdin"
-    )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields",
-        help="set one field, nested ones with dots: network.profile=rdma; may be given again",
-    )  # fmt: skip
+    option(parser, "--spec FILE", "the job's fields as YAML or JSON; - reads stdin")
+    text = "set one field, nested ones with dots: network.profile=rdma; may be given again"
+    option(parser, "--set FIELD=VALUE...", text, dest="fields")
     for name in FLAGS:
         metavar = "N" if spec.is_number(name) else name.upper()
-        parser.add_argument(f"--{name}", metavar=metavar, help=spec.meaning(name))
-    parser.add_argument(
-        "--env", action="append", default=[], metavar="NAME=VALUE", help="an environment variable"
-    )
-    parser.add_argument(
-        "--mount", action="append", default=[], metavar="CLAIM:PATH",
-        help="mount a PersistentVolumeClaim in every pod",
-    )  # fmt: skip
-
-
-def add_backend(parser: argparse.ArgumentParser, default: str | None = None) -> None:
-    """Declare where jobs are: before the verb, or behind it, which wins with argparse.SUPPRESS as default."""
-    parser.add_argument(
-        "--backend", choices=BACKENDS, default=default or BACKENDS[0],
-        help="kubernetes (default) is the cluster, with all kinds of jobs; pytorchjob and trainjob are those "
-        "alone; runai is the program of that name",
-    )  # fmt: skip
-    parser.add_argument(
-        "--project", default=default or "", metavar="NAME",
-        help="Run:ai's project, with --backend runai (default: what `runai project set` chose)",
-    )  # fmt: skip
-
-
-def kinds(backend: str) -> "list[Kind]":
-    """Return the kinds of jobs that a backend of the cluster means, the preferred one first."""
-    from components.launchers.cluster.kinds import KINDS
-
-    return [KINDS[backend]] if backend in KINDS else list(KINDS.values())
+        option(parser, f"--{name} {metavar}", spec.meaning(name), None)
+    option(parser, "--env NAME=VALUE...", "an environment variable")
+    option(parser, "--mount CLAIM:PATH...", "mount a PersistentVolumeClaim in every pod")
 
 
 def specification(options: argparse.Namespace) -> "JobSpec":
@@ -105,17 +72,23 @@ def specification(options: argparse.Namespace) -> "JobSpec":
     from components.launchers.spec import JobSpec, from_fields
 
     tree = _from_file(options.spec) if options.spec else {}
-    problems: list[str] = []
-    project = [f"runai_queue={options.project}"] if options.project else []
-    for text in [*options.fields, *project]:
-        problems += set_field(tree, JobSpec, text)
+    given = [*options.fields, *([f"runai_queue={options.project}"] if options.project else [])]
     for name in (*FLAGS, "namespace"):
-        if getattr(options, name) is not None:
-            problems += set_field(tree, JobSpec, f"{name}={getattr(options, name)}")
+        if (value := getattr(options, name)) is not None:
+            given.append(f"{name}={value}")
+    problems = [problem for text in given for problem in set_field(tree, JobSpec, text)]
     for text in options.env:
-        ok = text.partition("=")[1]
-        problems += set_field(tree, JobSpec, f"env.{text}") if ok else [f"  --env {text!r} is not NAME=VALUE"]
-    problems += _mount(tree, options.mount)
+        if "=" in text:
+            problems += set_field(tree, JobSpec, f"env.{text}")
+        else:
+            problems.append(f"  --env {text!r} is not NAME=VALUE")
+    for text in options.mount:
+        claim, colon, path = text.partition(":")
+        mounts = tree.setdefault("mounts", [])
+        if not colon:
+            problems.append(f"  --mount {text!r} is not CLAIM:PATH")
+        elif isinstance(mounts, list):
+            mounts.append({"claim": claim, "path": path})
     if options.arguments:
         tree["command"] = options.arguments
     try:
@@ -169,7 +142,7 @@ def set_field(tree: dict[str, Any], kind: Any, text: str) -> list[str]:
         text: path with dots, =, value.
 
     Returns:
-        What is wrong with it as lines, nothing where it was put in.
+        What is wrong with it as lines, nothing if it was put in.
     """
     path, equals, value = text.partition("=")
     path = path.strip()
@@ -235,16 +208,3 @@ def _value(kind: Any, text: str) -> Any:
         return yaml_value(text, _LONGEST)
     except ValueError:
         return text  # What is no YAML is of no type but text: the specification says what it should be.
-
-
-def _mount(tree: dict[str, Any], texts: list[str]) -> list[str]:
-    problems = []
-    for text in texts:
-        claim, colon, path = text.partition(":")
-        if not colon:
-            problems.append(f"  --mount {text!r} is not CLAIM:PATH")
-            continue
-        mounts = tree.setdefault("mounts", [])
-        if isinstance(mounts, list):
-            mounts.append({"claim": claim, "path": path})
-    return problems

@@ -19,12 +19,7 @@ PODS = ("RANK", "POD", "PHASE", "RESTARTS", "EXIT", "NODE", "REASON")
 
 
 def jobs(statuses: Iterable[JobStatus], now: datetime | None = None) -> str:
-    """Describe jobs, one on a line, the newest first.
-
-    Args:
-        statuses: the jobs.
-        now: the present; the clock's without it.
-    """
+    """Describe jobs, one on a line, the newest first; without `now` the clock is asked."""
     return columns([JOBS, *(row(job, now) for job in newest(statuses))])
 
 
@@ -50,13 +45,7 @@ def row(job: JobStatus, now: datetime | None = None) -> tuple[str, ...]:
 
 
 def status(job: JobStatus, reasons: Sequence[str] = (), now: datetime | None = None) -> str:
-    """Describe one job and its pods.
-
-    Args:
-        job: the job.
-        reasons: lines on why it is as it is; without them what the cluster says.
-        now: the present; the clock's without it.
-    """
+    """Describe one job and its pods, with lines on why it is as it is, by default what the cluster says."""
     lines = [f"{job.name}  {job.phase}"]
     if job.created:
         nodes = "1 node" if job.nodes == 1 else f"{job.nodes} nodes"
@@ -80,11 +69,6 @@ def progress(training: Progress) -> str:
     return f"{training.percent}% done{time_left}{f'; {numbers}' if numbers else ''}"
 
 
-def state_lines(job: JobStatus) -> list[str]:
-    """Say how far a job is, and what the cluster says of it, one on a line."""
-    return [*([progress(job.progress)] if job.progress else []), *why(job)]
-
-
 def why(job: JobStatus) -> list[str]:
     """Say what the cluster says of a job and of its pods, one on a line; nothing where all is well."""
     of_pods = [(pod.name, pod.message) for pod in sorted(job.pods, key=lambda pod: pod.rank)]
@@ -100,12 +84,7 @@ def as_json(statuses: JobStatus | Iterable[JobStatus]) -> str:
 
 
 def age(created: str, now: datetime | None = None) -> str:
-    """Tell how long ago a time was, in its two largest units: 45s, 3m12s, 5h2m, 12d4h.
-
-    Args:
-        created: RFC 3339; nothing gives "-".
-        now: the present; the clock's without it.
-    """
+    """Return how long ago a time, in RFC 3339, was, e.g. 3m12s; "-" for no time."""
     if not created:
         return "-"
     passed = (now or datetime.now(UTC)) - datetime.fromisoformat(created)

@@ -73,7 +73,8 @@ def option(
         settings = {"default": default} | settings
         if isinstance(default, int | float):
             settings = {"type": type(default)} | settings
-        if isinstance(default, str | int | float) and default and "default:" not in text:
+        is_shown = isinstance(default, str | int | float) and default not in ("", 0, argparse.SUPPRESS)
+        if is_shown and "default:" not in text:
             text += f" (default: {default})"
     # argparse takes a percent sign for a format.
     parser.add_argument(*flags, help=text.replace("%", "%%"), **settings)
