@@ -5,6 +5,7 @@ The output of kfp's compiler (2.17.0) is corrected: missing inputs of graphs, ne
 
 import contextlib
 import re
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,24 @@ from trainer.base.errors import StorageError
 PLAIN = Form()
 """The form that most runs need: data in a bucket, brought and sharded by one pod."""
 
+_READ = re.compile(r"inputs\.parameter_values\['([^']+)'\]")
+_FROM_OUTSIDE = "componentInputParameter"
+
+Spec = dict[str, Any]
+"""A compiled pipeline's first document, or a part of it; functions change it."""
+
 
 def compile_pipeline(path: Path, form: Form = PLAIN) -> None:
-    """Compile the pipeline to YAML, whole or not at all.
-
-    Args:
-        path: the file to write.
-        form: what is fixed when it is compiled.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
+    """Compile a form of the pipeline to a file of YAML, whole or not at all; raises StorageError."""
     # kfp decides on the format by the suffix.
     temporary = path.with_name(f".{path.stem}.tmp.yaml")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         compiler.Compiler().compile(pipeline(form), str(temporary))
-        head, documents = _read(temporary.read_text())
+        text = temporary.read_text()
+        # The comment at the beginning lists the parameters for people.
+        head = "".join(takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True)))
+        documents = list(yaml.safe_load_all(text))
         _arrange(documents[0])
         temporary.write_text(head + yaml.safe_dump_all(documents, sort_keys=True))
         temporary.replace(path)
@@ -46,14 +48,7 @@ def compile_pipeline(path: Path, form: Form = PLAIN) -> None:
             temporary.unlink()
 
 
-def _read(text: str) -> tuple[str, list[dict[str, Any]]]:
-    """Return the comment at the beginning, which lists the parameters for people, and the documents."""
-    lines = text.splitlines(keepends=True)
-    count = next(number for number, line in enumerate(lines) if not line.startswith("#"))
-    return "".join(lines[:count]), list(yaml.safe_load_all(text))
-
-
-def _arrange(spec: dict[str, Any]) -> None:
+def _arrange(spec: Spec) -> None:
     pass_parameters(spec)
     inline_conditions(spec)
     for component in spec["components"].values():
@@ -66,20 +61,11 @@ def _arrange(spec: dict[str, Any]) -> None:
             parameter["literals"] = list(choices)
 
 
-_READ = re.compile(r"inputs\.parameter_values\['([^']+)'\]")
-_FROM_OUTSIDE = "componentInputParameter"
-
-Spec = dict[str, Any]
-
-
 def pass_parameters(spec: Spec) -> None:
     """Declare the missing inputs of graphs: parameters that their tasks take from the enclosing graph.
 
     The compiler leaves out parameters that are used only in resource requests: a nested graph then names an
     input that it does not get, and the driver refuses it.
-
-    Args:
-        spec: a compiled pipeline's first document; changed.
     """
     pipeline_parameters = spec["root"]["inputDefinitions"]["parameters"]
     components = spec.get("components", {})
@@ -111,9 +97,6 @@ def inline_conditions(spec: Spec) -> None:
     at its inputs. Where the inner graph is one task that pod does nothing that the task's own driver does not
     do as well: the specification allows a condition on every task (PipelineTaskSpec.trigger_policy in
     Kubeflow's pipeline_spec.proto).
-
-    Args:
-        spec: a compiled pipeline's first document; changed.
     """
     components = spec.get("components", {})
     for graph in [spec["root"], *list(components.values())]:

@@ -152,18 +152,14 @@ class RunProgress:
         self._position += len(whole)
         for line in whole.splitlines():
             try:
-                self._take(json.loads(line))
+                event = json.loads(line)
             except ValueError:
                 continue  # Cut short by a full disk: the next one is as good.
-
-    def _take(self, event: dict[str, Any]) -> None:
-        if "task" in event:
-            if self.running is not None:
+            if "task" in event and self.running is not None:
                 self.running.bar = event
-        elif event.get("step") in self.steps:
-            step = self.steps[event["step"]]
-            step.message, step.exit_code = event["message"], event["exit_code"]
-            step.known = event.get("known", False)
+            elif step := self.steps.get(event.get("step", "")):
+                step.message, step.exit_code = event["message"], event["exit_code"]
+                step.known = event.get("known", False)
 
     def finish(self) -> None:
         """Settle what the run left open: a step that was cut off has failed, others never began."""
@@ -184,13 +180,9 @@ _MARGIN, _CLOCK, _BAR, _SHORT_BAR = 4, 7, 24, 8
 _MARKS = {"waiting": "·", "running": "▸", "done": "✓", "failed": "✗", "stopped": "‖", "skipped": "–"}
 _ASCII_MARKS = {"waiting": ".", "running": ">", "done": "+", "failed": "x", "stopped": "=", "skipped": "-"}
 _STYLES = {
-    "waiting": "dim",
-    "running": "bold",
-    "done": "green",
-    "failed": "bold red",
-    "stopped": "yellow",
+    "waiting": "dim", "running": "bold", "done": "green", "failed": "bold red", "stopped": "yellow",
     "skipped": "dim",
-}
+}  # fmt: skip
 
 
 def choose(run: RunProgress) -> "PlainDisplay | TerminalDisplay":
@@ -281,17 +273,13 @@ class TerminalDisplay:
             row.add_column(width=width)
             row.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
             bar = ProgressBar(total=step.bar["total"], completed=step.bar["done"], width=width)
-            beside = _beside_bar(step, self._detail_width - width - 1)
+            room = self._console.width - _MARGIN - 1 - self._title_width - _CLOCK - 3 - width - 1
+            beside = _beside_bar(step, room)
             row.add_row(bar, Text(beside, overflow="ellipsis"))
             return row
         if step.state == "running":
             return Text("finishing" if step.bar else "starting", "dim")
         return Text(_outcome(step), "dim")
-
-    @property
-    def _detail_width(self) -> int:
-        """Columns of the last column of `_table`."""
-        return self._console.width - _MARGIN - 1 - self._title_width - _CLOCK - 3
 
     @property
     def _title_width(self) -> int:

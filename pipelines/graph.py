@@ -99,12 +99,7 @@ def _run(task: dsl.PipelineTask, title: str, cpu: Any, memory: Any) -> dsl.Pipel
 
 
 def train_detector(values: Mapping[str, Any], form: Form) -> None:
-    """Make the steps.
-
-    Args:
-        values: the parameters that the form has, by name, as `pipelines/parameters.py` tells them.
-        form: what is fixed when the pipeline is compiled.
-    """
+    """Make the steps of a form, whose parameters are given by name."""
     of_pods = ("credentials", "notify", "claim", "step_cpu", "step_memory")
     pods = _Pods(*(values.get(name, "") for name in of_pods))
     clean_up = cleanup(launcher=values.get("launcher", ""), run_id=_RUN_ID)
@@ -125,12 +120,7 @@ def _select(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _make_model(pods: _Pods, shards: Any, values: Mapping[str, Any]) -> None:
-    """Train on the shards, and evaluate, export and publish what comes of it."""
-    _evaluate_and_export(pods, _train(pods, shards, values), values)
-
-
-def _train(pods: _Pods, shards: Any, values: Mapping[str, Any]) -> Any:
-    """Train on the shards; returns the model's manifest."""
+    """Train on the shards, evaluate the model, and export and publish it if it passes the gate."""
     request = _select(values, "launcher", *PARAMETERS)
     request |= {"claim": pods.claim, "default_image": COMPONENT_IMAGE}
     settings = _select(values, "job", "output", *_SETTINGS, "data_root", "warm_start")
@@ -138,11 +128,7 @@ def _train(pods: _Pods, shards: Any, values: Mapping[str, Any]) -> Any:
     task = train(shards=shards, request=request, run_id=_RUN_ID, rules=values["gate"], **settings)
     # What `job` may ask for comes from the namespace's owner, and not from the run.
     kubernetes.use_config_map_as_env(task, job_limits.CONFIG_MAP, job_limits.VARIABLES, optional=True)
-    return pods.step(task, waits=True).outputs["model"]
-
-
-def _evaluate_and_export(pods: _Pods, model: Any, values: Mapping[str, Any]) -> None:
-    """Evaluate the model, and export and publish it where it passes the gate."""
+    model = pods.step(task, waits=True).outputs["model"]
     scored = pods.step(evaluate(model=model, rules=values["gate"], credentials=values["credentials"]))
     pods.tells(scored)
     with dsl.If(scored.outputs["Output"] == "pass", name="passed"):
@@ -184,17 +170,7 @@ def _prepare(pods: _Pods, form: Form, values: Mapping[str, Any]) -> Any:
 
 
 def pipeline(form: Form) -> Any:
-    """Return the pipeline in one of its forms.
-
-    A parameter is there where it means something. With a volume `claim` is required, and the data are
-    kept there unless told otherwise.
-
-    Args:
-        form: what is fixed when the pipeline is compiled.
-
-    Returns:
-        kfp's pipeline, to be compiled.
-    """
+    """Return kfp's pipeline in one of its forms, to be compiled; it has the parameters of the form."""
     signature = parameters.signature(form)
 
     def build(*values: Any) -> None:

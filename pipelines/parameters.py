@@ -260,12 +260,7 @@ def of(form: Form) -> Iterator[Parameter]:
 
 
 def default(name: str, form: Form | None = None) -> Any:
-    """Return a parameter's default; "" where there is none.
-
-    Args:
-        name: the parameter's.
-        form: the one that is meant; None is the plain one.
-    """
+    """Return a parameter's default in a form, by default the plain one; "" if there is none."""
     item = TABLE[name].within(form or Form())
     return "" if item.default is REQUIRED else item.default
 
@@ -273,18 +268,12 @@ def default(name: str, form: Form | None = None) -> Any:
 def signature(form: Form) -> inspect.Signature:
     """Return the signature of the pipeline's function in a form, as Kubeflow's compiler reads it."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = [
-        inspect.Parameter(item.name, kind, default=item.default, annotation=item.kind) for item in of(form)
-    ]
-    return inspect.Signature(parameters)
+    return inspect.Signature(
+        [inspect.Parameter(item.name, kind, default=item.default, annotation=item.kind) for item in of(form)]
+    )
 
 
 def docstring(purpose: str, form: Form) -> str:
-    """Return the docstring of the pipeline's function in a form, from which the compiler has descriptions.
-
-    Args:
-        purpose: what the pipeline does, a sentence.
-        form: what is fixed when it is compiled.
-    """
+    """Return the docstring of the pipeline's function in a form, from which the compiler has descriptions."""
     lines = [f"    {item.name}: {item.description}" for item in of(form)]
     return "\n".join([purpose, "", "Args:", *lines])

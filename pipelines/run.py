@@ -5,7 +5,6 @@ import json
 import os
 import platform
 import queue
-import re
 import shlex
 import shutil
 import signal
@@ -13,18 +12,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 from components import run_ids, run_plan, warm_start
 from components.launchers.guarded_process import GuardedProcess
-from operations import costs, retrain_condition
+from operations import costs, retrain_condition, tuning
 from operations.costs import Costs
 from pipelines import checks, display, parameters
 from pipelines.display import RunProgress
@@ -41,7 +40,6 @@ from trainer.evaluation.gate import parse, split_rules
 from trainer.launching.stop_signals import ENDING, handling
 from trainer.model import recipes
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _PACKAGES = ("kubedet", "torch", "torchvision", "kfp", "pycocotools", "onnx", "onnxruntime")
 # Longer than a training launcher's own patience: it kills what does not stop, then says so.
 _GRACE_SECONDS = 90.0
@@ -98,13 +96,6 @@ def check(options: Options) -> None:
         ConfigError: naming every name, source, recipe, key, value, rule and number that cannot be used.
     """
 
-    def name() -> None:
-        if not _NAME.fullmatch(options.name):
-            raise ConfigError(
-                f"the name {options.name!r} cannot be a folder's",
-                fix="use letters, digits, '.', '_' and '-', beginning with a letter or digit",
-            )
-
     def processes() -> None:
         if options["nproc"] < 1:
             raise ConfigError(f"--nproc must be 1 or more, not {options['nproc']}", fix="use --nproc 1")
@@ -116,7 +107,7 @@ def check(options: Options) -> None:
 
     checks.make_all(
         [
-            name,
+            partial(tuning.check_name, options.name),
             processes,
             retrain_condition.Condition(options["min_new_images"], options["min_drift"]).check,
             partial(warm_start.check, options["warm_start"]),
@@ -168,42 +159,35 @@ def complete(
     may_be_skipped = {"train", "evaluate", "export"} if progress.since else {"export"} if held_back else set()
     succeeded = failed is None and not broken and set(progress.steps) - done <= may_be_skipped
     interrupted = not succeeded and (stopped or (failed is not None and failed.state == "stopped"))
-    status = "succeeded" if succeeded else "interrupted" if interrupted else "failed"
     ended |= {
-        "status": status,
+        "status": "succeeded" if succeeded else "interrupted" if interrupted else "failed",
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
         "steps": [
-            {
-                "name": step.name,
-                "status": step.state,
-                "seconds": round(step.seconds, 2),
-                "reused": step.reused,
-            }
+            {"name": step.name, "status": step.state, "seconds": round(step.seconds, 2),
+             "reused": step.reused}
             for step in progress.steps.values()
         ],
-        "paths": _paths(folder, done),
-    }
+    }  # fmt: skip
     if used:
         ended["used"] = used.fields()
     if progress.since:
         ended["nothing_new_since"] = progress.since
     if not succeeded:
-        message = broken or ("stopped" if interrupted else "the pipeline ended before a step began")
-        code = EXIT_FAILURE
+        message, code = broken or ("stopped" if interrupted else "the pipeline ended before a step began"), 0
         if failed is not None:
             message = failed.message or "its process ended without a message (killed, or out of memory)"
-            code = failed.exit_code or EXIT_FAILURE
+            code = failed.exit_code
         ended["error"] = {
             "step": failed.name if failed else "",
             "message": masked(message),
-            "exit_code": EXIT_RETRY if interrupted else code,
+            "exit_code": EXIT_RETRY if interrupted else code or EXIT_FAILURE,
         }
     return record | ended
 
 
 def _results(folder: Path, done: set[str]) -> dict[str, Any]:
-    """Return what the finished steps wrote; an earlier run's files are not read."""
-    results = {}
+    """Return what the finished steps wrote, and where; an earlier run's files are not read."""
+    results: dict[str, Any] = {}
     if "train" in done:
         results["training"] = storage.read_json(str(folder / "train" / "result.json"))
         plan = str(folder / run_plan.FILE)
@@ -213,21 +197,17 @@ def _results(folder: Path, done: set[str]) -> dict[str, Any]:
         results["metrics"] = metrics["metrics"]
         results["data_warnings"] = metrics.get("data_warnings", [])
         results["gate"] = storage.read_json(str(folder / "evaluation" / "gate.json"))
-    return results
-
-
-def _paths(folder: Path, done: set[str]) -> dict[str, str]:
-    """Return the outputs of the finished steps by name."""
     outputs = {
-        "checkpoint": ("train", folder / "train" / "best.pt"),
-        "tensorboard": ("train", folder / "train" / "tensorboard"),
-        "metrics": ("evaluate", folder / "evaluation" / "metrics.json"),
-        "report": ("evaluate", folder / "evaluation" / "report.html"),
-        "model": ("export", folder / "model"),
-        "summary": ("", folder / "summary.json"),
-        "log": ("", folder / "log.txt"),
+        "checkpoint": ("train", "train/best.pt"),
+        "tensorboard": ("train", "train/tensorboard"),
+        "metrics": ("evaluate", "evaluation/metrics.json"),
+        "report": ("evaluate", "evaluation/report.html"),
+        "model": ("export", "model"),
+        "summary": ("", "summary.json"),
+        "log": ("", "log.txt"),
     }
-    return {what: str(path) for what, (step, path) in outputs.items() if not step or step in done}
+    paths = {what: str(folder / path) for what, (step, path) in outputs.items() if not step or step in done}
+    return results | {"paths": paths}
 
 
 def _versions() -> dict[str, str]:
@@ -248,14 +228,9 @@ def _versions() -> dict[str, str]:
 def report(
     record: dict[str, Any], progress: RunProgress, folder: Path, *, again: str, used: Costs | None = None
 ) -> None:
-    """Print how a run went: results on stdout, what went wrong on stderr.
+    """Print how a run went, from its whole record: results on stdout, what went wrong on stderr.
 
-    Args:
-        record: the whole summary.
-        progress: the state of the run's steps, with their last lines.
-        folder: the run's folder.
-        again: the command line that goes on with the run.
-        used: what its steps used.
+    `again` is the command line that goes on with the run, `used` what its steps used.
     """
     if used:
         print(f"\nwhat it used\n{used.text()}")
@@ -383,8 +358,7 @@ def _warn_of_processes(count: int) -> None:
 
 
 def _write(folder: Path, record: dict[str, Any]) -> None:
-    # Indented: people read it too.
-    storage.write_json(str(folder / "summary.json"), record, indent=2)
+    storage.write_json(str(folder / "summary.json"), record, indent=2)  # Indented: people read it too.
 
 
 def _execute(options: Options, progress: RunProgress, temporary: Path, lock: int) -> bool:
@@ -404,7 +378,7 @@ def _execute(options: Options, progress: RunProgress, temporary: Path, lock: int
     with (
         GuardedProcess(command, env=env, grace_seconds=_GRACE_SECONDS, keep_open=[lock]) as process,
         _stopping(process) as stopped,
-        _LogFile(folder / "log.txt") as log_file,
+        closing(_LogFile(folder / "log.txt")) as log_file,
         display.choose(progress) as shown,
     ):
         shown_signals = 0
@@ -465,27 +439,22 @@ class _LogFile:
     """Everything the runner and the steps print. A full disk costs the log, not the run."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: IO[str] | None = None
-
-    def __enter__(self) -> "_LogFile":
-        self._file = self._path.open("a")
+        self._path, self._file = path, path.open("a")
         self.write(f"--- {datetime.now(UTC).isoformat(timespec='seconds')}")
-        return self
 
     def write(self, line: str) -> None:
-        if self._file is None:
+        if self._file.closed:
             return
         try:
             self._file.write(line + "\n")
             self._file.flush()
         except OSError as error:
             print(f"warning: {self._path} ends here: {error.strerror}", file=sys.stderr)
-            self._file = None
+            with suppress(OSError):
+                self._file.close()
 
-    def __exit__(self, *exception: Any) -> None:
-        if self._file is not None:
-            self._file.close()
+    def close(self) -> None:
+        self._file.close()
 
 
 @contextmanager

@@ -25,28 +25,13 @@ def of_source(source: str) -> str:
 
 
 def request(size: str, cpu: str = "", memory: str = "") -> dict[str, str]:
-    """Return the parameters of the pipeline that a size stands for.
-
-    Args:
-        size: its name.
-        cpu: cores that are asked for instead.
-        memory: memory that is asked for instead.
-
-    Raises:
-        ConfigError: there is no such size.
-    """
-    if size not in SIZES:
-        raise ConfigError(f"no size {size!r}", fix=f"use one of: {', '.join(SIZES)}")
+    """Return the parameters that the name of a size stands for, or the cores and memory given instead."""
     cores, amount = SIZES[size]
     return {"step_cpu": cpu or cores, "step_memory": memory or amount}
 
 
 def check(cpu: str, memory: str) -> None:
-    """Refuse what Kubernetes does not take for cores and memory, or what no pod can live on.
-
-    Raises:
-        ConfigError: naming what cannot be used.
-    """
+    """Raise ConfigError for cores and memory that Kubernetes does not take, or no pod can live on."""
     problems = []
     for name, text, least in (("step_cpu", cpu, "10m"), ("step_memory", memory, "64Mi")):
         try:

@@ -53,11 +53,6 @@ def test_unknown_numbers_of_gpus_make_sums_and_money_a_lower_bound():
     assert money is not None and money.shown(2) == "2.00"
 
 
-def test_without_records_nothing_is_told():
-    assert not costs.summed([])
-    assert not costs.of_run("/nowhere/at/all", "r")
-
-
 def test_what_kubeflow_shows_are_numbers_that_are_known():
     numbers = costs.summed([record("train", 1, gpus=None)], Prices(node_hour=3.0)).numbers()
     assert numbers["used/node_hours"] == 1.0 and numbers["used/money"] == 3.0

@@ -14,7 +14,6 @@ from pipelines import cli, wait
 from pipelines.commands import schedule
 from pipelines.compile import compile_pipeline
 from pipelines.forms import Form
-from pipelines.kubeflow import TESTED
 from pipelines.sizes import SIZES
 
 ROOT = Path(__file__).parents[2]
@@ -79,24 +78,3 @@ def test_its_forms_are_those_that_can_be_compiled():
 def test_its_sizes_are_those_that_there_are():
     rows = re.findall(r"^  \| (\w+) \| (\w+) \| (\w+) \|", GUIDE, re.MULTILINE)
     assert {name: (cpu, memory) for name, cpu, memory in rows} == SIZES
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/kubeflow.md", "docs/operations.md"])
-def test_the_version_that_was_tried_is_named(page):
-    text = (ROOT / page).read_text()
-    assert TESTED in text and "2.5 or later" not in text
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "Kubeflow Pipelines 2.14.3 is too old", "unknown version",
-        "ready nodes can hold it", "(its driver)", "holds no keys of an object store",
-        "answers, but not as the API of Kubeflow Pipelines does", "KUBEDET_STEP_TRIES",
-    ],
-)  # fmt: skip
-def test_its_messages_are_the_codes_own(words):
-    assert words in GUIDE
-    sources = [path for folder in ("pipelines", "components") for path in (ROOT / folder).rglob("*.py")]
-    pattern = re.escape(words).replace(r"2\.14\.3", r"\{tag\}")
-    assert any(re.search(pattern, path.read_text()) for path in sources)

@@ -60,14 +60,6 @@ def test_an_experiment_that_another_creates_at_the_same_time_is_taken(kfp_server
     assert len(kfp_server.experiments) == 1
 
 
-def test_an_experiment_whose_name_is_refused_as_taken_and_is_not_there_is_an_error(kfp_server):
-    server = Server(Access.find(namespace="team"))
-    kfp_server.failures = [("POST", "/experiments", 409, {"error": "The name Nightly already exists."})]
-    with pytest.raises(ConfigError) as caught:
-        server.experiment("nightly")
-    assert "cannot create the experiment nightly" in caught.value.message
-
-
 def test_all_pages_of_schedules_are_read(kfp_server):
     kfp_server.schedules = [{"recurring_run_id": str(n), "display_name": f"s{n}"} for n in range(5)]
     assert [item.display_name for item in Server(Access.find()).schedules()] == ["s0", "s1", "s2", "s3", "s4"]
@@ -117,12 +109,6 @@ def test_a_page_to_log_in_at_is_not_taken_for_an_answer(kfp_server):
     kfp_server.failures = [("POST", "/experiments", 200, "<html>Log in to Dex</html>")]
     with pytest.raises(ConfigError, match="not as the API of Kubeflow Pipelines does"):
         server.experiment("nightly")
-
-
-def test_a_page_to_log_in_at_has_no_version(kfp_server):
-    kfp_server.failures = [("GET", "/healthz", 200, "<html>Log in to Dex</html>")]
-    with pytest.raises(ConfigError, match="not as the API of Kubeflow Pipelines does"):
-        Server(Access.find())
 
 
 def test_the_version_is_read(kfp_server):

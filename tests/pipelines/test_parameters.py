@@ -99,10 +99,3 @@ def test_what_is_a_field_of_every_job_is_told_by_the_job():
     for name in ("nodes", "nproc", "gpus"):
         assert TABLE[name].default == getattr(job, name) and TABLE[name].kind is int
     assert TABLE["nproc"].meaning == "processes on each node; 0 is one for each GPU, or one"
-
-
-def test_what_is_set_off_in_a_terminal_has_spaces():
-    changed = replace(
-        TABLE["source"], meaning="`a` or `b:C`; see `kubedet d`", default="", default_told="`<x>/<y z>`"
-    )
-    assert changed.help() == "a or b:C; see `kubedet d` (default: <x>/<y z>)"

@@ -6,7 +6,7 @@ from fake_api import Fault
 
 from components import jobs
 from pipelines import pods
-from pipelines.pods import Pods, Step, error_of_log, step_of
+from pipelines.pods import Pods, Step, step_of
 
 RUN = "11111111-2222-3333-4444-555555555555"
 TITLES = {"train": "Train", "fetch": "Fetch"}
@@ -84,12 +84,6 @@ def test_a_step_that_took_too_much_memory_is_told_the_remedy(cluster):
     cluster.put("train(0).executor(0)", main=ended(137, "OOMKilled"))
     (cause,) = seen().failed()
     assert "OOMKilled" in cause.text and "--size" in cause.fix
-
-
-def test_an_evicted_pod_says_so(cluster):
-    cluster.put("train(0).executor(0)", reason="Evicted", message="The node was low on resource: memory.")
-    (cause,) = seen().failed()
-    assert cause.text == "Evicted: The node was low on resource: memory."
 
 
 def test_the_last_attempt_counts(cluster):
@@ -183,7 +177,3 @@ def test_an_api_server_that_is_away_is_asked_again_after_a_while(cluster, monkey
     assert of_run.failed() == [] and len(cluster.requests("GET", "/pods")) == requests
     monkeypatch.setattr(pods.time, "monotonic", lambda: 1e9)
     assert len(of_run.failed()) == 1
-
-
-def test_a_log_without_anything_tells_nothing():
-    assert error_of_log("\n \n") == ""

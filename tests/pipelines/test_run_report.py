@@ -90,12 +90,6 @@ def test_a_run_that_went_on_says_what_it_did_and_how_much_there_is(record, folde
     assert line in capsys.readouterr().out
 
 
-def test_what_the_training_advises_is_told_at_the_end(record, folder, capsys):
-    record["training"]["advice"] = "AP50 was still rising"
-    tell(record, folder)
-    assert "on 2 processes\n  warning: AP50 was still rising\ngate: passed" in capsys.readouterr().out
-
-
 def test_without_a_model_there_is_none_to_try(record, folder, capsys):
     del record["paths"]["model"]
     record["gate"] = {"passed": False, "reason": "coco/AP 0.5 >= 0.9: failed"}

@@ -35,14 +35,6 @@ def test_sizes_are_what_kubernetes_takes_and_grow():
     assert sizes.DEFAULT in sizes.SIZES
 
 
-def test_what_is_said_wins_over_the_size():
-    assert sizes.request("medium") == {"step_cpu": "2", "step_memory": "8Gi"}
-    assert sizes.request("medium", "4") == {"step_cpu": "4", "step_memory": "8Gi"}
-    assert sizes.request("large", "", "30Gi") == {"step_cpu": "6", "step_memory": "30Gi"}
-    with pytest.raises(ConfigError, match="no size 'huge'"):
-        sizes.request("huge")
-
-
 @pytest.mark.parametrize(
     ("cpu", "memory", "message"),
     [

@@ -13,7 +13,7 @@ from operations.tuning.space import Choices, Range
 from operations.tuning.study import COMPLETE, FAILED, PRUNED, RUNNING, Search, Study
 from tests.trainer.conftest import bucket, object_store_server
 from trainer import storage
-from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted, TrainingError
+from trainer.base.errors import EXIT_RETRY, ConfigError, TrainingError
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
@@ -105,12 +105,6 @@ def test_a_killed_trial_is_begun_again_with_its_values_and_counted_once(place):
     assert [trial.number for trial in begun] == [0, 1, 2, 3, 4]
     assert trials[2].params == params
     assert RUNNING not in {trial.state for trial in trials}
-
-
-def test_a_training_that_was_stopped_by_another_stays_unfinished(place):
-    with pytest.raises(Interrupted, match="trial 0"):
-        run(place, 2, lambda trial, stack: Fake(trial, EXIT_RETRY), parallel=1)
-    assert {trial.state for trial in Study(place, WHAT, 2).trials()} <= {RUNNING}
 
 
 def test_failed_trials_count_and_a_search_ends_when_all_have_ended(place):

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from operations.tuning import search, work
-from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted, TrainingError
+from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted
 from trainer.model import recipes
 
 SPACE = "{train.lr: {low: 0.001, high: 0.1}, train.warmup_steps: {low: 1, high: 9}}"
@@ -87,14 +87,6 @@ def test_a_trial_that_fails_does_not_fail_its_pod_nor_the_search(asked, tmp_path
     assert work.choose(asked, ended, paths)["metrics"]["trial"] == 1
 
 
-def test_a_search_without_any_result_fails(asked, tmp_path):
-    Pod.ends.update(dict.fromkeys(range(3), 1))
-    ended = [work.train(asked, str(number), 1) for number in range(3)]
-    with pytest.raises(TrainingError, match="none of 3 trials came to a result"):
-        work.choose(asked, ended, (str(tmp_path / "page"), str(tmp_path / "configuration")))
-    assert "failed" in (tmp_path / "tuning" / "tune-debug" / "tuning.html").read_text()
-
-
 @pytest.mark.parametrize(
     ("place", "value", "said"),
     [
@@ -108,10 +100,3 @@ def test_what_cannot_be_searched_is_refused(asked, place, value, said):
     with pytest.raises(ConfigError, match=said):
         work.train(asked, "0", 0)
     assert Pod.begun == []
-
-
-def test_without_a_space_the_recipes_own_is_searched(asked):
-    work.train((*asked[:4], "", *asked[5:]), "0", 0)
-    (trial,) = trials((*asked[:4], "", *asked[5:]))
-    assert {"train.lr", "loader.mosaic"} <= set(trial.params)
-    assert "train.ema_decay" not in trial.params  # It is set.

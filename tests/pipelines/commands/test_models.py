@@ -80,18 +80,6 @@ def test_predict_refuses_more_pixels_than_the_limit_by_the_header(kubedet, publi
     assert kubedet("serve", "pets", "--port", "0", "--max-pixels", "0")[0] == 2
 
 
-def test_predict_speaks_of_others_only_where_there_are_some(kubedet, published, images, tmp_path):
-    code, _, err = kubedet("predict", "pets", "none.jpg", "-o", "out")
-    assert code == 2 and "other" not in err and "nothing was written" in err
-    assert err.startswith("error: none.jpg cannot be read: No such file or directory\n")
-    assert not (tmp_path / "out").exists()
-    code, _, err = kubedet("predict", "pets", "none.jpg", "nor.jpg", "-o", "out")
-    assert code == 2 and "2 of 2 images cannot be used" in err and "other" not in err
-    code, _, err = kubedet("predict", "pets", "none.jpg", "images/a.jpg", "-o", "out")
-    assert code == 2 and "1 of 2 images cannot be used" in err and "done, in out" in err
-    assert len(json.loads((tmp_path / "out" / "detections.json").read_text())["images"]) == 1
-
-
 def test_predict_keeps_apart_what_has_the_same_name(kubedet, published, images, tmp_path):
     Image.new("RGB", (96, 96)).save(images / "a.png")
     (tmp_path / "more").mkdir()

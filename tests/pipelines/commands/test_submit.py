@@ -156,16 +156,6 @@ def test_a_run_that_did_not_pay_says_so(kfp_server, capsys, condition, told):
     assert capsys.readouterr().out.count("nothing new: nothing was trained") == told
 
 
-def test_a_failed_run_is_told_and_fails(kfp_server, capsys):
-    failed = [{"display_name": "train", "state": "FAILED", "error": {"message": "pod was OOMKilled"}}]
-    kfp_server.states = ["RUNNING", ("FAILED", failed)]
-    assert cli.main([*ARGUMENTS, "--wait"]) == 1
-    shown = capsys.readouterr().err
-    assert (
-        "the run try failed\n  Train: pod was OOMKilled" in shown and "fix: look at the log of Train" in shown
-    )
-
-
 def test_a_failed_run_ends_with_the_words_of_the_step_and_its_remedy(kfp_server, fake_cluster, capsys):
     kfp_server.states = ["RUNNING", ("FAILED", [{"display_name": "train", "state": "FAILED"}])]
     ended = {"exitCode": 1, "reason": "Error", "message": "no recipe 'nope'\n  fix: use debug"}
