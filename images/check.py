@@ -14,6 +14,7 @@ _EXTRA = {
     "components": "pipeline",
     "operations": "pipeline",
     "pipelines": "pipeline",
+    "operations.tuning.page": "tune",
     "operations.tuning.search": "tune",
     "operations.tuning.study": "tune",
     "operations.tuning.work": "tune",

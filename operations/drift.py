@@ -339,7 +339,6 @@ def of_vectors(vectors: np.ndarray) -> Distance:
 
 
 def _measure_set(view: View, split: str, pictures: int, seed: int, embed: Embed | None) -> Measurements:
-    """Measure a split; see `compare_data`."""
     random = np.random.default_rng(seed)
     rows = list(_rows(view, split))
     if not rows:

@@ -98,7 +98,6 @@ def tell(outcome: Outcome, folder: str = "") -> bool:
 
 
 def _is_wanted(event: str) -> bool:
-    """Tell whether there is a webhook, and whether it is to hear of an event."""
     chosen = {word.strip().replace("-", " ") for word in _setting(ON).lower().split(",")} - {""}
     if unknown := sorted(chosen - set(EVENTS)):
         logger.warning("%s: there is no event %s, only %s", ON, ", ".join(unknown), ", ".join(EVENTS))

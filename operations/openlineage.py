@@ -231,7 +231,6 @@ def _send(end: End, before: Work, after: Work) -> str:
 
 
 def _datasets(data: Iterable[Data], *, is_input: bool) -> list[Any]:
-    """Return data as OpenLineage's client has them."""
     from openlineage.client import event_v2
     from openlineage.client import facet_v2 as known
 

@@ -20,7 +20,6 @@ def make_all(checks: Iterable[Callable[[], object]]) -> None:
 
 
 def _problems(check: Callable[[], object]) -> list[str]:
-    """Return what a check says, a line for each problem."""
     try:
         check()
     except KubedetError as error:

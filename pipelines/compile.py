@@ -84,7 +84,6 @@ def pass_parameters(spec: Spec) -> None:
 
 
 def _outside_parameters(component: Spec) -> set[str]:
-    """Return the names of the parameters that the tasks of a graph take from the enclosing graph."""
     tasks = component.get("dag", {}).get("tasks", {}).values()
     sources = [source for task in tasks for source in task.get("inputs", {}).get("parameters", {}).values()]
     return {source[_FROM_OUTSIDE] for source in sources if _FROM_OUTSIDE in source}
@@ -111,7 +110,6 @@ def inline_conditions(spec: Spec) -> None:
 
 
 def _under_condition(task: Spec, outer: Spec, components: Spec, group: Spec) -> Spec:
-    """Return the task as it stands in the outer graph, its inputs bound there."""
     outer_inputs = outer.get("inputs", {})
     for kind, key in (("parameters", _FROM_OUTSIDE), ("artifacts", "componentInputArtifact")):
         for name, source in task.get("inputs", {}).get(kind, {}).items():

@@ -120,7 +120,6 @@ def _select(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _make_model(pods: _Pods, shards: Any, values: Mapping[str, Any]) -> None:
-    """Train on the shards, evaluate the model, and export and publish it if it passes the gate."""
     request = _select(values, "launcher", *PARAMETERS)
     request |= {"claim": pods.claim, "default_image": COMPONENT_IMAGE}
     settings = _select(values, "job", "output", *_SETTINGS, "data_root", "warm_start")
@@ -138,7 +137,6 @@ def _make_model(pods: _Pods, shards: Any, values: Mapping[str, Any]) -> None:
 
 
 def _search(pods: _Pods, shards: Any, form: Form, values: Mapping[str, Any]) -> None:
-    """Train trials on the shards, each in a pod of its own, and choose the best."""
     settings = _select(values, "study", "space", "data_root", *_SETTINGS)
     settings |= {"shards": shards, "trials": form.trials}
     # Texts: Kubeflow's compiler calls each item of a list a text, and its driver then refuses another type.

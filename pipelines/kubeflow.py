@@ -147,7 +147,6 @@ class Server:
         return self._id_of(created.experiment_id)
 
     def _find_experiment(self, name: str) -> str:
-        """Return the id of the experiment of that name, or an empty string."""
         call = self._client.experiments.experiment_service_list_experiments
         what, named = f"look for the experiment {name}", _equals("display_name", name)
         found = self._call(what, call, filter=named, namespace=self.namespace)
@@ -221,7 +220,6 @@ class Server:
         return [run for run in runs if getattr(run, key) == value]
 
     def _pages(self, what: str, call: Callable[..., Any], field: str, **arguments: Any) -> list[Any]:
-        """Return the items of all pages of a list."""
         items: list[Any] = []
         arguments |= {"namespace": self.namespace, "page_size": _PAGE, "page_token": ""}
         while True:
@@ -329,7 +327,6 @@ def check_version(tag: str) -> str:
 
 
 def _equals(key: str, value: str) -> str:
-    """Return the API's filter for one value of a field."""
     return json.dumps({"predicates": [{"operation": "EQUALS", "key": key, "stringValue": value}]})
 
 

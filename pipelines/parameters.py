@@ -116,7 +116,6 @@ def _plain(text: str) -> str:
 
 
 def _of_job(name: str, **settings: Any) -> Parameter:
-    """Return a parameter that is a field of every job."""
     kind = int if spec.is_number(name) else str
     return Parameter(name, kind, spec.meaning(name), spec.default(name), metavar="N", **settings)
 

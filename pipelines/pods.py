@@ -188,7 +188,6 @@ def step_of(node: str, titles: dict[str, str]) -> Step:
 
 
 def _waits(cluster: Cluster, pod: Any, step: Step) -> Iterator[Wait]:
-    """Yield what holds a pod back."""
     if pod.status.phase != "Pending":
         return
     for condition in pod.status.conditions or []:
@@ -226,7 +225,6 @@ def _short(text: str | None) -> str:
 
 
 def _failure_of(cluster: Cluster, pod: Any) -> str:
-    """Return why a pod failed; empty for a pod that did not."""
     if pod.status.phase == "Failed" and pod.status.reason:  # Evicted, NodeLost, ...: the pod as a whole.
         return f"{pod.status.reason}: {_short(pod.status.message)}"
     ended = [(item.name, item.state.terminated) for item in _containers(pod) if item.state]

@@ -298,7 +298,6 @@ def _failure(record: dict[str, Any], progress: RunProgress, again: str) -> str:
 
 
 def _short(path: str) -> str:
-    """Return a path relative to the current folder if it is in it."""
     here = Path.cwd()
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 

@@ -144,7 +144,6 @@ def raise_failure(
 
 
 def _causes(server: Server, run: Any, pods: Pods, titles: dict[str, str]) -> list[Cause]:
-    """Return what is known of each step that failed, and of the run as a whole."""
     failed = [item for item in _tasks(run) if item.state == "FAILED"]
     steps = {step: item for item in failed if (step := _step(item.display_name or "", titles))}
     causes = {cause.step: cause for cause in pods.failed()}

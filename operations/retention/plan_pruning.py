@@ -78,7 +78,6 @@ class _Judge:
         return seconds is not None and self._now - seconds < UNENDED
 
     def _keep_used(self) -> None:
-        """Keep what runs that begin need."""
         for run, use in in_use.notes(self._root).items():
             for artifact in self.artifacts.values() if not use.is_late(self._now) else ():
                 needs_all = use.names is None and artifact.kind in _DATA
@@ -104,7 +103,6 @@ class _Judge:
                 run.keep(_UNENDED)
 
     def _judge_versions(self) -> list[lineage.Version]:
-        """Judge the models' versions; return those that are kept."""
         known = {item.shown: item for item in lineage.versions(self._root)}
         for name in published_models.names(self._root):
             current = published_models.current(self._root, name) or {}

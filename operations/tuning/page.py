@@ -40,7 +40,6 @@ def _text(value: Any) -> str:
 
 
 def _history(metric: str, trials: Sequence[Trial]) -> Plot | None:
-    """Draw each trial's value, and the best until then."""
     valued = [(trial.number, trial.value, trial.state) for trial in trials if trial.value is not None]
     if not valued:
         return None
@@ -57,7 +56,6 @@ def _history(metric: str, trials: Sequence[Trial]) -> Plot | None:
 
 
 def _courses(metric: str, trials: Sequence[Trial]) -> Plot | None:
-    """Draw the validations of each trial, which tell why some were ended."""
     if not any(trial.validations for trial in trials):
         return None
     drawn, axes = figure("validation", metric)

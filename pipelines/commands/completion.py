@@ -45,7 +45,6 @@ def _completion(options: argparse.Namespace) -> int:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Yield the options and arguments of a parser and of all commands below it."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for below in set(action.choices.values()):

@@ -443,7 +443,6 @@ def _prune(options: argparse.Namespace) -> int:
 
 
 def _pruned_rows(pruned: "Pruned", word: str) -> Iterable[tuple[str, str, str]]:
-    """Yield each artifact's name, its megabytes, and why it is kept."""
     for artifact in sorted(pruned.artifacts.values(), key=lambda each: (bool(each.why), each.name)):
         why = "; ".join(artifact.why[:_REASONS]) or word
         if more := len(artifact.why[_REASONS:]):

@@ -303,7 +303,6 @@ def _backend(
 
 
 def _existing(backend: "Backends", name: str) -> "JobStatus":
-    """Return how a job is, or refuse to go on where there is none."""
     from components.launchers.backend import Phase
 
     job = backend.status(name)
@@ -315,7 +314,6 @@ def _existing(backend: "Backends", name: str) -> "JobStatus":
 
 
 def _pod(job: "JobStatus", options: argparse.Namespace) -> "PodStatus":
-    """Return the pod that is meant: by name, or by rank."""
     for pod in job.pods:
         if pod.name == options.pod or (not options.pod and pod.rank == (options.rank or 0)):
             return pod

@@ -108,7 +108,6 @@ def specification(options: argparse.Namespace) -> "JobSpec":
 
 
 def _from_file(name: str) -> dict[str, Any]:
-    """Read a mapping from a file of YAML, and so of JSON."""
     where = "stdin" if name == "-" else name
     try:
         with nullcontext(sys.stdin) if name == "-" else Path(name).open(encoding="utf-8") as file:
@@ -194,7 +193,6 @@ def _put(node: Any, kind: Any, path: str, value: str) -> str:
 
 
 def _plain(kind: Any) -> Any:
-    """Return a type without `| None`."""
     if get_origin(kind) in (Union, UnionType):
         return next(item for item in get_args(kind) if item is not NoneType)
     return kind

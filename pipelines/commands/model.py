@@ -160,7 +160,6 @@ def _trace(arguments: argparse.Namespace) -> int:
 
 
 def _show_sight(item: dict[str, Any]) -> None:
-    """Print what a set of shards had of an image, and who saw it."""
     print(f"{item['shards']}  of {item['source']}")
     for row in item["images"]:
         in_split = f"in {row['split']}" if row["seen"] else f"listed in {row['split']}, but not usable"

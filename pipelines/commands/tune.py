@@ -92,7 +92,6 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _submit(arguments: argparse.Namespace, name: str, overrides: dict[str, Any], space: str) -> int:
-    """Start the search as a run of Kubeflow's."""
     # Options of `kubedet submit` that this command has otherwise, or not.
     arguments.study, arguments.space, arguments.job = name, space, []
     arguments.output, arguments.until, arguments.partitions = None, "", 1
@@ -106,7 +105,6 @@ def _submit(arguments: argparse.Namespace, name: str, overrides: dict[str, Any],
 
 
 def _search_here(arguments: argparse.Namespace, name: str, overrides: dict[str, Any], space: "Space") -> int:
-    """Search on this machine."""
     try:
         import optuna as _optuna  # noqa: F401
     except ImportError:

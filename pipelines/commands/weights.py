@@ -82,7 +82,6 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _choose(names: list[str]) -> dict[str, list[str]]:
-    """Return the weights that are meant, and the recipes that start from each."""
     from trainer.weights.weights_mirror import is_published
 
     needed: dict[str, list[str]] = {}
