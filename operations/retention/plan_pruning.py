@@ -142,8 +142,9 @@ class _Judge:
                 if artifact.kind in _DATA:
                     artifact.keep(f"no record tells what run {name} was made of")
         for name, record in self._records.items():
-            began = datetime.fromisoformat(record.started).timestamp()
-            if f"runs/{name}" not in self.artifacts and self._is_recent(began):
+            if f"runs/{name}" in self.artifacts:
+                continue
+            if self._is_recent(datetime.fromisoformat(record.started).timestamp()):
                 self._keep_origin(name)  # Its folder may be elsewhere.
 
     def _keep_origin(self, name: str) -> None:
