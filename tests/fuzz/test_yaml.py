@@ -10,7 +10,7 @@ from operations.tuning import space as spaces
 from pipelines.commands import job_options
 from trainer.base.bounded_text import yaml_value
 from trainer.base.errors import KubedetError
-from trainer.data.sources import yolo_set
+from trainer.data.sources import yolo
 from trainer.model import recipes
 
 PLACES = (
@@ -32,7 +32,7 @@ READERS = {
     "space": of_space,
     "recipe": recipes.named,
     "job": job_options._from_file,
-    "yolo": lambda path: yolo_set.read_set(path.removesuffix("/data.yaml")),
+    "yolo": lambda path: yolo.read_set(path.removesuffix("/data.yaml")),
 }
 
 

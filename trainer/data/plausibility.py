@@ -13,6 +13,7 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -409,27 +410,19 @@ def merged(listing: Listing) -> Listing:
             categories.append(category._replace(name=category.name.strip()))
         positions.append(kept[key])
     table = np.array([*positions, -1], np.int32)
-    splits = {split: _MergedRows(rows, table) for split, rows in listing.splits.items()}
+    splits = {split: Rows(partial(_relabelled, rows, table)) for split, rows in listing.splits.items()}
     return replace(listing, categories=categories, splits=splits)
 
 
-@dataclass(frozen=True)
-class _MergedRows:
-    """Rows with other positions of categories."""
-
-    rows: Rows
-    positions: np.ndarray
-    """By the old ones; the last, index -1, is for UNKNOWN."""
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield rows of SOURCE_ROW."""
-        for batch in self.rows.batches():
-            column = batch.schema.get_field_index("boxes")
-            boxes = batch.column(column)
-            values = boxes.flatten()
-            fields = [values.field(index) for index in range(values.type.num_fields)]
-            fields[0] = pa.array(self.positions[fields[0].to_numpy()])
-            offsets = boxes.offsets.to_numpy()
-            relabelled = pa.StructArray.from_arrays(fields, fields=list(values.type))
-            lists = pa.ListArray.from_arrays(pa.array(offsets - offsets[0]), relabelled)
-            yield batch.set_column(column, batch.schema.field(column), lists)
+def _relabelled(rows: Rows, positions: np.ndarray, _: Problems) -> Iterator[pa.RecordBatch]:
+    """Yield rows with other positions of categories: by the old ones, the last being that of UNKNOWN."""
+    for batch in rows.batches():
+        column = batch.schema.get_field_index("boxes")
+        boxes = batch.column(column)
+        values = boxes.flatten()
+        fields = [values.field(index) for index in range(values.type.num_fields)]
+        fields[0] = pa.array(positions[fields[0].to_numpy()])
+        offsets = boxes.offsets.to_numpy()
+        relabelled = pa.StructArray.from_arrays(fields, fields=list(values.type))
+        lists = pa.ListArray.from_arrays(pa.array(offsets - offsets[0]), relabelled)
+        yield batch.set_column(column, batch.schema.field(column), lists)

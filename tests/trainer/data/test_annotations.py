@@ -9,7 +9,7 @@ from trainer.data import raw_folder
 from trainer.data.annotations import build
 from trainer.data.image_keys import distinct
 from trainer.data.raw_folder import SplitCounts, Table
-from trainer.data.sources.source import UNKNOWN, Box, Category, Entries, Entry, Listing
+from trainer.data.sources.source import UNKNOWN, Box, Category, Entry, Listing, Rows
 
 CATEGORIES = [Category("cat", 3), Category("dog", 17), Category("cow", 90)]
 
@@ -20,7 +20,7 @@ def entry(name: str, *categories: int) -> Entry:
 
 
 def listing(**splits: list[Entry]) -> Listing:
-    return Listing(list(CATEGORIES), {split: Entries(entries) for split, entries in splits.items()}, "")
+    return Listing(list(CATEGORIES), {split: Rows.of_list(entries) for split, entries in splits.items()}, "")
 
 
 @pytest.fixture

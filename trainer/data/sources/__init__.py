@@ -6,34 +6,45 @@
     voc:PATH                    PASCAL VOC's XML: Annotations, JPEGImages, ImageSets/Main, or beside images
     yolo:PATH                   a YOLO folder with data.yaml, or that file
     openimages:PARAMETERS       Open Images V7; see trainer.data.sources.openimages
-    PATH                        a folder or file that is recognised as one of these three
+    PATH                        a folder or file that is recognised as one of coco, voc and yolo
 
 PATH may be a URI that `trainer.storage` reads, and a zip or tar of such a folder.
-
-A short name for a data set, which its models have where nobody gives one.
 """
 
+import hashlib
 import os
 import re
 import unicodedata
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from urllib.parse import unquote
+
+import pyarrow as pa
 
 from trainer import storage
 from trainer.base.errors import DataError, refuse_userinfo
 from trainer.config.schema import DataConfig
-from trainer.data.sources.archives import SUFFIXES, ArchiveSource, is_archive
-from trainer.data.sources.coco import Coco2017Source, CocoSource
+from trainer.data.problem_counts import Problems
+from trainer.data.sources.coco import Coco2017Source, CocoSource, annotation_files
+from trainer.data.sources.files import SUFFIXES, Unpacked, unpack
 from trainer.data.sources.openimages import OpenImagesSource
-from trainer.data.sources.recognition import KINDS, kind_of, refuse_foreign
 from trainer.data.sources.sample import SampleSource
-from trainer.data.sources.source import Reading, Source, refuse_reading
-from trainer.data.sources.yolo import YoloSource
+from trainer.data.sources.source import AS_PUBLISHED, SOURCE_ROW, Listing, Reading, Rows, Source
+from trainer.data.sources.voc import VocSource
+from trainer.data.sources.yolo import YAML, YoloSource, file_of
 
 FORMS = (
     "sample, openimages:, coco:2017, coco:PATH, voc:PATH, yolo:PATH, or the path of a COCO JSON, or of a "
     "COCO, VOC or YOLO folder, or a zip or tar of one"
 )
+_KINDS: dict[str, Callable[[str, str], Source]] = {
+    "coco": lambda location, confined: CocoSource(location, confined=confined),
+    "voc": lambda location, confined: VocSource(location),
+    "yolo": lambda location, confined: YoloSource(location, confined=confined),
+}
+"""Sources by kind, made of a location and a folder that no name may leave."""
 
 
 def parse(source: str, config: DataConfig | None = None) -> Source:
@@ -47,39 +58,18 @@ def parse(source: str, config: DataConfig | None = None) -> Source:
         DataError: the text is empty, of an unknown kind, or names nothing that is known; or boxes_from or
             box_format is set for a source that is not COCO.
     """
-    parsed = _published(source) or _of_place(source)
     config = config or DataConfig()
-    reading = Reading(config.boxes_from, config.box_format)
+    parsed = _published(source) or _at_place(source)
     if isinstance(parsed, YoloSource):
         parsed = replace(parsed, allow_hosts=tuple(config.allow_hosts))
-    if isinstance(parsed, CocoSource | Coco2017Source | ArchiveSource):
-        return replace(parsed, reading=reading)
-    refuse_reading(parsed, reading)
-    return parsed
-
-
-def _of_place(source: str) -> Source:
-    """Return the source that a text names by where it is."""
-    kind, path = _kind_and_path(source)
-    uri = _located(path, source)
-    if is_archive(uri):
-        return ArchiveSource(kind, uri)
-    kind = kind or kind_of(uri)
-    refuse_foreign(uri, kind)
-    if kind:
-        return KINDS[kind](uri, "")
-    raise DataError(
-        f"source {source!r} is neither a COCO JSON nor a COCO, VOC or YOLO folder",
-        fix=f"use {FORMS}; a VOC folder holds XML files, a COCO folder annotations/*.json, a YOLO folder "
-        "data.yaml",
-    )
+    return _read_as(parsed, Reading(config.boxes_from, config.box_format))
 
 
 def places(source: str) -> list[str]:
     """Return the URIs that a source is read from, without looking at them: another machine may do that.
 
     Raises:
-        DataError: as `parse`, but for what is or is not there.
+        DataError: as `parse`, except for what is or is not there.
     """
     published = _published(source)
     if published:
@@ -88,8 +78,21 @@ def places(source: str) -> list[str]:
     return [_kind_and_path(source)[1]]
 
 
+def _read_as(source: Source, reading: Reading) -> Source:
+    """Let a source read boxes in a way; refuse it if that is not COCO's own and the source is not COCO."""
+    if isinstance(source, CocoSource | Coco2017Source | ArchiveSource):
+        return replace(source, reading=reading)
+    for name, value, default in zip(Reading._fields, reading, AS_PUBLISHED, strict=True):
+        if value != default:
+            raise DataError(
+                f"source {source.uri}: data.{name}={value} is for COCO annotations",
+                fix=f"leave data.{name} unset: the format of this source defines its boxes",
+            )
+    return source
+
+
 def _published(source: str) -> Source | None:
-    """Return the source that a text names by what everybody calls it, or None."""
+    """Return the source of a published set, or of the sample; None for a path."""
     refuse_userinfo(source, "the source")
     text = source.strip()
     kind, _, rest = text.partition(":")
@@ -102,11 +105,28 @@ def _published(source: str) -> Source | None:
     return None
 
 
+def _at_place(source: str) -> Source:
+    """Return the source at a path."""
+    kind, path = _kind_and_path(source)
+    uri = _located(path, source)
+    if uri.lower().endswith(SUFFIXES):
+        return ArchiveSource(kind, uri)
+    kind = kind or kind_of(uri)
+    refuse_foreign(uri, kind)
+    if kind:
+        return _KINDS[kind](uri, "")
+    raise DataError(
+        f"source {source!r} is neither a COCO JSON nor a COCO, VOC or YOLO folder",
+        fix=f"use {FORMS}; a VOC folder holds XML files, a COCO folder annotations/*.json, a YOLO folder "
+        "data.yaml",
+    )
+
+
 def _kind_and_path(source: str) -> tuple[str, str]:
-    """Return "coco", "voc", "yolo", or "" where that is to be seen, and where it is."""
+    """Return the kind that a text names, "" if none, and the path."""
     text = source.strip()
     kind, _, rest = text.partition(":")
-    path = rest if kind in KINDS else text
+    path = rest if kind in _KINDS else text
     if not path.strip():
         raise DataError(f"source {source!r} names nothing", fix=f"use {FORMS}")
     if path == text and storage.scheme(text) not in ("", "file", *storage.OBJECT_STORES, *storage.WEB):
@@ -126,6 +146,178 @@ def _located(path: str, source: str) -> str:
     return uri
 
 
+_PEEK = 1024 * 1024
+_PROBES = 3
+_FOREIGN = (
+    ("CVAT", rb"<annotations[\s>]", "in CVAT, export the task as COCO 1.0, PASCAL VOC 1.1 or YOLO 1.1"),
+    ("LabelMe", rb"<sourceImage", "export as PASCAL VOC or COCO; Datumaro converts `label_me` to `coco`"),
+    ("labelme", rb'"shapes"\s*:', "convert them with labelme2coco, which writes COCO JSON"),
+    ("VIA", rb'"_via_img_metadata"|"file_attributes"\s*:',
+     "in VIA, choose Annotation > Export Annotations (COCO format)"),
+    ("Label Studio", rb'"from_name"\s*:', "in Label Studio, export as COCO or YOLO"),
+)  # fmt: skip
+"""Tools, what their files contain, and what to do."""
+
+_COCO_KEYS = (b'"images"', b'"annotations"')  # Label Studio's notes.json has categories.
+
+
+def kind_of(uri: str) -> str:
+    """Return the kind of a folder or file: coco, voc or yolo; "" if it is none.
+
+    Raises:
+        DataError: a folder holds several sets.
+        StorageError: it cannot be read.
+    """
+    if uri.lower().endswith((".json", *YAML)):
+        return "coco" if uri.lower().endswith(".json") else "yolo"
+    return "" if storage.scheme(uri) in storage.WEB else next(_kinds(uri), "")
+
+
+def _kinds(folder: str) -> Iterator[str]:
+    """Yield the kinds that a folder may be of, the surest first."""
+    described = file_of(folder)
+    if described.lower().endswith(YAML):
+        yield "yolo"
+    if _has_xml(storage.join(folder, "Annotations"), recursive=False):
+        yield "voc"
+    files = annotation_files(folder)
+    if files and (len(files) > 1 or any(key in _head(files[0]) for key in _COCO_KEYS)):
+        yield "coco"
+    if described:
+        yield "yolo"
+    if _has_xml(folder, recursive=True):
+        yield "voc"
+    if files:
+        yield "coco"
+
+
+def _has_xml(folder: str, *, recursive: bool) -> bool:
+    return any(name.lower().endswith(".xml") for name, _ in storage.scan(folder, recursive=recursive))
+
+
+def _head(uri: str) -> bytes:
+    return storage.read_range(uri, 0, min(_PEEK, storage.size(uri)))
+
+
+def refuse_foreign(uri: str, kind: str) -> None:
+    """Refuse annotations in a tool's own format, naming the tool and what to export.
+
+    Args:
+        uri: of a folder or file.
+        kind: what it seems to be; "" is unknown.
+
+    Raises:
+        DataError: they are such annotations.
+        StorageError: they cannot be read.
+    """
+    # A place on a server whose kind the user names is not looked at before it is listed.
+    if kind == "yolo" or storage.scheme(uri) in storage.WEB or (kind and not storage.is_local(uri)):
+        return
+    files = [uri]
+    if not uri.lower().endswith((".json", ".xml")):
+        files = annotation_files(uri)[:1] if kind == "coco" else []
+        suffixes = (".xml",) if kind else (".json", ".xml")
+        names = (name for name, _ in storage.scan(uri) if name.lower().endswith(suffixes))
+        files += [storage.join(uri, name) for name in islice(names, _PROBES)]
+    for file in files:
+        head = _head(file)
+        for tool, pattern, remedy in _FOREIGN:
+            if re.search(pattern, head):
+                raise DataError(f"{file} has annotations in {tool}'s own form", fix=remedy)
+
+
+@dataclass(frozen=True)
+class ArchiveSource(Source):
+    """A data set of any kind in a zip or tar, which is unpacked into a temporary folder."""
+
+    kind: str
+    """coco, voc or yolo; "" is recognised when it is unpacked."""
+    location: str
+    """URI of the archive."""
+    reading: Reading = AS_PUBLISHED
+    origins_are_uris = False
+
+    @property
+    def uri(self) -> str:
+        """Name the archive and its kind, for which it is unpacked if that is not known."""
+        return f"{self.kind or self._kind_and_root(unpack(self.location))[0]}:{self.location}"
+
+    @property
+    def images_uri(self) -> str:
+        return f"archive:{self.location}"
+
+    def listing(self) -> Listing:
+        """Unpack the archive and list what is in it; origins, versions and messages name the archive.
+
+        Raises:
+            DataError: it cannot be unpacked, or what is in it cannot be used.
+            StorageError: it cannot be reached.
+        """
+        unpacked = unpack(self.location)
+        try:
+            kind, root = self._kind_and_root(unpacked)
+            listing = _read_as(_KINDS[kind](root, unpacked.folder), self.reading).listing()
+        except DataError as error:
+            raise DataError(self._renamed(error.message, unpacked), fix=error.fix) from None
+        lines = [f"{name} {version}\n" for name, version in sorted(unpacked.versions.items())]
+        digest = hashlib.sha256(f"{self.uri}\n".encode())
+        digest.update("".join(lines).encode("utf-8", "surrogateescape"))
+        splits = {
+            split: Rows(partial(self._batches, rows, listing.problems, unpacked))
+            for split, rows in listing.splits.items()
+        }
+        self._rename_examples(listing.problems, unpacked)
+        return replace(listing, splits=splits, state=digest.hexdigest())
+
+    def read(self, origin: str) -> bytes:
+        archive, _, name = origin.partition("#")
+        if archive != self.location or not name:
+            return storage.read_bytes(origin)
+        return storage.read_bytes(storage.join(unpack(self.location).folder, name))
+
+    def _kind_and_root(self, unpacked: Unpacked) -> tuple[str, str]:
+        """Return the kind of what is in the archive, and its folder: often one that holds all."""
+        parents = [name.split("/")[:-1] for name in unpacked.versions]
+        shared = os.path.commonprefix(parents)  # noqa: RUF071 (of lists, as it allows)
+        roots = ["/".join([unpacked.folder, *shared[:depth]]) for depth in range(len(shared) + 1)]
+        for root in reversed(roots):
+            kind = kind_of(root)
+            refuse_foreign(root, kind)
+            if kind and self.kind in ("", kind):
+                return kind, root
+        if self.kind:
+            return self.kind, roots[-1]
+        raise DataError(
+            f"{self.location} holds no data set that is known",
+            fix="pack a folder with a COCO JSON, VOC's XML files, or a YOLO data.yaml, and its images",
+        )
+
+    def _renamed(self, text: str, unpacked: Unpacked) -> str:
+        return text.replace(unpacked.folder, self.location)
+
+    def _rename_examples(self, problems: Problems, unpacked: Unpacked) -> None:
+        for examples in problems.examples.values():
+            examples[:] = [self._renamed(example, unpacked) for example in examples]
+
+    def _batches(
+        self, rows: Rows, problems: Problems, unpacked: Unpacked, _: Problems
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield rows whose origins and versions are the same on any machine."""
+        folder = f"{unpacked.folder}/"
+        for batch in rows.batches():
+            columns = {name: batch[name].to_pylist() for name in ("origin", "version", "fault_detail")}
+            for row, origin in enumerate(columns["origin"]):
+                if origin.startswith(folder):
+                    name = origin.removeprefix(folder)
+                    columns["origin"][row] = f"{self.location}#{name}"
+                    columns["version"][row] = unpacked.versions[name]
+            columns["fault_detail"] = [self._renamed(text, unpacked) for text in columns["fault_detail"]]
+            changed = {name: pa.array(values, pa.string()) for name, values in columns.items()}
+            arrays = [changed.get(name, batch[name]) for name in SOURCE_ROW.names]
+            yield pa.RecordBatch.from_arrays(arrays, schema=SOURCE_ROW)
+        self._rename_examples(problems, unpacked)
+
+
 _FALLBACK = "detector"
 _LONGEST = 60
 _GENERAL = re.compile(
@@ -135,9 +327,14 @@ _GENERAL = re.compile(
 )
 """Names of files and folders that do not tell one data set from another."""
 
+_EXTENSIONS = re.compile(
+    "(" + "|".join(map(re.escape, (*SUFFIXES, ".json", ".yaml", ".yml", ".txt", ".coco"))) + ")+$",
+    re.IGNORECASE,
+)
+
 
 def name_of(source: str) -> str:
-    """Return a name of [A-Za-z0-9._-] for a source: `cards` for yolo:/data/cards/data.yaml.
+    """Return a name of [A-Za-z0-9._-] for a source and its models: `cards` for yolo:/data/cards.
 
     Args:
         source: what `Source.uri` gives.
@@ -147,24 +344,11 @@ def name_of(source: str) -> str:
         return kind
     if kind == "coco" and rest.partition(",")[0] == "2017":
         return "coco-2017"
-    path = rest if kind in ("coco", "voc", "yolo") else source
+    path = rest if kind in _KINDS else source
     path = unquote(path.partition("://")[2] or path)
     for part in reversed(path.split("/")):
-        plain = _plain(_without_suffix(part))
+        text = unicodedata.normalize("NFKD", _EXTENSIONS.sub("", part)).encode("ascii", "ignore").decode()
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("._-")[:_LONGEST]
         if plain and not _GENERAL.fullmatch(plain):
             return plain
     return _FALLBACK
-
-
-def _without_suffix(part: str) -> str:
-    """Return the name of a file without what tells its form."""
-    for suffix in sorted((*SUFFIXES, ".json", ".yaml", ".yml", ".txt", ".coco"), key=len, reverse=True):
-        if part.lower().endswith(suffix):
-            return _without_suffix(part[: -len(suffix)])
-    return part
-
-
-def _plain(part: str) -> str:
-    """Return what can be a folder's name anywhere."""
-    text = unicodedata.normalize("NFKD", part).encode("ascii", "ignore").decode()
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("._-")[:_LONGEST]

@@ -1,29 +1,32 @@
-"""Reads COCO JSON as a stream: a file may exceed the memory, and most of it is segmentations.
+"""Reads a COCO JSON of any size: it is parsed as a stream, and sorted by image in a database on disk.
 
-Its images are kept on disk, as there may be millions; memory holds twenty bytes of each.
+A box is that of the annotation's bbox or of its segmentation: a list of polygons, of which COCO's own boxes
+are the extent, or a run-length encoded mask (RLE), which pycocotools reads.
 """
 
 import json
 import os
 import re
-from array import array
+import sqlite3
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from io import BufferedIOBase
+from itertools import groupby
+from operator import itemgetter
 from pathlib import PurePosixPath
-from tempfile import TemporaryFile
 from typing import Any
 
 import ijson
 import numpy as np
 
 from trainer import storage
-from trainer.base.errors import DataError, first_line
+from trainer.base.errors import DataError, StorageError, first_line
 from trainer.data import problem_counts as reasons
-from trainer.data.images import IMAGE_SUFFIXES
+from trainer.data.images import IMAGE_SUFFIXES, SHARES_UPRIGHT
 from trainer.data.problem_counts import Problems
-from trainer.data.sources.source import ROWS, Entry
+from trainer.data.sources.source import AS_PUBLISHED, UNKNOWN, Box, Category, Entry, Reading
 
 _LISTS = ("images", "annotations", "categories")
 FIX = "name a file with the lists images, annotations and categories"
@@ -37,8 +40,8 @@ _OTHERS = {
 
 _BLOCK = 1024 * 1024
 _NO_NUMBER = re.compile(rb"(?:(?<=[:,\[\s])|\A)-?(?:NaN|Infinity)(?=\s*[,\]}])")
-_DEEPEST = 5000
-"""Depth of nesting that is refused: the parser's memory grows with its square."""
+_MAX_DEPTH = 5000
+"""The parser's memory grows with the square of the nesting depth."""
 
 _STEPS = bytes(1 if byte in b"[{" else 255 for byte in range(256))
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
@@ -52,7 +55,7 @@ class CocoFile:
     """For messages."""
     open: Callable[[], AbstractContextManager[BufferedIOBase]]
     confined: bool = True
-    """Whether absolute names of images are refused: not where the file is this machine's."""
+    """Whether absolute names of images are refused: not if the file is this machine's."""
 
     @classmethod
     def at(cls, uri: str, *, confined: bool = False) -> "CocoFile":
@@ -77,7 +80,7 @@ class CocoFile:
         any_item = False
         try:
             with self.open() as file:
-                for item in ijson.items(_Lenient(file), f"{name}.item", use_float=True):
+                for item in ijson.items(_LenientReader(file), f"{name}.item", use_float=True):
                     if not isinstance(item, dict):
                         raise DataError(
                             f"{self.uri} is not COCO JSON: {name} holds what is no object", fix=FIX
@@ -88,18 +91,17 @@ class CocoFile:
                 self._check_lists()
         except _OtherEncoding as error:
             raise DataError(
-                f"{self.uri} is {error}, which JSON is not",
+                f"{self.uri} is encoded as {error}; JSON must be UTF-8",
                 fix="save it as UTF-8 (PowerShell: -Encoding utf8)",
             ) from None
-        except (ijson.JSONError, ValueError, RecursionError) as error:  # of a number without end, or brackets
+        except (ijson.JSONError, ValueError, RecursionError) as error:  # of an endless number, or brackets
             # The parser's message goes on with an excerpt of the text over several lines.
             raise DataError(f"{self.uri} is not JSON: {first_line(error)}", fix=FIX) from None
 
     def _check_lists(self) -> None:
-        """Raise DataError if one of the lists is missing, or there are no images."""
         lists, keys = set(), {"a list"}
         with self.open() as file:
-            for path, event, value in ijson.parse(_Lenient(file)):
+            for path, event, value in ijson.parse(_LenientReader(file)):
                 if event == "start_array" and path in _LISTS:
                     lists.add(path)
                 elif not path and event == "map_key":
@@ -111,21 +113,14 @@ class CocoFile:
 
 
 class _OtherEncoding(Exception):
-    """The file is in another encoding than UTF-8; the message says in which."""
+    """The file is in another encoding than UTF-8; the message names it."""
 
 
-def _other_encoding(data: bytes) -> str:
-    """Name the encoding that a file begins in, if it is not UTF-8."""
-    if data.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
-        return "UTF-32"
-    return "UTF-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data[:2] else ""
+class _LenientReader:
+    """Replaces NaN and Infinity, which Python writes but JSON does not know, by null.
 
-
-class _Lenient:
-    """A reader that replaces NaN and Infinity, which Python writes but JSON does not know, by null.
-
-    Raises ijson.JSONError where it is nested far too deep. Brackets in texts count as well, which
-    does not matter as long as nearly all come in pairs.
+    Raises ijson.JSONError if it is nested far too deep. Brackets in texts count as well, which does not
+    matter as long as nearly all come in pairs.
     """
 
     def __init__(self, file: BufferedIOBase) -> None:
@@ -139,9 +134,7 @@ class _Lenient:
         while size:
             block = self._file.read(_BLOCK)
             if not self._begun:
-                encoding = _other_encoding(block)
-                if encoding:
-                    raise _OtherEncoding(encoding)
+                self._refuse_other_encoding(block)
                 block, self._begun = block.removeprefix(b"\xef\xbb\xbf"), True
             data = self._rest + block
             # Cut where no token is split.
@@ -152,23 +145,48 @@ class _Lenient:
                 return _NO_NUMBER.sub(b"null", data) if b"NaN" in data or b"Infinity" in data else data
         return b""
 
+    def _refuse_other_encoding(self, data: bytes) -> None:
+        if data.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
+            raise _OtherEncoding("UTF-32")
+        if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data[:2]:
+            raise _OtherEncoding("UTF-16")
+
     def _check_depth(self, data: bytes) -> None:
         steps = np.frombuffer(data.translate(_STEPS, _NO_BRACKETS), np.int8)
-        depths = np.cumsum(steps, dtype=np.int64)
+        depths = self._depth + np.cumsum(steps, dtype=np.int64)
         if len(depths):
-            if self._depth + int(depths.max()) > _DEEPEST:
+            if depths.max() > _MAX_DEPTH:
                 raise ijson.JSONError("it is nested too deep")
-            self._depth += int(depths[-1])
+            self._depth = int(depths[-1])
 
 
-_PROBES = 20
+_TABLES = """
+    CREATE TABLE images (place INTEGER PRIMARY KEY, name TEXT UNIQUE, fields TEXT, clashes INT DEFAULT 0);
+    CREATE TABLE ids (id PRIMARY KEY, place INTEGER) WITHOUT ROWID;
+    CREATE TABLE boxes (id, category INT, x REAL, y REAL, w REAL, h REAL, area REAL, crowd INT);
+"""
+"""Images in their order, each once; the image of each id; boxes by the id of their image."""
+
+_EXCERPT = 120
+"""Characters of an annotation in a message."""
+
+
+@contextmanager
+def _database_errors() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.OperationalError as error:  # That of a temporary file is the disk's.
+        raise StorageError(
+            f"cannot use {tempfile.gettempdir()} for temporary files: {error}",
+            fix="free space there, or let TMPDIR name another folder, and run again",
+        ) from error
 
 
 class CocoImages:
-    """The images of one file, each once, and which of them an id means."""
+    """The images and boxes of one file."""
 
     def __init__(self, file: CocoFile, problems: Problems) -> None:
-        """Read them; an image that is listed twice is taken once.
+        """Read the images; one that is listed twice is taken once.
 
         Args:
             file: the COCO JSON.
@@ -176,113 +194,154 @@ class CocoImages:
 
         Raises:
             DataError: the file is no COCO JSON, lists no images, or one has no name that can be used.
+            StorageError: there is no room for temporary files.
         """
-        self._lines = TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 (lives as long as this does)
-        ids, names = array("q"), array("q")
-        for image in file.items("images"):
-            fields = _fields(image, file)
-            ids.append(number(fields[-1]))
-            names.append(hash(fields[0]))
-            self._lines.write(json.dumps(fields) + "\n")
-        if not ids:
+        self._file = file
+        with _database_errors():
+            self._database = sqlite3.connect("", check_same_thread=False)  # "" is a temporary file.
+            self._database.executescript(_TABLES)
+            for image in file.items("images"):
+                self._add(_fields(image, file), problems)
+            (self.count,) = self._database.execute("SELECT count(*) FROM images").fetchone()
+        if not self.count:
             raise DataError(
                 f"{file.uri} lists no images",
-                fix="add them; or, if it is not the training split, remove it: where there is no val a part "
+                fix="add them; or, if it is not the training split, remove it: without a val split a part "
                 "of train is held out",
             )
-        _, first, name_index = np.unique(np.array(names, np.int64), return_index=True, return_inverse=True)
-        owner = first[name_index]
-        """The first image of the same name, for each listed one."""
-        self._is_first = owner == np.arange(len(owner))
-        self.count = int(self._is_first.sum())
-        """Images, each counted once."""
-        place = np.cumsum(self._is_first) - 1
-        order = np.argsort(np.array(ids, np.int64), kind="stable")
-        self._ids = np.array(ids, np.int64)[order]
-        self._places = place[owner[order]].astype(np.int32)
-        # With two images of the same id it is unknown which one its boxes belong to.
-        pair = np.flatnonzero((self._ids[1:] == self._ids[:-1]) & (self._places[1:] != self._places[:-1]))
-        self._clashing = np.zeros(self.count, bool)
-        self._clashing[self._places[np.concatenate([pair, pair + 1])]] = True
-        for name in self._names(~self._is_first):
-            problems.add(reasons.IMAGE_LISTED_TWICE, name)
 
-    def places(self, ids: list[Any]) -> np.ndarray:
-        """Return which image each id means, counted from 0 in the file's order; -1 for none."""
-        numbers = np.array([number(one) if isinstance(one, int | str) else 0 for one in ids], np.int64)
-        at = np.minimum(np.searchsorted(self._ids, numbers), len(self._ids) - 1)
-        is_listed = (self._ids[at] == numbers) & np.array([isinstance(one, int | str) for one in ids], bool)
-        return np.where(is_listed, self._places[at], -1)
+    def entries(self) -> Iterator[Entry]:
+        """Yield the images in the file's order, without boxes; `origin` is the `coco_url`."""
+        for _, entry in self._places():
+            yield entry
 
-    def id_of_other_type(self, original_id: Any) -> int | str | None:
-        """Return the id of an image that is the same but for its type, 7 for "7" and 7.0; None if none is."""
-        number_of_it = original_id if isinstance(original_id, int) else integer_like(original_id)
-        for other in (number_of_it, None if number_of_it is None else str(number_of_it)):
-            if other is not None and self.places([other])[0] >= 0:
-                return other
-        return None
-
-    def entries(self) -> Iterator[list[Entry]]:
-        """Yield the images in the file's order, ROWS at a time; `origin` is the `coco_url`."""
-        batch: list[Entry] = []
-        for place, line in enumerate(self._chosen(self._is_first)):
-            name, url, width, height, original_id = json.loads(line)
-            entry = Entry(name, url, width, height, [], original_id)
-            if self._clashing[place]:
-                entry.fault = (reasons.IMAGE_ID_TWICE, f"id {original_id}")
-            batch.append(entry)
-            if len(batch) == ROWS:
-                yield batch
-                batch = []
-        if batch:
-            yield batch
-
-    def probes(self) -> list[Entry]:
+    def probes(self, count: int = 20) -> list[Entry]:
         """Return a few images from all over the file."""
-        step = max(1, self.count // _PROBES)
-        probes = []
-        for number_of_batch, batch in enumerate(self.entries()):
-            begin = -(number_of_batch * ROWS) % step
-            probes += batch[begin::step]
-        return probes[:_PROBES]
+        return [entry for _, entry in self._places(max(1, self.count // count))][:count]
 
-    def _names(self, mask: np.ndarray) -> Iterator[str]:
-        yield from (json.loads(line)[0] for line in self._chosen(mask))
+    def annotated(self, categories: list[Category], reading: Reading, problems: Problems) -> Iterator[Entry]:
+        """Yield the images in the file's order with their boxes, which are in that of the file.
 
-    def _chosen(self, mask: np.ndarray) -> Iterator[str]:
-        """Yield the lines of some of the listed images."""
-        if mask.any():
-            self._lines.seek(0)
-            yield from (line for chosen, line in zip(mask.tolist(), self._lines, strict=True) if chosen)
+        Args:
+            categories: those of all files; a box of another one is of an unknown category.
+            reading: how boxes are read.
+            problems: grows.
+
+        Raises:
+            DataError: the annotations are not of their form.
+            StorageError: there is no room for temporary files.
+        """
+        with _database_errors():
+            self._database.execute("DELETE FROM boxes")
+            rows = self._boxes(categories, reading, problems)
+            self._database.executemany("INSERT INTO boxes VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            self._note_unknown_images(problems)
+            boxes = self._database.execute(
+                "SELECT place, category, x, y, w, h, area, crowd FROM boxes JOIN ids USING (id) "
+                "ORDER BY place, boxes.rowid"
+            )
+            groups = groupby(boxes, itemgetter(0))
+            group = next(groups, None)
+            for place, entry in self._places():
+                if group and group[0] == place:
+                    entry.boxes = [Box(row[1], row[2:6], row[6], row[7]) for row in group[1]]
+                    group = next(groups, None)
+                if reading.box_format == "normalised":
+                    entry.width, entry.height = SHARES_UPRIGHT
+                yield entry
+
+    def _add(self, fields: tuple[Any, ...], problems: Problems) -> None:
+        execute = self._database.execute
+        name, image_id = json.dumps(fields[0]), _key(fields[-1])  # JSON, as names may be no UTF-8.
+        added = execute(
+            "INSERT OR IGNORE INTO images (name, fields) VALUES (?, ?)", (name, json.dumps(fields))
+        )
+        if not added.rowcount:
+            problems.add(reasons.IMAGE_LISTED_TWICE, fields[0])
+        (place,) = execute("SELECT place FROM images WHERE name = ?", (name,)).fetchone()
+        if not execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (image_id, place)).rowcount:
+            # With two images of the same id it is unknown which one its boxes belong to.
+            (other,) = execute("SELECT place FROM ids WHERE id = ?", (image_id,)).fetchone()
+            if other != place:
+                execute("UPDATE images SET clashes = 1 WHERE place IN (?, ?)", (place, other))
+
+    def _places(self, step: int = 1) -> Iterator[tuple[int, Entry]]:
+        query = "SELECT place, fields, clashes FROM images WHERE place % ? = 0 ORDER BY place"
+        for place, fields, clashes in self._database.execute(query, (step,)):
+            name, url, width, height, original_id = json.loads(fields)
+            entry = Entry(name, url, width, height, [], original_id)
+            if clashes:
+                entry.fault = (reasons.IMAGE_ID_TWICE, f"id {original_id}")
+            yield place, entry
+
+    def _boxes(
+        self, categories: list[Category], reading: Reading, problems: Problems
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield rows of the table of boxes."""
+        positions = {category.original_id: position for position, category in enumerate(categories)}
+        for item in self._file.items("annotations"):
+            box = box_of(item, reading)
+            if isinstance(box, str):
+                problems.add(box, f"{_excerpt(item)} in {self._file.uri}")
+                continue
+            category = item.get("category_id")
+            position = positions.get(category, UNKNOWN) if isinstance(category, int) else UNKNOWN
+            if position == UNKNOWN:
+                if _integer_like(category) in positions:
+                    example = f"category_id {json.dumps(category)} in {self._file.uri}"
+                    problems.add(reasons.BOX_CATEGORY_ID_TYPE, example)
+                    continue
+                problems.unlisted[json.dumps(category)[:40]] += 1
+            crowd = item.get("iscrowd") in (1, True)
+            yield _key(item.get("image_id")), position, *box, _positive(item.get("area")), crowd
+
+    def _note_unknown_images(self, problems: Problems) -> None:
+        query = "SELECT id, count(*) FROM boxes WHERE id NOT IN (SELECT id FROM ids) GROUP BY id"
+        for key, count in self._database.execute(query).fetchall():
+            image_id = key if isinstance(key, int) else json.loads(key)
+            example = f"image_id {str(key)[:40]} in {self._file.uri}"
+            # 7 may be "7" there, and "7" or 7.0 here.
+            number = image_id if isinstance(image_id, int) else _integer_like(image_id)
+            others = [] if number is None else [_key(number), _key(str(number))]
+            found = [other for other in others if self._is_listed(other)]
+            if found:
+                problems.add(
+                    reasons.BOX_IMAGE_ID_TYPE, f"{example}, where the image's id is {found[0]}", count
+                )
+            else:
+                problems.add(reasons.BOX_UNKNOWN_IMAGE, example, count)
+
+    def _is_listed(self, key: int | str) -> bool:
+        return bool(self._database.execute("SELECT 1 FROM ids WHERE id = ?", (key,)).fetchone())
 
 
-def number(original_id: int | str) -> int:
-    """Return a number of 64 bits that stands for an id, which is an integer or a text."""
-    is_number = isinstance(original_id, int) and -(2**63) <= original_id < 2**63
-    return int(original_id) if is_number else hash(str(original_id))
+def _key(image_id: Any) -> int | str:
+    """Return what stands for an id in the database, where 7 and "7" differ."""
+    is_number = isinstance(image_id, int) and -(2**63) <= image_id < 2**63
+    return int(image_id) if is_number else json.dumps(image_id)
 
 
-def integer_like(value: Any) -> int | None:
+def _integer_like(value: Any) -> int | None:
     """Return the integer that a text ("7") or a number with a decimal point (7.0) stands for, or None."""
     if isinstance(value, str):
         return int(value) if re.fullmatch(r"-?[0-9]{1,18}", value.strip()) else None
     return int(value) if isinstance(value, float) and value.is_integer() else None
 
 
-def positive(value: Any) -> float:
+def _positive(value: Any) -> float:
     """Return a positive finite number as it is, and 0 for anything else."""
     usable = isinstance(value, int | float) and 0 < value < 1e12
     return float(value) if usable else 0.0
 
 
-def _side(value: Any) -> int:
-    """Return a side in pixels; 0, as where none is told, for what no image can have."""
-    side = int(positive(value))
-    return side if side < 2**31 else 0
+def _excerpt(item: dict[str, Any]) -> str:
+    """Return the fields of an annotation that say which it is, and its box."""
+    named = {name: item[name] for name in ("id", "image_id", "bbox") if name in item}
+    return json.dumps(named, ensure_ascii=False)[:_EXCERPT]
 
 
 def _fields(image: dict[str, Any], file: CocoFile) -> tuple[str, str, int, int, int | str]:
-    """Return name, URL, width, height and id of an image."""
+    """Return name, URL, width, height and id of an image; "/" and an absolute path stand for a URL."""
     uri = file.uri
     original_id, url = image.get("id"), str(image.get("coco_url") or "")
     name = image.get("file_name") or PurePosixPath(url.partition("?")[0]).name
@@ -295,12 +354,14 @@ def _fields(image: dict[str, Any], file: CocoFile) -> tuple[str, str, int, int, 
         raise DataError(
             f"{uri}: image {json.dumps(image)[:80]} lacks an id or a file_name", fix="give it both"
         )
-    size = _side(image.get("width")), _side(image.get("height"))
+    sides = [int(_positive(image.get(side))) for side in ("width", "height")]
+    width, height = (side if side < 2**31 else 0 for side in sides)
     url = url if is_fetched(url) else ""
-    if is_fetched(name):  # As Label Studio has it where it reads from a bucket.
-        return _relative(name.partition("://")[2].partition("?")[0], uri), name, *size, original_id
-    absolute = "" if file.confined else _absolute(name, uri)
-    return _relative(absolute or name, uri), f"/{absolute}" if absolute else url, *size, original_id
+    if is_fetched(name):  # As Label Studio writes it for images in a bucket.
+        url, name = name, name.partition("://")[2].partition("?")[0]
+    elif absolute := "" if file.confined else _absolute(name, uri):
+        url, name = f"/{absolute}", absolute
+    return _relative(name, uri), url, width, height, original_id
 
 
 def is_fetched(text: str) -> bool:
@@ -309,10 +370,7 @@ def is_fetched(text: str) -> bool:
 
 
 def _absolute(name: str, uri: str) -> str:
-    """Return an absolute file_name without its first slash, if it is that of an image on this machine.
-
-    So is one that leads out of the folder of the annotation file.
-    """
+    """Return the path, without its first slash, of an image on this machine outside of the set's folder."""
     if not name.startswith("/") and ".." not in name.split("/"):
         return ""
     path = os.path.normpath(os.path.join(storage.parent(uri), name))
@@ -330,3 +388,104 @@ def _relative(name: str, uri: str) -> str:
             fix="make file_name relative to the folder of the images",
         )
     return str(path)
+
+
+_LARGEST = 1e9
+_MOST_PIXELS = 2**31
+_COMMA = re.compile(r"-?\d+,\d+")
+
+
+def box_of(annotation: dict[str, Any], reading: Reading = AS_PUBLISHED) -> tuple[float, ...] | str:
+    """Return an annotation's box [x, y, width, height], or the reason why it has none.
+
+    Args:
+        annotation: an object of the list `annotations`.
+        reading: whether the box is that of the segmentation, if there is one, and how a bbox is written.
+    """
+    segmentation = annotation.get("segmentation")
+    if reading.boxes_from == "segmentation" and segmentation:
+        of_form = _box_of_rle if isinstance(segmentation, dict) else _box_of_polygons
+        return of_form(segmentation) or reasons.SEGMENTATION_UNUSABLE
+    box = _box_of_bbox(annotation.get("bbox"), bool(segmentation))
+    if reading.box_format == "xyxy" and not isinstance(box, str):
+        left, top, right, bottom = box
+        return left, top, right - left, bottom - top
+    return box
+
+
+def _box_of_bbox(value: Any, has_segmentation: bool) -> tuple[float, ...] | str:
+    if value is None or value == []:
+        return reasons.BOX_ONLY_SEGMENTATION if has_segmentation else reasons.BOX_ABSENT
+    if isinstance(value, str):
+        return reasons.BOX_DECIMAL_COMMA if len(_COMMA.findall(value)) >= 4 else reasons.BOX_OF_TEXT
+    if not isinstance(value, list):
+        return reasons.BOX_NOT_FINITE
+    texts = [part for part in value if isinstance(part, str)]
+    if texts:
+        commas = any(_COMMA.fullmatch(text.strip()) for text in texts)
+        return reasons.BOX_DECIMAL_COMMA if commas else reasons.BOX_OF_TEXT
+    if len(value) != 4:
+        # Unquoted decimal commas make two numbers of each: [1,5, 2,5, 3,5, 4,5].
+        return reasons.BOX_DECIMAL_COMMA if len(value) == 8 else reasons.BOX_OTHER_LENGTH
+    return tuple(map(float, value)) if _are_finite(value) else reasons.BOX_NOT_FINITE
+
+
+def _box_of_polygons(polygons: Any) -> tuple[float, ...] | None:
+    """Return the extent of polygons [[x1, y1, x2, y2, ...], ...]."""
+    if not isinstance(polygons, list):
+        return None
+    if all(isinstance(part, int | float) for part in polygons):
+        polygons = [polygons]
+    xs: list[float] = []
+    ys: list[float] = []
+    for polygon in polygons:
+        if not isinstance(polygon, list) or len(polygon) < 4 or len(polygon) % 2 or not _are_finite(polygon):
+            return None
+        xs += polygon[::2]
+        ys += polygon[1::2]
+    return float(min(xs)), float(min(ys)), float(max(xs) - min(xs)), float(max(ys) - min(ys))
+
+
+def _are_finite(values: list[Any]) -> bool:
+    return all(
+        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
+        for value in values
+    )
+
+
+def _box_of_rle(mask: dict[str, Any]) -> tuple[float, ...] | None:
+    """Return the extent of a mask {"size": [height, width], "counts": runs}, compressed or not."""
+    size, counts = mask.get("size"), mask.get("counts")
+    if not isinstance(size, list) or len(size) != 2 or not all(isinstance(side, int) for side in size):
+        return None
+    if min(size) < 1 or size[0] * size[1] >= _MOST_PIXELS:
+        return None
+    from pycocotools import mask as library
+
+    # The library reads past the end of runs that are cut off, and trusts their sum.
+    runs = counts if isinstance(counts, list) else _decompressed(counts)
+    if not all(isinstance(run, int) and run >= 0 for run in runs) or sum(runs) != size[0] * size[1]:
+        return None
+    return tuple(map(float, library.toBbox(library.frPyObjects({"size": size, "counts": runs}, *size))))
+
+
+def _decompressed(counts: Any) -> list[int]:
+    """Return the runs of a compressed RLE; [] if it is none.
+
+    A character has five bits of a number; the sixth says that it goes on. From the third run on each is the
+    difference to the one before the last.
+    """
+    runs: list[int] = []
+    number = bits = 0
+    for byte in counts.encode("ascii", "replace") if isinstance(counts, str) else b"":
+        part = byte - 48
+        if not 0 <= part < 64 or bits > 30:
+            return []
+        number |= (part & 0x1F) << bits
+        bits += 5
+        if not part & 0x20:
+            if part & 0x10:
+                number -= 1 << bits
+            runs.append(number + (runs[-2] if len(runs) > 2 else 0))
+            number = bits = 0
+    return [] if bits else runs

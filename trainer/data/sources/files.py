@@ -1,17 +1,34 @@
-"""Files of a source: a folder's listing that finds files by name; many small files, read in parallel."""
+"""Files of sources: folders that are listed once, many small texts, and zips and tars, which are not trusted.
 
+Refused are names that lead out of an archive, links, devices, encrypted or overlapping members, zip bombs,
+and more than the disk holds. Of a zip on a server only the bytes of a member are fetched.
+
+Format: PKWARE's APPNOTE 6.3.10, sections 4.3.7 (local file header) and 4.3.12 (central directory).
+"""
+
+import lzma
 import os
-from array import array
-from collections.abc import Callable, Iterable, Iterator
+import shutil
+import stat
+import tarfile
+import threading
+import unicodedata
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import BufferedIOBase
 from itertools import islice
 from operator import itemgetter
-
-import numpy as np
-import pyarrow as pa
+from typing import IO
 
 from trainer import storage
 from trainer.base import worker_pool
-from trainer.base.errors import MissingError
+from trainer.base.errors import DataError, MissingError, StorageError
+from trainer.base.os_errors import explained
+from trainer.base.temporary_folders import TemporaryFolder
+from trainer.storage import FileState
 
 _READERS = 16
 _TEXTS = 1000
@@ -38,72 +55,346 @@ def _read(task: tuple[int, str]) -> tuple[int, bytes | MissingError]:
         return task[0], error
 
 
-_BATCH = 10_000
-_COLUMNS = pa.schema([("name", pa.large_binary()), ("version", pa.large_string())])
+def read_lines(uri: str) -> list[str]:
+    """Return the lines of a text that are not blank, stripped.
+
+    Raises:
+        StorageError: it is missing or cannot be reached.
+    """
+    return lines_of(storage.read_bytes(uri))
 
 
-class Folder:
-    """Finds a file by its name, or by its folded name (case, extension or accents ignored)."""
+def lines_of(data: bytes) -> list[str]:
+    """Return the lines of a text that are not blank, stripped."""
+    return [text for line in data.decode("utf-8-sig", "replace").splitlines() if (text := line.strip())]
 
-    def __init__(
-        self, uri: str, fold: Callable[[str], str], accepts: Callable[[str], bool] = lambda name: True
-    ) -> None:
-        """List the files, those in folders below left out.
 
-        Args:
-            uri: of the folder; one that is missing has no files.
-            fold: folds a name; names with the same result count as equal.
-            accepts: tells by its name whether a file is listed.
+def version_of(state: FileState) -> str:
+    """Return what changes when a file does."""
+    return f"{state.size} {state.version}"
+
+
+class Folders:
+    """The files of folders, without those of folders below; each folder is listed once."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._versions: dict[str, dict[str, str]] = {}
+        self._folded: dict[str, dict[str, str]] = {}
+
+    def versions(self, folder: str) -> dict[str, str]:
+        """Return the version of each file of a folder by its name; {} if the folder is missing.
 
         Raises:
             StorageError: it cannot be read.
         """
-        self.uri = uri
-        self._fold = fold
-        batches = list(_listed(uri, accepts))
-        files = pa.Table.from_batches(batches, _COLUMNS).sort_by("name").combine_chunks()
-        batches.clear()
-        self._names, self._versions = (files[column].combine_chunks() for column in _COLUMNS.names)
-        hashes = np.array(array("q", (hash(fold(name)) for name in self.names())), np.int64)
-        self._order = np.argsort(hashes, kind="stable").astype(np.int32)
-        self._hashes = hashes[self._order]
+        if folder not in self._versions:
+            states = storage.scan(folder, recursive=False)
+            self._versions[folder] = {name: version_of(state) for name, state in states}
+        return self._versions[folder]
 
-    def __len__(self) -> int:
-        return len(self._names)
+    def version(self, uri: str) -> str:
+        """Return the version of a file; "" if there is none."""
+        folder, _, name = uri.rpartition("/")
+        return self.versions(folder).get(name, "")
 
-    def names(self) -> Iterator[str]:
-        """Yield the names, sorted."""
-        for first in range(0, len(self._names), _BATCH):
-            yield from map(os.fsdecode, self._names.slice(first, _BATCH).to_pylist())
+    def find(self, folder: str, name: str) -> tuple[str, str] | None:
+        """Return URI and version of a file; None if there is none.
 
-    def find(self, name: str, folded: str | None = None) -> tuple[str, str] | None:
-        """Return name and version of a file; None if there is none.
-
-        Args:
-            name: of this name if there is one, else the first by name that counts as equal.
-            folded: what `fold` gives of it; by default that of `name`.
+        It has this name, or else one that differs only by case or by how accents are encoded.
         """
-        folded = self._fold(name) if folded is None else folded
-        folded_hash = hash(folded)
-        match: tuple[str, str] | None = None
-        at = int(np.searchsorted(self._hashes, folded_hash))
-        while at < len(self._hashes) and self._hashes[at] == folded_hash:
-            row = int(self._order[at])
-            actual = os.fsdecode(self._names[row].as_py())
-            if self._fold(actual) == folded and (match is None or actual == name):
-                match = actual, self._versions[row].as_py()
-            at += 1
-        return match
+        versions = self.versions(folder)
+        if name not in versions:
+            if folder not in self._folded:
+                self._folded[folder] = {_fold(other): other for other in sorted(versions, reverse=True)}
+            name = self._folded[folder].get(_fold(name), "")
+        return (storage.join(folder, name), versions[name]) if name else None
 
 
-def _listed(uri: str, accepts: Callable[[str], bool]) -> Iterator[pa.RecordBatch]:
-    names: list[bytes] = []
-    versions: list[str] = []
-    for name, state in storage.scan(uri, recursive=False):
-        if accepts(name):
-            names.append(os.fsencode(name))
-            versions.append(f"{state.size} {state.version}")
-        if len(names) == _BATCH:
-            yield pa.RecordBatch.from_pydict({"name": names, "version": versions}, schema=_COLUMNS)
-            names, versions = [], []
-    yield pa.RecordBatch.from_pydict({"name": names, "version": versions}, schema=_COLUMNS)
+def _fold(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold()
+
+
+SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
+"""Of archives that can be unpacked."""
+
+_DAMAGED = (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError)
+_MOST_FILES = 5_000_000
+_RATIO, _HARMLESS = 200, 16 * 1024 * 1024
+"""Times that content may be larger than it is packed, from so many bytes on."""
+
+_RESERVE = 256 * 1024 * 1024
+"""Bytes of the disk that are left free."""
+
+_BLOCK = 1024 * 1024
+_UTF8_FLAG, _ENCRYPTED = 0x800, 0x1
+
+
+@dataclass
+class Unpacked:
+    """What was in an archive."""
+
+    folder: str
+    """Where it is now."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Bytes and checksum of each file, by its relative name."""
+    keeper: TemporaryFolder | None = None
+    """Removes the folder when it goes."""
+
+
+_unpacked: dict[tuple[str, str], Unpacked] = {}
+_lock = threading.Lock()
+
+
+def unpack(uri: str) -> Unpacked:
+    """Unpack an archive into a temporary folder, once in a process as long as it does not change.
+
+    Args:
+        uri: of a zip or tar; one that is not local is copied to the local cache.
+
+    Raises:
+        DataError: it is none, is damaged, or holds what is refused.
+        StorageError: it is missing or cannot be reached, or the folder cannot be written.
+    """
+    state = storage.state(uri)
+    key = uri, version_of(state) if state else ""
+    with _lock:
+        if key not in _unpacked:
+            _unpacked[key] = _unpack(uri)
+        return _unpacked[key]
+
+
+def _unpack(uri: str) -> Unpacked:
+    path = str(storage.local_copy(uri))
+    keeper = TemporaryFolder()
+    unpacked = Unpacked(os.path.realpath(keeper.path), keeper=keeper)
+    with _archive_errors(f"{uri} cannot be unpacked"), explained(unpacked.folder, "write"):
+        for name, content in _members(uri, path, unpacked.folder):
+            relative = _relative(uri, name)
+            if not relative:
+                continue
+            if len(unpacked.versions) >= _MOST_FILES:
+                raise _refused(uri, name, f"it is one of more than {_MOST_FILES:,} files")
+            unpacked.versions[relative] = _write(content, os.path.join(unpacked.folder, relative))
+    return unpacked
+
+
+@contextmanager
+def _archive_errors(failure: str, kind: type[DataError] | type[StorageError] = DataError) -> Iterator[None]:
+    """Turn what is raised for an archive that cannot be read into an error of this kind."""
+    try:
+        yield
+    except NotImplementedError as error:
+        # zipfile's, of an unknown method or version of the format: fetching it again would not help.
+        raise kind(f"{failure}: {error}", fix="pack it again with deflate, as zip -r does") from None
+    except (*_DAMAGED, OSError) as error:
+        # gzip and bz2 raise OSError for damaged bytes; those of the system have a number.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise kind(f"{failure}: {error}", fix="pack or fetch it again") from None
+
+
+def _members(uri: str, path: str, folder: str) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield name and content of each file of an archive."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            items = _checked_members(uri, archive)
+            _check_room(uri, sum(item.file_size for item in items), folder)
+            for item in items:
+                with archive.open(item) as content:
+                    yield _decoded(item), content
+    elif tarfile.is_tarfile(path):
+        with tarfile.open(path) as tar:
+            yield from _tar_members(uri, tar, os.path.getsize(path), folder)
+    else:
+        raise DataError(f"{uri} is neither a zip nor a tar that can be read", fix="pack or fetch it again")
+
+
+def _tar_members(uri: str, tar: tarfile.TarFile, packed: int, folder: str) -> Iterator[tuple[str, IO[bytes]]]:
+    total = 0
+    for member in tar:
+        if member.isdir():
+            continue
+        if not member.isreg():
+            raise _refused(uri, member.name, "it is a link or device, not a file")
+        total += member.size
+        _refuse_bomb(uri, member.name, total, packed)
+        _check_room(uri, member.size, folder)
+        file = tar.extractfile(member)
+        assert file is not None
+        yield member.name, file
+    # gzip compares its checksum at the end of the file, which is behind the last member.
+    assert tar.fileobj is not None
+    rest = max(_HARMLESS, _RATIO * packed)
+    while block := tar.fileobj.read(_BLOCK):
+        rest -= len(block)
+        if rest < 0:
+            raise _refused(uri, "its end", "there is more behind the last file than an archive has")
+
+
+def _checked_members(uri: str, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """Return a zip's members without its folders, as they are stored; refuse what is not to be trusted."""
+    items = sorted(
+        (item for item in archive.infolist() if not item.is_dir()), key=lambda item: item.header_offset
+    )
+    end = 0
+    for item in items:
+        _relative(uri, item.filename)
+        reason = (
+            "it is a link" if stat.S_ISLNK(item.external_attr >> 16)
+            else "it is encrypted" if item.flag_bits & _ENCRYPTED
+            else "it is outside the zip, or within another member" if item.header_offset < end
+            else ""
+        )  # fmt: skip
+        if reason:
+            raise _refused(uri, item.filename, reason)
+        _refuse_bomb(uri, item.filename, item.file_size, item.compress_size)
+        end = item.header_offset + _HEADER + item.compress_size
+    return items
+
+
+def _refuse_bomb(uri: str, name: str, size: int, packed: int) -> None:
+    if size > max(_HARMLESS, _RATIO * packed):
+        raise _refused(uri, name, f"{size:,} bytes are packed into {packed:,}")
+
+
+def _refused(uri: str, name: str, reason: str) -> DataError:
+    return DataError(
+        f"refused {name!r} in {uri}: {reason}",
+        fix="take the archive from where it is published, or unpack it yourself and name the folder",
+    )
+
+
+def _decoded(item: zipfile.ZipInfo) -> str:
+    """Return a member's name: macOS writes UTF-8 without saying so."""
+    if item.flag_bits & _UTF8_FLAG:
+        return item.filename
+    try:
+        return item.filename.encode("cp437").decode("utf-8")
+    except UnicodeError:
+        return item.filename
+
+
+def _relative(uri: str, name: str) -> str:
+    """Return a member's relative name with forward slashes; "" for what an operating system adds."""
+    if storage.climbs(name) or ":" in name.replace("\\", "/").partition("/")[0]:
+        raise _refused(uri, name, "its name leads out of the archive")
+    parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
+    added = not parts or "__MACOSX" in parts or any(part.startswith("._") for part in parts)
+    return "" if added or parts[-1] in (".DS_Store", "Thumbs.db", "desktop.ini") else "/".join(parts)
+
+
+def _write(content: IO[bytes], path: str) -> str:
+    """Write a file; return its bytes and checksum."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    checksum = size = 0
+    with open(path, "wb") as file:
+        while block := content.read(_BLOCK):
+            file.write(block)
+            checksum, size = zlib.crc32(block, checksum), size + len(block)
+    return f"{size} {checksum:08x}"
+
+
+def _check_room(uri: str, needed: int, folder: str) -> None:
+    free = shutil.disk_usage(folder).free - _RESERVE
+    if needed > free:
+        raise DataError(
+            f"{uri} needs {needed / 1e9:.2f} GB unpacked, but {os.path.dirname(folder)} has "
+            f"{max(0, free) / 1e9:.2f} GB",
+            fix="let TMPDIR name a folder with more room, or unpack it yourself and name the folder",
+        )
+
+
+_SIGNATURE, _HEADER = b"PK\x03\x04", 30
+_SLACK = 64
+"""Bytes of a local header's extra field that are read along; the directory's may have another length."""
+
+_LARGEST = 256 * 1024 * 1024
+"""Bytes of a member that is read at once: an image."""
+
+
+class Zip:
+    """Reads members of a zip by ranges."""
+
+    def __init__(self, uri: str) -> None:
+        """Read the directory, which is at the zip's end.
+
+        Raises:
+            DataError: it holds what is refused (see above).
+            StorageError: it is missing, cannot be reached, or is no zip.
+        """
+        self.uri = uri
+        with (
+            _archive_errors(f"{uri} is no zip that can be read", StorageError),
+            storage.open_reader(uri) as file,
+            zipfile.ZipFile(file) as archive,
+        ):
+            self._end = archive.start_dir
+            self._members = {item.filename: item for item in _checked_members(uri, archive)}
+
+    def state(self, name: str) -> str:
+        """Return what changes when a member does; "" if there is none of this name."""
+        member = self._members.get(name)
+        return f"{member.file_size} {member.CRC:08x}" if member else ""
+
+    def read(self, name: str) -> bytes:
+        """Return a member's content, after checking its length and checksum.
+
+        Raises:
+            StorageError: there is none of this name, it is damaged or packed in an unknown way, or the zip
+                cannot be reached.
+        """
+        member = self._members.get(name)
+        if member is None:
+            raise MissingError(
+                f"no such file: {name} in {self.uri}", fix="check that the zip is the right one"
+            )
+        try:
+            return self._content(member)
+        except (ValueError, zlib.error) as error:
+            raise StorageError(f"{name} in {self.uri}: {error}", fix="fetch the zip again") from None
+
+    def _content(self, member: zipfile.ZipInfo) -> bytes:
+        if max(member.file_size, member.compress_size) > _LARGEST:
+            raise ValueError(f"{member.file_size} bytes are too many for an image")
+        name_length = len(member.orig_filename.encode("utf-8", "replace"))
+        length = _HEADER + name_length + _SLACK + member.compress_size
+        length = min(length, self._end - member.header_offset)
+        if length < _HEADER:
+            raise ValueError("the directory says that it is outside the zip")
+        data = storage.read_range(self.uri, member.header_offset, length)
+        if data[:4] != _SIGNATURE:
+            raise ValueError("its header is not where the directory says")
+        begin = _HEADER + int.from_bytes(data[26:28], "little") + int.from_bytes(data[28:30], "little")
+        content = data[begin : begin + member.compress_size]
+        if len(content) < member.compress_size:
+            content = storage.read_range(self.uri, member.header_offset + begin, member.compress_size)
+        if member.compress_type == zipfile.ZIP_DEFLATED:
+            # One byte more than declared is enough to notice a bomb.
+            content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, member.file_size + 1)
+        elif member.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"packed by the unknown method {member.compress_type}")
+        if len(content) != member.file_size or zlib.crc32(content) != member.CRC:
+            raise ValueError("checksum mismatch")
+        return content
+
+
+@contextmanager
+def open_member(uri: str, name: str) -> Iterator[BufferedIOBase]:
+    """Open one member of a zip, however large it is; it is unpacked while it is read.
+
+    Args:
+        uri: of the zip; one that is not local is copied to the local cache.
+        name: of the member.
+
+    Raises:
+        DataError: the zip or the member is damaged, holds what is refused, or there is none of this name.
+        StorageError: the zip is missing or cannot be reached.
+    """
+    failure = f"{name} in {uri} cannot be read"
+    with _archive_errors(failure), zipfile.ZipFile(storage.local_copy(uri)) as archive:
+        if name not in {item.filename for item in _checked_members(uri, archive)}:
+            raise DataError(f"{failure}: there is none of this name", fix="check that it is the right zip")
+        with archive.open(name) as file:
+            assert isinstance(file, BufferedIOBase)
+            yield file

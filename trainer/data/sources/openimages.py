@@ -21,7 +21,7 @@ from trainer import storage
 from trainer.base.errors import DataError
 from trainer.data.sources import openimages_csv as classes
 from trainer.data.sources.openimages_csv import BoxRows, Meaning
-from trainer.data.sources.source import Listing, Source
+from trainer.data.sources.source import Listing, Rows, Source
 
 # fmt: off
 # MLPerf's single-stage detector: the leaf classes with 1000 samples or more, by display name, in the order of
@@ -170,12 +170,14 @@ class OpenImagesSource(Source):
         absent = Meaning.of(described, kept, classes.inverted(expanded))
         splits = {}
         for split in split_names:
-            splits["train" if len(split_names) == 1 else _SPLITS[split]] = BoxRows(
+            boxes = BoxRows(
                 self._file(BOXES[split], states), storage.join(self.pixels, split), kept, present, absent,
                 listed=listed[split] if listed else None,
                 rotations=self._file(ROTATIONS[split], states) if self.rotation == "apply" else "",
                 labels=self._file(LABELS[split], states) if self._takes_labels(split) else "",
             )  # fmt: skip
+            name = "train" if len(split_names) == 1 else _SPLITS[split]
+            splits[name] = Rows(boxes.read)
         state = hashlib.sha256(json.dumps(states).encode()).hexdigest()
         hierarchy = {} if self.hierarchy == "expand" else above
         return Listing(kept, splits, state, exhaustive=False, hierarchy=hierarchy)

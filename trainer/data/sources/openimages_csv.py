@@ -21,6 +21,7 @@ import pyarrow.csv as pa_csv
 
 from trainer import storage
 from trainer.base.errors import DataError
+from trainer.data.problem_counts import Problems
 from trainer.data.sources.source import BOX, SOURCE_ROW, UNKNOWN, Category
 
 
@@ -265,7 +266,7 @@ class BoxRows:
     labels: str = ""
     """CSV with the verified classes of images; empty takes none."""
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def read(self, _: Problems) -> Iterator[pa.RecordBatch]:
         """Yield rows of SOURCE_ROW: images with boxes in the file's order, then those without.
 
         Raises:

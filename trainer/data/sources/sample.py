@@ -19,7 +19,7 @@ from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
 from trainer.base.bounded_text import whole_number
 from trainer.base.errors import DataError
-from trainer.data.sources.source import Box, Category, Entries, Entry, Listing, Source
+from trainer.data.sources.source import Box, Category, Entry, Listing, Rows, Source
 
 CLASSES = ("circle", "square", "triangle", "star", "ring")
 
@@ -320,10 +320,10 @@ class SampleSource(Source):
     def listing(self) -> Listing:
         """Lay all scenes out; drawing them is left to `read`."""
         held_out = max(1, self.images // 6)
-        splits: dict[str, Entries] = {}
+        splits = {}
         first = 0
         for split, count in (("train", self.images), ("val", held_out), ("test", held_out)):
-            splits[split] = Entries(self._entry(number) for number in range(first, first + count))
+            splits[split] = Rows.of_list(list(map(self._entry, range(first, first + count))))
             first += count
         return Listing(
             categories=[Category(name, index + 1) for index, name in enumerate(CLASSES)],

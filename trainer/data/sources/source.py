@@ -5,16 +5,17 @@ A source yields its images as record batches of bounded size, with the columns o
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from trainer import storage
-from trainer.base.errors import DataError
-from trainer.data.problem_counts import Problems
+from trainer.data.problem_counts import IMAGE_IN_TWO_SPLITS, Problems
 
 UNKNOWN = -1
 """Category of a box whose category the source does not list."""
@@ -59,12 +60,38 @@ class Entry:
     Exif block tells."""
 
 
-class Rows(Protocol):
-    """The images of a split, which can be gone through again and again."""
+class Rows:
+    """The images of a split, which can be read again and again."""
+
+    def __init__(
+        self, read: Callable[[Problems], Iterator[pa.RecordBatch]], problems: Problems | None = None
+    ) -> None:
+        """Set how they are read.
+
+        Args:
+            read: yields rows of SOURCE_ROW, a bounded number at a time, and counts what is wrong with them.
+            problems: grows once, when the rows have been read to the end for the first time.
+        """
+        self._read, self._problems = read, problems
+
+    @classmethod
+    def of(cls, entries: Callable[[Problems], Iterable["Entry"]], problems: Problems | None = None) -> "Rows":
+        """Return the rows of images that a function lists."""
+        return cls(lambda found: map(batch_of, batched(entries(found), ROWS)), problems)
+
+    @classmethod
+    def of_list(cls, entries: Sequence["Entry"]) -> "Rows":
+        """Return the rows of images that fit in memory."""
+        return cls.of(lambda _: entries)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield rows of `trainer.data.sources.source.SOURCE_ROW`, a bounded number at a time."""
-        ...
+        """Yield rows of SOURCE_ROW, a bounded number at a time."""
+        found = Problems()
+        yield from self._read(found)
+        if self._problems is not None:
+            self._problems.merge(found.cases())
+            self._problems.unlisted.update(found.unlisted)
+            self._problems = None
 
 
 class Category(NamedTuple):
@@ -145,14 +172,25 @@ class Source:
         return storage.read_bytes(origin)
 
 
-def refuse_reading(source: Source, reading: Reading) -> None:
-    """Raise DataError if COCO's boxes are to be read in another way, and the source is not COCO."""
-    for name, value, default in zip(Reading._fields, reading, AS_PUBLISHED, strict=True):
-        if value != default:
-            raise DataError(
-                f"source {source.uri}: data.{name}={value} is for COCO annotations",
-                fix=f"leave data.{name} unset: the format of this source defines its boxes",
-            )
+class SplitOverlaps:
+    """Counts images that are in two splits, which makes scores too good. Memory: eight bytes an image."""
+
+    def __init__(self, problems: Problems) -> None:
+        """Begin without images; `problems` grows."""
+        self._problems = problems
+        self._hashes: dict[str, array[int]] = {}
+        self._sorted: dict[str, np.ndarray] = {}
+
+    def add(self, split: str, images: Sequence[tuple[str, str]]) -> None:
+        """Take the name and identity of images of a split; all of one split come before the next one."""
+        if split not in self._hashes:
+            self._sorted = {name: np.unique(np.array(hashes)) for name, hashes in self._hashes.items()}
+            self._hashes[split] = array("q")
+        hashes = np.array([hash(identity) if identity else 0 for _, identity in images], np.int64)
+        for other, others in self._sorted.items():
+            for row in np.flatnonzero(np.isin(hashes, others) & (hashes != 0)).tolist():
+                self._problems.add(IMAGE_IN_TWO_SPLITS, f"{images[row][0]} in {other} and {split}")
+        self._hashes[split].extend(hashes.tolist())
 
 
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|val|test)", re.IGNORECASE)
@@ -193,28 +231,15 @@ SOURCE_ROW = pa.schema(
 _NAN = (float("nan"),) * 4
 
 
-class Entries(list[Entry]):
-    """The images of a split that fits in memory, as a list."""
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield rows of SOURCE_ROW, a thousand at a time."""
-        yield from batches_of(self)
-
-
-def batches_of(entries: Iterable[Entry]) -> Iterator[pa.RecordBatch]:
-    """Yield entries as rows of SOURCE_ROW, ROWS at a time."""
+def batched(entries: Iterable[Entry], size: int) -> Iterator[list[Entry]]:
+    """Yield entries, so many at a time."""
     rest = iter(entries)
-    while batch := list(islice(rest, ROWS)):
-        yield batch_of(batch)
+    while batch := list(islice(rest, size)):
+        yield batch
 
 
-def batch_of(entries: list[Entry], boxes: pa.ListArray | None = None) -> pa.RecordBatch:
-    """Return entries as rows of SOURCE_ROW.
-
-    Args:
-        entries: images.
-        boxes: those of each image, where they are not in the entries.
-    """
+def batch_of(entries: list[Entry]) -> pa.RecordBatch:
+    """Return entries as rows of SOURCE_ROW."""
     rows = [
         {
             "file_name": _text(entry.file_name),
@@ -231,8 +256,7 @@ def batch_of(entries: list[Entry], boxes: pa.ListArray | None = None) -> pa.Reco
         }
         for entry in entries
     ]
-    batch = pa.RecordBatch.from_pylist(rows, schema=SOURCE_ROW)
-    return batch if boxes is None else batch.set_column(batch.num_columns - 1, "boxes", boxes)
+    return pa.RecordBatch.from_pylist(rows, schema=SOURCE_ROW)
 
 
 def _text(text: str) -> str:

@@ -1,8 +1,9 @@
-"""YOLO data sets: data.yaml, images, and a text file of labels for each image.
+"""YOLO data sets: a description, images, and a text file of labels for each image.
 
-The labels of `images/train/a.jpg` are in `labels/train/a.txt` (the last folder named images is replaced),
-or beside the image. An image whose file is missing or empty has no objects. Boxes are fractions of the
-sides of the image as it is displayed, one line for each object:
+The description is data.yaml (https://docs.ultralytics.com/datasets/detect), classes.txt as labelling tools
+write it, or obj.names as Darknet has it. The labels of `images/train/a.jpg` are in `labels/train/a.txt` (the
+last folder named images is replaced), or beside the image. An image whose file is missing or empty has no
+objects. Boxes are fractions of the sides of the image as it is displayed, one line for each object:
 
     class x y width height            a box by its centre
     class x1 y1 x2 y2 x3 y3 ...       an outline, or a rotated box by its corners: the box around it
@@ -11,31 +12,34 @@ sides of the image as it is displayed, one line for each object:
 
 import hashlib
 import math
+import os
+import posixpath
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePosixPath
-from typing import NamedTuple
-
-import pyarrow as pa
+from typing import Any, NamedTuple
 
 from trainer import storage
-from trainer.base.errors import DataError, MissingError
+from trainer.base.bounded_text import whole_number, yaml_value
+from trainer.base.errors import DataError, MissingError, first_line
 from trainer.data import problem_counts as reasons
 from trainer.data.images import IMAGE_SUFFIXES, SHARES_UPRIGHT
 from trainer.data.problem_counts import Problems
-from trainer.data.sources.files import read_all
-from trainer.data.sources.source import Box, Category, Entry, Listing, Source, batches_of
-from trainer.data.sources.yolo_set import Bounds, YoloSet, read_set, resolve
+from trainer.data.sources.files import Folders, lines_of, read_all, read_lines, version_of
+from trainer.data.sources.source import Box, Category, Entry, Listing, Rows, Source, SplitOverlaps, split_of
+from trainer.storage.url_policy import UrlPolicy
 
-_SLACK = 0.01
+_TOLERANCE = 0.01
 """How far a coordinate may be outside, as rounding leaves it; what is outside is cut off."""
 
 _ROUNDING = 1e-5
 """What is less far outside is no mistake: labels have six digits, and half of a width is subtracted."""
 
-_SHOWN = 60
+_EXCERPT = 60
+"""Characters of a line in a message."""
 
 
 def parse_labels(
@@ -51,92 +55,79 @@ def parse_labels(
     if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data:
         return [], [(1, "it is UTF-16 or no text: save it as UTF-8")]
     boxes: list[Box] = []
-    wrong: list[tuple[int, str]] = []
+    faults: list[tuple[int, str]] = []
     for number, line in enumerate(data.decode("utf-8-sig", "replace").splitlines(), 1):
         words = line.split()
-        if not words:
-            continue
-        box_or_fault = _box(words, positions, keypoints)
-        if isinstance(box_or_fault, Box):
-            boxes.append(box_or_fault)
-        else:
-            wrong.append((number, f"{line.strip()[:_SHOWN]!r} {box_or_fault}"))
+        if words:
+            try:
+                boxes.append(_box(words, positions, keypoints))
+            except ValueError as error:
+                faults.append((number, f"{line.strip()[:_EXCERPT]!r} {error}"))
     # The same line twice is one object.
-    return list(dict.fromkeys(boxes)), wrong
+    return list(dict.fromkeys(boxes)), faults
 
 
-def _box(words: list[str], positions: Mapping[int, int], keypoints: bool) -> Box | str:
-    """Return the box of a line, or why it has none."""
-    values = [_number(word) for word in words]
-    if None in values:
-        word = words[values.index(None)]
-        return f"has {word!r}, a decimal comma" if _is_comma(word) else f"has {word!r}, which is no number"
-    numbers = [value for value in values if value is not None]
-    label, coordinates = numbers[0], numbers[1:]
+def _box(words: list[str], positions: Mapping[int, int], keypoints: bool) -> Box:
+    """Return the box of a line; raise ValueError with the reason why it has none."""
+    label, *coordinates = map(_number, words)
     if not label.is_integer() or int(label) not in positions:
-        return f"is of class {words[0]}, but the classes are {_range(positions)}"
+        raise ValueError(f"is of class {words[0]}, but the classes are {_number_range(positions)}")
     if keypoints and len(coordinates) > 4:
         coordinates = coordinates[:4]
-    problem = _misfit(coordinates)
-    if problem:
-        return problem
+    _check_coordinates(coordinates)
+    position = positions[int(label)]
     if len(coordinates) == 4:
         x, y, width, height = coordinates
-        if min(x - width / 2, y - height / 2) >= 0 and max(x + width / 2, y + height / 2) <= 1:
-            return Box(positions[int(label)], (x - width / 2, y - height / 2, width, height), 0.0, 0)
-        edges = (x - width / 2, x + width / 2), (y - height / 2, y + height / 2)
+        left, right, top, bottom = x - width / 2, x + width / 2, y - height / 2, y + height / 2
+        if min(left, top) >= 0 and max(right, bottom) <= 1:
+            return Box(position, (left, top, width, height), 0.0, 0)
     else:
-        edges = (
-            (min(coordinates[::2]), max(coordinates[::2])),
-            (min(coordinates[1::2]), max(coordinates[1::2])),
-        )
-    (left, right), (top, bottom) = (tuple(map(_rounded, pair)) for pair in edges)
-    return Box(positions[int(label)], (left, top, right - left, bottom - top), 0.0, 0)
+        xs, ys = coordinates[::2], coordinates[1::2]
+        left, right, top, bottom = min(xs), max(xs), min(ys), max(ys)
+    left, right, top, bottom = map(_snapped, (left, right, top, bottom))
+    return Box(position, (left, top, right - left, bottom - top), 0.0, 0)
 
 
-def _rounded(edge: float) -> float:
-    """Return the image's edge for what is outside of it by no more than six digits leave."""
-    if -_ROUNDING < edge < 0 or 1 < edge < 1 + _ROUNDING:
-        return float(edge > 0.5)
-    return edge
-
-
-def _misfit(coordinates: list[float]) -> str:
-    """Return why these numbers are neither a box nor an outline; "" if they are one."""
-    count = len(coordinates)
-    if count < 4:
-        return f"has {count} numbers after the class, not four"
-    if count == 5:
-        return "has five numbers after the class: is the last a confidence? leave it out"
-    if count % 2:
-        return f"has {count} numbers after the class: neither four nor pairs of x and y"
-    outside = [value for value in coordinates if not -_SLACK <= value <= 1 + _SLACK]
-    if outside and max(outside) > 2:
-        return f"has {outside[0]:g}, no share of a side: divide pixels by the image's width or height"
-    return f"has {outside[0]:g}, which is outside of 0 to 1" if outside else ""
-
-
-def _number(word: str) -> float | None:
+def _number(word: str) -> float:
     try:
         value = float(word)
     except ValueError:
-        return None
-    return value if math.isfinite(value) and "_" not in word else None
+        value = math.nan
+    if math.isfinite(value) and "_" not in word:
+        return value
+    is_comma = re.fullmatch(r"-?\d*,\d+", word)
+    raise ValueError(f"has {word!r}, {'a decimal comma' if is_comma else 'which is no number'}")
 
 
-def _is_comma(word: str) -> bool:
-    return "," in word and _number(word.replace(",", ".")) is not None
+def _check_coordinates(coordinates: list[float]) -> None:
+    """Raise ValueError if these numbers are neither a box nor an outline."""
+    count = len(coordinates)
+    if count < 4:
+        raise ValueError(f"has {count} numbers after the class, not four")
+    if count == 5:
+        raise ValueError("has five numbers after the class: is the last a confidence? leave it out")
+    if count % 2:
+        raise ValueError(f"has {count} numbers after the class: neither four nor pairs of x and y")
+    outside = [value for value in coordinates if not -_TOLERANCE <= value <= 1 + _TOLERANCE]
+    if outside and max(outside) > 2:
+        raise ValueError(
+            f"has {outside[0]:g}, no share of a side: divide pixels by the image's width or height"
+        )
+    if outside:
+        raise ValueError(f"has {outside[0]:g}, which is outside of 0 to 1")
 
 
-def _range(positions: Mapping[int, int]) -> str:
+def _snapped(edge: float) -> float:
+    """Return the image's edge if a coordinate is outside of it by a rounding error."""
+    return min(max(edge, 0.0), 1.0) if -_ROUNDING < edge < 1 + _ROUNDING else edge
+
+
+def _number_range(positions: Mapping[int, int]) -> str:
     """Name the numbers of the classes: 0 to 5."""
     low, high = min(positions), max(positions)
-    return f"{low} to {high}" if len(positions) == high - low + 1 else ", ".join(map(str, positions))[:_SHOWN]
-
-
-_MISSING = ""
-_PROBES = 20
-"""Images of a list that are looked for until one tells where those of their folder are."""
+    return (
+        f"{low} to {high}" if len(positions) == high - low + 1 else ", ".join(map(str, positions))[:_EXCERPT]
+    )
 
 
 class _Image(NamedTuple):
@@ -146,7 +137,7 @@ class _Image(NamedTuple):
     """Relative to the set's root."""
     origin: str
     version: str
-    """"" where there is no such file."""
+    """"" if there is no such file."""
     labels: str
     """URI of its label file; "" if there is none."""
 
@@ -157,7 +148,7 @@ class YoloSource(Source):
 
     location: str
     confined: str = ""
-    """Folder that nothing in it may lead out of; "" where paths may."""
+    """Folder that nothing in it may lead out of; "" if paths may."""
     allow_hosts: tuple[str, ...] = ()
     """Buckets besides its own, see `trainer.config.schema.DataConfig`."""
 
@@ -178,115 +169,58 @@ class YoloSource(Source):
                 fix="put it into a folder or bucket, or into one zip and name that",
             )
         yolo_set = read_set(self.location, Bounds(self.confined, self.allow_hosts))
-        numbers = list(yolo_set.names)
-        positions = {number: place for place, number in enumerate(numbers)}
-        categories = [Category(yolo_set.names[number], number) for number in numbers]
-        digest = hashlib.sha256(yolo_set.content)
-        problems = Problems()
-        folders = _LabelFolders()
-        rows = {}
-        seen: dict[str, str] = {}
+        positions = {number: position for position, number in enumerate(yolo_set.names)}
+        digest, problems, folders = hashlib.sha256(yolo_set.content), Problems(), Folders()
+        overlaps = SplitOverlaps(problems)
+        images: dict[str, list[_Image]] = {}
         for split, places in yolo_set.splits.items():
-            images = list(_images(yolo_set, split, places, folders, problems))
-            for image in images:
-                described = f"{split} {image.file_name} {image.version} {image.labels} "
-                digest.update(f"{described}{folders.version(image.labels)}\n".encode("utf-8", "replace"))
-                if seen.setdefault(image.origin, split) != split:
-                    problems.add(
-                        reasons.IMAGE_IN_TWO_SPLITS, f"{image.file_name} in {seen[image.origin]} and {split}"
-                    )
-            rows[split] = YoloRows(images, positions, yolo_set.keypoints, problems)
-        self._check(yolo_set, rows)
-        return Listing(categories, {split: part for split, part in rows.items() if part.images},
-                       digest.hexdigest(), problems, read_as=_described(yolo_set))  # fmt: skip
+            images[split] = list(_images(yolo_set, places, folders, problems))
+            for image in images[split]:
+                version = folders.version(image.labels) if image.labels else ""
+                line = f"{split} {image.file_name} {image.version} {image.labels} {version}\n"
+                digest.update(line.encode("utf-8", "replace"))
+            overlaps.add(split, [(image.file_name, image.origin) for image in images[split]])
+        self._check(yolo_set, images["train"])
+        return Listing(
+            [Category(name, number) for number, name in yolo_set.names.items()],
+            {
+                split: Rows.of(partial(_entries, of_split, positions, yolo_set.keypoints), problems)
+                for split, of_split in images.items() if of_split
+            },
+            digest.hexdigest(), problems, read_as=yolo_set.read_as,
+        )  # fmt: skip
 
-    def _check(self, yolo_set: YoloSet, rows: Mapping[str, "YoloRows"]) -> None:
-        train = rows["train"].images
+    def _check(self, yolo_set: "YoloSet", train: list[_Image]) -> None:
         if not train:
             raise DataError(
                 f"{self.uri}: no images in {', '.join(yolo_set.splits['train'])}",
                 fix=f"put them there, as {', '.join(IMAGE_SUFFIXES)}",
             )
         if not any(image.labels for image in train):
-            example = train[0]
             raise DataError(
                 f"{self.uri}: none of {len(train)} images of train has a label file; looked for "
-                f"{' and '.join(_label_places(example.origin))}",
+                f"{' and '.join(_label_places(train[0].origin))}",
                 fix="put the label files into a folder labels beside the folder images",
             )
 
 
-@dataclass
-class YoloRows:
-    """The images of a split."""
-
-    images: list[_Image]
-    positions: Mapping[int, int]
-    keypoints: bool
-    problems: Problems | None = field(repr=False)
-    """Grows when the rows are gone through for the first time."""
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        return batches_of(self)
-
-    def __iter__(self) -> Iterator[Entry]:
-        texts = read_all(image.labels for image in self.images if image.labels)
-        for image in self.images:
-            data = next(texts) if image.labels else b""
-            lost = data.message if isinstance(data, MissingError) else ""
-            text = b"" if isinstance(data, MissingError) else data
-            boxes, wrong = parse_labels(text, self.positions, self.keypoints)
-            if self.problems is not None:
-                for line, why in wrong:
-                    self.problems.add(reasons.LABEL_LINE, f"{image.labels}:{line}: {why}")
-            entry = Entry(image.file_name, image.origin, *SHARES_UPRIGHT, boxes, version=image.version)
-            if lost:
-                entry.fault = (reasons.IMAGE_UNREADABLE, lost)
-            elif image.version == _MISSING:
+def _entries(
+    images: list[_Image], positions: Mapping[int, int], keypoints: bool, problems: Problems
+) -> Iterator[Entry]:
+    """Read the labels of the images of a split."""
+    texts = read_all(image.labels for image in images if image.labels)
+    for image in images:
+        data = next(texts) if image.labels else b""
+        entry = Entry(image.file_name, image.origin, *SHARES_UPRIGHT, [], version=image.version)
+        if isinstance(data, MissingError):
+            entry.fault = (reasons.IMAGE_UNREADABLE, data.message)
+        else:
+            entry.boxes, faults = parse_labels(data, positions, keypoints)
+            for line, fault in faults:
+                problems.add(reasons.LABEL_LINE, f"{image.labels}:{line}: {fault}")
+            if not image.version:
                 entry.fault = (reasons.IMAGE_MISSING, f"no file {image.origin}")
-            yield entry
-        self.problems = None
-
-
-def _described(yolo_set: YoloSet) -> str:
-    """Say how a set was read: YOLO, by data.yaml: train of images/train, val of images/val."""
-    splits = [
-        f"{split} of {', '.join(_relative(place, yolo_set.root) for place in places)}"
-        for split, places in yolo_set.splits.items()
-    ]
-    return f"YOLO, by {yolo_set.uri.rpartition('/')[2]}: {'; '.join(splits)}"
-
-
-class _LabelFolders:
-    """The label files by folder, each listed once."""
-
-    def __init__(self) -> None:
-        self._versions: dict[str, dict[str, str]] = {}
-
-    def find(self, image: str) -> str:
-        """Return the URI of an image's label file; "" if there is none."""
-        for uri in _label_places(image):
-            folder, _, name = uri.rpartition("/")
-            if name in self._listed(folder):
-                return uri
-        return ""
-
-    def version(self, uri: str) -> str:
-        """Return what changes when a label file does; "" where there is none."""
-        folder, _, name = uri.rpartition("/")
-        return self._listed(folder)[name] if uri else ""
-
-    def _listed(self, folder: str) -> dict[str, str]:
-        if folder not in self._versions:
-            self._versions[folder] = {
-                name: f"{state.size} {state.version}"
-                for name, state in storage.scan(folder, recursive=False)
-                if name.endswith(".txt")
-            }
-        return self._versions[folder]
+        yield entry
 
 
 def _label_places(image: str) -> list[str]:
@@ -296,53 +230,332 @@ def _label_places(image: str) -> list[str]:
     return [f"{before}/labels/{after}", beside] if separator else [beside]
 
 
-def _images(
-    yolo_set: YoloSet, split: str, places: list[str], folders: _LabelFolders, problems: Problems
-) -> Iterator[_Image]:
+def _images(yolo_set: "YoloSet", places: list[str], folders: Folders, problems: Problems) -> Iterator[_Image]:
     """Yield the images of a split, each once."""
     seen: set[str] = set()
     for place in places:
-        pairs = _in_list(yolo_set, place) if place.lower().endswith(".txt") else _in_folder(place)
-        for origin, version in pairs:
+        is_list = place.lower().endswith(".txt")
+        for origin, version in _listed(yolo_set, place, folders) if is_list else _in_folder(place):
             name = _relative(origin, yolo_set.root)
             if origin in seen:
                 problems.add(reasons.IMAGE_LISTED_TWICE, name)
                 continue
             seen.add(origin)
-            yield _Image(name, origin, version, folders.find(origin))
+            labels = next((uri for uri in _label_places(origin) if folders.version(uri)), "")
+            yield _Image(name, origin, version, labels)
 
 
 def _in_folder(folder: str) -> Iterator[tuple[str, str]]:
     """Yield URI and version of the images in a folder and below."""
     states = ((name, state) for name, state in storage.scan(folder) if name.lower().endswith(IMAGE_SUFFIXES))
     for name, state in sorted(states, key=lambda item: item[0]):
-        yield storage.join(folder, name), f"{state.size} {state.version}"
+        yield storage.join(folder, name), version_of(state)
 
 
-def _in_list(yolo_set: YoloSet, uri: str) -> Iterator[tuple[str, str]]:
-    """Yield URI and version of the images that a list names; "" is the version of what is not there."""
-    text = storage.read_bytes(uri).decode("utf-8-sig", "replace")
+_PROBES = 20
+"""Images of a list that are looked for until one shows where those of their folder are."""
+
+
+def _listed(yolo_set: "YoloSet", uri: str, folders: Folders) -> Iterator[tuple[str, str]]:
+    """Yield URI and version of the images that a list names; the version is "" for missing ones."""
     bases = list(dict.fromkeys([storage.parent(uri), yolo_set.root]))
-    find = partial(resolve, bases=bases, bounds=yolo_set.bounds, is_file=True)
-    folders: dict[str, tuple[str, dict[str, str]]] = {}
+    found: dict[str, str] = {}
     misses: Counter[str] = Counter()
-    for line in filter(None, map(str.strip, text.replace("\\", "/").splitlines())):
+    for line in (line.replace("\\", "/") for line in read_lines(uri)):
         folder, _, name = line.rpartition("/")
-        if folder not in folders and misses[folder] < _PROBES:
-            origin = find(line)
+        if folder not in found and misses[folder] < _PROBES:
             misses[folder] += 1
+            origin = resolve(line, bases, yolo_set.bounds, is_file=True)
             if origin:
-                holder = storage.parent(origin)
-                states = storage.scan(holder, recursive=False)
-                folders[folder] = holder, {one: f"{state.size} {state.version}" for one, state in states}
-        holder, versions = folders.get(folder, ("", {}))
-        if name in versions:
-            yield storage.join(holder, name), versions[name]
-        else:
-            yield f"{holder}/{name}" if holder else f"{yolo_set.root}/{line.lstrip('./')}", _MISSING
+                found[folder] = storage.parent(origin)
+        holder = found.get(folder, "")
+        version = folders.versions(holder).get(name, "") if holder else ""
+        yield f"{holder}/{name}" if holder else f"{yolo_set.root}/{line.lstrip('./')}", version
 
 
 def _relative(origin: str, root: str) -> str:
-    """Return an image's name relative to the set, or all of its path where it lies elsewhere."""
+    """Return an image's name relative to the set, or all of its path if it is elsewhere."""
     inside = origin.startswith(f"{root.rstrip('/')}/")
     return origin[len(root.rstrip("/")) + 1 :] if inside else origin.partition("://")[2] or origin.lstrip("/")
+
+
+YAML = (".yaml", ".yml")
+_NAMES = ("classes.txt", "obj.names")
+_NAMES_FOLDERS = (("labels",), ("train",), ("images", "train"), ("labels", "train"))
+"""Folders in which labelling tools leave classes.txt beside the label files."""
+_SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
+_NOTHING = ("", "~", "null", "None")
+_LARGEST = 512 * 1024
+_MOST_CLASSES = 100_000
+FIX = "name a folder with data.yaml, in which are names (the classes), train and val (folders of images)"
+
+
+class Bounds(NamedTuple):
+    """Where the paths of a set may lead."""
+
+    folder: str = ""
+    """That nothing may lead out of; "" if paths may."""
+    allowed: tuple[str, ...] = ()
+    """Buckets besides the set's own; see `trainer.storage.url_policy.UrlPolicy`."""
+
+
+ANYWHERE = Bounds()
+"""Anywhere on this machine, and into the bucket of the set."""
+
+
+@dataclass(frozen=True)
+class YoloSet:
+    """The description of a set: its classes, and where its splits are."""
+
+    uri: str
+    """Of the file that describes it."""
+    content: bytes
+    """Of that file."""
+    root: str
+    """Folder that names of images are relative to."""
+    names: dict[int, str]
+    splits: dict[str, list[str]]
+    """URIs of each split's folders and lists of images."""
+    bounds: Bounds
+    keypoints: bool = False
+    """Whether key points follow the box in each line."""
+
+    @property
+    def read_as(self) -> str:
+        """How the set was understood, for people."""
+        splits = [
+            f"{split} of {', '.join(_relative(place, self.root) for place in places)}"
+            for split, places in self.splits.items()
+        ]
+        return f"YOLO, by {self.uri.rpartition('/')[2]}: {'; '.join(splits)}"
+
+
+def file_of(folder: str) -> str:
+    """Return the URI of the file that describes the YOLO set in a folder; "" if there is none.
+
+    Raises:
+        DataError: there are several.
+        StorageError: the folder cannot be read.
+    """
+    names = sorted(storage.list_states(folder))
+    for name in ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml"):
+        if name in names:
+            return storage.join(folder, name)
+    described = [name for name in names if name.lower().endswith(YAML) and _describes(folder, name)]
+    if len(described) > 1:
+        raise DataError(
+            f"{folder} holds several YOLO sets: {', '.join(described)}", fix="name one of these files"
+        )
+    for name in (*described, *_NAMES):
+        if name in names:
+            return storage.join(folder, name)
+    places = (storage.join(folder, *path, _NAMES[0]) for path in _NAMES_FOLDERS)
+    return next((uri for uri in places if storage.exists(uri)), "")
+
+
+def _describes(folder: str, name: str) -> bool:
+    """Tell whether a YAML file describes a data set, and not something else."""
+    try:
+        form = yaml_value(storage.read_bytes(storage.join(folder, name)), _LARGEST, plain_text=True)
+    except ValueError:
+        return False
+    return isinstance(form, dict) and bool({"names", "nc"} & form.keys()) and "train" in form
+
+
+def read_set(location: str, bounds: Bounds = ANYWHERE) -> YoloSet:
+    """Read the file that describes a YOLO set, or find it in a folder.
+
+    Args:
+        location: URI of the folder, or of the file.
+        bounds: where its paths may lead.
+
+    Raises:
+        DataError: there is no such file, or it is not of its form.
+        StorageError: it cannot be reached.
+    """
+    uri = location if location.lower().endswith((*YAML, *_NAMES)) else file_of(location)
+    if not uri:
+        raise DataError(f"yolo:{location}: no data.yaml in it", fix=FIX)
+    if storage.size(uri) > _LARGEST:
+        raise DataError(f"{uri} is too large to describe a data set", fix=FIX)
+    content = storage.read_bytes(uri)
+    if uri.lower().endswith(YAML):
+        return _of_yaml(uri, content, bounds)
+    root = storage.parent(uri)
+    for path in sorted(_NAMES_FOLDERS, key=len, reverse=True):
+        if root.endswith("/" + "/".join(path)):
+            root = root.removesuffix("/" + "/".join(path))
+            break
+    splits = _unnamed_splits(root)
+    # Other classes beside the images of a split: the numbers would mean something else there.
+    folders = [place for places in splits.values() for place in places if not place.endswith(".txt")]
+    for other in (storage.join(folder, _NAMES[0]) for folder in folders):
+        if storage.exists(other) and read_lines(other) != lines_of(content):
+            raise DataError(
+                f"{uri} and {other} name different classes",
+                fix="let both have the same lines, in the same order",
+            )
+    return YoloSet(
+        uri, content, root, _checked_names(uri, dict(enumerate(lines_of(content)))), splits, bounds
+    )
+
+
+def _unnamed_splits(root: str) -> dict[str, list[str]]:
+    """Return the splits of a set that names none: lists train.txt and so on, folders, or all of it."""
+    names = storage.list_states(root)
+    lists = {
+        split: [storage.join(root, f"{key}.txt") for key in keys if f"{key}.txt" in names][:1]
+        for split, keys in _SPLIT_KEYS.items()
+    }
+    if lists["train"]:
+        return {split: places for split, places in lists.items() if places}
+    images = storage.join(root, "images")
+    for holder in (images, root):
+        folders: dict[str, list[str]] = {}
+        for name in ("train", "val", "valid", "test", "train2017", "val2017"):
+            folder = storage.join(holder, name)
+            if _has_files(folder):
+                folders.setdefault(split_of(name) or "", [folder])
+        if "train" in folders:
+            return folders
+    return {"train": [images if _has_files(images) else root]}
+
+
+def _of_yaml(uri: str, content: bytes, bounds: Bounds) -> YoloSet:
+    try:
+        # Every scalar stays the text that it is: a class may be named no, 1 or null.
+        form = yaml_value(content, _LARGEST, plain_text=True)
+    except ValueError as error:
+        raise DataError(f"{uri} is not YAML: {first_line(error)}", fix=FIX) from None
+    if not isinstance(form, dict):
+        raise DataError(f"{uri} is no description of a YOLO set", fix=FIX)
+    names = _names(uri, form)
+    bases = [storage.parent(uri)]
+    path = str(form.get("path", ""))
+    if path.strip() not in (*_NOTHING, ".", "./") and (base := resolve(path, bases, bounds)):
+        bases = list(dict.fromkeys([base, *bases]))
+    splits = {}
+    for split, keys in _SPLIT_KEYS.items():
+        key = next((key for key in keys if key in form), "")
+        places = _places(uri, key, form, bases, bounds) if key else []
+        if places:
+            splits[split] = places
+    if "train" not in splits:
+        raise DataError(f"{uri} names no train", fix=FIX)
+    return YoloSet(uri, content, bases[0], names, splits, bounds, "kpt_shape" in form)
+
+
+def _names(uri: str, form: dict[str, Any]) -> dict[int, str]:
+    """Return the classes by their numbers."""
+    names = form.get("names")
+    text = str(form.get("nc", "")).strip()
+    count = whole_number(text)
+    if text.isdecimal() and (count is None or count > _MOST_CLASSES):
+        raise DataError(f"{uri}: nc is {text[:20]}, more than {_MOST_CLASSES}", fix="let nc be their number")
+    if names in (None, "") and count is not None:
+        return {number: f"class_{number}" for number in range(count)}
+    if isinstance(names, dict):
+        wrong = [key for key in names if whole_number(str(key)) is None]
+        if wrong:
+            raise DataError(
+                f"{uri}: names has {str(wrong[0])!r} where a number should be",
+                fix="write names as a list, or as `0: name` and so on",
+            )
+        numbered = {int(key): name for key, name in names.items()}
+    elif isinstance(names, list):
+        numbered = dict(enumerate(names))
+    else:
+        raise DataError(f"{uri} has no names, the list of the classes", fix=FIX)
+    if not all(isinstance(name, str) and name.strip() for name in numbered.values()):
+        raise DataError(f"{uri}: names holds what is no name", fix="write names as a list of texts")
+    if count not in (None, len(numbered)):
+        raise DataError(
+            f"{uri}: nc is {text}, but names has {len(numbered)} classes", fix="let nc be their number"
+        )
+    return _checked_names(uri, numbered)
+
+
+def _checked_names(uri: str, numbered: dict[int, str]) -> dict[int, str]:
+    """Return stripped names by number; refuse two classes of one name, and a set without any."""
+    names = {number: name.strip() for number, name in sorted(numbered.items())}
+    by_name: dict[str, int] = {}
+    for number, name in names.items():
+        if by_name.setdefault(name, number) != number:
+            raise DataError(
+                f"{uri}: classes {by_name[name]} and {number} are both {name!r}",
+                fix="give each class a name of its own",
+            )
+    if not names:
+        raise DataError(f"{uri} names no classes", fix=FIX)
+    return names
+
+
+def _places(uri: str, key: str, form: dict[str, Any], bases: list[str], bounds: Bounds) -> list[str]:
+    """Return the URIs of the folders and lists of a split."""
+    texts = form[key] if isinstance(form[key], list) else [form[key]]
+    places = []
+    for text in texts:
+        if not isinstance(text, str):
+            raise DataError(f"{uri}: {key} is no path and no list of paths", fix=FIX)
+        if text.strip() in _NOTHING:
+            continue
+        place = resolve(text, bases, bounds)
+        if not place and key == "train":
+            fetch = "; fetch it first: its `download` is not followed" if form.get("download") else ""
+            looked = ", ".join(dict.fromkeys(_candidates(text.strip(), bases)))
+            raise DataError(
+                f"{uri}: there are no images for {key}: {text}; looked at {looked}",
+                fix=f"write path and {key} relative to the folder of the file{fetch}",
+            )
+        places += [place] if place else []
+    return places
+
+
+def resolve(text: str, bases: list[str], bounds: Bounds, *, is_file: bool = False) -> str:
+    """Return the URI that a path of the set means; "" if there is nothing at any place that it could be.
+
+    Args:
+        text: the path; relative to one of the bases, absolute, or a URI.
+        bases: folders, the likeliest first.
+        bounds: where it may lead.
+        is_file: whether only a file may be meant.
+    """
+    for uri in _candidates(text.strip().replace("\\", "/"), bases):
+        if bounds.folder and not f"{uri}/".startswith(f"{bounds.folder.rstrip('/')}/"):
+            continue
+        if storage.scheme(uri) in storage.OBJECT_STORES:
+            UrlPolicy(tuple(bases), bounds.allowed).check(uri)
+        if storage.exists(uri) or (not is_file and _has_files(uri)):
+            return uri
+    return ""
+
+
+def _candidates(text: str, bases: list[str]) -> Iterator[str]:
+    """Yield the URIs that a path may mean, the likeliest first."""
+    if storage.scheme(text) in storage.OBJECT_STORES:
+        yield storage.absolute(text)
+    elif text.startswith("/"):
+        yield from [text] if storage.is_local(bases[0]) else []
+    else:
+        # Roboflow writes ../train/images for train/images, Darknet data/train.txt for train.txt.
+        shorter = text.removeprefix("./")
+        while shorter.startswith("../"):
+            shorter = shorter[3:]
+        for base in bases:
+            first, _, rest = shorter.partition("/")
+            within = rest if first in ("data", base.rpartition("/")[2]) else ""
+            for path in dict.fromkeys(filter(None, (shorter, text, within))):
+                yield _joined(base, path)
+
+
+def _joined(base: str, path: str) -> str:
+    """Append a path, in which `..` goes up, to a folder's URI."""
+    if storage.is_local(base):
+        return os.path.normpath(os.path.join(storage.absolute(base), path))
+    head, _, rest = base.partition("://")
+    bucket, _, folder = rest.partition("/")
+    return f"{head}://{bucket}{posixpath.normpath(f'/{folder}/{path}')}"
+
+
+def _has_files(uri: str) -> bool:
+    return next(iter(storage.scan(uri)), None) is not None

@@ -17,8 +17,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
 from trainer.data.download import download, plan
-from trainer.data.sources import archives
-from trainer.data.sources.archives import ArchiveSource
+from trainer.data.sources import ArchiveSource, files
 
 XML = (
     "<annotation><filename>a.jpg</filename><size><width>40</width><height>30</height></size><object>"
@@ -101,7 +100,7 @@ def test_what_is_found_does_not_depend_on_the_machine(make_set, tmp_path, monkey
     archive = pack(make_set("yolo"), "zip")
     listing = sources.parse(str(archive)).listing()
     before, state = rows(str(archive)), listing.state
-    monkeypatch.setattr(archives, "_unpacked", {})  # As in another pod.
+    monkeypatch.setattr(files, "_unpacked", {})  # As in another pod.
     again = sources.parse(str(archive))
     assert rows(str(archive)) == before and again.listing().state == state
     assert before[0]["origin"] == f"{archive}#train/a.jpg" and str(tmp_path / "yolo") in str(archive)
@@ -181,12 +180,12 @@ def test_more_than_the_disk_holds_or_an_archive_can_is_refused(tmp_path, make_se
         with pytest.raises(DataError, match="40,000,000 bytes are packed into"):
             sources.parse(f"yolo:{bomb}").listing()
     archive = pack(make_set("yolo"), "zip")
-    monkeypatch.setattr(archives, "_RESERVE", 2**60)
+    monkeypatch.setattr(files, "_RESERVE", 2**60)
     with pytest.raises(DataError, match=r"GB unpacked, but .* has 0\.00 GB") as caught:
         sources.parse(str(archive)).listing()
     assert "TMPDIR" in caught.value.fix
-    monkeypatch.setattr(archives, "_RESERVE", 0)
-    monkeypatch.setattr(archives, "_MOST_FILES", 1)
+    monkeypatch.setattr(files, "_RESERVE", 0)
+    monkeypatch.setattr(files, "_MOST_FILES", 1)
     with pytest.raises(DataError, match="one of more than 1 files"):
         sources.parse(str(archive)).listing()
 
@@ -242,19 +241,19 @@ def test_a_byte_that_is_another_one_is_told_in_every_way_of_packing(form, place,
     with pytest.raises(
         DataError, match=r"set\.\S+ (cannot be unpacked: .|is neither a zip nor a tar)"
     ) as caught:
-        archives.unpack(str(archive))
+        files.unpack(str(archive))
     assert caught.value.fix == "pack or fetch it again"
 
 
 def test_what_is_behind_a_tar_is_read_but_no_bomb(packed, monkeypatch):
     archive = packed("tar.gz")
     archive.write_bytes(gzip.compress(gzip.decompress(archive.read_bytes()) + bytes(300_000)))
-    assert archives.unpack(str(archive)).versions.keys() == {"train/a.jpg"}
-    monkeypatch.setattr(archives, "_HARMLESS", 100_000)
-    monkeypatch.setattr(archives, "_RATIO", 1)
+    assert files.unpack(str(archive)).versions.keys() == {"train/a.jpg"}
+    monkeypatch.setattr(files, "_HARMLESS", 100_000)
+    monkeypatch.setattr(files, "_RATIO", 1)
     archive.write_bytes(gzip.compress(gzip.decompress(archive.read_bytes()) + bytes(10)))
     with pytest.raises(DataError, match=r"refused 'its end' in .* more behind the last file"):
-        archives.unpack(str(archive))
+        files.unpack(str(archive))
 
 
 @pytest.mark.parametrize("form", ["tar.gz", "tar.bz2", "tar.xz", "zip deflate"])
@@ -262,7 +261,7 @@ def test_one_that_ends_early_is_told_in_every_way_of_packing(form, packed):
     archive = packed(form)
     archive.write_bytes(archive.read_bytes()[:20_000])
     with pytest.raises(DataError, match=r"cannot be unpacked|neither a zip nor a tar") as caught:
-        archives.unpack(str(archive))
+        files.unpack(str(archive))
     assert "again" in caught.value.fix
 
 
@@ -274,8 +273,8 @@ def test_a_way_of_packing_that_is_not_known_is_no_damage(packed):
         struct.pack_into("<H", data, data.rindex(signature) + field, 93)
     archive.write_bytes(data)
     with pytest.raises(DataError, match=r"cannot be unpacked: .*not supported") as caught:
-        archives.unpack(str(archive))
-    assert caught.value.fix == "pack it anew with deflate, as zip -r does"
+        files.unpack(str(archive))
+    assert caught.value.fix == "pack it again with deflate, as zip -r does"
 
 
 def test_an_archive_without_a_set(tmp_path):

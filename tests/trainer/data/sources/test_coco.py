@@ -3,6 +3,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from source_rows import rows_of
 
 from trainer.base.errors import DataError
 from trainer.data import problem_counts as reasons
@@ -14,11 +15,6 @@ from trainer.data.sources.source import UNKNOWN, split_of
 
 def listing(path: Path):
     return CocoSource(str(path)).listing()
-
-
-def rows_of(rows) -> list[dict]:
-    """All rows of a split."""
-    return [row for batch in rows.batches() for row in batch.to_pylist()]
 
 
 def boxes_of(rows) -> list[list[dict]]:
@@ -45,7 +41,7 @@ def test_names_of_splits(name, split):
 
 def test_a_folder_as_published(make_coco):
     listed = listing(make_coco(train2017=["000001.jpg", "000002.jpg"], val2017=["000003.jpg"]))
-    assert {split: len(entries) for split, entries in listed.splits.items()} == {"train": 2, "val": 1}
+    assert {split: len(rows_of(rows)) for split, rows in listed.splits.items()} == {"train": 2, "val": 1}
     assert [tuple(category) for category in listed.categories] == [("cat", 3), ("dog", 17)]
     row = rows_of(listed.splits["train"])[0]
     assert (row["width"], row["height"], row["original_id"]) == (40, 30, "100")
@@ -169,7 +165,7 @@ def test_an_image_listed_twice_is_one_with_all_boxes(make_coco, edit_json):
     edit_json(root / "annotations" / "instances_train.json", change)
     listed = listing(root)
     (boxes,) = boxes_of(listed.splits["train"])
-    assert len(boxes) == 3 and len(listed.splits["train"]) == 1
+    assert len(boxes) == 3
     assert listed.problems.counts == {reasons.IMAGE_LISTED_TWICE: 1}
 
 
@@ -226,7 +222,7 @@ def test_keypoints_and_captions_are_left_alone(make_coco):
     root = make_coco(train=["a.jpg"])
     (root / "annotations" / "captions_train.json").write_text("{}")
     (root / "annotations" / "person_keypoints_train.json").write_text("{}")
-    assert len(listing(root).splits["train"]) == 1
+    assert len(rows_of(listing(root).splits["train"])) == 1
 
 
 def test_an_image_in_two_splits_is_noted(make_coco):

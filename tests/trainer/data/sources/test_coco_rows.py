@@ -9,27 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pycocotools import mask as runs
+from source_rows import rows_of
 
 from pipelines import cli
-from trainer.base.errors import DataError
+from trainer.base.errors import DataError, StorageError
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
 from trainer.data.download import plan
 from trainer.data.raw_folder import SplitCounts
-from trainer.data.sources import coco_json, coco_rows
+from trainer.data.sources import coco_json
 from trainer.data.sources.coco import CocoSource
-from trainer.data.sources.coco_rows import box_of
+from trainer.data.sources.coco_json import box_of
 from trainer.data.sources.source import Reading
 
 
 def listing(path: Path):
     return CocoSource(str(path)).listing()
-
-
-def rows_of(rows) -> list[dict]:
-    """All rows of a split."""
-    return [row for batch in rows.batches() for row in batch.to_pylist()]
 
 
 def test_ids_of_any_kind(make_coco, edit_json):
@@ -50,7 +46,7 @@ def test_ids_of_any_kind(make_coco, edit_json):
     assert [[box["x"] for box in row["boxes"]] for row in rows] == [[n, n + 10] for n in range(5)]
 
 
-def test_rows_are_the_same_wherever_parts_and_blocks_end(make_coco, edit_json, monkeypatch):
+def test_boxes_in_any_order_are_those_of_their_images(make_coco, edit_json):
     root = make_coco(train=[f"{number}.jpg" for number in range(23)])
 
     def change(form):
@@ -62,23 +58,25 @@ def test_rows_are_the_same_wherever_parts_and_blocks_end(make_coco, edit_json, m
         form["annotations"].append({"image_id": 8, "category_id": 3, "bbox": [1, 2, 3, 4]})
 
     edit_json(root / "annotations" / "instances_train.json", change)
-    before = rows_of(listing(root).splits["train"])
-    assert [len(row["boxes"]) for row in before] == [6] * 23
-    assert all(row["boxes"] == sorted(row["boxes"], key=lambda box: box["x"]) for row in before)
-    for rows, parts, pending in ((2, 3, 7), (5, 1, 1), (23, 1, 1000)):
-        monkeypatch.setattr(coco_rows, "ROWS", rows)
-        monkeypatch.setattr(coco_json, "ROWS", rows)
-        monkeypatch.setattr(coco_rows, "_PART", parts * rows)
-        monkeypatch.setattr(coco_rows, "_PENDING", pending)
-        listed = listing(root)
-        for _ in range(2):  # Again and again; what was wrong is counted once.
-            assert rows_of(listed.splits["train"]) == before
-            assert listed.problems.counts == {reasons.IMAGE_LISTED_TWICE: 1, reasons.BOX_UNKNOWN_IMAGE: 1}
+    listed = listing(root)
+    rows = rows_of(listed.splits["train"])
+    assert [len(row["boxes"]) for row in rows] == [6] * 23
+    assert all(row["boxes"] == sorted(row["boxes"], key=lambda box: box["x"]) for row in rows)
+    assert rows_of(listed.splits["train"]) == rows  # What was wrong is counted once.
+    assert listed.problems.counts == {reasons.IMAGE_LISTED_TWICE: 1, reasons.BOX_UNKNOWN_IMAGE: 1}
+
+
+def test_a_full_disk_is_named(make_coco, monkeypatch):
+    root = make_coco(train=[f"{number:0100}.jpg" for number in range(200)])
+    monkeypatch.setattr(coco_json, "_TABLES", f"PRAGMA max_page_count = 10; {coco_json._TABLES}")
+    with pytest.raises(StorageError, match="is full") as caught:
+        listing(root)
+    assert "TMPDIR" in caught.value.fix
 
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_images_and_boxes(tmp_path):
-    """Five times as many images and boxes take no more than their twenty bytes an image."""
+    """Five times as many images and boxes take hardly more memory."""
     peaks = []
     for count in (10_000, 50_000):
         path = tmp_path / f"{count}.json"
@@ -89,7 +87,7 @@ def test_memory_does_not_grow_with_images_and_boxes(tmp_path):
             file.write('], "annotations": [')
             file.write(",".join(f'{{"image_id": {n * 7919 % count}, "category_id": 1, "bbox": [1, 2, 3, 4]}}'
                                 for n in range(4 * count)) + "]}")  # fmt: skip
-        boxes, peak = boxes_and_peak(path, "coco_rows._PENDING, coco_rows._PART = 2000, 2000")
+        boxes, peak = boxes_and_peak(path)
         assert boxes == 4 * count
         peaks.append(peak)
     assert peaks[1] - peaks[0] < 12  # Megabytes, for 40,000 images and 160,000 boxes.
@@ -115,12 +113,10 @@ def test_memory_does_not_grow_with_segmentations(tmp_path):
     assert peak < 200
 
 
-def boxes_and_peak(path: Path, before: str = "") -> tuple[int, int]:
+def boxes_and_peak(path: Path) -> tuple[int, int]:
     """Boxes of a file, and the most memory that a process takes to read it, in megabytes."""
     code = (
-        "import re, sys; from trainer.data.sources import coco_rows\n"
-        "from trainer.data.sources.coco import CocoSource\n"
-        f"{before}\n"
+        "import re, sys; from trainer.data.sources.coco import CocoSource\n"
         "boxes = sum(len(batch['boxes'].flatten()) for batch in "
         "CocoSource(sys.argv[1]).listing().splits['train'].batches())\n"
         "print(boxes, int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) // 1024)\n"
@@ -325,7 +321,9 @@ def test_other_encodings_are_named(make_coco, encoding):
     root = make_coco(train=["a.jpg"])
     path = root / "annotations" / "instances_train.json"
     path.write_bytes(path.read_text().encode(encoding))
-    with pytest.raises(DataError, match=f"is {encoding[:6].upper()}, which JSON is not") as caught:
+    with pytest.raises(
+        DataError, match=f"is encoded as {encoding[:6].upper()}; JSON must be UTF-8"
+    ) as caught:
         CocoSource(str(root)).listing()
     assert "UTF-8" in caught.value.fix
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from source_rows import rows_of
 
 from trainer.base.errors import DataError
 from trainer.data.sources import openimages_csv
 from trainer.data.sources.openimages_csv import BoxRows, Meaning
-from trainer.data.sources.source import Category
+from trainer.data.sources.source import Category, Rows
 
 SHARED = Path(__file__).parents[5] / "shared" / "data"
 CORNERS = ("XMin", "XMax", "YMin", "YMax")
@@ -22,7 +23,7 @@ HEADER = "ImageID,LabelName,XMin,XMax,YMin,YMax,IsGroupOf\n"
 def read(uri: Path, categories: list[Category], **options: object) -> list[dict]:
     meaning = Meaning.of(categories, categories)
     rows = BoxRows(str(uri), "s3://images", categories, meaning, meaning, **options)
-    return [row for batch in rows.batches() for row in batch.to_pylist()]
+    return rows_of(Rows(rows.read))
 
 
 def dictionaries(path: Path) -> list[dict[str, str]]:
@@ -134,11 +135,11 @@ def test_memory_does_not_grow_with_the_boxes(tmp_path):
     row = ",/m/01yrx,0.012500,0.195312,0.148438,0.587500,0" + ",0.148438" * 12 + "\n"
     code = (
         "import re, sys; from trainer.config.schema import DataConfig; from trainer.data import annotations\n"
-        "from trainer.data.sources.source import Category, Listing\n"
+        "from trainer.data.sources.source import Category, Rows, Listing\n"
         "from trainer.data.sources.openimages_csv import BoxRows, Meaning\n"
         "cat = [Category('Cat', '/m/01yrx')]\n"
         "rows = BoxRows(sys.argv[1], 's3://images', cat, *[Meaning.of(cat, cat)] * 2)\n"
-        "built = annotations.build(Listing(cat, {'train': rows}, ''), DataConfig(), sys.argv[2])\n"
+        "built = annotations.build(Listing(cat, {'train': Rows(rows.read)}, ''), DataConfig(), sys.argv[2])\n"
         "print(sum(split.boxes for split in built.splits.values()))\n"
         "print(int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) // 1024)\n"
     )

@@ -4,6 +4,7 @@ import os
 import shutil
 
 import pytest
+from source_rows import entries_of
 
 from trainer.base.errors import DataError
 from trainer.data import sources
@@ -98,7 +99,7 @@ def test_folders_in_a_bucket_are_recognised(make_coco, make_jpeg, bucket):
         (bucket / "voc" / folder / name).write_bytes(data)
     source = sources.parse("s3://bucket/voc")
     assert source == sources.parse("voc:s3://bucket/voc") == VocSource("s3://bucket/voc")
-    (entry,) = source.listing().splits["train"]
+    (entry,) = entries_of(source.listing().splits["train"])
     assert source.read(entry.origin) == make_jpeg() and entry.boxes[0].bbox == (0, 1, 3, 3)
     with pytest.raises(DataError, match="neither"):
         sources.parse("s3://bucket/nothing")

@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 from PIL import Image
+from source_rows import entries_of
 
 from trainer.base.errors import DataError
 from trainer.data import sources
@@ -27,7 +28,7 @@ def test_wrong_parameters_are_named(text):
 
 def test_a_scene_depends_on_seed_size_and_number_alone():
     source = pickle.loads(pickle.dumps(SampleSource(12, 5, 120)))
-    entry = source.listing().splits["val"][1]
+    entry = entries_of(source.listing().splits["val"])[1]
     assert source.read(entry.origin) == SampleSource(12, 5, 120).read(entry.origin)
     assert source.read(entry.origin) != SampleSource(12, 6, 120).read(entry.origin)
     assert layout(5, 3, 120) == layout(5, 3, 120) != layout(5, 4, 120)
@@ -35,15 +36,15 @@ def test_a_scene_depends_on_seed_size_and_number_alone():
 
 def test_splits_do_not_share_scenes():
     listing = SampleSource(30, 0, 100).listing()
-    scenes = [entry.origin for entries in listing.splits.values() for entry in entries]
-    assert {split: len(entries) for split, entries in listing.splits.items()} == {
+    scenes = [entry.origin for rows in listing.splits.values() for entry in entries_of(rows)]
+    assert {split: len(entries_of(rows)) for split, rows in listing.splits.items()} == {
         "train": 30, "val": 5, "test": 5,
     }  # fmt: skip
     assert len(set(scenes)) == 40
 
 
 def test_the_set_has_what_a_detection_set_has():
-    entries = SampleSource(300, 0, 160).listing().splits["train"]
+    entries = entries_of(SampleSource(300, 0, 160).listing().splits["train"])
     boxes = [box for entry in entries for box in entry.boxes]
     singles = [box for box in boxes if not box.iscrowd]
     labels = np.bincount([box.category for box in singles], minlength=len(CLASSES))
@@ -68,7 +69,7 @@ def overlapping(boxes: list[Box]) -> bool:
 
 def test_images_have_the_size_and_boxes_that_are_annotated():
     source = SampleSource(40, 1, 128)
-    for entry in source.listing().splits["train"]:
+    for entry in entries_of(source.listing().splits["train"]):
         image = Image.open(io.BytesIO(source.read(entry.origin)))
         assert image.format == "JPEG" and image.mode == "RGB"
         assert image.size == (entry.width, entry.height)

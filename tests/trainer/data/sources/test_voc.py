@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from source_rows import entries_of
 
 from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig
@@ -41,7 +42,7 @@ def make_voc(tmp_path, make_jpeg):
 
 
 def entries(root: Path, split: str = "train") -> list:
-    return list(VocSource(str(root)).listing().splits[split])
+    return entries_of(VocSource(str(root)).listing().splits[split])
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_classes_are_those_of_all_splits_in_alphabetical_order(make_voc):
     root = make_voc({"a": xml(obj("zebra")), "b": xml(obj("ape"))}, train=["a"], val=["b"])
     listing = VocSource(str(root)).listing()
     assert [category.name for category in listing.categories] == ["ape", "zebra"]
-    assert next(iter(listing.splits["train"])).boxes[0].category == 1
+    assert entries_of(listing.splits["train"])[0].boxes[0].category == 1
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_classes_are_those_of_all_splits_in_alphabetical_order(make_voc):
 def test_objects_without_a_box_are_named_before_images_are_fetched(make_voc, tmp_path, item, reason):
     root = make_voc({"a": xml(obj(), item), "b": xml(obj())})
     listing = VocSource(str(root)).listing()
-    assert [len(entry.boxes) for entry in listing.splits["train"]] == [1, 1]
+    assert [len(entry.boxes) for entry in entries_of(listing.splits["train"])] == [1, 1]
     assert listing.problems.examples == {reason: [f"object 2 (cat) in {root}/Annotations/a.xml"]}
     with pytest.raises(DataError, match=f"1 of 3 boxes are bad.*\\n.*{reason}"):
         plan(f"voc:{root}", str(tmp_path / "data"), DataConfig())
@@ -107,7 +108,7 @@ def test_split_lists(make_voc):
     annotated = {stem: xml(obj()) for stem in ("a", "b c", "d.e", "f")}
     root = make_voc(annotated, train=["a  1", "b c", "a"], val=["d.e.jpg"], test=["JPEGImages/f.jpg"])
     listing = VocSource(str(root)).listing()
-    assert {split: [e.file_name for e in rows] for split, rows in listing.splits.items()} == {
+    assert {split: [e.file_name for e in entries_of(rows)] for split, rows in listing.splits.items()} == {
         "train": ["a.jpg", "b c.jpg"], "val": ["d.e.jpg"], "test": ["f.jpg"],
     }  # fmt: skip
 
@@ -120,7 +121,7 @@ def test_trainval_stands_in_for_train(make_voc):
     annotated = {stem: xml(obj()) for stem in "abc"}
     root = make_voc(annotated, trainval=["a", "b", "c"], val=["b"])
     listing = VocSource(str(root)).listing()
-    assert [entry.file_name for entry in listing.splits["train"]] == ["a.jpg", "c.jpg"]
+    assert [entry.file_name for entry in entries_of(listing.splits["train"])] == ["a.jpg", "c.jpg"]
 
 
 def test_extensions_of_another_case_are_found(make_voc):
@@ -194,13 +195,14 @@ def test_the_state_does_not_depend_on_which_file_is_read_first(make_voc, monkeyp
     root = make_voc({f"{number}": xml(obj()) for number in range(5)})
     listing = VocSource(str(root)).listing()
     run = files.worker_pool.run
-    monkeypatch.setattr(files, "_BATCH", 2)
     monkeypatch.setattr(
         files.worker_pool, "run", lambda *given, **named: reversed(list(run(*given, **named)))
     )
     again = VocSource(str(root)).listing()
     assert again.state == listing.state
-    assert [entry.file_name for entry in again.splits["train"]] == [f"{number}.jpg" for number in range(5)]
+    assert [entry.file_name for entry in entries_of(again.splits["train"])] == [
+        f"{number}.jpg" for number in range(5)
+    ]
 
 
 def test_of_two_files_of_a_stem_the_annotation_names_one(make_voc, make_jpeg):

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from source_rows import entries_of
 
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
@@ -41,7 +42,7 @@ def listed(root: Path) -> dict[str, dict[str, int]]:
     listing = sources.parse(str(root)).listing()
     assert listing.read_as.startswith("VOC: ")
     return {
-        split: {entry.file_name: -1 if entry.fault else len(entry.boxes) for entry in rows}
+        split: {entry.file_name: -1 if entry.fault else len(entry.boxes) for entry in entries_of(rows)}
         for split, rows in listing.splits.items()
     }
 
@@ -97,7 +98,9 @@ def test_lists_decide_where_there_are_some(make_tree):
 
 def test_an_annotation_of_several_images_or_of_none_is_a_fault(make_tree):
     root = make_tree("labels/a.xml", "x/a.jpg", "y/a.jpg", "labels/b.xml", "labels/c.xml", "x/c.jpg")
-    faults = {entry.file_name: entry.fault for entry in VocSource(str(root)).listing().splits["train"]}
+    faults = {
+        entry.file_name: entry.fault for entry in entries_of(VocSource(str(root)).listing().splits["train"])
+    }
     assert faults == {
         "labels/a": (reasons.IMAGE_MISSING, "several images a.*, and none beside labels/a.xml"),
         "labels/b": (reasons.IMAGE_MISSING,
@@ -109,7 +112,7 @@ def test_an_annotation_of_several_images_or_of_none_is_a_fault(make_tree):
 def test_other_xml_is_told_as_what_it_is(make_tree):
     root = make_tree("a.jpg", "a.xml")
     (root / "a.xml").write_text("<annotations><version>1.1</version></annotations>")
-    (entry,) = VocSource(str(root)).listing().splits["train"]
+    (entry,) = entries_of(VocSource(str(root)).listing().splits["train"])
     assert "it is CVAT's own: export as COCO or VOC there" in entry.fault[1]
 
 
@@ -118,7 +121,7 @@ def test_a_tree_in_a_bucket(make_tree, bucket, make_jpeg):
     shutil.copytree(root, bucket / "labelled")
     source = sources.parse("s3://bucket/labelled")
     assert source == VocSource("s3://bucket/labelled")
-    (entry,) = source.listing().splits["val"]
+    (entry,) = entries_of(source.listing().splits["val"])
     assert source.read(entry.origin) == make_jpeg(seed=2)
 
 

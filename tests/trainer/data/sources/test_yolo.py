@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 from PIL import Image
+from source_rows import entries_of
 from yolo_sets import ONE, entries, names
 
 from trainer.base.errors import DataError
@@ -90,7 +91,7 @@ def test_a_label_file_in_utf_16_is_named(make_yolo):
     root = make_yolo(train={"a": ONE, "b": ""})
     (root / "labels" / "train" / "b.txt").write_bytes(ONE.encode("utf-16"))
     listing = YoloSource(str(root)).listing()
-    assert [len(entry.boxes) for entry in listing.splits["train"]] == [1, 0]
+    assert [len(entry.boxes) for entry in entries_of(listing.splits["train"])] == [1, 0]
     assert "b.txt:1: it is UTF-16" in listing.problems.examples[reasons.LABEL_LINE][0]
 
 
@@ -105,7 +106,7 @@ def test_what_leads_out_of_a_confined_folder_is_not_followed(make_yolo, tmp_path
     (root / "data.yaml").write_text("train: train.txt\nnames: [cat]\n")
     (root / "train.txt").write_text(f"{outside}/images/train/a.jpg\nimages/train/b.jpg\n")
     listing = YoloSource(str(root), confined=str(root)).listing()
-    assert [bool(entry.fault) for entry in listing.splits["train"]] == [True, False]
+    assert [bool(entry.fault) for entry in entries_of(listing.splits["train"])] == [True, False]
 
 
 def test_the_state_changes_with_description_images_and_labels(make_yolo, make_jpeg):

@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from source_rows import entries_of
 from yolo_sets import ONE, entries, names
 
 from trainer.base.errors import DataError
@@ -32,7 +33,7 @@ def test_names_as_list_or_mapping(make_yolo, data_yaml, expected):
 def test_numbers_with_gaps_keep_their_classes(make_yolo):
     root = make_yolo("train: images/train\nnames: {2: cat, 7: dog}\n", train={"a": "7 0.5 0.5 0.1 0.1"})
     listing = YoloSource(str(root)).listing()
-    (entry,) = listing.splits["train"]
+    (entry,) = entries_of(listing.splits["train"])
     assert listing.categories[entry.boxes[0].category] == ("dog", 7)
 
 
@@ -104,7 +105,7 @@ def test_lists_of_images(make_yolo, line):
     (root / "train.txt").write_text("\n".join(lines) + "\n")
     (root / "val.txt").write_text(line.format("b", root=root) + "\n")
     listing = YoloSource(str(root)).listing()
-    entry_by_name = {entry.file_name: entry for entry in listing.splits["train"]}
+    entry_by_name = {entry.file_name: entry for entry in entries_of(listing.splits["train"])}
     assert [name.rpartition("/")[2] for name in entry_by_name] == ["gone.jpg", "a.jpg", "c.jpg"]
     assert [entry.fault and entry.fault[0] for entry in entry_by_name.values()] == [
         reasons.IMAGE_MISSING,

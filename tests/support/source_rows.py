@@ -1,0 +1,25 @@
+"""The images of a source's split, as tests look at them."""
+
+import json
+from typing import Any
+
+from trainer.data.sources.source import Box, Entry, Rows
+
+
+def rows_of(rows: Rows) -> list[dict[str, Any]]:
+    """All rows of a split."""
+    return [row for batch in rows.batches() for row in batch.to_pylist()]
+
+
+def entries_of(rows: Rows) -> list[Entry]:
+    """All images of a split."""
+    return [
+        Entry(
+            row["file_name"], row["origin"], row["width"], row["height"],
+            [Box(box["category"], tuple(box[axis] for axis in "xywh"), box["area"], box["iscrowd"])
+             for box in row["boxes"]],
+            json.loads(row["original_id"]),
+            (row["fault_reason"], row["fault_detail"]) if row["fault_reason"] else None, row["version"],
+        )
+        for row in rows_of(rows)
+    ]  # fmt: skip
