@@ -9,8 +9,7 @@ from PIL import Image
 
 from trainer.config.schema import DataConfig
 from trainer.data.download import download
-from trainer.data.shard_folder import VERSION
-from trainer.data.shard_index import SAMPLE
+from trainer.data.shard_folder import SAMPLE, VERSION
 from trainer.data.shards import shard
 
 

@@ -18,7 +18,8 @@ from trainer.base import typed_json
 from trainer.base.errors import ConfigError, DataError
 from trainer.config.schema import DataConfig
 from trainer.data import raw_folder
-from trainer.data.download import choices, download, fingerprint, join
+from trainer.data.download import check as check_raw
+from trainer.data.download import choices, download, fingerprint
 from trainer.data.problem_counts import Cases
 from trainer.data.raw_folder import RawManifest, SplitCounts, sizes_uri
 
@@ -132,7 +133,8 @@ def known(source: str, data_root: str, config: DataConfig, version: str) -> RawM
     raw = replace(raw, **vars(record.pinned)) if record.pinned else raw
     if not storage.exists(sizes_uri(folder, raw.content)):  # the folder was deleted and made again
         return None
-    return replace(join(raw, config), data_version=version)
+    check_raw(raw, config)
+    return replace(raw, data_version=version)
 
 
 def _place(source: str, data_root: str, config: DataConfig, version: str) -> str:

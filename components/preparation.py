@@ -101,17 +101,18 @@ def _fetch(
 
     def bring() -> RawManifest:
         plan = planned if planned and planned.kind == "plan" else download.plan(source, data_root, config)
-        parts = 1 if download.is_complete(plan) else team.do(sharing.FETCH, plan)
-        return download.join(plan, config, parts)
+        manifest = download.finished(plan, config)
+        return manifest or download.join(plan, config, team.do(sharing.FETCH, plan))
 
     return data_versions.fetch(source, data_root, config, version, bring)
 
 
 def _write(team: sharing.Team, raw: RawManifest, data_root: str, whole: Config, page_path: str) -> Published:
     """Write the shards and their page, and note that this run needs them."""
-    if not shards.is_complete(raw, data_root, whole.data):
+    index = shards.finished(raw, data_root, whole.data)
+    if index is None:
         team.do(sharing.WRITE, raw)
-    index = shards.join(raw, data_root, whole.data)
+        index = shards.join(raw, data_root, whole.data)
     storage.write_bytes(page_path, page(index).encode(), sync=False)
     names = [f"raw/{raw.fingerprint}", f"shards/{index.fingerprint}"]
     in_use.end(data_root, names, whole.model.weights)

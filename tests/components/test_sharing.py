@@ -107,7 +107,7 @@ def test_an_assistant_does_parts_of_both_phases(tmp_path):
         team.announce(sharing.WRITE, raw)
         wait_for(lambda: len(storage.list_files(storage.join(root, "sharing"))) == 2 * 8 + 2)
         shards.join(raw, root, CONFIG)
-        assert shards.is_complete(raw, root, CONFIG) and download.is_complete(planned)
+        assert shards.finished(raw, root, CONFIG) and download.finished(planned, CONFIG)
     thread.join(60)
     assert not thread.is_alive()
 

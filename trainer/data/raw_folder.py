@@ -1,28 +1,44 @@
-"""The files of a folder of raw images: plan, manifest, arrays of sizes and hashes, a table for each split.
+"""The files of a folder of raw images: how they are read, checked and written.
 
-A table is a Parquet file (https://parquet.apache.org) with one row an image, whose row groups are blocks of
-bounded size: the unit of work, of memory and of dividing a data set among machines. Millions of images are
-never in memory at once. No file names another by its whole URI: a data root may be moved, copied or mounted
-elsewhere.
+<raw>/plan.json                     what the source lists
+<raw>/<split>.parquet               a table of images and annotations
+<raw>/fetched/<k>-of-<n>.parquet    what one of n partitions fetched, and its hash in a file next to it
+<raw>/sizes-<content>.npy           bytes of each image, by id; 0 if it could not be fetched
+<raw>/sums-<digest>.npy             place, bytes and sha256 of each image, by id
+<raw>/failed.csv                    the images that could not be fetched, and why
+<raw>/manifest.json                 written last
+
+A table is a Parquet file (https://parquet.apache.org) with one row per image. Its row groups are blocks of
+bounded size: the unit of work, of memory and of dividing a data set among machines. No file names another by
+its whole URI, so a data root may be moved, copied or mounted elsewhere.
 """
 
+import csv
 import hashlib
 import io
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trainer import storage
 from trainer.base import typed_json
-from trainer.base.errors import DamagedError, DataError, MissingError
+from trainer.base.errors import DamagedError, DataError, FormError, MissingError
 from trainer.base.os_errors import refuse_want
-from trainer.data.problem_counts import Cases
+from trainer.data.problem_counts import TRIED_AGAIN, Cases
 from trainer.data.sources.source import SOURCE_ROW
+
+logger = logging.getLogger(__name__)
+
+VERSION = 5
+"""Increase it if the same source gives other raw tables."""
 
 BLOCK = 1000
 """Images of a block."""
@@ -30,23 +46,43 @@ BLOCK = 1000
 ROW = pa.schema([("image_id", pa.int64()), ("key", pa.string()), *SOURCE_ROW])
 """A row of a split's table: an id that is unique in the data set, a key that is unique in the split."""
 
+PLAN, MANIFEST = "plan.json", "manifest.json"
+
+SUM = np.dtype([("place", "<u8"), ("bytes", "<i4"), ("sha256", "V32")])
+"""One row per image, by its id: digest of its place (see `image_keys.place`), bytes (0: not fetched), and
+hash (32 zeros: unknown)."""
+
+UNKNOWN_HASH = bytes(32)
+_REMEDY = "run the same command again, or `kubedet data verify --repair {}`: both write it anew"
+
+
+@contextmanager
+def _new_hashed_file(uri: str, *, note: bool = False) -> Iterator[tuple[Path, list[str]]]:
+    """Give a path to write to, and a list that receives the sha256 of what was written.
+
+    With `note` the hash is also stored in `<uri>.sha256`, as `sha256sum -c` reads it.
+    """
+    digest: list[str] = []
+    with storage.new_file(uri, sha256=lambda: digest[0], confirm=True) as path:
+        yield path, digest
+        with path.open("rb") as written:
+            digest.append(hashlib.file_digest(written, "sha256").hexdigest())
+        if note:  # First: a file without its hash would stay without it.
+            storage.write_bytes(f"{uri}.sha256", f"{digest[0]}  {uri.rpartition('/')[2]}\n".encode())
+
 
 @contextmanager
 def new_table(uri: str) -> Iterator["TableWriter"]:
-    """Give a writer of a table that appears whole under its URI when the block ends, or not at all.
+    """Give a writer of a table, which appears complete under its URI when the block ends, or not at all.
 
     Raises:
         StorageError: it cannot be written.
     """
-    known: list[str] = []
-    with storage.new_file(uri, sha256=lambda: known[0], confirm=True) as path:
-        with pq.ParquetWriter(path, ROW, compression="zstd") as file:
-            writer = TableWriter(file)
-            yield writer
-            writer.flush()
-        with path.open("rb") as written:
-            known.append(hashlib.file_digest(written, "sha256").hexdigest())
-        writer.sha256 = known[0]
+    with _new_hashed_file(uri) as (path, digest), pq.ParquetWriter(path, ROW, compression="zstd") as file:
+        writer = TableWriter(file)
+        yield writer
+        writer.flush()
+    writer.sha256 = digest[0]
 
 
 class TableWriter:
@@ -54,48 +90,39 @@ class TableWriter:
 
     def __init__(self, file: pq.ParquetWriter) -> None:
         self._file = file
-        self._pending: list[pa.RecordBatch] = []
-        self._count = 0
-        self.rows = 0
-        """Rows taken so far."""
+        self._pending = ROW.empty_table()
         self.sha256 = ""
-        """Of the file, when it is whole."""
+        """Of the file, when it is complete."""
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Append rows of ROW."""
-        self.rows += batch.num_rows
-        self._pending.append(batch)
-        self._count += batch.num_rows
-        if self._count >= BLOCK:
-            rows = self._gathered()
-            whole = rows.num_rows - rows.num_rows % BLOCK
-            self._file.write_table(rows.slice(0, whole), row_group_size=BLOCK)
-            # Copied: a slice would keep the whole of it alive.
-            self._pending = rows.slice(whole).combine_chunks().to_batches()
-            self._count = rows.num_rows - whole
+        self._pending = pa.concat_tables([self._pending, pa.Table.from_batches([batch])])
+        if len(self._pending) >= BLOCK:
+            ready = len(self._pending) - len(self._pending) % BLOCK
+            self._file.write_table(self._pending.slice(0, ready), row_group_size=BLOCK)
+            # Copied: a slice would keep all rows in memory.
+            self._pending = pa.Table.from_batches(
+                self._pending.slice(ready).combine_chunks().to_batches(), ROW
+            )
 
     def flush(self) -> None:
-        """Write what is left."""
-        if self._count:
-            self._file.write_table(self._gathered(), row_group_size=BLOCK)
-            self._pending, self._count = [], 0
-
-    def _gathered(self) -> pa.Table:
-        return pa.Table.from_batches(self._pending, ROW)
+        """Write the remaining rows."""
+        if len(self._pending):
+            self._file.write_table(self._pending, row_group_size=BLOCK)
 
 
 class Table:
-    """A table that was written whole."""
+    """A table that was written completely."""
 
     def __init__(self, uri: str, sha256: str = "") -> None:
         """Open it; one in an object store is copied to the local cache.
 
         Args:
             uri: the file.
-            sha256: what its hash must be; "" where it is not known. A process compares it once.
+            sha256: its expected hash, or "" if it is unknown. Each process compares it once.
 
         Raises:
-            StorageError: it is missing or cannot be read; DamagedError: it is another one.
+            StorageError: it is missing or cannot be read; DamagedError: it has another hash.
             DataError: it is no table.
         """
         self.uri = uri
@@ -128,36 +155,25 @@ class Table:
         return self.batch(block, names).to_pydict()
 
     def rows(self, block: int, positions: list[int] | None = None) -> list[dict[str, Any]]:
-        """Return rows of a block as objects of Python; `positions` are those in the block."""
+        """Return rows of a block as dictionaries; `positions` are those in the block."""
         group = self.batch(block, ROW.names)
         return (group if positions is None else group.take(positions)).to_pylist()
 
-    def box_counts(self, block: int) -> np.ndarray:
-        """Boxes of each row of a block, int64 [rows]."""
-        lists = self.batch(block, ["boxes"]).column("boxes")
-        return np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in lists.chunks])
+    def box_counts(self) -> np.ndarray:
+        """Boxes of each row of the table, int64 [rows]."""
+        chunks = [
+            chunk for block in range(self.blocks) for chunk in self.batch(block, ["boxes"])["boxes"].chunks
+        ]
+        return np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in chunks])
 
     def _unread(self, error: Exception) -> DataError:
-        """Return the error for what cannot be read; want of memory is no damage, and is raised."""
-        refuse_want(error, self.uri)
+        refuse_want(error, self.uri)  # Lack of memory is no damage.
         return self._damaged(str(error))
 
     def _damaged(self, reason: str) -> DataError:
         return DataError(
             f"{self.uri} is damaged: {reason}", fix="run the command that made it again: it writes it anew"
         )
-
-
-VERSION = 5
-"""Raise it when the same source gives other raw tables."""
-
-PLAN, MANIFEST = "plan.json", "manifest.json"
-SUM = np.dtype([("place", "<u8"), ("bytes", "<i4"), ("sha256", "V32")])
-"""One row an image by its id: digest of its place (see `image_keys.place`), bytes (0: not there), and hash
-(32 zeros: not known)."""
-
-_UNKNOWN = bytes(32)
-_REMEDY = "run the same command again, or `kubedet data verify --repair {}`: both write it anew"
 
 
 @dataclass(frozen=True)
@@ -181,7 +197,7 @@ class SplitCounts:
 
 @dataclass(frozen=True)
 class RawManifest:
-    """What a source listed (kind "plan"); with its images stored, which of them there are (kind "raw")."""
+    """What a source lists (kind "plan"), and which of its images were fetched (kind "raw")."""
 
     kind: str
     version: int
@@ -204,9 +220,9 @@ class RawManifest:
     uri: str = ""
     """Of the folder."""
     content: str = ""
-    """See `content_of`; empty of a plan."""
+    """Digest of which images were fetched, see `content_of`; empty in a plan."""
     sums: str = ""
-    """See `digest_of`."""
+    """sha256 of the file of rows of SUM."""
     unfetched: int = 0
     """Images that the source did not give when it was asked."""
     data_version: str = ""
@@ -214,7 +230,11 @@ class RawManifest:
 
     @classmethod
     def load(cls, record: Any, where: str) -> "RawManifest":
-        """Return what `to_json` gave; FormError if it is of another form."""
+        """Return what `to_json` gave.
+
+        Raises:
+            FormError: it is of another form.
+        """
         return typed_json.load(cls, record, where, "run the download step again")
 
     def to_json(self) -> dict[str, Any]:
@@ -236,7 +256,7 @@ class RawManifest:
         return Table(storage.join(self.uri, f"{split}.parquet"), self.tables.get(split, ""))
 
     def write(self) -> None:
-        """Write it into its folder, without what says where that is.
+        """Write it into its folder.
 
         Raises:
             StorageError: it cannot be written.
@@ -273,13 +293,47 @@ def _last(uri: str) -> str:
     return uri.rpartition("/")[2]
 
 
+def find_plan(folder: str) -> RawManifest | None:
+    """Return the plan of a folder if it and its tables are complete, else None.
+
+    Raises:
+        DataError: it is of a newer version.
+        StorageError: the folder cannot be read.
+    """
+    if not storage.exists(storage.join(folder, PLAN)):
+        return None
+    try:
+        planned = read_plan(folder)
+        for split in planned.splits:
+            table = storage.join(folder, f"{split}.parquet")
+            storage.local_copy(table, sha256=planned.tables.get(split, ""))
+    except (DamagedError, FormError, MissingError) as error:
+        logger.warning("%s; mending it from the source", error.message)
+        return None
+    return planned
+
+
+def find_manifest(planned: RawManifest) -> RawManifest | None:
+    """Return the manifest of a finished download of a plan if it is complete, else None; see `find_plan`."""
+    if not storage.exists(storage.join(planned.uri, MANIFEST)):
+        return None
+    try:
+        manifest = read_manifest(planned.uri)
+        read_sizes(manifest.uri, manifest.content)
+        read_sums(manifest)
+    except (DamagedError, FormError, MissingError) as error:
+        logger.warning("%s; mending it", error.message)
+        return None
+    return manifest if manifest.tables == planned.tables else None
+
+
 def content_of(sizes: np.ndarray) -> str:
-    """Return 16 hex digits that tell which images are there, from the bytes of each (0: not there)."""
+    """Return 16 hex digits that change with the images that were fetched, from their bytes (0: none)."""
     return hashlib.sha256(sizes.astype("<i4").tobytes()).hexdigest()[:16]
 
 
 def sizes_uri(raw: str, content: str) -> str:
-    """Return where the bytes of each image are: a .npy file, int32 [images], 0 where one is not there.
+    """Return the URI of the bytes of each image: a .npy file, int32 [images], 0 if one was not fetched.
 
     Args:
         raw: URI of the raw folder.
@@ -289,10 +343,10 @@ def sizes_uri(raw: str, content: str) -> str:
 
 
 def read_sizes(raw: str, content: str) -> np.ndarray:
-    """Return the bytes of each image by id - 1, int32; 0 where it is not to be had.
+    """Return the bytes of each image by id - 1, int32; 0 if it was not fetched.
 
     Raises:
-        DamagedError: they are not those that `content` tells.
+        DamagedError: they are not those of `content`.
         StorageError: they cannot be read.
     """
     uri = sizes_uri(raw, content)
@@ -303,42 +357,27 @@ def read_sizes(raw: str, content: str) -> np.ndarray:
 
 
 def read_sums(raw: RawManifest) -> np.ndarray | None:
-    """Return rows of SUM by id - 1; None of a manifest from before there were any.
+    """Return rows of SUM by id - 1; None if the manifest is older than these files.
 
     Raises:
-        DamagedError: they are not those that the manifest tells.
+        DamagedError: they are not those of the manifest.
         StorageError: they cannot be read.
     """
     if not raw.sums:
         return None
-    uri = _sums_uri(raw.uri, raw.sums)
+    uri = storage.join(raw.uri, f"sums-{raw.sums[:16]}.npy")
     try:
         return _array(uri, storage.read_bytes(uri, sha256=raw.sums))
     except DamagedError as error:
         raise DamagedError(error.message, fix=_REMEDY.format(raw.uri)) from None
 
 
-def digest_of(sums: np.ndarray) -> str:
-    """Return the sha256 that the file of rows of SUM has."""
-    return hashlib.sha256(_bytes(sums)).hexdigest()
-
-
-def write_sums(raw: str, sums: np.ndarray) -> None:
-    """Write rows of SUM, in a file that is named by its sha256."""
-    storage.write_bytes(_sums_uri(raw, digest_of(sums)), _bytes(sums), confirm=True)
-
-
-def write_sizes(raw: str, sizes: np.ndarray) -> None:
-    """Write the bytes of each image."""
-    storage.write_bytes(sizes_uri(raw, content_of(sizes)), _bytes(sizes), confirm=True)
-
-
 def known_hash(sums: np.ndarray | None, image_id: int) -> str:
-    """Return the sha256 of an image in hexadecimal digits; "" where it is not known."""
+    """Return the sha256 of an image in hexadecimal digits; "" if it is unknown."""
     if sums is None:
         return ""
     digest = bytes(sums["sha256"][image_id - 1])
-    return "" if digest == _UNKNOWN else digest.hex()
+    return "" if digest == UNKNOWN_HASH else digest.hex()
 
 
 def hash_of(data: bytes) -> str:
@@ -346,29 +385,26 @@ def hash_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def table_fault(raw: RawManifest) -> str:
-    """Say which table of a plan or manifest is missing or damaged; "" where none is."""
-    try:
-        for split in raw.splits:
-            uri = storage.join(raw.uri, f"{split}.parquet")
-            storage.local_copy(uri, sha256=raw.tables.get(split, ""))
-    except (DamagedError, MissingError) as error:
-        return error.message
-    return ""
+def write_arrays(raw: str, sums: np.ndarray, failures: list["Failure"]) -> tuple[str, str]:
+    """Write sizes, sums and failed.csv; return `content` and `sums` of the manifest.
 
-
-def arrays_fault(raw: RawManifest) -> str:
-    """Say which of a manifest's arrays is missing or damaged; "" where none is."""
-    try:
-        read_sizes(raw.uri, raw.content)
-        read_sums(raw)
-    except (DamagedError, MissingError) as error:
-        return error.message
-    return ""
-
-
-def _sums_uri(raw: str, digest: str) -> str:
-    return storage.join(raw, f"sums-{digest[:16]}.npy")
+    Args:
+        raw: URI of the raw folder.
+        sums: rows of SUM by id - 1.
+        failures: the images that could not be fetched.
+    """
+    sizes = sums["bytes"]
+    content, data = content_of(sizes), _bytes(sums)
+    digest = hashlib.sha256(data).hexdigest()
+    storage.write_bytes(sizes_uri(raw, content), _bytes(sizes), confirm=True)
+    storage.write_bytes(storage.join(raw, f"sums-{digest[:16]}.npy"), data, confirm=True)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    columns = Failure._fields[:-1]
+    writer.writerow(columns)
+    writer.writerows(failure[: len(columns)] for failure in failures)
+    storage.write_bytes(storage.join(raw, "failed.csv"), text.getvalue().encode())
+    return content, digest
 
 
 def _bytes(array: np.ndarray) -> bytes:
@@ -382,3 +418,115 @@ def _array(uri: str, data: bytes) -> np.ndarray:
         return np.load(io.BytesIO(data), allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise DamagedError(f"{uri} is damaged: {error}", fix=_REMEDY.format(storage.parent(uri))) from error
+
+
+class Failure(NamedTuple):
+    """An image that could not be fetched."""
+
+    split: str
+    file_name: str
+    origin: str
+    reason: str
+    detail: str
+    requested: bool = True
+    """Whether the source was asked for it, so that it may answer otherwise next time; False if its listing
+    alone shows the fault."""
+
+    @property
+    def message(self) -> str:
+        """Name the image and the reason."""
+        return f"{self.split}/{self.file_name}: {self.detail}"
+
+
+_REPORT = pa.schema(
+    [("image_id", pa.int64()), ("bytes", pa.int32()), *((name, pa.string()) for name in
+     ("split", "file_name", "origin", "reason", "detail")),
+     ("place", pa.uint64()), ("sha256", pa.binary(32)), ("requested", pa.bool_())]
+)  # fmt: skip
+
+
+class Fetched(NamedTuple):
+    """The images of one or all partitions of a download."""
+
+    sums: np.ndarray
+    """Rows of SUM of all images of the plan by id - 1: 0 bytes if one was not fetched or is not known of."""
+    failures: dict[int, Failure]
+    """By id."""
+
+
+def write_report(planned: RawManifest, partition: int, partitions: int, fetched: Fetched) -> None:
+    """Write what one of several partitions fetched."""
+    ids = np.flatnonzero(fetched.sums["bytes"]) + 1
+    mine = fetched.sums[ids - 1]
+    columns = {name: pa.array(np.ascontiguousarray(mine[name])) for name in ("bytes", "place")}
+    columns["image_id"] = pa.array(ids)
+    columns["sha256"] = pa.array(np.ascontiguousarray(mine["sha256"]).tolist(), pa.binary(32))
+    stored = pa.table([columns.get(one.name, pa.nulls(len(ids), one.type)) for one in _REPORT], _REPORT)
+    failed = pa.Table.from_pylist(
+        [{"image_id": key, "bytes": 0, **failure._asdict()} for key, failure in fetched.failures.items()],
+        _REPORT,
+    )
+    uri = storage.join(planned.uri, "fetched", f"{partition}-of-{partitions}.parquet")
+    with _new_hashed_file(uri, note=True) as (path, _):
+        pq.write_table(pa.concat_tables([stored, failed]).sort_by("image_id"), path)
+
+
+def read_reports(planned: RawManifest, partitions: int) -> Fetched:
+    """Return what all partitions of a download fetched.
+
+    Raises:
+        DamagedError: a report is not what was written.
+        StorageError: a report is missing: that partition has not been fetched.
+    """
+    folder = storage.join(planned.uri, "fetched")
+    names = (f"{partition}-of-{partitions}.parquet" for partition in range(partitions))
+    return _gathered(planned, [_report(storage.join(folder, name)) for name in names])
+
+
+def known_fetched(planned: RawManifest) -> Fetched:
+    """Return what all readable reports tell, also those of downloads with other numbers of partitions.
+
+    If reports differ on why an image could not be fetched, a lasting reason is taken.
+    """
+    folder = storage.join(planned.uri, "fetched")
+    reports = []
+    for name in storage.list_files(folder):
+        if name.endswith(".parquet"):
+            try:
+                reports.append(_report(storage.join(folder, name)))
+            except DamagedError as error:
+                logger.warning("%s; mending it", error.message)
+    return _gathered(planned, reports)
+
+
+def _report(uri: str) -> pa.Table:
+    noted = f"{uri}.sha256"
+    digest = storage.read_bytes(noted).decode("ascii", "replace") if storage.exists(noted) else ""
+    path = storage.local_copy(uri, sha256=digest.partition(" ")[0])
+    try:
+        return pq.read_table(path).select(_REPORT.names).cast(_REPORT)
+    except (pa.ArrowException, OSError, KeyError) as error:
+        refuse_want(error, uri)
+        raise DamagedError(
+            f"{uri} is damaged: {str(error).splitlines()[0]}", fix="run the download again: it writes it anew"
+        ) from None
+
+
+def _gathered(planned: RawManifest, reports: list[pa.Table]) -> Fetched:
+    sums = np.zeros(planned.listed_images, SUM)
+    failed: list[dict[str, Any]] = []
+    for report in reports:
+        is_stored = pc.and_(
+            pc.greater(report["bytes"], 0), pc.less_equal(report["image_id"], planned.listed_images)
+        )
+        stored = report.filter(is_stored)
+        at = stored["image_id"].to_numpy() - 1
+        sums["bytes"][at] = stored["bytes"].to_numpy()
+        sums["place"][at] = pc.fill_null(stored["place"], 0).to_numpy()
+        hashes = b"".join(pc.fill_null(stored["sha256"], UNKNOWN_HASH).to_pylist())
+        sums["sha256"][at] = np.frombuffer(hashes, "V32")
+        failed += report.filter(pc.equal(report["bytes"], 0)).to_pylist()
+    failed.sort(key=lambda row: row["reason"] not in TRIED_AGAIN)
+    return Fetched(
+        sums, {row["image_id"]: Failure(*(row[name] for name in Failure._fields)) for row in failed}
+    )

@@ -32,8 +32,7 @@ from trainer.base.errors import DamagedError
 from trainer.base.os_errors import refuse_want
 from trainer.data import forgotten, image_keys
 from trainer.data.raw_folder import RawManifest, Table
-from trainer.data.shard_folder import ShardIndex
-from trainer.data.shard_index import SAMPLE
+from trainer.data.shard_folder import SAMPLE, ShardIndex
 
 logger = logging.getLogger(__name__)
 

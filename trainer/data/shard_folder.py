@@ -1,31 +1,52 @@
-"""The files of a folder of shards: read by the hashes that are known of them; what is damaged is noted.
+"""The files of a folder of shards: how they are read, checked and written. Damaged files are noted.
 
-For a note, `<file>.damaged`, the next shard step writes that file anew: without it the step would have to
-read all shards to know. It is removed then.
+With a note, `<file>.damaged`, the next shard step writes that file anew: without it the step would have to
+read all shards to find the damage. It then removes the note.
 """
 
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from trainer import storage
 from trainer.base import typed_json
-from trainer.base.errors import DamagedError, DataError, KubedetError, StorageError
+from trainer.base.errors import DamagedError, DataError, FormError, KubedetError, StorageError
 from trainer.data.problem_counts import Cases
 from trainer.data.raw_folder import Category
 from trainer.data.statistics import SplitStatistics
 
 VERSION = 5
-"""Of shards and their index. Raise it when the same raw images give other shards."""
+"""Of shards and their index. Increase it if the same raw images give other shards."""
 
 INDEX = "index.json"
 NOTE = ".damaged"
 REPAIR = "run `kubedet data verify --repair {}`, or the command that made it again: it writes this file anew"
 _BLOCK = 4 * 1024 * 1024
-_LOG = logging.getLogger("data")
+_READERS = 8
+logger = logging.getLogger(__name__)
+
+SAMPLE = np.dtype(
+    [
+        ("shard", "<i4"),
+        ("offset", "<i8"),
+        ("length", "<i4"),
+        ("json_offset", "<i8"),
+        ("json_length", "<i4"),
+        ("image_id", "<i8"),
+        ("width", "<i4"),
+        ("height", "<i4"),
+        ("crc32", "<u4"),
+    ]
+)
+"""A row of a split's table of samples: its shard, where the bytes of its JPEG and its JSON are, its size, and
+the CRC-32 (ISO 3309, as in zlib) of both together."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +111,7 @@ class ShardIndex:
     kind: str = "shards"
     version: int = VERSION
     uri: str = ""
-    """Of the folder; not stored, since a folder may be moved."""
+    """Of the folder; not stored, because a folder may be moved."""
     hierarchy: dict[str, list[int]] = field(default_factory=dict)
     """See `trainer.data.raw_folder.RawManifest`."""
     warnings: list[str] = field(default_factory=list)
@@ -102,7 +123,7 @@ class ShardIndex:
     settings: dict[str, Any] | None = None
     """Keys of the section `data` that they were made with; None in files of before 0.2."""
     content: str = ""
-    """Which raw images there were, see `trainer.data.raw_folder.content_of`."""
+    """Digest of the raw images, see `trainer.data.raw_folder.content_of`."""
 
     @property
     def names(self) -> list[str]:
@@ -143,12 +164,12 @@ class Sidecar:
     problems: dict[str, Cases]
     statistics: SplitStatistics
     rows: list[Any]
-    """A mapping for each sample: its record, and the fields of `shard_index.SAMPLE` that tell where it is."""
+    """A mapping for each sample: its record, and the fields of SAMPLE that say where it is."""
     hashes: str = ""
     """Of the pictures, see `plausibility.picture_hash`, in base64."""
 
     def write(self, folder: str, name: str) -> None:
-        """Write it beside its shard, whose name without extension is given."""
+        """Write it next to its shard, whose name without extension is given."""
         # `asdict` would copy all rows.
         record = vars(self) | {
             "quarantined": [asdict(item) for item in self.quarantined],
@@ -159,15 +180,74 @@ class Sidecar:
 
 
 def read_index(uri: str) -> ShardIndex:
-    """Return the index of a folder of shards, `uri` as it is now.
+    """Return the index of a folder of shards, with its `uri` as it is now.
 
     Raises:
         StorageError: it is missing, cannot be read, or is damaged.
         DataError: it is of a newer version, or of another form.
     """
-    place = storage.join(uri, INDEX)
-    record = storage.read_json(place, storage.Form("shards", VERSION, remedy=_remedy(uri)))
-    return typed_json.load(ShardIndex, record | {"uri": storage.absolute(uri)}, place, _remedy(uri))
+    place, remedy = storage.join(uri, INDEX), REPAIR.format(uri)
+    record = storage.read_json(place, storage.Form("shards", VERSION, remedy=remedy))
+    return typed_json.load(ShardIndex, record | {"uri": storage.absolute(uri)}, place, remedy)
+
+
+def find_index(uri: str) -> ShardIndex | None:
+    """Return the index of a folder whose shards are all complete, else None.
+
+    Sizes and notes of damage are those of a listing; tables and ground truth, which are small, are read.
+
+    Raises:
+        DataError: the index is of a newer version.
+        StorageError: the folder cannot be read.
+    """
+    if not storage.exists(storage.join(uri, INDEX)):
+        return None
+    try:
+        index = read_index(uri)
+    except (DamagedError, FormError) as error:
+        logger.warning("%s; mending it", error.message)
+        return None
+    wrong = _faults(index)
+    if wrong:
+        more = f" and {len(wrong) - 10} more" if len(wrong) > 10 else ""
+        logger.warning("%s: missing or damaged: %s%s; mending it", uri, ", ".join(wrong[:10]), more)
+    return None if wrong else index
+
+
+def _faults(index: ShardIndex) -> list[str]:
+    states = storage.list_states(index.uri, recursive=True)
+    sizes: dict[str, int | None] = {name: file.bytes for name, file in index.files.items()}
+    for split in index.splits.values():
+        for shard in split.shards:
+            sizes |= {shard.name: shard.bytes, f"{shard.name.removesuffix('.tar')}.json": None}
+    wrong = {
+        name
+        for name, size in sizes.items()
+        if name not in states or (size is not None and states[name].size != size)
+    }
+    for name in index.files.keys() - wrong:
+        try:
+            read_known(index.uri, name, index.files[name])
+        except DamagedError:
+            wrong.add(name)
+    return sorted(wrong | set(noted(states)))
+
+
+def is_complete(uri: str, name: str, states: Mapping[str, storage.FileState]) -> bool:
+    """Tell whether a shard and its sidecar exist, are not noted as damaged, and agree on the size.
+
+    Args:
+        uri: the folder.
+        name: of the shard, without extension.
+        states: of the files in the folder, by name.
+    """
+    files = {f"{name}.tar", f"{name}.json"}
+    if not files <= states.keys() or {file + NOTE for file in files} & states.keys():
+        return False
+    try:
+        return read_sidecar(uri, name).bytes == states[f"{name}.tar"].size
+    except (DamagedError, FormError):
+        return False
 
 
 def read_sidecar(uri: str, name: str) -> Sidecar:
@@ -179,10 +259,18 @@ def read_sidecar(uri: str, name: str) -> Sidecar:
     """
     place = storage.join(uri, f"{name}.json")
     try:
-        return typed_json.load(Sidecar, storage.read_json(place), place, _remedy(uri))
+        return typed_json.load(Sidecar, storage.read_json(place), place, REPAIR.format(uri))
     except DamagedError:
         note(uri, f"{name}.tar")
         raise
+
+
+def sidecars(uri: str, names: list[str]) -> Iterator[tuple[str, Sidecar]]:
+    """Yield names and sidecars of shards in order, read a little ahead."""
+    with ThreadPoolExecutor(_READERS) as readers:
+        for first in range(0, len(names), _READERS):
+            some = names[first : first + _READERS]
+            yield from zip(some, readers.map(partial(read_sidecar, uri), some), strict=True)
 
 
 def read_known(uri: str, name: str, known: StoredFile | None) -> bytes:
@@ -191,7 +279,7 @@ def read_known(uri: str, name: str, known: StoredFile | None) -> bytes:
     Args:
         uri: the folder.
         name: of the file.
-        known: its entry in the index; None where the index is from before there were any.
+        known: its entry in the index; None if the index is older than these entries.
 
     Raises:
         DamagedError: it is not what was written.
@@ -200,7 +288,7 @@ def read_known(uri: str, name: str, known: StoredFile | None) -> bytes:
     try:
         return storage.read_bytes(storage.join(uri, name), sha256=known.sha256 if known else "")
     except DamagedError as error:
-        raise DamagedError(error.message, fix=_remedy(uri)) from None
+        raise DamagedError(error.message, fix=REPAIR.format(uri)) from None
 
 
 def digest(uri: str) -> str:
@@ -213,7 +301,7 @@ def digest(uri: str) -> str:
 
 
 def blame(uri: str, split: str, shard: Shard) -> KubedetError:
-    """Return the error for a sample whose bytes are not what its table says: which of both has changed.
+    """Return the error for a sample whose bytes are not those of its table: it names the file that changed.
 
     Args:
         uri: the folder.
@@ -223,26 +311,22 @@ def blame(uri: str, split: str, shard: Shard) -> KubedetError:
     Raises:
         StorageError: the shard cannot be read.
     """
+    place = storage.join(uri, shard.name)
     try:
-        actual = digest(storage.join(uri, shard.name))
+        actual = digest(place)
     except DamagedError as error:
         actual = error.message
+    reason = "it differs from what the index says"
     if actual == shard.sha256:
-        name = f"{split}.samples.npy"
-        return DataError(
-            f"{storage.join(uri, name)} is damaged: {shard.name} has the bytes that it was written "
-            "with, and not the samples that this table says",
-            fix=_remedy(uri),
-        )
-    note(uri, shard.name)
-    return DataError(
-        f"{storage.join(uri, shard.name)} is damaged: it differs from what the index says",
-        fix=_remedy(uri),
-    )
+        place = storage.join(uri, f"{split}.samples.npy")
+        reason = f"{shard.name} has the bytes that it was written with, and not the samples of this table"
+    else:
+        note(uri, shard.name)
+    return DataError(f"{place} is damaged: {reason}", fix=REPAIR.format(uri))
 
 
 def note(uri: str, name: str) -> None:
-    """Note that a file is damaged, where the folder may be written."""
+    """Note that a file is damaged, if the folder may be written."""
     with suppress(StorageError):
         storage.write_json(storage.join(uri, name + NOTE), {"kind": "damaged", "version": 1, "file": name})
 
@@ -250,28 +334,3 @@ def note(uri: str, name: str) -> None:
 def noted(names: Iterable[str]) -> list[str]:
     """Return the files that are noted as damaged, of the names in a folder."""
     return sorted(name.removesuffix(NOTE) for name in names if name.endswith(NOTE))
-
-
-def faults(index: ShardIndex) -> list[str]:
-    """Return the files of finished shards that are missing, cut off or damaged, as far as it shows quickly.
-
-    Sizes and notes are those of a listing; tables and ground truth, which are small, are read.
-    """
-    states = storage.list_states(index.uri, recursive=True)
-    shards = [shard for split in index.splits.values() for shard in split.shards]
-    sizes = {shard.name: shard.bytes for shard in shards}
-    sizes |= {name: file.bytes for name, file in index.files.items()}
-    actual = [
-        name for name in (f"{shard.name.removesuffix('.tar')}.json" for shard in shards) if name not in states
-    ]
-    actual += [name for name, size in sizes.items() if name not in states or states[name].size != size]
-    for name in index.files.keys() - set(actual):
-        try:
-            read_known(index.uri, name, index.files[name])
-        except DamagedError:
-            actual.append(name)
-    return sorted({*actual, *noted(states)})
-
-
-def _remedy(uri: str) -> str:
-    return REPAIR.format(uri)

@@ -1,12 +1,11 @@
-"""The index of shards: written when all shards are whole, read to find every sample.
+"""Reads the samples of shards at random, by their index.
 
 Shards are read from the local disk, from cached copies, or from the store. The reader announces which shards
-it reads next: those are prefetched whole, in that order. What is not cached yet is read from the store, range
-by range, so that nobody waits for a whole shard. The copies are shared by the processes of a machine (see
-trainer/storage/copies.py) and named by the sha256 that they had when they came.
+it reads next: those are copied to the cache in that order. Until a shard is cached it is read from the store
+range by range, so that nobody waits for a whole shard. The copies are shared by the processes of a machine
+(see trainer/storage/copies.py) and named by their sha256.
 """
 
-import base64
 import hashlib
 import io
 import json
@@ -17,10 +16,8 @@ import time
 import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,33 +26,25 @@ import numpy as np
 from trainer import storage
 from trainer.base.errors import DamagedError, DataError, StorageError
 from trainer.base.os_errors import explained
-from trainer.base.temporary_folders import temporary_folder
-from trainer.data import plausibility, statistics
-from trainer.data import problem_counts as reasons
-from trainer.data.ground_truth import Classes, GroundTruthWriter, ground_truth
-from trainer.data.problem_counts import Problems
-from trainer.data.raw_folder import RawManifest
+from trainer.data.ground_truth import Classes, ground_truth
 from trainer.data.shard_folder import (
     REPAIR,
-    DuplicatePair,
-    Quarantined,
+    SAMPLE,
     Shard,
     ShardIndex,
-    ShardSplit,
     Sidecar,
-    StoredFile,
     blame,
     note,
     read_index,
     read_known,
-    read_sidecar,
+    sidecars,
 )
 from trainer.storage.copies import FOLDER, LIMIT, Busy, Copies
 from trainer.storage.records import decode
 
 _PIECE = 4 * 1024 * 1024
 _TIMES = 2
-_LOG = logging.getLogger("data")
+logger = logging.getLogger(__name__)
 
 
 class Fetched(Enum):
@@ -134,7 +123,7 @@ class ShardCache:
         if self._warned:
             return
         self._warned = True
-        _LOG.warning(
+        logger.warning(
             "shards are not kept in %s: %s; images are read from the store one by one instead "
             "(%s says where shards are kept, %s how many gigabytes they may take)",
             self._copies.folder, reason, FOLDER, LIMIT,
@@ -324,178 +313,6 @@ class _File:
         os.close(self._descriptor)
 
 
-SAMPLE = np.dtype(
-    [
-        ("shard", "<i4"),
-        ("offset", "<i8"),
-        ("length", "<i4"),
-        ("json_offset", "<i8"),
-        ("json_length", "<i4"),
-        ("image_id", "<i8"),
-        ("width", "<i4"),
-        ("height", "<i4"),
-        ("crc32", "<u4"),
-    ]
-)
-"""One row a sample: its shard, where the bytes of its JPEG and its JSON are, its size, and the CRC-32
-(ISO 3309, as in zlib) of both together."""
-
-_COLUMNS = SAMPLE.names or ()
-_READERS = 8
-_QUARANTINED_SHOWN = 100
-_PAIRS_SHOWN = 12
-
-
-def write_index(
-    raw: RawManifest, uri: str, settings: dict[str, Any], names: dict[str, list[str]], problems: Problems,
-    check: Callable[[], None],
-) -> ShardIndex:  # fmt: skip
-    """Write `<split>.samples.npy`, the ground truth of val and test, and, last, index.json.
-
-    Sidecars are read one after the other, so that memory holds a row of SAMPLE for each image.
-
-    Args:
-        raw: what the shards were made of.
-        uri: their folder.
-        settings: what they were made with.
-        names: the shards of each split, in order.
-        problems: of what was read before; those of the shards are added.
-        check: called when all problems are known; raises if there are too many.
-
-    Raises:
-        DataError: no training image is left, or `plausibility.check_samples` finds an error.
-    """
-    classes = Classes(raw.categories, raw.hierarchy)
-    tables: dict[str, _Tables] = {}
-    splits: dict[str, ShardSplit] = {}
-    files: dict[str, StoredFile] = {}
-    quarantined: list[Quarantined] = []
-    with temporary_folder() as temporary:
-        for split, shards in names.items():
-            folder = temporary / split
-            folder.mkdir()
-            truth = GroundTruthWriter(classes, folder) if split != "train" else None
-            tables[split] = _Tables(len(raw.categories), truth)
-            for name, sidecar in _sidecars(uri, shards):
-                tables[split].add(name, sidecar)
-                problems.merge(sidecar.problems)
-                quarantined += sidecar.quarantined[: _QUARANTINED_SHOWN - len(quarantined)]
-        described = {split: table.statistics for split, table in tables.items()}
-        found = plausibility.check_samples(problems.counts, described)
-        if problems.counts.get(reasons.IMAGE_ROTATED):  # Then the boxes that are left out follow from it.
-            found.check(f"shards of {raw.source}")
-        check()
-        if "train" in tables and not tables["train"].statistics.images:
-            raise DataError(
-                f"no training image is left in {uri}: {problems.summary()}",
-                fix="let smaller images pass with data.min_side, or mend the source",
-            )
-        duplicates = plausibility.near_duplicates({split: table.hashes() for split, table in tables.items()})
-        shown = [_named(uri, names, tables, pair) for pair in duplicates[:_PAIRS_SHOWN]]
-        found.check(f"shards of {raw.source}")
-        found.warnings += plausibility.of_duplicates(duplicates, [pair.file_names for pair in shown])
-        for warning in found.warnings:
-            _LOG.warning("%s", warning)
-        for split, table in tables.items():
-            files |= _write_files(uri, split, table)
-            samples, boxes = (
-                sum(getattr(shard, key) for shard in table.shards) for key in ("samples", "boxes")
-            )
-            splits[split] = ShardSplit(samples, boxes, table.shards)
-    class_names = [category.name for category in raw.categories]
-    index = ShardIndex(
-        fingerprint=uri.rpartition("/")[2],
-        source=raw.source,
-        raw_fingerprint=raw.fingerprint,
-        categories=raw.categories,
-        splits=splits,
-        problems=dict(sorted(problems.counts.items())),
-        class_counts={
-            split: dict(zip(class_names, counts.boxes_of_class, strict=True))
-            for split, counts in described.items()
-        },
-        uri=uri,
-        hierarchy=raw.hierarchy,
-        warnings=[*(raw.warnings or []), *found.warnings],
-        near_duplicates=shown,
-        quarantined=quarantined,
-        statistics=described,
-        files=files,
-        settings=settings,
-        content=raw.content,
-    )
-    index.write()
-    return index
-
-
-def _write_files(uri: str, split: str, table: "_Tables") -> dict[str, StoredFile]:
-    """Write the table of samples and the ground truth of a split; return each file by its name."""
-    buffer = io.BytesIO()
-    np.save(buffer, table.samples(), allow_pickle=False)
-    data, name = buffer.getvalue(), f"{split}.samples.npy"
-    storage.write_bytes(storage.join(uri, name), data, confirm=True)
-    files = {name: StoredFile(len(data), hashlib.sha256(data).hexdigest())}
-    if table.truth is not None:
-        name = f"annotations/{split}.json"
-        files[name] = table.truth.write(storage.join(uri, name))
-    return files
-
-
-def _sidecars(uri: str, names: list[str]) -> Iterator[tuple[str, Sidecar]]:
-    """Yield names and sidecars of shards in order, read a little ahead."""
-    with ThreadPoolExecutor(_READERS) as readers:
-        for first in range(0, len(names), _READERS):
-            some = names[first : first + _READERS]
-            yield from zip(some, readers.map(partial(read_sidecar, uri), some), strict=True)
-
-
-def _named(
-    uri: str, shards: dict[str, list[str]], tables: dict[str, "_Tables"], pair: plausibility.Pair
-) -> DuplicatePair:
-    """Return splits, rows and file names of near duplicates."""
-    places = [(pair.split, pair.row), (pair.other_split, pair.other_row)]
-    names = []
-    for split, row in places:
-        ends = np.cumsum([shard.samples for shard in tables[split].shards])
-        shard = int(np.searchsorted(ends, row, "right"))
-        rows = read_sidecar(uri, shards[split][shard]).rows
-        names.append(rows[row - int(ends[shard])]["file_name"])
-    return DuplicatePair([split for split, _ in places], names, [row for _, row in places])
-
-
-class _Tables:
-    """The index's data of a split, gathered shard by shard."""
-
-    def __init__(self, labels: int, truth: GroundTruthWriter | None) -> None:
-        self._rows: list[np.ndarray] = []
-        self._hashes: list[np.ndarray] = []
-        self.shards: list[Shard] = []
-        self.statistics = statistics.describe([], labels)
-        self.truth = truth
-        """Takes the rows of all shards, where they are the ground truth of an evaluation."""
-
-    def add(self, shard: str, sidecar: Sidecar) -> None:
-        rows = [(len(self.shards), *(row[name] for name in _COLUMNS[1:])) for row in sidecar.rows]
-        self._rows.append(np.array(rows, dtype=SAMPLE))
-        # Shards that an older version wrote have none.
-        hashes = base64.b64decode(sidecar.hashes) or plausibility.NO_HASH * len(rows)
-        self._hashes.append(plausibility.hashes_of(hashes))
-        self.shards.append(
-            Shard(f"{shard}.tar", sidecar.samples, sidecar.boxes, sidecar.bytes, sidecar.sha256)
-        )
-        self.statistics += sidecar.statistics
-        if self.truth is not None:
-            self.truth.add(sidecar.block, sidecar.rows)
-
-    def samples(self) -> np.ndarray:
-        """Rows of SAMPLE, shard after shard."""
-        return np.concatenate([np.zeros(0, SAMPLE), *self._rows])
-
-    def hashes(self) -> np.ndarray:
-        """Hashes of the pictures, uint64 [N, 4], shard after shard."""
-        return np.concatenate([plausibility.hashes_of(b""), *self._hashes])
-
-
 def data_root_of(shards_uri: str) -> str:
     """Return the data root that shards lie in: <data_root>/shards/<fingerprint>."""
     return storage.parent(storage.parent(shards_uri))
@@ -568,14 +385,16 @@ class ShardDataset:
                 where, read_known(self.uri, name, self.index.files.get(name)), form
             )
             return truth
+        return ground_truth([row for sidecar in self._sidecars() for row in sidecar.rows], self.names)
+
+    def _sidecars(self) -> Iterator[Sidecar]:
         names = [shard.name.removesuffix(".tar") for shard in self.shards]
-        rows = [row for _, sidecar in _sidecars(self.uri, names) for row in sidecar.rows]
-        return ground_truth(rows, self.names)
+        return (sidecar for _, sidecar in sidecars(self.uri, names))
 
     def classes(self) -> tuple[np.ndarray, np.ndarray]:
         """Which classes samples have, crowd regions left out: index and label of each pair, int64 [K]."""
         pairs, first = [np.zeros((0, 2), np.int64)], 0
-        for _, sidecar in _sidecars(self.uri, [shard.name.removesuffix(".tar") for shard in self.shards]):
+        for sidecar in self._sidecars():
             for number, row in enumerate(sidecar.rows, first):
                 labels = {box["category_id"] for box in row["annotations"] if not box["iscrowd"]}
                 pairs.append(np.array([(number, label) for label in sorted(labels)], np.int64).reshape(-1, 2))

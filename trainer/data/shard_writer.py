@@ -21,14 +21,17 @@ from trainer import storage
 from trainer.base.daemon_threads import DaemonThreadPool, result_of
 from trainer.base.errors import DamagedError, DataError, MissingError, StorageError
 from trainer.base.os_errors import naming
+from trainer.config.schema import DataConfig
 from trainer.data import fetch, statistics
 from trainer.data import problem_counts as reasons
 from trainer.data.image_keys import hash_fraction, place
 from trainer.data.images import NormalImage, UnreadableImage, normalize, place_box
 from trainer.data.plausibility import NO_HASH, note_image, picture_hash
 from trainer.data.problem_counts import Problems
-from trainer.data.raw_folder import Table
+from trainer.data.raw_folder import Table, hash_of
 from trainer.data.shard_folder import Quarantined, Sidecar
+
+logger = logging.getLogger(__name__)
 
 MIN_SIDE = 0.1
 """Boxes with a shorter side than this, in pixels, count as having no area."""
@@ -102,10 +105,11 @@ def _judge(
     return reason, [left, top, right - left, bottom - top]
 
 
-_LOG = logging.getLogger("data")
 _RECORD = 10240  # tar files end at a multiple of this
 _WINDOW = 64 * 1024 * 1024
 """Bytes of raw images that are fetched ahead at most, or one image."""
+_READERS = 16
+"""Connections of each process: one processor cannot use more."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +118,10 @@ class ShardTask:
 
     source: str
     """Where the raw images came from, for one that is lost or damaged."""
-    hosts: tuple[str, ...]
-    """That addresses of images may lead to, see `trainer.config.schema.DataConfig`."""
     table_uri: str
     """The split's raw table."""
     table_sha256: str
-    """"" where it is not known."""
+    """"" if it is unknown."""
     images_uri: str
     """Folder of the raw images."""
     shards_uri: str
@@ -133,28 +135,22 @@ class ShardTask:
     sizes: list[int]
     """Bytes of each one's raw image."""
     hashes: list[str]
-    """sha256 of each one's raw image; "" where it is not known."""
+    """sha256 of each one's raw image; "" if it is unknown."""
     labels: int
     """How many categories there are."""
-    min_side: int
-    max_side: int
-    jpeg_quality: int
-    min_box_side: float
-    decode_check: bool
     hashed: float
     """Share of the images whose hash is computed, to find near duplicates."""
-    readers: int
-    """Raw images that are fetched at the same time from a store."""
+    config: DataConfig
 
 
-def write_shard(task: ShardTask) -> Sidecar:
-    """Write a shard and then its sidecar; return the sidecar.
+def write_shard(task: ShardTask) -> tuple[int, int]:
+    """Write a shard and then its sidecar; return how many images it was made of, and how many are unreadable.
 
     Raises:
-        StorageError: it cannot be written (disk full, refused), or a raw image cannot be read, or is
-            not as it was downloaded. Nothing is left of it then.
+        StorageError: it cannot be written (disk full, refused), or a raw image cannot be read, or is not as
+            it was downloaded. Then nothing of the shard is left.
     """
-    problems = Problems()
+    config, problems = task.config, Problems()
     samples: list[dict[str, Any]] = []
     quarantined: list[Quarantined] = []
     hashes = []
@@ -168,20 +164,21 @@ def write_shard(task: ShardTask) -> Sidecar:
             try:
                 with naming(name):
                     normal = normalize(
-                        data, task.max_side, task.jpeg_quality, row["orientation"], decode=task.decode_check
-                    )
+                        data, config.max_side, config.jpeg_quality, row["orientation"],
+                        decode=config.decode_check,
+                    )  # fmt: skip
             except UnreadableImage as error:
                 quarantined.append(Quarantined(name, str(error)))
                 problems.add(reasons.IMAGE_UNREADABLE, f"{name}: {error}")
                 continue
-            if min(normal.stored_width, normal.stored_height) < task.min_side:
+            if min(normal.stored_width, normal.stored_height) < config.min_side:
                 problems.add(reasons.IMAGE_SMALL, f"{name}: {normal.stored_width}x{normal.stored_height}")
                 continue
             samples.append(_add_sample(tar, task, row, normal, problems))
             chosen = hash_fraction(row["key"], "near duplicates") < task.hashed
             hashes.append(picture_hash(normal.jpeg) if chosen else NO_HASH)
         tar.close()
-    sidecar = Sidecar(
+    Sidecar(
         block=task.block,
         samples=len(samples),
         boxes=sum(len(sample["annotations"]) for sample in samples),
@@ -192,46 +189,38 @@ def write_shard(task: ShardTask) -> Sidecar:
         statistics=statistics.describe(samples, task.labels),
         rows=samples,
         hashes=base64.b64encode(b"".join(hashes)).decode(),
-    )
-    sidecar.write(task.shards_uri, task.name)
-    return sidecar
+    ).write(task.shards_uri, task.name)
+    return len(task.rows), len(quarantined)
 
 
 def _images(task: ShardTask) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Yield the rows of a shard with the bytes of their images, read a little ahead."""
+    """Yield the rows of a shard with the bytes of their images, read a little ahead from a store."""
     rows = Table(task.table_uri, task.table_sha256).rows(task.block, task.rows)
-    uris = [
-        storage.join(task.images_uri, place(row["key"], row["file_name"], row["origin"], row["version"]))
-        for row in rows
-    ]
-    stored = [_Stored(*facts) for facts in zip(uris, task.sizes, task.hashes, rows, strict=True)]
+    stored = []
+    for row, size, sha256 in zip(rows, task.sizes, task.hashes, strict=True):
+        name = place(row["key"], row["file_name"], row["origin"], row["version"])
+        stored.append(_Stored(storage.join(task.images_uri, name), size, sha256, row))
     if storage.is_local(task.images_uri):
         for one in stored:
             yield one.row, one.read(task)
         return
-    with DaemonThreadPool(task.readers, "images") as threads:
-        reads: deque[Future[bytes | StorageError]] = deque()
+    readers = min(task.config.threads, _READERS)
+    with DaemonThreadPool(readers, "images") as threads:
+        reads: deque[Future[bytes]] = deque()
         ahead = at = 0  # Bytes in the window; images that were requested.
         for number, one in enumerate(stored):
-            while at < len(uris) and at - number < 2 * task.readers:
-                if at > number and ahead + task.sizes[at] > _WINDOW:
+            while at < len(stored) and at - number < 2 * readers:
+                if at > number and ahead + stored[at].size > _WINDOW:
                     break
-                reads.append(threads.submit(_read, uris[at], task.hashes[at]))
-                ahead += task.sizes[at]
+                reads.append(threads.submit(stored[at].read, task))
+                ahead += stored[at].size
                 at += 1
-            yield one.row, one.checked(result_of(reads.popleft()), task, hashed=True)
-            ahead -= task.sizes[number]
-
-
-def _read(uri: str, sha256: str) -> bytes | StorageError:
-    try:
-        return storage.read_bytes(uri, sha256=sha256)
-    except StorageError as error:
-        return error
+            yield one.row, result_of(reads.popleft())
+            ahead -= one.size
 
 
 class _Stored(NamedTuple):
-    """A raw image that was brought: what it must be."""
+    """A raw image that was fetched, and what it must be."""
 
     uri: str
     size: int
@@ -239,56 +228,34 @@ class _Stored(NamedTuple):
     row: dict[str, Any]
 
     def read(self, task: ShardTask) -> bytes:
-        """Return its bytes, brought anew where they are not there as they were."""
-        try:
-            outcome: bytes | StorageError = storage.read_bytes(self.uri)
-        except StorageError as error:
-            outcome = error
-        return self.checked(outcome, task, hashed=False)
-
-    def checked(self, outcome: bytes | StorageError, task: ShardTask, *, hashed: bool) -> bytes:
-        """Return the bytes that were read, or, where they are lost or damaged, those of the source.
+        """Return its bytes; if they are lost or damaged, those of the source, which replace them.
 
         An image that cannot be read now is not a bad image: leaving it out would lose it for good.
-
-        Args:
-            outcome: the bytes, or why there are none.
-            task: whose image it is.
-            hashed: whether they were read by their hash.
 
         Raises:
             StorageError: it can be read neither here nor there, or is another one at the source now.
         """
-        if isinstance(outcome, StorageError):
-            if not isinstance(outcome, MissingError | DamagedError):
-                raise outcome
-            fault = outcome.message
-        else:
-            fault = self._fault(outcome, hashed=hashed)
-        if not fault:
-            assert isinstance(outcome, bytes | bytearray | memoryview)
-            return outcome
         try:
-            data = fetch.read_again(task.source, self.row["origin"], task.hosts)
+            data = storage.read_bytes(self.uri, sha256=self.sha256)
+            if len(data) == self.size:
+                return data
+            fault = f"{self.uri} is not as it was downloaded: {len(data)} bytes, not {self.size}"
+        except (MissingError, DamagedError) as error:
+            fault = error.message
+        try:
+            data = fetch.read_again(task.source, self.row["origin"], tuple(task.config.allow_hosts))
         except (StorageError, DataError) as error:
             raise StorageError(
                 f"{fault}; and it cannot be fetched again: {error.message}", fix=error.fix
             ) from error
-        if self._fault(data, hashed=False):
+        if len(data) != self.size or self.sha256 not in ("", hash_of(data)):
             raise StorageError(
                 f"{fault}; and at the source {self.row['file_name']} is another image now",
                 fix="run `kubedet data verify --repair` on the raw images: it takes the new one",
             )
         storage.write_bytes(self.uri, data, sync=False)
-        _LOG.warning("%s; mended: fetched again from the source", fault)
+        logger.warning("%s; mended: fetched again from the source", fault)
         return data
-
-    def _fault(self, data: bytes, *, hashed: bool) -> str:
-        if len(data) != self.size:
-            return f"{self.uri} is not as it was downloaded: {len(data)} bytes, not {self.size}"
-        if hashed or not self.sha256 or (actual := hashlib.sha256(data).hexdigest()) == self.sha256:
-            return ""
-        return f"{self.uri} is damaged: its sha256 is {actual}, not {self.sha256}"
 
 
 def _add_sample(
@@ -299,7 +266,7 @@ def _add_sample(
     size = (row["width"], row["height"])
     placed = [_place(box, normal, size) for box in row["boxes"]]
     note_image(where, normal, size, [box["bbox"] for box in placed], problems)
-    boxes = clean(placed, normal.width, normal.height, task.labels, problems, where, task.min_box_side)
+    boxes = clean(placed, normal.width, normal.height, task.labels, problems, where, task.config.min_box_side)
     key = row["key"]
     sample = {
         "image_id": row["image_id"],

@@ -2,15 +2,21 @@
 
 <data_root>/shards/<fingerprint>/
   <split>-00000.tar           standard tar: KEY.jpg, KEY.json
-  <split>-00000.json          sidecar, written after its tar: the shard is whole
+  <split>-00000.json          sidecar, written after its tar: the shard is complete
   annotations/<split>.json    cleaned internal form of val and test: the ground truth of evaluation
   <split>.samples.npy         where each sample is
   index.json                  written last
 
-A shard holds images of one block of the raw table, so that it is planned, written and joined
-without more than a block in memory, and does not depend on how the work is divided.
+A shard holds images of one block of the raw table. So it is planned, written and indexed with no more than a
+block in memory, and does not depend on how the work is divided.
+
+`shard` does everything in one process and its workers. Several machines share it by `shard_partition` for
+each part, and `join`.
 """
 
+import base64
+import hashlib
+import io
 import logging
 from collections.abc import Iterator
 
@@ -18,26 +24,30 @@ import numpy as np
 
 from trainer import storage
 from trainer.base import worker_pool
-from trainer.base.errors import DamagedError, DataError, FormError
+from trainer.base.errors import DataError
 from trainer.base.log import progress
+from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import DataConfig
+from trainer.data import plausibility, raw_folder, seen, shard_folder, statistics
 from trainer.data import problem_counts as reasons
-from trainer.data import raw_folder, seen
 from trainer.data.download import fingerprint
+from trainer.data.ground_truth import Classes, GroundTruthWriter
 from trainer.data.image_keys import hash_fraction
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import RawManifest
 from trainer.data.shard_folder import (
     INDEX,
     NOTE,
+    SAMPLE,
     VERSION,
+    DuplicatePair,
+    Quarantined,
+    Shard,
     ShardIndex,
-    faults,
-    noted,
-    read_index,
-    read_sidecar,
+    ShardSplit,
+    Sidecar,
+    StoredFile,
 )
-from trainer.data.shard_index import write_index
 from trainer.data.shard_writer import ShardTask, write_shard
 
 logger = logging.getLogger(__name__)
@@ -46,17 +56,16 @@ SETTINGS = ("shard_bytes", "min_side", "max_side", "jpeg_quality", "min_box_side
 """Keys of the section `data` that decide on shards, in the order of their fingerprint."""
 
 _HASHED = 100_000
-"""Images of a split that are compared with those of other splits; of more a sample is taken."""
-
-_READERS = 16
-"""Connections of each process: one processor cannot use more."""
+"""Images of a split that are compared with those of other splits; if there are more, a sample is taken."""
+_QUARANTINED_SHOWN = 100
+_PAIRS_SHOWN = 12
 
 
 def shard(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
-    """Write the shards of what `download` brought, or find them there.
+    """Write the shards of raw images, or find them there.
 
-    A call that was killed is continued: shards that are whole are not written again. Files that are
-    missing, cut off or noted as damaged are. The result does not depend on the number of processes.
+    A call that was killed is continued: complete shards are not written again. Files that are missing, cut
+    off or noted as damaged are. The result does not depend on the number of processes.
 
     Args:
         raw: the manifest that `download` returned.
@@ -64,18 +73,21 @@ def shard(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
         config: size of shards and images, how much may be bad, how many processes.
 
     Returns:
-        The index, which is in `<uri>/index.json` too.
+        The index, which is also in `<uri>/index.json`.
 
     Raises:
         DataError: too many images or boxes are bad, or a worker was killed.
         StorageError: the data root cannot be read or written.
     """
-    shard_partition(raw, data_root, config)
-    return join(raw, data_root, config)
+    index = finished(raw, data_root, config)
+    if index is None:
+        shard_partition(raw, data_root, config)
+        index = join(raw, data_root, config)
+    return index
 
 
 def place(raw: RawManifest, data_root: str, config: DataConfig) -> str:
-    """Return the URI of the folder of the shards of raw images, which need not be there.
+    """Return the URI of the folder of the shards of raw images, which need not exist.
 
     Raises:
         DataError: the raw images are those of another version of this program.
@@ -85,26 +97,34 @@ def place(raw: RawManifest, data_root: str, config: DataConfig) -> str:
             f"{raw.uri} was written by another version of this program",
             fix="run the download step again",
         )
-    name = fingerprint(
-        "shards", VERSION, raw.fingerprint, raw.content, *(getattr(config, key) for key in SETTINGS)
-    )
+    name = fingerprint("shards", VERSION, raw.fingerprint, raw.content, *_settings(config).values())
     return storage.join(storage.absolute(data_root), "shards", name)
 
 
-def is_complete(raw: RawManifest, data_root: str, config: DataConfig) -> bool:
-    """Return whether the shards of raw images are all there, so that nothing has to be written.
+def _settings(config: DataConfig) -> dict[str, int | float | bool]:
+    return {key: getattr(config, key) for key in SETTINGS}
+
+
+def finished(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex | None:
+    """Return the index of shards if they are complete, and note what they hold; else None.
 
     Raises:
-        DataError: the raw images or the index are of another version of this program.
+        DataError: more is bad than the configuration allows, or the raw images or the index are of another
+            version of this program.
         StorageError: the data root cannot be read.
     """
-    return _finished(place(raw, data_root, config)) is not None
+    index = shard_folder.find_index(place(raw, data_root, config))
+    if index:
+        logger.info("shards of %s are there already: %s", raw.source, index.uri)
+        _check(Problems(dict(index.problems), {}), raw, config)
+        seen.write(raw, index, data_root)
+    return index
 
 
 def shard_partition(
     raw: RawManifest, data_root: str, config: DataConfig, partition: int = 0, partitions: int = 1
 ) -> None:
-    """Write the shards of one of several partitions; those that are whole are left as they are.
+    """Write the shards of one of several partitions; complete ones are left as they are.
 
     Args:
         raw: see `shard`.
@@ -118,59 +138,21 @@ def shard_partition(
         StorageError: the data root cannot be read or written.
     """
     uri = place(raw, data_root, config)
-    if _finished(uri):
-        if partitions > 1:  # Of a single one `join` tells.
-            logger.info("shards of %s are there already: %s", raw.source, uri)
-        return
     storage.remove_stale(uri)
     states = storage.list_states(uri)
     tasks = [task for number, task in enumerate(_plan(raw, uri, config)) if number % partitions == partition]
-    missing = [task for task in tasks if not _is_whole(uri, task.name, states)]
+    missing = [task for task in tasks if not shard_folder.is_complete(uri, task.name, states)]
     if len(missing) < len(tasks):
         logger.info("%d of %d shards are there already", len(tasks) - len(missing), len(tasks))
     if INDEX in states and missing:
         logger.warning("mending %s: writing %s anew", uri, ", ".join(task.name for task in missing[:10]))
     workers = min(config.processes or worker_pool.available_cores(), max(1, len(missing)))
-    total = sum(len(task.rows) for task in tasks)
+    total, left = (sum(len(task.rows) for task in some) for some in (tasks, missing))
     bad = 0
-    with progress("shard", total, "images", done=total - sum(len(task.rows) for task in missing)) as bar:
-        for images, quarantined in worker_pool.run(_write_one, missing, workers, processes=True):
+    with progress("shard", total, "images", done=total - left) as bar:
+        for images, quarantined in worker_pool.run(write_shard, missing, workers, processes=True):
             bad += quarantined
             bar.update(images, note=f"{bad} unreadable" if bad else "")
-
-
-def join(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
-    """Write the index over the shards of all partitions, or find it there; return it.
-
-    Raises:
-        DataError: too many images or boxes are bad, or a shard is missing.
-        StorageError: the data root cannot be read or written.
-    """
-    uri = place(raw, data_root, config)
-    index = _finished(uri)
-    if index:
-        logger.info("shards of %s are there already: %s", raw.source, uri)
-        _check(Problems(dict(index.problems), {}), raw, config)
-        seen.write(raw, index, data_root)
-        return index
-    problems = Problems.of(raw.problems)
-    states = storage.list_states(uri)
-    names: dict[str, list[str]] = {split: [] for split in raw.splits}
-    for task in _plan(raw, uri, config):
-        names[task.split].append(task.name)
-        if not {f"{task.name}.json", f"{task.name}.tar"} <= states.keys():
-            raise DataError(
-                f"the shard {task.name} is missing in {uri}", fix="run the shard step of every partition"
-            )
-    settings = {key: getattr(config, key) for key in SETTINGS}
-    index = write_index(raw, uri, settings, names, problems, lambda: _check(problems, raw, config))
-    seen.write(raw, index, data_root)
-    for name in noted(states):
-        storage.delete(storage.join(uri, name + NOTE))
-    summary = f" ({problems.summary()})" if problems.counts else ""
-    counts = ", ".join(f"{samples} {split}" for split, samples in index.samples.items())
-    logger.info("shards of %s: %s in %s%s", raw.source, counts, uri, summary)
-    return index
 
 
 def _plan(raw: RawManifest, uri: str, config: DataConfig) -> Iterator[ShardTask]:
@@ -189,14 +171,11 @@ def _plan(raw: RawManifest, uri: str, config: DataConfig) -> Iterator[ShardTask]
             block_sizes = sizes[ids - 1]
             for rows in _divide_block(columns["key"], block_sizes, config.shard_bytes):
                 yield ShardTask(
-                    table_uri=table.uri, images_uri=raw.images, shards_uri=uri, split=split,
-                    name=f"{split}-{number:05}", block=block, rows=rows, sizes=block_sizes[rows].tolist(),
-                    table_sha256=raw.tables.get(split, ""),
-                    hashes=[raw_folder.known_hash(sums, one) for one in ids[rows]],
-                    source=raw.source, hosts=tuple(config.allow_hosts),
-                    labels=len(raw.categories), min_side=config.min_side, max_side=config.max_side,
-                    jpeg_quality=config.jpeg_quality, min_box_side=config.min_box_side,
-                    decode_check=config.decode_check, hashed=hashed, readers=min(config.threads, _READERS),
+                    source=raw.source, table_uri=table.uri, table_sha256=raw.tables.get(split, ""),
+                    images_uri=raw.images, shards_uri=uri, split=split, name=f"{split}-{number:05}",
+                    block=block, rows=rows, sizes=block_sizes[rows].tolist(),
+                    hashes=[raw_folder.known_hash(sums, image_id) for image_id in ids[rows]],
+                    labels=len(raw.categories), hashed=hashed, config=config,
                 )  # fmt: skip
                 number += 1
 
@@ -214,45 +193,104 @@ def _divide_block(keys: list[str], sizes: np.ndarray, shard_bytes: int) -> list[
     return shards
 
 
-def _write_one(task: ShardTask) -> tuple[int, int]:
-    """Return the number of images, and how many of them are unreadable."""
-    return len(task.rows), len(write_shard(task).quarantined)
+def join(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
+    """Write the index over the shards of all partitions; return it.
 
-
-def _finished(uri: str) -> ShardIndex | None:
-    """Return the index of shards that are there and whole; None where something has to be written.
+    Sidecars are read one after the other, so memory holds a row of SAMPLE for each image.
 
     Raises:
-        DataError: the index is of a newer version.
-        StorageError: the folder cannot be read.
+        DataError: too many images or boxes are bad, a shard is missing, no training image is left, or
+            `plausibility.check_samples` finds an error.
+        StorageError: the data root cannot be read or written.
     """
-    if not storage.exists(storage.join(uri, INDEX)):
-        return None
-    try:
-        index = read_index(uri)
-    except (DamagedError, FormError) as error:
-        logger.warning("%s; mending it", error.message)
-        return None
-    wrong = faults(index)
-    if wrong:
-        more = f" and {len(wrong) - 10} more" if len(wrong) > 10 else ""
-        logger.warning("%s: missing or damaged: %s%s; mending it", uri, ", ".join(wrong[:10]), more)
-    return None if wrong else index
+    uri = place(raw, data_root, config)
+    states = storage.list_states(uri)
+    names: dict[str, list[str]] = {split: [] for split in raw.splits}
+    for task in _plan(raw, uri, config):
+        names[task.split].append(task.name)
+        if not {f"{task.name}.json", f"{task.name}.tar"} <= states.keys():
+            raise DataError(
+                f"the shard {task.name} is missing in {uri}", fix="run the shard step of every partition"
+            )
+    problems = Problems.of(raw.problems)
+    with temporary_folder() as temporary:
+        splits: dict[str, _Split] = {}
+        for split, shards in names.items():
+            folder = temporary / split
+            folder.mkdir()
+            classes = Classes(raw.categories, raw.hierarchy)
+            truth = GroundTruthWriter(classes, folder) if split != "train" else None
+            splits[split] = _Split(len(raw.categories), truth)
+            for name, sidecar in shard_folder.sidecars(uri, shards):
+                splits[split].add(name, sidecar)
+                problems.merge(sidecar.problems)
+        found, duplicates = _judge(splits, problems, raw, uri, config)
+        files: dict[str, StoredFile] = {}
+        for split, gathered in splits.items():
+            files |= gathered.write(uri, split)
+    index = ShardIndex(
+        fingerprint=uri.rpartition("/")[2],
+        source=raw.source,
+        raw_fingerprint=raw.fingerprint,
+        categories=raw.categories,
+        splits={split: gathered.entry for split, gathered in splits.items()},
+        problems=dict(sorted(problems.counts.items())),
+        class_counts={
+            split: dict(
+                zip((one.name for one in raw.categories), part.statistics.boxes_of_class, strict=True)
+            )
+            for split, part in splits.items()
+        },
+        uri=uri,
+        hierarchy=raw.hierarchy,
+        warnings=[*(raw.warnings or []), *found],
+        near_duplicates=duplicates,
+        quarantined=[one for part in splits.values() for one in part.quarantined][:_QUARANTINED_SHOWN],
+        statistics={split: part.statistics for split, part in splits.items()},
+        files=files,
+        settings=_settings(config),
+        content=raw.content,
+    )
+    index.write()
+    seen.write(raw, index, data_root)
+    for name in shard_folder.noted(states):
+        storage.delete(storage.join(uri, name + NOTE))
+    summary = f" ({problems.summary()})" if problems.counts else ""
+    counts = ", ".join(f"{samples} {split}" for split, samples in index.samples.items())
+    logger.info("shards of %s: %s in %s%s", raw.source, counts, uri, summary)
+    return index
 
 
-def _is_whole(uri: str, name: str, states: dict[str, storage.FileState]) -> bool:
-    """Whether a shard and its sidecar exist, sound as far as is known, and of the size it says."""
-    files = {f"{name}.tar", f"{name}.json"}
-    if not files <= states.keys() or {file + NOTE for file in files} & states.keys():
-        return False
-    try:
-        return read_sidecar(uri, name).bytes == states[f"{name}.tar"].size
-    except (DamagedError, FormError):
-        return False
+def _judge(
+    splits: dict[str, "_Split"], problems: Problems, raw: RawManifest, uri: str, config: DataConfig
+) -> tuple[list[str], list[DuplicatePair]]:
+    """Return what is suspicious, and the first near duplicates; raise DataError if too much is bad."""
+    found = plausibility.check_samples(
+        problems.counts, {split: part.statistics for split, part in splits.items()}
+    )
+    if problems.counts.get(reasons.IMAGE_ROTATED):  # The reason for the boxes that are left out then.
+        found.check(f"shards of {raw.source}")
+    _check(problems, raw, config)
+    if "train" in splits and not splits["train"].statistics.images:
+        raise DataError(
+            f"no training image is left in {uri}: {problems.summary()}",
+            fix="let smaller images pass with data.min_side, or mend the source",
+        )
+    duplicates = plausibility.near_duplicates({split: part.hashes() for split, part in splits.items()})
+    shown = []
+    for pair in duplicates[:_PAIRS_SHOWN]:
+        rows = [(pair.split, pair.row), (pair.other_split, pair.other_row)]
+        file_names = [splits[split].file_name(uri, row) for split, row in rows]
+        shown.append(DuplicatePair([split for split, _ in rows], file_names, [row for _, row in rows]))
+    found.check(f"shards of {raw.source}")
+    found.warnings += plausibility.of_duplicates(duplicates, [pair.file_names for pair in shown])
+    for warning in found.warnings:
+        logger.warning("%s", warning)
+    return found.warnings, shown
 
 
 def _check(problems: Problems, raw: RawManifest, config: DataConfig) -> None:
-    """Raise DataError if more is bad than the configuration lets pass."""
+    """Raise DataError if more is bad than the configuration allows."""
     before = Problems.of(raw.problems)
     problems.check(
         f"shards of {raw.source}",
@@ -260,3 +298,59 @@ def _check(problems: Problems, raw: RawManifest, config: DataConfig) -> None:
         boxes=raw.listed_boxes + before.total(reasons.UNLISTED_BOXES),
         max_bad_fraction=config.max_bad_fraction,
     )
+
+
+class _Split:
+    """What the index says of a split, gathered shard by shard."""
+
+    def __init__(self, labels: int, truth: GroundTruthWriter | None) -> None:
+        self._rows: list[np.ndarray] = [np.zeros(0, SAMPLE)]
+        self._hashes: list[np.ndarray] = [plausibility.hashes_of(b"")]
+        self._shards: list[Shard] = []
+        self._truth = truth
+        self.statistics = statistics.describe([], labels)
+        self.quarantined: list[Quarantined] = []
+
+    def add(self, name: str, sidecar: Sidecar) -> None:
+        columns = SAMPLE.names or ()
+        rows = [(len(self._shards), *(row[column] for column in columns[1:])) for row in sidecar.rows]
+        self._rows.append(np.array(rows, dtype=SAMPLE))
+        # Shards that an older version wrote have none.
+        hashes = base64.b64decode(sidecar.hashes) or plausibility.NO_HASH * len(rows)
+        self._hashes.append(plausibility.hashes_of(hashes))
+        self._shards.append(
+            Shard(f"{name}.tar", sidecar.samples, sidecar.boxes, sidecar.bytes, sidecar.sha256)
+        )
+        self.statistics += sidecar.statistics
+        self.quarantined += sidecar.quarantined[: _QUARANTINED_SHOWN - len(self.quarantined)]
+        if self._truth is not None:
+            self._truth.add(sidecar.block, sidecar.rows)
+
+    def hashes(self) -> np.ndarray:
+        """Hashes of the pictures, uint64 [N, 4], shard after shard."""
+        return np.concatenate(self._hashes)
+
+    @property
+    def entry(self) -> ShardSplit:
+        samples, boxes = (sum(getattr(one, key) for one in self._shards) for key in ("samples", "boxes"))
+        return ShardSplit(samples, boxes, self._shards)
+
+    def file_name(self, uri: str, row: int) -> str:
+        """Name of an image by its row in the split."""
+        ends = np.cumsum([one.samples for one in self._shards])
+        number = int(np.searchsorted(ends, row, "right"))
+        name = self._shards[number].name.removesuffix(".tar")
+        file_name: str = shard_folder.read_sidecar(uri, name).rows[row - int(ends[number])]["file_name"]
+        return file_name
+
+    def write(self, uri: str, split: str) -> dict[str, StoredFile]:
+        """Write the table of samples and the ground truth; return each file by its name."""
+        buffer = io.BytesIO()
+        np.save(buffer, np.concatenate(self._rows), allow_pickle=False)
+        data, name = buffer.getvalue(), f"{split}.samples.npy"
+        storage.write_bytes(storage.join(uri, name), data, confirm=True)
+        files = {name: StoredFile(len(data), hashlib.sha256(data).hexdigest())}
+        if self._truth is not None:
+            name = f"annotations/{split}.json"
+            files[name] = self._truth.write(storage.join(uri, name))
+        return files

@@ -22,7 +22,8 @@ from trainer.base.errors import DamagedError, DataError, StorageError
 from trainer.config.schema import DataConfig
 from trainer.data import shard_index
 from trainer.data.download import download
-from trainer.data.shard_index import SAMPLE, Fetched, ShardCache, ShardDataset
+from trainer.data.shard_folder import SAMPLE
+from trainer.data.shard_index import Fetched, ShardCache, ShardDataset
 from trainer.data.shards import shard
 from trainer.storage.copies import FOLDER, LIMIT
 
