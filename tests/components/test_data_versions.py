@@ -79,14 +79,14 @@ def test_what_a_later_run_gets_belongs_to_later_versions(source, tmp_path, monke
     root, uri, config = str(tmp_path / "data"), source(20), replace(CONFIG, max_bad_fraction=0.2)
     refused = {"3.png"}
 
-    read_bytes = storage.read_bytes
+    read_buffer = storage.read_buffer
 
     def read(uri, **options):
         if uri.rpartition("/")[2] in refused:
             raise StorageError("refused")
-        return read_bytes(uri, **options)
+        return read_buffer(uri, **options)
 
-    monkeypatch.setattr(storage, "read_bytes", read)
+    monkeypatch.setattr(storage, "read_buffer", read)
     first = fetch(uri, root, config, "monday")
     refused.clear()
     second = fetch(uri, root, config, "tuesday")

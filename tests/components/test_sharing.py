@@ -61,8 +61,8 @@ def shared(root, pods, version=""):
 
 def contents(index):
     return {
-        name: storage.read_bytes(f"{index.uri}/{name}")
-        for name in storage.list_files(index.uri)
+        name: storage.read_bytes(f"{index['uri']}/{name}")
+        for name in storage.list_files(index["uri"])
         if name != "index.json"
     }
 
