@@ -4,16 +4,22 @@ import errno
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from fault_table import cells, contents
+from PIL import Image
 from prepared_data import BOTH, believed, mounts
 
 from tests.trainer.export.test_serving_limits import png
 from trainer.base.errors import WantError
+from trainer.config.schema import DataConfig
+from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
 
 KILLED = """
@@ -75,6 +81,15 @@ try:
 except KubedetError as error:
     print(error)
     sys.exit(3)
+"""
+SHARD = """
+import json, sys
+from trainer.config.schema import DataConfig
+from trainer.data.raw_folder import RawManifest
+from trainer.data.shards import shard
+
+raw = RawManifest.load(json.loads(sys.argv[1]), "raw")
+shard(raw, sys.argv[2], DataConfig(processes=2, shard_bytes=20000))
 """
 FULL = """
 import os, subprocess, sys
@@ -165,6 +180,22 @@ def test_a_full_disk(fifteen_images, tmp_path, size):
 
 @cells("worker", "shard")
 def test_a_killed_worker(make_coco, tmp_path):
-    from tests.trainer.data.test_interruptions import test_a_killed_worker_is_told_of
-
-    test_a_killed_worker_is_told_of(make_coco, tmp_path)
+    root = make_coco(train=[f"{number}.jpg" for number in range(12)])
+    for number in range(12):
+        Image.effect_noise((1000, 1000), 90).save(root / "train" / f"{number}.jpg", progressive=True)
+    raw = download(str(root), str(tmp_path / "data"), DataConfig(processes=1))
+    command = [sys.executable, "-c", SHARD, json.dumps(raw.to_json()), str(tmp_path / "data")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "data").rglob("train-*.json")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    workers = [
+        pid for pid in map(int, children) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    os.kill(workers[0], signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "a worker process was killed" in errors.decode()
+    assert list((tmp_path / "data").rglob("index.json")) == []

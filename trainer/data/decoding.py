@@ -9,6 +9,7 @@ import math
 import threading
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from trainer.data.transforms import FILL, Drawing, View
 
 
 class Memory:
-    """A pool of buffers for images; a buffer returns to it when nobody references the images any more.
+    """A pool of buffers for images; a buffer returns to it when nothing references the images any more.
 
     The system fills fresh memory with zeros first, which takes a twentieth of the time of decoding.
     PyTorch pools pinned memory the same way.
@@ -36,17 +37,17 @@ class Memory:
     def __call__(self, shape: tuple[int, ...]) -> Tensor:
         """Return uint8 of a shape, of any content."""
         size = math.prod(shape)
-        whole = self._free.pop() if self._free else np.empty(size, np.uint8)
-        if len(whole) < size:
-            whole = np.empty(size, np.uint8)
-        lent = whole[:size].reshape(shape)
+        buffer = self._free.pop() if self._free else np.empty(size, np.uint8)
+        if len(buffer) < size:
+            buffer = np.empty(size, np.uint8)
+        lent = buffer[:size].reshape(shape)
         # All tensors and arrays of these pixels reference `lent`, which is finalised with the last of them.
-        weakref.finalize(lent, self._free.append, whole).atexit = False
+        weakref.finalize(lent, self._free.append, buffer).atexit = False
         return torch.from_numpy(lent)
 
 
 class Scratch(threading.local):
-    """A buffer for each thread, for the one image that it draws at a time."""
+    """Buffers of each thread, for the one image that it draws at a time."""
 
     def __init__(self) -> None:
         self._parts: dict[str, np.ndarray] = {}
@@ -58,10 +59,20 @@ class Scratch(threading.local):
             self._parts[use] = np.empty(size, np.uint8)
         return self._parts[use][:size].reshape(height, width, 3)
 
+    def image(self, record: dict[str, Any], view: View) -> np.ndarray:
+        """Return memory for a decoded sample, of the size that the view's divisor gives."""
+        return self("image", *(-(-record[side] // view.divisor) for side in ("height", "width")))
+
 
 _NAMED = 20
 _EXAMPLES = 10
-_LOG = logging.getLogger("data")
+logger = logging.getLogger(__name__)
+_REMEDY = (
+    "mend the source, or run the shard step again with data.decode_check=true, which leaves such images out"
+)
+
+Sample = tuple[bytes, dict[str, Any]]
+"""A stored image, and its record (image_id, file_name, width, height, annotations)."""
 
 
 def decode(jpeg: bytes, width: int, height: int, divisor: int = 1, *, bgr: bool = False) -> Tensor:
@@ -128,8 +139,7 @@ def decode_sample(uri: str, data: bytes, record: dict[str, Any]) -> Tensor:
     except ValueError as error:
         raise DataError(
             f"image {record['file_name']} in the shards at {uri} cannot be decoded: {error}",
-            fix="mend the source, or run the shard step again with data.decode_check=true, which leaves such "
-            "images out",
+            fix=_REMEDY,
         ) from None
 
 
@@ -161,6 +171,26 @@ def blend(square: np.ndarray, layer: np.ndarray, share: int) -> None:
     square[...] = mean
 
 
+class Canvas:
+    """The images of one batch while they are drawn."""
+
+    def __init__(self, images: Tensor) -> None:
+        """Take uint8 [B, S, S, 3], which receive the images."""
+        self._images = images
+
+    @property
+    def squares(self) -> Any:
+        """Where each image is drawn, as a sequence: uint8 [B, S, S, 3]. Its items have the side as length."""
+        return self._images.numpy()
+
+    def start(self, tasks: Sequence[Future[Any]]) -> None:
+        """Take the tasks that fill the squares, when all are submitted."""
+
+    def take(self) -> Tensor:
+        """Return the images, uint8 [B, 3, S, S] in channels_last, when all tasks are done."""
+        return self._images.permute(0, 3, 1, 2)
+
+
 class Decoder:
     """Decodes the samples of a split for any number of threads, and counts the damaged ones.
 
@@ -169,24 +199,40 @@ class Decoder:
     same. If more than a share of all images is damaged, the run ends.
     """
 
-    def __init__(self, dataset: ShardDataset, max_bad_fraction: float) -> None:
-        """Begin without any; `max_bad_fraction` is the share of the split that may be damaged."""
-        self._dataset, self._max_bad_fraction = dataset, max_bad_fraction
+    def __init__(self, dataset: ShardDataset, max_bad_fraction: float, *, pin: bool = False) -> None:
+        """Prepare.
+
+        Args:
+            dataset: the split.
+            max_bad_fraction: the share of its images that may be damaged.
+            pin: whether batches are in pinned memory, to be copied to a GPU.
+        """
+        self._dataset, self._max_bad_fraction, self._pin = dataset, max_bad_fraction, pin
         self._damaged: dict[int, str] = {}
         self._lock = threading.Lock()
+        self._memory = Memory()
         self._scratch = Scratch()
 
+    def canvas(self, count: int, size: int) -> Canvas:
+        """Return what receives a batch of `count` squares of side `size`, pixels."""
+        shape = (count, size, size, 3)
+        return Canvas(
+            torch.empty(shape, dtype=torch.uint8, pin_memory=True) if self._pin else self._memory(shape)
+        )
+
+    def close(self) -> None:
+        """End its threads, if it has any."""
+
     def draw(
-        self, indices: Sequence[int], samples: Sequence[tuple[bytes, dict[str, Any]]],
-        views: Sequence[View], squares: np.ndarray,
-    ) -> list[bool]:  # fmt: skip
+        self, indices: Sequence[int], samples: Sequence[Sample], views: Sequence[View], squares: Any
+    ) -> list[bool]:
         """Decode some samples and draw a view of each.
 
         Args:
             indices: of the samples in their split.
             samples: the stored image of each, and its record.
             views: of the images.
-            squares: uint8 [B, S, S, 3], receives them; filled with grey where nothing can be decoded.
+            squares: of `Canvas.squares`, receive them; filled with grey if nothing can be decoded.
 
         Returns:
             Which of them could be decoded.
@@ -194,33 +240,27 @@ class Decoder:
         Raises:
             DataError: too many images are damaged.
         """
-        ready = []
         spare = self._scratch("square", *squares.shape[1:3])
+        ready = []
         for (_, record), view, square in zip(samples, views, squares, strict=True):
-            sides = (-(-record[side] // view.divisor) for side in ("height", "width"))
-            pixels = self._scratch("image", *sides)
+            pixels = self._scratch.image(record, view)
             ready.append((pixels, Drawing(pixels, view, square, spare)))
-        drawn = []
-        for index, (data, record), view, square, (pixels, drawing) in zip(
-            indices, samples, views, squares, ready, strict=True
-        ):
-            drawn.append(self._decode(pixels, index, data, record, view))
-            if drawn[-1]:
-                drawing.finish()
-            else:
-                square.fill(FILL)
-        return drawn
+        return [
+            self._finish(index, sample, view, square, *prepared)
+            for index, sample, view, square, prepared in zip(
+                indices, samples, views, squares, ready, strict=True
+            )
+        ]
 
     def compose(
-        self, samples: Sequence[Sequence[tuple[bytes, dict[str, Any]]]], picture: Composition,
-        square: np.ndarray,
-    ) -> list[list[bool]]:  # fmt: skip
+        self, samples: Sequence[Sequence[Sample]], picture: Composition, square: Any
+    ) -> list[list[bool]]:
         """Decode the samples of a picture and draw it.
 
         Args:
             samples: of each layer's tiles, as for `draw`.
             picture: what is shown of them, and where.
-            square: uint8 [S, S, 3], contiguous, receives it.
+            square: one of `Canvas.squares`, receives it.
 
         Returns:
             Which of them could be decoded, layer by layer; the tiles of the others are grey.
@@ -234,7 +274,7 @@ class Decoder:
             layer = self._scratch("layer", size, size) if number else square
             decoded.append(
                 [
-                    self._draw_tile(tile, *sample, layer, spare)
+                    self._draw_tile(tile, sample, layer, spare)
                     for tile, sample in zip(tiles, layer_samples, strict=True)
                 ]
             )
@@ -242,66 +282,61 @@ class Decoder:
                 blend(square, layer, picture.share)
         return decoded
 
-    def _draw_tile(
-        self, tile: Tile, data: bytes, record: dict[str, Any], layer: np.ndarray, spare: np.ndarray
-    ) -> bool:
+    def _draw_tile(self, tile: Tile, sample: Sample, layer: np.ndarray, spare: np.ndarray) -> bool:
         left, top, width, height = tile.area
-        whole = (height, width) == layer.shape[:2]
-        canvas = layer if whole else self._scratch("tile", height, width)
-        sides = (-(-record[side] // tile.view.divisor) for side in ("height", "width"))
-        pixels = self._scratch("image", *sides)
+        covers_all = (height, width) == layer.shape[:2]
+        canvas = layer if covers_all else self._scratch("tile", height, width)
+        pixels = self._scratch.image(sample[1], tile.view)
         drawing = Drawing(pixels, tile.view, canvas, spare)
-        decoded = self._decode(pixels, tile.sample, data, record, tile.view)
+        decoded = self._finish(tile.sample, sample, tile.view, canvas, pixels, drawing)
+        if not covers_all:
+            layer[top : top + height, left : left + width] = canvas
+        return decoded
+
+    def _finish(
+        self, index: int, sample: Sample, view: View, canvas: np.ndarray, pixels: np.ndarray, drawing: Drawing
+    ) -> bool:
+        """Decode a sample as far as possible and draw it; tell whether any pixels could be decoded."""
+        data, record = sample
+        decoded, reason = True, ""
+        try:
+            with naming(record["file_name"]):
+                decode_into(pixels, data, view.divisor, bgr=view.flip)
+        except ValueError as error:
+            reason = str(error)
+            try:
+                decode_into(pixels, data, view.divisor, bgr=view.flip, strict=False)
+            except ValueError:
+                decoded = False
+        if reason:
+            self._note(index, record["file_name"], reason, used=decoded)
         if decoded:
             drawing.finish()
         else:
             canvas.fill(FILL)
-        if not whole:
-            layer[top : top + height, left : left + width] = canvas
-        return decoded
-
-    def _decode(
-        self, pixels: np.ndarray, index: int, data: bytes, record: dict[str, Any], view: View
-    ) -> bool:
-        """Decode a sample as far as possible; tell whether any pixels could be decoded."""
-        try:
-            with naming(record["file_name"]):
-                decode_into(pixels, data, view.divisor, bgr=view.flip)
-            return True
-        except ValueError as error:
-            reason = str(error)
-        try:
-            decode_into(pixels, data, view.divisor, bgr=view.flip, strict=False)
-            decoded = True
-        except ValueError:
-            decoded = False
-        self._note(index, record["file_name"], reason, used=decoded)
         return decoded
 
     def _note(self, index: int, name: str, reason: str, *, used: bool) -> None:
-        """Log a damaged image the first time, and raise DataError if it is one too many."""
-        shard = self._dataset.shards[int(self._dataset.samples["shard"][index])].name
+        """Log a damaged image the first time; raise DataError if too many are damaged."""
+        dataset = self._dataset
+        shard = dataset.shards[int(dataset.samples["shard"][index])].name
         with self._lock:
             if index in self._damaged:
                 return
             self._damaged[index] = f"{name} ({shard}): {reason}"
-            damaged, total = len(self._damaged), len(self._dataset)
+            damaged, total = len(self._damaged), len(dataset)
             if damaged > self._max_bad_fraction * total:
-                raise self._too_many()
+                shown = "".join(f"\n    {text}" for text in list(self._damaged.values())[:_EXAMPLES])
+                raise DataError(
+                    f"{damaged} of {total} images of {dataset.split} in the shards at {dataset.uri} are "
+                    f"damaged, more than data.max_bad_fraction {self._max_bad_fraction:g} allows; the first "
+                    f"ten:{shown}",
+                    fix=f"{_REMEDY}, or let more pass with data.max_bad_fraction",
+                )
         if damaged <= _NAMED:
             more = "; more are counted, and `kubedet data verify` names all" if damaged == _NAMED else ""
-            _LOG.warning(
+            logger.warning(
                 "damaged image %s in %s: %s; %s (%d of %d so far)%s", name, shard, reason,
                 "it is used as far as it can be decoded" if used else "an empty picture takes its place",
                 damaged, total, more,
             )  # fmt: skip
-
-    def _too_many(self) -> DataError:
-        shown = "".join(f"\n    {text}" for text in list(self._damaged.values())[:_EXAMPLES])
-        return DataError(
-            f"{len(self._damaged)} of {len(self._dataset)} images of {self._dataset.split} in the shards at "
-            f"{self._dataset.uri} are damaged, more than data.max_bad_fraction {self._max_bad_fraction:g} "
-            f"allows; the first ten:{shown}",
-            fix="mend the source, or run the shard step again with data.decode_check=true, which leaves such "
-            "images out, or let more pass with data.max_bad_fraction",
-        )

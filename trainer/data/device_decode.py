@@ -1,9 +1,9 @@
 """Experimental: training images decoded and drawn by the GPU (`loader.decoder=gpu`), by nvJPEG.
 
-The loader's threads read the bytes and choose the views; another thread hands a whole batch to the
-device, on its own stream, and the training's stream waits there until it is drawn. It pays
-where the host has too few cores for its GPUs. nvJPEG's pixels differ from libjpeg's by rounding,
-so evaluation, whose scores must not depend on the machine, uses the host's decoder.
+It has not been run on a GPU yet. The loader's threads read the bytes and choose the views; another thread
+hands a whole batch to the device, on its own stream, and the training's stream waits there until it is drawn.
+It pays if the host has too few cores for its GPUs. nvJPEG's pixels differ from libjpeg's by rounding, so
+evaluation, whose scores must not depend on the machine, uses the host's decoder.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,88 +17,118 @@ from torchvision.transforms.v2 import functional as tv
 
 from trainer.base.errors import ConfigError, DataError, first_line
 from trainer.base.os_errors import refuse_want
-from trainer.data.augmentation import Composition
+from trainer.data.augmentation import Composition, Tile
+from trainer.data.decoding import Canvas, Decoder, Sample
+from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import FILL, View
 
 Drawn = tuple[Tensor, torch.cuda.Event | None]
 """uint8 [B, S, S, 3] on the device, and the event that marks it as complete (None on a CPU)."""
 
 
-class Undrawn:
-    """The slot of an image in a batch that the device will draw: a loader thread fills it."""
+class Slot:
+    """An image of a batch that the device will draw: a loader thread fills it."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self.samples: list[list[tuple[bytes, dict[str, Any]]]] = []
-        """The stored image and the record (file_name, width, height) of every tile of every layer."""
+        self.samples: Sequence[Sequence[Sample]] = []
+        """Of every tile of every layer."""
         self.picture = Composition((), 256)
-        """What is to be drawn."""
-
-    def fill(self, samples: list[list[tuple[bytes, dict[str, Any]]]], picture: Composition) -> None:
-        """Take what the picture is drawn from."""
-        self.samples, self.picture = samples, picture
 
     def __len__(self) -> int:
         """Side of the square, pixels."""
         return self._size
 
 
-class DeviceDecoder:
-    """Draws batches on a device, in the order in which they are submitted."""
+class DeviceCanvas(Canvas):
+    """A batch that the device draws when its slots are filled."""
 
-    def __init__(self, device: torch.device, uri: str) -> None:
-        """Begin; `uri` is that of the shards, for errors."""
-        self._device, self._uri = device, uri
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="decode-device")
+    def __init__(self, decoder: "DeviceDecoder", slots: list[Slot]) -> None:
+        self._decoder, self._slots = decoder, slots
 
-    def places(self, count: int, size: int) -> list[Undrawn]:
-        """Return a slot for each image of a batch; `size` is the side of the squares, pixels."""
-        return [Undrawn(size) for _ in range(count)]
+    @property
+    def squares(self) -> list[Slot]:
+        """The slots."""
+        return self._slots
 
-    def submit(self, brought: Sequence[Future[Any]], places: Sequence[Undrawn]) -> "Future[Drawn]":
-        """Draw a batch once its places have been filled.
+    def start(self, tasks: Sequence[Future[Any]]) -> None:
+        """Draw the batch once the tasks have filled the slots."""
+        self._drawn = self._decoder.submit(tasks, self._slots)
 
-        Args:
-            brought: done when the bytes are in their place.
-            places: one for each image.
-        """
-        return self._thread.submit(self._draw, brought, places)
-
-    def take(self, drawn: "Future[Drawn]") -> Tensor:
-        """The images of a batch, uint8 [B, 3, S, S] in channels_last, for the present stream.
+    def take(self) -> Tensor:
+        """Return the images, uint8 [B, 3, S, S] in channels_last, for the present stream.
 
         Raises:
             DataError: naming the image that cannot be decoded.
         """
-        images, whole = drawn.result()
-        if whole is not None:
-            stream = torch.cuda.current_stream(self._device)
-            stream.wait_event(whole)
+        images, complete = self._drawn.result()
+        if complete is not None:
+            stream = torch.cuda.current_stream(images.device)
+            stream.wait_event(complete)
             # Its memory belongs to the other stream, which must not reuse it before this one is done.
             images.record_stream(stream)
         return images.permute(0, 3, 1, 2)
+
+
+class DeviceDecoder(Decoder):
+    """Draws batches on a device, in the order in which they are submitted. Any damaged image is an error."""
+
+    def __init__(self, dataset: ShardDataset, device: torch.device) -> None:
+        """Prepare.
+
+        Raises:
+            ConfigError: there is no GPU, or the package is missing.
+        """
+        check(device)
+        super().__init__(dataset, 0.0)
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="decode-device")
+
+    def canvas(self, count: int, size: int) -> DeviceCanvas:
+        """Return the slots of a batch; `size` is the side of the squares, pixels."""
+        return DeviceCanvas(self, [Slot(size) for _ in range(count)])
+
+    def draw(
+        self, indices: Sequence[int], samples: Sequence[Sample], views: Sequence[View], squares: Any
+    ) -> list[bool]:
+        """Leave some samples to the device; see `Decoder.draw`."""
+        for slot, index, sample, view in zip(squares, indices, samples, views, strict=True):
+            tile = Tile(index, view, (0, 0, len(slot), len(slot)))
+            self.compose([[sample]], Composition(((tile,),), 256), slot)
+        return [True] * len(samples)
+
+    def compose(
+        self, samples: Sequence[Sequence[Sample]], picture: Composition, square: Any
+    ) -> list[list[bool]]:
+        """Leave a picture to the device; see `Decoder.compose`."""
+        square.samples, square.picture = samples, picture
+        return [[True] * len(tiles) for tiles in picture.layers]
+
+    def submit(self, tasks: Sequence[Future[Any]], slots: Sequence[Slot]) -> "Future[Drawn]":
+        """Draw a batch once the tasks are done that fill its slots."""
+        return self._thread.submit(self._draw_batch, tasks, slots)
 
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def _draw(self, brought: Sequence[Future[Any]], places: Sequence[Undrawn]) -> Drawn:
+    def _draw_batch(self, tasks: Sequence[Future[Any]], slots: Sequence[Slot]) -> Drawn:
         # Not by `wait`: it does not notice futures that a closing pool cancels.
-        for future in brought:
-            future.result()
+        for task in tasks:
+            task.result()
         with torch.inference_mode(False), torch.no_grad(), torch.cuda.stream(self._stream):
             decoded = iter(
-                self._decoded([sample for place in places for tiles in place.samples for sample in tiles])
+                self._decoded([sample for slot in slots for tiles in slot.samples for sample in tiles])
             )
-            images = torch.stack([draw_picture(decoded, place.picture, len(place)) for place in places])
+            images = torch.stack([draw_picture(decoded, slot.picture, len(slot)) for slot in slots])
             if self._stream is None:
                 return images, None
-            whole = torch.cuda.Event()
-            whole.record(self._stream)
-            return images, whole
+            complete = torch.cuda.Event()
+            complete.record(self._stream)
+            return images, complete
 
-    def _decoded(self, samples: Sequence[tuple[bytes, dict[str, Any]]]) -> list[Tensor]:
+    def _decoded(self, samples: Sequence[Sample]) -> list[Tensor]:
         """All images of a batch, uint8 [3, H, W] each, at their stored sizes."""
         try:
             images = decode([jpeg for jpeg, _ in samples], self._device)
@@ -106,12 +136,10 @@ class DeviceDecoder:
             # The whole batch fails, and the error does not name the image.
             images = [self._decoded_alone(*sample) for sample in samples]
         for (_, record), image in zip(samples, images, strict=True):
-            decoded_size, stored = tuple(image.shape[1:]), (record["height"], record["width"])
-            if decoded_size != stored:
-                raise self._error(
-                    record,
-                    f"it is of {decoded_size[1]}x{decoded_size[0]} pixels, not {stored[1]}x{stored[0]}",
-                )
+            height, width = image.shape[1:]
+            if (height, width) != (record["height"], record["width"]):
+                expected = f"{record['width']}x{record['height']}"
+                raise self._error(record, f"it is of {width}x{height} pixels, not {expected}")
         return images
 
     def _decoded_alone(self, jpeg: bytes, record: dict[str, Any]) -> Tensor:
@@ -123,20 +151,10 @@ class DeviceDecoder:
 
     def _error(self, record: dict[str, Any], reason: str) -> DataError:
         return DataError(
-            f"image {record['file_name']} in the shards at {self._uri} cannot be decoded: {reason}",
+            f"image {record['file_name']} in the shards at {self._dataset.uri} cannot be decoded: {reason}",
             fix="set loader.decoder=cpu if the GPU's decoder is at fault; `kubedet data verify --repair` on "
             "that folder finds and mends a shard that has changed since it was written",
         )
-
-
-def device_decoder(device: torch.device, uri: str) -> DeviceDecoder:
-    """Return the decoder of a device; `uri` is that of the shards, for errors.
-
-    Raises:
-        ConfigError: there is no GPU, or the package is missing.
-    """
-    check(device)
-    return DeviceDecoder(device, uri)
 
 
 def check(device: torch.device) -> None:

@@ -243,12 +243,7 @@ def _fetched_counts(planned: RawManifest, sizes: np.ndarray) -> dict[str, SplitC
 def _check(manifest: RawManifest, config: DataConfig) -> None:
     """Warn of classes without boxes; raise DataError if too much is bad."""
     problems = Problems.of(manifest.problems)
-    problems.check(
-        manifest.source,
-        images=manifest.listed_images + problems.total(reasons.BAD_IMAGES),
-        boxes=manifest.listed_boxes + problems.total(reasons.UNLISTED_BOXES),
-        max_bad_fraction=config.max_bad_fraction,
-    )
+    manifest.check(manifest.source, problems, config.max_bad_fraction)
     if "train" not in manifest.splits or not manifest.splits["train"].images:
         raise DataError(f"{manifest.source}: no training image could be read", fix="check the source")
     empty = problems.examples.get(reasons.CLASS_WITHOUT_BOXES, [])

@@ -7,23 +7,20 @@ limit without the copies and start-up time of worker processes. They live as lon
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from trainer.config.schema import LoaderConfig
-from trainer.data.augmentation import Augmentation, Composition, Plan, Tile
+from trainer.data.augmentation import Augmentation, Composition, Plan
 from trainer.data.batch import PADDING, Batch
-from trainer.data.decoding import Decoder, Memory
+from trainer.data.decoding import Decoder, Sample
 from trainer.data.sample_order import Place, SampleStream, forward_passes, rank_positions
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import View, move_boxes, random_view, sample_draws, whole_view
 from trainer.launching.distributed import World
-
-if TYPE_CHECKING:
-    from trainer.data.device_decode import DeviceDecoder, Undrawn
 
 _ANNOUNCEMENTS = 8
 """How often in a window of shards the next ones are announced."""
@@ -48,10 +45,6 @@ class Loaded(NamedTuple):
     """fp32 [3, 4], or None."""
     verified: np.ndarray | None = None
     """bool [C], or None."""
-
-
-Squares: TypeAlias = "np.ndarray | Sequence[Undrawn]"
-"""Targets of drawing: uint8 [B, S, S, 3], or slots for the device, which draws later."""
 
 
 class TrainLoader:
@@ -85,13 +78,7 @@ class TrainLoader:
         self.passes = forward_passes(global_batch, batch_size, world.size)
         self._stream = SampleStream(dataset.shard_sizes, seed, weights)
         self._augmentation = Augmentation(config, self._stream, dataset.sizes, seed=seed, epochs=epochs)
-        self._pixels = Decoder(dataset, max_bad_fraction)
-        self._memory = Memory()
-        self._decoder: DeviceDecoder | None = None
-        if config.decoder == "gpu":
-            from trainer.data.device_decode import device_decoder
-
-            self._decoder = device_decoder(world.device, dataset.uri)
+        self._decoder = _decoder(dataset, max_bad_fraction, world, config.decoder)
         self._pool = ThreadPoolExecutor(config.workers, thread_name_prefix="decode")
 
     def batches(self, start: int) -> Generator[Batch, None, None]:
@@ -102,12 +89,7 @@ class TrainLoader:
             while True:
                 while len(pending) < self._config.prefetch:
                     size, plans = next(source)
-                    pending.append(
-                        _Pending(
-                            self._pool, self._load, plans, size, self._config, self._world, self._memory,
-                            self._decoder,
-                        )
-                    )  # fmt: skip
+                    pending.append(_Pending(self._pool, self._load, plans, size, self._config, self._decoder))
                 yield pending.popleft().batch(self._world.device)
         finally:
             for batch in pending:
@@ -116,8 +98,7 @@ class TrainLoader:
     def close(self) -> None:
         """End the decoding threads, and close the shards."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-        if self._decoder:
-            self._decoder.close()
+        self._decoder.close()
         self._dataset.expect(np.zeros(0, np.int64))
 
     def _positions(self, start: int) -> Iterator[tuple[int, list[Plan]]]:
@@ -137,7 +118,7 @@ class TrainLoader:
                 yield size, [self._augmentation.plan(position) for position in positions]
             start += self._global_batch
 
-    def _load(self, plans: Sequence[Plan], squares: Squares) -> list[Loaded]:
+    def _load(self, plans: Sequence[Plan], squares: Any) -> list[Loaded]:
         if not self._augmentation.composes:
             return self._load_single([plan[0] for plan in plans], squares)
         size = len(squares[0])
@@ -152,7 +133,7 @@ class TrainLoader:
             )  # fmt: skip
         return loaded
 
-    def _load_single(self, places: Sequence[Place], squares: Squares) -> list[Loaded]:
+    def _load_single(self, places: Sequence[Place], squares: Any) -> list[Loaded]:
         """Samples that have their squares for themselves."""
         # Step by step for all images: decoding evicts everything else from the processor's caches,
         # and small steps take several times as long after it.
@@ -175,16 +156,12 @@ class TrainLoader:
             )
             for (_, record), config, view, numbers in zip(samples, configs, views, draws, strict=True)
         ]  # fmt: skip
-        return _draw(self._pixels, indices, samples, views, squares, loaded)
+        return _draw(self._decoder, indices, samples, views, squares, loaded)
 
-    def _load_composed(self, plan: Plan, picture: Composition, squares: Squares) -> list[Loaded]:
+    def _load_composed(self, plan: Plan, picture: Composition, squares: Any) -> list[Loaded]:
         """A sample that shares its square with others."""
         samples = [[self._dataset.read(tile.sample) for tile in tiles] for tiles in picture.layers]
-        if isinstance(squares, np.ndarray):
-            decoded = self._pixels.compose(samples, picture, squares[0])
-        else:
-            squares[0].fill(samples, picture)
-            decoded = [[True] * len(tiles) for tiles in picture.layers]
+        decoded = self._decoder.compose(samples, picture, squares[0])
         boxes, labels = [_NO_TARGETS[0]], [_NO_TARGETS[1]]
         for tiles, records, sound in zip(picture.layers, samples, decoded, strict=True):
             for tile, (_, record), whole in zip(tiles, records, sound, strict=True):
@@ -218,7 +195,7 @@ class EvalLoader:
         max_bad_fraction: float,
     ) -> None:  # fmt: skip
         self._dataset, self._config, self._world = dataset, config, world
-        self._pixels = Decoder(dataset, max_bad_fraction)
+        self._decoder = _decoder(dataset, max_bad_fraction, world)
         indices = range(world.rank, len(dataset), world.size)
         self._batches = [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
 
@@ -228,15 +205,12 @@ class EvalLoader:
     def __iter__(self) -> Iterator[Batch]:
         with ThreadPoolExecutor(self._config.workers, thread_name_prefix="decode") as pool:
             pending: deque[_Pending] = deque()
-            memory = Memory()
             for number, indices in enumerate(self._batches):
                 if number % _BATCHES_AHEAD == 0:
                     coming = self._batches[number : number + 4 * _BATCHES_AHEAD]
                     self._dataset.expect(np.concatenate(coming))
                 pending.append(
-                    _Pending(
-                        pool, self._load, indices, self._config.image_size, self._config, self._world, memory
-                    )
+                    _Pending(pool, self._load, indices, self._config.image_size, self._config, self._decoder)
                 )
                 if len(pending) > self._config.prefetch:
                     yield pending.popleft().batch(self._world.device)
@@ -244,7 +218,7 @@ class EvalLoader:
                 yield pending.popleft().batch(self._world.device)
             self._dataset.expect(np.zeros(0, np.int64))
 
-    def _load(self, indices: Sequence[int], squares: Squares) -> list[Loaded]:
+    def _load(self, indices: Sequence[int], squares: Any) -> list[Loaded]:
         samples = [self._dataset.read(index) for index in indices]
         views = [
             whole_view(record["width"], record["height"], self._config.image_size) for _, record in samples
@@ -253,7 +227,15 @@ class EvalLoader:
             Loaded(record["image_id"], *_NO_TARGETS, view.scale, None)
             for (_, record), view in zip(samples, views, strict=True)
         ]
-        return _draw(self._pixels, indices, samples, views, squares, loaded)
+        return _draw(self._decoder, indices, samples, views, squares, loaded)
+
+
+def _decoder(dataset: ShardDataset, max_bad_fraction: float, world: World, name: str = "cpu") -> Decoder:
+    if name == "gpu":
+        from trainer.data.device_decode import DeviceDecoder
+
+        return DeviceDecoder(dataset, world.device)
+    return Decoder(dataset, max_bad_fraction, pin=world.device.type == "cuda")
 
 
 class _Pending:
@@ -261,32 +243,22 @@ class _Pending:
 
     def __init__(
         self, pool: ThreadPoolExecutor, load: Callable[[Sequence[Any], Any], list[Loaded]],
-        places: Sequence[Any], size: int, config: LoaderConfig, world: World, memory: Memory,
-        decoder: "DeviceDecoder | None" = None,
+        places: Sequence[Any], size: int, config: LoaderConfig, decoder: Decoder,
     ) -> None:  # fmt: skip
-        self._pin, self._decoder = world.device.type == "cuda", decoder
         # Long runs, but short enough that every thread has work in the prefetched batches.
         run = min(_RUN, -(-len(places) * config.prefetch // config.workers))
         parts = [slice(first, first + run) for first in range(0, len(places), run)]
-        if decoder:
-            undrawn = decoder.places(len(places), size)
-            self._futures = [pool.submit(load, places[part], undrawn[part]) for part in parts]
-            self._drawn = decoder.submit(self._futures, undrawn)
-            return
-        shape = (len(places), size, size, 3)
-        self._images = torch.empty(shape, dtype=torch.uint8, pin_memory=True) if self._pin else memory(shape)
-        squares = self._images.numpy()
+        self._canvas = decoder.canvas(len(places), size)
+        squares = self._canvas.squares
         self._futures = [pool.submit(load, places[part], squares[part]) for part in parts]
+        self._canvas.start(self._futures)
 
     def batch(self, device: torch.device) -> Batch:
         """Wait for the images; give the batch on a device."""
         # The last one first: waking up for every future costs, as all threads compete for the lock.
         parts = [future.result() for future in reversed(self._futures)][::-1]
         loaded = [sample for part in parts for sample in part]
-        if self._decoder:
-            images = self._decoder.take(self._drawn)
-            return collate(loaded, images, pin=self._pin).to(device)
-        return collate(loaded, self._images.permute(0, 3, 1, 2), pin=self._pin).to(device)
+        return collate(loaded, self._canvas.take(), pin=device.type == "cuda").to(device)
 
     def cancel(self) -> None:
         """Cancel the tasks that have not begun."""
@@ -295,20 +267,15 @@ class _Pending:
 
 
 def _draw(
-    decoder: Decoder, indices: Sequence[int], samples: Sequence[tuple[bytes, dict[str, Any]]],
-    views: Sequence[View], squares: Squares, loaded: list[Loaded],
+    decoder: Decoder, indices: Sequence[int], samples: Sequence[Sample], views: Sequence[View], squares: Any,
+    loaded: list[Loaded],
 ) -> list[Loaded]:  # fmt: skip
-    """Decode samples and draw their views, or leave both to the device; an empty image has no boxes."""
-    if isinstance(squares, np.ndarray):
-        drawn = decoder.draw(indices, samples, views, squares)
-        return [
-            sample if decoded else sample._replace(boxes=_NO_TARGETS[0], labels=_NO_TARGETS[1])
-            for sample, decoded in zip(loaded, drawn, strict=True)
-        ]
-    for square, index, sample, view in zip(squares, indices, samples, views, strict=True):
-        whole = Tile(index, view, (0, 0, len(square), len(square)))
-        square.fill([[sample]], Composition(((whole,),), 256))
-    return loaded
+    """Decode samples and draw their views; an image that cannot be decoded has no boxes."""
+    drawn = decoder.draw(indices, samples, views, squares)
+    return [
+        sample if decoded else sample._replace(boxes=_NO_TARGETS[0], labels=_NO_TARGETS[1])
+        for sample, decoded in zip(loaded, drawn, strict=True)
+    ]
 
 
 def collate(loaded: Sequence[Loaded], images: Tensor, *, pin: bool) -> Batch:

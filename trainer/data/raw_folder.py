@@ -32,7 +32,7 @@ from trainer import storage
 from trainer.base import typed_json
 from trainer.base.errors import DamagedError, DataError, FormError, MissingError
 from trainer.base.os_errors import refuse_want
-from trainer.data.problem_counts import TRIED_AGAIN, Cases
+from trainer.data.problem_counts import BAD_IMAGES, TRIED_AGAIN, UNLISTED_BOXES, Cases, Problems
 from trainer.data.sources.source import SOURCE_ROW
 
 logger = logging.getLogger(__name__)
@@ -246,10 +246,24 @@ class RawManifest:
         """Images of all splits."""
         return sum(split.images for split in self.splits.values())
 
-    @property
-    def listed_boxes(self) -> int:
-        """Boxes of all splits."""
-        return sum(split.boxes for split in self.splits.values())
+    def check(self, where: str, problems: Problems, max_bad_fraction: float) -> None:
+        """Check what a step found of these data.
+
+        Args:
+            where: names them in the message.
+            problems: of this and earlier steps.
+            max_bad_fraction: share of the images and boxes that may be bad.
+
+        Raises:
+            DataError: more are bad.
+        """
+        before = Problems.of(self.problems)
+        problems.check(
+            where,
+            images=self.listed_images + before.total(BAD_IMAGES),
+            boxes=sum(split.boxes for split in self.splits.values()) + before.total(UNLISTED_BOXES),
+            max_bad_fraction=max_bad_fraction,
+        )
 
     def table(self, split: str) -> Table:
         """Open the table of a split; see `Table`."""

@@ -116,7 +116,7 @@ def finished(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex
     index = shard_folder.find_index(place(raw, data_root, config))
     if index:
         logger.info("shards of %s are there already: %s", raw.source, index.uri)
-        _check(Problems(dict(index.problems), {}), raw, config)
+        raw.check(f"shards of {raw.source}", Problems(dict(index.problems), {}), config.max_bad_fraction)
         seen.write(raw, index, data_root)
     return index
 
@@ -265,12 +265,13 @@ def _judge(
     splits: dict[str, "_Split"], problems: Problems, raw: RawManifest, uri: str, config: DataConfig
 ) -> tuple[list[str], list[DuplicatePair]]:
     """Return what is suspicious, and the first near duplicates; raise DataError if too much is bad."""
+    where = f"shards of {raw.source}"
     found = plausibility.check_samples(
         problems.counts, {split: part.statistics for split, part in splits.items()}
     )
     if problems.counts.get(reasons.IMAGE_ROTATED):  # The reason for the boxes that are left out then.
-        found.check(f"shards of {raw.source}")
-    _check(problems, raw, config)
+        found.check(where)
+    raw.check(where, problems, config.max_bad_fraction)
     if "train" in splits and not splits["train"].statistics.images:
         raise DataError(
             f"no training image is left in {uri}: {problems.summary()}",
@@ -282,22 +283,11 @@ def _judge(
         rows = [(pair.split, pair.row), (pair.other_split, pair.other_row)]
         file_names = [splits[split].file_name(uri, row) for split, row in rows]
         shown.append(DuplicatePair([split for split, _ in rows], file_names, [row for _, row in rows]))
-    found.check(f"shards of {raw.source}")
+    found.check(where)
     found.warnings += plausibility.of_duplicates(duplicates, [pair.file_names for pair in shown])
     for warning in found.warnings:
         logger.warning("%s", warning)
     return found.warnings, shown
-
-
-def _check(problems: Problems, raw: RawManifest, config: DataConfig) -> None:
-    """Raise DataError if more is bad than the configuration allows."""
-    before = Problems.of(raw.problems)
-    problems.check(
-        f"shards of {raw.source}",
-        images=raw.listed_images + before.total(reasons.BAD_IMAGES),
-        boxes=raw.listed_boxes + before.total(reasons.UNLISTED_BOXES),
-        max_bad_fraction=config.max_bad_fraction,
-    )
 
 
 class _Split:

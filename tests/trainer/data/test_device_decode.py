@@ -111,10 +111,10 @@ def test_the_image_that_cannot_be_decoded_is_named(dataset, anywhere, broken, mo
 
 
 @pytest.mark.timeout(20)
-def test_it_ends_though_what_it_waits_for_was_cancelled():
-    decoder, brought = device_decode.DeviceDecoder(CPU, ""), Future()
-    drawn = decoder.submit([brought], [device_decode.Undrawn(96)])
-    brought.cancel()  # as by a pool that ends: nobody takes note of it
+def test_it_ends_though_what_it_waits_for_was_cancelled(dataset, anywhere):
+    decoder, task = device_decode.DeviceDecoder(dataset, CPU), Future()
+    drawn = decoder.submit([task], [device_decode.Slot(96)])
+    task.cancel()  # as by a pool that ends: nobody takes note of it
     decoder.close()
     with pytest.raises(CancelledError):
         drawn.result()

@@ -189,18 +189,6 @@ def test_a_changed_source_fetches_only_what_is_new(make_coco, make_jpeg, tmp_pat
     assert storage.read_bytes(image_of(second, row)) == make_jpeg(50, 50)
 
 
-def test_a_data_root_in_an_object_store(make_coco, bucket, tmp_path):
-    root = make_coco(train=["a.jpg", "b.jpg"], val=["c.jpg"])
-    manifest = download(str(root), "s3://bucket/data", CONFIG)
-    assert manifest.uri == f"s3://bucket/data/raw/{manifest.fingerprint}"
-    (row,) = rows_of(manifest, "val")
-    written = bucket / image_of(manifest, row).removeprefix("s3://bucket/")
-    assert written.read_bytes() == (root / "val" / "c.jpg").read_bytes()
-    assert download(str(root), "s3://bucket/data", CONFIG) == manifest
-    storage.delete(f"{manifest.uri}/manifest.json")
-    assert download(str(root), "s3://bucket/data", CONFIG) == manifest
-
-
 def test_boxes_of_unlisted_categories_are_named(make_coco, edit_json, tmp_path):
     root = make_coco(train=["a.jpg", "b.jpg"])
 

@@ -19,7 +19,6 @@ from trainer.base.log import PROGRESS_FILE
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download, fetch_partition, finished, join, plan
-from trainer.data.shards import shard
 
 CONFIG = DataConfig(processes=1, threads=4, allow_hosts=["127.0.0.1"])
 
@@ -59,19 +58,6 @@ def test_what_fails_is_tried_again_and_what_is_missing_is_not(make_coco, broken_
     manifest = download(str(root), str(tmp_path / "data"), config)
     assert reads["2.jpg"] == 4 and reads["1.jpg"] == 2 and reads["4.jpg"] == 1
     assert list(manifest.problems) == [reasons.IMAGE_MISSING]
-
-
-def test_images_that_came_later_are_in_other_shards(make_coco, broken_reads, tmp_path):
-    root = make_coco(train=[f"{number}.jpg" for number in range(20)])
-    config = replace(CONFIG, max_bad_fraction=0.1)
-    broken_reads({"2.jpg": 2})
-    first = download(str(root), str(tmp_path), config)
-    before = shard(first, str(tmp_path), config)
-    second = download(str(root), str(tmp_path), config)
-    after = shard(second, str(tmp_path), config)
-    assert first.uri == second.uri and before.uri != after.uri
-    counts = [sum(part.samples for part in index.splits.values()) for index in (before, after)]
-    assert counts == [19, 20]
 
 
 def test_a_source_that_goes_down_ends_it_early_and_keeps_what_came(make_coco, broken_reads, tmp_path):
@@ -262,16 +248,3 @@ def test_partitions_tell_how_far_they_are_and_what_is_there(make_coco, tmp_path,
         raw = join(planned, CONFIG, 3)
         assert finished(planned, CONFIG) == raw
         assert f"are there already: {raw.uri}" in caplog.text
-
-
-def test_partitions_that_failed_are_tried_again(make_coco, broken_reads, tmp_path):
-    root = make_coco(train=[f"{number}.jpg" for number in range(30)])
-    config = replace(CONFIG, max_bad_fraction=0.5)
-    planned = plan(str(root), str(tmp_path / "data"), config)
-    reads = broken_reads({"7.jpg": 2})
-    for number in (1, 0, 2, 0, 1, 2):  # the second time only the one that failed is fetched
-        fetch_partition(planned, config, number, 3)
-    assert reads == {f"{number}.jpg": 3 if number == 7 else 1 for number in range(30)}
-    manifest = join(planned, config, 3)
-    assert manifest.problems == {}
-    assert sum(counts.images for counts in manifest.splits.values()) == 30

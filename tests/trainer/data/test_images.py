@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 
 from trainer.base.errors import WantError
 from trainer.data import decoding, images
-from trainer.data.images import NormalImage, UnreadableImage, normalize, place_box, size_agrees
+from trainer.data.images import UnreadableImage, normalize, place_box, size_agrees
 
 
 def picture(width: int = 60, height: int = 40, mode: str = "RGB") -> Image.Image:
@@ -114,12 +114,6 @@ def test_boxes_in_stored_pixels_are_turned_along(orientation):
     assert size_agrees(normal, 60, 40) and size_agrees(normal, 40, 60)
 
 
-@pytest.mark.parametrize("orientation", range(2, 9))
-def test_turning_a_box_agrees_with_turning_the_pixels(orientation):
-    turned = ImageOps.exif_transpose(decode(with_orientation(picture(), orientation)))
-    assert images._turn(BOX, 60, 40, orientation) == bright_extent(encode(turned, quality=95))
-
-
 def test_a_broken_exif_block_is_no_orientation():
     data = encode(picture())
     broken = data[:2] + b"\xff\xe1\x00\x0cExif\0\0MM\xff\xff" + data[2:]
@@ -130,16 +124,6 @@ def test_large_images_are_shrunk_and_boxes_with_them():
     normal = normalize(encode(picture(600, 400).resize((600, 400))), 150, 95)
     assert (normal.width, normal.height) == (150, 100)
     assert place_box([40.0, 20.0, 100.0, 60.0], normal, 600, 400) == [10.0, 5.0, 25.0, 15.0]
-
-
-def test_shrinking_and_turning_together():
-    stored = picture(600, 400)
-    stored.paste((20, 30, 40), (0, 0, 600, 400))
-    stored.paste((255, 255, 255), (100, 40, 300, 140))
-    normal = normalize(with_orientation(stored, 6), 300, 95)
-    assert (normal.width, normal.height) == (200, 300)
-    box = place_box([100.0, 40.0, 200.0, 100.0], normal, 600, 400)
-    assert np.allclose(box, bright_extent(normal.jpeg), atol=1)
 
 
 def test_an_image_resized_after_annotation_takes_its_boxes_along():
@@ -178,10 +162,6 @@ def png_of_claimed_size(width: int, height: int) -> bytes:
 def test_unreadable_images_say_why(data, reason):
     with pytest.raises(UnreadableImage, match=reason):
         normalize(data, 1600, 95)
-
-
-def test_a_normal_image_is_named_turned_by_its_orientation():
-    assert [NormalImage(b"", 1, 1, 1, 1, value).turned for value in range(1, 9)] == [False] * 4 + [True] * 4
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

@@ -8,18 +8,15 @@ import signal
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 
-from trainer.base.errors import DataError
 from trainer.config.schema import LoaderConfig
 from trainer.data.batch import PADDING
 from trainer.data.decoding import read_sample
 from trainer.data.loader import EvalLoader, TrainLoader
-from trainer.data.sample_order import SampleStream
 from trainer.data.shard_index import ShardDataset
-from trainer.data.transforms import color_map, move_boxes, sample_draws, whole_view
+from trainer.data.transforms import move_boxes, whole_view
 from trainer.launching.distributed import World
 
 CONFIG = LoaderConfig(image_size=96, workers=2, prefetch=3, scale=[0.7, 1.4], brightness=0.2)
@@ -65,28 +62,6 @@ def test_number_of_workers_and_prefetch_change_nothing(dataset, workers, prefetc
     other = dataclasses.replace(CONFIG, workers=workers, prefetch=prefetch)
     for one, two in zip(take(dataset, 6), take(dataset, 6, config=other), strict=True):
         assert_equal(one, two)
-
-
-def test_the_colours_of_a_sample_follow_from_seed_epoch_and_index(dataset):
-    stream = SampleStream(dataset.shard_sizes, 5)
-    start = len(dataset) - 2  # into the second epoch
-    (batch,) = take(dataset, 1, start=start)
-    for row, color in enumerate(batch.color):
-        draws = sample_draws(5, *stream[start + row])
-        assert np.array_equal(color, color_map(CONFIG, draws[5:]))
-
-
-def test_entering_the_stream_later_gives_the_same_batches(dataset):
-    for one, two in zip(take(dataset, 8)[3:], take(dataset, 5, start=12), strict=True):
-        assert_equal(one, two)
-
-
-def test_two_ranks_read_the_global_batch_between_them(dataset):
-    alone = take(dataset, 3, batch=4)
-    parts = [take(dataset, 3, batch=2, rank=rank, size=2) for rank in (0, 1)]
-    for whole, first, second in zip(alone, *parts, strict=True):
-        assert whole.image_ids == first.image_ids + second.image_ids
-        assert torch.equal(whole.images, torch.cat([first.images, second.images]))
 
 
 def test_accumulation_divides_the_global_batch(dataset):
@@ -150,13 +125,6 @@ def test_evaluation_reads_every_image_once_over_all_ranks(dataset, size):
         for image_id in batch.image_ids
     ]
     assert sorted(read) == sorted(dataset.image_ids.tolist())
-
-
-def test_an_image_that_was_damaged_is_named(dataset, monkeypatch):
-    data, record = dataset.read(3)
-    monkeypatch.setattr(dataset, "read", lambda index: (data[:300], record))
-    with pytest.raises(DataError, match=record["file_name"]):
-        read_sample(dataset, 3)
 
 
 READER = """

@@ -20,12 +20,6 @@ from trainer.data.sample_order import (
 from trainer.data.shard_index import ShardDataset
 
 
-def test_an_epoch_has_every_sample_once():
-    sizes = [3, 7, 1, 5] * 40
-    order = epoch_order(sizes, seed=1, epoch=2)
-    assert sorted(order.tolist()) == list(range(sum(sizes)))
-
-
 def test_order_is_a_function_of_seed_and_epoch():
     sizes = [10, 10, 10]
     assert np.array_equal(epoch_order(sizes, 1, 2), epoch_order(sizes, 1, 2))
@@ -83,19 +77,6 @@ def test_the_global_batch_is_the_one_asked_for_or_the_product():
         global_batch(100, batch_size=4, accumulate=1, processes=3, configured=2)
     with pytest.raises(DataError, match=r"9 images.*train\.global_batch = 10"):
         global_batch(9, batch_size=4, accumulate=1, processes=1, configured=10)
-
-
-def test_batches_over_the_end_of_an_epoch_lose_and_repeat_nothing():
-    stream = SampleStream([5, 6], seed=0)
-    read = [stream[position] for position in range(33)]
-    for epoch in range(3):
-        assert sorted(index for e, index in read if e == epoch) == list(range(11))
-
-
-def test_a_stream_can_be_entered_anywhere():
-    from_start = SampleStream([4, 9], seed=7)
-    whole = [from_start[position] for position in range(40)]
-    assert [SampleStream([4, 9], seed=7)[position] for position in range(40)] == whole
 
 
 SHARDS = some.lists(some.integers(1, 9), min_size=1, max_size=90)

@@ -7,16 +7,13 @@ import pickle
 import resource
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from descriptors import open_below
 
 from trainer.base.errors import DamagedError, DataError, StorageError
 from trainer.config.schema import DataConfig
@@ -25,7 +22,7 @@ from trainer.data.download import download
 from trainer.data.shard_folder import SAMPLE
 from trainer.data.shard_index import Fetched, ShardCache, ShardDataset
 from trainer.data.shards import shard
-from trainer.storage.copies import FOLDER, LIMIT
+from trainer.storage.copies import FOLDER
 
 CONFIG = DataConfig(processes=1, shard_bytes=4000, val_fraction=0.0)
 NAMES = [f"{number}.jpg" for number in range(20)]
@@ -71,14 +68,6 @@ def test_threads_read_the_same_with_few_open_files(uri, monkeypatch):
         together = list(pool.map(dataset.read, order))
     assert all(sample == alone[index] for sample, index in zip(together, order, strict=True))
     assert len(dataset._files._files) == 1
-
-
-def test_open_files_stay_few(uri, monkeypatch):
-    monkeypatch.setattr(shard_index, "_OPEN_FILES", 2)
-    dataset = ShardDataset(uri, "train")
-    for index in range(20):
-        dataset.read(index)
-    assert len(open_below(uri)) == 2
 
 
 def test_it_can_be_sent_to_another_process(uri):
@@ -270,104 +259,10 @@ def test_a_copy_is_made_once_and_read(store, tmp_path):
     os.close(descriptor)
 
 
-def test_the_least_recently_used_make_room(store, tmp_path):
-    four = shards(store, 4)
-    cache = ShardCache(tmp_path, 2 * SIZE)
-    for age, one in enumerate(four[:2]):
-        cache.fetch(*one)
-        os.utime(tmp_path / f"{one[1]}.tar", (age, age))
-    os.close(cache.open(*four[0][1:]))  # Now the second was not used for longest.
-    assert cache.fetch(*four[2]) is Fetched.THERE
-    assert names(tmp_path) == {four[0][1], four[2][1]}
-
-
-def test_what_is_read_is_not_evicted(store, tmp_path, caplog):
-    three = shards(store, 3)
-    cache, another = ShardCache(tmp_path, 2 * SIZE), ShardCache(tmp_path, 2 * SIZE)
-    descriptors = []
-    for one in three[:2]:
-        cache.fetch(*one)
-        descriptors.append(cache.open(*one[1:]))
-    assert another.fetch(*three[2]) is Fetched.FULL
-    assert another.fetch(*three[2]) is Fetched.FULL
-    assert caplog.text.count(LIMIT) == 1
-    os.close(descriptors[1])
-    assert another.fetch(*three[2]) is Fetched.THERE
-    assert names(tmp_path) == {three[0][1], three[2][1]}
-    os.close(descriptors[0])
-
-
 def test_no_cache_is_none(store, tmp_path):
     (one,) = shards(store, 1)
     assert ShardCache(tmp_path / "cache", 0).fetch(*one) is Fetched.FULL
     assert not (tmp_path / "cache").exists()
-
-
-def test_the_limit_holds_when_many_fetch(store, tmp_path):
-    many = shards(store, 40)
-    folder = tmp_path / "cache"
-    most, ended = [0], threading.Event()
-
-    def watch():
-        while not ended.is_set():
-            with suppress(FileNotFoundError):  # One listing is one moment; sizes one by one are not.
-                most[0] = max(most[0], sum(name.endswith(".tar") for name in os.listdir(folder)))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda one: ShardCache(folder, 5 * SIZE).fetch(*one), many))
-    ended.set()
-    watcher.join()
-    assert 0 < most[0] <= 5
-    assert not list(folder.glob("*.part"))
-
-
-_READER = """
-import hashlib, os, sys
-from pathlib import Path
-from trainer.data.shard_index import ShardCache
-folder, limit, *shards = sys.argv[1:]
-cache = ShardCache(Path(folder), int(limit))
-copies = 0
-print("ready", flush=True)
-sys.stdin.readline()
-for _ in range(3):
-    for number in range(0, len(shards), 3):
-        uri, sha256, size = shards[number], shards[number + 1], int(shards[number + 2])
-        cache.fetch(uri, sha256, size)
-        descriptor = cache.open(sha256, size)
-        if descriptor is not None:
-            copies += 1
-            assert hashlib.sha256(os.pread(descriptor, size, 0)).hexdigest() == sha256
-            os.close(descriptor)
-        kept = [name for name in os.listdir(folder) if name.endswith(".tar")]
-        assert len(kept) * size <= int(limit), kept
-print(copies)
-"""
-
-
-def test_processes_that_evict_each_others_copies_read_what_is_right(store, tmp_path):
-    many, folder, limit = shards(store, 24), tmp_path / "cache", 4 * SIZE
-    readers = [
-        subprocess.Popen(
-            [sys.executable, "-c", _READER, str(folder), str(limit)]
-            + [str(part) for one in many[first::3] for part in one],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )
-        for first in range(3)
-    ]  # fmt: skip
-    for reader in readers:
-        assert reader.stdout.readline() == "ready\n"
-    for reader in readers:  # All are there, and begin together.
-        reader.stdin.write("go\n")
-        reader.stdin.flush()
-    for reader in readers:
-        output, _ = reader.communicate(timeout=30)
-        # Eight shards each, three times: of eight, no more than four would ever stay.
-        assert reader.returncode == 0 and int(output) > 8
-    assert len(names(folder)) <= 4
-    assert not list(folder.glob("*.part"))
 
 
 def test_a_shard_that_another_fetches_is_left_to_it(store, tmp_path):
@@ -444,18 +339,3 @@ def test_a_full_disk_ends_nothing_and_is_told(store, tmp_path, caplog):
     (message,) = [record.getMessage() for record in caplog.records]
     assert ": File too large; images are read" in message and FOLDER in message
     assert cache.fetch(*many[0]) is Fetched.THERE
-
-
-def test_a_folder_that_cannot_be_written_ends_nothing(store, tmp_path, caplog):
-    (tmp_path / "file").touch()
-    assert ShardCache(tmp_path / "file" / "cache", 10 * SIZE).fetch(*shards(store, 1)[0]) is Fetched.FULL
-    assert ": Not a directory; images are read" in caplog.text
-
-
-def test_a_last_use_is_noted(store, tmp_path):
-    (one,) = shards(store, 1)
-    cache = ShardCache(tmp_path, SIZE)
-    cache.fetch(*one)
-    os.utime(tmp_path / f"{one[1]}.tar", (5, 5))
-    os.close(cache.open(*one[1:]))
-    assert time.time() - (tmp_path / f"{one[1]}.tar").stat().st_mtime < 60

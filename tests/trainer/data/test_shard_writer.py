@@ -100,27 +100,6 @@ def test_the_area_of_the_source_is_kept():
     assert [box["area"] for box in kept] == [7.5, 25]
 
 
-def test_too_much_that_is_bad_lists_the_first_ten():
-    problems = Problems()
-    for number in range(30):
-        problems.add(reasons.BOX_WITHOUT_AREA, f"image{number:02}")
-    problems.check("set", images=10, boxes=1000, max_bad_fraction=0.03)
-    with pytest.raises(DataError) as caught:
-        problems.check("set", images=10, boxes=1000, max_bad_fraction=0.029)
-    assert "30 of 1000 boxes are bad" in caught.value.message
-    assert "image09" in caught.value.message and "image10" not in caught.value.message
-
-
-def test_problems_survive_json_and_add_up():
-    one, two = Problems(), Problems()
-    for number in range(8):
-        one.add(reasons.IMAGE_MISSING, f"a{number}")
-    two.merge(one.cases())
-    two.merge(one.cases())
-    assert two.counts == {reasons.IMAGE_MISSING: 16}
-    assert len(two.examples[reasons.IMAGE_MISSING]) == 10
-
-
 def test_boxes_below_a_side_are_left_out_and_are_no_error():
     problems = Problems()
     boxes = [annotation(1, 1, 3, 9), annotation(1, 1, 4, 4), annotation(18, 1, 4, 9)]
