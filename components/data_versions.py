@@ -1,9 +1,7 @@
-"""Versions of the data: a name for what a source held when it was looked at.
+"""Versions of the data: a name for what a source held when it was read.
 
-<data_root>/versions/<version>-<digest of source and settings>.json names the raw folder, and which
-of its images were there. A run that gives a known version gets the same images and boxes again,
-whatever has become of the source, and whatever later runs got of what the first one did not; so a run
-that is cloned or retried trains on what its record says.
+<data_root>/versions/<version>-<digest of source and settings>.json names the raw folder and its content. A
+run that gives a known version gets the same images and boxes again, even if the source has changed since.
 """
 
 import logging
@@ -37,7 +35,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True)
 class Pinned:
-    """Of a raw manifest, what another download into the same folder may change."""
+    """The fields of a raw manifest that another download into the same folder may change."""
 
     content: str
     splits: dict[str, SplitCounts]
@@ -73,18 +71,14 @@ def fetch(
 
     Args:
         source: see `trainer.data.sources`.
-        data_root: see `trainer.data.download.download`.
+        data_root: URI under which data are kept.
         config: the data section of the configuration.
         version: name for the data as they are now, or a known one; empty is none.
-        bring: brings the data as they are now, and returns their manifest; by default `download`.
-
-    Returns:
-        The raw manifest, with the version in it if there is one.
+        bring: fetches the data as they are now, and returns their manifest; by default `download`.
 
     Raises:
         ConfigError: the version cannot be a name.
-        DataError: the source cannot be used, or the data of a known version were deleted
-            and are not the same any more.
+        DataError: the source cannot be used, or a known version's data were deleted and have changed since.
         StorageError: the data root cannot be read or written.
     """
     version = _expanded(version)
@@ -151,7 +145,7 @@ def _record(uri: str) -> DataVersion | None:
 
 
 def check(version: str) -> None:
-    """Refuse a version that cannot be a part of a file's name.
+    """Refuse a version that cannot be part of a file's name.
 
     Raises:
         ConfigError: saying what a version may be.
@@ -164,19 +158,19 @@ def check(version: str) -> None:
 
 
 def label(manifest: dict[str, Any]) -> dict[str, str]:
-    """Return the version that a manifest names, for what is made from it; {} if it names none."""
+    """Return the version that a manifest names, as metadata of what is made from it; {} if none."""
     return {KEY: manifest[KEY]} if manifest.get(KEY) else {}
 
 
 def run_name(manifest: dict[str, Any], run_id: str) -> str:
-    """Return the name of a run's folder: its id, after the data's version where there is one."""
+    """Return the name of a run's folder: its id, after the data's version if there is one."""
     return f"{manifest[KEY]}-{run_id}" if manifest.get(KEY) else run_id
 
 
 def _expanded(version: str) -> str:
-    """Replace the macro of the scheduled time by the present time: not all clusters replace it."""
     if SCHEDULED_TIME not in version:
         return version
+    # Not all clusters replace it.
     now = datetime.now(UTC).strftime("%Y%m%d%H%M%S")
     logger.warning("this cluster does not replace %s: taking the present time, %s", SCHEDULED_TIME, now)
     return version.replace(SCHEDULED_TIME, now)

@@ -1,7 +1,7 @@
 """What optional features do in the steps of a run. A step works without any of them.
 
 A feature subclasses `Hooks` and registers an instance as an entry point of the group `kubedet.hooks`
-(`operations.hooks` does so). Of several, each is called in the order of their names.
+(`operations.hooks` does so). If there are several, they are called in the order of their names.
 """
 
 import logging
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.base.errors import ConfigError
 from trainer.config.schema import Config
-from trainer.data.raw_folder import RawManifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from trainer.data.raw_folder import RawManifest
     from trainer.evaluation.evaluate import MeasureDrift
     from trainer.report.evaluation_page import Table
 
@@ -39,7 +39,7 @@ TRAIN = "train"
 class Listing:
     """What a source holds, before any image of it is fetched."""
 
-    planned: RawManifest
+    planned: "RawManifest"
     data_root: str
     config: Config
     min_new_images: int
@@ -56,7 +56,7 @@ class NothingNew:
     """What differs from it."""
 
     def manifest(self) -> dict[str, Any]:
-        """Return it as the manifest of an artifact, in the place of that of data."""
+        """Return it as the manifest of an artifact, instead of that of data."""
         return {"kind": NOTHING_NEW, "version": 1, "uri": "", "fingerprint": "", **asdict(self)}
 
     def shown(self) -> dict[str, str]:
@@ -66,7 +66,7 @@ class NothingNew:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What has become of a run."""
+    """How a run ended."""
 
     event: str
     """One of EVENTS."""
@@ -84,7 +84,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ForGate:
-    """What features give an evaluation."""
+    """What features add to an evaluation."""
 
     drift: "MeasureDrift | None" = None
     """Measures how far data have moved; None: rules that ask for it do not hold."""
@@ -94,7 +94,7 @@ class ForGate:
 
 @dataclass(frozen=True)
 class End:
-    """The end of a step. What is not known, or does not concern the step, is empty."""
+    """The end of a step. What is unknown, or does not concern the step, is empty."""
 
     step: str
     began: str = ""
@@ -119,13 +119,13 @@ class Hooks:
     """The three places at which a feature may act; a feature overrides those that it needs."""
 
     def before_training(self, listing: Listing) -> NothingNew | None:
-        """Decide whether a run that has a condition ends here; None: it trains."""
+        """Return why a run that has a condition ends here; None: it trains."""
 
     def before_gate(self, data_root: str) -> ForGate | None:
-        """Return what an evaluation shall have besides its scores; None: nothing."""
+        """Return what an evaluation needs beside its scores; None: nothing."""
 
     def at_end(self, end: End) -> dict[str, float]:
-        """Learn how a step ended; return numbers to show with what it made. What it raises is only logged."""
+        """Process the end of a step; return numbers to show with its result. Errors are only logged."""
         return {}
 
 
@@ -151,13 +151,13 @@ def before_training(listing: Listing) -> NothingNew | None:
 
 
 def before_gate(data_root: str) -> ForGate:
-    """Return what an evaluation shall have besides its scores."""
+    """Return what the features add to an evaluation."""
     answers = (each.before_gate(data_root) for each in _registered())
     return next((answer for answer in answers if answer is not None), ForGate())
 
 
 def at_end(end: End) -> dict[str, float]:
-    """Report the end of a step; return numbers to show with what it made, by name."""
+    """Report the end of a step; return numbers to show with its result, by name."""
     shown: dict[str, float] = {}
     for each in _registered():
         try:

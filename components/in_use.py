@@ -1,8 +1,8 @@
-"""What runs that begin need of a data root, before any record of theirs tells it.
+"""What runs that have started need of a data root, before any record of theirs says so.
 
-A step of the data notes down that its run needs whatever data there are, before it looks at them; when it has
-ended it notes down which. It does so while it holds the data root's lease: whoever frees space holds it too,
-and so either sees the note, or has ended before the step looks.
+A step that prepares data notes that its run needs all data, before it looks at them; at its end it notes
+which. It does so while it holds the data root's lease: a pruning holds it too, so it either sees the note,
+or has ended before the step looks.
 """
 
 import os
@@ -10,27 +10,21 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from components import run_ids
+from components import environment
 from trainer import storage
+from trainer.base import typed_json
 from trainer.base.errors import MissingError
 from trainer.storage import leases
 
-_LASTS = 7 * 24 * 3600.0
-"""Seconds for which a note of a step that has ended counts: so long may a run wait for its training."""
-
-_LASTS_BEGUN = 2 * 24 * 3600.0
-"""Seconds for which a note of a step that has not ended counts: so long may one pod have its part."""
-
-_PATIENCE = 3600.0
-"""Seconds for which a step waits for the end of a pruning."""
+_LASTS = 7 * 24 * 3600.0  # Seconds until a note expires: a run may wait that long for its training.
+_LASTS_BEGUN = 2 * 24 * 3600.0  # The same while the step runs: one pod may need that long for its part.
+_PATIENCE = 3600.0  # Seconds to wait for the end of a pruning.
 
 FOLDER = "retention/uses"
 
-_FORM = storage.Form(
-    "use", 1, {"began": float, "names": None, "weights": str}, "delete it once its run has ended"
-)
+_FORM = storage.Form("use", 1, remedy="delete it once its run has ended")
 
 
 @dataclass(frozen=True)
@@ -39,32 +33,30 @@ class Use:
 
     began: float
     """When it noted this, in seconds since 1970."""
-    names: tuple[str, ...] | None
-    """Names of folders and files, relative to the data root; None: whatever data there are."""
+    names: list[str] | None
+    """Names of folders and files, relative to the data root; None: all data."""
     weights: str
-    """URI of the weights that it begins with; may be empty."""
+    """URI of the weights that it starts from; may be empty."""
+    kind: str = _FORM.kind
+    version: int = _FORM.version
 
     def is_late(self, now: float) -> bool:
-        """Whether the note does not count any more, at a time in seconds since 1970."""
+        """Whether the note has expired at a time, in seconds since 1970."""
         return now - self.began > (_LASTS_BEGUN if self.names is None else _LASTS)
 
 
 def begin(data_root: str, weights: str = "") -> None:
-    """Note down that this run needs whatever data there are, and the weights that it is to begin with.
-
-    Args:
-        data_root: URI under which data are kept.
-        weights: their URI; may be empty.
+    """Note that this run needs all data, and the weights (a URI or empty) that it starts from.
 
     Raises:
-        StorageError: the data root cannot be written, or somebody frees space in it for an hour.
+        StorageError: the data root cannot be written, or a pruning takes longer than an hour.
     """
     with leases.hold(leases.of_data_root(data_root), _id(), patience=_PATIENCE):
         _write(data_root, None, weights)
 
 
 def renew(data_root: str) -> None:
-    """Note down that another pod of the run has begun its part.
+    """Note that another pod of the run has begun its part.
 
     Raises:
         StorageError: the data root cannot be read or written.
@@ -75,7 +67,7 @@ def renew(data_root: str) -> None:
 
 
 def end(data_root: str, names: Sequence[str], weights: str = "") -> None:
-    """Note down what of the data root this run needs: names of things; without any it needs nothing.
+    """Note what of the data root this run needs, as names of folders; if there are none, it needs nothing.
 
     Raises:
         StorageError: the data root cannot be written.
@@ -87,7 +79,7 @@ def end(data_root: str, names: Sequence[str], weights: str = "") -> None:
 
 
 def notes(data_root: str) -> dict[str, Use]:
-    """Return the notes by the run's id, those that do not count any more too.
+    """Return the notes by the run's id, those that have expired too.
 
     Raises:
         StorageError: a note cannot be read, or is damaged.
@@ -106,21 +98,13 @@ def place(data_root: str, run: str) -> str:
 
 
 def _read(uri: str) -> Use:
-    note = storage.read_json(uri, _FORM)
-    names = note["names"]
-    return Use(note["began"], None if names is None else tuple(names), note["weights"])
+    return typed_json.load(Use, storage.read_json(uri, _FORM), uri, _FORM.remedy)
 
 
 def _write(data_root: str, names: Sequence[str] | None, weights: str) -> None:
-    note = {
-        "kind": "use",
-        "version": 1,
-        "began": time.time(),
-        "names": None if names is None else list(names),
-        "weights": weights,
-    }
-    storage.write_json(place(data_root, _id()), note)
+    use = Use(time.time(), None if names is None else list(names), weights)
+    storage.write_json(place(data_root, _id()), asdict(use))
 
 
 def _id() -> str:
-    return run_ids.current() or f"{socket.gethostname()}-{os.getpid()}"
+    return environment.run_id() or f"{socket.gethostname()}-{os.getpid()}"

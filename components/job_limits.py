@@ -1,15 +1,15 @@
 """Limits on the parameter `job` of a run, which the namespace's owner sets in a ConfigMap.
 
-The account of the pipeline's steps makes the pods that `job` describes, and may do more than the author of
-the run. The train step reads the limits from variables, which it has from the ConfigMap and not from the run.
-Without the ConfigMap, or one of its keys, nothing is limited except the Secrets that belong to steps.
+The service account of the steps creates the pods that `job` describes, and may do more than the run's author.
+The train step gets the limits as variables from the ConfigMap, not from the run. Without the ConfigMap, or
+one of its keys, nothing is limited except the Secrets that belong to steps.
 """
 
 import json
 import os
 from fnmatch import fnmatchcase
 
-from components import signing_secret
+from components import environment
 from components.launchers.spec import JobSpec
 
 CONFIG_MAP = "kubedet-limits"
@@ -25,7 +25,7 @@ VARIABLES = {
 """Keys of the ConfigMap, and the variables of the step. Values are names separated by spaces; all but Secrets
 may be patterns (`sriov/*`)."""
 
-OF_STEPS = frozenset({signing_secret.SIGNING, "kubedet-notify", "kubedet-openlineage"})
+OF_STEPS = frozenset({environment.SIGNING, "kubedet-notify", "kubedet-openlineage"})
 """Secrets that only steps of the pipeline read. No job may have them, whatever the ConfigMap says."""
 
 _ROOT_CAPABILITIES = (
@@ -38,11 +38,7 @@ _NETWORK_ANNOTATIONS = ("k8s.v1.cni.cncf.io/networks", "v1.multus-cni.io/default
 
 
 def problems(job: JobSpec) -> list[str]:
-    """Return a line for each kind of thing that a job asks for and may not have.
-
-    Args:
-        job: as it would be started.
-    """
+    """Return a line for each kind of request that a job makes and may not make."""
     rdma = ["IPC_LOCK"] if job.network.profile == "rdma" else []
     requested = {
         "secrets": [*(item.secret for item in job.secret_env), *job.image_pull_secrets],

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from components import job_limits, launchers, object_store, tracker_settings
+from components import environment, job_limits, launchers
 from components.launchers import spec
 from components.launchers.spec import JobSpec, from_fields, training
 from trainer.base.errors import ConfigError
@@ -39,7 +39,7 @@ class Request:
     """Fields of JobSpec, those of PARAMETERS."""
     job: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of JobSpec."""
-    credentials: str = object_store.CREDENTIALS
+    credentials: str = environment.CREDENTIALS
     """Secret with the object store's keys; it need not exist."""
     claim: str = ""
     """PersistentVolumeClaim that the run's pods mount at VOLUME; empty is none."""
@@ -52,12 +52,9 @@ class Request:
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any], **surroundings: Any) -> "Request":
-        """Make a request from a run's parameters, typed or as strings.
+        """Make a request from a run's parameters, and further fields in `surroundings`.
 
-        Args:
-            parameters: by name, those of PARAMETERS and other fields of this. Kubeflow makes strings of what
-                it inserts into a mapping: numbers are parsed again.
-            surroundings: further fields of this.
+        Kubeflow turns values in a mapping into strings: numbers are parsed again.
         """
         own = {name: _read(name, parameters[name]) for name in PARAMETERS if name in parameters}
         further = {name: value for name, value in parameters.items() if name not in PARAMETERS}
@@ -72,11 +69,8 @@ class Request:
     def spec(self, arguments: tuple[str, ...]) -> JobSpec:
         """Describe the job that runs `python -m trainer ARGUMENTS`.
 
-        Args:
-            arguments: the verb and its options.
-
         Raises:
-            ConfigError: naming all that cannot be used.
+            ConfigError: naming everything that cannot be used.
         """
         in_pods = launchers.entry(self.launcher).pods
         job = dict(self.job)
@@ -107,24 +101,23 @@ class Request:
         if not in_pods:
             meaningless = [name for name in _POD_FIELDS if self.own.get(name)] + ["job"] * bool(self.job)
             problems += [f"  {name}: means nothing to the launcher {self.launcher}" for name in meaningless]
-        open_secrets = sorted(set(_mapping(job, "env")) & set(object_store.secret_variables().values()))
+        open_secrets = sorted(set(_mapping(job, "env")) & set(environment.secret_variables().values()))
         problems += [f"  job.env.{name}: is a secret, it belongs into a Secret" for name in open_secrets]
         return problems
 
     def _named(self, line: str) -> str:
-        """Name a field as in the run's parameters: those of a job are given under `job`."""
         field = line.strip().partition(":")[0].partition(".")[0]
         return f"  job.{line.strip()}" if field in self.job and field not in PARAMETERS else line
 
     def _surroundings(self, job: dict[str, Any]) -> dict[str, Any]:
         """Return environment and volumes as in the step's own pod; those of the job take precedence."""
         kept = {FOLDER: self.usage} if self.usage else {}
-        env = object_store.settings() | tracker_settings.settings() | kept | _mapping(job, "env")
+        env = environment.settings() | kept | _mapping(job, "env")
         secret_env = _list(job, "secret_env")
         defined = {*env, *(item.get("name") for item in secret_env if isinstance(item, dict))}
         secret_env += [
             {"name": name, "secret": self.credentials, "key": key, "optional": True}
-            for key, name in object_store.secret_variables().items()
+            for key, name in environment.secret_variables().items()
             if name not in defined
         ]
         mounts = [{"claim": self.claim, "path": VOLUME}] if self.claim else []
@@ -159,13 +152,7 @@ def _list(job: dict[str, Any], name: str) -> list[Any]:
 def placed(
     job: Mapping[str, Any], tolerations: list[dict[str, Any]] | None, node_selector: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """Add a task's tolerations and node selector to a job's fields; the job's own take precedence.
-
-    Args:
-        job: fields of JobSpec.
-        tolerations: as Kubernetes has them.
-        node_selector: labels of nodes.
-    """
+    """Add a task's tolerations (as Kubernetes has them) and node selector to a job's fields, which win."""
     tolerated = [
         {name: value for name, value in item.items() if value is not None and name in _TOLERATION_FIELDS}
         for item in tolerations or []
@@ -177,12 +164,7 @@ def placed(
 
 
 def name_of(run_id: str, task: str = "train") -> str:
-    """Return the name of a run's job: the same for every attempt, another for every run.
-
-    Args:
-        run_id: the run's id, a UUID in a cluster.
-        task: the step that starts the job.
-    """
+    """Return the name of the job of a run and step: the same for every attempt, another for every run."""
     try:
         digits = uuid.UUID(run_id).hex
     except ValueError:
@@ -191,15 +173,11 @@ def name_of(run_id: str, task: str = "train") -> str:
 
 
 def remove(launcher: str, run_id: str) -> None:
-    """Delete the training job of a run that has ended, if it is still there and not finished.
-
-    Args:
-        launcher: what started it.
-        run_id: the run's id.
+    """Delete the training job of a run that has ended, if it still exists and is not finished.
 
     Raises:
-        KubedetError: nobody could tell whether it is there, or it could not be deleted: it may
-            hold its GPUs still, so the step that cleans up must not look as if all were well.
+        KubedetError: whether it exists is not known, or it could not be deleted: it may still hold its GPUs,
+            so the clean-up must not succeed.
     """
     name = name_of(run_id)
     phase = launchers.remove(launcher, name).phase

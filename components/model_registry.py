@@ -16,10 +16,10 @@ _LOG = logging.getLogger("register")
 
 
 def register_model(exported: dict[str, Any], server: str, run_id: str) -> dict[str, str]:
-    """Register an exported model's version and where its bundle lies.
+    """Register an exported model's version and the URI of its bundle.
 
-    Model, version and artifact are each looked for first: a retry completes what an earlier try
-    began, and doubles nothing.
+    Model, version and artifact are each looked up first: a retry completes an earlier attempt and doubles
+    nothing.
 
     Args:
         exported: manifest of the exported model.
@@ -123,7 +123,6 @@ def _token() -> str | None:
 
 
 def _properties(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return the custom properties of a version in the registry: numbers and short strings."""
     return {
         **{name: float(value) for name, value in metadata["metrics"]["values"].items()},
         "shards": metadata["trained_on"]["shards"],

@@ -1,7 +1,4 @@
-"""The work of the step `prepare`: fetch the images, write the shards, return manifests and statistics.
-
-What is published of each artifact is the small manifest, and the metadata shown with it.
-"""
+"""The work of the step `prepare`: fetch the images, write the shards, return manifests and statistics."""
 
 import html
 from typing import Any
@@ -11,12 +8,11 @@ from trainer import storage
 from trainer.config.schema import Config, DataConfig
 from trainer.data import download, shards
 from trainer.data.raw_folder import RawManifest
-from trainer.data.shard_folder import ShardIndex
 from trainer.model import recipes
 from trainer.report.shards_page import page
 
 Published = tuple[dict[str, Any], dict[str, Any]]
-"""The manifest of an artifact, and what is shown with it."""
+"""The manifest of an artifact, which is small, and what is shown with it."""
 
 
 def prepare(
@@ -28,14 +24,14 @@ def prepare(
 
     Args:
         source: `sample`, `coco:PATH`, `voc:PATH` or a URI.
-        recipe: name of a recipe; its `data` section counts here.
+        recipe: name of a recipe, of which this uses the `data` section.
         overrides: dotted configuration keys and their values.
-        data_root: see `trainer.data.download.download`.
+        data_root: URI under which data are kept.
         version: name for the data as they are now, or a known one; empty is none.
         page_path: local file that receives the statistics, as a page.
         trains: whether a training follows: its pretrained weights are then fetched first.
         min_new_images: how many images must differ for the run to train; 0: it always trains.
-        min_drift: how far the annotations must have moved besides, 0 to 1.
+        min_drift: how far the annotations must also have moved, 0 to 1.
         prune: how many runs are kept when the data are ready, 0 keeps all.
         partitions: pods that share the work, see `sharing.lead`.
 
@@ -50,35 +46,29 @@ def prepare(
     """
     sharing.check(partitions)
     usage.keep(data_root)
-    whole = recipes.load_here(recipe, overrides)
-    in_use.begin(data_root, whole.model.weights)
+    config = recipes.load_here(recipe, overrides)
+    in_use.begin(data_root, config.model.weights)
     try:
-        with sharing.lead(data_root, whole.data, partitions) as team:
-            planned = listed(source, data_root, whole.data, version) if min_new_images else None
-            listing = planned and hooks.Listing(planned, data_root, whole, min_new_images, min_drift)
+        with sharing.lead(data_root, config.data, partitions) as team:
+            planned = listed(source, data_root, config.data, version) if min_new_images else None
+            listing = planned and hooks.Listing(planned, data_root, config, min_new_images, min_drift)
             if listing and (ended := hooks.before_training(listing)):
-                storage.write_bytes(page_path, _page(ended), sync=False)
+                verdict, found = (html.escape(text) for text in ended.shown().values())
+                text = f"<!doctype html><meta charset=utf-8><h1>{verdict}</h1><p>{found}</p>\n"
+                storage.write_bytes(page_path, text.encode(), sync=False)
                 in_use.end(data_root, [])
-                published: Published = ended.manifest(), ended.shown()
-                raw_published = published
+                of_raw = of_shards = (ended.manifest(), ended.shown())
             else:
                 if trains:
                     starting_weights.secure(recipe, overrides, data_root)
-                raw = _fetch(team, source, data_root, whole.data, version, planned)
-                shown = _place(raw) | {"source": source} | _raw_counts(raw)
-                raw_published = raw.to_json(), shown
-                published = _write(team, raw, data_root, whole, page_path)
+                raw = _fetch(team, source, data_root, config.data, version, planned)
+                of_raw = raw.to_json(), _raw_shown(raw, source)
+                of_shards = _write(team, raw, data_root, config, page_path)
         hooks.at_end(hooks.End("prepare", data_root=data_root, keep_runs=prune))
-        return raw_published, published
+        return of_raw, of_shards
     except BaseException:
         in_use.end(data_root, [])
         raise
-
-
-def _page(ended: hooks.NothingNew) -> bytes:
-    """Return why the run ends, as a page."""
-    verdict, found = (html.escape(text) for text in ended.shown().values())
-    return f"<!doctype html><meta charset=utf-8><h1>{verdict}</h1><p>{found}</p>\n".encode()
 
 
 def listed(source: str, data_root: str, config: DataConfig, version: str) -> RawManifest:
@@ -97,8 +87,6 @@ def _fetch(
     team: sharing.Team, source: str, data_root: str, config: DataConfig, version: str,
     planned: RawManifest | None,
 ) -> RawManifest:  # fmt: skip
-    """Return the raw manifest. `planned` is what the source holds if it has been listed already."""
-
     def bring() -> RawManifest:
         plan = planned if planned and planned.kind == "plan" else download.plan(source, data_root, config)
         manifest = download.finished(plan, config)
@@ -107,30 +95,26 @@ def _fetch(
     return data_versions.fetch(source, data_root, config, version, bring)
 
 
-def _write(team: sharing.Team, raw: RawManifest, data_root: str, whole: Config, page_path: str) -> Published:
-    """Write the shards and their page, and note that this run needs them."""
-    index = shards.finished(raw, data_root, whole.data)
+def _raw_shown(raw: RawManifest, source: str) -> dict[str, Any]:
+    counts = {f"{split}_{key}": n for split, of in raw.splits.items() for key, n in vars(of).items()}
+    place = {"uri": raw.uri, "fingerprint": raw.fingerprint, "source": source}
+    return place | counts | data_versions.label(raw.to_json())
+
+
+def _write(team: sharing.Team, raw: RawManifest, data_root: str, config: Config, page_path: str) -> Published:
+    """Write the shards and their page, and record that this run needs them."""
+    index = shards.finished(raw, data_root, config.data)
     if index is None:
         team.do(sharing.WRITE, raw)
-        index = shards.join(raw, data_root, whole.data)
+        index = shards.join(raw, data_root, config.data)
     storage.write_bytes(page_path, page(index).encode(), sync=False)
     names = [f"raw/{raw.fingerprint}", f"shards/{index.fingerprint}"]
-    in_use.end(data_root, names, whole.model.weights)
-    counts = {
+    in_use.end(data_root, names, config.model.weights)
+    shown = {
         f"{name}_{key}": getattr(split, key)
         for name, split in index.splits.items()
         for key in ("samples", "boxes")
-    }
+    } | data_versions.label(raw.to_json())
     record = index.to_json()
-    shown = counts | data_versions.label(raw.to_json())
     small = {key: record[key] for key in ("kind", "version", "uri", "fingerprint", "categories")}
-    return small | shown, _place(index) | shown
-
-
-def _raw_counts(raw: RawManifest) -> dict[str, Any]:
-    counts = {f"{split}_{key}": n for split, of in raw.splits.items() for key, n in vars(of).items()}
-    return counts | data_versions.label(raw.to_json())
-
-
-def _place(manifest: RawManifest | ShardIndex) -> dict[str, Any]:
-    return {"uri": manifest.uri, "fingerprint": manifest.fingerprint}
+    return small | shown, {"uri": index.uri, "fingerprint": index.fingerprint} | shown

@@ -1,19 +1,19 @@
 """What was made from what: `<data_root>/lineage/` has a small record of every training and every version.
 
     runs/<run>.json                written before a training begins: its folder, data, source, settings, code
-    images/<run>.json              the images that it really ran, see `components.container_digests`
+    images/<run>.json              the images that its containers really ran
     models/<name>@<version>.json   written when a version is published: its run, and where it is registered
     verdicts/<run>.json            written when the gate has decided: whether it passed, and its metrics
-    nothing_new/<run id>.json      written when a run ends before it begins: since what nothing is new
+    nothing_new/<run id>.json      written when a run ends before its training: since what nothing is new
 
-Locations below the data root are relative to it. Records stay after the data they describe is gone. Each
+Locations below the data root are relative to it. Records stay after the data they describe are deleted. Each
 holds its own hash; records of early versions have none. `operations` reads them.
 """
 
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from importlib.metadata import version as package_version
 from typing import Any, ClassVar, Self
@@ -41,25 +41,25 @@ class StepRecord:
 
     @classmethod
     def place(cls, data_root: str, name: str = "") -> str:
-        """Return the URI of a record, or of the folder of all of its kind."""
+        """Return the URI of a record, or of the folder of all records of its kind."""
         folder = storage.join(data_root, FOLDER, cls.FOLDER)
         return storage.join(folder, f"{name}.json") if name else folder
 
     @classmethod
     def form(cls) -> Form:
-        """Return what its file must be."""
-        shapes: dict[Any, Any] = {dict[str, Any]: {}, dict[str, float]: {"*": float}}
-        shape = {
-            f"{field.name}{'' if field.default is MISSING else '?'}": shapes.get(field.type, field.type)
-            for field in fields(cls)
-        }
+        """Return the form that its file must have."""
+        shapes: dict[Any, Any] = {dict[str, Any]: {}, dict[str, float]: {"*": float}, list[str]: [str]}
+        shape = {}
+        for item in fields(cls):
+            required = item.default is MISSING and item.default_factory is MISSING
+            shape[item.name if required else f"{item.name}?"] = shapes.get(item.type, item.type)
         return Form(cls.KIND, 1, shape, cls.REMEDY)
 
     @classmethod
     def read(cls, uri: str) -> Self:
-        """Read a record; raises what `storage.read_json` raises."""
+        """Read a record; raises as `storage.read_json`."""
         tree = storage.read_json(uri, cls.form())
-        return cls(**{field.name: tree[field.name] for field in fields(cls) if field.name in tree})
+        return cls(**{item.name: tree[item.name] for item in fields(cls) if item.name in tree})
 
     @classmethod
     def read_all(cls, data_root: str, *, strict: bool = False) -> Iterator[Self]:
@@ -129,6 +129,41 @@ class RunRecord(StepRecord):
 
 
 @dataclass(frozen=True)
+class ImagesRecord(StepRecord):
+    """The images that a run really ran, each `name@sha256:...`; the train step writes it."""
+
+    FOLDER = "images"
+    KIND = "images"
+    REMEDY = "the run writes it again"
+
+    run: str
+    step: list[str] = field(default_factory=list)
+    """Of the train step's own container."""
+    training: list[str] = field(default_factory=list)
+    """Of the pods that trained: several if an image was replaced under its name."""
+
+    @classmethod
+    def of_run(cls, data_root: str, run: str) -> "ImagesRecord":
+        """Return the images of a run, as far as they are known.
+
+        Raises:
+            StorageError: the data root cannot be read; DataError: the record is of a newer version.
+        """
+        uri = cls.place(data_root, run)
+        if storage.exists(uri):
+            try:
+                return cls.read(uri)
+            except (DamagedError, FormError) as error:
+                logger.warning("%s; it is left out", error.message)
+        return cls(run)
+
+    def joined(self, other: "ImagesRecord") -> "ImagesRecord":
+        """Return the images of two records of one run."""
+        step, training = {*self.step, *other.step}, {*self.training, *other.training}
+        return ImagesRecord(self.run, sorted(step), sorted(training))
+
+
+@dataclass(frozen=True)
 class PublishedRecord(StepRecord):
     """Which run made a version of a model, and the registry that knows it; the export step writes it."""
 
@@ -183,7 +218,7 @@ def run_began(
     data_root: str, output: str, run_id: str, data: dict[str, Any], recipe: str, overrides: dict[str, Any],
     weights: str,
 ) -> None:  # fmt: skip
-    """Record what a run trains on, unless it goes on and has a record; `data` is the shards' manifest.
+    """Record what a run trains on; `data` is the shards' manifest. A resumed run's record stays.
 
     Raises:
         StorageError: the data root cannot be written.
@@ -226,12 +261,12 @@ def decided(data_root: str, output: str, passed: bool, metrics: dict[str, float]
 
 
 def name_of(output: str) -> str:
-    """Return how a run is called in the records, given the URI of its folder."""
+    """Return the name of a run in the records, given the URI of its folder."""
     return storage.absolute(output).rstrip("/").rpartition("/")[2]
 
 
 def below(uri: str, data_root: str) -> str:
-    """Return a URI relative to the data root if it is below: a volume may be mounted elsewhere."""
+    """Return a URI relative to the data root if it is below it: a volume may be mounted elsewhere."""
     root = storage.absolute(data_root).rstrip("/") + "/"
     absolute = storage.absolute(uri) if uri and storage.is_local(uri) else uri
     return absolute.removeprefix(root)

@@ -1,54 +1,48 @@
 """The work of the clean-up step: deletes the run's training job, and reports why its steps failed.
 
-It gets neither Secret nor claim, for it must run where these are wrong. A step's last message is in its
-pod's status: its termination log (see `steps.TERMINATION_LOG`).
+It gets neither Secret nor claim: it must run if these are wrong. A failed step's message is in its pod's
+status (see `steps.TERMINATION_LOG`).
 """
 
 import logging
 import os
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from components import hooks, jobs, run_ids
+from components import environment, hooks, jobs
 from trainer.base.errors import KubedetError
 
 logger = logging.getLogger(__name__)
 
 _NODE_NAME = "workflows.argoproj.io/node-name"
 """Annotation of a pod: its path in the workflow, e.g. run.root(0).exit-handler-1(0).train(0).executor(0)."""
-
-_MAIN = "main"
-"""Argo's name of the container that runs a step."""
-
+_MAIN = "main"  # Argo's name of the container that runs a step.
 _SUCCEEDED = ("COMPLETE", "SUCCEEDED")
-
 _SHOWN_REASONS = ("OOMKilled", "Evicted")
-
+_SIGNALS = 128  # Exit codes from here on are those of processes that a signal ended.
 _UNKNOWN = "No pod of the run says why: its pods are gone, or cannot be read."
-
 _STOPPED, _BY_USER = "STOPPED", "The run was stopped by a user"
-"""State of a run that a user ended, and what is said of it."""
-
-_SIGNALS = 128
-"""Exit codes from here on are those of processes that a signal ended."""
+"""State of a run that a user ended, and its reason."""
 
 
 def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
-    """Delete the run's training job if it is still there, write how the run ended, tell of a failure.
+    """Delete the run's training job if it still exists, write how the run ended, report a failure to the
+    hooks.
 
     Args:
-        launcher: what started the training; empty where the run trains nothing.
+        launcher: what started the training; empty if the run trains nothing.
         run_id: the run's id.
         state: how the steps ended: COMPLETE in a cluster, SUCCEEDED in Kubeflow's local runner, FAILED, ...
         path: local file that receives it, as Markdown.
 
     Returns:
-        What is shown: state (STOPPED if a user ended the run) and the reason: the last message of a step that
-        failed, or what ended the run.
+        state (STOPPED if a user ended the run), and reason: the last message of a failed step, or what ended
+        the run.
 
     Raises:
-        KubedetError: nobody could tell whether the job is there, or it could not be deleted.
+        KubedetError: whether the job exists is not known, or it could not be deleted.
     """
     succeeded = state in _SUCCEEDED
     failed, ended = ([], "") if succeeded else (failures(run_id), _ended_from_outside(state))
@@ -109,7 +103,7 @@ def _ended_from_outside(state: str) -> str:
 def failures(run_id: str) -> list[tuple[str, str, int]]:
     """Return the steps of a run that failed, in the order of their ends, with message and exit code (or 0).
 
-    If the pods cannot be read, that is logged and no error.
+    If the pods cannot be read, that is only logged.
     """
     if "KUBERNETES_SERVICE_HOST" not in os.environ:
         return []
@@ -117,13 +111,9 @@ def failures(run_id: str) -> list[tuple[str, str, int]]:
 
     try:
         cluster = client.connect()
-        pods = cluster.call(
-            "list",
-            "pods",
-            lambda: cluster.core.list_namespaced_pod(
-                cluster.namespace, label_selector=f"{run_ids.LABEL}={run_id}"
-            ),
-        ).items
+        label = f"{environment.RUN_LABEL}={run_id}"
+        request = partial(cluster.core.list_namespaced_pod, cluster.namespace, label_selector=label)
+        pods = cluster.call("list", "pods", request).items
     except KubedetError as error:
         logger.warning("the pods of the run cannot be read: %s", error)
         return []
@@ -132,7 +122,6 @@ def failures(run_id: str) -> list[tuple[str, str, int]]:
 
 
 def _failure(pod: Any) -> tuple[str, str, str, int] | None:
-    """Return when a pod's step failed, the step, its message and exit code; None if it did not fail."""
     states = {item.name: item.state for item in pod.status.container_statuses or []}
     termination = states[_MAIN].terminated if states.get(_MAIN) else None
     if pod.status.phase != "Failed" and not (termination and termination.exit_code):
@@ -147,7 +136,6 @@ def _failure(pod: Any) -> tuple[str, str, str, int] | None:
 
 
 def _step(pod: Any) -> str:
-    """Return the step of a pod, e.g. train or train-driver; the pod's name where no annotation tells."""
     nodes = [
         part.partition("(")[0] for part in (pod.metadata.annotations or {}).get(_NODE_NAME, "").split(".")
     ]

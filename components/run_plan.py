@@ -1,8 +1,9 @@
-"""What a run chooses by itself: epochs, image size, batch and validations for a set, a machine and a time.
+"""What a run chooses by itself: epochs, image size, batch and validations for a data set, a machine and a
+time.
 
-They follow from the number of images and from the speed that the machine shows before the training
-(`train.minutes`). What was chosen is kept in the run's folder: a run that is gone on with takes it from
-there, however fast the machine is by then. What somebody set stays as it is.
+They follow from the number of images and from the speed that is measured before the training
+(`train.minutes`). The choice is stored in the run's folder: a resumed run reads it there. Values that the
+user set stay.
 """
 
 import math
@@ -16,45 +17,35 @@ from trainer.config.parsing import with_overrides
 from trainer.config.schema import QUICK_MINUTES, Config
 
 FILE = "plan.json"
-"""In the run's folder: for what it was planned, what was chosen, and how long it was to take."""
+"""In the run's folder: the settings, what was chosen for them, and the estimated time."""
 
-_REFERENCE = 300
-"""Images that a recipe's epochs are meant for: fewer are seen more often, by the root, up to three times."""
-_STEPS = 10
-"""Steps that an epoch should have, where the batch can be made smaller for it."""
-_SIDES = (1.0, 0.8, 0.6)
-"""Image sizes that are tried, relative to the recipe's."""
-_ENOUGH = 0.6
-"""Share of the epochs for which a larger image is worth more than the rest of them."""
-_LEAST = 1500
-"""Images that are trained on at least, however long that takes, in five epochs at most."""
-_OVERHEAD = 1.2
-"""What a training takes relative to its passes: loading, the optimiser, writing."""
-_FORWARD = 3.0
-"""Images that are predicted in the time in which one is trained."""
-_REST_SECONDS = 60.0
-"""Of a run beside training and predictions: its processes' start, the files of the exported model."""
-_EXPORT_PASSES = 2
-"""How often the export predicts the validation images: with the model and with the file."""
+_REFERENCE = 300  # Images that a recipe's epochs are meant for; fewer get more epochs, up to three times.
+_STEPS = 10  # Steps that an epoch should have, if a smaller batch makes that possible.
+_SIDES = (1.0, 0.8, 0.6)  # Image sizes that are tried, relative to the recipe's.
+_ENOUGH = 0.6  # A larger image is preferred if this share of the epochs remains.
+_LEAST = 1500  # Images to train on, however long that takes, in five epochs at most.
+_OVERHEAD = 1.2  # Duration of a training relative to its passes: loading, the optimiser, writing.
+_FORWARD = 3.0  # Images that are predicted in the time in which one is trained.
+_REST_SECONDS = 60.0  # The rest of a run: start of its processes, the files of the exported model.
+_EXPORT_PASSES = 2  # The export predicts the validation images with the model and with the file.
 
 Speed = Callable[[Config], float]
-"""Measures images per second of a configuration; 0 where it cannot."""
+"""Measures images per second of a configuration; 0 if it cannot."""
 
 
 @dataclass(frozen=True)
 class Images:
-    """How many images of a set there are to plan for."""
+    """Numbers of images of a data set, by split."""
 
     train: int
     val: int = 0
     test: int = 0
 
     def seconds(self, config: Config, rate: float) -> float:
-        """Return how long a run takes from its training's begin on.
+        """Return how long a run takes from the start of its training, at `rate` images per second in
+        training.
 
-        Args:
-            config: its epochs, validations and export.
-            rate: images per second in training, of all processes.
+        It counts epochs, validations and the export.
         """
         predicted = math.ceil(config.train.epochs / config.train.validate_every) * self.val
         predicted += self.test or self.val
@@ -68,12 +59,12 @@ def planned(
     """Return the configuration with what is chosen for these data on this machine, and print it.
 
     Args:
-        config: of the recipe with the overrides; without `train.minutes` it is returned as it is.
-        fixed: dotted keys that somebody set, which stay.
+        config: of the recipe with the overrides; without `train.minutes` it is returned unchanged.
+        fixed: dotted keys that the user set, which stay.
         images: of the data.
         processes: of the training.
         folder: URI of the run's folder, which keeps the plan.
-        speed: see `Speed`; it is asked where nothing is kept.
+        speed: see `Speed`; it is asked only if nothing is stored.
     """
     if not config.train.minutes:
         return config
@@ -93,13 +84,13 @@ def planned(
 def kept(
     folder: str, part: str, settings: Mapping[str, Any], choose: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return what was chosen for a run: from its folder, or chosen now and kept there.
+    """Return what was chosen for a run: from its folder, or chosen now and stored there.
 
     Args:
         folder: URI of the run's folder.
         part: of what is chosen.
-        settings: what it is chosen for; for others it is chosen anew.
-        choose: chooses. It is not asked for a run that was begun and has no plan: that has nothing chosen.
+        settings: what it is chosen for; other settings need another choice.
+        choose: chooses. It is not called for a run that was begun without a plan.
     """
     uri = storage.join(folder, FILE)
     plan = _read(uri, begun=storage.exists(storage.join(folder, "config.json")))
@@ -114,7 +105,6 @@ def kept(
 
 
 def _read(uri: str, *, begun: bool) -> dict[str, Any]:
-    """Return what was chosen; of a run that was not begun what is damaged is chosen again."""
     if not storage.exists(uri):
         return {}
     another = "start a run under another name: nobody knows what was chosen for this one"
@@ -136,17 +126,10 @@ _KEYS = (
 def choose(
     config: Config, fixed: Collection[str], images: Images, processes: int, speed: Speed
 ) -> tuple[Config, float]:
-    """Choose for a set and a machine.
-
-    Args:
-        config: see `planned`.
-        fixed: see `planned`.
-        images: see `planned`.
-        processes: see `planned`.
-        speed: see `Speed`.
+    """Choose for a data set and a machine; the arguments are those of `planned`.
 
     Returns:
-        The configuration, and its images per second, 0 where they could not be measured.
+        The configuration, and its images per second, 0 if they could not be measured.
     """
     config = _changed(config, fixed, _batch(config, images.train, processes))
     share = min(max(math.sqrt(_REFERENCE / max(images.train, 1)), 1.0), 3.0)
@@ -169,7 +152,7 @@ def choose(
 
 
 def _batch(config: Config, samples: int, processes: int) -> dict[str, int]:
-    """Return a batch with which an epoch has its steps, none larger than the recipe's."""
+    """Return a batch with which an epoch has enough steps, at most the recipe's."""
     train = config.train
     of_step = train.global_batch or train.batch_size * train.accumulate * processes
     enough = max(min(of_step, samples // _STEPS), processes)
@@ -180,7 +163,6 @@ def _batch(config: Config, samples: int, processes: int) -> dict[str, int]:
 
 
 def _with_epochs(config: Config, fixed: Collection[str], epochs: int) -> Config:
-    """Change the epochs, and with them how many of them lie between validations and how many are plain."""
     epochs = config.train.epochs if "train.epochs" in fixed else epochs
     share = epochs / config.train.epochs
     # Two validations at least, as far as there are epochs for them: the best of them is what is exported.
@@ -191,7 +173,6 @@ def _with_epochs(config: Config, fixed: Collection[str], epochs: int) -> Config:
 
 
 def _epochs_within(config: Config, fixed: Collection[str], images: Images, rate: float) -> int:
-    """Return how many epochs the time allows, at most those of the configuration."""
     limit, low, high = 60 * config.train.minutes, 0, config.train.epochs
     while low < high:
         middle = (low + high + 1) // 2
@@ -212,7 +193,6 @@ def _value(config: Config, dotted: str) -> Any:
 
 
 def _told(recipe: Config, plan: Config, images: Images, rate: float) -> list[str]:
-    """Say what was chosen and how long it takes, in lines that a terminal of 80 columns shows whole."""
     train = plan.train
     lines = [
         f"{images.train} images: {train.epochs} epochs at {plan.loader.image_size} pixels, batches of "

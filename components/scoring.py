@@ -7,7 +7,6 @@ from typing import Any
 from components import hooks, records, usage
 from trainer import storage
 from trainer.config import parsing
-from trainer.config.schema import Config
 from trainer.data.shard_index import data_root_of
 from trainer.evaluation.baseline import SUMMARY
 from trainer.evaluation.evaluate import evaluate
@@ -16,18 +15,7 @@ from trainer.evaluation.gate import Evidence, decide, split_rules
 logger = logging.getLogger("gate")
 
 NOT_THERE = -1.0
-"""What COCO's metrics are where there is nothing to score, e.g. no small object."""
-
-
-def rules_for(trained: dict[str, Any], rules: str) -> tuple[Config, list[str]]:
-    """Return a run's configuration, and the gate's rules.
-
-    Args:
-        trained: manifest of the trained model.
-        rules: several parted by commas; empty takes the configuration's.
-    """
-    settings = parsing.read(trained["config"])
-    return settings, split_rules(rules) or settings.evaluation.gate
+"""Value of COCO's metrics if there is nothing to score, e.g. no small object."""
 
 
 def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdict: str) -> dict[str, Any]:
@@ -35,23 +23,24 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
 
     Args:
         trained: manifest of the trained model.
-        rules: several parted by commas; empty takes the configuration's.
+        rules: separated by commas; empty takes the configuration's.
         report: local file that receives the report, as a page.
         summary: local file that receives it in short, as Markdown.
         verdict: local file that receives what was decided and why, as Markdown.
 
     Returns:
-        metrics (all, by name), shown (those that are there, and what the run has used) and verdict: word,
+        metrics (all, by name), shown (those that have a value, and what the run has used) and verdict: word,
         reason, rules.
 
     Raises:
-        EvaluationError: a rule cannot be read or names a metric that is not there.
+        EvaluationError: a rule cannot be read or names an unknown metric.
         KubedetError: as `trainer.evaluation.evaluate.evaluate` raises them.
     """
-    data_root = data_root_of(trained["shards"])
+    output, data_root = trained["output"], data_root_of(trained["shards"])
     usage.keep(data_root, processes=1)
-    settings, gate_rules = rules_for(trained, rules)
-    folder = storage.join(trained["output"], "evaluation")
+    settings = parsing.read(trained["config"])
+    gate_rules = split_rules(rules) or settings.evaluation.gate
+    folder = storage.join(output, "evaluation")
     extras = hooks.before_gate(data_root)
     scored = evaluate(
         trained["checkpoint"], trained["shards"], folder, settings, rules=gate_rules,
@@ -64,14 +53,11 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
     lines = "".join(f"- {line}\n" for line in decision["reason"].splitlines())
     Path(verdict).write_text(f"# Gate: {decision['verdict']}\n\n{lines}")
     shown = {name: value for name, value in scored["metrics"].items() if value != NOT_THERE}
-    passed = decision["verdict"] == "pass"
-    records.decided(data_root, trained["output"], passed, shown)
-    run = records.name_of(trained["output"])
+    passed, run = decision["verdict"] == "pass", records.name_of(output)
+    records.decided(data_root, output, passed, shown)
     outcome = hooks.Outcome(hooks.HELD_BACK, run, decision["reason"], settings.export.name, metrics=shown)
-    # The step that publishes a model reports that it passed.
-    end = hooks.End(
-        "evaluate", outcome=None if passed else outcome, folder=trained["output"], data_root=data_root
-    )
+    # If it passed, the export step reports the outcome.
+    end = hooks.End("evaluate", outcome=None if passed else outcome, folder=output, data_root=data_root)
     return {"metrics": scored["metrics"], "shown": shown | hooks.at_end(end), "verdict": decision}
 
 
@@ -81,15 +67,15 @@ def judge(trained: dict[str, Any], metrics: dict[str, float], rules: str) -> dic
     Args:
         trained: manifest of the trained model.
         metrics: by name, e.g. {"coco/AP50": 0.61}.
-        rules: as trainer/evaluation/gate.py reads them; empty takes the configuration's.
+        rules: as `trainer.evaluation.gate` reads them; empty takes the configuration's.
 
     Returns:
         verdict ("pass" or "fail"), reason and rules.
 
     Raises:
-        EvaluationError: a rule cannot be read or names a metric that is not there.
+        EvaluationError: a rule cannot be read or names an unknown metric.
     """
-    _, gate_rules = rules_for(trained, rules)
+    gate_rules = split_rules(rules) or parsing.read(trained["config"]).evaluation.gate
     folder = storage.join(trained["output"], "evaluation")
     summary = storage.read_json(storage.join(folder, SUMMARY))
     decision = decide(Evidence.from_summary({**summary, "metrics": metrics}), gate_rules)

@@ -1,9 +1,9 @@
 """The pods of a run share the download and the sharding of its data.
 
-The step `prepare` leads: it divides the work into parts, does them one after the other, and puts the
-results together. Steps `assist` do parts at the same time. The leader never depends on them: it does each
-part that no assistant has begun, and takes over those of an assistant that failed or died. Finished images
-and shards are found and kept, so a part may be done twice. The result does not depend on the number of pods.
+The step `prepare` leads: it divides the work into parts, does them one after the other, and joins the
+results. Steps `assist` do parts at the same time. The leader never depends on them: it does each part that
+no assistant has begun, and takes over those of an assistant that failed. Finished images and shards are
+found and kept, so a part may be done twice. The result does not depend on the number of pods.
 
     <data_root>/sharing/<run id>/work.json                         what the leader needs done now
     <data_root>/sharing/<run id>/<token>/leader/                   lease of the leader's attempt
@@ -21,8 +21,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from components import in_use, run_ids, usage
+from components import environment, in_use, usage
 from trainer import storage
+from trainer.base import typed_json
 from trainer.base.errors import ConfigError, KubedetError, MissingError, StorageError
 from trainer.config.schema import DataConfig
 from trainer.data import download, shards
@@ -47,7 +48,7 @@ _PARTS_PER_POD = 2
 _LOOK_SECONDS = 1.0
 _KEEP_SECONDS = 24 * 3600.0
 """Age at which files of earlier runs are deleted."""
-_FORM = storage.Form("sharing", 1, {"token": str, "phase": str, "parts": int, "manifest": None})
+_FORM = storage.Form("sharing", 1)
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Work:
     parts: int
     manifest: RawManifest | None = None
     """What the phase works on, see `Team.do`."""
+    kind: str = _FORM.kind
+    version: int = _FORM.version
 
 
 def check(pods: int) -> None:
@@ -124,14 +127,11 @@ class Team:
         return storage.join(self._folder, self._token, "leader")
 
     def do(self, phase: str, manifest: RawManifest) -> int:
-        """Do all parts of a phase, together with the assistants if there are any.
+        """Do all parts of a phase, together with the assistants; returns the number of parts.
 
         Args:
             phase: FETCH or WRITE.
             manifest: for FETCH what `download.plan` returned, for WRITE what `download.join` returned.
-
-        Returns:
-            The number of parts.
 
         Raises:
             DataError: too much of the data is bad, or a worker was killed.
@@ -152,10 +152,9 @@ class Team:
         return self._parts
 
     def announce(self, phase: str, manifest: RawManifest | None = None) -> Work:
-        """Write down what is to be done now; returns that."""
+        """Write what is to be done now."""
         work = Work(self._token, phase, self._parts, manifest)
-        body = {"kind": _FORM.kind, "version": _FORM.version, **vars(work)}
-        body["manifest"] = manifest.to_json() if manifest else None
+        body = vars(work) | {"manifest": manifest.to_json() if manifest else None}
         storage.write_json(storage.join(self._folder, "work.json"), body)
         return work
 
@@ -164,17 +163,14 @@ class Team:
 def lead(data_root: str, config: DataConfig, pods: int) -> Iterator[Team]:
     """Lead the pods that prepare the data of this run while the block runs.
 
-    Args:
-        data_root: see `trainer.data.download.download`.
-        config: the data section of the configuration.
-        pods: how many, this one included, 1 to MOST. Outside of a run this one works alone.
+    `pods` counts this one, 1 to MOST. Outside of a run this one works alone.
 
     Raises:
         ConfigError: the number is out of range.
         StorageError: the data root cannot be read or written.
     """
     check(pods)
-    team = Team(data_root, config, pods if run_ids.current() else 1)
+    team = Team(data_root, config, pods if environment.run_id() else 1)
     if team.alone:
         yield team
         return
@@ -197,8 +193,8 @@ def assist(data_root: str, recipe: str, overrides: dict[str, Any], patience: flo
     """Do parts of the work of the pod that leads this run, until that pod has what it needs.
 
     Args:
-        data_root: see `trainer.data.download.download`.
-        recipe: name of a recipe; its `data` section counts here.
+        data_root: URI under which data are kept.
+        recipe: name of a recipe, of which this uses the `data` section.
         overrides: dotted configuration keys and their values.
         patience: seconds, see `PATIENCE`.
 
@@ -207,7 +203,7 @@ def assist(data_root: str, recipe: str, overrides: dict[str, Any], patience: flo
         DataError: too much of the data is bad, or a worker was killed.
         StorageError: the source or the data root cannot be reached.
     """
-    if not run_ids.current():
+    if not environment.run_id():
         logger.info("there is no pod to assist: this process belongs to no run")
         return
     usage.keep(data_root)
@@ -234,12 +230,9 @@ def assist(data_root: str, recipe: str, overrides: dict[str, Any], patience: flo
 
 
 def _announced(folder: str) -> Work | None:
-    """Return what the leader needs done; None if it has not begun."""
     with suppress(MissingError):
         uri = storage.join(folder, "work.json")
-        body = storage.read_json(uri, _FORM)
-        manifest = RawManifest.load(body["manifest"], uri) if body["manifest"] else None
-        return Work(body["token"], body["phase"], body["parts"], manifest)
+        return typed_json.load(Work, storage.read_json(uri, _FORM), uri, _FORM.remedy)
     return None
 
 
@@ -251,7 +244,7 @@ def _remove_old(data_root: str) -> None:
 
 
 def _folder(data_root: str) -> str:
-    return storage.join(data_root, "sharing", run_ids.current())
+    return storage.join(data_root, "sharing", environment.run_id())
 
 
 def _pod() -> str:

@@ -1,21 +1,31 @@
-"""What a training starts from: named weights, or those that its recipe takes where they are to be had."""
+"""What a training starts from: named weights, those of its recipe, or the current version of its model."""
 
+import logging
 from typing import Any
 
-from trainer.base.errors import StorageError
+from trainer import storage
+from trainer.base.errors import ConfigError, StorageError
+from trainer.export import bundle, published_models
 from trainer.model import recipes
 from trainer.weights.weights_mirror import look_up, obtain
 
-WEIGHTS = "model.weights"
-WIDTH = "model.backbone_width"
+logger = logging.getLogger(__name__)
+
+CHAMPION = "champion"
+"""Value of `warm_start`: start from the current version of the model."""
+
+WEIGHTS, WIDTH = "model.weights", "model.backbone_width"
 NETWORK = ("model.architecture", "model.backbone", "model.norm", WEIGHTS, WIDTH)
-"""Keys of which whoever sets one chooses for himself what the training starts from."""
+"""If one of these keys is set, the recipe does not choose its weights."""
+
+_SHARE = 4
+"""A training that starts from the current version has one epoch of so many of the recipe's."""
 
 
 def secure(recipe: str, overrides: dict[str, Any], data_root: str) -> None:
-    """See to it, before hours of work, that a training finds its weights and that they fit.
+    """Fetch the weights of a training before hours of work, and check that they fit.
 
-    Those that a recipe takes by itself are fetched where they can be; where not, a line says so.
+    Weights that a recipe takes by default are fetched if possible; otherwise a line says that there are none.
 
     Args:
         recipe: name of a recipe.
@@ -23,10 +33,10 @@ def secure(recipe: str, overrides: dict[str, Any], data_root: str) -> None:
         data_root: see `trainer.weights.weights_mirror.obtain`.
 
     Raises:
-        CheckpointError, ConfigError, StorageError: weights that are named cannot be had, or do not fit.
+        CheckpointError, ConfigError, StorageError: named weights cannot be fetched, or do not fit.
     """
     config = recipes.load_here(recipe, overrides)
-    if uri := _by_itself(recipe, overrides):
+    if uri := _default(recipe, overrides):
         try:
             obtain(uri, data_root)
         except StorageError:
@@ -43,20 +53,17 @@ def secure(recipe: str, overrides: dict[str, Any], data_root: str) -> None:
 
 
 def chosen(recipe: str, overrides: dict[str, Any], data_root: str) -> dict[str, Any]:
-    """Return dotted keys and values, of those not set, that follow from the weights of a recipe for any.
+    """Return the keys, of those not set, that follow from the weights of a recipe, and their values.
 
-    Args:
-        recipe: see `secure`.
-        overrides: see `secure`.
-        data_root: in whose mirror those are that the recipe takes by itself: it fetches nothing more.
+    It fetches nothing that the recipe takes by default: `secure` has done so.
 
     Raises:
-        CheckpointError, ConfigError, StorageError: weights that are named cannot be had.
+        CheckpointError, ConfigError, StorageError: named weights cannot be fetched.
     """
-    by_itself = _by_itself(recipe, overrides)
-    if by_itself and not look_up(by_itself, data_root).complete:
+    default = _default(recipe, overrides)
+    if default and not look_up(default, data_root).complete:
         return {}
-    uri = by_itself or recipes.load(recipe, overrides).model.weights
+    uri = default or recipes.load(recipe, overrides).model.weights
     if recipe not in recipes.WITH_WEIGHTS or not uri or "model.architecture" in overrides:
         return {}
     from trainer.model.upstream_fitting import width_of  # PyTorch, as above.
@@ -65,15 +72,59 @@ def chosen(recipe: str, overrides: dict[str, Any], data_root: str) -> dict[str, 
     try:
         width = width_of(obtain(uri, data_root).state())
     except StorageError:
-        if by_itself:  # Damaged, and not to be had again.
+        if default:  # Corrupt, and not available again.
             return {}
         raise
-    # Networks of any width can be saved, also one that this recipe has trained.
     values |= {WIDTH: width} if width else {}
     return {key: value for key, value in values.items() if key not in overrides}
 
 
-def _by_itself(recipe: str, overrides: dict[str, Any]) -> str:
-    """Return the published weights that a recipe takes where nobody chose; empty for none."""
+def _default(recipe: str, overrides: dict[str, Any]) -> str:
+    """Return the published weights that a recipe takes if the user chose nothing; empty for none."""
     own = recipes.WITH_WEIGHTS.get(recipe, {})
     return "" if overrides.keys() & set(NETWORK) else own.get(WEIGHTS, "")
+
+
+def check_warm_start(warm_start: str) -> None:
+    """Refuse an unknown value of `warm_start`.
+
+    Raises:
+        ConfigError: saying what it may be.
+    """
+    if warm_start not in ("", CHAMPION):
+        raise ConfigError(
+            f"warm_start {warm_start!r} is unknown",
+            fix=f"use {CHAMPION}, or leave it out; --set {WEIGHTS}=PATH begins with any other weights",
+        )
+
+
+def from_champion(recipe: str, overrides: dict[str, Any], data_root: str, name: str) -> dict[str, Any]:
+    """Return the overrides of a training that starts from the current version of the model `name`.
+
+    Heads for another number of classes start from scratch, see `trainer.model.pretrained.load_pretrained`.
+    It trains a quarter of the recipe's epochs, unless train.epochs is among the overrides.
+
+    Raises:
+        ConfigError: the version is another detector than the recipe's.
+        StorageError: the current version cannot be read.
+    """
+    current = published_models.current(data_root, name)
+    if current is None:
+        logger.info("no version of %s is current yet: the training begins as the recipe says", name)
+        return overrides
+    uri = storage.join(published_models.folder(data_root, name), current["version"])
+    champion = f"{name} {current['version']}"
+    before = bundle.load(uri).metadata.get("config", {}).get("model", {}).get("architecture", "retinanet")
+    config = recipes.load(recipe, overrides)
+    if before != config.model.architecture:
+        raise ConfigError(
+            f"warm_start={CHAMPION}: {champion} is of model.architecture {before}, the recipe of "
+            f"{config.model.architecture}",
+            fix="choose a recipe of the same architecture, or leave warm_start out once",
+        )
+    epochs = overrides.get("train.epochs", max(1, config.train.epochs // _SHARE))
+    # At least two validations, if there are epochs for them: the best of them is exported.
+    often = min(config.train.validate_every, max(1, int(epochs) // 2))
+    logger.info("warm start from %s: its weights, %s epochs", champion, epochs)
+    shorter = {"train.epochs": epochs, "train.validate_every": often} | overrides
+    return shorter | {WEIGHTS: storage.join(uri, bundle.WEIGHTS)}

@@ -1,7 +1,7 @@
-"""What the bodies of all components share: running and reporting a step's work, and its small artifacts.
+"""Runs and reports the work of a step, and reads and writes its small artifacts.
 
-Heavy data never is an artifact: Kubeflow would copy the whole of it into every pod that
-reads it. An artifact's file is a small JSON manifest that names the data by its URI.
+Large data are never an artifact: Kubeflow would copy all of it into every pod that reads it. An artifact's
+file is a small JSON manifest that names the data by URI.
 """
 
 import errno
@@ -17,43 +17,37 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from components import hooks, object_store, supervisor
+from components import environment, hooks, supervisor
 from trainer.base import log
 from trainer.base.errors import EXIT_FAILURE, Interrupted, KubedetError, StorageError
 
 TERMINATION_LOG = Path("/dev/termination-log")
 """The content of this file becomes part of the pod's status, and of the workflow's message in Kubeflow."""
 
-_MOST_OF_A_MESSAGE = 4096
-"""Bytes that Kubernetes keeps of it."""
+STARTED, FINISHED = "step started", "step finished"
+"""Texts of the log lines before and after a step's own output."""
 
-_DELETION_SECONDS = 60.0
-"""How long a pod waits for the signal that follows its own deletion."""
-
-STARTED = "step started"
-"""Text of the log line after which a step's own output begins."""
-
-FINISHED = "step finished"
-"""Text of the log line with which a step's own output ends."""
+_MOST_OF_A_MESSAGE = 4096  # Bytes that Kubernetes keeps.
+_DELETION_SECONDS = 60.0  # Until the signal that follows the pod's own deletion.
 
 
 def run(
     step: str, work: str, *arguments: Any, secret: str = "", lasting: bool = False, needed: bool = True
 ) -> Any:
-    """Do the work of a step: its log lines, further tries where they may help, and its end as an exit code.
+    """Run the work of a step: its log lines, retries if they may help, and its end as an exit code.
 
-    A KubedetError becomes its message, without a traceback, and its exit code. The message is the last
-    thing in the log; in a pod it is also what Kubernetes shows of the container's end. Where
-    `kubedet run` waits, an error goes to the file it follows too, as one JSON object a
-    line: {"step", "message", "exit_code", "known" (it is a KubedetError)}. Kubeflow's local
-    runner keeps neither the message nor the code. The hooks learn how the step ended.
+    A KubedetError becomes its message, without a traceback, and its exit code. The message is the last thing
+    in the log; in a pod Kubernetes shows it, too. For `kubedet run` an error is also appended to the file
+    that it follows, as one JSON object a line: {"step", "message", "exit_code", "known" (it is a
+    KubedetError)}: Kubeflow's local runner keeps neither message nor code. The hooks are told how the step
+    ended.
 
     Args:
         step: name of the step, e.g. "train".
-        work: the function that does it, as "module:name". It is imported in the work's own process: the one
-            that waits for it, and would start it again, stays small.
-        arguments: what it is called with.
-        secret: the Secret with the object store's keys that the run names, for messages where it has none.
+        work: the function that does it, as "module:name", imported in the work's own process: the one that
+            waits for it stays small.
+        arguments: its arguments.
+        secret: the Secret with the object store's keys that the run names, for messages if it has none.
         lasting: see `supervisor.run`.
         needed: False for work that the run can do without: a KubedetError is then only logged.
 
@@ -64,7 +58,7 @@ def run(
         SystemExit: with the exit code of a KubedetError or of a full disk.
     """
     log.setup()
-    object_store.set_defaults()
+    environment.set_defaults()
     logger = logging.getLogger(f"kubedet.{step}")
     logger.info(STARTED)
     start = time.monotonic()
@@ -77,12 +71,14 @@ def run(
             with usage.metered(step):
                 return pkgutil.resolve_name(work)(*arguments)
         except KubedetError as error:
-            object_store.explain(error, secret)
+            environment.explain(error, secret)
             raise
         except OSError as error:
-            if (explained := _explained(error)) is None:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise explained from None
+            where = f" at {error.filename}" if error.filename else ""
+            fix = "free space, then run the same command again"
+            raise StorageError(f"the disk is full{where}", fix=fix) from None
 
     try:
         patience, orphaned = supervisor.Patience.here(), partial(_orphaned, step)
@@ -98,8 +94,9 @@ def run(
         print(f"error: {error}", file=sys.stderr, flush=True)
         raise SystemExit(error.exit_code) from None
     except Exception as error:
-        _write_event(step, _one_line(error), EXIT_FAILURE)
-        hooks.at_end(end(error=_one_line(error)))
+        text = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        _write_event(step, text, EXIT_FAILURE)
+        hooks.at_end(end(error=text))
         raise
     hooks.at_end(end(result=result))
     logger.info("%s, %.1f s", FINISHED, time.monotonic() - start)
@@ -109,8 +106,7 @@ def run(
 def _orphaned(step: str) -> None:
     """Report that the process that waits for the step's work was killed, and have the step run again.
 
-    Kubeflow would fail the run. It tries a step again only if its pod is deleted, so this pod deletes itself;
-    where that is not allowed, the run fails with the message.
+    Kubeflow runs a step again only if its pod is deleted, so this pod deletes itself if it may.
     """
     error = supervisor.Killed(
         f"the main process of the step {step} was killed",
@@ -126,19 +122,7 @@ def _orphaned(step: str) -> None:
             time.sleep(_DELETION_SECONDS)
 
 
-def _explained(error: OSError) -> KubedetError | None:
-    where = f" at {error.filename}" if error.filename else ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageError(f"the disk is full{where}", fix="free space, then run the same command again")
-    return None
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
-
-
 def _show_kubernetes(error: KubedetError) -> None:
-    """Write the message into the container's termination log."""
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         with suppress(OSError):
             TERMINATION_LOG.write_text(str(error).encode()[:_MOST_OF_A_MESSAGE].decode(errors="ignore"))
@@ -153,17 +137,11 @@ def _write_event(step: str, message: str, exit_code: int, *, known: bool = False
 
 
 def publish(artifact: Any, manifest: dict[str, Any], metadata: dict[str, Any]) -> None:
-    """Write a manifest as an artifact's file and show `metadata` with it in the UI.
-
-    Args:
-        artifact: an output artifact of kfp (has `path` and `metadata`).
-        manifest: JSON object; small, as every reader of the artifact downloads it.
-        metadata: strings and numbers that a person wants to see.
-    """
+    """Write a small JSON manifest as an output artifact's file, and show `metadata` with it in the UI."""
     Path(artifact.path).write_text(json.dumps(manifest, indent=2) + "\n")
     artifact.metadata.update(metadata)
 
 
 def manifest(artifact: Any) -> dict[str, Any]:
-    """Read the manifest that `publish` wrote into an input artifact of kfp."""
+    """Read the manifest that `publish` wrote, from an input artifact."""
     return json.loads(Path(artifact.path).read_text())

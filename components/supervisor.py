@@ -1,10 +1,9 @@
 """Runs the work of a step in a process of its own, with retries.
 
-Kubeflow Pipelines starts a pod again that was deleted or evicted, and no other: since 2.17 a step whose
-process fails or is killed ends the run. So what may go well at the second try is tried again inside the
-pod: work whose process was killed (mostly for want of memory), and errors that pass by themselves (a store
-or an API server that is away). The process that waits here stays small, and is the last to be killed for
-memory.
+Kubeflow Pipelines restarts only pods that were deleted or evicted: since 2.17 a step whose process fails or
+is killed ends the run. So work is retried inside the pod if its process was killed (mostly for want of
+memory) or its error passes by itself (a store or an API server that is away). The process that waits stays
+small: it is the last to be killed for memory.
 """
 
 import logging
@@ -38,7 +37,7 @@ _LOOK_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Patience:
-    """How often work is tried, and how long is waited between; all in seconds."""
+    """How often work is tried, and the waits between, in seconds."""
 
     tries: int = 1
     """Tries in a row; 1 works in this very process, which nothing then starts again."""
@@ -54,7 +53,7 @@ class Patience:
         """Return the settings for this process's environment.
 
         Raises:
-            ConfigError: the environment names no number.
+            ConfigError: the variable is no number.
         """
         in_a_cluster = "KUBERNETES_SERVICE_HOST" in os.environ
         text = os.environ.get(TRIES) or str(_IN_A_CLUSTER if in_a_cluster else 1)
@@ -86,18 +85,18 @@ def run(
 ) -> T:
     """Run work and return its result.
 
-    SIGTERM and SIGINT reach the work's process, and nothing is tried again after them.
+    SIGTERM and SIGINT are passed on to the work's process, and nothing is retried after them.
 
     Args:
-        step: name of the step, for what is said.
-        work: does it; what it returns is pickled.
+        step: name of the step, for messages.
+        work: does it; its result is pickled.
         patience: how often, and how long between.
-        lasting: what the work has begun goes on elsewhere when its process ends, so that every other
-            try takes it up: then a crash is tried again, too.
+        lasting: the work continues elsewhere when its process ends, and every attempt adopts it: a crash is
+            then retried, too.
         orphaned: called in the work's process if this one is killed; then the work's process ends.
 
     Raises:
-        KubedetError: what the last try raised; Killed or Crashed where its process ended otherwise.
+        KubedetError: what the last attempt raised; Killed or Crashed if its process ended otherwise.
         Interrupted: this process was asked to end.
     """
     if patience.tries == 1:
@@ -124,10 +123,7 @@ def run(
 
 
 def _once(work: Callable[[], T], orphaned: Callable[[], None]) -> tuple[T | KubedetError, bool]:
-    """Do the work in a child process; returns its result or error, and whether a stop signal came.
-
-    Forked, not spawned: this process has imported next to nothing, and has no other thread.
-    """
+    """Do the work in a forked child process; returns its result or error, and whether a stop signal came."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=_work, args=(work, sender, os.getpid(), orphaned))
@@ -163,7 +159,6 @@ def _received(receiver: Connection, child: BaseProcess) -> tuple[Any] | None:
 
 
 def _work(work: Callable[[], Any], sender: Connection, supervisor: int, orphaned: Callable[[], None]) -> None:
-    """Do the work in the child, and send its result or error through the pipe."""
     for number in ENDING:
         signal.signal(number, signal.SIG_DFL)
     threading.Thread(target=_watch_supervisor, args=(supervisor, orphaned), daemon=True).start()
@@ -180,7 +175,6 @@ def _work(work: Callable[[], Any], sender: Connection, supervisor: int, orphaned
 
 
 def _watch_supervisor(supervisor: int, orphaned: Callable[[], None]) -> None:
-    """End this process after the one that waits for it: nothing would take its result."""
     while os.getppid() == supervisor:
         time.sleep(_LOOK_SECONDS)
     orphaned()
@@ -189,7 +183,6 @@ def _watch_supervisor(supervisor: int, orphaned: Callable[[], None]) -> None:
 
 @contextmanager
 def _passing_on(child: BaseProcess) -> Iterator[list[int]]:
-    """Pass SIGTERM and SIGINT on to the child; yields the list that takes their numbers."""
     received: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -202,7 +195,6 @@ def _passing_on(child: BaseProcess) -> Iterator[list[int]]:
 
 
 def _stopped_while(seconds: float) -> bool:
-    """Wait; returns True at once when a stop signal comes."""
     received: list[int] = []
     end = time.monotonic() + seconds
     with handling(lambda number, frame: received.append(number)):

@@ -1,25 +1,27 @@
 """The work of the train step: describe the job, run it by a launcher, and return its result."""
 
+import logging
+import os
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 from components import (
-    container_digests,
     data_versions,
+    environment,
     jobs,
     launchers,
     records,
-    run_ids,
     run_plan,
     starting_weights,
     usage,
 )
 from components.jobs import Request
+from components.launchers.backend import JobStatus
 from components.launchers.spec import JobSpec, with_heartbeat
-from components.warm_start import overrides_from as from_champion
+from components.records import ImagesRecord
 from trainer import storage
-from trainer.base.errors import ConfigError, LaunchError
+from trainer.base.errors import ConfigError, KubedetError, LaunchError
 from trainer.config import parsing
 from trainer.config.parsing import with_overrides
 from trainer.config.schema import Config
@@ -32,20 +34,62 @@ from trainer.launching import heartbeat
 from trainer.model import recipes
 from trainer.weights.weights_mirror import check_available
 
+logger = logging.getLogger(__name__)
 
-def folder_of(output: str, data_root: str, data: dict[str, Any], run_id: str) -> str:
-    """Return the URI of the run's folder.
+
+def train(
+    data: dict[str, Any], output: str, data_root: str, recipe: str, overrides: dict[str, Any],
+    parameters: dict[str, Any], job: dict[str, Any],
+    placed: tuple[list[dict[str, Any]] | None, dict[str, str] | None], rules: str, warm_start: str = "",
+) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
+    """Train to the end, resuming a training that was started before.
 
     Args:
-        output: what the run asks for; empty is `<data_root>/runs/<data version>-<run id>`.
-        data_root: see `trainer.data.download.download`.
         data: manifest of the shards.
-        run_id: the run's id.
+        output: see `folder_of`.
+        data_root: URI under which data are kept.
+        recipe: name of a recipe.
+        overrides: dotted configuration keys and their values.
+        parameters: what the run asks of the launcher, see `Request.of`.
+        job: further fields of JobSpec.
+        placed: tolerations and node selector of the task, see `jobs.placed`.
+        rules: of the gate, see `prepare`.
+        warm_start: see `prepare`.
+
+    Returns:
+        The manifest of the trained model, and what is shown with it.
 
     Raises:
-        ConfigError: the output holds a macro of Kubeflow's that stands for nothing here.
+        KubedetError: as `prepare`, `launchers.run` and `result` raise them.
     """
-    if "[[" in output:  # Every scheduled run would go on with the first one's finished training.
+    usage_folder = usage.place(data_root, environment.run_id()) if environment.run_id() else ""
+    request = Request.of(parameters, job=jobs.placed(job, *placed), usage=usage_folder)
+    in_pods = launchers.entry(request.launcher).pods
+    usage.keep(data_root, processes=0 if in_pods else request.processes, nodes=0 if in_pods else 1)
+    folder = folder_of(output, data_root, data, request.run_id)
+    # Before anything else: a job of an earlier attempt waits for the heartbeat.
+    with heartbeat.renewed(_heartbeat(folder)) if in_pods else nullcontext():
+        spec = prepare(data["uri"], folder, recipe, overrides, request, rules=rules, warm_start=warm_start)
+        weights = parsing.read(storage.join(folder, "config.json")).model.weights
+        records.run_began(data_root, folder, request.run_id, data, recipe, overrides, weights)
+        images = Images(data_root, records.name_of(folder))
+        images.note_own()
+        launchers.run(request.launcher, spec, images.note_pods)
+    if in_pods and spec.restart_policy == "OnFailure" and not storage.exists(_report(folder)):
+        launchers.remove(request.launcher, spec.name, finished=True)
+        raise LaunchError(f"the job {spec.name} ended before its training was complete", passing=True)
+    trained = result(data["uri"], folder) | data_versions.label(data)
+    place = {"uri": trained["output"], "checkpoint": trained["checkpoint"]}
+    return trained, place | trained["metrics"] | data_versions.label(data)
+
+
+def folder_of(output: str, data_root: str, data: dict[str, Any], run_id: str) -> str:
+    """Return the URI of the run's folder: `output`, or `<data_root>/runs/<data version>-<run id>`.
+
+    Raises:
+        ConfigError: the output holds a macro of Kubeflow's that was not replaced.
+    """
+    if "[[" in output:  # Every scheduled run would resume the first one's finished training.
         raise ConfigError(
             f"the output {output} holds a macro that this cluster does not replace",
             fix="leave the output empty: every run then has a folder of its own",
@@ -54,16 +98,10 @@ def folder_of(output: str, data_root: str, data: dict[str, Any], run_id: str) ->
 
 
 def prepare(
-    shards: str,
-    output: str,
-    recipe: str,
-    overrides: dict[str, Any],
-    request: Request,
-    *,
-    rules: str = "",
-    warm_start: str = "",
-) -> JobSpec:
-    """Write the run's one configuration file and describe the job that trains by it.
+    shards: str, output: str, recipe: str, overrides: dict[str, Any], request: Request, *,
+    rules: str = "", warm_start: str = "",
+) -> JobSpec:  # fmt: skip
+    """Write the run's configuration file and describe the job that trains by it.
 
     Args:
         shards: URI of the shards' folder.
@@ -71,39 +109,43 @@ def prepare(
         recipe: name of a recipe.
         overrides: dotted configuration keys and their values.
         request: what the run asks of the launcher.
-        rules: of the gate, parted by commas; empty takes the recipe's. Nobody should learn after a
-            training of days that they name a class that there is not.
-        warm_start: see `components.warm_start.overrides_from`. A run that was begun goes on with what it
-            began with, whatever version is current now.
+        rules: of the gate, separated by commas; empty takes the recipe's. They are checked before days of
+            training: they may name a class that the data do not have.
+        warm_start: "" or `starting_weights.CHAMPION`. A run that was started before keeps its weights.
 
     Raises:
-        ConfigError: no such recipe or key, a value that does not fit, a job that cannot be, a folder
-            that its pods would not find, or other classes than the model of this name has.
+        ConfigError: an unknown recipe, key or value, an impossible job, a folder that its pods cannot reach,
+            or other classes than the model of this name has.
         DataError: there are fewer images than one step of all processes reads.
         EvaluationError: the gate's rules cannot be used with these data.
-        StorageError: the pretrained weights are not there and cannot be fetched.
+        StorageError: the pretrained weights do not exist and cannot be fetched.
     """
-    begun = storage.exists(storage.join(output, "config.json"))
-    data_root = data_root_of(shards)
+    uri, data_root = storage.join(output, "config.json"), data_root_of(shards)
+    begun, in_pods = storage.exists(uri), launchers.entry(request.launcher).pods
     if warm_start and begun:
-        config = parsing.read(storage.join(output, "config.json"))
+        config = parsing.read(uri)
     else:
+        starting_weights.check_warm_start(warm_start)
         if warm_start:
             name = published_models.name_for(recipes.load(recipe, overrides).export.name, shards)
-            overrides, _ = from_champion(warm_start, recipe, overrides, data_root, name)
+            overrides = starting_weights.from_champion(recipe, overrides, data_root, name)
         config = _with_weights(recipe, overrides, data_root, output)
     if not begun:  # A run that was begun has its own weights.
-        check_available(config.model.weights, data_root_of(shards))
-    uri = storage.join(output, "config.json")
+        check_available(config.model.weights, data_root)
     arguments = ("train", "--config", uri, "--shards", shards, "--output", storage.join(output, "train"))
     job = request.spec(arguments)
-    if launchers.entry(request.launcher).pods:
+    if in_pods:
         job = with_heartbeat(job, _heartbeat(output))
         _check_reach(job, {"data_root": shards, "output": output})
     index = read_index(shards)
     check(split_rules(rules) or config.evaluation.gate, index.names)
-    config = _named(config, shards, index.names)
-    if not launchers.entry(request.launcher).pods:
+    name = published_models.name_for(config.export.name, shards)
+    published_models.check_classes(
+        data_root, name, index.names, other_classes=config.export.other_classes,
+        fix=published_models.ANOTHER_NAME,
+    )  # fmt: skip
+    config = with_overrides(config, {"export.name": name})
+    if not in_pods:
         config = _planned(config, overrides, index, output, job.processes)
     config = _with_global_batch(config, job, index.samples.get("train", 0))
     parsing.write(uri, config)
@@ -112,9 +154,8 @@ def prepare(
 
 def _with_weights(recipe: str, overrides: dict[str, Any], data_root: str, output: str) -> Config:
     """Return the recipe with the overrides, and with what follows from the weights that it starts from."""
-    config = recipes.load(recipe, overrides)
     if recipe not in recipes.WITH_WEIGHTS:
-        return config
+        return recipes.load(recipe, overrides)
     network = {key: overrides[key] for key in starting_weights.NETWORK if key in overrides}
 
     def choose() -> dict[str, Any]:
@@ -128,21 +169,10 @@ def _with_weights(recipe: str, overrides: dict[str, Any], data_root: str, output
     return recipes.load(recipe, overrides | values)
 
 
-def _named(config: Config, shards: str, classes: list[str]) -> Config:
-    """Name the model after its data where nobody does; refuse classes that it could not be published with."""
-    name = published_models.name_for(config.export.name, shards)
-    # The shards are <data_root>/shards/<fingerprint>.
-    data_root = storage.parent(storage.parent(shards))
-    published_models.check_classes(
-        data_root, name, classes, other_classes=config.export.other_classes, fix=published_models.ANOTHER_NAME
-    )
-    return with_overrides(config, {"export.name": name})
-
-
 def _planned(
     config: Config, overrides: dict[str, Any], index: ShardIndex, output: str, processes: int
 ) -> Config:
-    """Choose what follows from the number of images and the speed, where the training runs here."""
+    """Choose what follows from the number of images and the speed, if the training runs on this machine."""
     if not config.train.minutes:
         return config
     from trainer.training.machine_speed import measure  # PyTorch, which takes seconds to start.
@@ -165,7 +195,7 @@ def _with_global_batch(config: Config, job: JobSpec, samples: int) -> Config:
 
 
 def _check_reach(job: JobSpec, folders: dict[str, str]) -> None:
-    """Refuse folders in the step's own pod, which the training's pods cannot read."""
+    """Refuse folders of the step's own pod: the training's pods cannot read them."""
     paths = [mount.path + "/" for mount in job.mounts]
     unreachable = [
         f"  {what}: {uri}"
@@ -177,59 +207,6 @@ def _check_reach(job: JobSpec, folders: dict[str, str]) -> None:
             "the training's pods would not find these folders:\n" + "\n".join(unreachable),
             fix="use a bucket, or a path below the volume of the run (claim) or of the job (mounts)",
         )
-
-
-def train(
-    data: dict[str, Any],
-    output: str,
-    data_root: str,
-    recipe: str,
-    overrides: dict[str, Any],
-    parameters: dict[str, Any],
-    job: dict[str, Any],
-    placed: tuple[list[dict[str, Any]] | None, dict[str, str] | None],
-    rules: str,
-    warm_start: str = "",
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Train to the end, resuming a training that was started before.
-
-    Args:
-        data: manifest of the shards.
-        output: see `folder_of`.
-        data_root: see `folder_of`.
-        recipe: see `prepare`.
-        overrides: see `prepare`.
-        parameters: what the run asks of the launcher, see `Request.of`.
-        job: further fields of JobSpec.
-        placed: tolerations and node selector of the task, see `jobs.placed`.
-        rules: see `prepare`.
-        warm_start: see `prepare`.
-
-    Returns:
-        The manifest of the trained model, and what is shown with it.
-
-    Raises:
-        KubedetError: as `prepare`, `launchers.run` and `result` raise them.
-    """
-    usage_folder = usage.place(data_root, run_ids.current()) if run_ids.current() else ""
-    request = Request.of(parameters, job=jobs.placed(job, *placed), usage=usage_folder)
-    in_pods = launchers.entry(request.launcher).pods
-    usage.keep(data_root, processes=0 if in_pods else request.processes, nodes=0 if in_pods else 1)
-    folder = folder_of(output, data_root, data, request.run_id)
-    # First of all: a job of an earlier attempt waits for it.
-    with heartbeat.renewed(_heartbeat(folder)) if in_pods else nullcontext():
-        spec = prepare(data["uri"], folder, recipe, overrides, request, rules=rules, warm_start=warm_start)
-        weights = parsing.read(storage.join(folder, "config.json")).model.weights
-        records.run_began(data_root, folder, request.run_id, data, recipe, overrides, weights)
-        images = container_digests.Images(data_root, records.name_of(folder))
-        images.look_at_own()
-        launchers.run(request.launcher, spec, images.look)
-    if in_pods and spec.restart_policy == "OnFailure" and not storage.exists(_report(folder)):
-        launchers.remove(request.launcher, spec.name, finished=True)
-        raise LaunchError(f"the job {spec.name} ended before its training was complete", passing=True)
-    trained = result(data["uri"], folder) | data_versions.label(data)
-    place = {"uri": trained["output"], "checkpoint": trained["checkpoint"]}
-    return trained, place | trained["metrics"] | data_versions.label(data)
 
 
 def _heartbeat(output: str) -> str:
@@ -244,7 +221,7 @@ def result(shards: str, output: str) -> dict[str, Any]:
     """Return the manifest of the trained model: where it is, what it was made from, how good it is.
 
     Raises:
-        LaunchError: the training ended well but left no checkpoint.
+        LaunchError: the training succeeded but left no checkpoint.
     """
     report = _report(output)
     if not storage.exists(report):
@@ -253,11 +230,45 @@ def result(shards: str, output: str) -> dict[str, Any]:
             fix="look at its log; on several machines the output must be a place that all of them share",
         )
     return {
-        "kind": "model",
-        "version": 1,
-        "output": output,
-        "config": storage.join(output, "config.json"),
-        "shards": shards,
-        "checkpoint": storage.join(output, "train", "best.pt"),
-        **storage.read_json(report),
-    }
+        "kind": "model", "version": 1, "output": output, "config": storage.join(output, "config.json"),
+        "shards": shards, "checkpoint": storage.join(output, "train", "best.pt"), **storage.read_json(report),
+    }  # fmt: skip
+
+
+class Images:
+    """Records the images that a run really runs, when they are first seen: so does a run that is killed.
+
+    An image that cannot be read or recorded ends no training.
+    """
+
+    def __init__(self, data_root: str, run: str) -> None:
+        self._data_root, self._record = data_root, ImagesRecord(run)
+
+    def note_own(self) -> None:
+        """Record what this process's own pod runs, if it is in one and may read it."""
+        if "KUBERNETES_SERVICE_HOST" not in os.environ:
+            return
+        from components.launchers.cluster import client, own_pod
+
+        try:
+            self._note("step", {own_pod.read_image_id(client.connect())})
+        except KubedetError as error:
+            logger.info("the digest of this pod's image is not known: %s", error)
+
+    def note_pods(self, status: JobStatus) -> None:
+        """Record what the pods of a job run."""
+        self._note("training", {pod.image_id for pod in status.pods})
+
+    def _note(self, who: str, images: set[str]) -> None:
+        new = images - {"", *getattr(self._record, who)}
+        if not new:
+            return
+        seen = ImagesRecord(self._record.run)
+        getattr(seen, who).extend(new)
+        self._record = self._record.joined(seen)  # Even if it cannot be written: no later status tries again.
+        try:
+            self._record = self._record.joined(ImagesRecord.of_run(self._data_root, self._record.run))
+            uri = ImagesRecord.place(self._data_root, self._record.run)
+            storage.write_bytes(uri, self._record.encoded())
+        except KubedetError as error:
+            logger.warning("the digests of the images are not kept: %s", error.message)

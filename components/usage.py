@@ -1,10 +1,8 @@
-"""What the steps of a run use: metered in each step's process, kept below the data root, read again.
+"""What the steps of a run use: metered in each step's process, and stored below the data root.
 
-    <data_root>/usage/<run id>/<step>-<began>-<rank>-<id>.json     a record of each try of a step, each node
-                                                                   of a training
+    <data_root>/usage/<run id>/<step>-<began>-<rank>-<id>.json
 
-A step that is tried again, or was killed, has a record of each try. The clean-up has none: it reads and
-writes no store.
+Each attempt of a step, and each node of a training, has a record. The clean-up has none: it uses no store.
 """
 
 import logging
@@ -12,7 +10,7 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from components import run_ids
+from components import environment
 from trainer import storage
 from trainer.base.errors import DataError, StorageError
 from trainer.launching.usage.meter import Meter, begin
@@ -25,7 +23,7 @@ FOLDER = "usage"
 _READERS = 16
 
 _meters: list[Meter] = []
-"""That of the step which this process works on, while it does."""
+"""The meter of the step that this process runs."""
 
 
 def place(data_root: str, run_id: str) -> str:
@@ -35,8 +33,8 @@ def place(data_root: str, run_id: str) -> str:
 
 @contextmanager
 def metered(step: str) -> Iterator[None]:
-    """Meter a step's work while the block does it, where it belongs to a run; `keep` tells where."""
-    meter = begin(step) if run_ids.current() else None
+    """Meter a step's work while the block runs, if the step belongs to a run; `keep` says where."""
+    meter = begin(step) if environment.run_id() else None
     if meter is None:
         yield
         return
@@ -49,24 +47,20 @@ def metered(step: str) -> Iterator[None]:
 
 
 def keep(data_root: str, *, processes: int = 0, nodes: int = 1) -> None:
-    """Keep below a data root, from now on, what this step uses; nothing where it is not metered.
+    """Store what this step uses below a data root from now on; nothing if it is not metered.
 
     Args:
         data_root: its URI.
-        processes: that compute on a GPU each, where there are GPUs.
-        nodes: 0 where the step waits for others, which have records of their own; else 1.
+        processes: that compute on a GPU each, if there are GPUs.
+        nodes: 0 if the step only waits for others, which have records of their own; else 1.
     """
-    run_id = run_ids.current()
+    run_id = environment.run_id()
     for meter in _meters:
         meter.keep(place(data_root, run_id), run_id, processes=processes, nodes=nodes)
 
 
 def of_run(data_root: str, *run_ids_: str) -> list[Record]:
-    """Return the records of a run; of this process's step what it has used up to now.
-
-    Args:
-        data_root: its URI.
-        run_ids_: the run's id, and others that it may be known by.
+    """Return the records of a run, known by one or more ids; of this process's step what it has used so far.
 
     Raises:
         StorageError: the data root cannot be read.
@@ -80,10 +74,6 @@ def of_run(data_root: str, *run_ids_: str) -> list[Record]:
 
 def of_runs(data_root: str, run_ids_: Collection[str]) -> dict[str, list[Record]]:
     """Return the records of several runs, by the run's id.
-
-    Args:
-        data_root: its URI.
-        run_ids_: the runs' ids.
 
     Raises:
         StorageError: the data root cannot be read.

@@ -1,6 +1,6 @@
 """What operations does in the steps of a run; the entry point `operations` of the group `kubedet.hooks`."""
 
-from components import run_ids
+from components import environment
 from components.hooks import End, ForGate, Hooks, Listing, NothingNew
 
 
@@ -16,7 +16,7 @@ class _Operations(Hooks):
     def before_gate(self, data_root: str) -> ForGate:
         from operations import costs, drift
 
-        return ForGate(drift.for_gate, lambda: costs.of_run(data_root, run_ids.current()).table())
+        return ForGate(drift.for_gate, lambda: costs.of_run(data_root, environment.run_id()).table())
 
     def at_end(self, end: End) -> dict[str, float]:
         if end.outcome is not None:
@@ -35,7 +35,7 @@ class _Operations(Hooks):
             return {}
         from operations import costs
 
-        return costs.of_run(end.data_root, run_ids.current()).numbers()
+        return costs.of_run(end.data_root, environment.run_id()).numbers()
 
 
 hooks = _Operations()

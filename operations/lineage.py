@@ -7,9 +7,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from components import container_digests
 from components.data_versions import KEY
-from components.records import NothingNewRecord, PublishedRecord, RunRecord, VerdictRecord, below
+from components.records import (
+    ImagesRecord,
+    NothingNewRecord,
+    PublishedRecord,
+    RunRecord,
+    VerdictRecord,
+    below,
+)
 from trainer import storage
 from trainer.base.errors import ConfigError, StorageError
 from trainer.data import forgotten, seen
@@ -148,7 +154,9 @@ def _trace_run(record: RunRecord, data_root: str) -> dict[str, Any]:
     keys = ("run", "run_id", "output", "recipe", "overrides", "weights", "started", KEY)
     description = {key: getattr(record, key) for key in keys}
     description |= {"run_code": record.code, "models": freed + exported, "freed": freed}
-    description["run_images"] = container_digests.read(data_root, record.run)
+    ran = ImagesRecord.of_run(data_root, record.run)
+    images = {"step": ran.step, "training": ran.training}
+    description["run_images"] = {who: digests for who, digests in images.items() if digests}
     description |= _trace_shards(record.fingerprint, data_root)
     return description | {"raw": record.raw, "source": record.source}
 

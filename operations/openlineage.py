@@ -19,7 +19,7 @@ from urllib.parse import urljoin
 
 import urllib3
 
-from components import run_ids
+from components import environment
 from components.hooks import End
 from operations import webhook
 from trainer import storage
@@ -200,7 +200,7 @@ def _send(end: End, before: Work, after: Work) -> str:
     engine = facets.processing_engine_run.ProcessingEngineRunFacet(version, "kubedet", version)
     of_run: dict[str, Any] = {"processing_engine": engine}
     run_id = uuid.uuid4()
-    if name := run_ids.current():
+    if name := environment.run_id():
         parent = run_of(name, after.data_root)
         # The same for each attempt: the next one goes on with what this one began.
         run_id = uuid.uuid5(parent, end.step)

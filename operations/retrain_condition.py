@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from components import run_ids
+from components import environment
 from components.hooks import NOTHING_NEW, NothingNew, Outcome
 from components.records import NothingNewRecord, now
 from operations import lineage, notifications
@@ -106,7 +106,7 @@ def nothing_new(
         return None
     found = f"{differences}{too_little}"
     logger.info("%s since %s: %s", NOTHING_NEW, since, found)
-    run_id = run_ids.current()
+    run_id = environment.run_id()
     record = NothingNewRecord(run_id, since, found, now())
     if not run_id or storage.create(NothingNewRecord.place(data_root, run_id), record.encoded()):
         reason = f"{NOTHING_NEW} since {since}: {found}"

@@ -13,17 +13,16 @@ from typing import Any
 
 from kfp import dsl, kubernetes
 
-from components import job_limits, run_ids
+from components import environment, job_limits
 from components.assist import assist
 from components.cleanup import cleanup
+from components.environment import SECRET_KEYS, SIGNING_FOLDER
 from components.evaluate import evaluate
 from components.export import export
 from components.hooks import TRAIN
 from components.images import COMPONENT_IMAGE
 from components.jobs import PARAMETERS, VOLUME
-from components.object_store import SECRET_KEYS
 from components.prepare import prepare
-from components.signing_secret import FOLDER
 from components.train import train
 from operations import openlineage
 from operations.notifications import SECRET_KEYS as NOTICE_KEYS
@@ -85,7 +84,7 @@ class _Pods:
 
 def _run(task: dsl.PipelineTask, title: str, cpu: Any, memory: Any) -> dsl.PipelineTask:
     task.set_display_name(title)
-    kubernetes.use_field_path_as_env(task, run_ids.VARIABLE, f"metadata.labels['{run_ids.LABEL}']")
+    kubernetes.use_field_path_as_env(task, environment.RUN_ID, f"metadata.labels['{environment.RUN_LABEL}']")
     # No user id: OpenShift gives each namespace its own, and the image has one.
     kubernetes.set_security_context(task, run_as_non_root=True)
     # Requests, not limits: a step that needs more on a big set is slow then, not killed.
@@ -133,7 +132,7 @@ def _make_model(pods: _Pods, shards: Any, values: Mapping[str, Any]) -> None:
     with dsl.If(scored.outputs["Output"] == "pass", name="passed"):
         publishing = _select(values, "credentials", "signing", "registry")
         exported = pods.tells(pods.step(export(model=model, run_id=_RUN_ID, **publishing)))
-        kubernetes.use_secret_as_volume(exported, values["signing"], FOLDER, optional=True)
+        kubernetes.use_secret_as_volume(exported, values["signing"], SIGNING_FOLDER, optional=True)
 
 
 def _search(pods: _Pods, shards: Any, form: Form, values: Mapping[str, Any]) -> None:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from components import jobs, launchers
+from components.environment import CREDENTIALS, SIGNING
 from components.launchers import spec
-from components.object_store import CREDENTIALS
-from components.signing_secret import SIGNING
 from operations.notifications import NOTIFY
 from pipelines.forms import Form
 from pipelines.sizes import DEFAULT, SIZES

@@ -13,11 +13,11 @@ from typing import Any
 
 from components import jobs
 from components.launchers import output
+from components.launchers.backend import Timings
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError, Cluster, connect
 from components.launchers.cluster.pods import events
 from components.launchers.pod_template import LABEL_NAME
-from components.launchers.timings import Timings
 from trainer.base.errors import ConfigError, KubedetError
 
 LABEL = "pipeline/runid"

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from components import run_ids, run_plan, warm_start
+from components import environment, run_plan, starting_weights
 from components.launchers.guarded_process import GuardedProcess
 from operations import costs, retrain_condition, tuning
 from operations.costs import Costs
@@ -110,7 +110,7 @@ def check(options: Options) -> None:
             partial(tuning.check_name, options.name),
             processes,
             retrain_condition.Condition(options["min_new_images"], options["min_drift"]).check,
-            partial(warm_start.check, options["warm_start"]),
+            partial(starting_weights.check_warm_start, options["warm_start"]),
             partial(sources.parse, options["source"]),
             partial(storage.check_place, options["data_root"]),
             gate_of_recipe,
@@ -369,7 +369,7 @@ def _execute(options: Options, progress: RunProgress, temporary: Path, lock: int
     command = [sys.executable, "-m", "pipelines.local", file, str(artifacts), arguments]
     env = {
         **os.environ,
-        run_ids.VARIABLE: options.name,
+        environment.RUN_ID: options.name,
         log.PROGRESS_FILE: str(temporary / "progress.jsonl"),
         "PYTHONUNBUFFERED": "1",  # Else a step's lines come when it has ended.
         "TMPDIR": str(temporary),  # The runner leaves a folder a step behind.

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from components import data_versions, jobs, launchers, model_registry, warm_start
+from components import data_versions, jobs, launchers, model_registry, starting_weights
 from components.launchers import kubernetes_names
 from operations import retrain_condition
 from operations.retention import pruning
@@ -129,7 +129,7 @@ class Submission:
             [
                 *(lambda rule=rule: parse(rule) for rule in split_rules(self._get("gate"))),
                 condition.check,
-                lambda: warm_start.check(self._get("warm_start")),
+                lambda: starting_weights.check_warm_start(self._get("warm_start")),
                 lambda: pruning.check(keep) if keep else None,
                 lambda: sizes.check(self._get("step_cpu"), self._get("step_memory")),
                 lambda: model_registry.check_server(registry) if registry else None,

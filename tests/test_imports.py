@@ -180,7 +180,7 @@ def test_the_architecture_tells_these_layers():
 @pytest.mark.slow
 def test_nothing_needs_what_kubeflow_pipelines_drops_or_adds():
     """ML Metadata goes after 2.17; MLflow's variables may be in the pods, and mean something to trackers."""
-    tracking = {*(ROOT / "trainer" / "trackers").glob("*.py"), ROOT / "components" / "tracker_settings.py"}
+    tracking = {*(ROOT / "trainer" / "trackers").glob("*.py"), ROOT / "components" / "environment.py"}
     for path in FILES:
         assert "ml_metadata" not in imports(path), path
         assert not set(imports(path)) & {"mlflow", "wandb"} or path in tracking, path

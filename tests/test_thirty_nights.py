@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw
 
 from components import in_use, preparation, publishing, records, scoring, training
 from components.launchers.backend import JobStatus, Phase, PodStatus
-from components.warm_start import CHAMPION
+from components.starting_weights import CHAMPION
 from operations import forgetting, lineage
 from operations.retention import plan_pruning, pruning
 from trainer import __main__ as trainer

@@ -41,7 +41,7 @@ def entry(launcher: str) -> Entry:
     """Return a launcher's entry in the register.
 
     Raises:
-        ConfigError: there is none of that name; it names those that are.
+        ConfigError: there is no such launcher.
     """
     if launcher not in LAUNCHERS:
         raise ConfigError(f"no launcher {launcher!r}", fix=f"use one of: {', '.join(LAUNCHERS)}")
@@ -49,12 +49,12 @@ def entry(launcher: str) -> Entry:
 
 
 def run(launcher: str, job: JobSpec, look: Look = ignore) -> None:
-    """Run a training job to its end, its output on stdout; `look` takes each status of its pods.
+    """Run a training job to its end, its output on stdout; `look` is called with each status of its pods.
 
     Raises:
         ConfigError: there is no such launcher, or it cannot run a job of this shape.
         LaunchError: the job failed; the message holds its error or last lines, `exit_code` its code.
-        Interrupted: the job was stopped and goes on when it is run again.
+        Interrupted: the job was stopped and resumes when it is run again.
     """
     if entry(launcher).pods:
         from components.launchers.cluster import watch  # Kubernetes' client takes a second.
@@ -70,7 +70,7 @@ def remove(launcher: str, name: str, *, finished: bool = False) -> JobStatus:
     """Delete a job that is not finished, or any with `finished`; returns its last status.
 
     Raises:
-        KubedetError: nobody could tell whether it is there, or it could not be deleted.
+        KubedetError: whether it exists is not known, or it could not be deleted.
     """
     if not entry(launcher).pods:  # It ends with the process that started it.
         return JobStatus(name, Phase.GONE)

@@ -1,12 +1,12 @@
 """Interface of the backends that run jobs, and the values that describe a job's status."""
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from components.launchers.spec import JobSpec
-from components.launchers.timings import Timings
 
 if TYPE_CHECKING:
     from trainer.launching.job_status import Progress
@@ -135,11 +135,11 @@ class JobStatus:
 
 
 Look = Callable[[JobStatus], None]
-"""Is told every status of a job while somebody waits for its end."""
+"""Called with every status of a watched job."""
 
 
 def ignore(status: JobStatus) -> None:
-    """Look away."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True)
@@ -152,11 +152,59 @@ class LogLine:
     """The line without its end."""
 
 
-class Backend(Protocol):
-    """A place where jobs run: everything that the watcher, the launchers and the commands call.
+@dataclass(frozen=True)
+class Timings:
+    """Time limits and intervals, all in seconds."""
 
-    Methods with a body are defaults for backends without that feature.
-    """
+    connect: float = 5.0
+    """Until the API server takes a connection."""
+    read: float = 30.0
+    """Until it answers a request."""
+    patience: float = 45.0
+    """Until a request that fails for a passing reason is given up."""
+    outage: float = 1800.0
+    """How long the API server may be away while a job is watched."""
+    backoff: float = 0.5
+    """First wait after a failure; each further one is twice as long."""
+    longest_backoff: float = 15.0
+    """Longest wait after a failure."""
+    poll: float = 3.0
+    """Between two polls of a job's status."""
+    heartbeat: float = 60.0
+    """Silence after which a status line is printed."""
+    quiet: float = 60.0
+    """Silence after which a log's stream is opened anew, for it may be dead."""
+    drain: float = 60.0
+    """For the last lines of a job that has ended."""
+    removal: float = 300.0
+    """Until a deleted job and its pods are gone."""
+    stop: float = 20.0
+    """For the deletion of a job when this process is asked to end."""
+    lasting: float = 120.0
+    """How long a pod may wait for a reason that a person may still fix, e.g. a missing Secret."""
+    unserved: float = 60.0
+    """Until Kueue has created the Workload of a job in one of its queues."""
+    place: float = 60.0
+    """Between two lines on a job's position in its queue."""
+    replaced: float = 10.0
+    """For another job of the same name to appear, when ours is gone."""
+    glance: float = 1.0
+    """For a response after a stop signal, when this process may have a second left."""
+    submit: float = 180.0
+    """For a submission through another program."""
+    late: float = 3.0
+    """How late an aborted request may still take effect."""
+
+    def waits(self) -> Iterator[float]:
+        """Yield the wait after each failure: twice as long each time, with jitter."""
+        wait = self.backoff
+        while True:
+            yield wait * random.uniform(0.5, 1.0)
+            wait = min(2 * wait, self.longest_backoff)
+
+
+class Backend(Protocol):
+    """A place where jobs run. Methods with a body are defaults."""
 
     timings: Timings
     """How long things may take."""
@@ -191,9 +239,8 @@ class Backend(Protocol):
     def follow(self, name: str, *, once: bool = False) -> Iterator[LogLine | JobStatus]:
         """Yield a job's lines as they come and, every few seconds, its status, until it has ended.
 
-        The lines are those of rank 0 (of every pod of an elastic job), and the last ones of pods that fail. A
-        server that does not answer for a while is waited for. With `once` it looks once, and reads what the
-        logs hold now.
+        The lines are those of rank 0 (of every pod of an elastic job), and the last ones of failed pods. A
+        server that does not answer is waited for. With `once` it reads status and logs once.
 
         Raises:
             LaunchError: there is no answer for longer than Timings.outage.
@@ -201,7 +248,7 @@ class Backend(Protocol):
         ...
 
     def pod_lines(self, name: str, pod: PodStatus, *, follow: bool, tail: int = 0) -> Iterator[str]:
-        """Yield the lines of one pod of a job; of those that exist already only the last `tail`, or all (0).
+        """Yield the lines of one pod of a job; of existing ones only the last `tail`, or all (0).
 
         Raises:
             LaunchError: the log cannot be read.
@@ -209,14 +256,14 @@ class Backend(Protocol):
         ...
 
     def execute(self, name: str, pod: PodStatus, arguments: list[str]) -> int:
-        """Run a command in a pod with this process's output, and its terminal; returns the exit code."""
+        """Run a command in a pod with this process's output and terminal; returns the exit code."""
         ...
 
     def stop(self, name: str, *, wait: bool = True) -> None:
-        """Delete a job of kubedet's and its pods, and wait until all is gone; a job that is gone is no error.
+        """Delete a job of kubedet's and its pods, and wait until all are gone; a missing job is no error.
 
         Raises:
-            LaunchError: somebody else made it, or it is not gone after Timings.removal.
+            LaunchError: somebody else created it, or it is not gone after Timings.removal.
         """
         ...
 
@@ -234,15 +281,15 @@ class Backend(Protocol):
         return "", ""
 
     def withdraw(self, name: str, *, wait: bool = True) -> None:
-        """Delete a job that was submitted here; one that another launcher made since is left alone."""
+        """Delete a job that was submitted here; one that another launcher created since is left alone."""
         self.stop(name, wait=wait)
 
     def abandon(self, name: str) -> None:
-        """Delete a job that this process submitted, by one request: this process is about to be killed."""
+        """Delete a job that this process submitted, by one request: there may be no time for more."""
         self.stop(name, wait=False)
 
     def ends_with_the_run(self) -> bool:
-        """Whether a job ends too where this process is asked to end; else the next attempt takes it up."""
+        """Whether a job ends, too, if this process is asked to end; else the next attempt adopts it."""
         return True
 
     def with_progress(self, status: JobStatus) -> JobStatus:

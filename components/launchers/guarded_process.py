@@ -58,9 +58,9 @@ class GuardedProcess:
             command: program and arguments; no shell is between.
             env: the whole environment; None is this process's.
             cwd: the folder in which it starts; None is this process's.
-            grace_seconds: how long it may take to end when asked to, before it is killed.
-            keep_open: file descriptors the guard holds until all is over (a lock).
-            stdout: where it goes, as subprocess.Popen takes it; None is this process's.
+            grace_seconds: how long it may take to end before it is killed.
+            keep_open: file descriptors that the guard holds until all is over (a lock).
+            stdout: as subprocess.Popen takes it; None is this process's.
             stderr: as stdout.
         """
         lifeline, self._lifeline = os.pipe()
@@ -89,11 +89,11 @@ class GuardedProcess:
         self._process.terminate()
 
     def poll(self) -> int | None:
-        """Return what `wait` does where it has ended; None while it runs."""
+        """Return the exit code if it has ended; None while it runs."""
         return None if self._process.poll() is None else self.wait()
 
     def wait(self) -> int:
-        """Return its exit code when it has ended: 128 + n where signal n ended it."""
+        """Return its exit code when it has ended: 128 + n if signal n ended it."""
         code = self._process.wait()
         return code if code >= 0 else 128 - code
 
@@ -137,7 +137,6 @@ class _Guard:
             self._deadline = 0.0
 
     def run(self) -> int:
-        """Wait for the command and for everything it started; return its exit code."""
         watched = [self._lifeline]
         next_look = 0.0
         while True:
@@ -170,7 +169,7 @@ class _Guard:
                 self._code = code if code >= 0 else 128 - code
 
     def _end_orphans(self, pids: list[int]) -> None:
-        """Give an orphan a moment to end by itself, then SIGTERM and, after the grace period, SIGKILL."""
+        """Give an orphan a moment to end, then send SIGTERM and, after the grace period, SIGKILL."""
         now = time.monotonic()
         self._orphans = {pid: self._orphans.get(pid, now) for pid in pids}
         for pid, since in self._orphans.items():
@@ -186,7 +185,6 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _children() -> dict[int, list[int]]:
-    """Return every process's children, read from /proc."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -208,7 +206,6 @@ def _descendants(children: dict[int, list[int]], pid: int) -> list[int]:
 
 
 def _main() -> int:
-    """Read the arguments and run."""
     lifeline, grace, *command = sys.argv[1:]
     try:
         guard = _Guard(int(lifeline), float(grace), command)

@@ -18,17 +18,14 @@ from trainer.launching.stop_signals import handling
 
 
 def run(job: JobSpec) -> None:
-    """Run a job on this machine to its end, its output on stdout.
+    """Run a job of one node on this machine to its end, its output on stdout.
 
     SIGTERM and SIGINT are passed on: the job saves its checkpoint and ends.
-
-    Args:
-        job: what to run, on one node.
 
     Raises:
         ConfigError: the job needs several nodes, or its working_dir does not exist.
         LaunchError: it failed; the message holds its error or last lines, `exit_code` its code.
-        Interrupted: it was stopped and goes on when it is run again.
+        Interrupted: it was stopped and resumes when it is run again.
     """
     if job.nodes != 1:
         raise ConfigError(
@@ -67,12 +64,8 @@ def command(job: JobSpec) -> list[str]:
 def environment(job: JobSpec, cores: int = 0) -> dict[str, str]:
     """Return the environment of a job: this process's, the job's, and threads that share the cores.
 
-    LOGLEVEL is torchrun's: it warns of every stop. The number of processes goes where the Training
-    Operator puts it too.
-
-    Args:
-        job: what will run.
-        cores: of this machine that it has; 0 is all that this process may use.
+    LOGLEVEL is torchrun's: it warns of every stop. `cores` are those of this machine that it has; 0 is all
+    that this process may use.
     """
     threads = str(threads_of_process(job.processes, cores))
     defaults = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", "LOGLEVEL": "ERROR"}
@@ -85,7 +78,6 @@ def environment(job: JobSpec, cores: int = 0) -> dict[str, str]:
 
 @contextmanager
 def _passing_on(process: GuardedProcess) -> Iterator[list[int]]:
-    """Pass the first SIGTERM or SIGINT on to the job; yields the list that takes its number."""
     stopped: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -98,7 +90,6 @@ def _passing_on(process: GuardedProcess) -> Iterator[list[int]]:
 
 
 def _failure(code: int, last: Iterable[str], hints: Hints) -> LaunchError:
-    """Make an error of a failed job: its own message where it has one, else its last lines."""
     message = own_message(last)
     if message:
         error = LaunchError(message)

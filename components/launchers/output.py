@@ -1,4 +1,4 @@
-"""What the output of a training says: its error message, and hints on wrong settings of a job or cluster."""
+"""The messages in the output of a training: its own error, and hints on wrong settings."""
 
 import itertools
 import re

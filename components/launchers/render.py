@@ -48,7 +48,7 @@ def _documents(manifests: list[Body]) -> str:
 
 
 def _wrapped(command: list[str]) -> str:
-    """One option a line; what follows `--` stays together, for it is another program's."""
+    """One option a line; what follows `--` stays together: it is another program's."""
     options = command[: command.index("--")]
     lines = [options[0]]
     for word in options[1:]:

@@ -23,11 +23,10 @@ from types import MappingProxyType
 from typing import Any
 
 from components.launchers import pod_template
-from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus
+from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus, Timings
 from components.launchers.kubernetes_names import amount
 from components.launchers.pod_template import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY
 from components.launchers.spec import JobSpec, Toleration
-from components.launchers.timings import Timings
 from trainer.base.errors import ConfigError, KubedetError, LaunchError
 
 logger = logging.getLogger(__name__)
@@ -146,7 +145,6 @@ def _toleration(item: Toleration) -> str:
 
 
 def _cores(quantity: str) -> str:
-    """Return an amount of CPU as a decimal number: 0.5 for 500m."""
     return f"{amount(quantity).normalize():f}" if quantity else ""
 
 
@@ -173,7 +171,7 @@ _REFUSALS = {
 
 
 def _refusal(words: tuple[str, ...], code: int, output: str) -> KubedetError:
-    """Make the error of a failed call; it names no options, whose values may be private."""
+    """Return the error of a failed call; it names no options, whose values may be private."""
     lines = "\n".join(output.strip().splitlines()[-10:]) or f"exit code {code}"
     text = f"`runai {' '.join(words[:4])}` failed: {lines}"
     for pattern, fix in _REFUSALS.items():
@@ -198,7 +196,7 @@ _POD_PHASES = {
 
 
 def _workload(tree: Mapping[str, Any], name: str) -> tuple[JobStatus, dict[str, str] | None]:
-    """Return the status and the labels (None if Run:ai does not show them) in an answer of `describe`."""
+    """Return status and labels (None if Run:ai does not show them) from an answer of `describe`."""
     values = _flat(tree)
     word = str(values.get("phase") or values.get("status") or "")
     labels, requested = values.get("labels"), values.get("requestedpods", 1)
@@ -236,12 +234,7 @@ _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d
 
 
 class RunaiBackend(Backend):
-    """Runs jobs in a project of Run:ai.
-
-    Args:
-        project: the project; empty is a job's runai_queue, or the one that `runai project set` chose.
-        timings: how long things may take.
-    """
+    """Runs jobs in a project of Run:ai; empty is a job's runai_queue, or that of `runai project set`."""
 
     def __init__(self, project: str = "", timings: Timings | None = None) -> None:
         self.project, self.timings = project, timings or Timings(poll=5.0)
@@ -258,7 +251,7 @@ class RunaiBackend(Backend):
     def submit(self, job: JobSpec) -> str:
         """Start a job, or adopt the same one if it exists already; returns its name.
 
-        A job of that name that failed or has another specification is deleted first, if kubedet made it.
+        A job of that name that failed or has another specification is deleted first, if kubedet created it.
 
         Raises:
             ConfigError: it is elastic or names a namespace, or `runai` cannot be used.
@@ -318,7 +311,7 @@ class RunaiBackend(Backend):
             time.sleep(self.timings.poll)
 
     def _new_lines(self, name: str, pod: str, read: dict[str, tuple[str, str]]) -> Iterator[LogLine]:
-        """Yield the lines of a pod that are newer than the time in `read`, and put the last one's there."""
+        """Yield the lines of a pod that are newer than the time in `read`, and update it."""
         last = since = read.get(pod, ("", ""))  # To the second, with the zone; and the fraction.
         resumed = ["--since-time", since[0]] if since[0] else []
         text = self._call(*self._about(name, "logs"), "--pod", pod, "--timestamps", *resumed)
@@ -356,7 +349,6 @@ class RunaiBackend(Backend):
             time.sleep(self.timings.poll)
 
     def _find(self, name: str) -> tuple[JobStatus, dict[str, str] | None] | None:
-        """Look for a workload among the kinds, first where it was last; None if it does not exist."""
         for kind in sorted(KINDS, key=lambda kind: kind != self._kinds.get(name)):
             try:
                 text = self._call("training", kind, "describe", name, "--output", "json", "--pod-limit=-1")

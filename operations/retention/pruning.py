@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from components import in_use, run_ids
+from components import environment, in_use
 from operations.retention import GRACE, plan_pruning
 from operations.retention.inventory import Artifact
 from trainer import storage
@@ -93,7 +93,7 @@ def prune(
         HeldError: another one goes on.
     """
     check(keep)
-    holder = f"a pruning ({run_ids.current() or 'by hand'})"
+    holder = f"a pruning ({environment.run_id() or 'by hand'})"
     with leases.hold(leases.of_data_root(data_root), holder, patience=_PATIENCE) as lease:
         pruned = plan(data_root, keep, grace=grace, runs=runs, now=now)
         with ThreadPoolExecutor(_AT_ONCE) as threads:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 _STYLES = {"ok": "green", "warning": "yellow", "missing": "bold red"}
 _GPU = "nvidia.com/gpu"
+_IN_CLUSTER = (
+    "namespace", "credentials", "claim", "resource", "queue", "job", "size", "step_cpu", "step_memory",
+    "host", "ca",
+)  # fmt: skip
 
 
 def add(commands: Commands) -> None:
@@ -92,28 +96,25 @@ def _cluster(options: argparse.Namespace) -> "Iterator[Check]":
     except ConfigError as error:
         yield machine.Check("cluster", "missing", error.message, error.fix)
         return
-    step = {"step_cpu": options.step_cpu, "step_memory": options.step_memory}
-    step = sizes.request(options.size, options.step_cpu, options.step_memory) if options.size else step
+    cpu, memory = options.step_cpu, options.step_memory
+    if options.size:
+        cpu, memory = sizes.request(options.size, cpu, memory).values()
     resources = ({_GPU: options.gpus} if options.gpus else {}) | _resources(options.resource)
-    needs = doctor.Needs(
-        options.nodes, resources, options.credentials, options.claim,
-        cpu=step["step_cpu"], memory=step["step_memory"],
-    )  # fmt: skip
+    step = {name: text for name, text in (("cpu", cpu), ("memory", memory)) if text}
+    needs = doctor.Needs(options.nodes, resources, options.credentials, options.claim, step)
     yield from doctor.check_cluster(backend, needs)
     if options.queue:
         yield from doctor.check_queue(backend, options.queue)
     if options.data_root:
         yield machine.writable(options.data_root)
     if options.job:
-        needs_of_pods = machine.Needs(
-            gpus=options.gpus, rdma=options.rdma, interface=options.interface,
-            shared_memory=machine.size(options.shared_memory or "0"),
-        )  # fmt: skip
-        yield from doctor.check_pods(backend, options.job, needs_of_pods)
+        shared = machine.size(options.shared_memory or "0")
+        of_pods = machine.Needs(options.gpus, options.rdma, options.interface, shared)
+        yield from doctor.check_pods(backend, options.job, of_pods)
 
 
 def _pipelines(options: argparse.Namespace) -> "Iterator[Check]":
-    """Ask Kubeflow Pipelines, where a host is named, for its version."""
+    """Check the version of Kubeflow Pipelines, if a host is named."""
     from pipelines.access import HOSTS, Access
     from trainer.launching.doctor import Check
 
@@ -134,26 +135,18 @@ def _pipelines(options: argparse.Namespace) -> "Iterator[Check]":
     yield Check(title, "warning" if warning else "ok", warning or f"{tag} at {access.host}", fix)
 
 
-_IN_PODS = ("shared_memory", "interface", "rdma")
-_IN_CLUSTER = (
-    "namespace", "credentials", "claim", "resource", "queue", "job", "size", "step_cpu", "step_memory",
-    "host", "ca",
-)  # fmt: skip
-
-
 def _check_options(options: argparse.Namespace) -> None:
     """Refuse options that have no effect, and values that cannot be used."""
     from pipelines import sizes
     from trainer.launching.doctor import size
 
-    used = [name for name in (*_IN_CLUSTER, *_IN_PODS) if getattr(options, name)]
-    problems = [f"{_option(name)} means nothing with --local" for name in used if options.local]
-    if not options.local and not options.job:
-        problems += [f"{_option(name)} needs --job" for name in used if name in _IN_PODS]
-    if options.nodes < 1:
-        problems.append(f"--nodes {options.nodes} is less than one")
-    if options.gpus < 0:
-        problems.append(f"--gpus {options.gpus} is less than zero")
+    in_pods = ("shared_memory", "interface", "rdma")
+    used = [name for name in (*_IN_CLUSTER, *in_pods) if getattr(options, name)]
+    useless = used if options.local else [name for name in used if name in in_pods and not options.job]
+    why = "means nothing with --local" if options.local else "needs --job"
+    problems = [f"--{name.replace('_', '-')} {why}" for name in useless]
+    problems += [f"--nodes {options.nodes} is less than one"] if options.nodes < 1 else []
+    problems += [f"--gpus {options.gpus} is less than zero"] if options.gpus < 0 else []
     for text in options.resource:
         name, equals, number = text.partition("=")
         if not name or (equals and whole_number(number) is None):
@@ -171,17 +164,12 @@ def _check_options(options: argparse.Namespace) -> None:
         raise ConfigError("; ".join(problems), fix="see `kubedet doctor --help`")
 
 
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def _resources(texts: list[str]) -> dict[str, int]:
     pairs = [text.partition("=") for text in texts]
     return {name: int(number or 0) for name, _, number in pairs}
 
 
 def _print_checks(results: "Iterator[Check]") -> "list[Check]":
-    """Print checks as they come."""
     from rich.console import Console
     from rich.text import Text
 

@@ -216,8 +216,7 @@ def _exec(options: argparse.Namespace) -> int:
 
 
 def _wait(options: argparse.Namespace) -> int:
-    from components.launchers.backend import Phase
-    from components.launchers.timings import Timings
+    from components.launchers.backend import Phase, Timings
 
     # A wait of hours must outlast an API server that is away for minutes.
     backend = _backend(options, patience=Timings.outage)
@@ -291,9 +290,9 @@ def _backend(
         return RunaiBackend(options.project)
     if options.project:
         raise ConfigError("a --project is Run:ai's", fix="add --backend runai, or name a --namespace")
+    from components.launchers.backend import Timings
     from components.launchers.cluster.backend import ClusterBackend
     from components.launchers.cluster.kinds import KINDS
-    from components.launchers.timings import Timings
 
     return ClusterBackend.connect(
         namespace or options.namespace or "",

@@ -11,10 +11,10 @@ from fake_pod import endless
 
 from components import doctor
 from components.doctor import PERMISSIONS, Needs
+from components.launchers.backend import Timings
 from components.launchers.cluster.backend import ClusterBackend
-from components.launchers.cluster.kinds import trainjob
+from components.launchers.cluster.kinds import shared_runtime
 from components.launchers.spec import JobSpec
-from components.launchers.timings import Timings
 from trainer.launching import doctor as machine
 from trainer.launching.doctor import Check
 
@@ -193,7 +193,7 @@ def test_a_namespace_without_the_shared_runtime_is_told_how_to_get_it(look, fake
 
 
 def runtime(cluster, *, managed="kubedet", **spec):
-    shared = trainjob.shared_runtime()
+    shared = shared_runtime()
     shared["metadata"]["labels"]["app.kubernetes.io/managed-by"] = managed
     shared["spec"] |= spec
     cluster.installed = {"trainjobs"}
@@ -298,15 +298,15 @@ def test_a_step_must_fit_on_a_ready_node(look, fake_cluster):
     node(fake_cluster, "b", {"cpu": "8", "memory": "4Gi"})
     node(fake_cluster, "c", {"cpu": "64", "memory": "256Gi"}, ready="False")
     title = "room for a step (cpu 2, memory 8Gi)"
-    finding = look(cpu="2", memory="8Gi")[title]
+    finding = look(step={"cpu": "2", "memory": "8Gi"})[title]
     assert finding.state == "missing" and "--size" in finding.fix
     assert finding.detail.endswith("; a has cpu 1930m, memory 7650000Ki; b has memory 4Gi")
     node(fake_cluster, "d", {"cpu": "2", "memory": "8Gi"})
-    finding = look(cpu="2", memory="8Gi")[title]
+    finding = look(step={"cpu": "2", "memory": "8Gi"})[title]
     assert finding.state == "ok" and finding.detail.startswith(
         "1 of 3 ready nodes can hold it, 1 of them now"
     )
-    assert look(cpu="1500m")["room for a step (cpu 1500m)"].state == "ok"
+    assert look(step={"cpu": "1500m"})["room for a step (cpu 1500m)"].state == "ok"
 
 
 def pod(cluster, name, on, cpu="", owner="", phase="Running", gpus=0, **spec):
@@ -322,14 +322,14 @@ def pod(cluster, name, on, cpu="", owner="", phase="Running", gpus=0, **spec):
 def test_what_other_pods_request_is_no_room_for_a_step(look, fake_cluster):
     node(fake_cluster, "a", {"cpu": "2", "nvidia.com/gpu": "1"})
     pod(fake_cluster, "finished", "a", cpu="2", phase="Succeeded")
-    assert look(cpu="2")["room for a step (cpu 2)"].state == "ok"
+    assert look(step={"cpu": "2"})["room for a step (cpu 2)"].state == "ok"
     pod(fake_cluster, "proxy", "a", cpu="100m", owner="DaemonSet")
     pod(fake_cluster, "dns", "a", cpu="330m", owner="ReplicaSet")
-    finding = look(cpu="2")["room for a step (cpu 2)"]
+    finding = look(step={"cpu": "2"})["room for a step (cpu 2)"]
     assert finding.state == "missing" and "a has cpu 2, of which pods request 0.43" in finding.detail
-    assert look(cpu="1500m")["room for a step (cpu 1500m)"].state == "ok"
+    assert look(step={"cpu": "1500m"})["room for a step (cpu 1500m)"].state == "ok"
     pod(fake_cluster, "a-run", "a", cpu="500m", owner="Workflow", gpus=1)
-    found = look(cpu="1500m", resources={"nvidia.com/gpu": 1})
+    found = look(step={"cpu": "1500m"}, resources={"nvidia.com/gpu": 1})
     assert found["room for a step (cpu 1500m)"].state == "warning"
     assert "pods request 0.93" in found["room for a step (cpu 1500m)"].detail
     assert found["nvidia.com/gpu"].state == "warning" and "0 of them now" in found["nvidia.com/gpu"].detail
@@ -342,14 +342,14 @@ def test_init_containers_sidecars_and_overhead_are_counted_as_the_scheduler_does
     node(fake_cluster, "a", {"cpu": "8"})
     inits = [init("500m", restartPolicy="Always"), init("3"), init("1")]
     pod(fake_cluster, "x", "a", cpu="1", owner="StatefulSet", initContainers=inits, overhead={"cpu": "250m"})
-    detail = look(cpu="5")["room for a step (cpu 5)"].detail  # max(0.5 + 1, 0.5 + 3) + 0.25
+    detail = look(step={"cpu": "5"})["room for a step (cpu 5)"].detail  # max(0.5 + 1, 0.5 + 3) + 0.25
     assert "pods request 3.75" in detail
 
 
 def test_requests_that_cannot_be_counted_are_a_warning(look, fake_cluster):
     node(fake_cluster, "a", {"cpu": "2"})
     fake_cluster.faults.append(Fault("GET", "/api/v1/pods", status=403, message="pods is forbidden"))
-    found = look(cpu="2")
+    found = look(step={"cpu": "2"})
     assert found["room for a step (cpu 2)"].state == "ok"
     assert (
         found["free room on nodes"].state == "warning" and "not counted" in found["free room on nodes"].detail
@@ -359,7 +359,9 @@ def test_requests_that_cannot_be_counted_are_a_warning(look, fake_cluster):
 def test_many_nodes_that_fall_short_are_not_all_named(look, fake_cluster):
     for number in range(7):
         node(fake_cluster, f"n{number}", {"cpu": "1", "memory": "2Gi"})
-    (detail,) = [finding.detail for title, finding in look(cpu="2").items() if title.startswith("room")]
+    (detail,) = [
+        finding.detail for title, finding in look(step={"cpu": "2"}).items() if title.startswith("room")
+    ]
     assert detail.endswith("n4 has cpu 1; and 2 more")
 
 
@@ -421,7 +423,7 @@ def test_a_kind_that_no_integration_serves_is_told_with_the_other(queue, fake_cl
 def test_without_the_configuration_the_webhook_tells_what_is_served(queue, fake_cluster, serves):
     give_kueue(fake_cluster, serves=serves)
     fake_cluster.denied.add(("get", "configmaps"))
-    fake_cluster.add("trainingruntimes", "default", trainjob.shared_runtime())
+    fake_cluster.add("trainingruntimes", "default", shared_runtime())
     checks = queue()
     for kind in ("PyTorchJob", "TrainJob"):
         assert checks[f"{kind}s in Kueue"].state == ("ok" if serves else "missing")

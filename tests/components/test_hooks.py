@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from components import hooks, job_limits, signing_secret
+from components import environment, hooks, job_limits
 from components.hooks import End, Hooks, Listing, NothingNew
 from operations import notifications, openlineage
 from trainer.base.errors import ConfigError
@@ -64,5 +64,5 @@ def test_what_is_installed_registers_operations():
 
 
 def test_no_job_may_have_the_secrets_of_steps():
-    secrets = {signing_secret.SIGNING, notifications.NOTIFY, openlineage.SECRET}
+    secrets = {environment.SIGNING, notifications.NOTIFY, openlineage.SECRET}
     assert secrets == job_limits.OF_STEPS

@@ -8,7 +8,7 @@ import pytest
 from fake_api import Fault
 from fake_pod import endless, fine
 
-from components import job_limits, jobs, object_store
+from components import environment, job_limits, jobs
 from components.jobs import Request, name_of, remove
 from components.launchers.cluster import client
 from components.launchers.cluster.backend import ClusterBackend
@@ -20,7 +20,7 @@ COMMAND = ("train", "--config", "s3://b/config.json")
 
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch):
-    for name in (*object_store.SETTINGS, *object_store.secret_variables().values()):
+    for name in (*environment.SETTINGS, *environment.secret_variables().values()):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -39,7 +39,7 @@ def test_all_parameters_reach_the_job():
     assert [(mount.claim, mount.path) for mount in spec.mounts] == [("sets", "/data")]
     assert spec.command[-3:] == COMMAND
     assert {item.secret for item in spec.secret_env} == {"keys"} and all(i.optional for i in spec.secret_env)
-    assert {item.name for item in spec.secret_env} == set(object_store.secret_variables().values())
+    assert {item.name for item in spec.secret_env} == set(environment.secret_variables().values())
 
 
 def test_kubeflow_makes_texts_of_what_a_run_asks_for():
@@ -220,7 +220,7 @@ def test_a_job_has_what_the_namespaces_owner_allows_and_no_more(monkeypatch, job
         on_cluster(job=job).spec(COMMAND)
     assert job_limits.CONFIG_MAP in caught.value.message and "owner" in caught.value.message
     added = named if key == "secrets" else f"{named[:3]}*"
-    monkeypatch.setenv(job_limits.VARIABLES[key], f"{value} {object_store.CREDENTIALS} {added}")
+    monkeypatch.setenv(job_limits.VARIABLES[key], f"{value} {environment.CREDENTIALS} {added}")
     on_cluster(job=job).spec(COMMAND)
 
 
@@ -237,7 +237,7 @@ def test_networks_of_the_own_namespace_are_not_limited(monkeypatch, tmp_path):
 def test_no_job_reads_the_secrets_of_steps(monkeypatch, secret, allowed):
     if allowed is not None:
         monkeypatch.setenv(
-            job_limits.VARIABLES["secrets"], f"{object_store.CREDENTIALS} {allowed.format(secret=secret)}"
+            job_limits.VARIABLES["secrets"], f"{environment.CREDENTIALS} {allowed.format(secret=secret)}"
         )
     on_cluster().spec(COMMAND)
     for asked in (

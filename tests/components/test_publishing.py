@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from bundles import make_bundle
 
-from components import model_registry, publishing, run_ids
+from components import environment, model_registry, publishing
 from components.export import export as component
 from components.publishing import export_and_publish
 from trainer import storage
@@ -51,11 +51,11 @@ def exports(monkeypatch, tmp_path):
 
 def test_it_publishes_under_the_shards_data_root(trained, exports, tmp_path, monkeypatch):
     calls = exports("v1")
-    monkeypatch.setenv(run_ids.VARIABLE, "run-1")
+    monkeypatch.setenv(environment.RUN_ID, "run-1")
     used = Record("run-1", "train", 0, "2026-11-23T00:00:00+00:00", True, 7200.0, 1, 4, 0, 0)
     uri = str(tmp_path / "data_root" / "usage" / "run-1" / "train.json")
     storage.write_bytes(uri, used.encoded())
-    monkeypatch.setattr(publishing, "mounted_key", lambda secret: f"/{secret}/private.pem")
+    monkeypatch.setattr(publishing, "signing_key", lambda secret: f"/{secret}/private.pem")
     exported = export_and_publish(trained, "keys")
     assert exported["used"]["used/gpu_hours"] == 8.0
     run = tmp_path / "run"
@@ -92,7 +92,7 @@ def test_the_component_takes_the_model_and_the_name_of_a_secret(trained, exports
     inputs = {"model", "signing", "registry", "run_id", "credentials"}
     assert set(component.component_spec.inputs) == inputs
     calls = exports("v1")
-    monkeypatch.setattr(publishing, "mounted_key", lambda secret: f"/mounted/{secret}/private.pem")
+    monkeypatch.setattr(publishing, "signing_key", lambda secret: f"/mounted/{secret}/private.pem")
     (tmp_path / "trained.json").write_text(json.dumps(trained))
     model = SimpleNamespace(path=str(tmp_path / "trained.json"))
     artifact = SimpleNamespace(path=str(tmp_path / "exported.json"), metadata={})

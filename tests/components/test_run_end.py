@@ -3,7 +3,7 @@
 import pytest
 from fake_api import Fault
 
-from components import run_end, run_ids
+from components import environment, run_end
 from components.jobs import name_of
 
 RUN = "0b9c8d7e-1111-2222-3333-444455556666"
@@ -22,7 +22,7 @@ def add(fake_cluster, monkeypatch):
         containers = [{"name": "wait", "state": {}, **usual}, {"name": "main", "state": state, **usual}]
         return fake_cluster.add(
             "pods", "default",
-            {"metadata": {"name": name, "labels": {run_ids.LABEL: run}, "annotations": notes},
+            {"metadata": {"name": name, "labels": {environment.RUN_LABEL: run}, "annotations": notes},
              "spec": {"containers": []},
              "status": {"phase": phase, "containerStatuses": containers, **(status or {})}},
         )  # fmt: skip

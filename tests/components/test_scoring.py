@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from components import run_ids, scoring
+from components import environment, scoring
 from components.scoring import judge, score
 from trainer import storage
 from trainer.base.errors import EvaluationError
@@ -62,7 +62,7 @@ def test_what_people_see_and_metrics_that_do_not_exist(trained, tmp_path, monkey
 
     told = []
     monkeypatch.setattr(scoring, "evaluate", scores)
-    monkeypatch.setenv(run_ids.VARIABLE, "run-1")
+    monkeypatch.setenv(environment.RUN_ID, "run-1")
     used = Record("run-1", "train", 0, "2026-11-23T00:00:00+00:00", True, 7200.0, 1, 4, 0, 0)
     storage.write_bytes(str(tmp_path / "usage" / "run-1" / "train.json"), used.encoded())
     trained |= {"checkpoint": "best.pt", "shards": str(tmp_path / "shards" / "0123")}

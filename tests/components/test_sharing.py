@@ -15,7 +15,7 @@ import torch
 from at_once import at_once
 from weights_server import weights_server
 
-from components import data_versions, preparation, run_ids, sharing, steps, supervisor, training, usage
+from components import data_versions, environment, preparation, sharing, steps, supervisor, training, usage
 from components.jobs import Request
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError, StorageError
@@ -43,7 +43,7 @@ with leases.hold(sys.argv[1], "a pod", patience=0):
 
 @pytest.fixture(autouse=True)
 def of_a_run(monkeypatch):
-    monkeypatch.setenv(run_ids.VARIABLE, RUN)
+    monkeypatch.setenv(environment.RUN_ID, RUN)
 
 
 def prepare(root, pods, version="", source=SOURCE, **settings):
@@ -176,7 +176,7 @@ def test_assistants_end_when_the_leader_fails_but_not_when_it_is_tried_again(tmp
 def test_an_assistant_without_a_leader_or_a_run_ends(tmp_path, monkeypatch, caplog):
     sharing.assist(str(tmp_path), *ASKED, patience=0.1)
     assert "no step `prepare` of this run" in caplog.text
-    monkeypatch.delenv(run_ids.VARIABLE)
+    monkeypatch.delenv(environment.RUN_ID)
     sharing.assist(str(tmp_path), *ASKED)
     assert contents(prepare(str(tmp_path / "alone"), 3)) and not (tmp_path / "alone" / "sharing").exists()
 
@@ -199,7 +199,7 @@ def test_files_of_earlier_runs_are_deleted_after_a_day(tmp_path, monkeypatch):
     files = [path for path in old if path.is_file()]
     for path in files[1:]:
         os.utime(path, (day, day))
-    monkeypatch.setenv(run_ids.VARIABLE, "another")
+    monkeypatch.setenv(environment.RUN_ID, "another")
     prepare(str(tmp_path), 2)
     assert [path for path in files if path.exists()] == files[:1]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from components import jobs, preparation, run_ids, steps, supervisor, usage
+from components import environment, jobs, preparation, steps, supervisor, usage
 from components.jobs import Request
 from trainer import storage
 from trainer.launching.usage import meter
@@ -19,7 +19,7 @@ RUN = "0b5f6a3e-1111-4222-8333-444455556666"
 
 @pytest.fixture(autouse=True)
 def of_a_run(monkeypatch):
-    monkeypatch.setenv(run_ids.VARIABLE, RUN)
+    monkeypatch.setenv(environment.RUN_ID, RUN)
     for name in ("KUBERNETES_SERVICE_HOST", supervisor.TRIES):
         monkeypatch.delenv(name, raising=False)
 
@@ -40,7 +40,7 @@ def test_a_step_of_a_run_leaves_a_record(tmp_path):
 
 
 def test_what_belongs_to_no_run_leaves_none(tmp_path, monkeypatch):
-    monkeypatch.delenv(run_ids.VARIABLE)
+    monkeypatch.delenv(environment.RUN_ID)
     steps.run("prepare", f"{__name__}:work", str(tmp_path))
     preparation.prepare(
         "sample:images=6,size=96", "debug", ONE_PROCESS, str(tmp_path), "", str(tmp_path / "page")

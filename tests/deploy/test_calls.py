@@ -6,12 +6,12 @@ from fake_kueue import give_kueue
 from fake_pod import endless
 from patience import until
 
+from components.launchers.backend import Timings
 from components.launchers.cluster import watch
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.spec import JobSpec
-from components.launchers.timings import Timings
 
 QUICK = Timings(backoff=0.02, longest_backoff=0.1, poll=0.05, patience=2.0)
 JOB = {"command": ("true",), "image": "i", "backoff": 3}  # A TrainJob then brings a runtime.

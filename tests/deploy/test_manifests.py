@@ -8,15 +8,15 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from components import job_limits, object_store
+from components import environment, job_limits
 from components.doctor import PERMISSIONS
 from components.launchers import pod_template
-from components.launchers.cluster.kinds import trainjob
+from components.launchers.cluster.kinds import API_VERSION, SHARED, shared_runtime
 from components.launchers.spec import JobSpec
 
 VERSIONS = ("1.28", kubernetes_validate.latest_version())
 """The oldest Kubernetes we mean to serve, and the newest that is known here."""
-CUSTOM = ("security.openshift.io/v1", "machineconfiguration.openshift.io/v1", trainjob.API_VERSION)
+CUSTOM = ("security.openshift.io/v1", "machineconfiguration.openshift.io/v1", API_VERSION)
 ULIMITS = "/etc/crio/crio.conf.d/99-ulimits.conf"
 
 
@@ -60,14 +60,12 @@ def test_the_doctor_asks_for_what_is_granted(the):
 
 
 def test_the_shared_runtime_is_the_one_that_the_launcher_counts_on(the):
-    assert the("TrainingRuntime", trainjob.SHARED) == trainjob.shared_runtime()
+    assert the("TrainingRuntime", SHARED) == shared_runtime()
 
 
 def test_no_finished_job_is_made_anew_by_the_shared_runtime(the):
     """Trainer makes the JobSet of a failed TrainJob anew when it is gone, again and again."""
-    assert (
-        "ttlSecondsAfterFinished" not in the("TrainingRuntime", trainjob.SHARED)["spec"]["template"]["spec"]
-    )
+    assert "ttlSecondsAfterFinished" not in the("TrainingRuntime", SHARED)["spec"]["template"]["spec"]
 
 
 def test_no_role_grants_everything_of_anything(manifest):
@@ -77,8 +75,8 @@ def test_no_role_grants_everything_of_anything(manifest):
 
 
 def test_the_example_secret_is_the_one_that_the_steps_read(the):
-    secret = the("Secret", object_store.CREDENTIALS)
-    assert set(secret["stringData"]) <= set(object_store.SECRET_KEYS)
+    secret = the("Secret", environment.CREDENTIALS)
+    assert set(secret["stringData"]) <= set(environment.SECRET_KEYS)
     assert set(secret["stringData"]) == {
         "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION", "MINIO_ENDPOINT",
     }  # fmt: skip
@@ -86,7 +84,7 @@ def test_the_example_secret_is_the_one_that_the_steps_read(the):
 
 def test_it_holds_no_key_of_anybody(manifest):
     if manifest["kind"] == "Secret":
-        secret = set(object_store.secret_variables())
+        secret = set(environment.secret_variables())
         values = {key: value for key, value in manifest["stringData"].items() if key in secret}
         assert set(values.values()) == {"REPLACE-ME"}
         assert "data" not in manifest
@@ -150,7 +148,7 @@ def test_the_shipped_limits_are_those_that_the_step_reads(the):
     limits = the("ConfigMap", job_limits.CONFIG_MAP)["data"]
     assert limits.keys() == job_limits.VARIABLES.keys()
     secrets = limits["secrets"].split()
-    assert object_store.CREDENTIALS in secrets and not job_limits.OF_STEPS & set(secrets)
+    assert environment.CREDENTIALS in secrets and not job_limits.OF_STEPS & set(secrets)
     assert "*" not in "".join(limits.values()) and "SYS_ADMIN" not in limits["capabilities"]
     assert limits["service-accounts"] == "kubedet-training" and "apparmor" not in limits["annotations"]
 

@@ -15,7 +15,7 @@ import urllib3
 from openlineage.client import event_v2, facet_v2
 from webhook import Webhook
 
-from components import preparation, run_ids, steps, supervisor
+from components import environment, preparation, steps, supervisor
 from components.hooks import End
 from operations import openlineage
 from trainer.base import log
@@ -48,7 +48,7 @@ def server(monkeypatch):
     webhook = Webhook()
     monkeypatch.setenv("OPENLINEAGE_URL", webhook.url + "\n")
     monkeypatch.setenv("OPENLINEAGE_API_KEY", "geheim-key\n")
-    monkeypatch.setenv(run_ids.VARIABLE, RUN)
+    monkeypatch.setenv(environment.RUN_ID, RUN)
     monkeypatch.setattr(openlineage, "_WAITS", (0.0,))
     yield webhook
     webhook.close()
@@ -239,7 +239,7 @@ def test_what_cannot_be_described_or_sent_fails_no_step(server, canned, monkeypa
 def test_the_environment_names_the_jobs_and_the_endpoint(server, canned, monkeypatch):
     monkeypatch.setenv("OPENLINEAGE_NAMESPACE", "night shift")
     monkeypatch.setenv("OPENLINEAGE_ENDPOINT", "events")
-    monkeypatch.delenv(run_ids.VARIABLE, raising=False)
+    monkeypatch.delenv(environment.RUN_ID, raising=False)
     run_step("prepare", MADE, *ARGUMENTS)
     assert [(check(event)["eventType"], event["job"]["namespace"]) for event in server.posted] == [
         ("START", "night shift"), ("COMPLETE", "night shift"),

@@ -11,7 +11,7 @@ from bundles import make_bundle
 from components import preparation, training
 from components.hooks import NOTHING_NEW, Outcome
 from components.jobs import Request
-from components.warm_start import overrides_from
+from components.starting_weights import check_warm_start, from_champion
 from operations import lineage, retrain_condition
 from trainer.base.errors import ConfigError
 from trainer.config import parsing
@@ -136,18 +136,16 @@ def test_a_number_less_than_zero_is_refused(tmp_path):
 
 def test_a_warm_start_has_the_champions_weights_and_a_quarter_of_the_epochs(champion, caplog):
     caplog.set_level("INFO")
-    given, version = overrides_from("champion", "debug", {"train.epochs": 9}, champion, "sample")
-    assert version == "v7" and given["train.epochs"] == 9
-    shorter, _ = overrides_from("champion", "small", {}, champion, "sample")
+    assert from_champion("debug", {"train.epochs": 9}, champion, "sample")["train.epochs"] == 9
+    shorter = from_champion("small", {}, champion, "sample")
     assert shorter["train.epochs"] == recipes.load("small").train.epochs // 4
     assert shorter["model.weights"] == f"{champion}/models/sample/v7/model.safetensors"
     assert "warm start from sample v7" in caplog.text
-    assert overrides_from("", "small", {}, champion, "sample") == ({}, "")
-    assert overrides_from("champion", "small", {}, champion, "another") == ({}, "")
+    assert from_champion("small", {}, champion, "another") == {}
     with pytest.raises(ConfigError, match="warm_start 'best'"):
-        overrides_from("best", "small", {}, champion, "sample")
+        check_warm_start("best")
     with pytest.raises(ConfigError, match=r"of model\.architecture retinanet, the recipe of fcos"):
-        overrides_from("champion", "small", {"model.architecture": "fcos"}, champion, "sample")
+        from_champion("small", {"model.architecture": "fcos"}, champion, "sample")
 
 
 def test_a_warm_run_that_was_begun_keeps_what_it_began_with(champion, tmp_path):

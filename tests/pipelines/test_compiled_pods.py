@@ -8,9 +8,8 @@ import yaml
 from compiled_forms import FORMS, MAIN, STEPS, asked_of_the_launcher, of, pods, tasks
 
 from components import job_limits
+from components.environment import SECRET_KEYS, SIGNING_FOLDER, SIGNING_KEY
 from components.images import COMPONENT_IMAGE
-from components.object_store import SECRET_KEYS
-from components.signing_secret import FOLDER, KEY
 from operations import notifications, openlineage
 from pipelines import ASSIST, CLEANUP, SEARCH, TITLES
 from pipelines.compile import compile_pipeline
@@ -89,7 +88,7 @@ def test_only_the_export_mounts_the_key_that_the_run_names(compiled):
     mounts = {name: pod["secretAsVolume"] for name, pod in pods(compiled).items() if "secretAsVolume" in pod}
     ((mount,),) = mounts.values()
     assert set(mounts) == {"exec-export"}
-    assert mount["mountPath"] == FOLDER and mount["optional"] is True
+    assert mount["mountPath"] == SIGNING_FOLDER and mount["optional"] is True
     assert mount["secretNameParameter"] == {"componentInputParameter": "pipelinechannel--signing"}
     variables = [
         pair
@@ -97,7 +96,7 @@ def test_only_the_export_mounts_the_key_that_the_run_names(compiled):
         for use in pod.get("secretAsEnv", [])
         for pair in use["keyToEnv"]
     ]
-    assert variables and KEY not in {pair["secretKey"] for pair in variables}
+    assert variables and SIGNING_KEY not in {pair["secretKey"] for pair in variables}
 
 
 def test_the_form_for_a_bucket_mounts_nothing(compiled):

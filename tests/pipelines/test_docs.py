@@ -9,7 +9,7 @@ import pytest
 import yaml
 from kfp.cli.cli import cli as kfp
 
-from components.object_store import SECRET_KEYS
+from components.environment import SECRET_KEYS
 from pipelines import cli, wait
 from pipelines.commands import schedule
 from pipelines.compile import compile_pipeline

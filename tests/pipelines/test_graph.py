@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from registry_server import RegistryServer
 
-from components import run_ids
+from components import environment
 from components.jobs import name_of
 from components.supervisor import TRIES
 from pipelines import cli
@@ -103,7 +103,7 @@ def test_a_search_whose_trials_have_a_pod_each(fake_cluster, tmp_path):
         "space": "{train.lr: {low: 0.001, high: 0.01}}", "study": "first", "trials": 2, "parallelism": 2,
         "source": "sample:images=24,seed=5,size=96", "overrides": TINY | {"loader.workers": 1},
     }  # fmt: skip
-    done = run(tmp_path, fake_cluster.environment | {run_ids.VARIABLE: "the-run"}, **lines)
+    done = run(tmp_path, fake_cluster.environment | {environment.RUN_ID: "the-run"}, **lines)
     output = words(done)
     assert done.returncode == 0, output
     study = tmp_path / "data" / "tuning" / "first"

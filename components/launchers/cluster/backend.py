@@ -11,18 +11,16 @@ from dataclasses import replace
 from subprocess import Popen
 from typing import Any
 
-from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus
+from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus, Timings
 from components.launchers.cluster import client, job_objects, kueue, own_pod, pod_exec, pods
 from components.launchers.cluster.client import ApiError
 from components.launchers.cluster.job_objects import Kinds
-from components.launchers.cluster.kinds import KINDS
-from components.launchers.cluster.kinds.kind import Body, Kind
+from components.launchers.cluster.kinds import KINDS, Body, Kind
 from components.launchers.cluster.logs import MergedLogs, PodLog, with_progress
 from components.launchers.cluster.own_pod import OwnPod
 from components.launchers.cluster.termination import delete_with_run
 from components.launchers.pod_template import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY
 from components.launchers.spec import JobSpec
-from components.launchers.timings import Timings
 from trainer.base.errors import ConfigError, LaunchError
 
 logger = logging.getLogger(__name__)
@@ -78,8 +76,8 @@ class ClusterBackend(Backend):
     def submit(self, job: JobSpec) -> str:
         """See `Backend.submit`; namespace, image and queue may be left to the own pod.
 
-        A job of that name may exist: the same job is adopted unless it failed; a failed or different one is
-        deleted first; one that kubedet did not create is not touched.
+        An existing job of that name is adopted if it is the same and has not failed; otherwise it is deleted
+        first. One that kubedet did not create is not touched.
         """
         self._own = own_pod.read_own_pod(self.cluster)
         job = self._completed(job, self._own)
@@ -158,7 +156,6 @@ class ClusterBackend(Backend):
         return own_pod.ends_with_the_run(self.cluster, self._own)
 
     def _workflow(self) -> dict[str, str] | None:
-        """Return a reference to the Workflow that owns the jobs, if it is in their namespace."""
         own = self._own
         return own.workflow if own and own.namespace == self.cluster.namespace else None
 
@@ -177,7 +174,6 @@ class ClusterBackend(Backend):
         return job
 
     def _manifests(self, job: JobSpec) -> tuple[Kind, list[Body]]:
-        """Return what is to be created, and the job's kind."""
         kind = self.kinds.of_new()
 
         def exists(plural: str, name: str) -> bool:
@@ -195,7 +191,7 @@ class ClusterBackend(Backend):
         return kind, manifests
 
     def _adopts(self, kind: Kind, existing: Body, job: JobSpec) -> bool:
-        """Decide on an existing job of that name: True adopts it, False replaces it."""
+        """Whether an existing job of that name is adopted; else it is replaced."""
         self._check_managed(kind, existing)
         title, name = kind.title, job.name
         if existing["metadata"].get("deletionTimestamp"):
@@ -275,7 +271,6 @@ class ClusterBackend(Backend):
         return sorted(self._queues.with_positions(statuses), key=lambda status: status.created, reverse=True)
 
     def _with_orphans(self, statuses: list[JobStatus]) -> list[JobStatus]:
-        """Mark the jobs that continue although their run has ended."""
         ended: dict[str, bool] = {}
         for name in {status.workflow for status in statuses if status.workflow and not status.phase.final}:
             with suppress(ApiError):
@@ -296,7 +291,6 @@ class ClusterBackend(Backend):
         return pods.explain(self.cluster, self.kinds.kind_of(status.name), status)
 
     def _status(self, name: str, kind: Kind, job: Body | None, patience: float | None) -> JobStatus:
-        """Return a job's status from its pods."""
         if job is None:
             return JobStatus(name, Phase.GONE, kind=kind.title)
         job_pods = pods.of_job(self.cluster, kind, name, patience=patience)

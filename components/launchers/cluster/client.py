@@ -16,8 +16,8 @@ from kubernetes.client import ApiException
 from urllib3.exceptions import HTTPError
 from yaml import YAMLError
 
-from components.launchers.cluster.kinds.kind import Resource
-from components.launchers.timings import Timings
+from components.launchers.backend import Timings
+from components.launchers.cluster.kinds import Resource
 from trainer.base.errors import EXIT_USAGE, ConfigError, LaunchError
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class ApiError(LaunchError):
 
 
 def api_error(error: BaseException, verb: str, resource: str, name: str, namespace: str) -> ApiError:
-    """Make the user's error of a failed request, with its fix.
+    """Return the error of a failed request, with its fix.
 
     Args:
         error: the exception of the request.
@@ -126,7 +126,6 @@ def _is_refused_by_others(message: str) -> bool:
 
 
 def _reason(error: BaseException, answer: dict[str, Any]) -> str:
-    """Return status, reason and the server's message as text."""
     if not isinstance(error, ApiException) or not error.status:
         words = " ".join(str(getattr(error, "reason", "") or error).split())
         return f"no answer ({words or type(error).__name__})"
@@ -136,7 +135,6 @@ def _reason(error: BaseException, answer: dict[str, Any]) -> str:
 
 
 def _answer(error: BaseException) -> dict[str, Any]:
-    """Return the response's Status object; empty if there is none."""
     try:
         body = json.loads(getattr(error, "body", "") or "")
     except ValueError:
@@ -145,7 +143,6 @@ def _answer(error: BaseException) -> dict[str, Any]:
 
 
 def _retry_after(error: BaseException) -> float:
-    """Return the seconds of the Retry-After header; 0 without one."""
     headers = getattr(error, "headers", None) or {}
     try:
         return float(headers.get("Retry-After", 0))
@@ -165,14 +162,14 @@ class _Api(client.ApiClient):
 
 
 class Trouble:
-    """Logs that an API server has trouble: once, then once a minute, however many threads call it."""
+    """Logs that an API server has trouble: once a minute, however many threads call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._reported_at = self._since = float("-inf")
 
     def tell(self, why: str) -> None:
-        """Log that a request failed and is tried again, unless that was logged lately."""
+        """Log that a request failed and is retried, unless that was logged recently."""
         now = time.monotonic()
         with self._lock:
             if now - self._reported_at < _TELL_EVERY:
@@ -185,13 +182,7 @@ class Trouble:
 
 
 class Cluster:
-    """A namespace of a cluster; several threads may use one.
-
-    Args:
-        load: loads the credentials; called again at status 401.
-        namespace: the namespace.
-        timings: how long things may take.
-    """
+    """A namespace of a cluster; several threads may use one. `load` reads the credentials."""
 
     def __init__(self, load: Load, namespace: str, timings: Timings) -> None:
         self._load = load
@@ -224,16 +215,16 @@ class Cluster:
     ) -> T:
         """Make a request, and retry it with back-off while its failure is temporary.
 
-        Those are 410, 429 (not before Retry-After), 5xx, lost connections and time-outs. At 401 the
+        Temporary are 410, 429 (not before Retry-After), 5xx, lost connections and time-outs. At 401 the
         credentials are loaded again, once. A webhook that does not answer is waited for as long as an API
-        server is while a job is watched: its controller is being started or moved.
+        server: its controller may be starting.
 
         Args:
             verb: the verb for RBAC: get, list, create, patch, delete.
             resource: of what, e.g. pods/log.
             request: sends it; may be called several times.
             name: the object's name.
-            patience: seconds until it is given up; 0 tries once; None is Timings.patience.
+            patience: seconds until it gives up; 0 tries once; None is Timings.patience.
 
         Raises:
             ApiError: it was refused, or still failed after `patience`.
@@ -269,17 +260,9 @@ class Cluster:
         patience: float | None = None,
         **options: Any,
     ) -> Any:
-        """Get, list, create, patch or delete objects of a resource; returns the answer as it stands in JSON.
+        """Get, list, create, patch or delete objects of a resource; returns the answer as in JSON.
 
-        Args:
-            verb: which of these.
-            resource: of what.
-            name: the object's name; for errors only where it is created.
-            patience: as of `call`.
-            options: of the method of CustomObjectsApi, e.g. body, label_selector.
-
-        Raises:
-            ApiError: as of `call`.
+        `options` are those of the method of CustomObjectsApi, e.g. body, label_selector. Raises as `call`.
         """
         method = getattr(self.custom, f"{verb}_namespaced_custom_object")
         place = [resource.group, resource.version, self.namespace, resource.plural]
@@ -289,7 +272,7 @@ class Cluster:
         )
 
     def find(self, resource: Resource, name: str, *, patience: float | None = None) -> Any:
-        """Return an object as it stands in JSON; None if there is none.
+        """Return an object as in JSON; None if it does not exist.
 
         Raises:
             ApiError: the cluster does not say, or does not know the resource.
@@ -305,9 +288,7 @@ class Cluster:
 def connect(namespace: str = "", *, timings: Timings | None = None) -> Cluster:
     """Return the cluster of the kubeconfig, or else that of this process's pod; sends no request.
 
-    Args:
-        namespace: the namespace; empty is the kubeconfig's or the pod's own.
-        timings: how long things may take.
+    An empty namespace is the kubeconfig's or the pod's own.
 
     Raises:
         ConfigError: there is none, or it cannot be used.
@@ -335,7 +316,7 @@ def connect(namespace: str = "", *, timings: Timings | None = None) -> Cluster:
 
 
 def own_namespace() -> str:
-    """Return the namespace of the pod that this process runs in; nothing if it runs in none."""
+    """Return the namespace of the pod that this process runs in; "" outside of a pod."""
     try:
         return _NAMESPACE_FILE.read_text().strip()
     except FileNotFoundError:

@@ -10,7 +10,7 @@ from kubernetes.client import V1DeleteOptions
 
 from components.launchers.cluster import pods
 from components.launchers.cluster.client import ApiError, Cluster
-from components.launchers.cluster.kinds.kind import Body, Kind, Resource
+from components.launchers.cluster.kinds import Body, Kind, Resource
 from components.launchers.pod_template import LABEL_MANAGED, MANAGED_BY
 from trainer.base.errors import ConfigError, LaunchError
 
@@ -33,7 +33,7 @@ def rehearse(cluster: Cluster, kind: Kind, body: Body) -> Body:
 def is_there(cluster: Cluster, resource: Resource, name: str) -> bool:
     """Whether the namespace has an object of kubedet's that a job may refer to.
 
-    One that may not be read is assumed to exist: else the cluster refuses the job.
+    An object that may not be read is assumed to exist: otherwise the cluster refuses the job.
     """
     try:
         body = cluster.find(resource, name)
@@ -53,8 +53,8 @@ def create_all(cluster: Cluster, manifests: list[Body]) -> str:
     """Create a job and what it refers to, which the job then owns; returns the job's uid.
 
     Raises:
-        ApiError: something was refused, and what was made before it is deleted; status 409 where the
-            job's name is taken.
+        ApiError: something was refused, and what was created before is deleted; status 409 if the name is
+            taken.
     """
     *dependencies, job = manifests
     timings = cluster.timings
@@ -85,7 +85,7 @@ def create_all(cluster: Cluster, manifests: list[Body]) -> str:
 
 
 def add_owner(cluster: Cluster, manifests: list[Body], uid: str) -> None:
-    """Make the job, of this uid, the owner of what it refers to, so that they are deleted together."""
+    """Make the job of this uid the owner of what it refers to, so that they are deleted together."""
     *dependencies, job = manifests
     # Without blockOwnerDeletion: some clusters forbid it, and with it a job could wait for ever for its end.
     owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": _name(job), "uid": uid}
@@ -99,7 +99,7 @@ def add_owner(cluster: Cluster, manifests: list[Body], uid: str) -> None:
 
 
 def _create_or_orphan(cluster: Cluster, dependency: Body, job: Body) -> None:
-    """Create what a job refers to; one of that name is left from an earlier attempt or job.
+    """Create what a job refers to; an existing one is left from an earlier attempt or job.
 
     The garbage collector may delete an earlier job's at any moment, so its owner references are removed.
     """
@@ -155,11 +155,10 @@ def delete(cluster: Cluster, kind: Kind, name: str, *, uid: str = "", patience: 
 def await_absence(cluster: Cluster, kind: Kind, name: str, *, uid: str = "") -> None:
     """Wait until a job (with a uid only the job of this uid) and its pods are gone.
 
-    A job that is created while pods of an older one exist waits for their names: the operator
-    creates its workers and Services only after long back-offs.
+    A job that is created while pods of an older one exist waits for their names, with long back-offs.
 
     Raises:
-        LaunchError: something is still there after Timings.removal.
+        LaunchError: something still exists after Timings.removal.
     """
     timings = cluster.timings
     end = time.monotonic() + timings.removal
@@ -181,12 +180,7 @@ def await_absence(cluster: Cluster, kind: Kind, name: str, *, uid: str = "") -> 
 
 
 class Kinds:
-    """The kinds of a cluster's jobs.
-
-    Args:
-        cluster: the cluster and namespace.
-        possible: candidate kinds, the preferred one first.
-    """
+    """The kinds of a cluster's jobs, of the candidates in `possible`, the preferred one first."""
 
     def __init__(self, cluster: Cluster, possible: tuple[Kind, ...]) -> None:
         self._cluster, self.possible = cluster, possible
@@ -198,7 +192,7 @@ class Kinds:
     def of_new(self) -> Kind:
         """Return the kind of a new job: the first that the cluster knows and whose controller answers.
 
-        If no controller answers, it waits for one as for an API server that is away.
+        If no controller answers, it waits as for an API server.
 
         Raises:
             ConfigError: there is none.
@@ -251,7 +245,7 @@ class Kinds:
         return None
 
     def find(self, name: str, *, patience: float | None = None) -> tuple[Kind, Body | None]:
-        """Return a job and its kind; if there is none, None and the kind that it had or would have.
+        """Return a job and its kind; if it does not exist, None and the kind that it had or would have.
 
         Raises:
             ApiError: the cluster does not say.
@@ -271,7 +265,7 @@ class Kinds:
         return self.kind_of(name), None
 
     def jobs(self) -> list[tuple[Kind, list[Body]]]:
-        """Return the jobs that kubedet made, by kind; kinds that the cluster does not know are left out.
+        """Return the jobs that kubedet created, by kind, without kinds that the cluster does not know.
 
         Raises:
             ApiError: the cluster does not say.
@@ -285,7 +279,7 @@ class Kinds:
         return list(self._answers(self.possible, managed))
 
     def _answers(self, kinds: Iterable[Kind], request: Callable[[Kind], T]) -> Iterator[tuple[Kind, T]]:
-        """Ask for each kind; yield the answers, without kinds that are absent or forbidden unless all are."""
+        """Yield each kind's answer, without kinds that are absent or forbidden unless all are."""
         refusals: list[tuple[Kind, ApiError]] = []
         answered = False
         for kind in kinds:
@@ -318,7 +312,6 @@ def _nothing_here(refusals: Iterable[tuple[Kind, ApiError]]) -> ConfigError:
 
 
 def _problem(kind: Kind, refusal: ApiError) -> str:
-    """Return a kind and why no job of it runs."""
     if refusal.webhook_away:
         return f"{kind.title}: its controller does not answer ({kind.controller})"
     if refusal.forbidden:

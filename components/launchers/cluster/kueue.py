@@ -1,4 +1,4 @@
-"""Jobs in queues of Kueue: their positions, how long they wait, and how to fix jobs that Kueue ignores.
+"""Jobs in queues of Kueue: their positions, how long they wait, and fixes for jobs that Kueue ignores.
 
 Source: Kueue, `workload_types.go` and the visibility API.
 """
@@ -12,11 +12,9 @@ from typing import Any
 
 from kubernetes import client
 
-from components.launchers.backend import JobStatus, Phase
+from components.launchers.backend import JobStatus, Phase, Timings
 from components.launchers.cluster.client import ApiError, Cluster
-from components.launchers.cluster.kinds import KINDS
-from components.launchers.cluster.kinds.kind import Body, Kind, Resource, holding
-from components.launchers.timings import Timings
+from components.launchers.cluster.kinds import KINDS, Body, Kind, Resource, holding
 from trainer.base.bounded_text import yaml_value
 
 GROUP, VISIBILITY = "kueue.x-k8s.io", "visibility.kueue.x-k8s.io"
@@ -73,10 +71,7 @@ class Queues:
         return [updated.get(job.uid, job) for job in jobs]
 
     def _workloads(self, jobs: list[JobStatus], patience: float) -> dict[str, Body]:
-        """Return the newest Workload of each job, by the job's uid.
-
-        Kueue labels each with its job's uid; versions that do not still set the owner reference.
-        """
+        """Return the newest Workload of each job, by the job's uid (a label; in older versions the owner)."""
         workloads = self._list(patience, f"{LABEL_JOB}={jobs[0].uid}") if len(jobs) == 1 else []
         workloads = workloads or self._list(patience, "")
         workloads.sort(key=lambda item: item["metadata"].get("creationTimestamp") or "")
@@ -97,7 +92,7 @@ class Queues:
         return []
 
     def _positions(self, queue: str, patience: float) -> dict[str, int]:
-        """Return the positions in a queue, from 1, by Workload; none where the API is not served."""
+        """Return the positions in a queue, from 1, by Workload; none if the API is not served."""
         if not self._positions_served:
             return {}
         try:
@@ -151,7 +146,6 @@ def _waits(workload: Body | None) -> bool:
 
 
 def _standing(workload: Body) -> tuple[str, str]:
-    """Return the reason and the message of a Workload's state, from its conditions."""
     holding_conditions = holding(workload)
     if workload["spec"].get("active") is False:
         eviction = holding_conditions.get("Evicted") or {}
@@ -189,10 +183,7 @@ def _owner(workload: Body) -> str:
 
 
 def in_vain(job: JobStatus, seconds: float) -> bool:
-    """Whether a job waits in a queue that will never admit it.
-
-    Kueue and the job's controller may take `seconds` to do what they usually do in a moment.
-    """
+    """Whether a job waits in a queue that will never admit it; Kueue may take `seconds` to look at it."""
     if job.reason in (UNSERVED, ADMITTED) and job.phase is Phase.SUSPENDED:
         return (datetime.now(UTC) - datetime.fromisoformat(job.created)).total_seconds() > seconds
     return job.reason in (NO_QUEUE, DEACTIVATED)
@@ -227,7 +218,7 @@ def release(cluster: Cluster) -> Release:
     """Return the Kueue of a cluster.
 
     Raises:
-        ApiError: the namespace's Workloads may not be listed, which tells nothing.
+        ApiError: the namespace's Workloads may not be listed, which says nothing.
     """
     served = next((version for version in VERSIONS if _serves(cluster, version)), "")
     if not served:
@@ -330,9 +321,9 @@ _NUMBERS = re.compile(r"\d\S*\s*")
 
 
 class QueueWait:
-    """The time of one job in a queue; a job that is suspended outside of a queue may stay so for ever.
+    """The time of one job in a queue.
 
-    A job that its queue will never let go is given up after `start_timeout` seconds.
+    A job that its queue will never admit is given up after `start_timeout` seconds; others may wait for ever.
     """
 
     def __init__(self, start_timeout: float, timings: Timings) -> None:
@@ -360,7 +351,7 @@ class QueueWait:
     def verdict(self, status: JobStatus, now: float) -> str:
         """Return why a job will never be admitted: its kind or its queue is not served; else nothing.
 
-        A job that waits for quota is fine, for a queue may take days; so is one with an unreadable Workload.
+        A job that waits for quota is fine, and so is one whose Workload may not be read.
         """
         reason = status.reason if status.phase is Phase.SUSPENDED and status.queue else ""
         if reason != self._reason:

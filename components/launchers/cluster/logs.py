@@ -36,9 +36,8 @@ class _State:
 class PodLog:
     """The log of one pod, through streams that drop, stall or end early, and restarts.
 
-    Every line comes with the time at which it was printed. A stream that is opened anew asks
-    for the lines since shortly before the last one, and drops those that it has had: each is
-    known by time and text, equal ones are counted.
+    Every line has the time at which it was printed. A new stream asks for the lines since shortly before the
+    last one, and drops those that were read: each is known by time and text, equal ones are counted.
 
     Args:
         cluster: where the pod is.
@@ -64,11 +63,10 @@ class PodLog:
     def lines(self, *, follow: bool = True) -> Iterator[str]:
         """Yield the lines as they come, until the pod has ended and all are read, or it is gone.
 
-        Args:
-            follow: wait for further lines; else only what is there now.
+        Without `follow` it yields only what exists now.
 
         Raises:
-            ApiError: the log must not be read, or cannot be for long after the pod's end.
+            ApiError: the log may not be read, or cannot be for long after the pod's end.
         """
         timings = self._cluster.timings
         waits, progress, restarts, previous_tries, ends = timings.waits(), time.monotonic(), 0, 0, 0
@@ -106,7 +104,6 @@ class PodLog:
             self._stopped.wait(min(next(waits), timings.backoff if state.ended else timings.poll))
 
     def _present(self, state: _State) -> Iterator[str]:
-        """Yield what the log holds now."""
         whole = state.started and (yield from self._read())
         if self._rest:
             yield _split(self._rest)[1]
@@ -114,7 +111,6 @@ class PodLog:
             raise ApiError(f"the log of pod {self._pod} could not be read to its end", fix="try again")
 
     def _state(self) -> _State | None:
-        """Look at the pod; None if it is gone."""
         try:
             pod = self._cluster.call(
                 "get",
@@ -139,7 +135,7 @@ class PodLog:
         )
 
     def _read(self, *, follow: bool = False, previous: bool = False) -> Generator[str, None, bool]:
-        """Yield what one stream has that is new; returns whether it came to a proper end."""
+        """Yield what is new in one stream; returns whether it ended properly."""
         replay = self._seen.copy()
         try:
             response = self._open(follow, previous)
@@ -194,14 +190,13 @@ class PodLog:
         )
 
     def _refused(self, error: ApiException) -> None:
-        """Raise an error that retries do not fix; 400 is a container that has not started, 404 a lost pod."""
+        """Raise errors that retries do not fix; 400 is a container that has not started, 404 a lost pod."""
         if error.status == 401:
             self._cluster.refresh()
         elif error.status == 403:
             raise api_error(error, "get", "pods/log", self._pod, self._cluster.namespace)
 
     def _is_new(self, raw: bytes, replay: Counter[bytes]) -> bool:
-        """Say whether a line was not yielded before, and remember it."""
         if replay[raw] > 0:
             replay[raw] -= 1
             return False
@@ -278,8 +273,8 @@ class MergedLogs:
 
         Args:
             seconds: to wait for a further line; ten times as long in all.
-            ended: uids of pods that have ended. A log of another, which is being stopped and may take
-                its time, is read for as long as those are, and a sixth of the time; None waits for all.
+            ended: uids of pods that have ended. Logs of others are read while these are read, and for a
+                sixth of the time; None waits for all.
         """
         start = last_line_at = time.monotonic()
         while (now := time.monotonic()) < min(last_line_at + seconds, start + 10 * seconds):

@@ -9,7 +9,7 @@ from typing import Any
 
 from components.launchers.cluster import pods
 from components.launchers.cluster.client import ApiError, Cluster, own_namespace
-from components.launchers.cluster.kinds.kind import Resource
+from components.launchers.cluster.kinds import Resource
 from components.launchers.cluster.termination import has_ended
 from components.launchers.pod_template import LABEL_QUEUE
 
@@ -36,10 +36,9 @@ class OwnPod:
 
 
 def read_own_pod(cluster: Cluster) -> OwnPod:
-    """Read the pod that this process runs in.
+    """Read the pod that this process runs in: KFP_POD_NAME, or in a cluster the host's name.
 
-    Its name is KFP_POD_NAME, or in a cluster the host's name. A pod that cannot be read is no
-    error: the job then has no owner, and needs an image of its own.
+    If it cannot be read, the job has no owner and needs an image of its own.
     """
     name = _pod_name()
     home = _home(cluster)
@@ -51,10 +50,7 @@ def read_own_pod(cluster: Cluster) -> OwnPod:
 
 
 def read_image_id(cluster: Cluster) -> str:
-    """Return what the step's container in this pod runs, with its digest; "" where nobody says so.
-
-    It asks once: to know this is worth no wait.
-    """
+    """Return what the step's container in this pod runs, with its digest; "" if unknown. It asks once."""
     name = _pod_name()
     if not name:
         return ""
@@ -68,7 +64,7 @@ def read_image_id(cluster: Cluster) -> str:
 
 
 def delete(cluster: Cluster) -> None:
-    """Delete the pod of this process at once: Kubeflow then runs its step again, see `termination`.
+    """Delete the pod of this process at once: Kubeflow then runs its step again.
 
     Raises:
         ApiError: it may not be deleted.
@@ -92,14 +88,11 @@ def _from_pod(pod: Any, home: Cluster) -> OwnPod:
 
 
 def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:
-    """Decide, when this process is asked to end, whether its job ends too.
+    """Whether the job ends, too, now that this process is asked to end.
 
-    A run that is terminated, deleted or over takes its job along. If only this pod is evicted or deleted, the
-    run goes on, and its next attempt takes the job up. Kubeflow leaves about a second for both question and
-    deletion; `termination` has mostly done both by then.
-
-    Returns:
-        True where the job is to be deleted, as outside of a pipeline's pod.
+    It does if the run is terminated, deleted or over, and outside of a pipeline's pod. If only this pod is
+    evicted or deleted, the next attempt of the step adopts the job. Kubeflow leaves about a second for
+    question and deletion; `termination` has mostly done both by then.
     """
     if not _pod_name():
         return True
@@ -126,7 +119,7 @@ def run_has_ended(cluster: Cluster, workflow: str) -> bool:
 
 
 def read_workflow(cluster: Cluster) -> dict[str, Any]:
-    """Return the Workflow that this process' pod belongs to; empty if it belongs to none.
+    """Return the Workflow that this process's pod belongs to; empty if none.
 
     Raises:
         ApiError: pod or Workflow cannot be read.
@@ -144,7 +137,6 @@ def _pod_name() -> str:
 
 
 def _home(cluster: Cluster) -> Cluster:
-    """Return the own pod's namespace."""
     namespace = own_namespace() or cluster.namespace
     return cluster if namespace == cluster.namespace else cluster.within(namespace)
 

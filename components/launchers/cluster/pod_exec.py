@@ -38,12 +38,9 @@ Sink = Callable[[int, bytes], Any]
 
 
 def interactive(core: CoreV1Api, namespace: str, pod: PodStatus, command: Sequence[str]) -> int:
-    """Run a command in a pod with this process's output, and its terminal where it has one.
+    """Run a command in a pod with this process's output and terminal; returns its exit code.
 
-    Without a terminal the command has no stdin: the protocol cannot tell that it ended.
-
-    Returns:
-        The command's exit code.
+    Without a terminal the command has no stdin: the protocol cannot say that it ended.
 
     Raises:
         ConfigError: there is no such pod, program or permission.
@@ -54,10 +51,7 @@ def interactive(core: CoreV1Api, namespace: str, pod: PodStatus, command: Sequen
 
 
 def captured(core: CoreV1Api, namespace: str, pod: PodStatus, command: Sequence[str]) -> tuple[int, str]:
-    """Run a command in a pod; returns its exit code and what it wrote to stdout.
-
-    Raises: as of `interactive`.
-    """
+    """Run a command in a pod; returns its exit code and stdout. Raises as `interactive`."""
     chunks: list[bytes] = []
 
     def take(channel: int, data: bytes) -> None:
@@ -104,7 +98,7 @@ def _connect(
 def _pass_through(client: WSClient, sink: Sink, terminal: int | None) -> bytes:
     """Carry bytes both ways until the command has ended; returns how it ended, a Status as JSON.
 
-    The client's own loop waits at the socket for what TLS has read ahead already.
+    The client's own loop waits at the socket for what TLS has read already.
     """
     size: os.terminal_size | None = None
     status = b""
@@ -130,7 +124,6 @@ def _pass_through(client: WSClient, sink: Sink, terminal: int | None) -> bytes:
 
 
 def _readable(socket: Any, terminal: int | None) -> bool:
-    """Wait a moment for either side; tells whether the socket has something."""
     if isinstance(socket, ssl.SSLSocket) and socket.pending():
         return True
     watched = [socket] if terminal is None else [socket, terminal]
@@ -138,7 +131,6 @@ def _readable(socket: Any, terminal: int | None) -> bool:
 
 
 def _exit_code(status: bytes, pod: str, command: Sequence[str]) -> int:
-    """Read how a command ended from the last message of the API server, a Status."""
     try:
         result = json.loads(status)
     except ValueError:
@@ -156,7 +148,7 @@ def _exit_code(status: bytes, pod: str, command: Sequence[str]) -> int:
 
 
 def _refusal(reason: str, pod: str, namespace: str) -> ConfigError | LaunchError:
-    """Make an error of a handshake that was refused; the client puts all it knows in one text."""
+    """Return the error of a refused handshake; the client puts all it knows in one text."""
     handshake = re.search(r"Handshake status (\d+)", reason)
     status = handshake[1] if handshake else ""
     body = re.search(r"\{.*\}", reason.rpartition("-+-+-")[2])
@@ -178,7 +170,6 @@ def _to_own_output(channel: int, data: bytes) -> None:
 
 @contextmanager
 def _raw(terminal: int | None) -> Iterator[None]:
-    """Give every key to the pod, Ctrl-C too."""
     if terminal is None:
         yield
         return

@@ -12,7 +12,7 @@ from urllib3.exceptions import HTTPError
 
 from components.launchers.backend import Ending, JobStatus, Phase, PodStatus
 from components.launchers.cluster.client import ApiError, Cluster
-from components.launchers.cluster.kinds.kind import Body, Kind, Standing
+from components.launchers.cluster.kinds import Body, Kind, Standing
 from components.launchers.pod_template import LABEL_QUEUE, LABEL_SPEC, MAIN
 
 Rank = Callable[[Mapping[str, str]], int]
@@ -47,7 +47,6 @@ def _statuses(pods: Iterable[Any], rank: Rank, attempt: str) -> tuple[PodStatus,
 
 
 def _ending(pod: PodStatus) -> Ending | None:
-    """Return how a pod ended; None if it has not."""
     ended = pod.phase == "Failed" or pod.exit_code
     return Ending(pod.reason, pod.message, pod.exit_code) if ended else None
 
@@ -58,7 +57,6 @@ def _age(pod: PodStatus) -> tuple[int, str, bool]:
 
 
 def _status(pod: Any, rank: int, attempt: str = "") -> PodStatus:
-    """Return the status of one pod (V1Pod) of a rank; `attempt` is the label that counts those before it."""
     container = main_container(pod)
     earlier_pods = int((pod.metadata.labels or {}).get(attempt) or 0)
     end = container and container.state and container.state.terminated
@@ -100,13 +98,12 @@ def main_container(pod: Any) -> Any:
 def image_id(container: Any) -> str:
     """Return what a container runs, given its status (V1ContainerStatus): `registry/name@sha256:...`.
 
-    Docker put a scheme before it. Where an image was never in a registry it is a digest alone.
+    Docker put a scheme before it; an image that was never in a registry is a digest alone.
     """
     return str((container and container.image_id) or "").rpartition("://")[2]
 
 
 def _why(pod: Any) -> tuple[str, str, str]:
-    """Return reason and message of a pod that waits or failed, and the container they are about."""
     if pod.status.reason:  # Evicted, NodeLost, ...: the pod as a whole.
         return pod.status.reason, pod.status.message or "", main_name(pod)
     containers = [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]
@@ -124,7 +121,6 @@ def _why(pod: Any) -> tuple[str, str, str]:
 
 
 def _image(pod: Any, container: str) -> str:
-    """Return the image of a container as the pod asks for it."""
     containers = [*(pod.spec.init_containers or []), *(pod.spec.containers or [])]
     return next((item.image or "" for item in containers if item.name == container), "")
 
@@ -175,7 +171,6 @@ def _event(event: Any) -> str:
 
 
 def _rfc3339(moment: Any) -> str:
-    """Return a time as RFC 3339, which sorts."""
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ") if moment else ""
 
 
@@ -272,7 +267,7 @@ class PodHistory:
         return replace(status, pods=pods, phase=Phase.RESTARTING if restarting else status.phase)
 
     def _awaited(self, status: JobStatus) -> list[tuple[int, str]]:
-        """Rank and uid of each replaced pod whose end was not observed."""
+        """Return rank and uid of each replaced pod whose end was not observed."""
         return [
             (pod.rank, uid) for pod in status.pods for uid, end in self._earlier(pod).items() if end is None
         ]

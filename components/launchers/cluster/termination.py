@@ -93,11 +93,7 @@ class _Server:
         self._connection: http.client.HTTPConnection | None = None
 
     def ask(self, method: str, path: str, body: Any = None, accept: str = "application/json") -> Any:
-        """Send a request; returns the response.
-
-        Raises:
-            OSError, HTTPException: there was no answer on a new connection either.
-        """
+        """Send a request, on a new connection if the old one fails; returns the response, or raises."""
         headers = {"Accept": accept, "Content-Type": "application/json"}
         token = f"Bearer {_TOKEN.read_text().strip()}" if _TOKEN.exists() else self._authorization
         headers |= {"Authorization": token} if token else {}
@@ -116,7 +112,7 @@ class _Server:
         return None
 
     def status(self, method: str, path: str, body: Any = None, accept: str = "application/json") -> int:
-        """Send a request, read the response and return its status; 0 if there is no answer."""
+        """Send a request and return the status of the response; 0 if there is no answer."""
         try:
             response = self.ask(method, path, body, accept)
             response.read()
@@ -135,7 +131,7 @@ class _Server:
 
 
 class _Watch:
-    """The fields of an object that a watch has seen last."""
+    """The last known fields of an object."""
 
     def __init__(self, request: Mapping[str, Any], path: str) -> None:
         self.seen: Mapping[str, Any] | None = None
@@ -143,7 +139,6 @@ class _Watch:
         self._request, self._path = request, path
 
     def follow(self) -> None:
-        """Watch the object for as long as the process lives."""
         collection, _, name = self._path.rpartition("/")
         query = f"watch=true&fieldSelector=metadata.name%3D{name}&timeoutSeconds={_WATCH_SECONDS}"
         server = _Server(self._request, 1.5 * _WATCH_SECONDS)
@@ -195,7 +190,6 @@ def _delete(server: _Server, jobs: Iterable[str]) -> None:
 
 
 def main() -> None:
-    """Wait for the end of the run, and delete its job."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     request = json.load(sys.stdin)
     run, pod = _Watch(request, request["workflow"]), _Watch(request, request["pod"])

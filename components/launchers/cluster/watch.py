@@ -92,10 +92,7 @@ def _as_root(message: str) -> bool:
 def is_final(pod: PodStatus, lasted: float, patience: float) -> bool:
     """Whether a pod can never run as its job is specified.
 
-    Args:
-        pod: the pod.
-        lasted: how long it has had its reason, in seconds.
-        patience: seconds after which a reason that a person may still fix is final.
+    It has had its reason for `lasted` seconds; reasons that a person may fix are final after `patience`.
     """
     if pod.reason == "InvalidImageName":
         return True
@@ -120,7 +117,7 @@ _RESUMED = re.compile(
 
 
 class Restarts:
-    """The restarts that count: those before a newer checkpoint are forgiven.
+    """Counts restarts, without those before a newer checkpoint.
 
     A job of days on nodes that are preempted every few hours is healthy; one that fails ten times at the
     same step is not.
@@ -166,11 +163,10 @@ class Restarts:
 
 
 def of_job(status: JobStatus, last_lines_of: Mapping[str, Iterable[str]], hints: Hints) -> KubedetError:
-    """Make an error of a job that failed or is gone, from the last lines of its pods, by name.
+    """Return the error of a job that failed or is gone, from the last lines of its pods, by name.
 
-    Returns:
-        A LaunchError with pod, reason, exit code and the training's own message or last lines,
-        and the exit code of the training; or Interrupted, where it was stopped after saving.
+    A LaunchError with pod, reason, exit code and the training's own message or last lines; or Interrupted,
+    if the training was stopped after saving.
     """
     if status.phase is Phase.GONE:
         return LaunchError(
@@ -201,7 +197,7 @@ def of_job(status: JobStatus, last_lines_of: Mapping[str, Iterable[str]], hints:
 
 
 def culprit(pods: Iterable[PodStatus]) -> PodStatus | None:
-    """Return the pod whose end made the job fail: the first that failed, one that was not killed if any.
+    """Return the pod that made the job fail: the first that failed, if possible one that was not killed.
 
     When one fails, the others lose their peer, are killed, or ask to be run again.
     """
@@ -247,7 +243,7 @@ def _remedy(pod: PodStatus) -> str:
 
 
 def out_of_memory(job: str, pod: PodStatus, lines: str) -> tuple[str, str]:
-    """Return message and fix of a job that is given up, for one of its pods is killed again and again."""
+    """Return message and fix of a job that is given up because a pod is killed again and again."""
     return (
         f"the job {job} was given up: pod {pod.name} was killed {MEMORY_KILLS} times for the memory it used "
         f"({pod.before or 'OOMKilled'}), without a newer checkpoint between{lines}",
@@ -256,7 +252,7 @@ def out_of_memory(job: str, pod: PodStatus, lines: str) -> tuple[str, str]:
 
 
 def cannot_start(job: JobSpec, pod: PodStatus) -> tuple[str, str]:
-    """Return message and fix of a job that is given up, for it cannot run as it is specified."""
+    """Return message and fix of a job that is given up because it cannot run as it is specified."""
     end = final_end(pod)
     why = ": ".join(filter(None, [end.reason, " ".join(end.message.split())]))
     return (
@@ -271,11 +267,6 @@ Out = Callable[[str], None]
 
 
 def _stop(backend: Backend, name: str, request: StopRequest, submitted: bool, out: Out) -> NoReturn:
-    """Delete a job, or leave it to the next attempt, and print which; there may be time for two requests.
-
-    Raises:
-        Interrupted: always; with what to do where the job may still be there.
-    """
     delete = f"kubedet job stop{backend.options} {name}"
     if request.signal == "SIGTERM" and not backend.ends_with_the_run():
         out(f"job {name}: goes on, for {request.signal} ends this pod and not the run")
@@ -311,14 +302,14 @@ def say(text: str) -> None:
 
 
 def run(backend: Backend, job: JobSpec, out: Out = say, look: Look = ignore) -> None:
-    """Run a job to its end, or take up the same one where it runs already.
+    """Run a job to its end, or adopt the same one if it runs already.
 
-    On SIGTERM or SIGINT the job is deleted before anything else; but in the pod of a pipeline's step
-    whose run goes on, the job is left to the next attempt. The job's namespace wins over the backend's.
+    On SIGTERM or SIGINT the job is deleted before anything else; but if this is a step's pod whose run
+    continues, the job is left to the next attempt. The job's namespace wins over the backend's.
 
     Raises:
         ConfigError: the cluster would not take the job.
-        LaunchError: it failed, did not start in time, or went past a limit; `exit_code` is its code.
+        LaunchError: it failed, did not start in time, or exceeded a limit; `exit_code` is its code.
         Interrupted: this process was asked to end: the job is deleted, or left to the next attempt.
     """
     backend = backend.within(job.namespace)
@@ -359,10 +350,10 @@ class Watch:
         self._waiting_since: float | None = None
 
     def to_the_end(self) -> None:
-        """Watch until the job has ended well, and all its lines are told.
+        """Watch until the job has succeeded, and all its lines are printed.
 
         Raises:
-            LaunchError: it ended otherwise, or went past a limit and is deleted.
+            LaunchError: it ended otherwise, or exceeded a limit and is deleted.
         """
         for event in self._backend.follow(self._job.name):
             if isinstance(event, LogLine):
@@ -388,7 +379,6 @@ class Watch:
             self._say(f"hint: {hint}")
 
     def _look(self, status: JobStatus) -> None:
-        """Print what is new, and enforce the limits."""
         self._check_identity(status)
         self._onlooker(status)
         before, self._status = self._status, status
@@ -414,11 +404,7 @@ class Watch:
             )
 
     def _check_identity(self, status: JobStatus) -> None:
-        """Refuse to follow a different job that another launcher created under our job's name.
-
-        Raises:
-            LaunchError: it is another specification.
-        """
+        """Raise LaunchError if another launcher created a different job under our job's name."""
         if status.uid and self._hash and status.spec != self._hash:
             raise LaunchError(
                 f"the job {self._job.name} was replaced by another specification of that name (its label "
@@ -430,7 +416,7 @@ class Watch:
         self._uid = status.uid or self._uid
 
     def _look_for_another(self) -> None:
-        """Our job is gone: wait a moment for the one that replaces it, if there is one."""
+        """Our job is gone: wait a moment for one that replaces it."""
         timings = self._backend.timings
         end = time.monotonic() + timings.replaced
         while time.monotonic() < end:
@@ -441,7 +427,6 @@ class Watch:
                 return
 
     def _pod(self, pod: PodStatus) -> None:
-        """Print once why a pod waits, how it ended, and that it was restarted."""
         if self._restarts.is_new(pod):
             why = str(pod.before or "")
             counted = f"{self._restarts.counted(pod)} of {self._job.backoff}"
@@ -460,7 +445,6 @@ class Watch:
             self._say(text)
 
     def _limits(self, job: JobSpec, now: float) -> None:
-        """Give a job up that does not start, takes too long or restarts too often."""
         status = self._status
         if status.phase not in (Phase.PENDING, Phase.RESTARTING):
             self._waiting_since = None
@@ -498,7 +482,6 @@ class Watch:
         )
 
     def _check_final_reasons(self, now: float) -> None:
-        """Give a job up one of whose pods waits for a reason that retries cannot fix."""
         for pod in self._status.pods:
             since = self._reason_since.setdefault((pod.uid, pod.reason), now)
             if is_final(pod, now - since, self._backend.timings.lasting):
@@ -523,7 +506,6 @@ def _count(status: JobStatus) -> str:
 
 
 def _phase(status: JobStatus) -> str:
-    """Return a job's phase in a few words."""
     if status.phase is Phase.SUSPENDED and status.queue and status.message:
         return f"suspended, {status.message}"
     if status.phase is Phase.SUSPENDED:
@@ -534,11 +516,9 @@ def _phase(status: JobStatus) -> str:
 
 
 def _age(status: JobStatus) -> float:
-    """Return how long ago a job was created, in seconds."""
     return (datetime.now(UTC) - datetime.fromisoformat(status.created)).total_seconds()
 
 
 def _span(seconds: float) -> str:
-    """Return a duration as people write it."""
     minutes = int(seconds // 60)
     return f"{seconds:.0f} s" if minutes < 2 else f"{minutes} min"

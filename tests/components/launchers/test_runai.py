@@ -9,12 +9,11 @@ import pytest
 from fake_runai import FakeRunai
 from patience import until
 
-from components.launchers.backend import Phase
+from components.launchers.backend import Phase, Timings
 from components.launchers.cluster import watch
 from components.launchers.pod_template import LABEL_MANAGED, LABEL_SPEC
 from components.launchers.runai import RunaiBackend
 from components.launchers.spec import from_fields
-from components.launchers.timings import Timings
 from trainer.base.errors import ConfigError, Interrupted, LaunchError
 
 HASTY = Timings(poll=0.05, removal=2, submit=20, replaced=0.1)

@@ -2,10 +2,10 @@
 
 import pytest
 
+from components.launchers.backend import Timings
 from components.launchers.cluster import client
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.kinds import KINDS
-from components.launchers.timings import Timings
 
 ALL = tuple(KINDS.values())
 FAST = Timings(backoff=0.01, poll=0.05, patience=0.2)

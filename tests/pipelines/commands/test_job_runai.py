@@ -6,7 +6,7 @@ import pytest
 from fake_runai import FakeRunai
 
 from components.launchers import runai as launcher
-from components.launchers.timings import Timings
+from components.launchers.backend import Timings
 from pipelines import cli
 from pipelines.commands import job as commands
 

@@ -4,11 +4,11 @@ import pytest
 from fake_pod import endless
 from kinds import plain, pod_name
 
+from components.launchers.backend import Timings
 from components.launchers.cluster import watch
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.spec import JobSpec
-from components.launchers.timings import Timings
 from trainer.base.errors import KubedetError
 
 QUICK = Timings(

@@ -8,19 +8,21 @@ from fake_api import Fault
 from fake_pod import FakePod
 from kinds import both
 
-from components import container_digests
 from components.launchers.cluster import watch
+from components.records import ImagesRecord
+from components.training import Images
 
 TRAINER, STEP = "registry.example/kubedet-trainer@sha256:aa", "registry.example/kubedet-component@sha256:bb"
 
 
 @pytest.fixture
 def images(tmp_path):
-    return container_digests.Images(str(tmp_path), "night-1")
+    return Images(str(tmp_path), "night-1")
 
 
 def of(tmp_path):
-    return container_digests.read(str(tmp_path), "night-1")
+    record = ImagesRecord.of_run(str(tmp_path), "night-1")
+    return {who: images for who in ("step", "training") if (images := getattr(record, who))}
 
 
 @both
@@ -28,7 +30,7 @@ def test_the_pods_images_are_noted_before_the_training_ends(
     backend, job, fake_cluster, master, images, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(FakePod, "image_id", f"docker-pullable://{TRAINER}")
-    file = Path(container_digests.place(str(tmp_path), "night-1"))
+    file = Path(ImagesRecord.place(str(tmp_path), "night-1"))
 
     def life(pod):
         pod.run()
@@ -39,17 +41,17 @@ def test_the_pods_images_are_noted_before_the_training_ends(
         raise TimeoutError("nothing was noted while it ran")
 
     fake_cluster.lives[master] = life
-    watch.run(backend, job(), lambda line: None, images.look)
+    watch.run(backend, job(), lambda line: None, images.note_pods)
     assert of(tmp_path) == {"training": [TRAINER]}
 
 
 def test_a_later_attempt_adds_what_it_runs(backend, job, images, tmp_path, monkeypatch):
     monkeypatch.setattr(FakePod, "image_id", TRAINER)
-    watch.run(backend, job(), lambda line: None, images.look)
+    watch.run(backend, job(), lambda line: None, images.note_pods)
     replaced = TRAINER.replace("aa", "cc")
     monkeypatch.setattr(FakePod, "image_id", replaced)
-    again = container_digests.Images(str(tmp_path), "night-1")
-    watch.run(backend, job(name="again"), lambda line: None, again.look)
+    again = Images(str(tmp_path), "night-1")
+    watch.run(backend, job(name="again"), lambda line: None, again.note_pods)
     assert of(tmp_path) == {"training": [TRAINER, replaced]}
 
 
@@ -68,36 +70,36 @@ def step(fake_cluster, monkeypatch):
 
 
 def test_the_steps_own_image_is_noted(step, images, tmp_path):
-    images.look_at_own()
+    images.note_own()
     assert of(tmp_path) == {"step": [STEP]}
-    record = json.loads(Path(container_digests.place(str(tmp_path), "night-1")).read_text())
+    record = json.loads(Path(ImagesRecord.place(str(tmp_path), "night-1")).read_text())
     assert (record["kind"], record["run"]) == ("images", "night-1") and "file_sha256" in record
 
 
 @pytest.mark.parametrize("status", [403, 404, 503])
 def test_a_pod_that_cannot_be_read_is_left_out(step, images, tmp_path, fake_cluster, status):
     fake_cluster.faults.append(Fault("GET", "/pods/step-pod", status=status))
-    images.look_at_own()
+    images.note_own()
     assert of(tmp_path) == {} and not list(tmp_path.rglob("*.json"))
 
 
 def test_outside_of_a_cluster_nobody_is_asked(fake_cluster, images, tmp_path, monkeypatch):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    images.look_at_own()
+    images.note_own()
     assert not fake_cluster.seen and of(tmp_path) == {}
 
 
 def test_what_cannot_be_kept_ends_no_training(backend, job, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(FakePod, "image_id", TRAINER)
     (tmp_path / "lineage").write_text("in the way")
-    watch.run(backend, job(), lambda line: None, container_digests.Images(str(tmp_path), "night-1").look)
+    watch.run(backend, job(), lambda line: None, Images(str(tmp_path), "night-1").note_pods)
     assert caplog.text.count("the digests of the images are not kept") == 1
 
 
 def test_a_record_that_was_altered_is_left_out_and_written_anew(step, images, tmp_path, caplog):
-    images.look_at_own()
-    file = Path(container_digests.place(str(tmp_path), "night-1"))
+    images.note_own()
+    file = Path(ImagesRecord.place(str(tmp_path), "night-1"))
     file.write_text(file.read_text().replace("bb", "dd"))
     assert of(tmp_path) == {} and "night-1.json is damaged" in caplog.text
-    container_digests.Images(str(tmp_path), "night-1").look_at_own()
+    Images(str(tmp_path), "night-1").note_own()
     assert of(tmp_path) == {"step": [STEP]}

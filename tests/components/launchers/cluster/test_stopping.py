@@ -20,7 +20,7 @@ import os, signal, sys, time
 from components.launchers.cluster import watch
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.kinds import KINDS
-from components.launchers.timings import Timings
+from components.launchers.backend import Timings
 from components.launchers.spec import JobSpec
 from trainer.base.errors import KubedetError
 job = JobSpec(command=("python",), name="train", image="i:1")

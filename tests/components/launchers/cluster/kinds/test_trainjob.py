@@ -6,7 +6,7 @@ from kinds import check_nodes, plain
 from patience import until
 
 from components.launchers.backend import Phase
-from components.launchers.cluster.kinds import KINDS, trainjob
+from components.launchers.cluster.kinds import KINDS, shared_runtime
 from components.launchers.spec import Elastic, Mount, Spread
 from trainer.base.errors import ConfigError, LaunchError
 
@@ -37,7 +37,7 @@ def body(job):
 @pytest.fixture
 def shared(fake_cluster, kind):
     """The namespace has the runtime for all."""
-    return fake_cluster.add("trainingruntimes", "default", trainjob.shared_runtime())
+    return fake_cluster.add("trainingruntimes", "default", shared_runtime())
 
 
 def ends(code, *lines):

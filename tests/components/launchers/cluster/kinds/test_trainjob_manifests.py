@@ -8,7 +8,7 @@ import yaml
 from job_specs import ODD, job
 from kubeflow_trainer_api import models
 
-from components.launchers.cluster.kinds import KINDS, trainjob
+from components.launchers.cluster.kinds import KINDS, shared_runtime
 from components.launchers.render import render
 from components.launchers.spec import JobSpec, from_fields
 
@@ -53,8 +53,8 @@ def test_the_models_of_the_api_know_every_field(name: str, shared: bool) -> None
 
 
 def test_the_models_of_the_api_know_the_shared_runtime() -> None:
-    assert is_known(trainjob.shared_runtime())
-    assert not is_known({**trainjob.shared_runtime(), "surprise": 1})
+    assert is_known(shared_runtime())
+    assert not is_known({**shared_runtime(), "surprise": 1})
 
 
 def test_an_error_of_the_program_ends_the_job_and_all_else_starts_all_anew() -> None:
@@ -90,7 +90,7 @@ def test_a_job_in_a_queue_is_suspended_and_its_pods_have_a_label_of_their_own() 
     runtime, trainjob_manifest = KIND.manifests(job(kueue_queue="team"), lambda *_: False)
     assert trainjob_manifest["spec"]["suspend"] is True
     assert trainjob_manifest["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
-    for body in (runtime, trainjob.shared_runtime()):
+    for body in (runtime, shared_runtime()):
         (replicated,) = body["spec"]["template"]["spec"]["replicatedJobs"]
         # Without it the controller fails at jobs that Kueue has evicted.
         assert replicated["template"]["spec"]["template"]["metadata"]["labels"]

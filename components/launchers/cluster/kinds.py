@@ -1,20 +1,219 @@
-"""TrainJobs of Kubeflow Trainer (trainer.kubeflow.org/v1alpha1, release 2.3).
+"""The kinds of training jobs that a cluster may run; the rest of the launcher names no kind.
 
-A TrainJob refers to a TrainingRuntime, a template, and says what differs from it. Ours (SHARED)
-has what every job of kubedet needs. A job that needs more than a TrainJob can say (a priority
-class, a scheduler, how often it may be restarted, ...) brings its own runtime, which belongs
-to it. Source: kubeflow/trainer v2.3.0, pkg/apis/trainer/v1alpha1 and pkg/runtime/framework;
-kubernetes-sigs/jobset v0.12, failure policies; Kubernetes, "Pod failure policy".
+- PyTorchJobs of the Training Operator (kubeflow.org/v1, release 1.9).
+- TrainJobs of Kubeflow Trainer (trainer.kubeflow.org/v1alpha1, release 2.3). A TrainJob refers to a
+  TrainingRuntime, a template, and says what differs from it. Ours (SHARED) has what every job of kubedet
+  needs. A job that needs more (a priority class, a scheduler, its number of restarts) brings a runtime of
+  its own.
+
+Source: kubeflow/trainer v2.3.0, pkg/apis/trainer/v1alpha1 and pkg/runtime/framework; kubernetes-sigs/jobset
+v0.12, failure policies; Kubernetes, "Pod failure policy".
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from components.launchers import pod_template
 from components.launchers.backend import Phase
-from components.launchers.cluster.kinds.kind import Body, Exists, Kind, Standing, by_condition, holding
+from components.launchers.pod_template import Body
 from components.launchers.spec import JobSpec
 from trainer.launching.job_status import Progress
+
+Exists = Callable[[str, str], bool]
+"""Whether the namespace has an object of kubedet's: by resource (of the kind's group) and name."""
+
+
+class Resource(NamedTuple):
+    """Where the API server has objects of a type that no client has a class for."""
+
+    group: str
+    version: str
+    plural: str
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A job's state according to its conditions."""
+
+    phase: Phase | None = None
+    """Its end or suspension; None leaves it to the pods."""
+    reason: str = ""
+    """One word on why."""
+    message: str = ""
+    """A sentence on why."""
+    restarting: bool = False
+    """Whether its controller says that it recreates pods."""
+
+
+class Kind(Protocol):
+    """One kind of training job. Methods with a body are defaults."""
+
+    name: str
+    """What users call it: pytorchjob."""
+    title: str
+    """What the cluster calls it: PyTorchJob."""
+    controller: str
+    """Who makes its pods, in words."""
+    group: str
+    version: str
+    plural: str
+    pod_label: str
+    """Label of a pod that names its job."""
+    attempt_label: str = ""
+    """Label of a pod that counts the pods before it in its place; empty if there is none."""
+
+    @property
+    def resource(self) -> Resource:
+        """Where the API server has the jobs."""
+        return Resource(self.group, self.version, self.plural)
+
+    def manifests(self, job: JobSpec, exists: Exists) -> list[Body]:
+        """Return what is created for a job with an image: the job last, after what it refers to."""
+        ...
+
+    def problems(self, manifests: list[Body]) -> list[str]:
+        """Return what the controller would refuse or overwrite, a line for each problem."""
+        return []
+
+    def left_out(self, job: JobSpec) -> list[str]:
+        """Return the fields of a job that this kind does not support."""
+        return []
+
+    def probe(self) -> Body:
+        """Return a small job: sent as a dry run, it shows whether the controller answers."""
+        ...
+
+    def rank(self, job: Body, labels: Mapping[str, str]) -> int:
+        """Return the number of a pod's node, from 0, by the pod's labels."""
+        ...
+
+    def nodes(self, job: Body) -> int:
+        """Return how many pods a job asks for."""
+        ...
+
+    def bounds(self, job: Body) -> tuple[int, int] | None:
+        """Return the fewest and most nodes of an elastic job; None if their number is fixed."""
+        ...
+
+    def standing(self, job: Body) -> Standing:
+        """Return a job's state according to its conditions."""
+        ...
+
+    def progress(self, job: Body) -> Progress | None:
+        """Return the training's progress, if the job's status reports it."""
+        return None
+
+    def event_objects(self, name: str) -> tuple[tuple[str, str], ...]:
+        """Return the objects whose events concern a job: kind and name of each."""
+        return ((self.title, name),)
+
+
+def holding(job: Body) -> dict[str, Body]:
+    """Return the conditions of a job whose status is True, by type."""
+    conditions = (job.get("status") or {}).get("conditions") or []
+    return {item["type"]: item for item in conditions if item.get("status") == "True"}
+
+
+def by_condition(conditions: Mapping[str, Body], phases: Mapping[str, Phase | None]) -> Standing | None:
+    """Return a job's state by the first of these condition types that is True."""
+    for name, phase in phases.items():
+        if condition := conditions.get(name):
+            return Standing(
+                phase, condition.get("reason") or "", condition.get("message") or "", restarting=phase is None
+            )
+    return None
+
+
+_PYTORCHJOB_PHASES = {
+    "Failed": Phase.FAILED, "Succeeded": Phase.SUCCEEDED, "Suspended": Phase.SUSPENDED, "Restarting": None,
+}  # fmt: skip
+"""Not Running: the operator sets that late, and for one running pod."""
+_TYPE = "training.kubeflow.org/replica-type"
+_INDEX = "training.kubeflow.org/replica-index"
+
+
+class PyTorchJob(Kind):
+    """A Master and Workers, or for an elastic job Workers alone: the operator sets torchrun's variables."""
+
+    name = "pytorchjob"
+    title = "PyTorchJob"
+    controller = "the Training Operator (v1.9)"
+    group, version, plural = "kubeflow.org", "v1", "pytorchjobs"
+    pod_label = "training.kubeflow.org/job-name"
+
+    def manifests(self, job: JobSpec, exists: Exists) -> list[Body]:
+        spec: Body = {
+            "nprocPerNode": str(job.processes),
+            "runPolicy": _run_policy(job),
+            "pytorchReplicaSpecs": _replicas(job),
+        }
+        if job.elastic:
+            spec["elasticPolicy"] = {
+                "minReplicas": job.elastic.min_nodes,
+                "maxReplicas": job.elastic.max_nodes,
+                "maxRestarts": job.elastic.max_restarts,
+                "rdzvBackend": "c10d",
+                "rdzvId": job.name,
+            }
+        return [self._body(pod_template.job_metadata(job), spec)]
+
+    def _body(self, metadata: Body, spec: Body) -> Body:
+        return {
+            "apiVersion": f"{self.group}/{self.version}",
+            "kind": self.title,
+            "metadata": metadata,
+            "spec": spec,
+        }
+
+    def probe(self) -> Body:
+        container = {"name": pod_template.CONTAINER, "image": "none"}
+        replica = {"replicas": 1, "template": {"spec": {"containers": [container]}}}
+        return self._body({"generateName": "kubedet-probe-"}, {"pytorchReplicaSpecs": {"Master": replica}})
+
+    def rank(self, job: Body, labels: Mapping[str, str]) -> int:
+        has_master = "Master" in job["spec"]["pytorchReplicaSpecs"]
+        return int(labels.get(_INDEX, 0)) + (has_master and labels.get(_TYPE) == "worker")
+
+    def nodes(self, job: Body) -> int:
+        return sum(item.get("replicas", 1) for item in job["spec"]["pytorchReplicaSpecs"].values())
+
+    def bounds(self, job: Body) -> tuple[int, int] | None:
+        if "Master" in job["spec"]["pytorchReplicaSpecs"]:
+            return None
+        policy, nodes = job["spec"].get("elasticPolicy") or {}, self.nodes(job)
+        return policy.get("minReplicas") or nodes, policy.get("maxReplicas") or nodes
+
+    def standing(self, job: Body) -> Standing:
+        conditions = holding(job)
+        suspended = (job["spec"].get("runPolicy") or {}).get("suspend")
+        if suspended and not conditions.keys() & {"Failed", "Succeeded", "Suspended"}:
+            return Standing(Phase.SUSPENDED)
+        return by_condition(conditions, _PYTORCHJOB_PHASES) or Standing()
+
+
+def _replicas(job: JobSpec) -> Body:
+    if job.elastic:
+        return {"Worker": _replica(job, job.nodes)}
+    workers = {"Worker": _replica(job, job.nodes - 1)} if job.nodes > 1 else {}
+    return {"Master": _replica(job, 1), **workers}
+
+
+def _replica(job: JobSpec, number: int) -> Body:
+    return {"replicas": number, "restartPolicy": job.restart_policy, "template": pod_template.template(job)}
+
+
+def _run_policy(job: JobSpec) -> Body:
+    policy: Body = {"cleanPodPolicy": job.clean_pods, "backoffLimit": job.backoff}
+    if job.ttl is not None:
+        policy["ttlSecondsAfterFinished"] = job.ttl
+    if job.deadline:
+        policy["activeDeadlineSeconds"] = job.deadline
+    if job.suspend or job.kueue_queue:
+        policy["suspend"] = True  # Kueue starts what it admits.
+    return policy
+
 
 GROUP = "trainer.kubeflow.org"
 API_VERSION = f"{GROUP}/v1alpha1"
@@ -42,7 +241,7 @@ _OF_TRAINER = {"image": "image", "command": "command", "env": "env", "resources"
 _FIXED = {"automountServiceAccountToken": False, "enableServiceLinks": False}
 """Fields of all pods of kubedet, set by SHARED."""
 
-_PHASES = {"Failed": Phase.FAILED, "Complete": Phase.SUCCEEDED, "Suspended": Phase.SUSPENDED}
+_TRAINJOB_PHASES = {"Failed": Phase.FAILED, "Complete": Phase.SUCCEEDED, "Suspended": Phase.SUSPENDED}
 _LONGEST_NAME = 63
 _RANDOM = 6  # Characters that end a pod's name: -x8k2p.
 _RESERVED = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
@@ -101,7 +300,7 @@ class TrainJob(Kind):
 
     def standing(self, job: Body) -> Standing:
         suspended = Phase.SUSPENDED if job["spec"].get("suspend") else None
-        return by_condition(holding(job), _PHASES) or Standing(suspended)
+        return by_condition(holding(job), _TRAINJOB_PHASES) or Standing(suspended)
 
     def progress(self, job: Body) -> Progress | None:
         """Return what the training reported to the controller."""
@@ -162,7 +361,6 @@ def _trainjob(job: JobSpec, spec: Body) -> Body:
 
 
 def _with_patches(job: JobSpec) -> Body:
-    """Return the TrainJob that patches the runtime SHARED."""
     template = _template(job)
     spec, container = template["spec"], template["spec"]["containers"][0]
     of_pod = {name: spec[name] for name in _OF_POD if name in spec}
@@ -183,7 +381,6 @@ def _with_patches(job: JobSpec) -> Body:
 
 
 def _template(job: JobSpec) -> Body:
-    """Return the pods' template, whole."""
     # Trainer has no elastic jobs, and would fix their number: the nodes meet by torchrun's c10d.
     env = pod_template.rendezvous(job, f"{job.name}-{NODE}-0-0.{job.name}") if job.elastic else {}
     template = pod_template.template(job, container=NODE, env=env)
@@ -206,9 +403,9 @@ def _runtime(metadata: Body, job: JobSpec, template: Body) -> Body:
 def _pod_failures(job: JobSpec) -> Body:
     """Return the Job's pod failure policy.
 
-    A program's own error (exit code 1 to 127) fails the Job for good; every other failure is a pod
-    that was killed, preempted or deleted, or lost its peers. Of an elastic job only that pod is
-    replaced, and the first node that succeeds ends the job.
+    A program's own error (exit code 1 to 127) fails the Job for good; other failures are pods that were
+    killed, preempted or deleted, or lost their peers. Of an elastic job only that pod is replaced, and the
+    first node that succeeds ends the job.
     """
     if job.restart_policy != "ExitCode":
         on_failure = job.restart_policy == "OnFailure"  # Then this counts the containers of all pods.
@@ -239,3 +436,7 @@ def _job_failures(job: JobSpec) -> Body:
         "restartStrategy": "BlockingRecreate",  # Not before the old pods are gone: rank 0's name must be one.
         "rules": [rule],
     }
+
+
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (PyTorchJob(), TrainJob())}
+"""By name; where a cluster knows several, the first is taken unless the user names another."""

@@ -1,42 +1,42 @@
-"""What pods are given to reach an object store."""
+"""What the pods of a run get from outside."""
 
 import re
 import socket
 
 import pytest
 
-from components import object_store
-from trainer.base.errors import DataError, StorageError
+from components import environment
+from components.environment import SIGNING, signing_key
+from trainer.base.errors import ConfigError, DataError, StorageError
 
 
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch):
-    for name in (*object_store.SETTINGS, "KUBERNETES_SERVICE_HOST"):
+    for name in (*environment.SETTINGS, "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
 
 
 def test_every_variable_is_one_that_the_store_reads():
-    from trainer.storage import environment
+    from trainer.storage.environment import __doc__ as read
 
-    read = environment.__doc__
-    assert set(object_store.SECRET_KEYS.values()) <= set(re.findall(r"[A-Z_]{5,}", read))
+    assert set(environment.SECRET_KEYS.values()) <= set(re.findall(r"[A-Z_]{5,}", read))
 
 
 def test_settings_are_not_secret(monkeypatch):
     monkeypatch.setenv("AWS_REGION", "eu-1")
     monkeypatch.setenv("MINIO_SECURE", "")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
-    assert object_store.settings() == {"AWS_REGION": "eu-1"}
-    assert not set(object_store.settings()) & set(object_store.secret_variables().values())
+    assert environment.settings() == {"AWS_REGION": "eu-1"}
+    assert not set(environment.settings()) & set(environment.secret_variables().values())
 
 
 def test_in_a_cluster_minio_means_kubeflows_own(monkeypatch):
-    object_store.set_defaults()
-    assert "MINIO_ENDPOINT" not in object_store.settings()
+    environment.set_defaults()
+    assert "MINIO_ENDPOINT" not in environment.settings()
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("MINIO_ENDPOINT", "mine:9000")
-    object_store.set_defaults()
-    assert object_store.settings()["MINIO_ENDPOINT"] == "mine:9000"
+    environment.set_defaults()
+    assert environment.settings()["MINIO_ENDPOINT"] == "mine:9000"
 
 
 @pytest.mark.parametrize(
@@ -57,17 +57,17 @@ def test_the_store_that_the_cluster_has_is_found(monkeypatch, services, found):
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("MINIO_ENDPOINT", "")
-    object_store.set_defaults()
-    assert object_store.settings()["MINIO_ENDPOINT"] == found
+    environment.set_defaults()
+    assert environment.settings()["MINIO_ENDPOINT"] == found
 
 
 def test_a_store_that_fails_for_want_of_keys_is_told_as_that(monkeypatch):
-    for name in object_store._KEYS:
+    for name in environment._STORE_KEYS:
         monkeypatch.delenv(name, raising=False)
     error = StorageError(
         "cannot read s3://bucket/x: the name 's3.amazonaws.com' is not known", fix="check it", passing=True
     )
-    object_store.explain(error, "team-keys")
+    environment.explain(error, "team-keys")
     assert not error.passing, "to try again brings no keys into this pod"
     assert (
         "holds no keys" in error.message and "the Secret team-keys is not in its namespace" in error.message
@@ -88,9 +88,46 @@ def test_a_store_that_fails_for_want_of_keys_is_told_as_that(monkeypatch):
     ],
 )
 def test_other_errors_stay_as_they_are(monkeypatch, error, secret, key):
-    for name in object_store._KEYS:
+    for name in environment._STORE_KEYS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
     before = str(error)
-    object_store.explain(error, secret)
+    environment.explain(error, secret)
     assert str(error) == before
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """A Secret as Kubernetes mounts it: what it keeps for itself begins with two dots."""
+
+    def write(**keys):
+        held = tmp_path / "..2026_11_21"
+        held.mkdir()
+        (tmp_path / "..data").symlink_to(held.name)
+        for name, text in keys.items():
+            (held / f"{name}.pem").write_text(text)
+            (tmp_path / f"{name}.pem").symlink_to(f"..data/{name}.pem")
+        return str(tmp_path)
+
+    return write
+
+
+@pytest.mark.parametrize("secret", [SIGNING, "ours"])
+def test_a_signing_key_is_found(mounted, secret):
+    folder = mounted(private="key", public="key")
+    assert signing_key(secret, folder) == f"{folder}/private.pem"
+
+
+def test_the_default_secret_need_not_exist(mounted, tmp_path):
+    assert signing_key(SIGNING, str(tmp_path / "nothing")) == ""
+    assert signing_key(SIGNING, mounted()) == ""
+
+
+def test_a_secret_that_was_named_must_exist(mounted):
+    with pytest.raises(ConfigError, match="the Secret ours gives no key to sign with: it is not there"):
+        signing_key("ours", mounted())
+
+
+def test_a_secret_must_hold_the_key(mounted):
+    with pytest.raises(ConfigError, match=r"(?s)it holds public\.pem.*--from-file=private\.pem="):
+        signing_key(SIGNING, mounted(public="key"))

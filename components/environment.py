@@ -1,0 +1,147 @@
+"""What the pods of a run get from outside: the run's id, settings and keys of stores and trackers, a signing
+key.
+
+Secret values stay in Secrets, to which pods refer by name and key. The variables of object stores are those
+that `trainer/storage/environment.py` reads.
+"""
+
+import os
+import socket
+from pathlib import Path
+
+from trainer.base.errors import ConfigError, KubedetError, StorageError
+
+RUN_ID = "KUBEDET_RUN_ID"
+"""Variable with the id of the run that a step belongs to. It is no argument of the steps that prepare data:
+what they write does not depend on it."""
+
+RUN_LABEL = "pipeline/runid"
+"""Label of a run's pods in Kubeflow; its value is the run's id."""
+
+CREDENTIALS = "kubedet-object-store"
+"""Default name of the Secret with the object store's keys."""
+
+SECRET_KEYS = {
+    "AWS_ACCESS_KEY_ID": "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY": "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN": "AWS_SESSION_TOKEN",
+    "AWS_ENDPOINT_URL": "AWS_ENDPOINT_URL",
+    "AWS_REGION": "AWS_REGION",
+    "MINIO_ENDPOINT": "MINIO_ENDPOINT",
+    "GOOGLE_SERVICE_ACCOUNT_KEY": "GOOGLE_SERVICE_ACCOUNT_KEY",
+    "AZURE_STORAGE_ACCOUNT_NAME": "AZURE_STORAGE_ACCOUNT_NAME",
+    "AZURE_STORAGE_ACCOUNT_KEY": "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_SAS_TOKEN": "AZURE_STORAGE_SAS_TOKEN",
+    # For private and gated models of the Hugging Face hub, which steps and trainings may start from.
+    "HF_TOKEN": "HF_TOKEN",
+    # The keys of Kubeflow's own Secret `mlpipeline-minio-artifact`.
+    "accesskey": "MINIO_ACCESS_KEY",
+    "secretkey": "MINIO_SECRET_KEY",
+}
+"""Keys of that Secret, none of them required, and the variables they become."""
+
+SETTINGS = (
+    "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_CA_BUNDLE",
+    "AWS_SKIP_SIGNATURE", "MINIO_ENDPOINT", "MINIO_SECURE", "MINIO_REGION", "GOOGLE_BASE_URL",
+    "GOOGLE_SKIP_SIGNATURE", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ENDPOINT",
+    "AZURE_STORAGE_USE_EMULATOR", "AZURE_SKIP_SIGNATURE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE",
+    # Kubeflow Pipelines (2.17 and later) sets MLflow's in the pods of steps if an administrator set it up:
+    # https://www.kubeflow.org/docs/components/pipelines/operator-guides/mlflow-plugin
+    "MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME",
+    "MLFLOW_WORKSPACE", "MLFLOW_TRACKING_AUTH",
+    "WANDB_PROJECT", "WANDB_ENTITY", "WANDB_BASE_URL", "WANDB_MODE",
+)  # fmt: skip
+"""Variables that are no secret."""
+
+KUBEFLOW_STORES = ("seaweedfs.kubeflow:9000", "minio-service.kubeflow:9000")
+"""The object stores of Kubeflow Pipelines, in 2.16.1 and later and before."""
+
+SIGNING = "kubedet-signing"
+"""Default name of the Secret with the key that signs models. Without this Secret nothing is signed."""
+
+SIGNING_KEY = "private.pem"
+"""The key of that Secret whose value is the PEM file."""
+
+SIGNING_FOLDER = "/etc/kubedet/signing"
+"""Where the export step's pod mounts that Secret: no parameter, variable or artifact holds the key."""
+
+_STORE_KEYS = ("AWS_ACCESS_KEY_ID", "MINIO_ACCESS_KEY", "AWS_WEB_IDENTITY_TOKEN_FILE",
+               "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+               "AWS_SHARED_CREDENTIALS_FILE")  # fmt: skip
+_SCHEMES = ("s3://", "minio://")
+"""URIs that need such keys; for gs:// and az:// the storage itself says what is missing."""
+
+
+def run_id() -> str:
+    """Return the id of the run that this process works for; "" if it belongs to none."""
+    return os.environ.get(RUN_ID, "").strip()
+
+
+def secret_variables() -> dict[str, str]:
+    """Return the keys of the object store's Secret whose values are secret, and the variables they become."""
+    return {key: name for key, name in SECRET_KEYS.items() if name not in SETTINGS}
+
+
+def settings() -> dict[str, str]:
+    """Return the settings of this process, for other pods that use the same stores and trackers."""
+    return {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
+
+
+def set_defaults() -> None:
+    """In a cluster, let `minio://` mean Kubeflow's own store unless something else is set."""
+    named = ("MINIO_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+    if os.environ.get("KUBERNETES_SERVICE_HOST") and not any(os.environ.get(name) for name in named):
+        os.environ["MINIO_ENDPOINT"] = next(filter(_resolves, KUBEFLOW_STORES), KUBEFLOW_STORES[0])
+
+
+def _resolves(endpoint: str) -> bool:
+    host, _, port = endpoint.partition(":")
+    try:
+        return bool(socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM))
+    except OSError:
+        return False
+
+
+def explain(error: KubedetError, secret: str) -> None:
+    """Add to a storage error that this pod has no keys: without them it looks like a network fault.
+
+    Args:
+        error: what a step failed with; changed.
+        secret: name of the Secret that the run names; empty is none.
+    """
+    of_a_store = isinstance(error, StorageError) and any(scheme in error.message for scheme in _SCHEMES)
+    if not secret or not of_a_store or any(os.environ.get(name) for name in _STORE_KEYS):
+        return
+    error.passing = False  # A Secret that is created now does not come into this pod.
+    error.message += (
+        f"\n  the environment of this step holds no keys of an object store: the Secret {secret} is not in "
+        "its namespace, or has none of the keys"
+    )
+    keys = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or accesskey and secretkey)"
+    create = f"create the Secret {secret} with {keys} and, outside of Amazon, AWS_ENDPOINT_URL"
+    error.fix = "; or ".join(filter(None, [f"{create}, or name another with `credentials`", error.fix]))
+
+
+def signing_key(secret: str, folder: str = SIGNING_FOLDER) -> str:
+    """Return the path of the mounted key that signs models; "" if there is none and none was asked for.
+
+    Args:
+        secret: name of the Secret that the run names.
+        folder: where it is mounted.
+
+    Raises:
+        ConfigError: a Secret was named, or exists, but has no such key: the model would be published
+            unsigned although a signature is expected.
+    """
+    mounted = Path(folder)
+    if (mounted / SIGNING_KEY).is_file():
+        return str(mounted / SIGNING_KEY)
+    # Kubernetes' own entries in a mounted Secret begin with two dots.
+    keys = sorted(path.name for path in mounted.glob("*") if not path.name.startswith(".."))
+    if secret == SIGNING and not keys:
+        return ""
+    contents = f"it holds {', '.join(keys)}" if keys else "it is not there, or empty"
+    raise ConfigError(
+        f"the Secret {secret} gives no key to sign with: {contents}",
+        fix=f"in its namespace: kubectl create secret generic {secret} --from-file={SIGNING_KEY}=FILE",
+    )
