@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -46,6 +47,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 # A shell ignores it for what it starts in the background, and so would all processes of the tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+multiprocessing.set_forkserver_preload(["trainer.training.loop"])
 
 
 def pytest_addoption(parser):

@@ -14,6 +14,8 @@ from trainer.launching.job_status import Progress, parse
 from trainer.trackers.training_log import TrainingLog, read_rows
 from trainer.training.loop import train
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 LOG = """\
 12:00:00 train: resumed at step 90 of 600: 16 images a step on 2 processes
 12:00:10 kubedet: train 100/600 steps 17%, 3.1 steps/s, 2:41 left, loss 0.714, 50 images/s

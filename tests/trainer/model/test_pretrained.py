@@ -125,8 +125,10 @@ def rank(number, uri, folder, results):
 
 
 def in_two_processes(uri, folder):
-    results = multiprocessing.get_context("spawn").SimpleQueue()
-    spawned = multiprocessing.spawn(rank, (uri, str(folder), results), nprocs=2, join=False)
+    results = multiprocessing.get_context("forkserver").SimpleQueue()
+    spawned = multiprocessing.start_processes(
+        rank, (uri, str(folder), results), nprocs=2, join=False, start_method="forkserver"
+    )
     answers = [results.get() for _ in range(2)]
     spawned.join()
     return {number: (state, said) for number, state, said in answers}

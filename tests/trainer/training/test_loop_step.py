@@ -129,7 +129,9 @@ def test_a_loss_that_is_not_finite_is_in_every_gradient(bad, shards, tiny, tmp_p
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_no_rank_applies_what_is_not_finite_in_one_of_them(precision, shards, tiny, tmp_path):
     config = tiny(train__precision=precision, train__ema_decay=0.0)
-    torch.multiprocessing.spawn(with_one_broken_loss, (config, shards, str(tmp_path)), nprocs=2)
+    torch.multiprocessing.start_processes(
+        with_one_broken_loss, (config, shards, str(tmp_path)), nprocs=2, start_method="forkserver"
+    )
     for rank in (0, 1):
         same, _, message = (tmp_path / f"{rank}.txt").read_text().partition(" ")
         assert same == "True"

@@ -40,8 +40,10 @@ def process(rank, config, folder, results):
 @pytest.mark.parametrize("average", [0.0, 0.9])
 def test_running_statistics_are_rank_0s_once_they_are_read(average, tiny, tmp_path):
     config = tiny(train__ema_decay=average, train__compile="off")
-    results = multiprocessing.get_context("spawn").SimpleQueue()
-    multiprocessing.spawn(process, (config, str(tmp_path), results), nprocs=2)
+    results = multiprocessing.get_context("forkserver").SimpleQueue()
+    multiprocessing.start_processes(
+        process, (config, str(tmp_path), results), nprocs=2, start_method="forkserver"
+    )
     by_rank = {rank: (before, after) for rank, before, after in (results.get() for _ in range(2))}
     # They were 1 and 2; of a step's own statistics a tenth comes in.
     assert by_rank[1][0] - by_rank[0][0] > 0.5, "no buffer is sent in a step"

@@ -18,6 +18,8 @@ from trainer.model.architecture import build
 from trainer.model.architectures.fcos.fcos_options import FcosOptions
 from trainer.model.postprocess import Detections
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 SIZE, CLASSES = 128, 7
 LOSSES = {"classification": "classification", "boxes": "bbox_regression", "centerness": "bbox_ctrness"}
 NARROW = FcosOptions(
