@@ -168,6 +168,7 @@ def test_the_speed_is_one_of_this_machine():
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_the_speed_is_that_of_processes_side_by_side():
     config = recipes.load("debug", {"loader.image_size": 96, "train.batch_size": 2})
     assert measure(config, 2, processes=2) > 0

@@ -98,6 +98,7 @@ def test_a_training_in_a_cluster(fake_cluster, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_a_search_whose_trials_have_a_pod_each(fake_cluster, tmp_path):
     lines = {
         "space": "{train.lr: {low: 0.001, high: 0.01}}", "study": "first", "trials": 2, "parallelism": 2,
@@ -149,6 +150,7 @@ def key(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_a_model_is_signed_published_and_registered_once(registry, key, tmp_path, capsys):
     pytest.importorskip("model_registry")
     pytest.importorskip("model_signing")

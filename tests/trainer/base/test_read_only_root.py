@@ -29,6 +29,7 @@ def _cages() -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 @pytest.mark.skipif(not _cages(), reason="mounts nothing: needs root")
 def test_a_training_needs_no_root_that_it_can_write(tiny, shards, tmp_path):
     shutil.copytree(shards, tmp_path / "shards")

@@ -34,6 +34,7 @@ def results(root: str) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_killed_at_random_points_the_result_is_the_same(make_coco, bucket):
     """Killed without warning in download and in sharding; tests/faults does the same with a local folder."""
     shutil.copytree(make_coco(train=[f"{number}.jpg" for number in range(60)]), bucket / "source")

@@ -121,6 +121,7 @@ def test_on_a_disk(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_in_an_object_store(tmp_path, bucket):
     # Every file of the bundle and `current` is a request at least.
     assert _die_everywhere(tmp_path, "s3://bucket/root", ["request", "answer"]) > 3

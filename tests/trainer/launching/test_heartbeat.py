@@ -132,6 +132,7 @@ ELASTIC = {"nnodes": "1:2", "rdzv_backend": "c10d", "rdzv_id": "job", "max_resta
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 @pytest.mark.parametrize("elastic", [False, True])
 def test_two_nodes_save_and_end_when_the_launcher_is_gone(node, port, training, tmp_path, elastic):
     arguments, output = training

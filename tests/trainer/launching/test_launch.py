@@ -44,6 +44,7 @@ def test_a_node_that_lost_the_first_is_to_be_run_again(node, port, training):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 @pytest.mark.usefixtures("impatient")
 def test_a_node_that_lost_another_is_to_be_run_again_and_both_go_on(node, port, training):
     arguments, output = training

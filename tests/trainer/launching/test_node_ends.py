@@ -105,6 +105,7 @@ def two_that_lose(nodes, port, patience):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_the_node_to_blame_ends_before_the_one_that_only_lost_it(nodes, port):
     """Though its other worker has to be killed, which takes three seconds."""
     (lost, code), (blamed, cause) = ends(two_that_lose(nodes, port, "3"))

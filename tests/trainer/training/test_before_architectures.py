@@ -78,6 +78,7 @@ def test_a_training_goes_on_to_the_same_bits(runs, shards):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_checkpoint_weights_and_exported_file_are_scored_alike(old_bundle, runs, shards, tmp_path):
     folder, best = old_bundle
     uris = (best, f"{folder}/model.safetensors", f"{folder}/model.onnx")

@@ -89,6 +89,7 @@ def read_order(rows_read, steps):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_nodes_go_and_come_and_no_image_is_lost_or_repeated(shards, tiny, tmp_path, port, node, traced):
     config = tiny(
         train__epochs=500, train__global_batch=GLOBAL_BATCH, train__batch_size=2, train__checkpoint_steps=3,

@@ -86,7 +86,7 @@ def test_without_a_validation_split_it_is_refused(shards, tiny, tmp_path, monkey
 
     def without_val(self, *given):
         opened(self, *given)
-        self.splits = {"train": self.splits["train"]}
+        self.index = dataclasses.replace(self.index, splits={"train": self.index.splits["train"]})
 
     monkeypatch.setattr(ShardDataset, "__init__", without_val)
     with pytest.raises(ConfigError, match=r"train\.patience=2 needs a validation split") as caught:

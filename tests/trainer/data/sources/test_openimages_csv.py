@@ -129,6 +129,7 @@ def test_what_a_box_counts_for():
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_memory_does_not_grow_with_the_boxes(tmp_path):
     """The way from CSV to table in processes of their own: the peaks of one and of three million boxes."""
     path = tmp_path / "boxes.csv"
