@@ -78,6 +78,7 @@ def test_a_grace_that_is_no_number_of_seconds(render, number, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 @examples(80)
 @given(
     st.sampled_from(

@@ -252,6 +252,7 @@ def test_killed_it_leaves_nothing_behind_and_goes_on(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_stopped_and_continued(tmp_path):
     options = [
         "--name",

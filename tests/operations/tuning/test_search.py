@@ -189,6 +189,7 @@ def test_searches_share_a_study_and_take_up_what_a_killed_one_leaves(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_three_trials_are_trained_on_the_same_shards(tmp_path, shards):
     overrides = {
         "train.epochs": 2, "train.validate_every": 1, "loader.image_size": 96,

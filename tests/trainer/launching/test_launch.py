@@ -38,6 +38,7 @@ def lose_one(victim, node, arguments, output, place):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 @pytest.mark.usefixtures("impatient")
 def test_a_node_that_lost_the_first_is_to_be_run_again(node, port, training):
     lose_one(0, node, *training, {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": port})
@@ -57,6 +58,7 @@ def test_a_node_that_lost_another_is_to_be_run_again_and_both_go_on(node, port, 
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 @pytest.mark.usefixtures("impatient")
 def test_a_real_failure_on_one_node_is_its_own_and_the_other_lost_a_peer(node, port, training, tmp_path):
     """Rank 0 cannot write: a user's mistake ends the job, the other node's code does not hide it."""

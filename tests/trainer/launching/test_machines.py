@@ -133,6 +133,7 @@ def sbatch(tmp_path, port, no_pet):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_slurms_batch_script_trains_on_all_machines(sbatch, training):
     arguments, output = training
     done, calls = sbatch(*arguments(train__epochs=1))
@@ -165,6 +166,7 @@ def test_slurms_own_failure_is_passed_on(sbatch):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_slurms_signal_lets_the_training_save(sbatch, training):
     """As srun does, to the launcher and the shell around it."""
     arguments, output = training

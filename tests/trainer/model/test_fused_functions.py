@@ -66,6 +66,7 @@ def random_targets():
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 @needs_compiler
 def test_compiled_and_plain_agree(caplog):
     caplog.set_level(logging.INFO)

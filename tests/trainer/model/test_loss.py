@@ -145,6 +145,7 @@ def compiled(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_compiled_it_equals_torchvision_and_is_compiled_once(compiled):
     """Of matching, focal and box loss one form each, whatever the batch, its targets and the classes."""
     assert_equal_to_torchvision("v2", 601, [40, 1, 0, 3, 7, 2])

@@ -75,6 +75,7 @@ def test_a_full_disk_is_named(make_coco, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_memory_does_not_grow_with_images_and_boxes(tmp_path):
     """Five times as many images and boxes take hardly more memory."""
     peaks = []
@@ -94,6 +95,7 @@ def test_memory_does_not_grow_with_images_and_boxes(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_memory_does_not_grow_with_segmentations(tmp_path):
     """A file that takes 400 MB as objects, read in a process of its own whose peak is measured."""
     path = tmp_path / "x.json"

@@ -47,6 +47,7 @@ def exported(learnt, tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_every_validation_image_has_the_boxes_scores_and_labels_of_the_model(learnt, exported):
     _, trained, shards = learnt
     detector, meta = checkpoint.load_model(trained["checkpoint"])

@@ -115,6 +115,7 @@ def assert_images_are_found_alone_as_together(runtime, path):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_two_processes_equal_one_on_the_same_global_batch(narrow, shards, tmp_path):
     """Each has three of six images, of which one process has three in each of two passes."""
     common = {

@@ -188,6 +188,7 @@ def test_its_life(tiny, shards, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_two_processes_equal_one_on_the_same_global_batch(tiny, shards, tmp_path):
     config = dataclasses.replace(tiny(**LIKE_PASSES), model=dataclasses.replace(NARROW, norm="batch"))
     assert_two_equal_one(config, shards, tmp_path, steps=4, weights=0.05)
