@@ -28,7 +28,11 @@ Spec = dict[str, Any]
 
 
 def compile_pipeline(path: Path, form: Form = PLAIN) -> None:
-    """Compile a form of the pipeline to a file of YAML, whole or not at all; raises StorageError."""
+    """Compile a form of the pipeline to a YAML file, which is replaced as a whole.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
     # kfp decides on the format by the suffix.
     temporary = path.with_name(f".{path.stem}.tmp.yaml")
     try:
