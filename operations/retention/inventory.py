@@ -61,7 +61,11 @@ class Artifact:
 
 
 def read_listed(uri: str) -> dict[str, Any]:
-    """Return a record that was listed; {} if another process, such as `data forget`, has deleted it since."""
+    """Return a record that was listed; {} if another process, such as `data forget`, has deleted it since.
+
+    Raises:
+        StorageError: it cannot be read, or is damaged.
+    """
     try:
         return dict(storage.read_json(uri))
     except MissingError:
@@ -69,7 +73,11 @@ def read_listed(uri: str) -> dict[str, Any]:
 
 
 def inventory(data_root: str, runs: str = "") -> dict[str, Artifact]:
-    """Return what the data root holds by name; `runs` is the URI of a folder elsewhere with further runs."""
+    """Return what the data root holds by name; `runs` is the URI of a folder elsewhere with further runs.
+
+    Raises:
+        StorageError: it cannot be listed.
+    """
     artifacts: dict[str, Artifact] = {}
     for kind, depth in _DEPTH.items():
         for name, state in storage.scan(storage.join(data_root, kind)):

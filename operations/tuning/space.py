@@ -79,7 +79,11 @@ _SHARED = ("data.", "evaluation.", "export.", "recipe")
 
 
 def builtin(recipe: str, overrides: Mapping[str, Any]) -> Space:
-    """Return the space of a recipe: around its own values, without the keys that are overridden."""
+    """Return the space of a recipe: around its own values, without the keys that are overridden.
+
+    Raises:
+        ConfigError: there is no such recipe, or an override cannot be used.
+    """
     config = recipes.load(recipe, dict(overrides))
     train, loader = config.train, config.loader
     space: Space = {"train.lr": Range(train.lr / 5, train.lr * 5, log=True)}
