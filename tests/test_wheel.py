@@ -27,7 +27,7 @@ TINY = (
     "--set", "train.minutes=0", "--set", "model.weights=none",
 )  # fmt: skip
 
-pytestmark = [pytest.mark.slow, pytest.mark.extra]
+pytestmark = [pytest.mark.slow, pytest.mark.extra, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def installed(wheel, tmp_path_factory):
     return folder
 
 
-def run(installed, cwd, *words, timeout=400):
+def run(installed, cwd, *words, timeout=900):
     """Run a program of the environment as its user would, in an empty folder."""
     kept = {
         name: os.environ[name] for name in ("HOME", "PATH", "TMPDIR", "OMP_NUM_THREADS") if name in os.environ
