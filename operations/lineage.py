@@ -114,7 +114,7 @@ def trace(what: str, data_root: str) -> dict[str, Any]:
 
     Raises:
         ConfigError: nothing of that name is known.
-        StorageError: the data root cannot be read, or what tells of it is damaged.
+        StorageError: the data root cannot be read, or a record in it is damaged.
     """
     exported = None
     with suppress(StorageError, ConfigError):

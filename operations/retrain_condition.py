@@ -126,7 +126,7 @@ def _too_little(planned: RawManifest, uri: str, differences: seen.News, conditio
 
 
 def _drift(planned: RawManifest, uri: str) -> float:
-    """Return how far the annotations of a source have moved since, 0 to 1; infinity if nobody can tell."""
+    """Return how far the annotations of a source have moved since, 0 to 1; infinity if unknown."""
     root = storage.parent(storage.parent(uri))
     before = storage.join(root, "raw", seen.header(uri)["raw"])
     if not storage.exists(storage.join(before, raw_folder.PLAN)):

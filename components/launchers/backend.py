@@ -173,7 +173,7 @@ class Timings:
     heartbeat: float = 60.0
     """Silence after which a status line is printed."""
     quiet: float = 60.0
-    """Silence after which a log's stream is opened anew, for it may be dead."""
+    """Seconds of silence after which the log stream is reopened, because it may be dead."""
     drain: float = 60.0
     """For the last lines of a job that has ended."""
     removal: float = 300.0

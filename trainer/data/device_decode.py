@@ -3,7 +3,7 @@
 It has not been run on a GPU yet. The loader's threads read the bytes and choose the views; another thread
 hands a whole batch to the device, on its own stream, and the training's stream waits there until it is drawn.
 It pays if the host has too few cores for its GPUs. nvJPEG's pixels differ from libjpeg's by rounding, so
-evaluation, whose scores must not depend on the machine, uses the host's decoder.
+evaluation, whose scores must not depend on the machine, uses the CPU decoder.
 """
 
 from collections.abc import Iterator, Sequence
