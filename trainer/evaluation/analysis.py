@@ -141,7 +141,6 @@ def confusion(evaluator: Any, *, score: float) -> Confusion:
 
 
 def _counts(matches: Matches, place: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scores of a class's predictions, best first; right ones, and all that count, up to each of them."""
     rows = matches.of_class(place)
     counted = ~matches.ignored[rows, 0]
     right = matches.right[rows, 0][counted]

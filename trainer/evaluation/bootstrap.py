@@ -72,11 +72,6 @@ def drawn_images(images: int, samples: int, seed: int) -> np.ndarray:
 
 
 def _change(base: np.ndarray, new: np.ndarray, images: int) -> tuple[Change, float]:
-    """Return the change and its p-value, of values [1 + samples], the first of the data as they are.
-
-    If a class has few objects, the samples are biased: their precision is higher, and a better model gains
-    more. So the percentiles are shifted back by the mean bias, and cut off where no change can be.
-    """
     spread = (new - base)[1:]
     spread = spread[np.isfinite(spread)]
     delta, low, high, p_value = float(new[0] - base[0]), np.nan, np.nan, 1.0
@@ -90,12 +85,6 @@ def _change(base: np.ndarray, new: np.ndarray, images: int) -> tuple[Change, flo
 
 
 def _p_value(delta: float, deviation: float, images: int) -> float:
-    """Return how probable such a change is by chance, by Student's t with the bootstrap's standard error.
-
-    The tails of a few hundred samples are too short for a comparison of many classes. The deviation of
-    samples of n images is too small by a factor of sqrt((n - 1) / n) (Hesterberg, What Teachers Should Know
-    About the Bootstrap, The American Statistician 69, 2015).
-    """
     if not delta or images < LEAST_IMAGES:
         return 1.0
     # With t = sqrt(df) tan(angle), the density is proportional to cos(angle) ** (df - 1).
@@ -106,7 +95,6 @@ def _p_value(delta: float, deviation: float, images: int) -> float:
 
 
 def _holm(changes: dict[str, Change], p_values: dict[str, float]) -> dict[str, Change]:
-    """Leave the verdicts that hold for all classes together; the others become NOT_SURE."""
     kept, rest = {}, sum(change.verdict != TOO_FEW for change in changes.values())
     for name in sorted(p_values, key=p_values.__getitem__):
         if p_values[name] * rest > _SIGNIFICANCE:
@@ -119,7 +107,6 @@ def _holm(changes: dict[str, Change], p_values: dict[str, float]) -> dict[str, C
 
 
 def _precision(matches: Matches, place: int, weights: np.ndarray) -> np.ndarray:
-    """[2, B] average precision of a class in each of B weightings: over all thresholds, at the first."""
     rows = matches.of_class(place)
     step = max(_CELLS // max(rows.stop - rows.start, 1), 1)
     parts = [
@@ -154,10 +141,7 @@ def _precision_part(matches: Matches, rows: slice, objects: np.ndarray, weights:
 
 
 class _RecallTable:
-    """Lookup table: how many of the 101 recall thresholds are reached with k objects found."""
-
     def __init__(self, counts: np.ndarray) -> None:
-        """Prepare for B samples of `counts` objects each."""
         sizes = counts + 1
         starts = np.cumsum(sizes) - sizes
         hits = np.arange(sizes.sum()) - np.repeat(starts, sizes)
@@ -166,12 +150,10 @@ class _RecallTable:
         self._starts = starts
 
     def __call__(self, right: np.ndarray) -> np.ndarray:
-        """[m, B] numbers of recalls for [m, B] objects that are found."""
         return self._table[right + self._starts]
 
 
 def _area(right: np.ndarray, counted: np.ndarray, recalls: _RecallTable) -> np.ndarray:
-    """[B] mean precision at the 101 recalls, from counts [m, B] at the m right predictions."""
     if not len(right):
         return np.zeros(right.shape[1])
     # The smallest number keeps pycocotools' 0/0 at 0, and its last bit the same.

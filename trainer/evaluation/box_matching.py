@@ -109,8 +109,6 @@ def overlaps(
 
 
 class _Side:
-    """Images, labels and the groups of both (class-major) of predictions or objects."""
-
     def __init__(self, images: np.ndarray, labels: np.ndarray, image_count: int) -> None:
         self.images, self.labels = images, labels
         self.groups = labels * image_count + images
@@ -122,7 +120,6 @@ def _side(truth: Truth, items: Truth | Predictions) -> _Side:
 
 
 def _rank(groups: np.ndarray) -> np.ndarray:
-    """Place of each row within its group; groups [N] are sorted."""
     if not len(groups):
         return np.zeros(0, np.int64)
     first = np.flatnonzero(np.r_[True, groups[1:] != groups[:-1]])
@@ -138,7 +135,6 @@ def _assign(
     crowd: np.ndarray,
     thresholds: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return [N, T] right and ignored of predictions sorted by group and score, and [N] objects or -1."""
     count = len(thresholds)
     partners = np.full(len(groups), -1)
     right = np.zeros((len(groups), count), bool)
@@ -173,7 +169,6 @@ def _assign(
 
 
 def _last_best(overlap: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Of each segment the pair of most overlap, the last among equals; -1 where none is free. [S, T]."""
     best = np.maximum.reduceat(overlap, starts, axis=0)
     is_best = (overlap == np.repeat(best, sizes, axis=0)) & (overlap >= 0)
     places = np.where(is_best, np.arange(len(overlap))[:, None], -1)
@@ -181,7 +176,6 @@ def _last_best(overlap: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np
 
 
 def _iou(one: np.ndarray, other: np.ndarray, crowd: np.ndarray) -> np.ndarray:
-    """[P] overlap of pairs of boxes; with a crowd the share of the prediction that lies in it."""
     near = np.maximum(one[:, :2], other[:, :2])
     far = np.minimum(one[:, :2] + one[:, 2:], other[:, :2] + other[:, 2:])
     sides = far - near

@@ -80,7 +80,6 @@ def read_detections(uri: str, truth: Truth, *, clip: bool = False) -> Prediction
 
 @contextmanager
 def _naming(uri: str) -> Iterator[None]:
-    """Begin what is said of the content of a file with its name."""
     try:
         yield
     except EvaluationError as error:

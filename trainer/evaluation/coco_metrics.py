@@ -108,7 +108,6 @@ def number(value: float) -> str:
 
 
 def _twelve(arrays: Arrays) -> list[float]:
-    """The means that pycocotools' summary takes, in the order of METRICS."""
     precision, recall = arrays.precision[..., -1], arrays.recall
     means = [_mean(precision[..., 0]), _mean(precision[0, ..., 0]), _mean(precision[5, ..., 0])]
     means += [_mean(precision[..., size]) for size in (1, 2, 3)]

@@ -78,7 +78,6 @@ def evaluator(truth: Truth, predictions: Predictions) -> Any:
 
 
 def _hotcoco(truth: Truth, predictions: Predictions) -> Arrays:
-    """Evaluate a few classes at a time: they are independent of each other, and it takes less memory."""
     parts = []
     for ids in _portions(truth, predictions):
         mask = np.isin(truth.labels, ids)
@@ -100,7 +99,6 @@ def _hotcoco(truth: Truth, predictions: Predictions) -> Arrays:
 
 
 def _portions(truth: Truth, predictions: Predictions) -> Iterator[np.ndarray]:
-    """Ids of the classes in order, in groups that have about _AT_ONCE predictions at most."""
     ids = truth.category_ids
     counts = np.bincount(np.searchsorted(ids, predictions.labels), minlength=len(ids))
     before = np.cumsum(counts) - counts

@@ -140,7 +140,6 @@ def evaluate(
 def _made_from(
     identity: dict[str, str], model: ScoredModel, config: Config, rules: list[str], baseline: Baseline | None
 ) -> dict[str, str]:
-    """Return everything that the result of an evaluation follows from."""
     log = storage.join(storage.parent(model.uri), METRICS)
     return identity | {
         "kubedet": version("kubedet"),
@@ -155,7 +154,6 @@ def _made_from(
 def _is_kept(
     output_uri: str, made_from: dict[str, str], baseline: Baseline | None, dataset: ShardDataset
 ) -> bool:
-    """Whether an earlier run has done all of it, e.g. one that was killed in the export."""
     # What a baseline without predictions of these images is, its name and file do not say.
     known = baseline is None or baseline.is_scored_on(dataset.fingerprint, dataset.split)
     uri = storage.join(output_uri, RECORD)
@@ -175,7 +173,6 @@ def _is_kept(
 
 
 def _keep(output_uri: str, names: Iterable[str], made_from: dict[str, str]) -> None:
-    """Write what the files of an evaluation, which are complete, were computed from, and their hashes."""
     files = {name: sha256_of(storage.join(output_uri, name)) for name in names}
     storage.write_json(storage.join(output_uri, RECORD), {"made_from": made_from, "files": files})
 
@@ -224,7 +221,6 @@ def _predict(model: ScoredModel, dataset: ShardDataset, config: Config, world: W
 
 
 def _kept_predictions(uri: str, identity: dict[str, str]) -> Predictions | None:
-    """Return the predictions that an earlier evaluation of this model kept of these images, or None."""
     if not uri.endswith(".parquet") or not storage.exists(uri):
         return None
     try:
@@ -242,7 +238,6 @@ def _kept_predictions(uri: str, identity: dict[str, str]) -> Predictions | None:
 def _baseline_predictions(
     baseline: Baseline | None, dataset: ShardDataset, config: Config, world: World
 ) -> tuple[Predictions | None, str]:
-    """Return the baseline's predictions of these images, or None and why it has none."""
     if baseline is None:
         return None, ""
     kept = baseline.predictions(dataset.fingerprint, dataset.split)
@@ -264,7 +259,6 @@ def _drift(
     rules: Sequence[str], baseline: Baseline | None, dataset: ShardDataset, config: Config, output_uri: str,
     measure: MeasureDrift | None,
 ) -> dict[str, Any] | None:  # fmt: skip
-    """Return how far these shards are from the baseline's; None if no rule asks for it."""
     names = gate.drift_metrics(rules)
     if not names:
         return None

@@ -229,7 +229,6 @@ def _apply(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
 
 
 def _without_value(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
-    """Judge a rule whose metric was not measured."""
     reason = evidence.drift_obstacle if rule.metric in DRIFT else "the evaluation does not tell it"
     return not reason, f"{rule}: " + (
         f"failed, {reason}" if reason else "passed, there is nothing to compare with"
@@ -237,7 +236,6 @@ def _without_value(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
 
 
 def _apply_to_all(rule: Rule, metric: str, evidence: Evidence) -> tuple[bool, str]:
-    """Hold every class with objects against a rule; the reason lists those that fail, worst first."""
     values = sorted((row[metric], name) for name, row in evidence.per_class.items() if row[metric] >= 0)
     few = ""
     if rule.baseline:
@@ -294,7 +292,6 @@ def _against_baseline(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
 
 
 def _shown(rule: Rule, value: float) -> str:
-    """A value with the digits that the outcome needs: 0.4996 shown as 0.5 would contradict `failed`."""
     if rule.baseline:
         return f"{value:.3f}"
     compare = _OPERATORS[rule.comparison]

@@ -92,18 +92,12 @@ def predict_split(
 
 
 def _lanes(batch_size: int, world: World) -> int:
-    """Forward passes that run in parallel and share the images of a batch.
-
-    On a CPU one for each core, each with one thread: threads that share a pass wait for each other after
-    every layer, and small layers do not occupy them.
-    """
     return min(torch.get_num_threads(), batch_size) if world.device.type == "cpu" else 1
 
 
 def _in_parallel(
     detect: Callable[[Batch], tuple[int, Predictions]], batches: Iterable[Batch], lanes: int
 ) -> Iterator[tuple[int, Predictions]]:
-    """Apply `detect` to batches in `lanes` threads, which share PyTorch's; results keep the order."""
     if lanes == 1:
         yield from map(detect, batches)
         return

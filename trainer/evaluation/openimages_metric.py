@@ -75,14 +75,12 @@ def expanded(truth: Truth, ancestors: Mapping[int, Sequence[int]]) -> Truth:
 
 
 def _verifiable(truth: Truth, predictions: Predictions, verified: np.ndarray) -> np.ndarray:
-    """[N] bool: the class of a prediction was looked for in its image, or has an object there."""
     pairs = np.concatenate([verified, np.stack([truth.image_ids, truth.labels], axis=1)])
     top = int(max(pairs[:, 1].max(initial=0), predictions.labels.max(initial=0))) + 1
     return np.isin(predictions.image_ids * top + predictions.labels, pairs[:, 0] * top + pairs[:, 1])
 
 
 def _assign(truth: Truth, predictions: Predictions) -> tuple[np.ndarray, np.ndarray]:
-    """Return [N] bool whether a prediction is right, and [N] the group it lies in, or -1."""
     order = np.argsort(-predictions.scores, kind="stable")
     best, overlap = _best(truth, predictions, ~truth.crowd)
     near = order[overlap[order] >= IOU]
@@ -94,7 +92,6 @@ def _assign(truth: Truth, predictions: Predictions) -> tuple[np.ndarray, np.ndar
 
 
 def _best(truth: Truth, predictions: Predictions, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each prediction the row of the object that it overlaps most, and by how much."""
     objects = np.flatnonzero(mask)
     prediction_rows, truth_rows, overlap = overlaps(truth, predictions, objects)
     best, most = np.full(len(predictions), -1), np.full(len(predictions), -1.0)
@@ -131,19 +128,11 @@ def _summary(
 
 
 def _by_label(labels: np.ndarray, category_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return [N] rows, class after class, and [K + 1] where each class begins in them."""
     rows = np.argsort(labels, kind="stable")
     return rows, np.searchsorted(labels[rows], np.append(category_ids, category_ids[-1] + 1))
 
 
 def _area(scores: np.ndarray, gained: np.ndarray, objects: float) -> float:
-    """Area under precision over recall, precision made to fall (VOC 2010).
-
-    Args:
-        scores: [n].
-        gained: [n] objects that each is right about, 0 where it is wrong.
-        objects: objects in all.
-    """
     gained = gained[np.argsort(-scores, kind="stable")]
     hits = np.cumsum(gained)
     precision = hits / (hits + np.cumsum(gained == 0))

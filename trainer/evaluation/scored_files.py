@@ -27,20 +27,16 @@ COMPARISON = "comparison.json"
 
 @dataclass(frozen=True)
 class _Side:
-    """One of two evaluations: a folder that `evaluate` wrote, or a file of detections."""
-
     uri: str
     summary: dict[str, Any] | None
     """metrics.json of the folder; None of a file."""
 
     @property
     def images(self) -> tuple[str, str] | None:
-        """Fingerprint and split of the images it was scored on; None if they are not known."""
         return (self.summary["fingerprint"], self.summary["split"]) if self.summary else None
 
     @property
     def file(self) -> str:
-        """URI of the detections."""
         return str(self.summary["predictions"]) if self.summary else self.uri
 
 
@@ -161,7 +157,6 @@ def compare(
 
 
 def _side(uri: str) -> _Side:
-    """Tell a folder of an evaluation or run from a file of detections."""
     summary = baselines.find_summary(uri)
     if summary is None and not storage.exists(uri):
         raise EvaluationError(
@@ -186,7 +181,6 @@ def _refuse_other_images(sides: Sequence[_Side]) -> None:
 
 
 def _truth_of(sides: Sequence[_Side], truth_uri: str) -> tuple[dict[str, Any], Truth, str]:
-    """Return the ground truth in COCO's form, as columns, and where it stands."""
     for summary in (side.summary for side in sides if side.summary and not truth_uri):
         if shards := summary.get("shards"):
             dataset = ShardDataset(shards, summary["split"]).annotations()
@@ -201,7 +195,6 @@ def _truth_of(sides: Sequence[_Side], truth_uri: str) -> tuple[dict[str, Any], T
 
 
 def _baseline(uri: str, identity: tuple[str, str], truth: Truth, clip: bool) -> Predictions | None:
-    """Return the detections to compare with, None where there are to be none."""
     if uri in ("", baselines.NONE):
         return None
     side = _side(uri)
@@ -214,11 +207,6 @@ def _baseline(uri: str, identity: tuple[str, str], truth: Truth, clip: bool) -> 
 
 
 def _image_loader(folder: str, truth: Truth) -> Callable[[int], bytes]:
-    """Return what reads an image by its id.
-
-    Raises:
-        EvaluationError: images of the ground truth have no file name or size, or the first is not there.
-    """
     bad = [
         image["id"]
         for image in truth.images

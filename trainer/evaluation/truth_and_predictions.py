@@ -132,7 +132,6 @@ class Predictions:
         return read, kept
 
     def _digest(self) -> str:
-        """Return the sha256 of all numbers: not every byte of a Parquet file is covered by itself."""
         digest = hashlib.sha256()
         for column, kind in zip(self._all(), (np.int64, np.int64, np.float64, np.float64), strict=True):
             digest.update(np.asarray(column, kind).tobytes())
@@ -227,7 +226,6 @@ def _columns(items: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray
 
 
 def _refuse_malformed(where: str, items: Sequence[Any], *further: str) -> None:
-    """Refuse items in which a field is missing or is no number; NaN is one, and looked for later."""
     names = ("image_id", "category_id", "bbox", *further)
     wrong = ((place, item, _wrong_field(item, names)) for place, item in enumerate(items))
     bad = [f"{item!r} (item {place}: {field})" for place, item, field in wrong if field]
@@ -240,7 +238,6 @@ def _refuse_malformed(where: str, items: Sequence[Any], *further: str) -> None:
 
 
 def _wrong_field(item: Any, names: Sequence[str]) -> str:
-    """Name the first field that is missing or is not what it should be; empty if all are."""
     if not isinstance(item, Mapping):
         return "no JSON object"
     for name in names:
@@ -360,7 +357,6 @@ def clip_boxes(truth: Truth, predictions: Predictions) -> tuple[Predictions, int
 
 
 def _sizes(truth: Truth, predictions: Predictions) -> np.ndarray:
-    """[N, 2] width and height of each prediction's image; infinite if it is unknown or has no size."""
     by_id = sorted(truth.images, key=lambda image: image["id"])
     sizes = np.array([[image.get("width") or np.inf, image.get("height") or np.inf] for image in by_id])
     place = np.searchsorted(truth.all_image_ids, predictions.image_ids).clip(max=len(by_id) - 1)
@@ -369,7 +365,6 @@ def _sizes(truth: Truth, predictions: Predictions) -> np.ndarray:
 
 
 def _beyond(boxes: np.ndarray, sizes: np.ndarray, margin: float) -> np.ndarray:
-    """[N] bool: whether a box leaves its image by more than the margin; never if the image is unknown."""
     beyond = (boxes[:, :2] < -margin) | (boxes[:, :2] + boxes[:, 2:] > sizes + margin)
     return np.asarray(beyond.any(axis=1))
 

@@ -133,7 +133,6 @@ class Bundle:
             yield temporary
 
     def _checked(self, name: str) -> Path:
-        """Return a file on this machine after comparing it with its checksum."""
         if name not in self.checksums:
             raise StorageError("not in the bundle")
         uri = storage.join(self.uri, name)
@@ -181,11 +180,6 @@ def _check_size(uri: str, most: int) -> None:
 
 
 def _check_values(uri: str, metadata: dict[str, Any], checksums: dict[str, str]) -> None:
-    """Refuse metadata of the right form whose values no export writes.
-
-    Raises:
-        FormError: naming each.
-    """
     size, ids = metadata["input"]["input_size"], [category["id"] for category in metadata["classes"]]
     problems = []
     try:
@@ -251,7 +245,6 @@ def _publish(folder: Path, names: list[str], uri: str) -> None:
 
 
 def _irregular(uri: str) -> list[str]:
-    """Describe what is neither a folder nor a regular file below a local folder; a store has none."""
     if not storage.is_local(uri):
         return []
     top = storage.local_path(uri)

@@ -74,7 +74,6 @@ def _signer(private_key: str) -> Any:
 
 @contextmanager
 def _everything(source: Bundle) -> Iterator[Path]:
-    """Provide a local folder with all that is there, listed or not: itself if it is local."""
     if storage.is_local(source.uri):
         yield storage.local_path(source.uri)
         return

@@ -112,7 +112,6 @@ def export(
 
 
 def _result(output_uri: str, described: dict[str, Any], sizes: dict[str, int]) -> dict[str, Any]:
-    """Return the result of `export` for a bundle."""
     return {
         "model": output_uri,
         "name": described["name"],
@@ -126,14 +125,12 @@ def _result(output_uri: str, described: dict[str, Any], sizes: dict[str, int]) -
 
 
 def _inputs_hash(checkpoint_uri: str, evaluation_uri: str, config: Config) -> str:
-    """Hash of all inputs of a bundle: checkpoint, settings, scores and code."""
     sha256 = bundle.file_sha256(storage.local_copy(checkpoint_uri))
     parts = [sha256, asdict(config.export), _evaluation_summary(evaluation_uri), _versions()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def _kept_bundle(output_uri: str, inputs_hash: str) -> dict[str, Any] | None:
-    """Return the result for an existing unsigned bundle that was made from the same inputs; else None."""
     signed = storage.exists(storage.join(output_uri, bundle.SIGNATURE))
     if signed or not bundle.exists(output_uri):
         return None
@@ -152,7 +149,6 @@ def _kept_bundle(output_uri: str, inputs_hash: str) -> dict[str, Any] | None:
 def _check_set(
     shards_uri: str, index: ShardIndex, categories: list[dict[str, Any]], checkpoint_uri: str
 ) -> ShardDataset:
-    """Return images to check the export on, after comparing their classes with the model's."""
     chosen = next((name for name in ("val", "test", "train") if index.samples.get(name)), "")
     if not chosen:
         raise ExportError(
@@ -170,7 +166,6 @@ def _check_set(
 
 
 def _evaluation_summary(evaluation_uri: str) -> dict[str, Any]:
-    """metrics.json of an evaluation with the folder's URI as "uri"; {} without one."""
     uri = storage.join(evaluation_uri, "metrics.json") if evaluation_uri else ""
     if not uri or not storage.exists(uri):
         return {}
@@ -178,7 +173,6 @@ def _evaluation_summary(evaluation_uri: str) -> dict[str, Any]:
 
 
 def _data_origin(index: ShardIndex, shards_uri: str) -> dict[str, Any]:
-    """Source of the shards, and images and boxes of each split."""
     data_root = storage.parent(storage.parent(shards_uri))
     raw = storage.join(data_root, "raw", index.raw_fingerprint, "manifest.json")
     source = storage.read_json(raw)["source"] if storage.exists(raw) else ""
@@ -192,7 +186,6 @@ def _data_origin(index: ShardIndex, shards_uri: str) -> dict[str, Any]:
 
 
 def _class_scores(scored: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Of each class that was scored: AP, AP50, boxes, and the score at which its F1 is best."""
     thresholds = scored.get("thresholds", {})
     return {
         name: {key: scores.get(key) for key in ("AP", "AP50", "boxes")} | {"threshold": thresholds.get(name)}
@@ -281,7 +274,6 @@ def _versions() -> dict[str, str]:
 
 @cache
 def _sources() -> str:
-    """sha256 over the trainer's own source files: identifies the code version without a repository."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

@@ -42,7 +42,6 @@ class OnnxRuntime:
     """An ONNX file in onnxruntime, on the CPU."""
 
     def __init__(self, path: Path, threads: int = 0) -> None:
-        """Open a file."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -59,7 +58,6 @@ class OpenVino:
     """An OpenVINO model on the CPU, in fp32: its own choice would be bf16 where the CPU has it."""
 
     def __init__(self, path: Path, threads: int = 0) -> None:
-        """Open a model; `path` is its .xml, beside its .bin."""
         openvino = import_openvino()
         self.threads = threads or torch.get_num_threads()
         self.name = f"openvino {version('openvino')}"
@@ -80,7 +78,6 @@ class ExportedProgram:
     """A file of torch.export, in PyTorch. It is code: open only files whose origin you know."""
 
     def __init__(self, path: Path, threads: int = 0) -> None:
-        """Open a file; the operator `kubedet::nms_keep` in it is defined in trainer/model/deployment.py."""
         self.threads = threads or torch.get_num_threads()
         self.name = f"torch {torch.__version__}"
         self._module = torch.export.load(path).module()
@@ -111,10 +108,6 @@ op: Any = opset18
 
 
 def _nms_keep(boxes: Any, scores: Any, labels: Any, classes: int, overlap: float, threshold: float) -> Any:
-    """`deployment.nms_keep` in ONNX operators: NonMaxSuppression over [B, classes, T] scores.
-
-    A candidate has its score in the row of its class and 0 elsewhere, below any threshold.
-    """
     every_class = op.Reshape(
         op.Range(op.Constant(value_int=0), op.Constant(value_int=classes), op.Constant(value_int=1)),
         op.Constant(value_ints=[1, classes, 1]),
@@ -138,7 +131,6 @@ def _nms_keep(boxes: Any, scores: Any, labels: Any, classes: int, overlap: float
 
 
 def _without_traces(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without the exporter's notes: stack traces with paths of this machine, 0.6 MB of them."""
     graph = model.graph
     values = [*graph.value_info, *graph.initializer, *graph.input, *graph.output]
     for part in (model, graph, *graph.node, *values):
@@ -182,7 +174,6 @@ class Maker:
     def __init__(
         self, detector: Architecture, image_size: int, config: Config, shards_uri: str, folder: Path
     ) -> None:
-        """Prepare."""
         self.folder = folder
         self.image_size, self.config, self.shards_uri = image_size, config, shards_uri
         # A copy: nobody can train or save what is folded.

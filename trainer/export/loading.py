@@ -68,11 +68,6 @@ def trained_with(uri: str) -> dict[str, Any]:
 
 
 def _find_exported(uri: str) -> tuple[Bundle, str] | None:
-    """Return the bundle and the file in it that a URI names; None for a checkpoint.
-
-    Raises:
-        EvaluationError: it is a folder or file of something else.
-    """
     if uri.endswith(".pt"):
         return None
     if storage.exists(storage.join(uri, METADATA)):
@@ -99,11 +94,6 @@ def _find_exported(uri: str) -> tuple[Bundle, str] | None:
 
 
 def _folded_predict(detector: Architecture, device: torch.device, uri: str) -> Callable[[Tensor], Detections]:
-    """Return a detector's `predict`, with batch normalisation folded for inference.
-
-    Raises:
-        CheckpointError: weights are not finite: it would find nothing, whatever it is shown.
-    """
     wrong = [name for name, value in detector.state_dict().items() if not value.isfinite().all()]
     if wrong:
         raise CheckpointError(
@@ -127,7 +117,6 @@ def _load_weights(source: Bundle, device: torch.device) -> ScoredModel:
 
 
 def _load_served(source: Bundle, name: str, run_code: bool) -> ScoredModel:
-    """Load an exported file in the runtime that serves it."""
     uri = storage.join(source.uri, name)
     try:
         from trainer.export.formats import FORMATS, check_trust

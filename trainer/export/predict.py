@@ -48,15 +48,6 @@ class Predictor:
         self.names = {item["id"]: item["name"] for item in metadata["classes"]}
 
     def __call__(self, image: Image.Image, least: float = 0.0) -> list[Detection]:
-        """Detect objects in one image of any size.
-
-        Args:
-            image: RGB, as `open_image` gives it.
-            least: detections below this score are left out.
-
-        Returns:
-            Detections, best first.
-        """
         square, scale = preprocess(image, self.size)
         boxes, scores, labels, num = self.runtime.run(square.numpy()[None])
         limits = np.array([*image.size, *image.size])

@@ -324,7 +324,6 @@ def _record(chosen: Bundle, name: str, version: str, history: list[str]) -> dict
 
 
 def _version_uri(data_root: str, name: str, version: str) -> str:
-    """Return the URI of a version that is there."""
     check_name(version)
     uri = storage.join(folder(data_root, name), version)
     if bundle.exists(uri):

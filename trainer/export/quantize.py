@@ -34,7 +34,6 @@ class CalibrationImages:
     """Training images one by one, through the interface of onnxruntime's calibration."""
 
     def __init__(self, shards_uri: str, image_size: int, count: int) -> None:
-        """Choose images evenly over the training split."""
         self._dataset, self._size = ShardDataset(shards_uri, "train"), image_size
         self._rows = evenly_spread(len(self._dataset), count).tolist()
         self.count = len(self._rows)

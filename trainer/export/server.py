@@ -153,13 +153,6 @@ class ModelServer:
 
 
 class _Guarded:
-    """Refuses requests that pages of other sites make, and sends browsers the limits of the page.
-
-    A page of another site can send requests here in two ways. Its own name can resolve to this machine (DNS
-    rebinding): the header Host then holds that name, which is none of `hosts`. Or it posts to this machine's
-    address: browsers then send its own Origin. Programs send no Origin.
-    """
-
     def __init__(self, app: ASGIApp, hosts: list[str], names: list[str]) -> None:
         self._app, self._names = app, [name.lower() for name in names]
         self._hosts = [*self._names, *(host.lower() for host in hosts)]
@@ -195,17 +188,12 @@ class _Guarded:
         return JSONResponse({"error": "pages of other sites cannot use this server"}, 403)
 
     def _is_allowed(self, host: str) -> bool:
-        """Tell whether a host name is this server's; an IP address in its place cannot be rebound."""
         with suppress(ValueError):
             return bool(ip_address(host))
         return any(fnmatchcase(host, name) for name in self._hosts)
 
 
 def _host_and_port(text: str) -> tuple[str, str]:
-    """Return host and port of an Origin or a Host, without a default port: a proxy may speak https for this.
-
-    The host is empty if the text is neither.
-    """
     match = _HOST.fullmatch(text)
     if match is None:
         return "", ""
@@ -250,8 +238,6 @@ def application(
 
 
 class _WebServer(uvicorn.Server):
-    """uvicorn, which tells the routes that it is about to end."""
-
     def __init__(self, config: uvicorn.Config, routes: ModelServer) -> None:
         super().__init__(config)
         self._routes = routes
@@ -318,11 +304,6 @@ _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".
 
 
 def _page_file(name: str) -> Response:
-    """Return a file of the page; browsers do not cache it, since the next version may differ.
-
-    Raises:
-        LookupError: there is no such file.
-    """
     path = _FOLDER / name
     # One name, without a folder: the route takes no slash, and what begins with a dot has no type.
     if path.parent != _FOLDER or path.suffix not in _TYPES or not path.is_file():

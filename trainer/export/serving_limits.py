@@ -77,7 +77,6 @@ class LimitedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        """Begin the time of a phase when it begins, and not again with each byte that comes in it."""
         in_request = self.cycle is not None and not self.cycle.response_complete
         if in_request == self._in_request:
             return

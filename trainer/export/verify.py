@@ -59,7 +59,6 @@ class Served:
     """An exported file in its runtime, giving detections."""
 
     def __init__(self, kind: Format, path: Path, thresholds: Mapping[str, float]) -> None:
-        """Open a file."""
         self.kind, self.runtime, self._thresholds = kind, kind.open(path), thresholds
 
     def predict(self, images: np.ndarray) -> Detections:
@@ -188,7 +187,6 @@ def _batches(
 def _average_precision(
     dataset: ShardDataset, indices: np.ndarray, predictions: dict[str, list[Predictions]]
 ) -> dict[str, float]:
-    """COCO AP of each list of predictions on the chosen images; -1 where those have no boxes."""
     chosen = set(dataset.image_ids[indices].tolist())
     truth = dataset.annotations()
     truth["images"] = [image for image in truth["images"] if image["id"] in chosen]
@@ -221,7 +219,6 @@ def _judge(name: str, change: float, matches: Matches, images: int, config: Conf
 
 
 def _check_edges(name: str, served: Served, squares: torch.Tensor, image_size: int) -> None:
-    """Batches equal single images, an image without objects works, wrong shapes are refused."""
     empty = torch.full((3, image_size, image_size), FILL, dtype=torch.uint8)
     with _running(name, "fails on an image without objects"):
         served.predict(empty[None].numpy())

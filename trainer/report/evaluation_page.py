@@ -165,7 +165,6 @@ def _compared_lines(compared: Compared) -> list[str]:
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Dotted keys and values as text."""
     flat: dict[str, str] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -176,15 +175,12 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _escaped(text: str) -> str:
-    """Text that Markdown and the HTML in it take as it stands, in one table cell."""
     text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
     return "".join(f"\\{character}" if character in r"\`*_[]|#" else character for character in text)
 
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of numbers in the class table."""
-
     key: str
     title: str
     hint: str
@@ -196,8 +192,6 @@ class _Column:
 
 @dataclass(frozen=True)
 class _ClassRow:
-    """A class in the table."""
-
     name: str
     values: dict[str, float]
     """Numbers by the keys of columns."""
@@ -211,7 +205,6 @@ class _ClassRow:
 
 
 def _columns(data: ReportData) -> list[_Column]:
-    """The columns of numbers for which there is something to show."""
     shown = [_Column("boxes", "boxes", "boxes that were to be found", shown="{:,}".format)]
     if data.trained_boxes:
         hint = "boxes of the class in the training split"
@@ -229,7 +222,6 @@ def _columns(data: ReportData) -> list[_Column]:
 
 
 def _class_rows(data: ReportData) -> list[_ClassRow]:
-    """Rows of the class table: weakest first, classes without boxes last."""
     rows = []
     for place, (name, row) in enumerate(data.scores.coco.per_class.items()):
         values = {"boxes": row["boxes"], **{key: row[key] for key in row if key.startswith("AP")}}
@@ -246,10 +238,6 @@ def _class_rows(data: ReportData) -> list[_ClassRow]:
 
 
 def _tables(data: ReportData) -> tuple[str, str]:
-    """Return the classes, and the confusions that occur, as CSV.
-
-    A value that does not exist is empty: AP without boxes of the size, a threshold without detections.
-    """
     per_class = []
     for row in _class_rows(data):
         shown = {key: "" if key.startswith("AP") and n < 0 else n for key, n in row.values.items()}
@@ -275,7 +263,6 @@ def _csv(table: Sequence[dict[str, Any]], first: Sequence[str]) -> str:
 
 
 def _confusion_rows(matrix: Confusion) -> dict[str, Any]:
-    """The confusion matrix as rows of cells: count, and its share of the row."""
     rows = []
     for name, counts in zip(matrix.names, matrix.counts.tolist(), strict=True):
         total = max(sum(counts), 1)

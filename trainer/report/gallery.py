@@ -111,7 +111,6 @@ class GalleryImage:
     def _free_line(
         self, y: float, left: float, right: float, taken: Sequence[tuple[float, float, float]]
     ) -> float | None:
-        """Return the top of a line near y that nothing else is on, or None."""
         line = _LINE * self.letters
         first = max(min(y, self.height - line), 0.0)
         for top in (first + step * line for step in range(_LOWER)):
@@ -164,7 +163,6 @@ def _marked(
     labels: np.ndarray, boxes: np.ndarray, rows: np.ndarray, names: dict[int, str], matched: np.ndarray,
     scores: np.ndarray | None = None,
 ) -> tuple[Marked, ...]:  # fmt: skip
-    """Return rows of ground truth or, with scores, of predictions as they are drawn."""
     columns = (labels[rows].tolist(), boxes[rows].tolist(), matched.tolist())
     all_scores = [None] * len(rows) if scores is None else scores.tolist()
     return tuple(

@@ -147,7 +147,6 @@ def histograms(statistics: Mapping[str, SplitStatistics]) -> list[Plot]:
 
 
 def _tick(edge: float) -> str:
-    """Write an edge as short as it goes, 1/16 for 0.0625: on a telephone longer ones touch each other."""
     if 0 < edge < 1 and np.isclose(round(1 / edge) * edge, 1):
         return f"1/{round(1 / edge)}"
     return f"{edge:.3g}" if edge < 1 else f"{edge:.4g}"
@@ -174,6 +173,5 @@ def _curves(
 
 
 def _average_neighbours(points: np.ndarray) -> np.ndarray:
-    """Means of neighbouring points [n, 2], so that a long run stays a small drawing: [2, m]."""
     groups = np.array_split(points, min(len(points), _POINTS))
     return np.array([group.mean(axis=0) for group in groups]).T

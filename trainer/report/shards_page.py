@@ -30,7 +30,6 @@ def page(index: ShardIndex) -> str:
 
 
 def _pairs(index: ShardIndex) -> list[list[dict[str, str]]]:
-    """Return the near duplicates across splits with pictures; none where a shard cannot be read."""
     pairs = index.near_duplicates
     try:
         datasets = {split: ShardDataset(index.uri, split) for pair in pairs for split in pair.splits}
@@ -51,7 +50,6 @@ def _thumbnail(dataset: ShardDataset, row: int) -> str:
 
 
 def _class_rows(names: list[str], statistics: list[SplitStatistics]) -> list[tuple[str, list[int]]]:
-    """Boxes and images of each class in each split; the most frequent first."""
     columns = [counts for split in statistics for counts in (split.boxes_of_class, split.images_of_class)]
     rows = [(name, list(counts)) for name, *counts in zip(names, *columns, strict=True)]
     return sorted(rows, key=lambda row: -row[1][0])
