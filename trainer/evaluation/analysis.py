@@ -9,18 +9,15 @@ import numpy as np
 from trainer.evaluation.box_matching import Matches
 
 BINS = 10
-"""Bins of equal width in which calibration compares scores with precision."""
 GRID = np.linspace(0.0, 1.0, 101)
-"""Thresholds at which the F1 curves are taken."""
-TOP = 20
-"""Classes that a shown confusion matrix names; the rest are one."""
+"""Thresholds of the F1 curves."""
 SHOWN_SCORE = 0.3
 """Detections below this score are left out of the confusion matrix and of the report's gallery."""
 
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """The threshold of a class's scores that gives the best F1 at IoU 0.5."""
+    """The score threshold with the best F1 at IoU 0.5."""
 
     threshold: float
     precision: float
@@ -30,29 +27,26 @@ class OperatingPoint:
 
 @dataclass(frozen=True)
 class Calibration:
-    """How well scores tell the probability of being right, at IoU 0.5."""
+    """Score and precision at IoU 0.5 in BINS bins of equal width.
+
+    `error` is the mean difference weighted with `count`, the predictions of each bin. Means of an empty
+    bin are NaN.
+    """
 
     error: float
-    """Mean difference of score and precision over the bins, weighted with their predictions."""
     confidence: np.ndarray
-    """[BINS] mean score, NaN in an empty bin."""
     precision: np.ndarray
-    """[BINS] share of right predictions, NaN in an empty bin."""
     count: np.ndarray
-    """[BINS] predictions."""
 
 
 @dataclass(frozen=True)
 class Confusion:
-    """The confusion matrix: predicted class by true class, matched by place alone."""
+    """Confusion matrix [C, C]: rows are true classes, columns predicted ones, `background` is last."""
 
     names: list[str]
-    """[C] classes, and `background` last."""
     counts: np.ndarray
-    """[C, C] boxes: rows are true classes, columns predicted ones. The last row holds detections
-    without an object, the last column objects without a detection."""
 
-    def largest(self, top: int = TOP) -> "Confusion":
+    def largest(self, top: int = 20) -> "Confusion":
         """Return the matrix of the `top` classes with the most objects, with the rest as one, `other`."""
         classes = len(self.names) - 1
         by_size = np.argsort(-self.counts[:classes].sum(axis=1), kind="stable")
@@ -70,12 +64,7 @@ class Confusion:
 
 
 def operating_points(matches: Matches, names: Sequence[str]) -> dict[str, OperatingPoint]:
-    """Return the best threshold of each class that has objects and predictions.
-
-    Args:
-        matches: its first threshold is IoU 0.5.
-        names: [K] names of the classes.
-    """
+    """Return the best threshold of each class that has objects and predictions."""
     points = {}
     for place, name in enumerate(names):
         scores, right, counted = _counts(matches, place)

@@ -13,30 +13,24 @@ from trainer.export.bundle import METADATA
 
 NONE = "none"
 """Value of evaluation.baseline for no comparison."""
-
 SUMMARY = "metrics.json"
-"""File of an evaluation that names the rest of it; written last."""
-
-_FILES = (".pt", ".safetensors", ".onnx", ".pt2", ".xml")
-"""What names of files that are models end with."""
+_MODEL_FILES = (".pt", ".safetensors", ".onnx", ".pt2", ".xml")
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A model and, where there is one, its evaluation."""
+    """A model and, if there is one, metrics.json of its evaluation."""
 
     name: str
-    """For people."""
     model: str
-    """URI of a checkpoint or exported model; empty where none is known."""
+    """URI of a checkpoint or exported model; may be empty."""
     summary: dict[str, Any] | None = None
-    """metrics.json of its evaluation."""
 
     def predictions(self, fingerprint: str, split: str) -> Predictions | None:
-        """Return the predictions that were kept of the same images; None where there are none.
+        """Return the stored predictions of the same images, or None.
 
         Raises:
-            StorageError, EvaluationError: they are there, but cannot be read.
+            StorageError, EvaluationError: they cannot be read.
         """
         if self.summary is None or not self.is_scored_on(fingerprint, split):
             return None
@@ -44,37 +38,27 @@ class Baseline:
         return Predictions.read(uri)[0] if storage.exists(uri) else None
 
     def is_scored_on(self, fingerprint: str, split: str) -> bool:
-        """Tell whether its evaluation is one of these images."""
-        return self.summary is not None and (self.summary["fingerprint"], self.summary["split"]) == (
-            fingerprint,
-            split,
-        )
+        if self.summary is None:
+            return False
+        return (self.summary["fingerprint"], self.summary["split"]) == (fingerprint, split)
 
 
 def find(config: Config, shards_uri: str) -> Baseline | None:
-    """Find the baseline that the configuration names.
-
-    Args:
-        config: evaluation.baseline and export.name are used.
-        shards_uri: shards that are scored, whose data root has the models.
+    """Find the baseline: evaluation.baseline, else the current model of the data root of the shards.
 
     Returns:
-        The baseline; None where it is to be none, or no model has passed yet.
+        None if evaluation.baseline is `none`, or no model has passed yet.
 
     Raises:
-        EvaluationError: evaluation.baseline names nothing that can be compared with.
-        StorageError: what it names cannot be read.
+        EvaluationError: evaluation.baseline is neither an evaluation nor a model.
+        StorageError: it cannot be read.
     """
-    named = config.evaluation.baseline
-    if named == NONE:
+    uri = config.evaluation.baseline
+    if uri == NONE:
         return None
-    if not named:
+    if not uri:
         return _current(data_root_of(shards_uri), published.name_for(config.export.name, shards_uri))
-    return _named(named)
-
-
-def _named(uri: str) -> Baseline:
-    if uri.endswith(_FILES):
+    if uri.endswith(_MODEL_FILES):
         return Baseline(uri, uri)
     if summary := find_summary(uri):
         return Baseline(uri, summary["checkpoint"], summary)
@@ -91,7 +75,7 @@ def _current(root: str, name: str) -> Baseline | None:
     record = published.current(root, name)
     if record is None:
         return None
-    # By name, as the data root may be mounted elsewhere than where this was written.
+    # By name: the data root may be mounted at another path.
     bundle = storage.join(published.folder(root, name), record["version"])
     model = record["checkpoint"] if storage.exists(record["checkpoint"]) else bundle
     summary = find_summary(record["evaluation"]) if record["evaluation"] else None
@@ -102,17 +86,17 @@ def find_summary(uri: str) -> dict[str, Any] | None:
     """Return metrics.json of an evaluation, or of the evaluation of a run; None if the folder is neither.
 
     Raises:
-        EvaluationError: the folder's metrics.json is of something else.
+        EvaluationError: the folder's metrics.json is not of an evaluation.
         StorageError: it cannot be read.
     """
-    places = (storage.join(folder, SUMMARY) for folder in (uri, storage.join(uri, "evaluation")))
-    file = next((place for place in places if storage.exists(place)), None)
+    candidates = (storage.join(folder, SUMMARY) for folder in (uri, storage.join(uri, "evaluation")))
+    file = next((candidate for candidate in candidates if storage.exists(candidate)), None)
     if file is None:
         return None
     summary = storage.read_json(file)
     keys = ("fingerprint", "split", "predictions", "checkpoint")
     if not isinstance(summary, dict) or not all(isinstance(summary.get(key), str) for key in keys):
         raise EvaluationError(f"{file} is not of an evaluation", fix="evaluate that model again")
-    # A folder that was copied elsewhere has its predictions with it.
+    # The folder may have been copied together with its predictions.
     copied = storage.join(storage.parent(file), summary["predictions"].rpartition("/")[2])
     return {**summary, "predictions": copied} if storage.exists(copied) else summary

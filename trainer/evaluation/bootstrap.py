@@ -1,14 +1,11 @@
 """Confidence intervals for the comparison of two models, by a paired bootstrap over images.
 
 (Efron and Tibshirani, An Introduction to the Bootstrap, 1993.) Each sample draws as many images as there
-are, with replacement, the same ones for both models. An image that is drawn twice counts twice, so nothing
-has to be matched again.
+are, with replacement, the same ones for both models. Intervals are 95 % each, within [-1, 1]. Holm's
+procedure (Scandinavian Journal of Statistics 6, 1979) keeps the chance that any class is wrongly called
+better or worse below 5 %.
 
-Intervals are 95 % each and stay within [-1, 1]. The verdicts about classes hold together: Holm's procedure
-(A simple sequentially rejective multiple test procedure, Scandinavian Journal of Statistics 6, 1979) keeps
-the chance that any class is wrongly called better or worse below 5 %.
-
-Arrays are [rows, B samples]: all samples of a row are next to each other in memory.
+Arrays are [rows, B samples]: all samples of a row are contiguous in memory.
 """
 
 from dataclasses import replace
@@ -20,27 +17,19 @@ from trainer.evaluation.coco_metrics import RECALLS
 from trainer.evaluation.metrics import BETTER, LEAST_IMAGES, NOT_SURE, TOO_FEW, WORSE, Change
 
 _SIGNIFICANCE = 0.05
-_CELLS = 20_000_000
-"""Numbers that one step may hold: samples x predictions of a class."""
+_CELLS = 20_000_000  # Largest array of one step: samples x predictions of a class.
 
 
 def compare(
     base: Matches, new: Matches, names: list[str], *, samples: int = 200, seed: int = 0
 ) -> dict[str, Change]:
-    """Compare two models' predictions of the same ground truth.
-
-    Args:
-        base: matches of the baseline.
-        new: matches of the model.
-        names: [K] names of the classes.
-        samples: bootstrap samples.
-        seed: of the drawn images.
+    """Compare the matches of two models with the same ground truth.
 
     Returns:
         The change of coco/AP, coco/AP50 (AP at the first threshold) and of AP[class] for each class with
         objects; empty if none has.
     """
-    weights = drawn_images(base.image_count, samples, seed)
+    weights = _drawn_images(base.image_count, samples, seed)
     per_class, p_values, drawn = {}, {}, []
     for place, name in enumerate(names):
         if not len(objects := base.objects(place)):
@@ -61,8 +50,8 @@ def compare(
     return {"coco/AP": overall, "coco/AP50": at_half, **_holm(per_class, p_values)}
 
 
-def drawn_images(images: int, samples: int, seed: int) -> np.ndarray:
-    """[images, 1 + samples]: how often each image counts; the first column is the data as they are."""
+def _drawn_images(images: int, samples: int, seed: int) -> np.ndarray:
+    # The first column is the data themselves: every image counts once.
     random = np.random.default_rng(seed)
     weights = np.ones((images, samples + 1), np.uint8)
     for sample in range(1, samples + 1):

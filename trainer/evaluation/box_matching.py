@@ -13,8 +13,7 @@ import numpy as np
 
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
-LIMIT = 100
-"""Predictions of one class in an image that count, as in COCO."""
+LIMIT = 100  # Predictions of one class in an image that count, as in COCO.
 
 
 @dataclass(frozen=True)
@@ -30,32 +29,29 @@ class Matches:
     partners: np.ndarray
     """[N] row of the object that each matches at the first threshold; -1 without one."""
     images: np.ndarray
-    """[N] place of each prediction's image among the I images in the order of their ids."""
+    """[N] index of each prediction's image among the I images in the order of their ids."""
     scores: np.ndarray
-    """[N] float64."""
     right: np.ndarray
     """[N, T] bool: matches an object."""
     ignored: np.ndarray
-    """[N, T] bool: lies in a crowd and matches nothing else."""
+    """[N, T] bool: is in a crowd and matches nothing else."""
     truth_starts: np.ndarray
     """[K + 1] first object of each class; crowds are left out."""
     truth_images: np.ndarray
-    """[G] place of the image of each object."""
+    """[G] index of the image of each object."""
     image_count: int
-    """I."""
 
-    def of_class(self, place: int) -> slice:
-        """Rows of a class's predictions."""
-        return slice(int(self.starts[place]), int(self.starts[place + 1]))
+    def of_class(self, index: int) -> slice:
+        return slice(int(self.starts[index]), int(self.starts[index + 1]))
 
-    def objects(self, place: int) -> np.ndarray:
-        """Places of the images of a class's objects."""
-        return self.truth_images[int(self.truth_starts[place]) : int(self.truth_starts[place + 1])]
+    def objects(self, index: int) -> np.ndarray:
+        """Return the image index of each object of a class."""
+        return self.truth_images[int(self.truth_starts[index]) : int(self.truth_starts[index + 1])]
 
 
 def match(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> Matches:
     """Match predictions with objects of their class and image."""
-    detections, objects = _side(truth, predictions), _side(truth, truth)
+    detections, objects = _Side(truth, predictions), _Side(truth, truth)
     # By class, image, then score; ties keep their order, as in a stable sort of each image.
     order = np.lexsort((-predictions.scores, detections.groups))
     rank = _rank(detections.groups[order])
@@ -87,18 +83,14 @@ def match(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> Mat
 def overlaps(
     truth: Truth, predictions: Predictions, objects: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return all pairs of a prediction and an object of its image and class.
-
-    Args:
-        truth: ground truth; crowds are overlapped by the share of the prediction in them.
-        predictions: predictions.
-        objects: rows of the truth that count.
+    """Return all pairs of a prediction and an object of its image and class; `objects` are rows.
 
     Returns:
-        Row of the prediction [P], row of the truth [P], overlap [P].
+        Row of the prediction [P], row of the truth [P], overlap [P]; with a crowd the share of the
+        prediction in it.
     """
-    detections = _side(truth, predictions)
-    groups = _side(truth, truth).groups[objects]
+    detections = _Side(truth, predictions)
+    groups = _Side(truth, truth).groups[objects]
     order = np.argsort(groups, kind="stable")
     low = np.searchsorted(groups[order], detections.groups, "left")
     sizes = np.searchsorted(groups[order], detections.groups, "right") - low
@@ -109,14 +101,10 @@ def overlaps(
 
 
 class _Side:
-    def __init__(self, images: np.ndarray, labels: np.ndarray, image_count: int) -> None:
-        self.images, self.labels = images, labels
-        self.groups = labels * image_count + images
-
-
-def _side(truth: Truth, items: Truth | Predictions) -> _Side:
-    images = np.searchsorted(truth.all_image_ids, items.image_ids)
-    return _Side(images, np.searchsorted(truth.category_ids, items.labels), len(truth.images))
+    def __init__(self, truth: Truth, items: Truth | Predictions) -> None:
+        self.images = np.searchsorted(truth.all_image_ids, items.image_ids)
+        self.labels = np.searchsorted(truth.category_ids, items.labels)
+        self.groups = self.labels * len(truth.images) + self.images
 
 
 def _rank(groups: np.ndarray) -> np.ndarray:

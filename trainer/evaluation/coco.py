@@ -1,4 +1,4 @@
-"""Scores files of detections, of whatever detector, against a file of ground truth, both in COCO's form."""
+"""Scores files of detections of any detector against a file of ground truth, both in COCO's form."""
 
 import logging
 from collections.abc import Iterator
@@ -36,8 +36,7 @@ def evaluate_files(
         The twelve numbers by the names in metrics.METRICS, and "per_class" as in CocoResult.
 
     Raises:
-        EvaluationError: a file is not of its form, or does not fit the other one; with the file, the field,
-            the count and the first examples.
+        EvaluationError: a file is malformed or does not fit the other one; names file, field and examples.
         StorageError: a file cannot be read.
     """
     _, truth = read_truth(str(ground_truth_json))
@@ -46,13 +45,10 @@ def evaluate_files(
 
 
 def read_truth(uri: str) -> tuple[dict[str, Any], Truth]:
-    """Read and check a file of ground truth.
-
-    Returns:
-        COCO's form as it stands in the file, and its boxes as columns.
+    """Read and check a file of ground truth; returns its JSON, and its boxes as columns.
 
     Raises:
-        EvaluationError: it is not of that form, or boxes and ids cannot be used; it names the file.
+        EvaluationError: it is malformed, or boxes and ids cannot be used; names the file.
         StorageError: it cannot be read.
     """
     with _naming(uri):
@@ -63,10 +59,10 @@ def read_truth(uri: str) -> tuple[dict[str, Any], Truth]:
 
 
 def read_detections(uri: str, truth: Truth, *, clip: bool = False) -> Predictions:
-    """Read a file of detections, and check that they are of the images and classes of the ground truth.
+    """Read a file of detections, and check that they fit the ground truth; `clip` clips boxes to images.
 
     Raises:
-        EvaluationError: it is not of that form, or does not fit; it names the file.
+        EvaluationError: it is malformed or does not fit; names the file.
         StorageError: it cannot be read.
     """
     with _naming(uri):

@@ -26,7 +26,7 @@ RECALLS = np.linspace(0.0, 1.0, 101)
 
 @dataclass(frozen=True)
 class CocoResult:
-    """What one evaluation found."""
+    """COCO metrics of one evaluation."""
 
     metrics: dict[str, float]
     """The twelve numbers, by the names in METRICS."""
@@ -34,8 +34,7 @@ class CocoResult:
     """For each class by name: AP, AP50, AP75, APs, APm, APl, AR100 (-1 without boxes of the
     size) and boxes (crowds not counted)."""
     precision: np.ndarray
-    """[T, R, K] precision at IOU_THRESHOLDS x RECALLS x classes in the order of per_class, for
-    100 detections an image and all sizes; -1 where a class has no boxes."""
+    """[T, R, K] precision for 100 detections an image and all sizes; -1 if a class has no boxes."""
     scores: np.ndarray
     """[T, R, K] score of the detection at which each of these precisions is reached."""
 
@@ -46,13 +45,7 @@ def evaluate(
     *,
     engine: str = "hotcoco",
 ) -> CocoResult:
-    """Score detections against ground truth. Neither is changed.
-
-    Args:
-        ground_truth: columns, or {"images", "annotations", "categories"} in COCO's form; boxes
-            are [x, y, width, height] in pixels; "iscrowd" and "area" may be missing.
-        detections: columns, or [{"image_id", "category_id", "bbox", "score"}]; may be empty.
-        engine: one of engines.ENGINES.
+    """Score detections against ground truth, as columns or in COCO's JSON form, with one of engines.ENGINES.
 
     Raises:
         EvaluationError: there is no ground truth, or ids, boxes or scores cannot be used; with
@@ -72,15 +65,11 @@ def evaluate(
     )
 
 
-_NAME = 33
-"""Columns that a name of a class has in the table: the whole line then fits into 80."""
+_NAME = 33  # Characters of a class name in the table: a line then fits into 80 columns.
 
 
 def table(result: CocoResult, *, rows: int = 40) -> str:
-    """The twelve numbers and the classes, best first, as a table for a terminal.
-
-    Of more than `rows` classes only the best and the worst are listed.
-    """
+    """Format the metrics and at most `rows` classes, the best and the worst, for a terminal."""
     lines = []
     for title, names in (("precision", list(METRICS)[:6]), ("recall", list(METRICS)[6:])):
         lines.append(f"{title:<9}" + "".join(f"{name.removeprefix('coco/'):>8}" for name in names))
@@ -103,7 +92,7 @@ def _class_line(name: str, row: dict[str, float], width: int) -> str:
 
 
 def number(value: float) -> str:
-    """A metric as people read it: three decimals, or a dash where there is no ground truth."""
+    """Format a metric with three decimals, or as a dash if there is no ground truth."""
     return "-" if np.isnan(value) or value < 0 else f"{value:.3f}"
 
 

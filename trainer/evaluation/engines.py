@@ -18,7 +18,7 @@ from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
 ENGINES = ("hotcoco", "pycocotools")
 _AT_ONCE = 1_000_000
-"""Predictions that hotcoco evaluates at a time, roughly: each takes some 300 bytes there."""
+"""Predictions that hotcoco evaluates at a time: each takes about 300 bytes there."""
 
 
 @dataclass(frozen=True)
@@ -37,21 +37,13 @@ class Arrays:
 
 
 def run(engine: str, truth: Truth, predictions: Predictions) -> Arrays:
-    """Match predictions with ground truth and accumulate.
-
-    Raises:
-        EvaluationError: there is no such engine, or it is not installed.
-    """
+    """Match predictions with ground truth and accumulate; raises as `require`."""
     require(engine)
     return (_hotcoco if engine == "hotcoco" else _pycocotools)(truth, predictions)
 
 
 def require(engine: str) -> None:
-    """Check that an evaluator can be loaded.
-
-    Raises:
-        EvaluationError: there is no such engine, or it is not installed.
-    """
+    """Raise EvaluationError if there is no such engine, or it is not installed."""
     if engine not in ENGINES:
         raise EvaluationError(f"no evaluator {engine!r}", fix=f"use one of: {', '.join(ENGINES)}")
     try:
@@ -64,10 +56,7 @@ def require(engine: str) -> None:
 
 
 def evaluator(truth: Truth, predictions: Predictions) -> Any:
-    """Return hotcoco's evaluator with all classes matched at IoU 0.5, for TIDE errors and confusions.
-
-    On a large split it holds gigabytes.
-    """
+    """Return hotcoco's evaluator with all classes matched at IoU 0.5; it holds gigabytes on a large split."""
     coco_eval = _loaded(truth, predictions)
     params = coco_eval.params
     params.iou_thrs, params.max_dets = [0.5], [100]

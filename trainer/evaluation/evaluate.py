@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Any
@@ -35,18 +35,16 @@ _LOG = logging.getLogger("evaluate")
 
 _PACKAGES = ("kubedet", "torch", "torchvision", "hotcoco", "pycocotools", "numpy")
 _FILES = (baselines.SUMMARY, "gate.json", "table.txt", *evaluation_page.FILES)
-"""Of an evaluation, besides the predictions."""
 RECORD = "made_from.json"
-"""File of an evaluation that says what the others were computed from; the last one of all."""
+"""File with the inputs of an evaluation and the hashes of its files; written last."""
 _IDENTITY = ("fingerprint", "split", "checkpoint", "sha256")
 
 
 @dataclass(frozen=True)
 class DriftRequest:
-    """How far data have moved is to be measured."""
+    """A request to measure the drift metrics `names` between two sets of shards."""
 
     names: set[str]
-    """Of the distances that rules ask for, as `trainer.evaluation.metrics.DRIFT` has them."""
     before: str
     """URI of the baseline's shards."""
     now: str
@@ -59,7 +57,6 @@ class DriftRequest:
 
 
 MeasureDrift = Callable[[DriftRequest], dict[str, float]]
-"""Returns distances, 0 to 1, by name."""
 
 
 def evaluate(
@@ -69,25 +66,23 @@ def evaluate(
     """Score a model; the processes that torchrun started share the images.
 
     Args:
-        model_uri: best.pt of a run (its metrics.jsonl beside it gives the curves), the folder of an
-            exported model, or a file in it, see loading.load.
+        model_uri: best.pt of a run (its metrics.jsonl in the same folder gives the curves), the folder of
+            an exported model, or a file in it, see `loading.load`.
         shards_uri: folder that the shard step wrote.
         output_uri: folder for metrics.json, predictions.parquet (or .json), gate.json, table.txt,
             report.html, report.md.
         config: the evaluation section, workers of the loader, and the model's name.
-        rules: the gate's; None takes the configuration's.
-        used: tells what the run has used so far, for the report.
-        drift: measures how far data have moved, for rules that ask for it; without it they do not hold.
+        rules: rules of the gate; None takes the configuration's.
+        used: returns the run's usage so far, for the report.
+        drift: measures drift for rules that ask for it; without it they fail.
 
     Returns:
-        On rank 0 the content of metrics.json, elsewhere {}: split, images, metrics (by name),
-        per_class, thresholds (of the best F1, by class), comparison, verdict, and what was scored:
-        checkpoint, sha256, step, fingerprint, predictions.
+        On rank 0 the content of metrics.json, elsewhere {}.
 
     Raises:
         EvaluationError: the model was trained for other classes, there is nothing to score, or the
             evaluator, the baseline or a rule of the gate cannot be used.
-        StorageError: the folder for the results cannot be written. Both are said before any prediction.
+        StorageError: the folder for the results cannot be written. Both are raised before any prediction.
     """
     rules = list(config.evaluation.gate if rules is None else rules)
     gate.check(rules)
@@ -100,19 +95,19 @@ def evaluate(
         if world.is_main:
             check_writable(output_uri)
             storage.remove_stale(output_uri)
-        # First: problems of the baseline are reported before the model's hours of work.
+        # Problems of the baseline are reported before the model's hours of work.
         baseline = baselines.find(config, shards_uri)
         identity = {
             "fingerprint": dataset.fingerprint, "split": dataset.split,
             "checkpoint": storage.absolute(model.uri), "sha256": model.sha256,
         }  # fmt: skip
         made_from = _made_from(identity, model, config, rules, baseline)
-        if broadcast(world.is_main and _is_kept(output_uri, made_from, baseline, dataset), world):
+        if broadcast(world.is_main and _is_done(output_uri, made_from, baseline, dataset), world):
             return storage.read_json(storage.join(output_uri, baselines.SUMMARY)) if world.is_main else {}
         base, obstacle = _baseline_predictions(baseline, dataset, config, world)
         predictions_uri = predictions_file(output_uri, config.evaluation)
-        kept = _kept_predictions(predictions_uri, identity) if world.size == 1 else None
-        predictions = kept or _predict(model, dataset, config, world)
+        found = _earlier_predictions(predictions_uri, identity) if world.size == 1 else None
+        predictions = found or _predict(model, dataset, config, world)
         if not world.is_main:
             return {}
         truth_json = dataset.annotations()
@@ -133,7 +128,9 @@ def evaluate(
         pictures = gallery.worst_images(truth, predictions, scores.matches, _image_loader(dataset))
         report = replace(_report(model, dataset, scores), compared=compared, gallery=pictures, used=used())
         write_results(output_uri, predictions, report, summary, rules)
-        _keep(output_uri, [*_FILES, predictions_uri.rpartition("/")[2]], made_from)
+        names = [*_FILES, predictions_uri.rpartition("/")[2]]
+        files = {name: sha256_of(storage.join(output_uri, name)) for name in names}
+        storage.write_json(storage.join(output_uri, RECORD), {"made_from": made_from, "files": files})
         return summary
 
 
@@ -151,30 +148,23 @@ def _made_from(
     }
 
 
-def _is_kept(
+def _is_done(
     output_uri: str, made_from: dict[str, str], baseline: Baseline | None, dataset: ShardDataset
 ) -> bool:
-    # What a baseline without predictions of these images is, its name and file do not say.
-    known = baseline is None or baseline.is_scored_on(dataset.fingerprint, dataset.split)
-    uri = storage.join(output_uri, RECORD)
-    if not known or not storage.exists(uri):
+    # The name and file of a baseline do not identify it if it has no predictions of these images.
+    if baseline is not None and not baseline.is_scored_on(dataset.fingerprint, dataset.split):
         return False
     try:
-        record: Any = storage.read_json(uri)
-        if not isinstance(record, dict) or record.get("made_from") != made_from:
-            return False
+        record = storage.read_json(storage.join(output_uri, RECORD))
         files = record["files"]
-        if not files or any(sha256_of(storage.join(output_uri, name)) != files[name] for name in files):
+        if record["made_from"] != made_from or not files:
             return False
-    except (MissingError, DamagedError, KeyError, ValueError, TypeError):  # It is written again.
+        if any(sha256_of(storage.join(output_uri, name)) != files[name] for name in files):
+            return False
+    except (MissingError, DamagedError, KeyError, ValueError, TypeError, AttributeError):
         return False
     _LOG.info("this model has been evaluated on these images already: %s", output_uri)
     return True
-
-
-def _keep(output_uri: str, names: Iterable[str], made_from: dict[str, str]) -> None:
-    files = {name: sha256_of(storage.join(output_uri, name)) for name in names}
-    storage.write_json(storage.join(output_uri, RECORD), {"made_from": made_from, "files": files})
 
 
 def sha256_of(uri: str) -> str:
@@ -220,19 +210,19 @@ def _predict(model: ScoredModel, dataset: ShardDataset, config: Config, world: W
     return predict_split(model, dataset, changed, world, reentrant=model.reentrant)
 
 
-def _kept_predictions(uri: str, identity: dict[str, str]) -> Predictions | None:
+def _earlier_predictions(uri: str, identity: dict[str, str]) -> Predictions | None:
     if not uri.endswith(".parquet") or not storage.exists(uri):
         return None
     try:
-        kept, metadata = Predictions.read(uri)
+        predictions, metadata = Predictions.read(uri)
     except EvaluationError:
-        return None  # Another file of that name: it is written again.
-    # Where the checkpoint is does not count.
-    same = {**identity, "kubedet": version("kubedet"), "checkpoint": metadata.get("checkpoint", "")}
-    if any(metadata.get(name) != value for name, value in same.items()):
         return None
-    _LOG.info("the predictions of these images are there already: %s", uri)
-    return kept
+    # The same checkpoint may have been copied to another URI.
+    expected = {**identity, "kubedet": version("kubedet"), "checkpoint": metadata.get("checkpoint", "")}
+    if any(metadata.get(name) != value for name, value in expected.items()):
+        return None
+    _LOG.info("using the predictions of an earlier evaluation of these images: %s", uri)
+    return predictions
 
 
 def _baseline_predictions(
@@ -240,10 +230,10 @@ def _baseline_predictions(
 ) -> tuple[Predictions | None, str]:
     if baseline is None:
         return None, ""
-    kept = baseline.predictions(dataset.fingerprint, dataset.split)
-    if kept is not None:
-        return kept, ""
-    _LOG.info("the baseline %s has no kept detections of these images: it is scored first", baseline.name)
+    predictions = baseline.predictions(dataset.fingerprint, dataset.split)
+    if predictions is not None:
+        return predictions, ""
+    _LOG.info("the baseline %s has no predictions of these images: it is scored first", baseline.name)
     try:
         model = loading.load(baseline.model, world.device, run_code=config.evaluation.run_code)
         _check_classes(model.categories, dataset.categories, baseline.model)
@@ -269,11 +259,10 @@ def _drift(
     before = str((baseline.summary or {}).get("shards", ""))
     if not before or not storage.exists(storage.join(before, "index.json")):
         if before and seen.forgotten_in(data_root_of(before), before.rstrip("/").rpartition("/")[2]):
-            # Otherwise no later model could pass: nobody brings back images that were removed on request.
+            # Otherwise no later model could pass: images that were removed on request do not come back.
             _LOG.warning("drift is not measured: the shards of %s went with images to forget", baseline.name)
             return {"metrics": {}, "obstacle": ""}
-        obstacle = f"the shards of the baseline {baseline.name} are not known or not there"
-        return {"metrics": {}, "obstacle": obstacle}
+        return {"metrics": {}, "obstacle": f"the shards of the baseline {baseline.name} are missing"}
     request = DriftRequest(names, before, dataset.uri, baseline.model, config.train.seed, output_uri)
     return {"metrics": measure(request), "obstacle": ""}
 

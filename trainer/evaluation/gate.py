@@ -5,7 +5,7 @@
 `AP[*] >= 0.05`               of every class that has objects
 `coco/AP >= baseline - 0.01`  with 95 % confidence not worse than the baseline by more than that
 `coco/AP > baseline`          with 95 % confidence better than the baseline
-`drift/classes <= 0.2`        the data are no further than that from those of the baseline's training
+`drift/classes <= 0.2`        the distance of the data to those of the baseline's training
 """
 
 import difflib
@@ -17,16 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainer.base.errors import EvaluationError
-from trainer.evaluation.metrics import (
-    DRIFT,
-    LEAST_IMAGES,
-    METRICS,
-    OPEN_IMAGES,
-    PER_CLASS,
-    TOO_FEW,
-    Change,
-    Compared,
-)
+from trainer.evaluation import metrics
+from trainer.evaluation.metrics import DRIFT, LEAST_IMAGES, TOO_FEW, Change, Compared
 
 _OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
@@ -36,13 +28,14 @@ _RULE = re.compile(
     rf"(?:(?P<number>[+-]?{_NUMBER})|(?P<baseline>baseline)(?:\s*(?P<sign>[+-])\s*(?P<margin>{_NUMBER}))?)\s*"
 )
 _OF_CLASS = re.compile(r"([A-Za-z0-9]+)\[(.+)\]")
-_COMPARED = "coco/AP, coco/AP50 and AP[class]"
+_NOT_MEASURED = "the evaluation does not report it"
+_NO_TRUTH = "there is no ground truth to measure it on"
 _LISTED = 5
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule: the metric of that name, compared with a number or with the baseline's value."""
+    """A metric compared with a number or with the baseline's value."""
 
     metric: str
     comparison: str
@@ -59,18 +52,17 @@ class Rule:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What an evaluation found out, as far as rules may ask for it."""
+    """Results of an evaluation that rules can refer to."""
 
     metrics: Mapping[str, float]
-    """Values by name, e.g. coco/AP."""
     per_class: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """AP, AP50, ... of each class by name, as in CocoResult."""
     changes: Mapping[str, Change] = field(default_factory=dict)
     """Change against the baseline of coco/AP, coco/AP50 and AP[class]; empty without a baseline."""
     obstacle: str = ""
-    """Why there is a baseline that the model cannot be compared with."""
-    drift_obstacle: str = "the evaluation does not tell it"
-    """Why the drift of the data is not known; empty where there is nothing yet to compare them with."""
+    """Reason why the model cannot be compared with the baseline."""
+    drift_obstacle: str = _NOT_MEASURED
+    """Reason why the drift is not known; empty if there is no baseline yet."""
 
     @classmethod
     def from_summary(cls, summary: Mapping[str, Any]) -> "Evidence":
@@ -85,13 +77,12 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the gate decided, and why."""
+    """Decision of the gate."""
 
     passed: bool
     reason: str
-    """Each rule with the value found, e.g. `coco/AP50 0.482 >= 0.5: failed`; one a line."""
+    """One line for each rule with the measured value, e.g. `coco/AP50 0.482 >= 0.5: failed`."""
     rules: tuple[str, ...] = field(default=(), compare=False)
-    """The rules that were applied."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of gate.json."""
@@ -99,7 +90,7 @@ class Verdict:
 
 
 def split_rules(text: str) -> list[str]:
-    """Split a text of rules at commas, semicolons and line ends; not within brackets."""
+    """Split a text of rules at commas, semicolons and line ends that are outside of brackets."""
     rules, end, in_brackets = [], len(text), False
     for match in reversed(list(re.finditer(r"[\[\],;\n]", text))):
         if match[0] in "[]":
@@ -111,11 +102,11 @@ def split_rules(text: str) -> list[str]:
 
 
 def parse(text: str) -> Rule:
-    """Read one rule.
+    """Parse one rule.
 
     Raises:
-        EvaluationError: the text is no rule, there is no such metric, nothing can ever fulfil it, or it
-            compares with the baseline what is not compared.
+        EvaluationError: it is malformed, names an unknown metric, cannot ever hold, or compares a metric
+            with the baseline that is not compared.
     """
     match = _RULE.fullmatch(text)
     if match is None:
@@ -125,68 +116,70 @@ def parse(text: str) -> Rule:
             "`AP[person] >= 0.3`, or `coco/AP >= baseline - 0.01`",
         )
     metric, of_class = match["metric"], _OF_CLASS.fullmatch(match["metric"])
-    if of_class and of_class[1] not in PER_CLASS:
+    if of_class and of_class[1] not in metrics.PER_CLASS:
         raise EvaluationError(
-            f"gate rule {text!r}: there is no {of_class[1]} of a class", fix=f"use {', '.join(PER_CLASS)}"
+            f"gate rule {text!r}: there is no {of_class[1]} of a class",
+            fix=f"use {', '.join(metrics.PER_CLASS)}",
         )
-    if not of_class and metric not in (metric_names := (*METRICS, OPEN_IMAGES, *DRIFT)):
+    if not of_class and metric not in (metric_names := (*metrics.METRICS, metrics.OPEN_IMAGES, *DRIFT)):
         raise EvaluationError(
             f"gate rule {text!r} names an unknown metric",
             fix=f"use one of: {', '.join(metric_names)}, or AP[class]",
         )
-    if not match["baseline"]:
-        rule = Rule(metric, match["comparison"], float(match["number"]))
-    else:
-        margin = float((match["sign"] or "") + (match["margin"] or "0"))
-        rule = Rule(metric, match["comparison"], margin, baseline=True)
-        _check_compared(text, rule)
+    bound = match["number"] or (match["sign"] or "") + (match["margin"] or "0")
+    rule = Rule(metric, match["comparison"], float(bound), baseline=bool(match["baseline"]))
+    if rule.baseline:
+        if metric not in ("coco/AP", "coco/AP50") and not metric.startswith("AP["):
+            raise EvaluationError(
+                f"gate rule {text!r}: {metric} is not compared with the baseline",
+                fix="use coco/AP, coco/AP50 or AP[class]",
+            )
+        if rule.comparison not in (">=", ">"):
+            raise EvaluationError(
+                f"gate rule {text!r} asks for a model that is worse",
+                fix="compare with >= or > the baseline",
+            )
     if not (-1 if rule.baseline else 0) <= rule.bound <= 1:
         raise EvaluationError(
-            f"gate rule {text!r}: metrics lie between 0 and 1",
+            f"gate rule {text!r}: metrics are between 0 and 1",
             fix=f"give the number as a share, for example {rule.bound / 100:g} for {rule.bound:g} %",
         )
     return rule
 
 
 def drift_metrics(rules: Sequence[str]) -> set[str]:
-    """Return which distances of data rules ask for.
-
-    Raises:
-        EvaluationError: as `parse`.
-    """
+    """Return the drift metrics that rules name."""
     return {parse(rule).metric for rule in rules} & DRIFT.keys()
 
 
 def check(rules: Sequence[str], classes: Collection[str] | None = None) -> None:
-    """Check rules before the work that they are to judge.
-
-    Args:
-        rules: as `parse` reads them.
-        classes: names of the classes that rules may ask for; None where they are not known yet.
+    """Check all rules, and their class names unless `classes` is None.
 
     Raises:
-        EvaluationError: rules cannot be read, or name a metric or class that there is not; with all of them.
+        EvaluationError: rules cannot be parsed, or name an unknown class; lists all of them.
     """
-    wrong = []
+    errors = []
     for text in rules:
         try:
             of_class = _OF_CLASS.fullmatch(parse(text).metric)
             if of_class and classes is not None:
                 _check_class_name(text, of_class[2], classes)
         except EvaluationError as error:
-            wrong.append(error)
-    if len(wrong) == 1:
-        raise wrong[0]
-    if wrong:
-        reasons = "".join(f"\n  {error.message}; {error.fix}" for error in wrong)
-        raise EvaluationError(f"{len(wrong)} rules of the gate cannot be used:{reasons}", fix="correct these")
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        reasons = "".join(f"\n  {error.message}; {error.fix}" for error in errors)
+        raise EvaluationError(
+            f"{len(errors)} rules of the gate cannot be used:{reasons}", fix="correct these"
+        )
 
 
 def decide(evidence: Evidence, rules: Sequence[str]) -> Verdict:
     """Decide whether all rules hold. A metric that is NaN or -1 (no ground truth) fails its rule.
 
     Raises:
-        EvaluationError: a rule cannot be read, or names a metric or class that there is not.
+        EvaluationError: a rule cannot be parsed, or names an unknown class.
     """
     if not rules:
         return Verdict(passed=True, reason="no rule is set: passed")
@@ -198,17 +191,6 @@ def decide(evidence: Evidence, rules: Sequence[str]) -> Verdict:
     )
 
 
-def _check_compared(text: str, rule: Rule) -> None:
-    if rule.metric not in ("coco/AP", "coco/AP50") and not rule.metric.startswith("AP["):
-        raise EvaluationError(
-            f"gate rule {text!r}: {rule.metric} is not compared with the baseline", fix=f"use {_COMPARED}"
-        )
-    if rule.comparison not in (">=", ">"):
-        raise EvaluationError(
-            f"gate rule {text!r} asks for a model that is worse", fix="compare with >= or > the baseline"
-        )
-
-
 def _apply(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
     of_class = _OF_CLASS.fullmatch(rule.metric)
     if of_class and of_class[2] == "*":
@@ -216,23 +198,19 @@ def _apply(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
     if of_class:
         _check_class_name(str(rule), of_class[2], evidence.per_class)
     elif rule.metric not in evidence.metrics:
-        return _without_value(rule, evidence)
+        obstacle = evidence.drift_obstacle if rule.metric in DRIFT else _NOT_MEASURED
+        result = f"failed, {obstacle}" if obstacle else "passed, there is nothing to compare with"
+        return not obstacle, f"{rule}: {result}"
     if rule.baseline:
         return _against_baseline(rule, evidence)
     value = evidence.per_class[of_class[2]][of_class[1]] if of_class else evidence.metrics[rule.metric]
     if not math.isfinite(value):
         return False, f"{rule.metric} {value} {rule.comparison} {rule.bound:g}: failed, it is not a number"
     if value == -1:
-        return False, f"{rule}: failed, there is no ground truth to measure it on"
+        return False, f"{rule}: failed, {_NO_TRUTH}"
     passed = _OPERATORS[rule.comparison](value, rule.bound)
-    return passed, f"{rule.metric} {_shown(rule, value)} {rule.comparison} {rule.bound:g}: {_word(passed)}"
-
-
-def _without_value(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
-    reason = evidence.drift_obstacle if rule.metric in DRIFT else "the evaluation does not tell it"
-    return not reason, f"{rule}: " + (
-        f"failed, {reason}" if reason else "passed, there is nothing to compare with"
-    )
+    shown = _shown(rule, value)
+    return passed, f"{rule.metric} {shown} {rule.comparison} {rule.bound:g}: {_outcome(passed)}"
 
 
 def _apply_to_all(rule: Rule, metric: str, evidence: Evidence) -> tuple[bool, str]:
@@ -244,7 +222,7 @@ def _apply_to_all(rule: Rule, metric: str, evidence: Evidence) -> tuple[bool, st
             few = f" ({left_out} with boxes in fewer than {LEAST_IMAGES} images left out: {TOO_FEW})"
         values = compared
     if not values:
-        return False, f"{rule}: failed, there is no ground truth to measure it on{few}"
+        return False, f"{rule}: failed, {_NO_TRUTH}{few}"
     failed = [
         f"{name} {_shown(one, value)}"
         for value, name in values
@@ -279,7 +257,7 @@ def _against_baseline(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
         return True, f"{rule}: passed, there is no baseline yet"
     change = evidence.changes.get(rule.metric)
     if change is None:
-        return False, f"{rule}: failed, there is no ground truth to measure it on"
+        return False, f"{rule}: failed, {_NO_TRUTH}"
     if _too_few(evidence, rule.metric):
         return False, f"{rule}: failed, fewer than {LEAST_IMAGES} images have such boxes: {TOO_FEW}"
     passed = _OPERATORS[rule.comparison](change.low, rule.bound)
@@ -287,11 +265,12 @@ def _against_baseline(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
     return passed, (
         f"{rule.metric} {change.new:.3f} against the baseline's {change.base:.3f}: changed by "
         f"{change.low:+.4f} to {change.high:+.4f} with 95 % confidence, {needed} {rule.bound:+g} "
-        f"is needed: {_word(passed)}"
+        f"is needed: {_outcome(passed)}"
     )
 
 
 def _shown(rule: Rule, value: float) -> str:
+    # With as many digits as the outcome needs: 0.4996 shown as 0.5 would contradict `failed`.
     if rule.baseline:
         return f"{value:.3f}"
     compare = _OPERATORS[rule.comparison]
@@ -300,5 +279,5 @@ def _shown(rule: Rule, value: float) -> str:
     return next((text for text in texts if compare(float(text), rule.bound) == passed), repr(value))
 
 
-def _word(passed: bool) -> str:
+def _outcome(passed: bool) -> str:
     return "passed" if passed else "failed"

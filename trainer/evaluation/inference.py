@@ -23,7 +23,7 @@ from trainer.model.postprocess import Detections
 
 @dataclass(frozen=True)
 class ScoredModel:
-    """A model, and what is known of it."""
+    """A loaded model with its origin."""
 
     uri: str
     predict: Callable[[Tensor], Detections]
@@ -33,22 +33,18 @@ class ScoredModel:
     categories: list[dict[str, Any]]
     """Classes in the order of its labels."""
     image_size: int
-    """S, pixels."""
     sha256: str
-    """Of the file."""
     step: int | None
-    """Optimiser steps it was trained for."""
+    """Optimiser steps of its training."""
     config: dict[str, Any]
     """Configuration of its training."""
 
 
 class Predictor(Protocol):
-    """A detector, or what runs an exported one."""
+    """A detector, or the runtime of an exported one."""
 
     @property
-    def predict(self) -> Callable[[Tensor], Detections]:
-        """Detections in uint8 squares [B, 3, S, S]."""
-        ...
+    def predict(self) -> Callable[[Tensor], Detections]: ...
 
 
 def predict_split(
@@ -127,7 +123,7 @@ def in_images(
     Args:
         detections: boxes in pixels of the network's square.
         image_ids: [B] ids.
-        scales: [B] pixels of the square for one of the image.
+        scales: [B] side of the square over the longer side of the image.
         sizes: width and height of each image, by id.
     """
     boxes, scores, labels, num = (part.cpu().numpy() for part in detections)

@@ -24,7 +24,7 @@ OPEN_IMAGES = "oid/AP50"
 """The metric that follows the Open Images Challenge."""
 
 PER_CLASS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")
-"""Metrics of each class; besides there is the number of its boxes."""
+"""Metrics of each class."""
 
 DRIFT = {
     "drift/classes": "frequencies of the classes",
@@ -35,13 +35,12 @@ DRIFT = {
     "drift/sharpness": "sharpness of images",
     "drift/features": "features of a detector's backbone",
 }
-"""How far data have moved, from 0 (not at all) to 1, each with what is compared."""
+"""Distances between two data sets, 0 (none) to 1, each with the compared property."""
 
 VERDICTS = BETTER, WORSE, NOT_SURE, TOO_FEW = "better", "worse", "not sure", "too few to tell"
-"""Verdicts about a change."""
 
 LEAST_IMAGES = 10
-"""Images with such boxes that a verdict needs: a bootstrap over fewer images is too sure of itself."""
+"""Images with boxes that a verdict needs: intervals of a bootstrap over fewer images are too narrow."""
 
 
 @dataclass(frozen=True)
@@ -53,26 +52,23 @@ class Change:
     low: float
     high: float
     verdict: str = NOT_SURE
-    """BETTER, WORSE, NOT_SURE, or TOO_FEW: fewer than LEAST_IMAGES images have such boxes."""
 
     @property
     def delta(self) -> float:
-        """The new value minus that of the baseline."""
         return self.new - self.base
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The baseline a model was compared with, and the changes against it."""
+    """The comparison of a model with a baseline."""
 
     name: str
-    """The baseline, for people."""
+    """The baseline's name."""
     changes: Mapping[str, Change] = field(default_factory=dict)
     """Of coco/AP, coco/AP50 and AP[class], from bootstrap.compare; empty if there is an obstacle."""
     samples: int = 0
-    """Bootstrap samples behind the intervals."""
     obstacle: str = ""
-    """Why there is no comparison."""
+    """Reason why there is no comparison."""
     model: str = ""
     """URI of the baseline."""
 
@@ -85,7 +81,6 @@ class Compared:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` reads."""
         return {
             "baseline": self.name,
             "model": self.model,

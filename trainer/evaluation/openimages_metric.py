@@ -1,10 +1,9 @@
 """Average precision as the Open Images Challenge defines it, at IoU 0.5.
 
-The protocol (https://storage.googleapis.com/openimages/web/evaluation.html), which differs from COCO's:
-a prediction tries only the object it overlaps most; predictions that lie in a group, by half of their
-own area at least, count as one that is right, and a group without a detection as one that is missed; objects
-count for every class above their own; predictions of a class that was not verified in the image, as
-present or absent, are left out; the area under the curve is taken whole, as in VOC 2010.
+The protocol (https://storage.googleapis.com/openimages/web/evaluation.html) differs from COCO's: a prediction
+can match only the object it overlaps most; predictions inside a group (half of their area at least) count as
+one; objects count for every class above their own; predictions of a class that was not verified in the image
+are left out; the area under the curve is exact, as in VOC 2010.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,12 +21,10 @@ IOU = 0.5
 
 @dataclass(frozen=True)
 class OpenImagesResult:
-    """What one evaluation found."""
+    """AP at IoU 0.5 by class, and the mean over the classes with objects; -1 without objects."""
 
     average: float
-    """Mean over the classes with objects; -1 where there are none."""
     per_class: dict[str, float]
-    """AP at IoU 0.5 by class, -1 without objects."""
 
 
 def evaluate(
@@ -44,9 +41,8 @@ def evaluate(
         truth: ground truth; crowds are the groups.
         predictions: predictions, of every class they count for.
         verified: [V, 2] image id and label of each image-level label, present or absent; None
-            takes all predictions for verifiable.
-        ancestors: ids of the classes above a class; objects, and labels that an object makes
-            verified, count for these too.
+            counts all predictions.
+        ancestors: ids of the classes above a class; its objects and labels count for these too.
         group_weight: objects that a group counts for, above 0; 1 in the Challenge.
     """
     truth = expanded(truth, ancestors or {})
@@ -57,7 +53,7 @@ def evaluate(
 
 
 def expanded(truth: Truth, ancestors: Mapping[int, Sequence[int]]) -> Truth:
-    """Give every object also to the classes above its own."""
+    """Add each object to the classes above its own."""
     category_ids = set(truth.category_ids.tolist())
     above = {
         int(label): [a for a in ancestors.get(int(label), ()) if a in category_ids] for label in category_ids
@@ -141,16 +137,10 @@ def _area(scores: np.ndarray, gained: np.ndarray, objects: float) -> float:
 
 
 def image_labels(dataset: Mapping[str, Any]) -> tuple[np.ndarray | None, dict[int, list[int]]]:
-    """Read the verified image-level labels and the class hierarchy of a dataset.
+    """Read verified image-level labels and the class hierarchy, as `evaluate` takes them.
 
-    Args:
-        dataset: COCO's form. Where people verified labels, images have "verified", the ids of the
-            classes they looked for; where classes have an order, "hierarchy" maps the id of a class
-            to those of all classes above it.
-
-    Returns:
-        [V, 2] image id and label of each verified label, or None, and the hierarchy, as `evaluate`
-        takes them.
+    Images of `dataset` (COCO's form) may have "verified", the ids of verified classes; "hierarchy" maps the
+    id of a class to those of all classes above it.
     """
     pairs = [(image["id"], label) for image in dataset["images"] for label in image.get("verified", ())]
     has_labels = any("verified" in image for image in dataset["images"])

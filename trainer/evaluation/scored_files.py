@@ -1,4 +1,4 @@
-"""Scores files of detections, of whatever detector, and compares two evaluations of the same images."""
+"""Scores files of detections of any detector, and compares two evaluations of the same images."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,21 +22,17 @@ from trainer.report.evaluation_page import ReportData, write_report
 from trainer.storage.probe import check_writable
 
 COMPARISON = "comparison.json"
-"""File that holds what `compare` returned."""
 
 
 @dataclass(frozen=True)
 class _Side:
     uri: str
+    """A folder that `evaluate` wrote, or a file of detections."""
     summary: dict[str, Any] | None
     """metrics.json of the folder; None of a file."""
 
     @property
-    def images(self) -> tuple[str, str] | None:
-        return (self.summary["fingerprint"], self.summary["split"]) if self.summary else None
-
-    @property
-    def file(self) -> str:
+    def detections_uri(self) -> str:
         return str(self.summary["predictions"]) if self.summary else self.uri
 
 
@@ -50,29 +46,27 @@ def evaluate(
         truth_uri: ground truth in COCO's form.
         detections_uri: detections in COCO's results form, or predictions that `evaluate` wrote.
         output_uri: folder for metrics.json, predictions.parquet, gate.json, table.txt and the reports.
-        config: engine, bootstrap and predictions are used; and baseline: a file of detections or an
-            evaluation of the same images.
-        rules: the gate's.
-        images_uri: folder that the images' file names are below, for the worst images on the page; empty
-            leaves them out.
-        clip: clip boxes that leave their image, the baseline's too, instead of refusing the file.
+        config: engine, bootstrap, predictions, and baseline: a file of detections or an evaluation of the
+            same images.
+        rules: rules of the gate.
+        images_uri: folder of the images' file names, for the worst images on the page; empty leaves them out.
+        clip: clip boxes that leave their image, those of the baseline too, instead of refusing the file.
 
     Returns:
-        The content of metrics.json: as of `evaluate`, with `truth` in place of `shards`; its
-        fingerprint is the sha256 of the ground truth, its split that file's name.
+        The content of metrics.json, with `truth` instead of `shards`; its fingerprint is the sha256 of the
+        ground truth, its split that file's name.
 
     Raises:
-        EvaluationError: a file is not of its form or does not fit the other, or a rule cannot be used.
-        StorageError: a file cannot be read, or the folder not be written.
+        EvaluationError: a file is malformed or does not fit the other, or a rule cannot be used.
+        StorageError: a file cannot be read, or the folder cannot be written.
     """
     gate.check(rules)
     engines.require(config.engine)
     dataset, truth = read_truth(truth_uri)
     gate.check(rules, truth.names)
-    truth_digest, digest = (sha256_of(uri) for uri in (truth_uri, detections_uri))
+    truth_digest, split = sha256_of(truth_uri), _stem(truth_uri)
     predictions = read_detections(detections_uri, truth, clip=clip)
-    identity = (truth_digest, _stem(truth_uri))
-    base = _baseline(config.baseline, identity, truth, clip)
+    base = _baseline(config.baseline, truth_digest, truth, clip)
     load_image = _image_loader(images_uri, truth) if images_uri else None
     check_writable(output_uri)
     scores = scoring.score(dataset, truth, predictions, config.engine)
@@ -80,9 +74,9 @@ def evaluate(
         "images": len(truth.images),
         **scores.to_json(),
         "fingerprint": truth_digest,
-        "split": identity[1],
+        "split": split,
         "checkpoint": storage.absolute(detections_uri),
-        "sha256": digest,
+        "sha256": sha256_of(detections_uri),
         "step": None,
         "truth": storage.absolute(truth_uri),
         "predictions": predictions_file(output_uri, config),
@@ -92,7 +86,7 @@ def evaluate(
     if base is not None:
         compared = scoring.compare(name, name, base, truth, scores, samples=samples)
     pictures = load_image and gallery.worst_images(truth, predictions, scores.matches, load_image)
-    title = f"{_stem(detections_uri)} on {identity[1]}"
+    title = f"{_stem(detections_uri)} on {split}"
     report = replace(_report(title, truth, scores, summary), compared=compared, gallery=pictures)
     write_results(output_uri, predictions, report, summary, rules)
     return summary
@@ -107,30 +101,30 @@ def compare(
     Args:
         one_uri: folder of an evaluation, or a file of detections.
         other_uri: likewise; a change is the second's less the first's.
-        truth_uri: ground truth in COCO's form; empty takes that which an evaluation was scored on.
-        output_uri: folder for comparison.json, and for report.html and report.md of the second beside the
-            first; empty writes nothing.
+        truth_uri: ground truth in COCO's form; empty takes that of the evaluations.
+        output_uri: folder for comparison.json, report.html and report.md; empty writes nothing.
         engine: one of engines.ENGINES.
         samples: bootstrap samples.
         clip: clip boxes that leave their image, instead of refusing the file.
 
     Returns:
-        names and images; metrics: both values of each by name; changes: of coco/AP, coco/AP50 and AP[class]
-        the fields of a Change; samples; and verdict: that of coco/AP.
+        names, images, metrics (both values by name), changes (of coco/AP, coco/AP50 and AP[class], the
+        fields of a Change), samples, and verdict (that of coco/AP).
 
     Raises:
         EvaluationError: they are not of the same images and classes, there is no ground truth, or a file is
-            not of its form.
+            malformed.
         StorageError: something cannot be read or written.
     """
     engines.require(engine)
     sides = [_side(uri) for uri in (one_uri, other_uri)]
-    _refuse_other_images(sides)
-    dataset, truth, truth_name = _truth_of(sides, truth_uri)
-    first, second = (read_detections(side.file, truth, clip=clip) for side in sides)
+    summaries = [side.summary for side in sides if side.summary]
+    _refuse_other_images(summaries)
+    dataset, truth, truth_name = _truth_of(summaries, truth_uri)
+    first, second = (read_detections(side.detections_uri, truth, clip=clip) for side in sides)
     if output_uri:
         check_writable(output_uri)
-    before, scores = (scoring.score(dataset, truth, part, engine) for part in (first, second))
+    before, scores = (scoring.score(dataset, truth, found, engine) for found in (first, second))
     compared = scoring.compare(one_uri, one_uri, first, truth, scores, samples=samples)
     comparison = {
         "names": [one_uri, other_uri],
@@ -141,12 +135,11 @@ def compare(
         "verdict": compared.changes["coco/AP"].verdict if compared.changes else NOT_SURE,
     }
     if output_uri:
-        known = next((side.images for side in sides if side.images), None)
         summary = {
-            "split": known[1] if known else _stem(truth_name),
+            "split": summaries[0]["split"] if summaries else _stem(truth_name),
             "images": len(truth.images),
             "checkpoint": other_uri,
-            "sha256": sha256_of(sides[1].file),
+            "sha256": sha256_of(sides[1].detections_uri),
             "truth": truth_name,
         }
         title = f"{other_uri} against {one_uri}"
@@ -166,52 +159,44 @@ def _side(uri: str) -> _Side:
     return _Side(uri, summary)
 
 
-def _refuse_other_images(sides: Sequence[_Side]) -> None:
-    known = [side for side in sides if side.images]
-    if len({side.images for side in known}) > 1:
-        what = " and ".join(
-            f"{side.uri} of {side.summary['split']}, {side.summary['fingerprint'][:12]}"
-            for side in known
-            if side.summary
-        )
+def _refuse_other_images(summaries: Sequence[dict[str, Any]]) -> None:
+    images = {f"{summary['split']} of {summary['fingerprint']}" for summary in summaries}
+    if len(images) > 1:
         raise EvaluationError(
-            f"these evaluations are not of the same images: {what}",
+            f"these evaluations are not of the same images: {' and '.join(sorted(images))}",
             fix="evaluate both models on the same shards and split, or files against the same ground truth",
         )
 
 
-def _truth_of(sides: Sequence[_Side], truth_uri: str) -> tuple[dict[str, Any], Truth, str]:
-    for summary in (side.summary for side in sides if side.summary and not truth_uri):
-        if shards := summary.get("shards"):
-            dataset = ShardDataset(shards, summary["split"]).annotations()
+def _truth_of(summaries: Sequence[dict[str, Any]], truth_uri: str) -> tuple[dict[str, Any], Truth, str]:
+    if summaries and not truth_uri:
+        if shards := summaries[0].get("shards"):
+            dataset = ShardDataset(shards, summaries[0]["split"]).annotations()
             return dataset, Truth.from_coco(dataset), shards
-        truth_uri = summary.get("truth", "")
+        truth_uri = summaries[0].get("truth", "")
     if not truth_uri:
         raise EvaluationError(
-            "it is not known against which ground truth these are to be scored",
+            "the ground truth of these detections is not known",
             fix="name it: --truth GT.json, or --truth SHARDS/annotations/SPLIT.json",
         )
     return *read_truth(truth_uri), truth_uri
 
 
-def _baseline(uri: str, identity: tuple[str, str], truth: Truth, clip: bool) -> Predictions | None:
+def _baseline(uri: str, fingerprint: str, truth: Truth, clip: bool) -> Predictions | None:
     if uri in ("", baselines.NONE):
         return None
     side = _side(uri)
-    if side.summary and side.summary["fingerprint"] != identity[0]:
+    if side.summary and side.summary["fingerprint"] != fingerprint:
         raise EvaluationError(
             f"the baseline {uri} was not scored on this ground truth",
             fix="evaluate its detections against the same file, or give the file of its detections",
         )
-    return read_detections(side.file, truth, clip=clip)
+    return read_detections(side.detections_uri, truth, clip=clip)
 
 
 def _image_loader(folder: str, truth: Truth) -> Callable[[int], bytes]:
-    bad = [
-        image["id"]
-        for image in truth.images
-        if not all(image.get(k) for k in ("file_name", "width", "height"))
-    ]
+    fields = ("file_name", "width", "height")
+    bad = [image["id"] for image in truth.images if not all(image.get(field) for field in fields)]
     if bad:
         raise EvaluationError(
             f"ground truth: {len(bad)} images without file_name, width or height, e.g. image {bad[0]}",
@@ -221,7 +206,7 @@ def _image_loader(folder: str, truth: Truth) -> Callable[[int], bytes]:
     first = next(iter(by_id.values()))
     if not storage.exists(first):
         raise EvaluationError(
-            f"there is no image {first}", fix="give --images the folder that file_name is below"
+            f"there is no image {first}", fix="give --images the folder of the file_name entries"
         )
     return lambda image_id: storage.read_bytes(by_id[image_id])
 

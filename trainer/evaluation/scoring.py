@@ -34,7 +34,6 @@ class Scores:
     """None with the evaluator pycocotools."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the part of metrics.json that follows from the scores alone."""
         return {
             "metrics": self.metrics,
             "per_class": self.coco.per_class,
@@ -43,11 +42,7 @@ class Scores:
 
 
 def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, engine: str) -> Scores:
-    """Score predictions against ground truth.
-
-    Raises:
-        EvaluationError: ids, boxes or scores cannot be used; with their count and the first examples.
-    """
+    """Compute all scores of predictions against ground truth; raises as `coco_metrics.evaluate`."""
     result = coco_metrics.evaluate(truth, predictions, engine=engine)
     tide = confusion = None
     if engine == "hotcoco":
@@ -73,7 +68,7 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
 def compare(
     name: str, model: str, base: Predictions, truth: Truth, scores: Scores, *, samples: int
 ) -> Compared:
-    """Compare with a baseline's predictions of the same images; no class with objects is an obstacle.
+    """Compare with a baseline's predictions of the same images.
 
     Raises:
         EvaluationError: the baseline's predictions are not of these images and classes.

@@ -148,7 +148,7 @@ def test_files_are_compared_where_their_ground_truth_is_named(evaluated):
     of_files = scored_files.compare(*files, truth_uri=truth, samples=40)
     mixed = scored_files.compare(str(evaluated / "bad"), files[1], samples=40)
     assert of_files["changes"] == mixed["changes"]
-    with pytest.raises(EvaluationError, match="not known against which ground truth") as caught:
+    with pytest.raises(EvaluationError, match="ground truth of these detections is not known") as caught:
         scored_files.compare(*files)
     assert "--truth GT.json" in caught.value.fix
     with pytest.raises(EvaluationError, match="neither an evaluation nor a file of detections"):
