@@ -1,11 +1,11 @@
 """A bundle: one folder with a model for serving and its description.
 
 - `model.safetensors`: weights in torchvision's layout
-- `model.onnx` and others: the formats asked for
-- `model_metadata.json`: classes, input, outputs, thresholds, where it comes from, checks
+- `model.onnx` and others: the exported formats
+- `model_metadata.json`: classes, input, outputs, thresholds, origin, checks
 - `MODEL_CARD.md`: the same for people
 - `sbom.cdx.json`: CycloneDX: the files, and the packages that made them
-- `model.sig`: signature, where a key was given
+- `model.sig`: signature, if a key was given
 - `SHA256SUMS`: written last: a folder without it is no bundle (`sha256sum -c` reads it)
 """
 
@@ -49,14 +49,9 @@ FORM = storage.Form(
     },
     "export the model again, or take another version",
 )
-"""Of METADATA."""
-_READ_AT_ONCE = 8 * 1024 * 1024
 _MOST_BYTES = 16 * 1024**3
-"""Of a file of a bundle; the largest of ours has half a GB."""
 _MOST_BYTES_OF_TEXT = 16 * 1024**2
-"""Of the checksums, the metadata and the signature."""
-_LARGEST_INPUT = 8192
-"""Side of the input square: preprocessing takes 15 bytes for each of its pixels."""
+_LARGEST_INPUT = 8192  # Preprocessing takes 15 bytes for each pixel of the input square.
 
 
 @dataclass(frozen=True)
@@ -64,13 +59,12 @@ class Bundle:
     """A bundle whose checksums and metadata have been read, and agree."""
 
     uri: str
-    """Its folder."""
     metadata: dict[str, Any]
     """The content of model_metadata.json."""
     checksums: dict[str, str]
-    """sha256 of each file by name, SHA256SUMS and the signature excepted."""
+    """sha256 of each file by name, except SHA256SUMS and the signature."""
     digest: str = ""
-    """sha256 of SHA256SUMS: of all that is in the bundle but the signature."""
+    """sha256 of SHA256SUMS: of all files except the signature."""
 
     @property
     def class_names(self) -> list[str]:
@@ -78,19 +72,15 @@ class Bundle:
         return [category["name"] for category in self.metadata["classes"]]
 
     def check(self, names: Iterable[str] = ()) -> None:
-        """Compare files with their checksums; all of them where none is named.
-
-        Raises:
-            StorageError: one is missing or has changed; each is named.
-        """
+        """Compare files (default: all) with their checksums; raises as `files`."""
         with self.files(names or self.checksums):
             pass
 
     def check_whole(self) -> None:
-        """Compare all files with their checksums, and refuse whatever else is in the folder.
+        """Compare all files with their checksums, and refuse any other file in the folder.
 
         Raises:
-            StorageError: naming what is missing, changed, added, or not a regular file.
+            StorageError: lists files that are missing, changed, added, or not regular.
         """
         listed = {*self.checksums, CHECKSUMS, SIGNATURE}
         problems = _irregular(self.uri) + [
@@ -101,7 +91,7 @@ class Bundle:
         if problems:
             raise StorageError(
                 f"{self.uri} is not the bundle as it was written:\n  " + "\n  ".join(sorted(problems)),
-                fix="take away what you know does not belong there; else export the model again",
+                fix="remove files that do not belong there; else export the model again",
             )
         _check_size(storage.join(self.uri, SIGNATURE), _MOST_BYTES_OF_TEXT)
         self.check()
@@ -111,7 +101,7 @@ class Bundle:
         """Provide a local folder with the named files, verified by their checksums.
 
         Raises:
-            StorageError: one is not in the bundle, is missing or has changed; each is named.
+            StorageError: lists files that are not in the bundle, are missing or have changed.
         """
         paths, problems = {}, []
         with temporary_folder() as temporary:
@@ -128,7 +118,7 @@ class Bundle:
                 yield storage.local_path(self.uri)
                 return
             for name, path in paths.items():
-                # In one folder under their own names: runtimes look for a second file next to the first.
+                # In one folder under their own names: runtimes look for a second file in the same folder.
                 os.symlink(path, temporary / name)
             yield temporary
 
@@ -144,16 +134,16 @@ class Bundle:
 
 
 def exists(uri: str) -> bool:
-    """Tell whether a whole bundle is there."""
+    """Return whether there is a complete bundle."""
     return storage.exists(storage.join(uri, CHECKSUMS))
 
 
 def load(uri: str) -> Bundle:
-    """Read what a folder holds.
+    """Open a bundle, after comparing its metadata with the checksums.
 
     Raises:
-        StorageError: there is no whole bundle, or its metadata have changed.
-        DataError: they are of a newer version, or of another form.
+        StorageError: there is no complete bundle, or its metadata have changed.
+        DataError: the metadata are of a newer version, or malformed.
     """
     sums = storage.join(uri, CHECKSUMS)
     if not storage.exists(sums):
@@ -173,20 +163,18 @@ def load(uri: str) -> Bundle:
 def _check_size(uri: str, most: int) -> None:
     state = storage.state(uri)
     if state is not None and state.size > most:
-        raise StorageError(
-            f"{uri} has {state.size} bytes, more than the {most} that are read",
-            fix=FORM.remedy,
-        )
+        raise StorageError(f"{uri} has {state.size} bytes, more than the limit of {most}", fix=FORM.remedy)
 
 
 def _check_values(uri: str, metadata: dict[str, Any], checksums: dict[str, str]) -> None:
     size, ids = metadata["input"]["input_size"], [category["id"] for category in metadata["classes"]]
     problems = []
     try:
-        if datetime.fromisoformat(metadata["created"]).tzinfo is None:
-            raise ValueError("it has no time zone")
-    except ValueError as error:
-        problems.append(f"created is {metadata['created'][:60]!r}, not a time: {error}")
+        is_time = datetime.fromisoformat(metadata["created"]).tzinfo is not None
+    except ValueError:
+        is_time = False
+    if not is_time:
+        problems.append(f"created is {metadata['created'][:60]!r}, not a time with a time zone")
     if not 0 < size <= _LARGEST_INPUT:
         problems.append(f"input.input_size is {size}, not 1 to {_LARGEST_INPUT}")
     if sorted(ids) != list(range(len(ids))) or not ids:
@@ -206,19 +194,15 @@ def seal(folder: Path) -> None:
 
 
 def publish(folder: Path, uri: str) -> None:
-    """Copy a sealed local folder to a URI; the checksums come last.
+    """Copy a sealed local folder to a URI, the checksums last.
 
-    Files of a previous bundle that this one does not have are deleted: an old signature or format would
-    be taken for one of the new files.
-
-    Raises:
-        StorageError: the target cannot be written.
+    Deletes files of a previous bundle that this one does not have, such as an old signature.
     """
     _publish(folder, [path.name for path in folder.iterdir()], uri)
 
 
 def copy(source: Bundle, uri: str) -> None:
-    """Copy a whole bundle to another folder, checked on the way, the checksums last.
+    """Check a bundle and copy it to another folder, the checksums last.
 
     Raises:
         StorageError: a file is missing or has changed, or the target cannot be written.
@@ -233,12 +217,12 @@ def copy(source: Bundle, uri: str) -> None:
 
 def _publish(folder: Path, names: list[str], uri: str) -> None:
     storage.remove_stale(uri)
-    sums, before = storage.join(uri, CHECKSUMS), {SIGNATURE}
+    sums, old_names = storage.join(uri, CHECKSUMS), {SIGNATURE}
     if storage.exists(sums):
-        before |= set(_parse(storage.read_bytes(sums), sums))
+        old_names |= set(_parse(storage.read_bytes(sums), sums))
         # The old checksums must not vouch for files that are being replaced.
         storage.delete(sums)
-    for name in sorted(before - set(names)):
+    for name in sorted(old_names - set(names)):
         storage.delete(storage.join(uri, name))
     for name in sorted(names, key=lambda name: (name == CHECKSUMS, name)):
         storage.upload(folder / name, storage.join(uri, name), confirm=True)
@@ -259,16 +243,13 @@ def _irregular(uri: str) -> list[str]:
 
 
 def file_sha256(path: Path) -> str:
-    """sha256 of a file, in hexadecimal.
+    """Return the sha256 of a file, in hexadecimal.
 
     Raises:
         StorageError: it cannot be read, or is not a regular file.
     """
-    digest = hashlib.sha256()
     with explained(str(path), "read"), open_file(path) as file:
-        while block := file.read(_READ_AT_ONCE):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _parse(data: bytes, uri: str) -> dict[str, str]:
@@ -276,10 +257,7 @@ def _parse(data: bytes, uri: str) -> dict[str, str]:
     for line in data.decode(errors="replace").splitlines():
         digest, _, name = line.partition("  ")
         if len(digest) != 64 or not name or "/" in name:
-            raise StorageError(
-                f"{uri} is damaged at line {line[:80]!r}",
-                fix=FORM.remedy,
-            )
+            raise StorageError(f"{uri} is damaged at line {line[:80]!r}", fix=FORM.remedy)
         checksums[name] = digest
     if METADATA not in checksums:
         raise StorageError(f"{uri} does not list {METADATA}", fix="export the model again")

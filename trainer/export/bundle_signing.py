@@ -15,11 +15,7 @@ from trainer.export.bundle import Bundle
 
 
 def check_key(private_key: str) -> None:
-    """Refuse a key that cannot sign: better before minutes of work than after them.
-
-    Raises:
-        ExportError: the package is missing, or the key cannot be used.
-    """
+    """Raise ExportError if a key cannot sign, before minutes of work."""
     _signer(private_key)
 
 
@@ -33,13 +29,10 @@ def sign(folder: Path, private_key: str) -> None:
 
 
 def check_signature(source: Bundle, public_key: str) -> None:
-    """Compare a bundle with its signature: all that is in its folder, and what it says it is.
-
-    A local folder is verified in place, so that whatever the package refuses in it is refused here.
+    """Verify the signature of all files in a bundle's folder.
 
     Raises:
-        ExportError: the key cannot be used, there is no signature, or it is not by this key or not of
-            these files.
+        ExportError: the key cannot be used, or there is no signature by this key of these files.
         StorageError: a file differs from its checksum, was added, or is a symbolic link.
     """
     verifying = _module("verifying")

@@ -1,7 +1,6 @@
-"""Pairs the detections of two models by label, overlap and score, never by rank.
+"""Pairs the detections of two models by label, overlap and score.
 
-The order of nearly equal scores depends on rounding, so a comparison by rank would find differences
-where there are none.
+Not by rank: the order of nearly equal scores depends on rounding.
 """
 
 from dataclasses import dataclass
@@ -14,34 +13,29 @@ from trainer.model.postprocess import Detections
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How much two detections of the same object may differ."""
+    """Least overlap and largest score difference of two detections of the same object."""
 
     iou: float
-    """Least overlap."""
     score: float
-    """Largest difference of score."""
     binding: bool
-    """Too few matches fail the export."""
+    """Whether too few matches fail the export."""
 
 
 EXACT = Tolerance(iou=0.99, score=1e-3, binding=True)
-"""The same arithmetic in another runtime."""
 QUANTIZED = Tolerance(iou=0.75, score=0.1, binding=False)
-"""Eight bits: matches are only reported, the change in AP decides."""
 
 BOX_TOLERANCE = 0.01
-"""Pixels. Boxes this close are the same even where IoU says nothing: at the border a box may be
-clipped to a line, whose IoU with itself is 0/0."""
+"""Pixels. Boxes this close are the same: the IoU of a box that is clipped to a line is 0/0."""
 
 
 @dataclass(frozen=True)
 class Matches:
-    """How the detections of two models compare."""
+    """Comparison of the detections of two models."""
 
     detections: int
-    """Detections of the first."""
+    """Detections of the first model."""
     matched: float
-    """Share of the detections of both that have a partner; 1 where neither detects anything."""
+    """Share of the detections of both that have a partner; 1 if neither detects anything."""
     score_error: float
     """Largest difference of score between partners."""
     box_error: float
@@ -57,7 +51,7 @@ class Comparison:
         self._score_error = self._box_error = 0.0
 
     def add(self, first: Detections, second: Detections) -> None:
-        """Pair the detections of a batch, each with its nearest partner in score that is free."""
+        """Pair the detections of a batch, each with its free partner of the nearest score."""
         for row in range(len(first.num)):
             one, other = (rows(part, row) for part in (first, second))
             self._detections += len(one.scores)
@@ -86,13 +80,12 @@ class Comparison:
                 self._box_error = max(self._box_error, float(gap))
 
     def result(self) -> Matches:
-        """The figures; nothing found by either model counts as a match."""
         matched = self._partners / self._all if self._all else 1.0
         return Matches(self._detections, matched, self._score_error, self._box_error)
 
 
 def rows(detections: Detections, row: int) -> Detections:
-    """The detections of one image of a batch, without padding: [n, 4], [n], [n] and n."""
+    """Return the detections of one image of a batch without padding: [n, 4], [n], [n] and n."""
     count = int(detections.num[row])
     return Detections(
         detections.boxes[row, :count], detections.scores[row, :count], detections.labels[row, :count],

@@ -35,7 +35,7 @@ from trainer.storage.probe import check_writable
 from trainer.training import checkpoint
 
 SIGNING_KEY = "KUBEDET_SIGNING_KEY"
-"""Environment variable: path of the PEM file that signs bundles; unset signs nothing."""
+"""Environment variable: path of the PEM file that signs bundles."""
 _LOG = logging.getLogger("export")
 
 
@@ -45,8 +45,6 @@ def export(
 ) -> dict[str, Any]:  # fmt: skip
     """Write a bundle (see `bundle`) of the formats in config.export.
 
-    Everything is made and checked in a temporary folder first.
-
     Args:
         checkpoint_uri: best.pt of a run.
         shards_uri: shards whose validation images (else test, else train) check the export, and
@@ -54,18 +52,18 @@ def export(
         output_uri: folder to publish to.
         config: the export section.
         evaluation_uri: folder of the run's evaluation, whose metrics.json goes into the metadata; "" is none.
-        signing_key: path of the PEM file that signs the bundle; "" takes the one that the
-            environment variable KUBEDET_SIGNING_KEY names, and without that signs nothing.
+        signing_key: path of the PEM file that signs the bundle; "" takes the environment variable
+            KUBEDET_SIGNING_KEY.
 
     Returns:
         model (the bundle's URI), name, model_version, files (name -> URI), bytes (name -> size),
         formats (name -> check), metrics and fingerprint.
 
     Raises:
-        ExportError: a format cannot be made here, the key cannot sign, the checkpoint's classes are
-            not the shards', or an exported model does not match the trained one; nothing is published.
+        ExportError: a format cannot be made, the key cannot sign, the checkpoint's classes are not the
+            shards', or an exported model does not match the trained one; nothing is published.
         CheckpointError: the checkpoint cannot be read.
-        StorageError: the target cannot be written; said before any work.
+        StorageError: the target cannot be written; raised before any work.
     """
     names = list(dict.fromkeys(config.export.formats))
     check_formats(names)
@@ -75,9 +73,9 @@ def export(
     check_writable(output_uri)
     inputs_hash = _inputs_hash(checkpoint_uri, evaluation_uri, config)
     # With a key it is exported and signed again: the previous signature may be by another key.
-    if not key and (kept := _kept_bundle(output_uri, inputs_hash)) is not None:
-        _LOG.info("the model is there already, exported and checked: %s", output_uri)
-        return kept
+    if not key and (result := _earlier_result(output_uri, inputs_hash)) is not None:
+        _LOG.info("the model has been exported and checked already: %s", output_uri)
+        return result
     detector, meta = checkpoint.load_model(checkpoint_uri)
     index = read_index(shards_uri)
     name = name_for(config.export.name, shards_uri)
@@ -130,20 +128,20 @@ def _inputs_hash(checkpoint_uri: str, evaluation_uri: str, config: Config) -> st
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _kept_bundle(output_uri: str, inputs_hash: str) -> dict[str, Any] | None:
+def _earlier_result(output_uri: str, inputs_hash: str) -> dict[str, Any] | None:
     signed = storage.exists(storage.join(output_uri, bundle.SIGNATURE))
     if signed or not bundle.exists(output_uri):
         return None
     try:
-        kept = bundle.load(output_uri)
-        if kept.metadata.get("made_from") != inputs_hash:
+        earlier = bundle.load(output_uri)
+        if earlier.metadata.get("made_from") != inputs_hash:
             return None
-        with kept.files(kept.checksums) as folder:  # Compared with their checksums.
-            sizes = {name: (folder / name).stat().st_size for name in kept.checksums}
+        with earlier.files(earlier.checksums) as folder:
+            sizes = {name: (folder / name).stat().st_size for name in earlier.checksums}
     except StorageError:
-        return None  # Damaged: it is made anew.
+        return None  # Damaged: it is exported again.
     sizes[bundle.CHECKSUMS] = len(storage.read_bytes(storage.join(output_uri, bundle.CHECKSUMS)))
-    return _result(output_uri, kept.metadata, sizes)
+    return _result(output_uri, earlier.metadata, sizes)
 
 
 def _check_set(
@@ -227,7 +225,7 @@ def _metadata(
         "kind": "model",
         "version": 2,
         "name": config.export.name,
-        # By content: the same files always have the same version.
+        # The same files always have the same version.
         "model_version": hashlib.sha256(json.dumps(shas, sort_keys=True).encode()).hexdigest()[:12],
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "classes": meta["categories"],

@@ -1,4 +1,4 @@
-"""The export formats: how each is written, which runtime runs it, and its tolerance."""
+"""The export formats, each with its writer, its runtime, and its tolerance."""
 
 import copy
 import logging
@@ -26,7 +26,7 @@ _LOG = logging.getLogger("export")
 
 
 class Runtime(Protocol):
-    """An exported file that is loaded and ready for requests."""
+    """A loaded exported file."""
 
     name: str
     """The library and its version, e.g. `onnxruntime 1.31.1`."""
@@ -34,7 +34,7 @@ class Runtime(Protocol):
     """Threads that compute one request."""
 
     def run(self, images: np.ndarray) -> list[np.ndarray]:
-        """Outputs, in the graph's order, of uint8 images [B, 3, S, S]."""
+        """Return outputs, in the graph's order, of uint8 images [B, 3, S, S]."""
         ...
 
 
@@ -169,50 +169,43 @@ def write_onnx(graph: Graph, path: Path, opset: int) -> None:
 
 
 class Maker:
-    """Writes the files of formats; intermediate results that several of them share are made once."""
+    """Writes the files of formats, and makes shared intermediate files once."""
 
     def __init__(
         self, detector: Architecture, image_size: int, config: Config, shards_uri: str, folder: Path
     ) -> None:
         self.folder = folder
         self.image_size, self.config, self.shards_uri = image_size, config, shards_uri
-        # A copy: nobody can train or save what is folded.
+        # A copy: a folded detector cannot be trained or saved.
         self.detector = copy.deepcopy(detector).folded()
         self._scratch = folder / "scratch"
         self._scratch.mkdir()
 
     def clean(self) -> None:
-        """Remove the intermediate files."""
         shutil.rmtree(self._scratch)
 
     @cached_property
     def graph(self) -> Graph:
-        """The deployment graph."""
         return self.detector.deployment_graph(self.image_size)
 
     @cached_property
     def fp32(self) -> Path:
-        """The deployment graph as ONNX, shipped or not."""
         path = self._scratch / "fp32.onnx"
         write_onnx(self.graph, path, self.config.export.opset)
         return path
 
     def onnx(self, path: Path) -> None:
-        """Write the deployment graph."""
         shutil.copyfile(self.fp32, path)
 
     def int8(self, path: Path) -> None:
-        """Write its quantised form."""
         images = CalibrationImages(self.shards_uri, self.image_size, self.config.export.calibration_images)
         _LOG.info("calibrating int8 on %d training images", images.count)
         quantize(self.fp32, path, images)
 
     def raw(self, path: Path) -> None:
-        """Write the graph without suppression."""
         write_onnx(self.detector.raw_graph(self.image_size), path, self.config.export.opset)
 
     def program(self, path: Path) -> None:
-        """Write the deployment graph as torch.export's program."""
         size = self.image_size
         example = torch.zeros(2, 3, size, size, dtype=torch.uint8)
         shapes = ({0: torch.export.Dim("batch", min=1)},)
@@ -221,7 +214,6 @@ class Maker:
             torch.export.save(torch.export.export(self.graph, (example,), dynamic_shapes=shapes), path)
 
     def openvino(self, path: Path) -> None:
-        """Write OpenVINO's form, with fp32 weights."""
         openvino = import_openvino()
         openvino.save_model(openvino.convert_model(str(self.fp32)), str(path), compress_to_fp16=False)
 
@@ -231,15 +223,13 @@ class Format:
     """One export format."""
 
     files: tuple[str, ...]
-    """Its files; the first is the one that is opened."""
+    """Its files; the first one is opened."""
     write: Callable[[Maker, Path], None]
     """Writes them, given the path of the first."""
     open: Callable[[Path], Runtime]
-    """Opens the first in the runtime that serves it."""
     tolerance: Tolerance
-    """How far its detections may differ from the trained model's."""
     raw: bool = False
-    """It gives boxes and scores of all anchors, not detections."""
+    """Whether it gives boxes and scores of all anchors, not detections."""
 
 
 FORMATS = {
@@ -251,30 +241,21 @@ FORMATS = {
 }
 """The formats by their names in export.formats."""
 
-
 CODE = ("torch-export",)
-"""Formats whose files are programs: to open one is to run what its maker wrote."""
+"""Formats whose files are programs, which run the code of their author."""
 
 
 def check_trust(kind: str, uri: str, run_code: bool, *, fix: str) -> None:
-    """Refuse to open a file that is a program, unless whoever opens it has said that it may be run.
-
-    Raises:
-        ExportError: it is one, and nobody said so.
-    """
+    """Raise ExportError for a file that is a program, unless `run_code`; `fix` says how to allow it."""
     if kind in CODE and not run_code:
         raise ExportError(
-            f"{FORMATS[kind].files[0]} of {uri} is a program, and is not run unless that is asked for",
-            fix=f"if you trust who made it: {fix}; else take another format, or have onnx exported",
+            f"{FORMATS[kind].files[0]} of {uri} is a program, and does not run unless you allow it",
+            fix=f"if you trust its author: {fix}; else use another format, such as onnx",
         )
 
 
 def check_formats(names: Sequence[str]) -> None:
-    """Refuse formats that cannot be made here, before anything is made.
-
-    Raises:
-        ExportError: one is unknown, or needs a package that is not installed.
-    """
+    """Raise ExportError if a format is unknown, or needs a package that is not installed."""
     unknown = [name for name in names if name not in FORMATS]
     if unknown or not names:
         raise ExportError(

@@ -1,7 +1,6 @@
 """Tensors in the Open Inference Protocol v2 (KServe, Triton): as JSON and as binary data.
 
-Formats: https://github.com/kserve/open-inference-protocol and Triton's binary tensor data
-extension, in which a request's or response's JSON is followed by the tensors' bytes.
+Formats: https://github.com/kserve/open-inference-protocol and Triton's binary tensor data extension.
 """
 
 import json
@@ -14,13 +13,11 @@ from trainer.base.errors import DataError
 from trainer.model.deployment import INPUT, OUTPUTS
 
 TYPES = {"UINT8": np.uint8, "FP32": np.float32, "INT64": np.int64}
-"""Data types that a model's tensors have, by the protocol's names."""
-
 _OUTPUT_TYPES = dict(zip(OUTPUTS, ("FP32", "FP32", "INT64", "INT64"), strict=True))
 
 
 def describe_tensors(metadata: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Inputs and outputs of a model, in the form of the protocol's model metadata; -1 is the batch."""
+    """Describe inputs and outputs in the protocol's model metadata; -1 is the batch."""
     size, rows = metadata["input"]["input_size"], metadata["outputs"]["rows"]
     shapes = dict(zip(OUTPUTS, ([-1, rows, 4], [-1, rows], [-1, rows], [-1]), strict=True))
     return {
@@ -35,15 +32,15 @@ def read_request(body: bytes, json_length: int | None, size: int) -> tuple[dict[
     """Read an inference request.
 
     Args:
-        body: of the request.
-        json_length: bytes of JSON at its start, where binary tensors follow; None is all.
+        body: body of the request.
+        json_length: bytes of JSON at its start, before binary tensors; None if all is JSON.
         size: side of the model's square.
 
     Returns:
         The request's JSON, and the images uint8 [B, 3, size, size].
 
     Raises:
-        DataError: it is no request for this model; the message is for its sender.
+        DataError: the request is malformed; the message is for its sender.
     """
     try:
         request = json.loads(body[:json_length])
@@ -91,14 +88,14 @@ def write_response(
 
     Args:
         header: model_name and model_version.
-        request: what `read_request` returned; its outputs and parameters decide on names and form.
+        request: JSON from `read_request`; selects outputs and their form.
         outputs: the model's, in the order of its graph.
 
     Returns:
-        The body, and the bytes of JSON at its start where binary tensors follow.
+        The body, and the bytes of JSON at its start if binary tensors follow.
 
     Raises:
-        DataError: an output is asked for that the model does not have.
+        DataError: the request names an unknown output.
     """
     binary = bool(_parameters(request).get("binary_data_output"))
     requested = request.get("outputs") or [{"name": name} for name in OUTPUTS]

@@ -1,4 +1,4 @@
-"""Loads a model to score: a checkpoint, or what was exported of one."""
+"""Loads a model to score: a checkpoint or an exported model."""
 
 import json
 from collections.abc import Callable
@@ -21,24 +21,21 @@ from trainer.model.postprocess import Detections
 from trainer.training import checkpoint
 
 _PREFERRED = ("onnx", "openvino", "onnx-int8", "raw")
-"""Which form of an exported model is scored where its folder is given, as `kubedet predict` chooses;
-the weights where there is none but a program."""
-
+"""Formats in the order of preference, as in `kubedet predict`; else the weights."""
 _IN_RUNS = ("best.pt", "train/best.pt")
-"""Where a run has its checkpoint, for who names the run's folder."""
 
 
 def load(uri: str, device: torch.device, *, run_code: bool = False) -> ScoredModel:
     """Load a model.
 
     Args:
-        uri: a checkpoint (.pt); the folder of an exported model, or one of the files in it: weights
+        uri: a checkpoint (.pt); the folder of an exported model, or one of its files: weights
             (.safetensors), .onnx, .pt2 or OpenVINO's .xml.
-        device: where a checkpoint or weights compute; other files run on the CPU.
-        run_code: whether a file may be opened that is a program.
+        device: device for a checkpoint or weights; other files run on the CPU.
+        run_code: whether a file that is a program may be opened.
 
     Raises:
-        EvaluationError: it is none of these, is a program, or the runtime for it is not installed.
+        EvaluationError: it is none of these, is a program, or its runtime is not installed.
         CheckpointError: the checkpoint is damaged, does not fit, or holds numbers that are not finite.
         StorageError: it cannot be read, or has changed since it was written.
     """
@@ -55,11 +52,7 @@ def load(uri: str, device: torch.device, *, run_code: bool = False) -> ScoredMod
 
 
 def trained_with(uri: str) -> dict[str, Any]:
-    """Return the configuration of a model's training, without loading the model.
-
-    Raises:
-        EvaluationError, CheckpointError, StorageError: as `load`.
-    """
+    """Return the configuration of a model's training without loading the model; raises as `load`."""
     exported = _find_exported(uri)
     if exported:
         return exported[0].metadata.get("config", {})
@@ -84,8 +77,8 @@ def _find_exported(uri: str) -> tuple[Bundle, str] | None:
         raise EvaluationError(
             f"{uri} is not a model of that folder", fix=f"take the folder, or one of: {', '.join(files)}"
         )
-    places = (storage.join(uri, place) for place in _IN_RUNS)
-    checkpoints = [place for place in places if storage.exists(place)]
+    candidates = (storage.join(uri, name) for name in _IN_RUNS)
+    checkpoints = [candidate for candidate in candidates if storage.exists(candidate)]
     raise EvaluationError(
         f"{uri} is neither a checkpoint nor an exported model",
         fix=f"give {' or '.join(checkpoints)}" if checkpoints
@@ -94,11 +87,11 @@ def _find_exported(uri: str) -> tuple[Bundle, str] | None:
 
 
 def _folded_predict(detector: Architecture, device: torch.device, uri: str) -> Callable[[Tensor], Detections]:
-    wrong = [name for name, value in detector.state_dict().items() if not value.isfinite().all()]
-    if wrong:
+    bad = [name for name, value in detector.state_dict().items() if not value.isfinite().all()]
+    if bad:
         raise CheckpointError(
-            f"{len(wrong)} tensors of the model {uri} hold numbers that are not finite: "
-            + ", ".join(wrong[:EXAMPLES]),
+            f"{len(bad)} tensors of the model {uri} hold numbers that are not finite: "
+            + ", ".join(bad[:EXAMPLES]),
             fix="take a checkpoint from before the training broke",
         )
     detector = detector.folded()

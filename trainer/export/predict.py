@@ -1,4 +1,4 @@
-"""Detections of a bundle in images, as an application gets them: preprocess, run, scale back."""
+"""Detects objects in images with a bundle: preprocess, run, scale back."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,11 +18,10 @@ from trainer.export.formats import FORMATS, Runtime, check_trust
 from trainer.export.preprocess import preprocess
 
 _ORDER = ("onnx", "openvino", "onnx-int8", "torch-export")
-"""Which format of a bundle is taken where none is named."""
 
 
 class ImageTooLarge(DataError):
-    """An image with more pixels than are decoded."""
+    """An image has more pixels than the limit."""
 
 
 @dataclass(frozen=True)
@@ -30,17 +29,14 @@ class Detection:
     """One detection."""
 
     label: int
-    """Class, the `id` in the metadata's classes."""
     name: str
-    """Name of the class."""
     score: float
-    """0..1."""
     box: tuple[float, float, float, float]
     """x1, y1, x2, y2 in pixels of the image, upright."""
 
 
 class Predictor:
-    """A model that is ready to detect."""
+    """An opened model."""
 
     def __init__(self, metadata: dict[str, Any], runtime: Runtime, kind: str) -> None:
         self.metadata, self.runtime, self.kind = metadata, runtime, kind
@@ -65,13 +61,12 @@ class Predictor:
 
 @contextmanager
 def open_bundle(source: Bundle, kind: str = "", *, run_code: bool = False) -> Iterator[Predictor]:
-    """Open one format of a bundle, its files compared with their checksums first.
+    """Open one format of a bundle after comparing its files with their checksums.
 
     Args:
         source: the bundle.
-        kind: a format; "" takes the first of onnx, openvino, onnx-int8, torch-export that there is.
-
-        run_code: whether a format may be opened that is a program.
+        kind: a format; "" takes the first available of onnx, openvino, onnx-int8, torch-export.
+        run_code: whether a format that is a program may be opened.
 
     Raises:
         ExportError: the bundle has no such format, or none that gives detections, or it is a program.
@@ -92,7 +87,7 @@ def open_bundle(source: Bundle, kind: str = "", *, run_code: bool = False) -> It
 
 
 def open_image(path: Path, most_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Open and decode an image as people see it, and as the training saw it: upright, 8 bits, RGB.
+    """Open and decode an image as training does: upright, 8 bits, RGB.
 
     Raises:
         DataError: it is missing, no image, damaged, or has more pixels than `most_pixels`.
@@ -105,15 +100,10 @@ def open_image(path: Path, most_pixels: int = MAX_PIXELS) -> Image.Image:
 
 
 def decode_image(data: bytes, name: str, most_pixels: int = MAX_PIXELS) -> Image.Image:
-    """The same from the bytes of a file.
-
-    Args:
-        data: a JPEG, PNG, WebP, BMP, GIF or TIFF file.
-        name: what to call it in an error.
-        most_pixels: an image with more is refused by its header, before it is decoded.
+    """Decode a JPEG, PNG, WebP, BMP, GIF or TIFF file; `name` names it in errors.
 
     Raises:
-        ImageTooLarge: it has more pixels.
+        ImageTooLarge: it has more pixels than `most_pixels`; raised before it is decoded.
         DataError: it is no image, or damaged.
     """
     try:
@@ -127,7 +117,7 @@ def decode_image(data: bytes, name: str, most_pixels: int = MAX_PIXELS) -> Image
 
 
 def draw(image: Image.Image, detections: list[Detection]) -> Image.Image:
-    """A copy of an image with boxes, names and scores on it, the best on top."""
+    """Return a copy of an image with boxes, names and scores drawn, the best on top."""
     canvas = image.copy()
     boxes = [
         LabelledBox(one.box, one.label, f"{one.name} {one.score:.2f}")
@@ -140,7 +130,7 @@ def draw(image: Image.Image, detections: list[Detection]) -> Image.Image:
 
 
 def as_json(detections: list[Detection], image: Image.Image) -> dict[str, Any]:
-    """Detections of an image for a JSON file: width, height, detections (label, name, score, box)."""
+    """Return detections as JSON: width, height, detections (label, name, score, box)."""
     return {
         "width": image.width,
         "height": image.height,

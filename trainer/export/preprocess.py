@@ -1,4 +1,4 @@
-"""The preprocessing that clients of an exported model repeat, and how boxes come back."""
+"""The preprocessing that clients of an exported model must repeat."""
 
 import numpy as np
 import torch
@@ -13,15 +13,15 @@ RULE = (
     f"left of a square filled with {FILL}; boxes in the image = boxes in the square / scale, "
     "scale = input_size / longer side"
 )
-"""The rule in words, for model_metadata.json."""
+"""Description for model_metadata.json."""
 
 
 def preprocess(image: Image.Image | np.ndarray, input_size: int) -> tuple[Tensor, float]:
     """Make the input of an exported model.
 
     Args:
-        image: PIL image (its EXIF orientation is applied, 16 bits become 8, transparent parts white, as
-            in the training), or uint8 RGB [H, W, 3].
+        image: PIL image (EXIF orientation is applied, 16 bits become 8, transparent parts white, as in
+            training), or uint8 RGB [H, W, 3].
         input_size: side of the model's square, pixels.
 
     Returns:

@@ -1,6 +1,6 @@
 """Published models: `<data_root>/models/NAME/VERSION/` is a bundle, `current` names the one in use.
 
-`current`, small JSON, is written whole and last, and tells how good that version is: gates compare with it.
+`current`, a small JSON file, is written last and holds the metrics that gates compare with.
 """
 
 import logging
@@ -20,13 +20,11 @@ from trainer.storage import leases
 
 _LOG = logging.getLogger("model")
 _MOST_HISTORY = 100
-_PATIENCE = 3600.0
-"""Seconds for which the end of a pruning is waited for, which might free the version."""
+_PATIENCE = 3600.0  # Seconds to wait for the end of a pruning, which may delete the version.
 ANOTHER_NAME = (
-    "name this data set's model: --set export.name=NAME; or, if those who use the model know of it, "
+    "name this data set's model: --set export.name=NAME; or, if the model's users expect other classes, "
     "--set export.other_classes=true"
 )
-"""What to do where the data have other classes than the model."""
 
 CURRENT = "current"
 _TEXTS = ("name", "version", "digest", "model", "checkpoint", "evaluation", "fingerprint")
@@ -36,18 +34,12 @@ _SHAPE: dict[str, Any] = dict.fromkeys(_TEXTS, str) | {
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-def is_name(text: str) -> bool:
-    """Tell whether a text may name a model or a version."""
+def _is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None and text != CURRENT
 
 
-def check_name(name: str) -> None:
-    """Refuse a name or version that is not usable as a folder name.
-
-    Raises:
-        ConfigError: saying what it may be.
-    """
-    if not is_name(name):
+def _check_name(name: str) -> None:
+    if not _is_name(name):
         raise ConfigError(
             f"{name!r} cannot name a model or a version",
             fix="use letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 100",
@@ -55,32 +47,36 @@ def check_name(name: str) -> None:
 
 
 def folder(data_root: str, name: str) -> str:
-    """URI of the folder with a model's versions."""
-    check_name(name)
+    """Return the URI of the folder with a model's versions.
+
+    Raises:
+        ConfigError: the name cannot be used.
+    """
+    _check_name(name)
     return storage.join(data_root, "models", name)
 
 
 def current(data_root: str, name: str) -> dict[str, Any] | None:
-    """Return the content of a model's `current`, or None where nothing was promoted.
+    """Return the content of a model's `current`, or None if no version was promoted.
 
     Raises:
         StorageError: it cannot be read, or is damaged.
-        DataError: it is of a newer version, or of another form.
+        DataError: it is of a newer version, or malformed.
     """
     uri = storage.join(folder(data_root, name), CURRENT)
     if not storage.exists(uri):
         return None
     remedy = f"write it again: kubedet model promote {name} VERSION --data-root {data_root}"
     record = storage.read_json(uri, storage.Form("current model", 1, _SHAPE, remedy, version_key="form"))
-    check_name(record["version"])
+    _check_name(record["version"])
     return dict(record)
 
 
 def check_classes(data_root: str, name: str, classes: list[str], *, other_classes: bool, fix: str) -> None:
-    """Refuse classes that are not those of a model's current version: its clients would misread the labels.
+    """Refuse other classes than those of a model's current version: clients would misread the labels.
 
     Raises:
-        ConfigError: naming what differs.
+        ConfigError: the classes differ.
         StorageError: the current version cannot be read.
     """
     record = None if other_classes else current(data_root, name)
@@ -95,31 +91,28 @@ def check_classes(data_root: str, name: str, classes: list[str], *, other_classe
 
 
 def name_for(name: str, shards_uri: str) -> str:
-    """Return a model's name: the one that is configured, else that of the data.
+    """Return the configured name of a model, else that of the data.
 
     Raises:
-        ConfigError: the name cannot be one.
+        ConfigError: the name cannot be used.
         StorageError: the shards cannot be read.
     """
     name = name or name_of(read_index(shards_uri).source)
-    check_name(name)
+    _check_name(name)
     return name
 
 
 def publish(source_uri: str, data_root: str, name: str, *, other_classes: bool = False) -> dict[str, Any]:
-    """Copy a bundle to its version's folder and make it current.
-
-    A version that is there is kept: `current` must never name one half-written.
+    """Copy a bundle to its version's folder, unless it exists, and make it current.
 
     Raises:
-        ConfigError: the name cannot be used, or the classes are other ones.
-        StorageError: the bundle is damaged, or the data root cannot be written; `current` is as before.
+        ConfigError: the name cannot be used, or the classes differ.
+        StorageError: the bundle is damaged, or the data root cannot be written; `current` is unchanged.
     """
     source = bundle.load(source_uri)
     version = source.metadata["model_version"]
-    check_name(version)
+    _check_name(version)
     target = storage.join(folder(data_root, name), version)
-    # Before it is copied.
     check_classes(data_root, name, source.class_names, other_classes=other_classes, fix=ANOTHER_NAME)
     if not bundle.exists(target):
         bundle.copy(source, target)
@@ -130,12 +123,12 @@ def promote(data_root: str, name: str, version: str, *, other_classes: bool = Fa
     """Make a version current, after comparing all its files with their checksums.
 
     Returns:
-        What `current` holds now: kind, name, version, digest (see `Bundle`), model (the bundle's URI),
+        The content of `current`: kind, name, version, digest (see `Bundle`), model (the bundle's URI),
         checkpoint (URI), evaluation (a folder's URI or ""), metrics, classes (names by label), fingerprint
         (of the shards), promoted (time), history (versions before it, oldest first).
 
     Raises:
-        StorageError: there is no such version or it is damaged; `current` is as before, damaged or not.
+        StorageError: there is no such version or it is damaged; `current` is unchanged.
     """
     return _switch(data_root, name, version, _history(data_root, name, version), other_classes)
 
@@ -144,11 +137,11 @@ def rollback(data_root: str, name: str, *, other_classes: bool = False) -> dict[
     """Make the previous version current again.
 
     Raises:
-        ConfigError: its classes are other ones.
-        StorageError: there is none, or it is damaged; `current` is as before.
+        ConfigError: its classes differ.
+        StorageError: there is none, or it is damaged; `current` is unchanged.
     """
     history = (current(data_root, name) or {}).get("history", [])
-    # Those that were freed since (`kubedet data prune`) are passed over.
+    # Pruned versions are skipped.
     while history and not bundle.exists(storage.join(folder(data_root, name), history[-1])):
         history = history[:-1]
     if not history:
@@ -160,25 +153,25 @@ def rollback(data_root: str, name: str, *, other_classes: bool = False) -> dict[
 
 
 def names(data_root: str) -> list[str]:
-    """Names of the models that have versions, sorted."""
+    """Return the sorted names of the models that have versions."""
     files = storage.list_files(storage.join(data_root, "models"))
     return sorted({name.split("/")[0] for name in files if name.endswith(f"/{bundle.CHECKSUMS}")})
 
 
 def version_names(data_root: str, name: str) -> list[str]:
-    """Names of a model's versions, sorted; their content is not checked."""
+    """Return the sorted names of a model's versions, unchecked."""
     files = storage.list_files(folder(data_root, name))
     ends = f"/{bundle.CHECKSUMS}"
     return sorted(path.removesuffix(ends) for path in files if path.endswith(ends) and path.count("/") == 1)
 
 
 def versions(data_root: str, name: str) -> tuple[dict[str, Bundle], dict[str, str]]:
-    """A model's bundles by version, the oldest first; and the error messages of damaged versions."""
+    """Return a model's bundles by version, the oldest first, and the errors of damaged versions."""
     bundles, damaged = {}, {}
     for version in version_names(data_root, name):
         try:
             loaded = bundle.load(storage.join(folder(data_root, name), version))
-            check_identity(loaded)
+            _check_identity(loaded)
             bundles[version] = loaded
         except (StorageError, DataError) as error:
             damaged[version] = error.message
@@ -194,7 +187,7 @@ def resolve(model: str, data_root: str) -> str:
     if bundle.exists(model):
         return model
     name, _, version = model.partition("@")
-    if not is_name(name):
+    if not _is_name(name):
         raise StorageError(
             f"{model} holds no bundle",
             fix="give the folder of an exported model (RUN/model), or NAME or NAME@VERSION with --data-root",
@@ -213,34 +206,31 @@ def resolve(model: str, data_root: str) -> str:
 
 
 def load(model: str, data_root: str) -> Bundle:
-    """Load what `resolve` finds, if it is the one that it is called.
+    """Load the bundle that `resolve` finds.
 
     Raises:
-        StorageError: there is none, it is another version than its folder says, or not the one that `current`
-            was told of.
+        StorageError: there is none, its metadata name another version than its folder, or it is not the
+            one that was made current.
     """
     uri = resolve(model, data_root)
     chosen = bundle.load(uri)
-    check_identity(chosen)
-    if is_name(model) and uri != model:
+    _check_identity(chosen)
+    if _is_name(model) and uri != model:
         record = current(data_root, model)
         if record and record["digest"] != chosen.digest:
             raise StorageError(
                 f"{uri} is not what was made the current version of {model}: the sha256 of its "
                 f"{bundle.CHECKSUMS} is {chosen.digest}, not {record['digest']}",
-                fix=f"find out who changed it; `kubedet model promote {model} VERSION` takes it as it is now",
+                fix=f"find out who changed it; `kubedet model promote {model} VERSION` accepts it",
             )
     return chosen
 
 
 def check_at_least(chosen: Bundle, version: str, data_root: str) -> Bundle:
-    """Refuse a bundle that was exported before a version of the same model.
+    """Refuse a bundle that is older than a version of the same model, and return that version.
 
-    `current` is not signed: anyone with write access to the data root can make it name an older, signed
-    version. A version's name is a hash, so the order is that of `created` in the metadata, which are signed.
-
-    Returns:
-        The version that was named. Its signature has to be checked as well.
+    `current` is not signed: it could be changed to name an older, signed version. Compares `created` of the
+    metadata, which are signed; the caller checks the signature of the returned version.
 
     Raises:
         StorageError: there is no such version, or it is newer.
@@ -255,20 +245,14 @@ def check_at_least(chosen: Bundle, version: str, data_root: str) -> Bundle:
     return named
 
 
-def check_identity(chosen: Bundle) -> None:
-    """Refuse a bundle that lies in the folder of another model or version than its metadata tell.
-
-    Its metadata are signed, the folder's name is not: an old model could be put in a newer one's place.
-
-    Raises:
-        StorageError: naming both.
-    """
+def _check_identity(chosen: Bundle) -> None:
+    # The metadata are signed, the folder's name is not: an old model could be put in a newer one's place.
     *_, above, name, version = ["", "", *storage.absolute(chosen.uri).rsplit("/", 3)]
     is_named = (chosen.metadata.get("name"), chosen.metadata.get("model_version"))
     if above == "models" and is_named != (name, version):
         raise StorageError(
             f"{chosen.uri} holds {is_named[0]} {is_named[1]}, not {name} {version}",
-            fix="do not use it: put the version there that belongs there, or export the model again",
+            fix="do not use it: restore that version, or export the model again",
         )
 
 
@@ -276,8 +260,8 @@ def _history(data_root: str, name: str, version: str) -> list[str]:
     try:
         before = current(data_root, name)
     except (DamagedError, FormError) as error:
-        before, warning = None, "%s; it is written anew, without the versions that were current before"
-        _LOG.warning(warning, error.message)
+        before = None
+        _LOG.warning("%s; it is replaced, and its history is lost", error.message)
     if before is None:
         return []
     if before["version"] == version:  # Promoted again, as by a retried step.
@@ -290,12 +274,12 @@ def _switch(
 ) -> dict[str, Any]:
     with leases.hold(leases.of_data_root(data_root), f"a change of {name}", patience=_PATIENCE):
         chosen = bundle.load(_version_uri(data_root, name, version))
-        check_identity(chosen)
-        # If `current` itself is damaged nobody can tell its classes: naming a version repairs it.
+        _check_identity(chosen)
+        # If `current` itself is damaged its classes are not known: promoting a version repairs it.
         with suppress(DamagedError, FormError):
             check_classes(
                 data_root, name, chosen.class_names, other_classes=other_classes,
-                fix="give --other-classes if those who use the model know of it",
+                fix="give --other-classes if the model's users expect them",
             )  # fmt: skip
         chosen.check()
         record = _record(chosen, name, version, history)
@@ -324,7 +308,7 @@ def _record(chosen: Bundle, name: str, version: str, history: list[str]) -> dict
 
 
 def _version_uri(data_root: str, name: str, version: str) -> str:
-    check_name(version)
+    _check_name(version)
     uri = storage.join(folder(data_root, name), version)
     if bundle.exists(uri):
         return uri

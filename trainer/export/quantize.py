@@ -1,4 +1,4 @@
-"""Static quantisation to int8: convolutions alone, weights by channel, calibrated on training images.
+"""Static quantisation to int8 of the convolutions alone, by channel, calibrated on training images.
 
 Convolutions are nearly all of the arithmetic; quantised box decoding and scores cost far more
 precision than they save time.
@@ -21,17 +21,17 @@ from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import letterbox
 from trainer.model.deployment import INPUT
 
+# Products per output and output channels from which a convolution is faster as a matrix product.
 _LONG, _WIDE = 512, 128
-"""Products per output and output channels from which a convolution is faster as a matrix product."""
 
 
 def evenly_spread(count: int, limit: int) -> np.ndarray:
-    """Indices of at most `limit` of `count` samples at even distances, int64."""
+    """Return indices of at most `limit` of `count` samples at even distances, int64."""
     return np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64)
 
 
 class CalibrationImages:
-    """Training images one by one, through the interface of onnxruntime's calibration."""
+    """Training images, evenly spread, in the interface of onnxruntime's calibration."""
 
     def __init__(self, shards_uri: str, image_size: int, count: int) -> None:
         self._dataset, self._size = ShardDataset(shards_uri, "train"), image_size
@@ -39,7 +39,6 @@ class CalibrationImages:
         self.count = len(self._rows)
 
     def get_next(self) -> dict[str, np.ndarray] | None:
-        """Return the next input, or None after the last."""
         if not self._rows:
             return None
         image, _ = read_sample(self._dataset, self._rows.pop(0))
@@ -78,17 +77,14 @@ def quantize(source: Path, target: Path, images: CalibrationImages) -> None:
 
 
 def as_matrices(graph: onnx.GraphProto) -> int:
-    """Let onnxruntime compute large int8 convolutions as matrix products; the function stays the same.
+    """Make onnxruntime compute large int8 convolutions as matrix products; the function stays the same.
 
-    For weights whose zero point is 0 it uses direct convolution kernels with a CPU's vector
-    instructions; for all others a matrix product, which uses the matrix unit of a CPU that has one (AMX)
-    and takes half the time there. So the weights and their zero point are shifted by -1.
-
-    Args:
-        graph: with pairs of QuantizeLinear and DequantizeLinear; changed in place.
+    For weights whose zero point is 0 it uses direct convolution kernels with a CPU's vector instructions;
+    for all others a matrix product, which takes half the time on a CPU with a matrix unit (AMX). So the
+    weights and their zero point are shifted by -1, in place.
 
     Returns:
-        How many weights were shifted.
+        Number of shifted weights.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     sources = {node.output[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
@@ -109,7 +105,7 @@ def as_matrices(graph: onnx.GraphProto) -> int:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the advice of exporters and quantisers off the terminal."""
+    """Silence the messages of exporters and quantisers."""
     loggers = [logging.getLogger(), logging.getLogger("torch.onnx")]
     levels = [logger.level for logger in loggers]
     try:

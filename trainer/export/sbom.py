@@ -43,10 +43,10 @@ def write_sbom(folder: Path, target: Path, name: str, version: str) -> None:
     ]  # fmt: skip
     parts += [
         Component(
-            name=package, version=its, type=ComponentType.LIBRARY, bom_ref=f"{package}@{its}",
-            purl=PackageURL(type="pypi", name=package, version=its),
+            name=package, version=release, type=ComponentType.LIBRARY, bom_ref=f"{package}@{release}",
+            purl=PackageURL(type="pypi", name=package, version=release),
         )
-        for package, its in sorted(packages().items())
+        for package, release in sorted(_packages().items())
     ]  # fmt: skip
     for part in parts:
         bom.components.add(part)
@@ -54,8 +54,8 @@ def write_sbom(folder: Path, target: Path, name: str, version: str) -> None:
     target.write_text(JsonV1Dot6(bom).output_as_string(indent=2) + "\n")
 
 
-def packages() -> dict[str, str]:
-    """Versions of the installed packages that an export can have used, with all they require."""
+def _packages() -> dict[str, str]:
+    """Return versions of the installed packages that an export may use, with their dependencies."""
     versions: dict[str, str] = {}
     queue = deque(_ROOTS)
     while queue:

@@ -1,7 +1,7 @@
-"""A small local server of one model, to try it: the Open Inference Protocol v2, and a page.
+"""A small local server to try one model: the Open Inference Protocol v2, and a page.
 
-It is not for production: one process, one request at a time, no authentication. For that there
-are Triton and KServe (`kubedet model layout`), which speak the same protocol.
+Not for production: one request at a time, no authentication. Triton and KServe (`kubedet model layout`)
+speak the same protocol.
 """
 
 import os
@@ -33,8 +33,7 @@ from trainer.export.serving_limits import Bodies, LimitedConnection, ModelThread
 from trainer.launching.stop_signals import handling
 
 _HEADER = "Inference-Header-Content-Length"
-_CLOSING = 4
-"""Seconds in which connections may end when the server is to end, before they are cut off."""
+_CLOSING = 4  # Seconds in which connections may end before they are cut off.
 
 _HOST = re.compile(r"(?:https?://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 _SAFETY = {
@@ -73,7 +72,7 @@ class ModelServer:
         ]
 
     def end(self) -> None:
-        """Refuse what waits and what comes; what is computed has some seconds."""
+        """Refuse waiting and later requests; the running one has some seconds."""
         self._bodies.end()
         self.model_thread.end()
 
@@ -84,17 +83,9 @@ class ModelServer:
         return _page_file(request.path_params["file"])
 
     async def model(self, request: Request) -> Response:
-        """What the page has to know of the model."""
         metadata = self._predictor.metadata
-        return JSONResponse(
-            {
-                "name": self._name,
-                "version": self._version,
-                "format": self._predictor.kind,
-                "classes": metadata["classes"],
-                "max_pixels": self._most_pixels,
-            }
-        )
+        head = {"name": self._name, "version": self._version, "format": self._predictor.kind}
+        return JSONResponse(head | {"classes": metadata["classes"], "max_pixels": self._most_pixels})
 
     async def about(self, request: Request) -> Response:
         extensions = ["binary_tensor_data"]
@@ -110,13 +101,9 @@ class ModelServer:
 
     async def describe(self, request: Request) -> Response:
         self._check_model(request)
-        metadata = self._predictor.metadata
-        head = {
-            "name": self._name,
-            "versions": [self._version],
-            "platform": f"kubedet_{self._predictor.kind}",
-        }
-        return JSONResponse({**head, **inference_protocol.describe_tensors(metadata)})
+        platform = f"kubedet_{self._predictor.kind}"
+        head = {"name": self._name, "versions": [self._version], "platform": platform}
+        return JSONResponse(head | inference_protocol.describe_tensors(self._predictor.metadata))
 
     async def infer(self, request: Request) -> Response:
         self._check_model(request)
@@ -208,14 +195,14 @@ def application(
     server: ModelServer | None = None,
     names: Sequence[str] = (),
 ) -> Starlette:
-    """The server of an opened model.
+    """Return the application that serves an opened model.
 
     Args:
         predictor: the model.
         hosts: host names of this machine; IP addresses are always allowed.
         most_pixels: larger images are refused before they are decoded.
         server: its routes, if the caller ends them.
-        names: further host names, or patterns such as `*.example.org`, as proxies and Services give them.
+        names: further host names, or patterns such as `*.example.org`, of proxies and Services.
     """
 
     async def refused(request: Request, error: Exception) -> Response:
@@ -225,14 +212,14 @@ def application(
             status = error.status
         fix = {"fix": error.fix} if isinstance(error, KubedetError) and error.fix else {}
         response = JSONResponse({"error": message, **fix}, 404 if isinstance(error, LookupError) else status)
-        if isinstance(error, RequestRefused):  # What of the request has not come will not be read.
+        if isinstance(error, RequestRefused):  # The rest of the request is not read.
             response.headers["Connection"] = "close"
         return response
 
     return Starlette(
         routes=(server or ModelServer(predictor, most_pixels)).routes(),
         middleware=[Middleware(_Guarded, hosts=list(hosts), names=list(names))],
-        # To a client that is gone nothing can be sent.
+        # ClientDisconnect: the response goes nowhere.
         exception_handlers={KubedetError: refused, LookupError: refused, ClientDisconnect: refused},
     )
 
@@ -248,7 +235,7 @@ class _WebServer(uvicorn.Server):
 
 
 def settings(app: Starlette) -> uvicorn.Config:
-    """How the server's connections are treated."""
+    """Return uvicorn's configuration with the limits of connections."""
     return uvicorn.Config(
         app, port=0, http=LimitedConnection, ws="none", log_level="error", access_log=False,
         timeout_graceful_shutdown=_CLOSING,
@@ -258,17 +245,17 @@ def settings(app: Starlette) -> uvicorn.Config:
 def serve(
     predictor: Predictor, host: str, port: int, most_pixels: int = MAX_PIXELS, names: Sequence[str] = ()
 ) -> None:
-    """Serve until it is stopped (Ctrl-C, SIGTERM): within five seconds, whatever it is doing.
+    """Serve until Ctrl-C or SIGTERM, then end within five seconds.
 
     Args:
         predictor: the model.
         host: address to listen at.
         port: 0 takes a free one.
         most_pixels: larger images are refused before they are decoded.
-        names: further host names of the server, those that a proxy or a Service gives it.
+        names: further host names of the server, of a proxy or a Service.
 
     Raises:
-        ConfigError: one cannot listen there.
+        ConfigError: the address or port cannot be used.
     """
     try:
         listener = socket.create_server((host, port))
@@ -286,14 +273,13 @@ def serve(
 
     # uvicorn handles signals itself once it runs, and sends them again to these when it has ended.
     with handling(end):
-        # Whoever reads these lines in a log may go on when they are there.
         address = f"http://{host}:{listener.getsockname()[1]}"
         name = f"{predictor.metadata['name']} {predictor.metadata['model_version']}, {predictor.kind}"
         print(f"{name}: {address}/", flush=True)
         print("for trying a model, not for production; Ctrl-C ends it", flush=True)
         server.run(sockets=[listener])
     if not routes.model_thread.idle:
-        # A decoder or a model in the middle of an image cannot be stopped, only left.
+        # A decoder or a model in the middle of an image cannot be interrupted.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -305,7 +291,7 @@ _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".
 
 def _page_file(name: str) -> Response:
     path = _FOLDER / name
-    # One name, without a folder: the route takes no slash, and what begins with a dot has no type.
+    # The route takes no slash, and a name that begins with a dot has no type.
     if path.parent != _FOLDER or path.suffix not in _TYPES or not path.is_file():
         raise LookupError(f"there is no file {name!r} of the page")
     return Response(path.read_bytes(), media_type=_TYPES[path.suffix], headers={"Cache-Control": "no-cache"})

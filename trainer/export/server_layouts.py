@@ -20,10 +20,10 @@ def write_triton(source: Bundle, uri: str, *, kind: str = "onnx", max_batch: int
     """Write a Triton model repository.
 
     Args:
-        source: the bundle; the model is called as in its metadata.
-        uri: the repository's folder; other models in it stay as they are.
+        source: the bundle; the model has the name in its metadata.
+        uri: the repository's folder; other models in it are unchanged.
         kind: onnx, onnx-int8 or openvino.
-        max_batch: images of a request at most, and of a batch that Triton puts together.
+        max_batch: largest number of images in a request or batch.
 
     Returns:
         URI of the model's folder: config.pbtxt, labels.txt and version 1.
@@ -39,7 +39,7 @@ def write_triton(source: Bundle, uri: str, *, kind: str = "onnx", max_batch: int
             f"the bundle {source.uri} has no format {kind} that Triton serves",
             fix=f"formats for it: {', '.join(usable) or 'none; export onnx'}",
         )
-    config = triton_config(source.metadata, kind, max_batch)
+    config = _triton_config(source.metadata, kind, max_batch)
     folder = storage.join(uri, source.metadata["name"])
     names = source.metadata["formats"][kind]["files"]
     with source.files(names) as local:
@@ -54,8 +54,7 @@ def write_triton(source: Bundle, uri: str, *, kind: str = "onnx", max_batch: int
     return folder
 
 
-def triton_config(metadata: dict[str, Any], kind: str, max_batch: int) -> str:
-    """config.pbtxt of a bundle's format."""
+def _triton_config(metadata: dict[str, Any], kind: str, max_batch: int) -> str:
     if max_batch < 1:
         raise ConfigError(f"the largest batch must be 1 or more, not {max_batch}", fix="use 8")
     size, rows = metadata["input"]["input_size"], metadata["outputs"]["rows"]
@@ -78,19 +77,18 @@ def _tensor(name: str, kind: str, rest: str) -> str:
 
 
 def kserve_service(metadata: dict[str, Any], storage_uri: str, service_account: str = "") -> dict[str, Any]:
-    """A KServe InferenceService that serves a Triton repository by the v2 protocol.
+    """Return a KServe InferenceService that serves a Triton repository by the v2 protocol.
 
     Args:
         metadata: the bundle's.
-        storage_uri: the repository: s3://, gs://, https:// or pvc://; minio:// becomes s3://, as
-            KServe's Secret names the endpoint.
-        service_account: the one whose Secret has the store's credentials; "" is none.
+        storage_uri: the repository: s3://, gs://, https:// or pvc://; minio:// becomes s3://.
+        service_account: service account whose Secret has the store's credentials; "" is none.
 
     Raises:
-        ConfigError: KServe cannot read from there.
+        ConfigError: KServe cannot read from that URI.
     """
-    place = re.sub("^minio:", "s3:", storage_uri)
-    if storage.scheme(place) not in ("s3", "gs", "http", "https", "pvc"):
+    uri = re.sub("^minio:", "s3:", storage_uri)
+    if storage.scheme(uri) not in ("s3", "gs", "http", "https", "pvc"):
         raise ConfigError(
             f"KServe cannot read models from {storage_uri}",
             fix="copy the repository to a bucket or a volume and give its URI as --storage-uri "
@@ -100,7 +98,7 @@ def kserve_service(metadata: dict[str, Any], storage_uri: str, service_account: 
         "modelFormat": {"name": "triton"},  # The URI is a Triton repository, whatever the model's format.
         "runtime": "kserve-tritonserver",
         "protocolVersion": "v2",
-        "storageUri": place,
+        "storageUri": uri,
     }
     predictor: dict[str, Any] = {"model": model}
     if service_account:

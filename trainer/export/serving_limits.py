@@ -1,7 +1,6 @@
-"""What a request to the local server may take: time, memory, and one of a number of connections.
+"""Limits of the local server: time and memory of a request, and the number of connections.
 
-A time-out of the web server's own does not end who sends a header or a body byte by byte, or never reads what
-is answered; so every phase of a connection has an end here.
+uvicorn's own time-outs do not end clients that send a header or body byte by byte, or never read the answer.
 """
 
 import asyncio
@@ -16,18 +15,16 @@ from trainer.base.errors import DataError
 
 MOST_BYTES = 256 * 1024 * 1024
 """Largest body of a request."""
-
 BODY_SECONDS = 60.0
-"""Longest that a body may take to arrive."""
-
+"""Longest time in which a body must arrive."""
 _MOST_HELD = 2 * MOST_BYTES
-"""Bytes of all bodies together that are in memory."""
+"""Largest total of the bodies in memory."""
 
 _NO_ROOM = b"too many connections to this server: try again"
 
 
 class RequestRefused(DataError):
-    """A request that is refused with an HTTP status of its own."""
+    """A request is refused with this HTTP status."""
 
     def __init__(self, status: int, message: str, *, fix: str = "") -> None:
         super().__init__(message, fix=fix)
@@ -35,23 +32,16 @@ class RequestRefused(DataError):
 
 
 class LimitedConnection(H11Protocol):
-    """A connection of uvicorn's whose phases end, and which is refused where there are too many.
-
-    It is in one of two phases: before the end of a request's header, or in a request until its answer is
-    written.
-    """
+    """uvicorn's connection with a time limit for each of its phases: header, and request with its answer."""
 
     most = 100
     """Connections at a time."""
     header_seconds = 10.0
-    """Longest that a header may take, the first counted from the connection."""
     request_seconds = 300.0
-    """Longest from a header to the end of its answer."""
     _timer: asyncio.TimerHandle | None = None
     _in_request: bool | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection, or refuse it at once."""
         super().connection_made(transport)
         if len(self.connections) > self.most:
             head = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\nretry-after: 5\r\n"
@@ -61,17 +51,14 @@ class LimitedConnection(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes of the client's."""
         super().data_received(data)
         self._watch()
 
     def on_response_complete(self) -> None:
-        """Note that an answer has been handed to the operating system, or waits to be."""
         super().on_response_complete()
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
         if self._timer:
             self._timer.cancel()
         super().connection_lost(exc)
@@ -88,7 +75,7 @@ class LimitedConnection(H11Protocol):
 
 
 class Bodies:
-    """Reads the bodies of requests, which are bounded in time, and in bytes by themselves and together."""
+    """Reads the bodies of requests, limited in time, in size, and in total size."""
 
     def __init__(self) -> None:
         self._held = 0
@@ -97,13 +84,13 @@ class Bodies:
 
     @asynccontextmanager
     async def read(self, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Provide a body, whose bytes count until the end of the context.
+        """Provide a body, which counts until the end of the context.
 
         Raises:
-            RequestRefused: it is too large, too slow, or the server holds too much or is ending.
+            RequestRefused: it is too large or too slow, or the server is full or ending.
         """
         if self._ending:
-            raise ending()
+            raise _ending()
         parts, total = [], 0
         try:
             try:
@@ -119,7 +106,7 @@ class Bodies:
                         parts.append(part)
             except TimeoutError:
                 if self._ending:
-                    raise ending() from None
+                    raise _ending() from None
                 late = f"the request took longer than {BODY_SECONDS:g} s to arrive"
                 raise RequestRefused(408, late) from None
             finally:
@@ -129,24 +116,22 @@ class Bodies:
             self._held -= total
 
     def end(self) -> None:
-        """Refuse what is arriving, and what comes."""
+        """Refuse arriving and later bodies."""
         self._ending = True
         for timeout in self._arriving:
             timeout.reschedule(0)
 
 
-def ending() -> RequestRefused:
-    """Return the refusal of a server that is about to end."""
+def _ending() -> RequestRefused:
     return RequestRefused(503, "the server is ending")
 
 
 T = TypeVar("T")
 
 MOST_WAITING = 32
-"""Requests that wait for their turn; further ones are refused."""
-
+"""Largest number of waiting requests."""
 GRACE_SECONDS = 2.5
-"""How long the request that is computed when the server is to end may still take."""
+"""Time for the running request after the server begins to end."""
 
 
 class ModelThread:
@@ -157,16 +142,15 @@ class ModelThread:
         self._pending: dict[Future[Any], asyncio.Future[Any]] = {}
         self._ending = False
         self.idle = True
-        """Whether nothing is computed."""
 
     async def run(self, job: Callable[[], T]) -> T:
-        """Return what a function returns, when its turn has come.
+        """Call a function when its turn has come.
 
         Raises:
-            RequestRefused: too many wait already, or the server is ending.
+            RequestRefused: too many are waiting, or the server is ending.
         """
         if self._ending:
-            raise ending()
+            raise _ending()
         if len(self._pending) > MOST_WAITING:
             raise RequestRefused(503, f"{MOST_WAITING} requests wait already: try again")
         submitted = self._pool.submit(self._compute, job)
@@ -175,13 +159,13 @@ class ModelThread:
             return await answer
         except asyncio.CancelledError:
             if self._ending:
-                raise ending() from None
+                raise _ending() from None
             raise
         finally:
             del self._pending[submitted]
 
     def end(self) -> None:
-        """Refuse at once what waits and what comes, and after some seconds what is being computed."""
+        """Refuse waiting and later requests at once, and the running one after GRACE_SECONDS."""
         self._ending = True
         for submitted, answer in self._pending.items():
             if not submitted.cancel():

@@ -1,7 +1,7 @@
 """Checks that an exported file is as good as the trained model, in the runtime that serves it.
 
-Both detect in the same validation images; COCO AP and the single detections must agree. Then edge
-cases: batches, an image without objects, inputs of a wrong shape; and the latency.
+Compares COCO AP and single detections on validation images, then batches, an image without objects and
+inputs of a wrong shape; measures the latency.
 """
 
 import platform
@@ -39,18 +39,15 @@ _OTHER_VERSIONS = "use the versions of torch, onnx and onnxruntime in constraint
 
 @dataclass(frozen=True)
 class Check:
-    """The result of checking one exported file."""
+    """Result of the check of one exported file."""
 
     runtime: str
-    """Runtime that ran it, with its version."""
     images: int
-    """Images of the comparison."""
     ap: float
-    """COCO AP of the file; -1 where the images have no boxes."""
+    """COCO AP of the file; -1 if the images have no boxes."""
     ap_change: float
-    """The same less that of the trained model."""
+    """The difference to the AP of the trained model."""
     matches: Matches
-    """How its detections compare, one by one."""
     latency: dict[str, Any]
     """p50_ms and p95_ms of a batch of one, runs, threads and cpu."""
 
@@ -62,7 +59,7 @@ class Served:
         self.kind, self.runtime, self._thresholds = kind, kind.open(path), thresholds
 
     def predict(self, images: np.ndarray) -> Detections:
-        """Detections of uint8 images [B, 3, S, S]."""
+        """Detect objects in uint8 images [B, 3, S, S]."""
         outputs = [torch.from_numpy(part) for part in self.runtime.run(images)]
         return suppress(outputs[0], outputs[1], self._thresholds) if self.kind.raw else Detections(*outputs)
 
@@ -120,12 +117,9 @@ def _running(name: str, failing: str) -> AbstractContextManager[None]:
 
 
 def suppress(boxes: torch.Tensor, scores: torch.Tensor, thresholds: Mapping[str, float]) -> Detections:
-    """Detections from the raw graph's outputs, by the rules of TensorRT's EfficientNMS.
+    """Select detections from the raw graph's outputs, by the rules of TensorRT's EfficientNMS.
 
-    Args:
-        boxes: [B, N, 4].
-        scores: [B, N, C].
-        thresholds: `score`, `nms` and `detections_per_image`.
+    Boxes are [B, N, 4], scores [B, N, C]; thresholds are `score`, `nms` and `detections_per_image`.
     """
     limit = int(thresholds["detections_per_image"])
     padded = Detections(
@@ -145,7 +139,7 @@ def suppress(boxes: torch.Tensor, scores: torch.Tensor, thresholds: Mapping[str,
 
 
 def latency(runtime: Runtime, image: np.ndarray) -> dict[str, Any]:
-    """Time requests of one image uint8 [1, 3, S, S], after three that do not count."""
+    """Time requests of one image uint8 [1, 3, S, S], after three for warming up."""
     times: list[float] = []
     end = time.perf_counter() + _LATENCY_SECONDS
     for number in range(_LATENCY_RUNS + 3):
@@ -158,12 +152,11 @@ def latency(runtime: Runtime, image: np.ndarray) -> dict[str, Any]:
     p50, p95 = np.percentile(times, [50, 95]) * 1000
     return {
         "p50_ms": round(float(p50), 3), "p95_ms": round(float(p95), 3), "runs": len(times),
-        "threads": runtime.threads, "cpu": cpu_name(),
+        "threads": runtime.threads, "cpu": _cpu_name(),
     }  # fmt: skip
 
 
-def cpu_name() -> str:
-    """What the processor calls itself."""
+def _cpu_name() -> str:
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.is_file() else []
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -244,6 +237,6 @@ def _check_edges(name: str, served: Served, squares: torch.Tensor, image_size: i
         except Exception:  # the runtimes have no common error  # noqa: S112
             continue
         raise ExportError(
-            f"the exported model ({name}) accepts an input of shape {list(shape)}, which it was not made for",
+            f"the exported model ({name}) accepts an input of the wrong shape {list(shape)}",
             fix=_OTHER_VERSIONS,
         )

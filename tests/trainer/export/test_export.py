@@ -1,7 +1,6 @@
 """Export: every format finds what the model finds, or nothing is shipped."""
 
 import json
-import os
 import sys
 
 import numpy as np
@@ -27,7 +26,7 @@ SIZE = 96
 
 
 @pytest.mark.slow
-def test_what_is_exported(exported, trained, shards):
+def test_each_format_finds_what_the_model_finds(exported, trained, shards):
     opened = bundle.load(str(exported))
     opened.check()
     assert set(opened.checksums) - {"model.xml", "model.bin"} == {
@@ -55,9 +54,7 @@ def test_what_is_exported(exported, trained, shards):
 
 
 @pytest.mark.slow
-def test_what_is_there_is_neither_made_nor_checked_again(
-    exported, trained, shards, tiny, tmp_path, monkeypatch
-):
+def test_an_export_of_the_same_inputs_is_reused(exported, trained, shards, tiny, tmp_path, monkeypatch):
     target, written = str(tmp_path / "model"), []
     real = exporting.verify
     kept = (exported / "model.onnx").read_bytes()
@@ -80,7 +77,7 @@ def test_what_is_there_is_neither_made_nor_checked_again(
 
 
 @pytest.mark.slow
-def test_the_files_are_what_they_should_be(exported):
+def test_onnx_and_int8_files(exported):
     model = onnx.load(exported / "model.onnx")
     assert {o.version for o in model.opset_import if o.domain == ""} == {18}
     assert not any(tensor.external_data for tensor in model.graph.initializer)
@@ -149,20 +146,14 @@ def test_the_raw_graphs_outputs_are_the_models_boxes_and_scores(exported, traine
     assert (boxes[..., 2:] >= boxes[..., :2]).all() and boxes.min() >= 0 and boxes.max() <= SIZE
 
 
-def test_an_unknown_format_is_refused():
-    with pytest.raises(ExportError, match="unknown format tflite"):
-        formats.check_formats(["onnx", "tflite"])
-
-
-def test_a_missing_package_is_said_before_any_work(tiny, tmp_path, monkeypatch):
+def test_a_missing_package_is_refused_before_any_work(tiny, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "openvino", None)
     config = tiny(export__formats=["openvino"])
     with pytest.raises(ExportError, match="needs the package openvino"):
         exporting.export("no such checkpoint", "no shards", str(tmp_path / "model"), config)
 
 
-def test_the_whole_way_around_a_bundle(untrained, shards, tiny, tmp_path, monkeypatch):
-    """With a file written beforehand in the place of the exporter, which takes many seconds."""
+def test_metadata_and_card_of_a_bundle(untrained, shards, tiny, tmp_path, monkeypatch):
     make_bundle(tmp_path / "small")
     monkeypatch.setattr(
         formats, "write_onnx", lambda graph, path, opset: path.write_bytes(
@@ -226,14 +217,6 @@ def test_a_checkpoint_of_another_architecture(export, tiny, tmp_path):
     assert "Traceback" not in said and _nothing_is_left(tmp_path / "model")
 
 
-def test_a_file_that_is_no_checkpoint(export, tmp_path):
-    (tmp_path / "junk.pt").write_text("junk")
-    code, said = export(checkpoint=str(tmp_path / "junk.pt"))
-    assert code == 2 and "junk.pt" in said and "Traceback" not in said
-    code, said = export(checkpoint=str(tmp_path / "none.pt"))
-    assert code == 2 and "none.pt" in said and "Traceback" not in said
-
-
 def test_classes_that_differ(export, tmp_path):
     code, said = export(categories=[{"id": label, "name": f"thing{label}"} for label in range(5)])
     assert code == 1 and "are not those of the shards" in said and "10 differ: circle, ring" in said
@@ -250,10 +233,6 @@ def test_a_target_that_cannot_be_written(export, tmp_path):
     (tmp_path / "file").write_text("")
     code, said = export(target="file/model")
     assert code == 2 and "file/model" in said and "cannot write" in said and "Traceback" not in said
-    if os.getuid():
-        (tmp_path / "locked").mkdir(mode=0o500)
-        code, said = export(target="locked/model")
-        assert code == 2 and "locked/model" in said and "Permission denied" in said
 
 
 def test_a_key_that_cannot_sign(export, tmp_path, monkeypatch):
@@ -265,7 +244,6 @@ def test_a_key_that_cannot_sign(export, tmp_path, monkeypatch):
 
 
 def test_a_file_that_does_not_find_what_the_model_finds(export, tmp_path, monkeypatch):
-    """In the place of the exporter: a file that finds one box in every image."""
     other = (tmp_path / "small", make_bundle(tmp_path / "small"))[0] / "model.onnx"
     monkeypatch.setattr(
         formats, "write_onnx", lambda graph, path, opset: path.write_bytes(other.read_bytes())

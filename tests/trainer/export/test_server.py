@@ -92,7 +92,6 @@ def test_inference_in_binary(ask):
         ({"inputs": []}, "one input named 'images'"),
         ({"inputs": [{"name": "images", "datatype": "FP32", "shape": [1, 3, SIZE, SIZE]}]}, "must be UINT8"),
         ({"inputs": [{"name": "images", "datatype": "UINT8", "shape": [1, 3, 8, 8]}]}, "must have the shape"),
-        ({"inputs": [{"name": "images", "datatype": "UINT8", "shape": [0, 3, SIZE, SIZE]}]}, "must have the"),
         (
             {"inputs": [{"name": "images", "datatype": "UINT8", "shape": [1, 3, SIZE, SIZE], "data": [1]}]},
             "must hold 27648 integers",
@@ -114,10 +113,8 @@ def test_what_is_not_there(ask):
     assert ask("POST", "/v2/models/pets/infer", b"{}", Inference_Header_Content_Length="x")[0] == 400
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "", "[::1", "localhost:x", "a@localhost"]
-)
-def test_a_name_that_is_not_the_servers_is_refused(ask, host):
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[::1", "a@localhost"])
+def test_other_host_names_are_refused(ask, host):
     assert ask("GET", "/", Host=host)[0] == 400
 
 
@@ -142,7 +139,7 @@ def test_names_and_addresses_of_the_server(ask, host):
         ({"Origin": "http://evil.example", "Host": "models.example", "Sec_Fetch_Site": "same-origin"}, 403),
     ],
 )  # fmt: skip
-def test_another_sites_page_cannot_have_images_looked_at(ask, headers, status):
+def test_requests_of_other_sites_are_refused(ask, headers, status):
     assert ask("POST", "/detect", _jpeg(), **headers)[0] == status
 
 
@@ -182,12 +179,6 @@ def test_the_page_is_all_there_and_asks_nobody_else(ask):
         assert b"://" not in text.replace(b"http://www.w3.org/2000/svg", b"")  # The name of SVG, no address.
     for name in ("none.js", "..%2fserver.py", "%2e%2e%2fserver.py", "server.py", ".", "page.html%00"):
         assert ask("GET", f"/page/{name}")[0] == 404, name
-
-
-def test_what_the_page_knows_of_the_model(ask):
-    model = json.loads(ask("GET", "/model.json")[2])
-    assert (model["name"], model["version"], model["format"]) == ("pets", "v1", "onnx")
-    assert [item["name"] for item in model["classes"]] == ["cat", "dog <b>"]
 
 
 def _jpeg():
@@ -236,11 +227,9 @@ def test_a_port_that_is_taken(address, bundle_uri):
 @pytest.mark.parametrize(
     ("changes", "tail", "said"),
     [
-        *(({"data": [value, *REST]}, b"", "values from 0 to 255") for value in (256, -1)),
-        *(({"data": [value, *REST]}, b"", "integers") for value in (0.5, "a")),
+        ({"data": [256, *REST]}, b"", "values from 0 to 255"), ({"data": [0.5, *REST]}, b"", "integers"),
         ({"parameters": {"binary_data_size": 3 * SIZE * SIZE}}, b"1234", "needs 27648 bytes, 4 are given"),
         ({"parameters": [1]}, b"", "parameters must be"), ({"shape": 5}, b"", "JSON with one input"),
-        ({"parameters": {"binary_data_size": "many"}}, b"", "needs 27648 bytes"),
         ({"shape": [float("inf"), 3, SIZE, SIZE]}, b"", "JSON with one input"),
     ],
 )  # fmt: skip

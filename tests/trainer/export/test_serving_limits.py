@@ -91,34 +91,12 @@ def ending(answer) -> str:
     return "answered" if status == 503 and "ending" in body["error"] else f"{status} {body}"
 
 
-def peak_memory(process) -> int:
-    """Most megabytes that a process has had."""
-    with open(f"/proc/{process.pid}/status") as file:
-        return next(int(line.split()[1]) // 1024 for line in file if line.startswith("VmHWM"))
-
-
-@pytest.mark.slow
-def test_a_small_file_of_many_pixels_is_refused_by_its_header(bundle_uri, tmp_path):
-    command = ["-m", "pipelines.cli", "serve", bundle_uri, "--port", "0", "--max-pixels", "1000000"]
-    with running(command, tmp_path) as (process, port):
-        address = ("127.0.0.1", port)
-        assert post(address, png(500))[0] == 200
-        before = peak_memory(process)
-        bomb = png(13_000)
-        assert len(bomb) < 100_000
-        with ThreadPoolExecutor(6) as threads:
-            answers = list(threads.map(lambda _: post(address, bomb), range(6)))
-        for status, answer in answers:
-            assert status == 413 and "13000x13000 are 169,000,000 pixels, more than" in answer["error"]
-            assert "the limit of 1,000,000" in answer["error"]
-            assert "--max-pixels" in answer["fix"]
-        assert peak_memory(process) - before < 60  # Decoded, each of them is 169 MB and more.
-        assert post(address, png(500))[0] == 200
-
-
-def test_more_pixels_than_can_be_decoded_are_refused_too(address):
-    status, answer = post(address, png(20_000))
+def test_a_small_file_of_many_pixels_is_refused_by_its_header(address):
+    bomb = png(20_000)
+    assert len(bomb) < 100_000
+    status, answer = post(address, bomb)
     assert status == 413 and f"more than the limit of {MAX_PIXELS:,} pixels" in answer["error"]
+    assert "--max-pixels" in answer["fix"]
 
 
 def opened(address, data=b""):
@@ -143,16 +121,15 @@ def closed(client) -> bytes:
 
 def test_connections_that_say_nothing_or_little_are_closed(address, monkeypatch):
     monkeypatch.setattr(LimitedConnection, "header_seconds", 0.5)
-    monkeypatch.setattr(LimitedConnection, "most", 400)
     begun = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
-    clients = [opened(address, begun if number % 2 else b"") for number in range(300)]
+    clients = [opened(address, begun if number % 2 else b"") for number in range(30)]
     dripping = opened(address, begun)
     end = time.monotonic() + PATIENCE
     with pytest.raises(OSError):  # Each byte that comes would begin the time anew, if it did so.
         while time.monotonic() < end:
             dripping.sendall(b"x")
             time.sleep(0.05)
-    assert [closed(client) for client in clients] == [b""] * 300
+    assert [closed(client) for client in clients] == [b""] * 30
     assert post(address, png(100))[0] == 200
 
 
@@ -161,16 +138,6 @@ def test_a_body_that_takes_too_long_is_refused(address, monkeypatch):
     head = b"POST /detect HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n"
     answer = closed(opened(address, head + b"x" * 10))
     assert b" 408 " in answer and b"took longer than 0.3 s" in answer
-
-
-def test_a_body_that_nobody_reads_keeps_no_connection(address, monkeypatch):
-    monkeypatch.setattr(LimitedConnection, "header_seconds", 0.3)
-    client = opened(address, b"GET /v2 HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n\r\n")
-    end = time.monotonic() + PATIENCE
-    with pytest.raises(OSError):
-        while time.monotonic() < end:
-            client.sendall(b"x")
-            time.sleep(0.05)
 
 
 def test_a_request_that_never_ends_is_cut_off(address, monkeypatch):
@@ -223,16 +190,6 @@ def test_one_request_is_computed_at_a_time_and_few_wait(monkeypatch):
     answers = asyncio.run(ask())
     assert answers[:4] == [0, 1, 2, 3] and order == [0, 1, 2, 3] and set(most) == {1}
     assert all(isinstance(answer, RequestRefused) and answer.status == 503 for answer in answers[4:])
-
-
-def test_an_error_of_one_request_is_not_the_next_ones():
-    async def ask():
-        thread = ModelThread()
-        with pytest.raises(ZeroDivisionError):
-            await thread.run(lambda: 1 / 0)
-        return await thread.run(lambda: 7), thread.idle
-
-    assert asyncio.run(ask())[0] == 7
 
 
 def test_when_it_ends_what_waits_is_refused_at_once(monkeypatch):

@@ -61,16 +61,13 @@ def test_a_file_that_mixes_up_a_batch_is_refused():
 
 
 def test_a_file_that_takes_any_shape_is_refused():
-    with pytest.raises(ExportError, match=r"accepts an input of shape \[1, 3, 128, 96\]"):
+    with pytest.raises(ExportError, match=r"accepts an input of the wrong shape \[1, 3, 128, 96\]"):
         verify._check_edges("onnx", _served(lenient=True), _squares(), SIZE)
 
 
 def test_a_file_that_fails_on_an_image_without_objects_is_refused():
-    with pytest.raises(ExportError, match=r"\(onnx\) fails on an image without objects: Reshape: a dim.*0$"):
-        try:
-            verify._check_edges("onnx", _served(needs_objects=True), _squares(), SIZE)
-        except ExportError as error:
-            raise ExportError(error.message) from None
+    with pytest.raises(ExportError, match=r"\(onnx\) fails on an image without objects: Reshape"):
+        verify._check_edges("onnx", _served(needs_objects=True), _squares(), SIZE)
 
 
 def test_a_file_that_its_runtime_does_not_open_is_refused(shards, tiny, tmp_path):
@@ -83,10 +80,8 @@ def test_a_file_that_its_runtime_does_not_open_is_refused(shards, tiny, tmp_path
 
 def test_five_hundred_images_or_all_of_them():
     assert ExportConfig().check_images >= 500
-    assert len(set(evenly_spread(5000, 500))) == 500 and evenly_spread(5000, 500)[[0, -1]].tolist() == [
-        0,
-        4999,
-    ]
+    spread = evenly_spread(5000, 500)
+    assert len(set(spread)) == 500 and spread[[0, -1]].tolist() == [0, 4999]
     assert evenly_spread(33, 500).tolist() == list(range(33))
 
 
@@ -107,7 +102,6 @@ def test_small_changes_pass(name, change, matched):
     ("name", "change", "matched", "said"),
     [
         ("onnx", -0.0011, 1.0, "AP changes by -0.0011, at most 0.001"),
-        ("onnx", 0.0011, 1.0, "AP changes by"),
         ("onnx", 0.0, 0.97, "97.0% of the detections match"),
         ("onnx-int8", -0.0051, 1.0, r"at most 0.005 is allowed \(export.max_ap_change_int8\)"),
         ("onnx", 0.1, 0.5, "AP changes.*; 50.0% of"),
@@ -118,7 +112,7 @@ def test_large_changes_are_refused(name, change, matched, said):
         _judge(name, change, matched)
 
 
-def test_time_is_told_with_threads_and_cpu():
+def test_latency():
     timing = verify.latency(Runtime(), np.zeros((1, 3, SIZE, SIZE), np.uint8))
     assert 0 < timing["p50_ms"] <= timing["p95_ms"] and timing["runs"] >= 10
     assert timing["threads"] == 1 and timing["cpu"]
