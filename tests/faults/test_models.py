@@ -71,7 +71,7 @@ def test_a_baseline_of_another_shape(text, saved, shards, config, tmp_path):
     "kind", [pytest.param(kind, marks=cells(kind, "evaluate", "export")) for kind in ("swallow", "alter")]
 )
 def test_puts_of_an_evaluation_and_a_bundle(kind, saved, shards, config, proxy, tmp_path, injected):
-    names = ["metrics.json", "gate.json", "made_from.json", "model.onnx", "model_metadata.json", "SHA256SUMS"]
+    names = ["metrics.json", "gate.json", "model.onnx", "model_metadata.json", "SHA256SUMS"]
     for name in names:
         proxy.fail(kind, method="PUT", query=name)
     scored = evaluate(saved(), shards, "s3://bucket/run/evaluation", config)

@@ -1,17 +1,15 @@
 """Scores a model on a split: predictions, metrics, comparison with a baseline, the gate, the report."""
 
 import hashlib
-import json
 import logging
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
 from trainer import storage
-from trainer.base.errors import DamagedError, EvaluationError, MissingError
-from trainer.config.parsing import to_json
+from trainer.base.errors import EvaluationError, MissingError
 from trainer.config.schema import Config, EvaluationConfig
 from trainer.data import seen
 from trainer.data.shard_folder import read_index
@@ -29,14 +27,11 @@ from trainer.launching.distributed import World, broadcast, process_group
 from trainer.report import evaluation_page, gallery
 from trainer.report.evaluation_page import ReportData, Table
 from trainer.storage.probe import check_writable
-from trainer.trackers.training_log import METRICS, read_rows
+from trainer.trackers.training_log import read_rows
 
 _LOG = logging.getLogger("evaluate")
 
 _PACKAGES = ("kubedet", "torch", "torchvision", "hotcoco", "pycocotools", "numpy")
-_FILES = (baselines.SUMMARY, "gate.json", "table.txt", *evaluation_page.FILES)
-RECORD = "made_from.json"
-"""File with the inputs of an evaluation and the hashes of its files; written last."""
 _IDENTITY = ("fingerprint", "split", "checkpoint", "sha256")
 
 
@@ -101,14 +96,12 @@ def evaluate(
             "fingerprint": dataset.fingerprint, "split": dataset.split,
             "checkpoint": storage.absolute(model.uri), "sha256": model.sha256,
         }  # fmt: skip
-        made_from = _made_from(identity, model, config, rules, baseline)
-        if broadcast(world.is_main and _is_done(output_uri, made_from, baseline, dataset), world):
-            return storage.read_json(storage.join(output_uri, baselines.SUMMARY)) if world.is_main else {}
         base, obstacle = _baseline_predictions(baseline, dataset, config, world)
         predictions_uri = predictions_file(output_uri, config.evaluation)
-        found = _earlier_predictions(predictions_uri, identity) if world.size == 1 else None
-        predictions = found or _predict(model, dataset, config, world)
-        if not world.is_main:
+        predictions = _earlier_predictions(predictions_uri, identity) if world.is_main else None
+        if not broadcast(predictions is not None, world):
+            predictions = _predict(model, dataset, config, world)
+        if predictions is None or not world.is_main:
             return {}
         truth_json = dataset.annotations()
         truth = Truth.from_coco(truth_json)
@@ -128,43 +121,7 @@ def evaluate(
         pictures = gallery.worst_images(truth, predictions, scores.matches, _image_loader(dataset))
         report = replace(_report(model, dataset, scores), compared=compared, gallery=pictures, used=used())
         write_results(output_uri, predictions, report, summary, rules)
-        names = [*_FILES, predictions_uri.rpartition("/")[2]]
-        files = {name: sha256_of(storage.join(output_uri, name)) for name in names}
-        storage.write_json(storage.join(output_uri, RECORD), {"made_from": made_from, "files": files})
         return summary
-
-
-def _made_from(
-    identity: dict[str, str], model: ScoredModel, config: Config, rules: list[str], baseline: Baseline | None
-) -> dict[str, str]:
-    log = storage.join(storage.parent(model.uri), METRICS)
-    return identity | {
-        "kubedet": version("kubedet"),
-        "config": to_json(config),
-        "rules": json.dumps(rules),
-        "baseline": json.dumps(asdict(baseline), sort_keys=True) if baseline else "",
-        # The report draws the training's curves.
-        "curves": sha256_of(log) if storage.exists(log) else "",
-    }
-
-
-def _is_done(
-    output_uri: str, made_from: dict[str, str], baseline: Baseline | None, dataset: ShardDataset
-) -> bool:
-    # The name and file of a baseline do not identify it if it has no predictions of these images.
-    if baseline is not None and not baseline.is_scored_on(dataset.fingerprint, dataset.split):
-        return False
-    try:
-        record = storage.read_json(storage.join(output_uri, RECORD))
-        files = record["files"]
-        if record["made_from"] != made_from or not files:
-            return False
-        if any(sha256_of(storage.join(output_uri, name)) != files[name] for name in files):
-            return False
-    except (MissingError, DamagedError, KeyError, ValueError, TypeError, AttributeError):
-        return False
-    _LOG.info("this model has been evaluated on these images already: %s", output_uri)
-    return True
 
 
 def sha256_of(uri: str) -> str:

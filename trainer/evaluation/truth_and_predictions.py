@@ -100,13 +100,15 @@ class Predictions:
             return cls.from_coco(parse_json(data, uri)), {}
         try:
             table = pq.read_table(io.BytesIO(data), columns=list(_COLUMNS))
-            columns = [table[name].to_numpy().astype(kind) for name, kind in _COLUMNS.items()]
+            image_ids, labels, *sides, scores = (
+                table[name].to_numpy().astype(kind) for name, kind in _COLUMNS.items()
+            )
         except (pa.ArrowException, KeyError, ValueError, OSError) as error:
             refuse_want(error, uri)
             raise EvaluationError(
                 f"{uri} is damaged, or holds no predictions: {first_line(error)}", fix=_EVALUATE_AGAIN
             ) from None
-        predictions = cls(*columns[:2], np.stack(columns[2:6], axis=1), columns[6])
+        predictions = cls(image_ids, labels, np.stack(sides, axis=1), scores)
         metadata = {
             key.decode(errors="replace"): value.decode(errors="replace")
             for key, value in (table.schema.metadata or {}).items()

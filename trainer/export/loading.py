@@ -22,7 +22,6 @@ from trainer.training import checkpoint
 
 _PREFERRED = ("onnx", "openvino", "onnx-int8", "raw")
 """Formats in the order of preference, as in `kubedet predict`; else the weights."""
-_IN_RUNS = ("best.pt", "train/best.pt")
 
 
 def load(uri: str, device: torch.device, *, run_code: bool = False) -> ScoredModel:
@@ -77,12 +76,9 @@ def _find_exported(uri: str) -> tuple[Bundle, str] | None:
         raise EvaluationError(
             f"{uri} is not a model of that folder", fix=f"take the folder, or one of: {', '.join(files)}"
         )
-    candidates = (storage.join(uri, name) for name in _IN_RUNS)
-    checkpoints = [candidate for candidate in candidates if storage.exists(candidate)]
     raise EvaluationError(
         f"{uri} is neither a checkpoint nor an exported model",
-        fix=f"give {' or '.join(checkpoints)}" if checkpoints
-        else "give a best.pt that the training wrote, or the folder that the export wrote",
+        fix="give RUN/train/best.pt, which the training wrote, or RUN/model, which the export wrote",
     )  # fmt: skip
 
 

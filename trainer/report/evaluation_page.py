@@ -1,4 +1,4 @@
-"""The evaluation as one HTML page that needs nothing from outside, and as short Markdown."""
+"""The evaluation as one self-contained HTML page, as Markdown, and as CSV."""
 
 import base64
 import csv
@@ -20,61 +20,50 @@ from trainer.evaluation.gate import Verdict
 from trainer.evaluation.metrics import METRICS, VERDICTS, Change, Compared, count_verdicts
 from trainer.evaluation.scoring import Scores
 from trainer.report import gallery, plots
-from trainer.report.figures import Plot, render
+from trainer.report.figures import render
 from trainer.report.gallery import GalleryImage
 
 Table = Sequence[Sequence[str]]
-"""Rows of cells, the first of which is their header."""
+"""Rows of cells; the first row is the header."""
 
 FILES = ("report.html", "report.md", "classes.csv", "confusions.csv")
 
 _MARKDOWN_CLASSES = 50
-"""Classes that the Markdown summary lists; the page has all."""
 
 
 @dataclass(frozen=True)
 class ReportData:
-    """Everything the report shows. Only the first four are needed."""
+    """Content of the report; only the first four are required."""
 
     title: str
-    """Name of the run or model."""
     split: str
-    """Split that was scored."""
     images: int
-    """Images in it."""
     scores: Scores
-    """Metrics and analyses."""
     verdict: Verdict | None = None
-    """The gate's decision."""
     compared: Compared | None = None
-    """The comparison with the baseline."""
     training: Sequence[dict[str, Any]] = ()
     """Rows of metrics.jsonl."""
     gallery: Sequence[GalleryImage] | None = None
-    """From gallery.worst_images; None leaves the gallery out."""
+    """From gallery.worst_images; None omits the gallery."""
     dataset: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Counts of each split, e.g. {"train": {"images": 205, "boxes": 2600}}."""
     warnings: Sequence[str] = ()
-    """What is suspicious about the data."""
+    """Warnings about the data."""
     statistics: Mapping[str, SplitStatistics] = field(default_factory=dict)
-    """Histograms of each split, as in the shards' index."""
     trained_boxes: Mapping[str, int] = field(default_factory=dict)
     """Training boxes of each class."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Configuration, nested or flat."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Libraries, code, data fingerprint and checkpoint, by name."""
+    """Versions of libraries, code, data and checkpoint, by name."""
     used: Table = ()
-    """What the run has used so far: a header, a row a step, and one of all."""
+    """Usage of the run: a row for each step, and one for all."""
 
     @property
     def nothing_found(self) -> bool:
-        """Whether there is not one detection."""
         return not self.scores.calibration.count.any()
 
     @property
     def subtitle(self) -> str:
-        """What was scored, in numbers."""
         rows = self.scores.coco.per_class
         boxes = sum(int(row["boxes"]) for row in rows.values())
         return (
@@ -84,23 +73,18 @@ class ReportData:
 
 
 def write_report(data: ReportData, folder: str | Path) -> None:
-    """Write FILES into a folder: the page, the summary, and the tables for spreadsheets.
-
-    Raises:
-        StorageError: one of them cannot be written.
-    """
+    """Write FILES into a folder: the page, the summary, and the tables for spreadsheets."""
     for name, text in zip(FILES, (html(data), markdown(data), *_tables(data)), strict=True):
         storage.write_bytes(storage.join(str(folder), name), text.encode())
 
 
 def html(data: ReportData) -> str:
-    """The page: self-contained, in the reader's light or dark colours.
-
-    Its one script sorts and filters the class table; the page's own policy lets no other run,
-    whatever a name of a class or file holds.
-    """
+    """Return the self-contained page; its content security policy allows only its own script."""
     script = (Path(__file__).parent / "evaluation_page.js.jinja").read_text()
     scores = data.scores
+    errors = [plots.tide(scores.tide)] if scores.tide else []
+    if not data.nothing_found:
+        errors.append(plots.calibration(scores.calibration))
     return render(
         "evaluation_page.html.jinja",
         data=data,
@@ -114,7 +98,7 @@ def html(data: ReportData) -> str:
         class_verdicts=count_verdicts(data.compared.changes) if data.compared else "",
         verdicts=VERDICTS,
         curves=[plot for plot in (plots.precision_recall(scores.coco), plots.f1(scores)) if plot],
-        errors=_error_plots(data),
+        errors=errors,
         confusion=_confusion_rows(scores.confusion.largest()) if scores.confusion else None,
         training=plots.training(data.training),
         histograms=plots.histograms(data.statistics) if data.statistics else [],
@@ -125,13 +109,8 @@ def html(data: ReportData) -> str:
     )
 
 
-def _error_plots(data: ReportData) -> list[Plot]:
-    costs = [plots.tide(data.scores.tide)] if data.scores.tide else []
-    return costs + ([] if data.nothing_found else [plots.calibration(data.scores.calibration)])
-
-
 def markdown(data: ReportData) -> str:
-    """The summary: verdict, the numbers, the comparison, and the weakest classes."""
+    """Return the summary: verdict, comparison, metrics, and the weakest classes."""
     lines = [f"# {_escaped(data.title)}", "", _escaped(data.subtitle), ""]
     if data.verdict:
         lines += [f"**{'Gate passed' if data.verdict.passed else 'Gate failed'}**", ""]

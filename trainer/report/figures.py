@@ -1,7 +1,7 @@
-"""What all pages share: templates, thumbnails, and drawings in the colours of the page.
+"""Templates, thumbnails and plots of all pages.
 
-Colours are written as placeholders and replaced by CSS variables, so that one drawing
-fits a light and a dark page; the page defines --text, --grid and --series-1 to -8.
+Colours are placeholders that become CSS variables, so that one plot fits a light and a dark page; the page
+defines --text, --grid and --series-1 to -8.
 """
 
 import base64
@@ -35,8 +35,7 @@ _STYLE: Any = {
 }  # fmt: skip
 
 
-# Inside a page: no XML head, size and fonts of the page, no style for all of the page, and no
-# ids of groups, which would occur once for each drawing.
+# Inside a page: no XML head, size and fonts of the page, no global style, no duplicate ids of groups.
 _PAGE_RULES = (
     (r"^.*?(?=<svg)", ""),
     (r"<metadata>.*?</metadata>", ""),
@@ -53,7 +52,7 @@ _PAGE_RULES = (
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawing with its legend, which the page sets as text."""
+    """A plot with its legend, which the page shows as text."""
 
     title: str
     svg: str
@@ -62,7 +61,7 @@ class Plot:
 
 
 def render(template: str, **values: Any) -> str:
-    """Return a page of this folder's templates, as HTML that needs no other file."""
+    """Render a template of this folder as self-contained HTML."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True,
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
@@ -71,12 +70,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def thumbnail(image: Image.Image, side: int) -> str:
-    """Return a small JPEG of an RGB image as a data URI.
-
-    Args:
-        image: made small in place.
-        side: the longer side at most, pixels.
-    """
+    """Shrink an RGB image in place to a longer side of at most `side` pixels; return a JPEG as a data URI."""
     image.thumbnail((side, side), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=80)
@@ -94,7 +88,7 @@ def figure(x: str, y: str) -> tuple[Figure, Axes]:
 
 
 def bars(label: str, names: Sequence[str], *series: Sequence[float] | np.ndarray) -> tuple[Figure, Axes]:
-    """Return a figure of horizontal bars: for each name, the first at the top, one of each series."""
+    """Return a figure of horizontal bars: one of each series for each name, the first name at the top."""
     drawn, axes = figure(label, "")
     drawn.set_size_inches(4.6, 1.2 + 0.22 * len(names))
     places, height = np.arange(len(names))[::-1], 0.8 / len(series)

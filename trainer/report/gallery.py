@@ -1,7 +1,7 @@
-"""Which images the detector got most wrong, and what was right and wrong in them."""
+"""The images with the most errors, with right and wrong boxes."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,18 +14,15 @@ from trainer.report.figures import thumbnail
 
 IOU = 0.5
 """Overlap that a detection needs to count as right."""
-_SIDE = 560
-"""Longer side of the images, pixels."""
-_NAMED, _LONGEST = 8, 24
-"""Wrong boxes of each side that are named in an image, and letters of a name."""
-_LETTERS, _LETTER, _LINE, _LOWER = 0.034, 0.6, 1.25, 3
-"""Size of a label's letters as a share of the image's longer side; width of a letter and height of a
-line as shares of that; lines that a label may give way to others downwards."""
+_SIDE = 560  # Longer side of the images, pixels.
+_NAMED, _LONGEST = 8, 24  # Wrong boxes of each side that are named in an image; characters of a name.
+# Font size as a share of the image's longer side; a character's width and a line's height as shares of that.
+_FONT, _CHARACTER, _LINE = 0.034, 0.6, 1.25
 
 
 @dataclass(frozen=True)
 class Marked:
-    """A box of the ground truth or of the detector, and whether the other side agrees."""
+    """A box of the ground truth or of the detector, and whether it has a match."""
 
     box: tuple[float, float, float, float]
     """x, y, width, height in pixels of the image."""
@@ -41,14 +38,13 @@ class Marked:
         return f"{'right' if self.matched else wrong} {side}"
 
     def label(self, longest: int = 10**9) -> str:
-        """Return name and score; a longer name is cut."""
         name = self.name if len(self.name) <= longest else self.name[: longest - 1] + "…"
         return name if self.score is None else f"{name} {self.score:.2f}"
 
 
 @dataclass(frozen=True)
 class Label:
-    """A text in an image, at the left end of its base line."""
+    """A text in an image; x, y is the left end of its base line."""
 
     x: float
     y: float
@@ -58,78 +54,63 @@ class Label:
 
 @dataclass(frozen=True)
 class GalleryImage:
-    """One image with what is in it and what was found."""
+    """One image with its objects and detections."""
 
     image_id: int
     file_name: str
     width: int
     height: int
     source: str
-    """A small form of it, as a data URI."""
+    """A thumbnail as a data URI."""
     truth: tuple[Marked, ...]
     predictions: tuple[Marked, ...]
 
     @property
     def missed(self) -> int:
-        """Objects without a detection."""
         return sum(not item.matched for item in self.truth)
 
     @property
     def false(self) -> int:
-        """Detections without an object."""
         return sum(not item.matched for item in self.predictions)
 
     @property
     def f1(self) -> float:
-        """2 TP / (2 TP + FP + FN) of this image."""
         total = len(self.truth) + len(self.predictions)
         return 2 * (len(self.truth) - self.missed) / total if total else 1.0
 
     @property
     def letters(self) -> float:
-        """Size of the labels' letters, pixels."""
-        return round(_LETTERS * max(self.width, self.height), 1)
+        """Font size of the labels, pixels."""
+        return round(_FONT * max(self.width, self.height), 1)
 
     @property
     def labels(self) -> list[Label]:
-        """Names of the first wrong boxes of each side that have room; more would hide the image."""
+        """Names of the first wrong boxes of each side, except those that would hide another."""
         placed: list[Label] = []
         taken: list[tuple[float, float, float]] = []
+        line = _LINE * self.letters
         for side in (self.truth, self.predictions):
             for box in [item for item in side if not item.matched][:_NAMED]:
                 text = box.label(_LONGEST)
-                width = _LETTER * self.letters * len(text)
+                width = _CHARACTER * self.letters * len(text)
                 left = max(min(box.box[0], self.width - width), 0.0)
-                top = self._free_line(box.box[1], left, left + width, taken)
-                if top is not None:
+                top = max(min(box.box[1], self.height - line), 0.0)
+                if not any(
+                    abs(top - y) < line and left < end and start < left + width for start, end, y in taken
+                ):
                     taken.append((left, left + width, top))
-                    # Text stands on its base line, a letter's height below the top.
                     x, y = round(left + 0.15 * self.letters, 1), round(top + self.letters, 1)
                     placed.append(Label(x, y, box.kind, text))
         return placed
-
-    def _free_line(
-        self, y: float, left: float, right: float, taken: Sequence[tuple[float, float, float]]
-    ) -> float | None:
-        line = _LINE * self.letters
-        first = max(min(y, self.height - line), 0.0)
-        for top in (first + step * line for step in range(_LOWER)):
-            # Touching is no overlap; sums of floats may differ in their last bits.
-            inside = top + line <= self.height + 0.1
-            if inside and not any(
-                abs(top - other) < line - 0.1 and left < end and start < right for start, end, other in taken
-            ):
-                return top
-        return None
 
 
 def worst_images(
     truth: Truth, predictions: Predictions, matches: Matches, load_image: Callable[[int], bytes],
     count: int = 12,
 ) -> list[GalleryImage]:  # fmt: skip
-    """The images with the lowest F1, the one with most errors first among equals.
+    """Return the images with errors of the lowest F1; among equals those with most errors first.
 
-    Detections that are mostly in a crowd region are left out. Images without an error are not listed.
+    Detections in a crowd region are left out.
     """
     images = len(truth.images)
     shown = np.flatnonzero((matches.scores >= SHOWN_SCORE) & ~matches.ignored[:, 0])

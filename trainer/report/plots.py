@@ -1,4 +1,4 @@
-"""What the report draws."""
+"""The plots of the evaluation page."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ _DASHED: Any = (0, (4, 2))
 
 
 def precision_recall(result: CocoResult) -> Plot | None:
-    """Precision over recall at IoU 0.5: every class, or the weakest before the range of all."""
+    """Plot precision over recall at IoU 0.5: every class, or the weakest and the range of all."""
     rows = result.per_class
     curves = {
         name: result.precision[0, :, place] for place, name in enumerate(rows) if rows[name]["AP50"] >= 0
@@ -27,7 +27,7 @@ def precision_recall(result: CocoResult) -> Plot | None:
 
 
 def f1(scores: Scores) -> Plot | None:
-    """F1 over the threshold of the score, drawn as `precision_recall` is."""
+    """Plot F1 over the score threshold, as `precision_recall` does."""
     return _of_classes("F1 at IoU 0.5", ("threshold", "F1"), THRESHOLDS, scores.f1, scores.coco.per_class)
 
 
@@ -59,16 +59,10 @@ def _of_classes(
 
 _LOSS = "loss_"
 _LOSS_TITLES = {"classification": "classes"}
-"""Titles of losses; of the others their name."""
 
 
 def training(rows: Sequence[dict[str, Any]]) -> list[Plot]:
-    """Loss, learning rate and validation precision over the steps of a training run.
-
-    Args:
-        rows: of metrics.jsonl: {"kind": "train", "step", "loss", "loss_NAME" for each loss,
-            "lr"} and {"kind": "val", "step", "coco/AP", "coco/AP50"}.
-    """
+    """Plot loss, learning rate and validation precision over the steps; rows are those of metrics.jsonl."""
     train = next((row for row in rows if row["kind"] == "train"), {})
     names = [key.removeprefix(_LOSS) for key in train if key.startswith(_LOSS)]
     losses = {"loss": "total"} | {_LOSS + name: _LOSS_TITLES.get(name, name) for name in names}
@@ -81,13 +75,13 @@ def training(rows: Sequence[dict[str, Any]]) -> list[Plot]:
 
 
 def sparkline(precision: np.ndarray) -> str:
-    """Points of an SVG polyline, 100 wide and 28 high, for one class's precision [R]."""
+    """Return points of an SVG polyline, 100 wide and 28 high, for one class's precision [R]."""
     places = np.linspace(0, len(precision) - 1, 26).round().astype(int)
     return " ".join(f"{place},{27 - 26 * precision[place]:.1f}" for place in places)
 
 
 def tide(errors: Mapping[str, tuple[float, int]]) -> Plot:
-    """What each kind of error costs in AP at IoU 0.5, as bars."""
+    """Plot the cost of each kind of error in AP at IoU 0.5, as bars."""
     costs = [cost for cost, _ in errors.values()]
     drawn, axes = bars("AP50 that is lost", [TIDE[kind] for kind in errors], costs)
     for place, (cost, count) in zip(axes.get_yticks(), errors.values(), strict=True):
@@ -100,7 +94,7 @@ def tide(errors: Mapping[str, tuple[float, int]]) -> Plot:
 
 
 def calibration(bins: Calibration) -> Plot:
-    """Precision over score, beside the diagonal on which scores are probabilities."""
+    """Plot precision over score; scores on the diagonal are probabilities."""
     drawn, axes = figure("score", "precision")
     filled = bins.count > 0
     share = bins.count / max(bins.count.max(), 1)
@@ -126,7 +120,7 @@ _HISTOGRAMS = {
 
 
 def histograms(statistics: Mapping[str, SplitStatistics]) -> list[Plot]:
-    """Shares of boxes and images of each size and shape, split by split."""
+    """Plot shares of boxes and images of each size and shape, for each split."""
     plots = []
     for key, (title, label) in _HISTOGRAMS.items():
         drawn, axes = figure(label, "share")

@@ -1,4 +1,4 @@
-"""A page that shows what shards hold: counts, classes, sizes and shapes, and what was left out."""
+"""A page about shards: counts, classes, sizes and shapes, and images that were left out."""
 
 import logging
 from collections.abc import Mapping
@@ -16,12 +16,11 @@ from trainer.report.plots import histograms
 
 _LOG = logging.getLogger("data")
 _SIDE = 240
-_BARS = 25
-"""Classes that the bars name; where there are more, the table of classes is folded up at first."""
+_BARS = 25  # Classes that the bars name; with more the table of classes is collapsed at first.
 
 
 def page(index: ShardIndex) -> str:
-    """Return the page of an index of shards, as HTML that needs no other file."""
+    """Return the page of an index of shards as self-contained HTML."""
     plots = [*class_plots(index.names, index.statistics), *histograms(index.statistics)]
     rows = _class_rows(index.names, list(index.statistics.values()))
     return render(
@@ -56,11 +55,9 @@ def _class_rows(names: list[str], statistics: list[SplitStatistics]) -> list[tup
 
 
 def class_plots(names: list[str], statistics: Mapping[str, SplitStatistics]) -> list[Plot]:
-    """Boxes of the most frequent classes, and how they fall off over all classes where there are many.
+    """Plot boxes of the most frequent classes, and with many classes the boxes of all.
 
-    Args:
-        names: of the classes, by label.
-        statistics: of each split, as in the shards' index; the first one decides on the order.
+    The first split of `statistics` determines the order of `names`, the class names by label.
     """
     counts = {split: np.array(row.boxes_of_class, float) for split, row in statistics.items()}
     order = np.argsort(-next(iter(counts.values())), kind="stable")
