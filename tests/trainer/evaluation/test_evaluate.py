@@ -8,17 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from trainer import storage
 from trainer.base.errors import EvaluationError, StorageError
 from trainer.config.parsing import to_json
 from trainer.data.shard_index import ShardDataset
-from trainer.evaluation import coco_metrics, openimages_metric, scored_files
+from trainer.evaluation import coco_metrics, scored_files
 from trainer.evaluation.evaluate import evaluate
 from trainer.evaluation.inference import predict_split
-from trainer.evaluation.truth_and_predictions import Predictions, Truth
+from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.report import evaluation_page
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
@@ -164,25 +163,6 @@ def test_a_split_of_crowds_alone_passes_no_rule(saved, shards, config, tmp_path)
     assert reasons[0].endswith("first: no class has objects") and "no ground truth" in reasons[1]
     for name in ("report.html", "report.md"):
         assert "no class has objects" in (tmp_path / "second" / name).read_text()
-
-
-@pytest.mark.slow
-def test_the_order_of_classes_in_the_shards_counts_for_open_images(
-    saved, shards, config, tmp_path, monkeypatch
-):
-    copy = tmp_path / "shards"
-    shutil.copytree(shards, copy)
-    path = copy / "annotations" / "test.json"
-    annotations = json.loads(path.read_text()) | {"hierarchy": {"1": [0], "2": [0]}}
-    write_truth(path, annotations)
-    truth = Truth.from_coco(annotations)
-    exact = Predictions(truth.image_ids, truth.labels, truth.boxes, np.ones(len(truth.labels)))
-    monkeypatch.setattr("trainer.evaluation.evaluate.predict_split", lambda *given, **named: exact)
-    plain = evaluate(saved(), shards, str(tmp_path / "plain"), config)["metrics"]
-    ordered = evaluate(saved(), str(copy), str(tmp_path / "ordered"), config)["metrics"]
-    expected = openimages_metric.evaluate(truth, exact, ancestors={1: [0], 2: [0]}).average
-    assert plain["oid/AP50"] == 1 and 0.5 < ordered["oid/AP50"] == expected < 1
-    assert ordered["coco/AP50"] == plain["coco/AP50"]
 
 
 @pytest.mark.slow

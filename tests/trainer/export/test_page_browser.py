@@ -84,15 +84,6 @@ def test_detections_are_copied_as_json(visit):
     assert copied["detections"][0]["box"] == [24, 12, 96, 60] and not copied["corrected"]
 
 
-def test_what_cannot_be_copied_is_there_to_be_marked(visit):
-    page = visit()
-    page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
-    drop(page, ("a.jpg", jpeg()))
-    page.get_by_role("button", name="Copy as JSON").click()
-    page.locator("#json").wait_for()
-    assert json.loads(page.input_value("#json"))["detections"][0]["name"] == "dog <b>"
-
-
 def test_the_camera(visit):
     page = visit()
     page.get_by_role("button", name="Use the camera").click()
@@ -282,19 +273,6 @@ UNNAMED = """() => [...document.querySelectorAll("button, input, select, textare
   .map(node => node.outerHTML)"""
 
 
-def check_labels(page):
-    """No label lies on another."""
-    plates = [plate.bounding_box() for plate in page.locator("#boxes .plate").all()]
-    assert plates
-    for index, one in enumerate(plates):
-        for other in plates[index + 1 :]:
-            apart = abs(one["y"] - other["y"]) + 0.5 >= one["height"]
-            beside = (
-                one["x"] + one["width"] <= other["x"] + 0.5 or other["x"] + other["width"] <= one["x"] + 0.5
-            )
-            assert apart or beside
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_can_be_read_and_named_on_a_desk_and_on_a_phone(visit, scheme):
     page = visit(color_scheme=scheme)
@@ -310,32 +288,3 @@ def test_it_can_be_read_and_named_on_a_desk_and_on_a_phone(visit, scheme):
             assert page.evaluate(UNNAMED) == []
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert dark == ("rgb(18, 22, 28)" if scheme == "dark" else "rgb(246, 247, 249)")
-
-
-def test_every_box_of_many_can_be_deleted_and_has_a_label_that_hides_none(visit):
-    """Forty boxes, one over the other, of a name that is long."""
-    page = visit()
-    name, many = "a traffic light with a name that is longer than the list", []
-    model = json.loads(page.evaluate("fetch('model.json').then(answer => answer.text())"))
-    model["classes"][1]["name"] = name
-    page.route("**/model.json", lambda route: route.fulfill(json=model))
-    page.reload()
-    page.get_by_role("heading", name="Try pets").wait_for()
-    for number in range(40):
-        corner = number * 2
-        box = [corner, corner // 2, corner + 60, corner // 2 + 40]
-        many.append({"label": 1, "name": name, "score": 0.9, "box": box})
-    answer = {"model": "pets v1", "width": 192, "height": 96, "detections": many}
-    page.route("**/detect", lambda route: route.fulfill(json=answer))
-    drop(page, ("a.jpg", jpeg()))
-    for width in (1280, 390):
-        page.set_viewport_size({"width": width, "height": 844})
-        scroller, button = page.locator(".scroll"), page.locator(f"{ROWS} button").first
-        right = scroller.bounding_box()["x"] + scroller.bounding_box()["width"]
-        assert button.bounding_box()["x"] + button.bounding_box()["width"] <= right + 1
-        assert scroller.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
-        assert page.locator(BOXES).count() == 40
-        check_labels(page)
-    page.locator(BOXES).nth(20).focus()
-    assert page.locator("#boxes .selected").count() == 2  # The box, and its handles.
-    check_labels(page)  # The label of what is selected has the first choice.

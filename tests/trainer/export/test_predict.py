@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
-from torchvision.ops.misc import FrozenBatchNorm2d
 
 from trainer.base.errors import DataError, EvaluationError, ExportError, StorageError
 from trainer.data.images import normalize
@@ -118,13 +116,6 @@ def _turned():
     return buffer
 
 
-def test_images_are_seen_upright():
-    seen = decode_image(_turned().getvalue(), "it")
-    assert seen.size == (20, 40)
-    # It says no more that it must be turned: that would be done again.
-    assert torch.equal(preprocess(seen, SIZE)[0], preprocess(Image.open(_turned()), SIZE)[0])
-
-
 def _written(image, kind):
     buffer = io.BytesIO()
     image.save(buffer, kind)
@@ -161,10 +152,3 @@ def test_preprocessing_turns_by_exif_and_keeps_the_scale():
     assert square[0, SIZE - 2, 20] > 150 and square[1, 20, SIZE - 2] == 114
     again, _ = preprocess(np.full((20, 40, 3), 7, np.uint8), SIZE)
     assert again.shape == (3, SIZE, SIZE) and again[0, 0, 0] == 7
-
-
-def test_a_checkpoint_is_scored_folded(saved):
-    model = loading.load(saved(), torch.device("cpu"))
-    layers = list(model.predict.__self__.modules())
-    assert not any(isinstance(layer, nn.BatchNorm2d | FrozenBatchNorm2d) for layer in layers)
-    assert any(isinstance(layer, nn.Identity) for layer in layers)

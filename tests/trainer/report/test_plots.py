@@ -1,10 +1,8 @@
 import re
-from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
 
-from trainer.data.statistics import describe
 from trainer.evaluation.coco_metrics import CocoResult
 from trainer.report import plots
 
@@ -61,27 +59,3 @@ def test_training_curves():
     assert len(loss.svg) < 60_000  # 2000 steps are thinned
     assert plots.training([]) == []
     assert [plot.title for plot in plots.training(ROWS[:3])] == ["Loss", "Learning rate"]
-
-
-def test_sparkline_spans_the_box():
-    points = [
-        tuple(map(float, point.split(","))) for point in plots.sparkline(np.linspace(1, 0, 101)).split()
-    ]
-    assert points[0] == (0, 1) and points[-1] == (100, 27)
-
-
-def test_labels_beside_each_other_have_room_on_a_telephone():
-    counts = replace(
-        describe([], 1), **{key: list(range(1, len(plots.BINS[key]))) for key in plots._HISTOGRAMS}
-    )
-    by_title = {plot.title: plot.svg for plot in plots.histograms({"train": counts})}
-    labels = re.findall(r">([^<>]+)</text>", by_title["Shape of boxes"])
-    assert "1/16" in labels and "1/8" in labels and not any(label.startswith("0.0625") for label in labels)
-    shown = [plots._tick(edge) for edge in (0.0, 0.25, 0.3333, 1.0, 2048.0)]
-    assert shown == [
-        "0",
-        "1/4",
-        "0.333",
-        "1",
-        "2048",
-    ]
