@@ -48,8 +48,8 @@ def export_and_publish(
         evaluation_uri=evaluation, signing_key=key,
     )  # fmt: skip
     published = published_models.publish(folder, data_root, name, other_classes=settings.export.other_classes)
-    exported = {"kind": "exported model", "version": 1, **exported, "model": published["model"]}
-    records.published(data_root, name, published["version"], output, registry)
+    exported = {"kind": "exported model", "version": 1, **exported, "model": published.model}
+    records.published(data_root, name, published.version, output, registry)
     if registry:
         from components.model_registry import register_model
 

@@ -112,8 +112,8 @@ def from_champion(recipe: str, overrides: dict[str, Any], data_root: str, name: 
     if current is None:
         logger.info("no version of %s is current yet: the training begins as the recipe says", name)
         return overrides
-    uri = storage.join(published_models.folder(data_root, name), current["version"])
-    champion = f"{name} {current['version']}"
+    uri = storage.join(published_models.folder(data_root, name), current.version)
+    champion = f"{name} {current.version}"
     before = bundle.load(uri).metadata.get("config", {}).get("model", {}).get("architecture", "retinanet")
     config = recipes.load(recipe, overrides)
     if before != config.model.architecture:

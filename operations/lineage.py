@@ -85,10 +85,11 @@ def versions(data_root: str, *exported: bundle.Bundle) -> list[Version]:
         origin, record = each.metadata["trained_on"], records.get(f"{name}@{version}")
         # <run>/train/best.pt
         by_place = storage.parent(storage.parent(origin["checkpoint"])).rpartition("/")[2]
-        current = (published_models.current(data_root, name) or {}).get("version")
+        current = published_models.current(data_root, name)
+        is_current = current is not None and current.version == version
         found.append(
             Version(
-                name, version, origin["shards"], record.run if record else by_place, current == version,
+                name, version, origin["shards"], record.run if record else by_place, is_current,
                 origin["checkpoint"], each.metadata.get("versions", {}), record.registry if record else "",
             )
         )  # fmt: skip

@@ -81,8 +81,8 @@ def nothing_new(
     if current is None:
         logger.info("no version of %s is current yet: this run trains", name)
         return None
-    since = f"{name} {current['version']}"
-    uri = seen.place(data_root, current["fingerprint"])
+    since = f"{name} {current.version}"
+    uri = seen.place(data_root, current.fingerprint)
     if not storage.exists(uri):
         logger.info("what %s was trained on is not known (%s is not there): this run trains", since, uri)
         return None
@@ -110,7 +110,7 @@ def nothing_new(
     record = NothingNewRecord(run_id, since, found, now())
     if not run_id or storage.create(NothingNewRecord.place(data_root, run_id), record.encoded()):
         reason = f"{NOTHING_NEW} since {since}: {found}"
-        notifications.tell(Outcome(NOTHING_NEW, run_id, reason, name, current["version"]))
+        notifications.tell(Outcome(NOTHING_NEW, run_id, reason, name, current.version))
     return NothingNew(since, found)
 
 

@@ -134,7 +134,8 @@ class Nights:
     @property
     def champion(self) -> str:
         """Return the current version."""
-        return (published_models.current(str(self.root), "source") or {}).get("version", "")
+        current = published_models.current(str(self.root), "source")
+        return current.version if current else ""
 
 
 @pytest.fixture

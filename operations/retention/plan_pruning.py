@@ -105,12 +105,12 @@ class _Judge:
     def _judge_versions(self) -> list[lineage.Version]:
         known = {item.shown: item for item in lineage.versions(self._root)}
         for name in published_models.names(self._root):
-            current = published_models.current(self._root, name) or {}
+            current = published_models.current(self._root, name)
             # A history grows by a version a night; one can be gone back to, whatever `keep` is.
-            for version in current.get("history", [])[-max(self._keep_last, 1) :]:
+            for version in (current.history if current else [])[-max(self._keep_last, 1) :]:
                 self._keep(f"models/{name}/{version}", "`model rollback` goes to it")
             if current:
-                self._keep(f"models/{name}/{current['version']}", "the current version")
+                self._keep(f"models/{name}/{current.version}", "the current version")
         kept = []
         for place, artifact in self._of("models").items():
             item = known.get(place.replace("/", "@"))

@@ -68,7 +68,8 @@ def _list(options: argparse.Namespace) -> int:
         print(f"no models are published under {options.data_root}")
     for name in names:
         try:
-            current = (published_models.current(options.data_root, name) or {}).get("version", "")
+            record = published_models.current(options.data_root, name)
+            current = record.version if record else ""
         except (StorageError, DataError) as error:  # One damaged record does not hide the others.
             print(f"error: {error}", file=sys.stderr)
             current = ""
@@ -125,7 +126,7 @@ def _promote(options: argparse.Namespace) -> int:
     current = published_models.promote(
         options.data_root, options.name, options.version, other_classes=options.other_classes
     )
-    print(f"current version of {options.name}: {current['version']}")
+    print(f"current version of {options.name}: {current.version}")
     return 0
 
 
@@ -133,7 +134,7 @@ def _rollback(options: argparse.Namespace) -> int:
     from trainer.export import published_models
 
     current = published_models.rollback(options.data_root, options.name, other_classes=options.other_classes)
-    print(f"current version of {options.name}: {current['version']}")
+    print(f"current version of {options.name}: {current.version}")
     return 0
 
 

@@ -76,7 +76,7 @@ def test_a_failed_export_leaves_the_version_that_was_current(trained, exports, t
     exports("bad")
     with pytest.raises(ExportError):
         export_and_publish(trained)
-    assert published_models.current(str(tmp_path / "data_root"), "pets")["version"] == "v0"
+    assert published_models.current(str(tmp_path / "data_root"), "pets").version == "v0"
 
 
 def test_a_name_that_is_none_is_refused_before_any_work(trained, exports, tmp_path):

@@ -76,10 +76,10 @@ def _current(root: str, name: str) -> Baseline | None:
     if record is None:
         return None
     # By name: the data root may be mounted at another path.
-    bundle = storage.join(published.folder(root, name), record["version"])
-    model = record["checkpoint"] if storage.exists(record["checkpoint"]) else bundle
-    summary = find_summary(record["evaluation"]) if record["evaluation"] else None
-    return Baseline(f"{name} {record['version']}", model, summary)
+    bundle = storage.join(published.folder(root, name), record.version)
+    model = record.checkpoint if storage.exists(record.checkpoint) else bundle
+    summary = find_summary(record.evaluation) if record.evaluation else None
+    return Baseline(f"{name} {record.version}", model, summary)
 
 
 def find_summary(uri: str) -> dict[str, Any] | None:

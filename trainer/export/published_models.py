@@ -6,8 +6,8 @@
 import logging
 import re
 from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
-from typing import Any
 
 from trainer import storage
 from trainer.base.errors import ConfigError, DamagedError, DataError, FormError, StorageError
@@ -28,10 +28,32 @@ ANOTHER_NAME = (
 
 CURRENT = "current"
 _TEXTS = ("name", "version", "digest", "model", "checkpoint", "evaluation", "fingerprint")
-_SHAPE: dict[str, Any] = dict.fromkeys(_TEXTS, str) | {
-    "metrics": {"*": float}, "history": [str], "classes": [str],
-}  # fmt: skip
+_SHAPE = dict.fromkeys(_TEXTS, str) | {"metrics": {"*": float}, "history": [str], "classes": [str]}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True)
+class CurrentModel:
+    """Content of `current`."""
+
+    name: str
+    version: str
+    digest: str
+    """See `Bundle`."""
+    model: str
+    """URI of the bundle."""
+    checkpoint: str
+    evaluation: str
+    """URI of the evaluation's folder; may be empty."""
+    fingerprint: str
+    """Fingerprint of the shards."""
+    metrics: dict[str, float]
+    classes: list[str]
+    """Names by label."""
+    history: list[str]
+    """Versions that were current before, oldest first."""
+    promoted: str = ""
+    """Time of the promotion."""
 
 
 def _is_name(text: str) -> bool:
@@ -56,7 +78,7 @@ def folder(data_root: str, name: str) -> str:
     return storage.join(data_root, "models", name)
 
 
-def current(data_root: str, name: str) -> dict[str, Any] | None:
+def current(data_root: str, name: str) -> CurrentModel | None:
     """Return the content of a model's `current`, or None if no version was promoted.
 
     Raises:
@@ -69,7 +91,9 @@ def current(data_root: str, name: str) -> dict[str, Any] | None:
     remedy = f"write it again: kubedet model promote {name} VERSION --data-root {data_root}"
     record = storage.read_json(uri, storage.Form("current model", 1, _SHAPE, remedy, version_key="form"))
     _check_name(record["version"])
-    return dict(record)
+    return CurrentModel(
+        **{each.name: record[each.name] for each in fields(CurrentModel) if each.name in record}
+    )
 
 
 def check_classes(data_root: str, name: str, classes: list[str], *, other_classes: bool, fix: str) -> None:
@@ -82,9 +106,9 @@ def check_classes(data_root: str, name: str, classes: list[str], *, other_classe
     record = None if other_classes else current(data_root, name)
     if record is None:
         return
-    if difference := name_difference(record["classes"], classes, "that version", "this one"):
+    if difference := name_difference(record.classes, classes, "that version", "this one"):
         raise ConfigError(
-            f"the classes are not those of {name} {record['version']}, the current version of this model in "
+            f"the classes are not those of {name} {record.version}, the current version of this model in "
             f"{data_root}: {difference}",
             fix=fix,
         )
@@ -102,7 +126,7 @@ def name_for(name: str, shards_uri: str) -> str:
     return name
 
 
-def publish(source_uri: str, data_root: str, name: str, *, other_classes: bool = False) -> dict[str, Any]:
+def publish(source_uri: str, data_root: str, name: str, *, other_classes: bool = False) -> CurrentModel:
     """Copy a bundle to its version's folder, unless it exists, and make it current.
 
     Raises:
@@ -119,13 +143,8 @@ def publish(source_uri: str, data_root: str, name: str, *, other_classes: bool =
     return promote(data_root, name, version, other_classes=True)
 
 
-def promote(data_root: str, name: str, version: str, *, other_classes: bool = False) -> dict[str, Any]:
+def promote(data_root: str, name: str, version: str, *, other_classes: bool = False) -> CurrentModel:
     """Make a version current, after comparing all its files with their checksums.
-
-    Returns:
-        The content of `current`: kind, name, version, digest (see `Bundle`), model (the bundle's URI),
-        checkpoint (URI), evaluation (a folder's URI or ""), metrics, classes (names by label), fingerprint
-        (of the shards), promoted (time), history (versions before it, oldest first).
 
     Raises:
         StorageError: there is no such version or it is damaged; `current` is unchanged.
@@ -133,14 +152,15 @@ def promote(data_root: str, name: str, version: str, *, other_classes: bool = Fa
     return _switch(data_root, name, version, _history(data_root, name, version), other_classes)
 
 
-def rollback(data_root: str, name: str, *, other_classes: bool = False) -> dict[str, Any]:
+def rollback(data_root: str, name: str, *, other_classes: bool = False) -> CurrentModel:
     """Make the previous version current again.
 
     Raises:
         ConfigError: its classes differ.
         StorageError: there is none, or it is damaged; `current` is unchanged.
     """
-    history = (current(data_root, name) or {}).get("history", [])
+    now = current(data_root, name)
+    history = now.history if now else []
     # Pruned versions are skipped.
     while history and not bundle.exists(storage.join(folder(data_root, name), history[-1])):
         history = history[:-1]
@@ -202,7 +222,7 @@ def resolve(model: str, data_root: str) -> str:
             fix=f"models there: {model_names}; or give the folder of an exported model (RUN/model)",
         )
     # By name, not by the URI in `current`: a volume may be mounted elsewhere here.
-    return storage.join(folder(data_root, name), now["version"])
+    return storage.join(folder(data_root, name), now.version)
 
 
 def load(model: str, data_root: str) -> Bundle:
@@ -217,10 +237,10 @@ def load(model: str, data_root: str) -> Bundle:
     _check_identity(chosen)
     if _is_name(model) and uri != model:
         record = current(data_root, model)
-        if record and record["digest"] != chosen.digest:
+        if record and record.digest != chosen.digest:
             raise StorageError(
                 f"{uri} is not what was made the current version of {model}: the sha256 of its "
-                f"{bundle.CHECKSUMS} is {chosen.digest}, not {record['digest']}",
+                f"{bundle.CHECKSUMS} is {chosen.digest}, not {record.digest}",
                 fix=f"find out who changed it; `kubedet model promote {model} VERSION` accepts it",
             )
     return chosen
@@ -264,14 +284,12 @@ def _history(data_root: str, name: str, version: str) -> list[str]:
         _LOG.warning("%s; it is replaced, and its history is lost", error.message)
     if before is None:
         return []
-    if before["version"] == version:  # Promoted again, as by a retried step.
-        return before["history"]
-    return [*before["history"], before["version"]][-_MOST_HISTORY:]
+    if before.version == version:  # Promoted again, as by a retried step.
+        return before.history
+    return [*before.history, before.version][-_MOST_HISTORY:]
 
 
-def _switch(
-    data_root: str, name: str, version: str, history: list[str], other_classes: bool
-) -> dict[str, Any]:
+def _switch(data_root: str, name: str, version: str, history: list[str], other_classes: bool) -> CurrentModel:
     with leases.hold(leases.of_data_root(data_root), f"a change of {name}", patience=_PATIENCE):
         chosen = bundle.load(_version_uri(data_root, name, version))
         _check_identity(chosen)
@@ -282,29 +300,17 @@ def _switch(
                 fix="give --other-classes if the model's users expect them",
             )  # fmt: skip
         chosen.check()
-        record = _record(chosen, name, version, history)
+        metadata = chosen.metadata
+        record = CurrentModel(
+            name, version, chosen.digest, storage.absolute(chosen.uri), metadata["trained_on"]["checkpoint"],
+            metadata["metrics"]["evaluation"], metadata["trained_on"]["shards"],
+            metadata["metrics"]["values"], chosen.class_names, history,
+            promoted=datetime.now(UTC).isoformat(timespec="seconds"),
+        )  # fmt: skip
         storage.remove_stale(folder(data_root, name))
-        storage.write_json(storage.join(folder(data_root, name), CURRENT), record)
+        content = {"kind": "current model", "form": 1, **asdict(record)}
+        storage.write_json(storage.join(folder(data_root, name), CURRENT), content)
         return record
-
-
-def _record(chosen: Bundle, name: str, version: str, history: list[str]) -> dict[str, Any]:
-    metadata = chosen.metadata
-    return {
-        "kind": "current model",
-        "form": 1,
-        "name": name,
-        "version": version,
-        "digest": chosen.digest,
-        "model": storage.absolute(chosen.uri),
-        "checkpoint": metadata["trained_on"]["checkpoint"],
-        "evaluation": metadata["metrics"]["evaluation"],
-        "metrics": metadata["metrics"]["values"],
-        "classes": chosen.class_names,
-        "fingerprint": metadata["trained_on"]["shards"],
-        "promoted": datetime.now(UTC).isoformat(timespec="seconds"),
-        "history": history,
-    }
 
 
 def _version_uri(data_root: str, name: str, version: str) -> str:

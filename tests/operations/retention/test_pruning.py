@@ -51,9 +51,9 @@ def test_what_is_needed_stays_whole_and_the_rest_is_gone(root):
     assert [path.name for path in root.joinpath("shards").iterdir()] == [new["fingerprint"]]
     assert readable(root, new)
     assert not root.joinpath("shards", old["fingerprint"]).exists()
-    assert published_models.current(str(root), "sample")["version"] == "v4"
+    assert published_models.current(str(root), "sample").version == "v4"
     assert freed(root).told == "nothing: 0.0 MB"
-    assert published_models.rollback(str(root), "sample")["version"] == "v3"
+    assert published_models.rollback(str(root), "sample").version == "v3"
 
 
 def test_a_rollback_passes_over_versions_that_were_freed(root):
@@ -107,7 +107,7 @@ def test_what_another_command_deletes_meanwhile_is_no_error(root, monkeypatch, g
 
     monkeypatch.setattr(plan_pruning, "inventory", listed)
     freed(root)
-    assert readable(root, new) and published_models.current(str(root), "sample")["version"] == "v4"
+    assert readable(root, new) and published_models.current(str(root), "sample").version == "v4"
 
 
 @pytest.mark.slow

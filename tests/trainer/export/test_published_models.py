@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import asdict, replace
 
 import pytest
 from bundles import make_bundle
@@ -23,11 +24,11 @@ def _bundle(tmp_path, version, hour=8):
 
 def test_publishing_makes_a_version_current(tmp_path, root):
     now = published_models.publish(_bundle(tmp_path, "v1"), root, "pets")
-    assert now == storage.read_json(str(tmp_path / "data_root/models/pets/current"))
-    assert now["model"] == f"{root}/models/pets/v1" and now["version"] == "v1" and now["history"] == []
-    assert now["evaluation"] == "/runs/a/evaluation" and now["metrics"]["coco/AP"] == 0.08
-    assert now["fingerprint"] == "f00d" and now["checkpoint"] == "/runs/a/best.pt"
-    bundle.load(now["model"]).check()
+    assert asdict(now).items() <= storage.read_json(str(tmp_path / "data_root/models/pets/current")).items()
+    assert now.model == f"{root}/models/pets/v1" and now.version == "v1" and now.history == []
+    assert now.evaluation == "/runs/a/evaluation" and now.metrics["coco/AP"] == 0.08
+    assert now.fingerprint == "f00d" and now.checkpoint == "/runs/a/best.pt"
+    bundle.load(now.model).check()
 
 
 def test_promote_and_roll_back(tmp_path, root):
@@ -35,11 +36,11 @@ def test_promote_and_roll_back(tmp_path, root):
         published_models.publish(_bundle(tmp_path, version, hour), root, "pets")
     assert [*published_models.versions(root, "pets")[0]] == ["v1", "v2", "v3"]
     assert published_models.names(root) == ["pets"]
-    assert published_models.rollback(root, "pets")["version"] == "v2"
-    assert published_models.rollback(root, "pets")["version"] == "v1"
+    assert published_models.rollback(root, "pets").version == "v2"
+    assert published_models.rollback(root, "pets").version == "v1"
     with pytest.raises(StorageError, match="no version of pets was current before"):
         published_models.rollback(root, "pets")
-    assert published_models.promote(root, "pets", "v3")["history"] == ["v1"]
+    assert published_models.promote(root, "pets", "v3").history == ["v1"]
     with pytest.raises(StorageError, match=r"(?s)no version v9.*v1, v2, v3"):
         published_models.promote(root, "pets", "v9")
 
@@ -48,7 +49,7 @@ def test_a_retried_step_changes_nothing(tmp_path, root):
     source = _bundle(tmp_path, "v1")
     published_models.publish(_bundle(tmp_path, "v0"), root, "pets")
     first = published_models.publish(source, root, "pets")
-    assert published_models.publish(source, root, "pets") | {"promoted": ""} == first | {"promoted": ""}
+    assert replace(published_models.publish(source, root, "pets"), promoted="") == replace(first, promoted="")
 
 
 def test_a_damaged_version_does_not_become_current(tmp_path, root):
@@ -59,7 +60,7 @@ def test_a_damaged_version_does_not_become_current(tmp_path, root):
         published_models.rollback(root, "pets")
     with pytest.raises(StorageError, match=r"model\.onnx"):
         published_models.publish(str(tmp_path / "made" / "v1"), root, "pets")
-    assert published_models.current(root, "pets")["version"] == "v2"
+    assert published_models.current(root, "pets").version == "v2"
 
 
 def test_models_are_resolved_by_uri_name_and_version(tmp_path, root):
@@ -87,7 +88,7 @@ def test_names_that_cannot_be_folders(tmp_path, root, name):
 def test_versions_in_an_object_store(tmp_path, bucket):
     published_models.publish(_bundle(tmp_path, "v1"), "s3://bucket/root", "pets")
     published_models.publish(_bundle(tmp_path, "v2"), "s3://bucket/root", "pets")
-    assert published_models.rollback("s3://bucket/root", "pets")["model"] == "s3://bucket/root/models/pets/v1"
+    assert published_models.rollback("s3://bucket/root", "pets").model == "s3://bucket/root/models/pets/v1"
     assert published_models.names("s3://bucket/root") == ["pets"]
 
 
@@ -105,14 +106,14 @@ def test_a_version_with_other_classes_is_refused_unless_it_is_wanted(tmp_path, r
     )
     with pytest.raises(ConfigError, match="in another order"):
         published_models.publish(turned, root, "pets")
-    assert published_models.publish(other, root, "pets", other_classes=True)["classes"] == ["cat", "ace"]
+    assert published_models.publish(other, root, "pets", other_classes=True).classes == ["cat", "ace"]
     for switch in (lambda **kw: published_models.rollback(root, "pets", **kw),
                    lambda **kw: published_models.promote(root, "pets", "v1", **kw)):  # fmt: skip
         with pytest.raises(ConfigError) as caught:
             switch()
         assert "--other-classes" in caught.value.fix
-        assert published_models.current(root, "pets")["version"] == "v2"
-    assert published_models.rollback(root, "pets", other_classes=True)["version"] == "v1"
+        assert published_models.current(root, "pets").version == "v2"
+    assert published_models.rollback(root, "pets", other_classes=True).version == "v1"
 
 
 def _flip(path):
@@ -137,9 +138,8 @@ def test_promoting_repairs_a_damaged_current(tmp_path, root, content, caplog):
     with pytest.raises(KubedetError, match="current"):
         published_models.publish(_bundle(tmp_path, "v3", 10), root, "pets")
     mended = published_models.promote(root, "pets", "v2")
-    assert "its history is lost" in caplog.text and mended["history"] == []
-    same = {key: value for key, value in whole.items() if key not in ("history", "promoted")}
-    assert same.items() <= published_models.current(root, "pets").items()
+    assert "its history is lost" in caplog.text and mended.history == []
+    assert published_models.current(root, "pets") == replace(whole, history=[], promoted=mended.promoted)
 
 
 def test_current_of_a_newer_program_is_refused_and_kept(tmp_path, root):

@@ -243,7 +243,7 @@ def test_a_model_under_another_ones_name_is_refused(root, keys):
 
 def test_current_tells_by_digest_what_it_points_at(root, tmp_path):
     record = published_models.current(str(root), "pets")
-    assert record is not None and record["digest"] == bundle.load(str(root / "models/pets/v2")).digest
+    assert record is not None and record.digest == bundle.load(str(root / "models/pets/v2")).digest
     # Another model, whole, under the same name and version.
     shutil.rmtree(root / "models" / "pets" / "v2")
     bundle.copy(bundle.load(make_bundle(tmp_path / "x", version="v2", ap=0.9)), str(root / "models/pets/v2"))
