@@ -27,11 +27,7 @@ class Baseline:
     summary: dict[str, Any] | None = None
 
     def predictions(self, fingerprint: str, split: str) -> Predictions | None:
-        """Return the stored predictions of the same images, or None.
-
-        Raises:
-            StorageError, EvaluationError: they cannot be read.
-        """
+        """Return the stored predictions of the same images, or None."""
         if self.summary is None or not self.is_scored_on(fingerprint, split):
             return None
         uri = self.summary["predictions"]
@@ -44,15 +40,7 @@ class Baseline:
 
 
 def find(config: Config, shards_uri: str) -> Baseline | None:
-    """Find the baseline: evaluation.baseline, else the current model of the data root of the shards.
-
-    Returns:
-        None if evaluation.baseline is `none`, or no model has passed yet.
-
-    Raises:
-        EvaluationError: evaluation.baseline is neither an evaluation nor a model.
-        StorageError: it cannot be read.
-    """
+    """Find the baseline: evaluation.baseline, else the current model of the data root of the shards."""
     uri = config.evaluation.baseline
     if uri == NONE:
         return None
@@ -83,12 +71,7 @@ def _current(root: str, name: str) -> Baseline | None:
 
 
 def find_summary(uri: str) -> dict[str, Any] | None:
-    """Return metrics.json of an evaluation, or of the evaluation of a run; None if the folder is neither.
-
-    Raises:
-        EvaluationError: the folder's metrics.json is not of an evaluation.
-        StorageError: it cannot be read.
-    """
+    """Return metrics.json of an evaluation, or of the evaluation of a run; None if the folder is neither."""
     candidates = (storage.join(folder, SUMMARY) for folder in (uri, storage.join(uri, "evaluation")))
     file = next((candidate for candidate in candidates if storage.exists(candidate)), None)
     if file is None:

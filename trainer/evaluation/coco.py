@@ -45,12 +45,7 @@ def evaluate_files(
 
 
 def read_truth(uri: str) -> tuple[dict[str, Any], Truth]:
-    """Read and check a file of ground truth; returns its JSON, and its boxes as columns.
-
-    Raises:
-        EvaluationError: it is malformed, or boxes and ids cannot be used; names the file.
-        StorageError: it cannot be read.
-    """
+    """Read and check a file of ground truth; returns its JSON, and its boxes as columns."""
     with _naming(uri):
         dataset = parse_json(storage.read_bytes(uri), uri)
         truth = Truth.from_coco(dataset)
@@ -59,12 +54,7 @@ def read_truth(uri: str) -> tuple[dict[str, Any], Truth]:
 
 
 def read_detections(uri: str, truth: Truth, *, clip: bool = False) -> Predictions:
-    """Read a file of detections, and check that they fit the ground truth; `clip` clips boxes to images.
-
-    Raises:
-        EvaluationError: it is malformed or does not fit; names the file.
-        StorageError: it cannot be read.
-    """
+    """Read a file of detections, and check that they fit the ground truth; `clip` clips boxes to images."""
     with _naming(uri):
         predictions, _ = Predictions.read(uri)
         if clip:

@@ -176,11 +176,7 @@ def check(rules: Sequence[str], classes: Collection[str] | None = None) -> None:
 
 
 def decide(evidence: Evidence, rules: Sequence[str]) -> Verdict:
-    """Decide whether all rules hold. A metric that is NaN or -1 (no ground truth) fails its rule.
-
-    Raises:
-        EvaluationError: a rule cannot be parsed, or names an unknown class.
-    """
+    """Decide whether all rules hold. A metric that is NaN or -1 (no ground truth) fails its rule."""
     if not rules:
         return Verdict(passed=True, reason="no rule is set: passed")
     outcomes = [_apply(rule, evidence) for rule in map(parse, rules)]

@@ -68,11 +68,7 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
 def compare(
     name: str, model: str, base: Predictions, truth: Truth, scores: Scores, *, samples: int
 ) -> Compared:
-    """Compare with a baseline's predictions of the same images.
-
-    Raises:
-        EvaluationError: the baseline's predictions are not of these images and classes.
-    """
+    """Compare with a baseline's predictions of the same images."""
     check_predictions(truth, base, "the baseline's detections")
     before = match(truth, base, coco_metrics.IOU_THRESHOLDS)
     changes = bootstrap.compare(before, scores.matches, truth.names, samples=samples)

@@ -46,11 +46,7 @@ class Predictions:
 
     @classmethod
     def from_coco(cls, items: Sequence[Mapping[str, Any]]) -> "Predictions":
-        """Read COCO's results form: [{"image_id", "category_id", "bbox", "score"}].
-
-        Raises:
-            EvaluationError: items are malformed; with the count and the first examples.
-        """
+        """Read COCO's results form: [{"image_id", "category_id", "bbox", "score"}]."""
         if not isinstance(items, list | tuple):
             raise EvaluationError(
                 "detections are not a list",
@@ -89,12 +85,7 @@ class Predictions:
 
     @classmethod
     def read(cls, uri: str) -> tuple["Predictions", dict[str, str]]:
-        """Read what `write` wrote, or results in COCO's JSON form; returns also the metadata ({} of JSON).
-
-        Raises:
-            EvaluationError: the file is of another form, or damaged.
-            StorageError: it cannot be read.
-        """
+        """Read what `write` wrote, or results in COCO's JSON form; returns also the metadata ({} of JSON)."""
         data = storage.read_bytes(uri)
         if data[:4] != b"PAR1":
             return cls.from_coco(parse_json(data, uri)), {}
@@ -146,11 +137,7 @@ class Truth:
 
     @classmethod
     def from_coco(cls, dataset: Mapping[str, Any]) -> "Truth":
-        """Read COCO's form {"images", "annotations", "categories"}; area and iscrowd may be missing.
-
-        Raises:
-            EvaluationError: it is empty, an id or name occurs twice, or annotations are malformed.
-        """
+        """Read COCO's form {"images", "annotations", "categories"}; area and iscrowd may be missing."""
         _check_parts(dataset)
         items = dataset["annotations"]
         _refuse_malformed("ground truth", items, "area")
@@ -180,11 +167,7 @@ class Truth:
 
 
 def parse_json(data: bytes, uri: str) -> Any:
-    """Parse JSON.
-
-    Raises:
-        EvaluationError: it is not JSON; names the file.
-    """
+    """Parse JSON."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -252,11 +235,7 @@ OUTSIDE = 1.0
 
 
 def check_truth(truth: Truth) -> None:
-    """Check that each box is a finite one of a known image and category.
-
-    Raises:
-        EvaluationError: with the count of each problem and the first examples.
-    """
+    """Check that each box is a finite one of a known image and category."""
     _refuse(
         "ground truth",
         [*_common_problems(truth, truth), ("a non-finite area", ~np.isfinite(truth.areas), truth.areas)],
@@ -264,11 +243,7 @@ def check_truth(truth: Truth) -> None:
 
 
 def check_predictions(truth: Truth, predictions: Predictions, source: str = "detections") -> None:
-    """Check that each prediction has a finite score and a box in a known image, of a known category.
-
-    Raises:
-        EvaluationError: with the count of each problem and the first examples.
-    """
+    """Check that each prediction has a finite score and a box in a known image, of a known category."""
     boxes, scores = predictions.boxes, predictions.scores
     outside = _is_outside(boxes, _sizes(truth, predictions), OUTSIDE)
     _refuse(

@@ -77,11 +77,7 @@ class Bundle:
             pass
 
     def check_whole(self) -> None:
-        """Compare all files with their checksums, and refuse any other file in the folder.
-
-        Raises:
-            StorageError: lists files that are missing, changed, added, or not regular.
-        """
+        """Compare all files with their checksums, and refuse any other file in the folder."""
         listed = {*self.checksums, CHECKSUMS, SIGNATURE}
         problems = _irregular(self.uri) + [
             f"{name}: added: {CHECKSUMS} does not list it"
@@ -98,11 +94,7 @@ class Bundle:
 
     @contextmanager
     def files(self, names: Iterable[str]) -> Iterator[Path]:
-        """Provide a local folder with the named files, verified by their checksums.
-
-        Raises:
-            StorageError: lists files that are not in the bundle, are missing or have changed.
-        """
+        """Provide a local folder with the named files, verified by their checksums."""
         paths, problems = {}, []
         with temporary_folder() as temporary:
             for name in names:
@@ -202,11 +194,7 @@ def publish(folder: Path, uri: str) -> None:
 
 
 def copy(source: Bundle, uri: str) -> None:
-    """Check a bundle and copy it to another folder, the checksums last.
-
-    Raises:
-        StorageError: a file is missing or has changed, or the target cannot be written.
-    """
+    """Check a bundle and copy it to another folder, the checksums last."""
     with source.files(source.checksums) as folder:
         extra = [name for name in (CHECKSUMS, SIGNATURE) if storage.exists(storage.join(source.uri, name))]
         if not storage.is_local(source.uri):
@@ -243,11 +231,7 @@ def _irregular(uri: str) -> list[str]:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file, in hexadecimal.
-
-    Raises:
-        StorageError: it cannot be read, or is not a regular file.
-    """
+    """Return the sha256 of a file, in hexadecimal."""
     with explained(str(path), "read"), open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

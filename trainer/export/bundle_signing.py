@@ -20,11 +20,7 @@ def check_key(private_key: str) -> None:
 
 
 def sign(folder: Path, private_key: str) -> None:
-    """Write model.sig over all files of a sealed folder.
-
-    Raises:
-        ExportError: the package is missing, or the key cannot be used.
-    """
+    """Write model.sig over all files of a sealed folder."""
     _signer(private_key).set_hashing_config(_hashing(folder)).sign(folder, folder / bundle.SIGNATURE)
 
 

@@ -88,11 +88,7 @@ class ExportedProgram:
 
 
 def import_openvino() -> Any:
-    """Import OpenVINO.
-
-    Raises:
-        ExportError: it is not installed.
-    """
+    """Import OpenVINO."""
     try:
         import openvino
     except ImportError:
@@ -140,11 +136,7 @@ def _without_traces(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def write_onnx(graph: Graph, path: Path, opset: int) -> None:
-    """Export a graph with a dynamic batch, all weights inside the file, and check it.
-
-    Raises:
-        ExportError: the exporter or the checker refuses it.
-    """
+    """Export a graph with a dynamic batch, all weights inside the file, and check it."""
     size = graph.image_size
     # Two images: a batch of one would be taken for a constant.
     example = torch.zeros(2, 3, size, size, dtype=torch.uint8)

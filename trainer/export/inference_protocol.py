@@ -84,19 +84,7 @@ def _from_json(data: Any, shape: list[int]) -> np.ndarray:
 def write_response(
     header: dict[str, Any], request: dict[str, Any], outputs: list[np.ndarray]
 ) -> tuple[bytes, int | None]:
-    """Write the response to a request.
-
-    Args:
-        header: model_name and model_version.
-        request: JSON from `read_request`; selects outputs and their form.
-        outputs: the model's, in the order of its graph.
-
-    Returns:
-        The body, and the bytes of JSON at its start if binary tensors follow.
-
-    Raises:
-        DataError: the request names an unknown output.
-    """
+    """Write the response to a request."""
     binary = bool(_parameters(request).get("binary_data_output"))
     requested = request.get("outputs") or [{"name": name} for name in OUTPUTS]
     if not isinstance(requested, list):

@@ -69,22 +69,13 @@ def _check_name(name: str) -> None:
 
 
 def folder(data_root: str, name: str) -> str:
-    """Return the URI of the folder with a model's versions.
-
-    Raises:
-        ConfigError: the name cannot be used.
-    """
+    """Return the URI of the folder with a model's versions."""
     _check_name(name)
     return storage.join(data_root, "models", name)
 
 
 def current(data_root: str, name: str) -> CurrentModel | None:
-    """Return the content of a model's `current`, or None if no version was promoted.
-
-    Raises:
-        StorageError: it cannot be read, or is damaged.
-        DataError: it is of a newer version, or malformed.
-    """
+    """Return the content of a model's `current`, or None if no version was promoted."""
     uri = storage.join(folder(data_root, name), CURRENT)
     if not storage.exists(uri):
         return None
@@ -97,12 +88,7 @@ def current(data_root: str, name: str) -> CurrentModel | None:
 
 
 def check_classes(data_root: str, name: str, classes: list[str], *, other_classes: bool, fix: str) -> None:
-    """Refuse other classes than those of a model's current version: clients would misread the labels.
-
-    Raises:
-        ConfigError: the classes differ.
-        StorageError: the current version cannot be read.
-    """
+    """Refuse other classes than those of a model's current version: clients would misread the labels."""
     record = None if other_classes else current(data_root, name)
     if record is None:
         return
@@ -115,24 +101,14 @@ def check_classes(data_root: str, name: str, classes: list[str], *, other_classe
 
 
 def name_for(name: str, shards_uri: str) -> str:
-    """Return the configured name of a model, else that of the data.
-
-    Raises:
-        ConfigError: the name cannot be used.
-        StorageError: the shards cannot be read.
-    """
+    """Return the configured name of a model, else that of the data."""
     name = name or name_of(read_index(shards_uri).source)
     _check_name(name)
     return name
 
 
 def publish(source_uri: str, data_root: str, name: str, *, other_classes: bool = False) -> CurrentModel:
-    """Copy a bundle to its version's folder, unless it exists, and make it current.
-
-    Raises:
-        ConfigError: the name cannot be used, or the classes differ.
-        StorageError: the bundle is damaged, or the data root cannot be written; `current` is unchanged.
-    """
+    """Copy a bundle to its version's folder, unless it exists, and make it current."""
     source = bundle.load(source_uri)
     version = source.metadata["model_version"]
     _check_name(version)
@@ -153,12 +129,7 @@ def promote(data_root: str, name: str, version: str, *, other_classes: bool = Fa
 
 
 def rollback(data_root: str, name: str, *, other_classes: bool = False) -> CurrentModel:
-    """Make the previous version current again.
-
-    Raises:
-        ConfigError: its classes differ.
-        StorageError: there is none, or it is damaged; `current` is unchanged.
-    """
+    """Make the previous version current again."""
     now = current(data_root, name)
     history = now.history if now else []
     # Pruned versions are skipped.
@@ -199,11 +170,7 @@ def versions(data_root: str, name: str) -> tuple[dict[str, Bundle], dict[str, st
 
 
 def resolve(model: str, data_root: str) -> str:
-    """Resolve a folder's URI, NAME (its current version) or NAME@VERSION to the URI of a bundle.
-
-    Raises:
-        StorageError: there is no such model, or none of its versions is current.
-    """
+    """Resolve a folder's URI, NAME (its current version) or NAME@VERSION to the URI of a bundle."""
     if bundle.exists(model):
         return model
     name, _, version = model.partition("@")
@@ -226,12 +193,7 @@ def resolve(model: str, data_root: str) -> str:
 
 
 def load(model: str, data_root: str) -> Bundle:
-    """Load the bundle that `resolve` finds.
-
-    Raises:
-        StorageError: there is none, its metadata name another version than its folder, or it is not the
-            one that was made current.
-    """
+    """Load the bundle that `resolve` finds."""
     uri = resolve(model, data_root)
     chosen = bundle.load(uri)
     _check_identity(chosen)

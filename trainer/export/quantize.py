@@ -46,11 +46,7 @@ class CalibrationImages:
 
 
 def quantize(source: Path, target: Path, images: CalibrationImages) -> None:
-    """Write the int8 form of an ONNX file, as pairs of QuantizeLinear and DequantizeLinear.
-
-    Raises:
-        ExportError: onnxruntime cannot quantise it.
-    """
+    """Write the int8 form of an ONNX file, as pairs of QuantizeLinear and DequantizeLinear."""
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 

@@ -13,11 +13,7 @@ _ROOTS = ("kubedet", "onnx", "onnxscript", "onnxruntime", "openvino")
 
 
 def write_sbom(folder: Path, target: Path, name: str, version: str) -> None:
-    """Write CycloneDX 1.6 as JSON.
-
-    Raises:
-        ExportError: the package cyclonedx-python-lib is missing.
-    """
+    """Write CycloneDX 1.6 as JSON."""
     try:
         from cyclonedx.model import HashAlgorithm, HashType
         from cyclonedx.model.bom import Bom

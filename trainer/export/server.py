@@ -195,15 +195,7 @@ def application(
     server: ModelServer | None = None,
     names: Sequence[str] = (),
 ) -> Starlette:
-    """Return the application that serves an opened model.
-
-    Args:
-        predictor: the model.
-        hosts: host names of this machine; IP addresses are always allowed.
-        most_pixels: larger images are refused before they are decoded.
-        server: its routes, if the caller ends them.
-        names: further host names, or patterns such as `*.example.org`, of proxies and Services.
-    """
+    """Return the application that serves an opened model."""
 
     async def refused(request: Request, error: Exception) -> Response:
         message = error.message if isinstance(error, KubedetError) else str(error)

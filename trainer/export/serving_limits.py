@@ -84,11 +84,7 @@ class Bodies:
 
     @asynccontextmanager
     async def read(self, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Provide a body, which counts until the end of the context.
-
-        Raises:
-            RequestRefused: it is too large or too slow, or the server is full or ending.
-        """
+        """Provide a body, which counts until the end of the context."""
         if self._ending:
             raise _ending()
         parts, total = [], 0
@@ -144,11 +140,7 @@ class ModelThread:
         self.idle = True
 
     async def run(self, job: Callable[[], T]) -> T:
-        """Call a function when its turn has come.
-
-        Raises:
-            RequestRefused: too many are waiting, or the server is ending.
-        """
+        """Call a function when its turn has come."""
         if self._ending:
             raise _ending()
         if len(self._pending) > MOST_WAITING:

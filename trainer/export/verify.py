@@ -72,13 +72,7 @@ def verify(
     config: Config,
     image_size: int,
 ) -> dict[str, Check]:
-    """Compare written files with the trained model on images of a split.
-
-    Raises:
-        ExportError: a file cannot be run, AP changes by too much, too few detections match, a batch
-            gives other results than single images, an image without objects fails, or a wrong shape is
-            accepted.
-    """
+    """Compare written files with the trained model on images of a split."""
     served = {}
     for name in names:
         with _running(name, "cannot be opened by the runtime that serves it"):
