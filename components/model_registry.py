@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from trainer.base.errors import ConfigError, ExportError
 from trainer.export import bundle
+from trainer.export.bundle import Metadata
 
 _TOKEN_PATHS = ("KF_PIPELINES_SA_TOKEN_PATH", "/var/run/secrets/kubernetes.io/serviceaccount/token")
 _AUTHOR = "kubedet"
@@ -76,11 +77,11 @@ def check_server(server: str) -> None:
         )
 
 
-async def _register(metadata: dict[str, Any], uri: str, server: str, run_id: str) -> dict[str, str]:
+async def _register(metadata: Metadata, uri: str, server: str, run_id: str) -> dict[str, str]:
     from model_registry.types import ModelArtifact, ModelVersion, RegisteredModel
 
     api = _connect(server)
-    name, version = metadata["name"], metadata["model_version"]
+    name, version = metadata.name, metadata.model_version
     model = await api.get_registered_model_by_params(name)
     model = model or await api.upsert_registered_model(RegisteredModel(name=name, owner=_AUTHOR))
     model_version = await api.get_model_version_by_params(model.id, version)
@@ -91,7 +92,7 @@ async def _register(metadata: dict[str, Any], uri: str, server: str, run_id: str
         _LOG.info("%s %s is registered already", name, version)
     artifact = await api.get_model_artifact_by_params(name, model_version.id)
     if artifact is None:
-        kind = next(iter(metadata["formats"]))
+        kind = next(iter(metadata.formats))
         source = {"model_source_kind": "kfp", "model_source_id": run_id} if run_id else {}
         description = ModelArtifact(
             name=name, uri=uri, model_format_name=kind.partition("-")[0], model_format_version="1", **source
@@ -122,10 +123,10 @@ def _token() -> str | None:
     return path.read_text().strip() if path.is_file() else None
 
 
-def _properties(metadata: dict[str, Any]) -> dict[str, Any]:
+def _properties(metadata: Metadata) -> dict[str, Any]:
     return {
-        **{name: float(value) for name, value in metadata["metrics"]["values"].items()},
-        "shards": metadata["trained_on"]["shards"],
-        "formats": ", ".join(metadata["formats"]),
-        "kubedet": metadata["versions"]["kubedet"],
+        **{name: float(value) for name, value in metadata.metrics.items()},
+        "shards": metadata.shards,
+        "formats": ", ".join(metadata.formats),
+        "kubedet": metadata.versions["kubedet"],
     }

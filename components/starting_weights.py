@@ -114,7 +114,7 @@ def from_champion(recipe: str, overrides: dict[str, Any], data_root: str, name: 
         return overrides
     uri = storage.join(published_models.folder(data_root, name), current.version)
     champion = f"{name} {current.version}"
-    before = bundle.load(uri).metadata.get("config", {}).get("model", {}).get("architecture", "retinanet")
+    before = bundle.load(uri).metadata.config.get("model", {}).get("architecture", "retinanet")
     config = recipes.load(recipe, overrides)
     if before != config.model.architecture:
         raise ConfigError(

@@ -81,16 +81,16 @@ def versions(data_root: str, *exported: bundle.Bundle) -> list[Version]:
         for name in published_models.names(data_root)
         for version in published_models.versions(data_root, name)[0].values()
     ):
-        name, version = each.metadata["name"], each.metadata["model_version"]
-        origin, record = each.metadata["trained_on"], records.get(f"{name}@{version}")
+        name, version = each.metadata.name, each.metadata.model_version
+        record = records.get(f"{name}@{version}")
         # <run>/train/best.pt
-        by_place = storage.parent(storage.parent(origin["checkpoint"])).rpartition("/")[2]
+        by_place = storage.parent(storage.parent(each.metadata.checkpoint)).rpartition("/")[2]
         current = published_models.current(data_root, name)
         is_current = current is not None and current.version == version
         found.append(
             Version(
-                name, version, origin["shards"], record.run if record else by_place, is_current,
-                origin["checkpoint"], each.metadata.get("versions", {}), record.registry if record else "",
+                name, version, each.metadata.shards, record.run if record else by_place, is_current,
+                each.metadata.checkpoint, each.metadata.versions, record.registry if record else "",
             )
         )  # fmt: skip
     return found

@@ -76,12 +76,12 @@ def _list(options: argparse.Namespace) -> int:
         print(name)
         whole, damaged = published_models.versions(options.data_root, name)
         for version, bundle in whole.items():
-            ap = bundle.metadata["metrics"]["values"].get("coco/AP")
+            ap = bundle.metadata.metrics.get("coco/AP")
             scored = "-" if ap is None else f"{ap:.3f}"
-            formats = ", ".join(bundle.metadata["formats"])
-            gone = seen.forgotten_in(options.data_root, bundle.metadata["trained_on"]["shards"])
+            formats = ", ".join(bundle.metadata.formats)
+            gone = seen.forgotten_in(options.data_root, bundle.metadata.shards)
             note = f"  was trained on {gone} that are to be forgotten" if gone else ""
-            mark, created = "*" if version == current else " ", bundle.metadata["created"]
+            mark, created = "*" if version == current else " ", bundle.metadata.created
             print(f"{mark} {version}  {created}  AP {scored}  {formats}{note}")
         for version, problem in damaged.items():
             mark = "*" if version == current else " "
@@ -110,7 +110,7 @@ def _verify(options: argparse.Namespace) -> int:
     for each in compared:
         each.check_whole()
     print(f"{model.uri}: {len(model.checksums)} files are as they were written, and no others are there")
-    print(f"{model.metadata['name']} {model.metadata['model_version']}, sha256 of SHA256SUMS {model.digest}")
+    print(f"{model.metadata.name} {model.metadata.model_version}, sha256 of SHA256SUMS {model.digest}")
     if options.public_key:
         for each in compared:
             check_signature(each, options.public_key)

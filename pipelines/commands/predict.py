@@ -44,7 +44,7 @@ def _predict(options: argparse.Namespace) -> int:
     names = _result_names(paths)
     everything, failed = {}, []
     source = published_models.load(options.model, options.data_root)
-    title = f"{source.metadata['name']} {source.metadata['model_version']}"
+    title = f"{source.metadata.name} {source.metadata.model_version}"
     with open_bundle(source, options.kind, run_code=options.run_code) as model:
         print(f"{title}, {model.kind} in {model.runtime.name}")
         for path in paths:

@@ -97,7 +97,7 @@ def test_a_store_of_models(proxy, tmp_path, injected):
             proxy.fail(kind, method=method, times=3)
     published_models.publish(make_bundle(tmp_path / "made"), "s3://bucket/root", "pets")
     with open_bundle(published_models.load("pets", "s3://bucket/root")) as model:
-        assert model.metadata["name"] == "pets"
+        assert model.metadata.name == "pets"
     injected(18)
 
 
@@ -208,7 +208,7 @@ def test_moved_models(saved, shards, config, bucket, tmp_path):
     shutil.move(tmp_path / "root", bucket / "root")
     shutil.move(tmp_path / "first", tmp_path / "moved")
     with open_bundle(published_models.load("pets", "s3://bucket/root")) as model:
-        assert model.metadata["model_version"] == "v1"
+        assert model.metadata.model_version == "v1"
     compare = dataclasses.replace(config.evaluation, baseline=str(tmp_path / "moved"), bootstrap=5)
     again = evaluate(saved(), shards, str(tmp_path / "e"), dataclasses.replace(config, evaluation=compare))
     assert again["comparison"]["changes"]["coco/AP"][2:4] == [0, 0]

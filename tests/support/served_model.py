@@ -29,7 +29,7 @@ def served(uri: str) -> Iterator[tuple[int, str]]:
             assert time.monotonic() < end
             time.sleep(0.01)
         try:
-            yield running.servers[0].sockets[0].getsockname()[1], predictor.metadata["name"]
+            yield running.servers[0].sockets[0].getsockname()[1], predictor.metadata.name
         finally:
             running.should_exit = True
             thread.join()

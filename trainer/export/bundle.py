@@ -12,7 +12,7 @@
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -55,12 +55,62 @@ _LARGEST_INPUT = 8192  # Preprocessing takes 15 bytes for each pixel of the inpu
 
 
 @dataclass(frozen=True)
+class Metadata:
+    """Content of model_metadata.json."""
+
+    name: str
+    model_version: str
+    created: str
+    classes: list[dict[str, Any]]
+    """id, name and original_id of each class."""
+    input_size: int
+    rows: int
+    """Detections of an image."""
+    thresholds: dict[str, float]
+    formats: dict[str, list[str]]
+    """Files of each format; the first one is opened."""
+    shards: str
+    """Fingerprint of the training data."""
+    checkpoint: str
+    step: int | None
+    evaluation: str
+    metrics: dict[str, float]
+    versions: dict[str, str]
+    config: dict[str, Any]
+    """Configuration of the training."""
+    record: dict[str, Any]
+    """All of the JSON."""
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> "Metadata":
+        """Read JSON of the shape FORM."""
+        origin = record["trained_on"]
+        return cls(
+            name=record["name"],
+            model_version=record["model_version"],
+            created=record["created"],
+            classes=record["classes"],
+            input_size=record["input"]["input_size"],
+            rows=record["outputs"].get("rows", 0),
+            thresholds=record["thresholds"],
+            formats={name: entry["files"] for name, entry in record["formats"].items()},
+            shards=origin["shards"],
+            checkpoint=origin["checkpoint"],
+            step=origin.get("step"),
+            evaluation=record["metrics"]["evaluation"],
+            metrics=record["metrics"]["values"],
+            versions=record["versions"],
+            config=record["config"],
+            record=record,
+        )
+
+
+@dataclass(frozen=True)
 class Bundle:
     """A bundle whose checksums and metadata have been read, and agree."""
 
     uri: str
-    metadata: dict[str, Any]
-    """The content of model_metadata.json."""
+    metadata: Metadata
     checksums: dict[str, str]
     """sha256 of each file by name, except SHA256SUMS and the signature."""
     digest: str = ""
@@ -69,7 +119,7 @@ class Bundle:
     @property
     def class_names(self) -> list[str]:
         """Names of the classes, by label."""
-        return [category["name"] for category in self.metadata["classes"]]
+        return [category["name"] for category in self.metadata.classes]
 
     def check(self, names: Iterable[str] = ()) -> None:
         """Compare files (default: all) with their checksums; raises as `files`."""
@@ -92,37 +142,42 @@ class Bundle:
         _check_size(storage.join(self.uri, SIGNATURE), _MOST_BYTES_OF_TEXT)
         self.check()
 
-    @contextmanager
-    def files(self, names: Iterable[str]) -> Iterator[Path]:
+    def files(self, names: Iterable[str]) -> AbstractContextManager[Path]:
         """Provide a local folder with the named files, verified by their checksums."""
-        paths, problems = {}, []
-        with temporary_folder() as temporary:
-            for name in names:
-                try:
-                    paths[name] = self._checked(name)
-                except StorageError as error:
-                    problems.append(f"{name}: {error.message}")
-            if problems:
-                raise StorageError(
-                    f"the bundle {self.uri} cannot be used:\n  " + "\n  ".join(problems), fix=FORM.remedy
-                )
-            if storage.is_local(self.uri):
-                yield storage.local_path(self.uri)
-                return
-            for name, path in paths.items():
-                # In one folder under their own names: runtimes look for a second file in the same folder.
-                os.symlink(path, temporary / name)
-            yield temporary
+        return _verified(self.uri, self.checksums, names)
 
-    def _checked(self, name: str) -> Path:
-        if name not in self.checksums:
-            raise StorageError("not in the bundle")
-        uri = storage.join(self.uri, name)
-        _check_size(uri, _MOST_BYTES_OF_TEXT if name == METADATA else _MOST_BYTES)
-        path = storage.local_copy(uri)
-        if file_sha256(path) != self.checksums[name]:
-            raise StorageError("its bytes have changed since the bundle was written")
-        return path
+
+@contextmanager
+def _verified(uri: str, checksums: dict[str, str], names: Iterable[str]) -> Iterator[Path]:
+    paths, problems = {}, []
+    with temporary_folder() as temporary:
+        for name in names:
+            try:
+                paths[name] = _checked(uri, checksums, name)
+            except StorageError as error:
+                problems.append(f"{name}: {error.message}")
+        if problems:
+            raise StorageError(
+                f"the bundle {uri} cannot be used:\n  " + "\n  ".join(problems), fix=FORM.remedy
+            )
+        if storage.is_local(uri):
+            yield storage.local_path(uri)
+            return
+        for name, path in paths.items():
+            # In one folder under their own names: runtimes look for a second file in the same folder.
+            os.symlink(path, temporary / name)
+        yield temporary
+
+
+def _checked(uri: str, checksums: dict[str, str], name: str) -> Path:
+    if name not in checksums:
+        raise StorageError("not in the bundle")
+    file = storage.join(uri, name)
+    _check_size(file, _MOST_BYTES_OF_TEXT if name == METADATA else _MOST_BYTES)
+    path = storage.local_copy(file)
+    if file_sha256(path) != checksums[name]:
+        raise StorageError("its bytes have changed since the bundle was written")
+    return path
 
 
 def exists(uri: str) -> bool:
@@ -146,8 +201,8 @@ def load(uri: str) -> Bundle:
     _check_size(sums, _MOST_BYTES_OF_TEXT)
     content = storage.read_bytes(sums)
     checksums = _parse(content, sums)
-    Bundle(uri, {}, checksums).check([METADATA])
-    metadata = storage.read_json(storage.join(uri, METADATA), FORM)
+    with _verified(uri, checksums, [METADATA]):
+        metadata = Metadata.from_json(storage.read_json(storage.join(uri, METADATA), FORM))
     _check_values(storage.join(uri, METADATA), metadata, checksums)
     return Bundle(uri, metadata, checksums, hashlib.sha256(content).hexdigest())
 
@@ -158,22 +213,22 @@ def _check_size(uri: str, most: int) -> None:
         raise StorageError(f"{uri} has {state.size} bytes, more than the limit of {most}", fix=FORM.remedy)
 
 
-def _check_values(uri: str, metadata: dict[str, Any], checksums: dict[str, str]) -> None:
-    size, ids = metadata["input"]["input_size"], [category["id"] for category in metadata["classes"]]
+def _check_values(uri: str, metadata: Metadata, checksums: dict[str, str]) -> None:
+    size, ids = metadata.input_size, [category["id"] for category in metadata.classes]
     problems = []
     try:
-        is_time = datetime.fromisoformat(metadata["created"]).tzinfo is not None
+        is_time = datetime.fromisoformat(metadata.created).tzinfo is not None
     except ValueError:
         is_time = False
     if not is_time:
-        problems.append(f"created is {metadata['created'][:60]!r}, not a time with a time zone")
+        problems.append(f"created is {metadata.created[:60]!r}, not a time with a time zone")
     if not 0 < size <= _LARGEST_INPUT:
         problems.append(f"input.input_size is {size}, not 1 to {_LARGEST_INPUT}")
     if sorted(ids) != list(range(len(ids))) or not ids:
         problems.append("the ids of classes are not 0, 1, 2, ...")
-    for name, described in metadata["formats"].items():
-        unlisted = sorted(set(described["files"]) - set(checksums))
-        if not described["files"] or unlisted:
+    for name, files in metadata.formats.items():
+        unlisted = sorted(set(files) - set(checksums))
+        if not files or unlisted:
             problems.append(f"formats.{name}.files: {', '.join(unlisted) or 'none'}, not files of the bundle")
     if problems:
         raise FormError(f"{uri}: {'; '.join(problems)}", fix=FORM.remedy)

@@ -134,14 +134,14 @@ def _earlier_result(output_uri: str, inputs_hash: str) -> dict[str, Any] | None:
         return None
     try:
         earlier = bundle.load(output_uri)
-        if earlier.metadata.get("made_from") != inputs_hash:
+        if earlier.metadata.record.get("made_from") != inputs_hash:
             return None
         with earlier.files(earlier.checksums) as folder:
             sizes = {name: (folder / name).stat().st_size for name in earlier.checksums}
     except StorageError:
         return None  # Damaged: it is exported again.
     sizes[bundle.CHECKSUMS] = len(storage.read_bytes(storage.join(output_uri, bundle.CHECKSUMS)))
-    return _result(output_uri, earlier.metadata, sizes)
+    return _result(output_uri, earlier.metadata.record, sizes)
 
 
 def _check_set(

@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 
 from trainer.base.errors import DataError
+from trainer.export.bundle import Metadata
 from trainer.model.deployment import INPUT, OUTPUTS
 
 TYPES = {"UINT8": np.uint8, "FP32": np.float32, "INT64": np.int64}
 _OUTPUT_TYPES = dict(zip(OUTPUTS, ("FP32", "FP32", "INT64", "INT64"), strict=True))
 
 
-def describe_tensors(metadata: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def describe_tensors(metadata: Metadata) -> dict[str, list[dict[str, Any]]]:
     """Describe inputs and outputs in the protocol's model metadata; -1 is the batch."""
-    size, rows = metadata["input"]["input_size"], metadata["outputs"]["rows"]
+    size, rows = metadata.input_size, metadata.rows
     shapes = dict(zip(OUTPUTS, ([-1, rows, 4], [-1, rows], [-1, rows], [-1]), strict=True))
     return {
         "inputs": [{"name": INPUT, "datatype": "UINT8", "shape": [-1, 3, size, size]}],

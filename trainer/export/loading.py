@@ -54,7 +54,7 @@ def trained_with(uri: str) -> dict[str, Any]:
     """Return the configuration of a model's training without loading the model; raises as `load`."""
     exported = _find_exported(uri)
     if exported:
-        return exported[0].metadata.get("config", {})
+        return exported[0].metadata.config
     text = checkpoint.read(uri)["config"]
     return asdict(parsing.from_json(text, where=f"the configuration in {uri}"))
 
@@ -64,13 +64,13 @@ def _find_exported(uri: str) -> tuple[Bundle, str] | None:
         return None
     if storage.exists(storage.join(uri, METADATA)):
         source = bundle.load(uri)
-        formats = source.metadata["formats"]
+        formats = source.metadata.formats
         kind = next((name for name in _PREFERRED if name in formats), None)
-        return source, formats[kind]["files"][0] if kind else WEIGHTS
+        return source, formats[kind][0] if kind else WEIGHTS
     folder, _, name = uri.rpartition("/")
     if storage.exists(storage.join(folder or ".", METADATA)):
         source = bundle.load(folder or ".")
-        files = [WEIGHTS, *(entry["files"][0] for entry in source.metadata["formats"].values())]
+        files = [WEIGHTS, *(files[0] for files in source.metadata.formats.values())]
         if name in files:
             return source, name
         raise EvaluationError(
@@ -96,8 +96,8 @@ def _folded_predict(detector: Architecture, device: torch.device, uri: str) -> C
 
 def _load_weights(source: Bundle, device: torch.device) -> ScoredModel:
     metadata, uri = source.metadata, storage.join(source.uri, WEIGHTS)
-    trained = parsing.from_json(json.dumps(metadata["config"]), where=storage.join(source.uri, METADATA))
-    detector = build(trained.model, len(metadata["classes"]))
+    trained = parsing.from_json(json.dumps(metadata.config), where=storage.join(source.uri, METADATA))
+    detector = build(trained.model, len(metadata.classes))
     unfit = translated(CheckpointError, f"{uri} does not fit its configuration", fix="export the model again")
     with source.files([WEIGHTS]) as folder, unfit:
         detector.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
@@ -118,8 +118,8 @@ def _load_served(source: Bundle, name: str, run_code: bool) -> ScoredModel:
     try:
         check_trust(kind, source.uri, run_code, fix="give --set evaluation.run_code=true")
         failing = translated(EvaluationError, f"{uri} cannot be run", fix="export the model again")
-        with source.files(source.metadata["formats"][kind]["files"]) as folder, failing:
-            served = Served(form, folder / name, source.metadata["thresholds"])
+        with source.files(source.metadata.formats[kind]) as folder, failing:
+            served = Served(form, folder / name, source.metadata.thresholds)
     except ExportError as error:
         raise EvaluationError(error.message, fix=error.fix) from None
     return _scored_model(source, name, lambda images: served.predict(images.cpu().numpy()), reentrant=False)
@@ -130,7 +130,7 @@ def _scored_model(
 ) -> ScoredModel:
     metadata = source.metadata
     return ScoredModel(
-        storage.join(source.uri, name), predict, reentrant, metadata["classes"],
-        metadata["input"]["input_size"], source.checksums[name],
-        metadata["trained_on"].get("step"), metadata["config"],
+        storage.join(source.uri, name), predict, reentrant, metadata.classes,
+        metadata.input_size, source.checksums[name],
+        metadata.step, metadata.config,
     )  # fmt: skip

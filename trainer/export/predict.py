@@ -13,7 +13,7 @@ from trainer.base.errors import DataError, ExportError
 from trainer.base.os_errors import naming
 from trainer.data.box_labels import LabelledBox, draw_boxes
 from trainer.data.images import MAX_PIXELS, TooManyPixels, UnreadableImage, read_upright
-from trainer.export.bundle import Bundle
+from trainer.export.bundle import Bundle, Metadata
 from trainer.export.formats import FORMATS, Runtime, check_trust
 from trainer.export.preprocess import preprocess
 
@@ -38,10 +38,10 @@ class Detection:
 class Predictor:
     """An opened model."""
 
-    def __init__(self, metadata: dict[str, Any], runtime: Runtime, kind: str) -> None:
+    def __init__(self, metadata: Metadata, runtime: Runtime, kind: str) -> None:
         self.metadata, self.runtime, self.kind = metadata, runtime, kind
-        self.size: int = metadata["input"]["input_size"]
-        self.names = {item["id"]: item["name"] for item in metadata["classes"]}
+        self.size: int = metadata.input_size
+        self.names = {item["id"]: item["name"] for item in metadata.classes}
 
     def __call__(self, image: Image.Image, least: float = 0.0) -> list[Detection]:
         square, scale = preprocess(image, self.size)
@@ -72,7 +72,7 @@ def open_bundle(source: Bundle, kind: str = "", *, run_code: bool = False) -> It
         ExportError: the bundle has no such format, or none that gives detections, or it is a program.
         StorageError: a file is missing or has changed.
     """
-    formats = source.metadata["formats"]
+    formats = source.metadata.formats
     usable = [name for name in _ORDER if name in formats]
     kind = kind or next(iter(usable), "")
     if kind not in usable:
@@ -81,8 +81,8 @@ def open_bundle(source: Bundle, kind: str = "", *, run_code: bool = False) -> It
             fix=f"formats to predict with: {', '.join(usable) or 'none; export onnx'}",
         )
     check_trust(kind, source.uri, run_code, fix="give --run-code")
-    with source.files(formats[kind]["files"]) as folder:
-        runtime = FORMATS[kind].open(folder / formats[kind]["files"][0])
+    with source.files(formats[kind]) as folder:
+        runtime = FORMATS[kind].open(folder / formats[kind][0])
         yield Predictor(source.metadata, runtime, kind)
 
 

@@ -110,7 +110,7 @@ def name_for(name: str, shards_uri: str) -> str:
 def publish(source_uri: str, data_root: str, name: str, *, other_classes: bool = False) -> CurrentModel:
     """Copy a bundle to its version's folder, unless it exists, and make it current."""
     source = bundle.load(source_uri)
-    version = source.metadata["model_version"]
+    version = source.metadata.model_version
     _check_name(version)
     target = storage.join(folder(data_root, name), version)
     check_classes(data_root, name, source.class_names, other_classes=other_classes, fix=ANOTHER_NAME)
@@ -166,7 +166,7 @@ def versions(data_root: str, name: str) -> tuple[dict[str, Bundle], dict[str, st
             bundles[version] = loaded
         except (StorageError, DataError) as error:
             damaged[version] = error.message
-    return dict(sorted(bundles.items(), key=lambda item: item[1].metadata["created"])), damaged
+    return dict(sorted(bundles.items(), key=lambda item: item[1].metadata.created)), damaged
 
 
 def resolve(model: str, data_root: str) -> str:
@@ -217,8 +217,8 @@ def check_at_least(chosen: Bundle, version: str, data_root: str) -> Bundle:
     Raises:
         StorageError: there is no such version, or it is newer.
     """
-    named = load(f"{chosen.metadata['name']}@{version}", data_root)
-    times = [datetime.fromisoformat(each.metadata["created"]) for each in (chosen, named)]
+    named = load(f"{chosen.metadata.name}@{version}", data_root)
+    times = [datetime.fromisoformat(each.metadata.created) for each in (chosen, named)]
     if times[0] < times[1]:
         raise StorageError(
             f"{chosen.uri} is older than version {version}: it was created {times[0]}, that one {times[1]}",
@@ -230,7 +230,7 @@ def check_at_least(chosen: Bundle, version: str, data_root: str) -> Bundle:
 def _check_identity(chosen: Bundle) -> None:
     # The metadata are signed, the folder's name is not: an old model could be put in a newer one's place.
     *_, above, name, version = ["", "", *storage.absolute(chosen.uri).rsplit("/", 3)]
-    is_named = (chosen.metadata.get("name"), chosen.metadata.get("model_version"))
+    is_named = (chosen.metadata.name, chosen.metadata.model_version)
     if above == "models" and is_named != (name, version):
         raise StorageError(
             f"{chosen.uri} holds {is_named[0]} {is_named[1]}, not {name} {version}",
@@ -264,9 +264,9 @@ def _switch(data_root: str, name: str, version: str, history: list[str], other_c
         chosen.check()
         metadata = chosen.metadata
         record = CurrentModel(
-            name, version, chosen.digest, storage.absolute(chosen.uri), metadata["trained_on"]["checkpoint"],
-            metadata["metrics"]["evaluation"], metadata["trained_on"]["shards"],
-            metadata["metrics"]["values"], chosen.class_names, history,
+            name, version, chosen.digest, storage.absolute(chosen.uri), metadata.checkpoint,
+            metadata.evaluation, metadata.shards,
+            metadata.metrics, chosen.class_names, history,
             promoted=datetime.now(UTC).isoformat(timespec="seconds"),
         )  # fmt: skip
         storage.remove_stale(folder(data_root, name))

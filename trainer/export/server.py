@@ -51,8 +51,8 @@ class ModelServer:
 
     def __init__(self, predictor: Predictor, most_pixels: int) -> None:
         self._predictor, self._most_pixels = predictor, most_pixels
-        self._name: str = predictor.metadata["name"]
-        self._version: str = predictor.metadata["model_version"]
+        self._name: str = predictor.metadata.name
+        self._version: str = predictor.metadata.model_version
         self._bodies, self.model_thread = Bodies(), ModelThread()
 
     def routes(self) -> list[Route]:
@@ -85,11 +85,11 @@ class ModelServer:
     async def model(self, request: Request) -> Response:
         metadata = self._predictor.metadata
         head = {"name": self._name, "version": self._version, "format": self._predictor.kind}
-        return JSONResponse(head | {"classes": metadata["classes"], "max_pixels": self._most_pixels})
+        return JSONResponse(head | {"classes": metadata.classes, "max_pixels": self._most_pixels})
 
     async def about(self, request: Request) -> Response:
         extensions = ["binary_tensor_data"]
-        version = self._predictor.metadata["versions"]["kubedet"]
+        version = self._predictor.metadata.versions["kubedet"]
         return JSONResponse({"name": "kubedet", "version": version, "extensions": extensions})
 
     async def healthy(self, request: Request) -> Response:
@@ -266,7 +266,7 @@ def serve(
     # uvicorn handles signals itself once it runs, and sends them again to these when it has ended.
     with handling(end):
         address = f"http://{host}:{listener.getsockname()[1]}"
-        name = f"{predictor.metadata['name']} {predictor.metadata['model_version']}, {predictor.kind}"
+        name = f"{predictor.metadata.name} {predictor.metadata.model_version}, {predictor.kind}"
         print(f"{name}: {address}/", flush=True)
         print("for trying a model, not for production; Ctrl-C ends it", flush=True)
         server.run(sockets=[listener])

@@ -6,7 +6,8 @@ from typing import Any
 
 from trainer import storage
 from trainer.base.errors import ConfigError, ExportError
-from trainer.export.bundle import Bundle
+from trainer.export.bundle import Bundle, Metadata
+from trainer.model.deployment import INPUT
 
 _TRITON = {
     "onnx": ('platform: "onnxruntime_onnx"', ("model.onnx",)),
@@ -33,31 +34,31 @@ def write_triton(source: Bundle, uri: str, *, kind: str = "onnx", max_batch: int
         ExportError: the bundle has no such format.
         StorageError: a file has changed, or the target cannot be written.
     """
-    if kind not in _TRITON or kind not in source.metadata["formats"]:
-        usable = [name for name in _TRITON if name in source.metadata["formats"]]
+    if kind not in _TRITON or kind not in source.metadata.formats:
+        usable = [name for name in _TRITON if name in source.metadata.formats]
         raise ExportError(
             f"the bundle {source.uri} has no format {kind} that Triton serves",
             fix=f"formats for it: {', '.join(usable) or 'none; export onnx'}",
         )
     config = _triton_config(source.metadata, kind, max_batch)
-    folder = storage.join(uri, source.metadata["name"])
-    names = source.metadata["formats"][kind]["files"]
+    folder = storage.join(uri, source.metadata.name)
+    names = source.metadata.formats[kind]
     with source.files(names) as local:
         for name, served in zip(names, _TRITON[kind][1], strict=True):
             storage.upload(local / name, storage.join(folder, "1", served), confirm=True)
     for served in {name for _, files in _TRITON.values() for name in files} - set(_TRITON[kind][1]):
         storage.delete(storage.join(folder, "1", served))  # Of another format that was laid out there.
-    labels = "".join(f"{item['name']}\n" for item in source.metadata["classes"])
+    labels = "".join(f"{item['name']}\n" for item in source.metadata.classes)
     storage.write_bytes(storage.join(folder, "labels.txt"), labels.encode())
     # Last: without it Triton does not see the model.
     storage.write_bytes(storage.join(folder, "config.pbtxt"), config.encode())
     return folder
 
 
-def _triton_config(metadata: dict[str, Any], kind: str, max_batch: int) -> str:
+def _triton_config(metadata: Metadata, kind: str, max_batch: int) -> str:
     if max_batch < 1:
         raise ConfigError(f"the largest batch must be 1 or more, not {max_batch}", fix="use 8")
-    size, rows = metadata["input"]["input_size"], metadata["outputs"]["rows"]
+    size, rows = metadata.input_size, metadata.rows
     outputs = [
         _tensor("boxes", "TYPE_FP32", f"dims: [ {rows}, 4 ]"),
         _tensor("scores", "TYPE_FP32", f"dims: [ {rows} ]"),
@@ -65,9 +66,9 @@ def _triton_config(metadata: dict[str, Any], kind: str, max_batch: int) -> str:
         # A number for each image: Triton's shapes need one dimension more than the model's.
         _tensor("num", "TYPE_INT64", "dims: [ 1 ]\n    reshape { shape: [ ] }"),
     ]
-    image = _tensor(metadata["input"]["name"], "TYPE_UINT8", f"dims: [ 3, {size}, {size} ]")
+    image = _tensor(INPUT, "TYPE_UINT8", f"dims: [ 3, {size}, {size} ]")
     return (
-        f"name: {json.dumps(metadata['name'])}\n{_TRITON[kind][0]}\nmax_batch_size: {max_batch}\n"
+        f"name: {json.dumps(metadata.name)}\n{_TRITON[kind][0]}\nmax_batch_size: {max_batch}\n"
         f"input [\n{image}\n]\noutput [\n" + ",\n".join(outputs) + "\n]\ndynamic_batching { }\n"
     )
 
@@ -76,7 +77,7 @@ def _tensor(name: str, kind: str, rest: str) -> str:
     return f"  {{\n    name: {json.dumps(name)}\n    data_type: {kind}\n    {rest}\n  }}"
 
 
-def kserve_service(metadata: dict[str, Any], storage_uri: str, service_account: str = "") -> dict[str, Any]:
+def kserve_service(metadata: Metadata, storage_uri: str, service_account: str = "") -> dict[str, Any]:
     """Return a KServe InferenceService that serves a Triton repository by the v2 protocol.
 
     Args:
@@ -103,14 +104,14 @@ def kserve_service(metadata: dict[str, Any], storage_uri: str, service_account: 
     predictor: dict[str, Any] = {"model": model}
     if service_account:
         predictor["serviceAccountName"] = service_account
-    name = re.sub(r"[^a-z0-9-]+", "-", metadata["name"].lower()).strip("-")[:50].strip("-")
+    name = re.sub(r"[^a-z0-9-]+", "-", metadata.name.lower()).strip("-")[:50].strip("-")
     return {
         "apiVersion": "serving.kserve.io/v1beta1",
         "kind": "InferenceService",
         "metadata": {
             "name": name,
             "labels": {"app.kubernetes.io/managed-by": "kubedet"},
-            "annotations": {"kubedet/model-version": metadata["model_version"]},
+            "annotations": {"kubedet/model-version": metadata.model_version},
         },
         "spec": {"predictor": predictor},
     }

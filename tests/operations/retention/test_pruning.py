@@ -87,7 +87,7 @@ def test_killed_in_any_moment_it_leaves_what_is_needed_and_goes_on(root, tmp_pat
             freed(copy)
         monkeypatch.setattr(pruning.storage, "delete", delete)
         assert readable(copy, new)
-        assert published_models.load("sample", str(copy)).metadata["model_version"] == "v4"
+        assert published_models.load("sample", str(copy)).metadata.model_version == "v4"
         # What is half gone counts as whole nowhere, and the next call finds it.
         assert set(published_models.versions(str(copy), "sample")[1]) == set()
         freed(copy)

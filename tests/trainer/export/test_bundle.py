@@ -20,7 +20,7 @@ def _change_a_byte(path):
 def test_a_whole_bundle_is_checked_and_opened(bundle_uri):
     opened = bundle.load(bundle_uri)
     opened.check()
-    assert opened.metadata["name"] == "pets"
+    assert opened.metadata.name == "pets"
     assert set(opened.checksums) == {
         "model.onnx",
         "model.safetensors",

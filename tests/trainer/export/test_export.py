@@ -33,14 +33,14 @@ def test_each_format_finds_what_the_model_finds(exported, trained, shards):
         "model.onnx", "model.int8.onnx", "model.raw.onnx", "model.pt2", "model.safetensors",
         "model_metadata.json", "MODEL_CARD.md", "sbom.cdx.json",
     }  # fmt: skip
-    for name, check in ((name, form["check"]) for name, form in opened.metadata["formats"].items()):
+    for name, check in ((name, form["check"]) for name, form in opened.metadata.record["formats"].items()):
         assert check["images"] == 4 and check["matches"]["detections"] > 20
         # The four images of these tests say little of eight bits.
         if name == "onnx-int8":
             assert check["matches"]["matched"] > 0.5
         else:
             assert check["matches"]["matched"] >= 0.98 and abs(check["ap_change"]) <= 0.001
-    metadata = opened.metadata
+    metadata = opened.metadata.record
     assert metadata["classes"] == ShardDataset(shards, "val").categories
     assert metadata["input"]["shape"] == ["batch", 3, SIZE, SIZE] and metadata["outputs"]["rows"] == 100
     weights = safetensors.torch.load_file(exported / "model.safetensors")
@@ -170,7 +170,7 @@ def test_metadata_and_card_of_a_bundle(untrained, shards, tiny, tmp_path, monkey
     config = tiny(export__min_match=0.0, export__max_ap_change=1.0, export__name="pets")
     inputs, target, scores = untrained(), str(tmp_path / "model"), str(tmp_path / "evaluation")
     result = exporting.export(inputs, shards, target, config, evaluation_uri=scores)
-    metadata = bundle.load(str(tmp_path / "model")).metadata
+    metadata = bundle.load(str(tmp_path / "model")).metadata.record
     assert metadata["metrics"] == {
         "split": "test", "images": 4, "values": {"coco/AP": 0.25}, "evaluation": str(tmp_path / "evaluation"),
         "gate": "coco/AP 0.250 >= 0.1: passed",

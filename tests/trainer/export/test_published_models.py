@@ -102,7 +102,7 @@ def test_a_version_with_other_classes_is_refused_unless_it_is_wanted(tmp_path, r
     turned = make_bundle(
         tmp_path / "turned",
         version="v3",
-        classes=bundle.load(_bundle(tmp_path, "x")).metadata["classes"][::-1],
+        classes=bundle.load(_bundle(tmp_path, "x")).metadata.classes[::-1],
     )
     with pytest.raises(ConfigError, match="in another order"):
         published_models.publish(turned, root, "pets")

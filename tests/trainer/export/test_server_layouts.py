@@ -1,6 +1,7 @@
 """Layouts for Triton and KServe."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -48,7 +49,7 @@ def test_a_format_that_is_not_there(bundle_uri, tmp_path, kind):
 
 
 def test_a_kserve_service(bundle_uri):
-    metadata = {**bundle.load(bundle_uri).metadata, "name": "Pets_of.2026"}
+    metadata = replace(bundle.load(bundle_uri).metadata, name="Pets_of.2026")
     service = kserve_service(metadata, "minio://bucket/triton", "models")
     assert json.loads(json.dumps(service))["metadata"]["name"] == "pets-of-2026"
     assert service["spec"]["predictor"] == {
