@@ -14,8 +14,8 @@ from fault_table import HARMS, cells, each
 from served_model import served
 
 from tests.trainer.conftest import saved
-from tests.trainer.export.test_kill import FILES, _die_everywhere
-from tests.trainer.export.test_serving_limits import PATIENCE, closed, opened, peak_memory, png, post, running
+from tests.trainer.export.test_kill import publish_with_kills
+from tests.trainer.export.test_serving_limits import PATIENCE, closed, opened, png, post, running
 from tests.trainer.export.test_tampered_bundle import keys, root, verify
 from trainer import storage
 from trainer.base.errors import DataError, KubedetError, StorageError
@@ -174,7 +174,9 @@ def test_models_of_a_newer_program(tmp_path):
 
 @cells("kill", "export")
 def test_kills_of_a_publication(tmp_path, injected):
-    injected(_die_everywhere(tmp_path, str(tmp_path / "data_root"), FILES))
+    kills = publish_with_kills(tmp_path)
+    assert kills > 8
+    injected(kills)
 
 
 @cells("swap", *BOTH)
@@ -212,6 +214,12 @@ def test_moved_models(saved, shards, config, bucket, tmp_path):
     compare = dataclasses.replace(config.evaluation, baseline=str(tmp_path / "moved"), bootstrap=5)
     again = evaluate(saved(), shards, str(tmp_path / "e"), dataclasses.replace(config, evaluation=compare))
     assert again["comparison"]["changes"]["coco/AP"][2:4] == [0, 0]
+
+
+def peak_memory(process) -> int:
+    """Return the most megabytes of memory that a process has had."""
+    with open(f"/proc/{process.pid}/status") as file:
+        return next(int(line.split()[1]) // 1024 for line in file if line.startswith("VmHWM"))
 
 
 @cells("bomb", "serve")

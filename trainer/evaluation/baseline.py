@@ -1,7 +1,6 @@
 """The baseline of a comparison: the last model that passed, or what evaluation.baseline names."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields, replace
 
 from trainer import storage
 from trainer.base.errors import EvaluationError
@@ -18,25 +17,34 @@ _MODEL_FILES = (".pt", ".safetensors", ".onnx", ".pt2", ".xml")
 
 
 @dataclass(frozen=True)
+class EvaluationSummary:
+    """The inputs of an evaluation, from its metrics.json."""
+
+    fingerprint: str
+    split: str
+    predictions: str
+    """URI of the predictions."""
+    checkpoint: str
+    shards: str = ""
+    truth: str = ""
+    """URI of the ground truth, if there are no shards."""
+
+
+@dataclass(frozen=True)
 class Baseline:
-    """A model and, if there is one, metrics.json of its evaluation."""
+    """A model and, if there is one, its evaluation."""
 
     name: str
     model: str
     """URI of a checkpoint or exported model; may be empty."""
-    summary: dict[str, Any] | None = None
+    summary: EvaluationSummary | None = None
 
     def predictions(self, fingerprint: str, split: str) -> Predictions | None:
         """Return the stored predictions of the same images, or None."""
-        if self.summary is None or not self.is_scored_on(fingerprint, split):
+        summary = self.summary
+        if summary is None or (summary.fingerprint, summary.split) != (fingerprint, split):
             return None
-        uri = self.summary["predictions"]
-        return Predictions.read(uri)[0] if storage.exists(uri) else None
-
-    def is_scored_on(self, fingerprint: str, split: str) -> bool:
-        if self.summary is None:
-            return False
-        return (self.summary["fingerprint"], self.summary["split"]) == (fingerprint, split)
+        return Predictions.read(summary.predictions)[0] if storage.exists(summary.predictions) else None
 
 
 def find(config: Config, shards_uri: str) -> Baseline | None:
@@ -49,7 +57,7 @@ def find(config: Config, shards_uri: str) -> Baseline | None:
     if uri.endswith(_MODEL_FILES):
         return Baseline(uri, uri)
     if summary := find_summary(uri):
-        return Baseline(uri, summary["checkpoint"], summary)
+        return Baseline(uri, summary.checkpoint, summary)
     if storage.exists(storage.join(uri, METADATA)):
         return Baseline(uri, uri)
     raise EvaluationError(
@@ -70,16 +78,21 @@ def _current(root: str, name: str) -> Baseline | None:
     return Baseline(f"{name} {record.version}", model, summary)
 
 
-def find_summary(uri: str) -> dict[str, Any] | None:
-    """Return metrics.json of an evaluation, or of the evaluation of a run; None if the folder is neither."""
+def find_summary(uri: str) -> EvaluationSummary | None:
+    """Return the summary of an evaluation, or of the evaluation of a run; None if the folder is neither."""
     candidates = (storage.join(folder, SUMMARY) for folder in (uri, storage.join(uri, "evaluation")))
     file = next((candidate for candidate in candidates if storage.exists(candidate)), None)
     if file is None:
         return None
-    summary = storage.read_json(file)
-    keys = ("fingerprint", "split", "predictions", "checkpoint")
-    if not isinstance(summary, dict) or not all(isinstance(summary.get(key), str) for key in keys):
-        raise EvaluationError(f"{file} is not of an evaluation", fix="evaluate that model again")
+    record = storage.read_json(file)
+    values = {}
+    if isinstance(record, dict):
+        names = [field.name for field in fields(EvaluationSummary)]
+        values = {name: record[name] for name in names if isinstance(record.get(name), str)}
+    try:
+        summary = EvaluationSummary(**values)
+    except TypeError:  # A value is missing.
+        raise EvaluationError(f"{file} is not of an evaluation", fix="evaluate that model again") from None
     # The folder may have been copied together with its predictions.
-    copied = storage.join(storage.parent(file), summary["predictions"].rpartition("/")[2])
-    return {**summary, "predictions": copied} if storage.exists(copied) else summary
+    copied = storage.join(storage.parent(file), summary.predictions.rpartition("/")[2])
+    return replace(summary, predictions=copied) if storage.exists(copied) else summary

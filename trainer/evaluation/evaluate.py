@@ -213,7 +213,7 @@ def _drift(
         return {"metrics": {}, "obstacle": ""}
     if measure is None:
         return {"metrics": {}, "obstacle": _NO_DRIFT}
-    before = str((baseline.summary or {}).get("shards", ""))
+    before = baseline.summary.shards if baseline.summary else ""
     if not before or not storage.exists(storage.join(before, "index.json")):
         if before and seen.forgotten_in(data_root_of(before), before.rstrip("/").rpartition("/")[2]):
             # Otherwise no later model could pass: images that were removed on request do not come back.

@@ -1,7 +1,7 @@
 """Scores files of detections of any detector, and compares two evaluations of the same images."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from trainer.config.schema import EvaluationConfig
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluation import baseline as baselines
 from trainer.evaluation import coco_metrics, engines, gate, scoring
+from trainer.evaluation.baseline import EvaluationSummary
 from trainer.evaluation.coco import read_detections, read_truth
 from trainer.evaluation.evaluate import predictions_file, program_versions, sha256_of, write_results
 from trainer.evaluation.metrics import NOT_SURE
@@ -22,18 +23,6 @@ from trainer.report.evaluation_page import ReportData, write_report
 from trainer.storage.probe import check_writable
 
 COMPARISON = "comparison.json"
-
-
-@dataclass(frozen=True)
-class _Side:
-    uri: str
-    """A folder that `evaluate` wrote, or a file of detections."""
-    summary: dict[str, Any] | None
-    """metrics.json of the folder; None of a file."""
-
-    @property
-    def detections_uri(self) -> str:
-        return str(self.summary["predictions"]) if self.summary else self.uri
 
 
 def evaluate(
@@ -118,10 +107,10 @@ def compare(
     """
     engines.require(engine)
     sides = [_side(uri) for uri in (one_uri, other_uri)]
-    summaries = [side.summary for side in sides if side.summary]
+    summaries = [summary for _, summary in sides if summary]
     _refuse_other_images(summaries)
     dataset, truth, truth_name = _truth_of(summaries, truth_uri)
-    first, second = (read_detections(side.detections_uri, truth, clip=clip) for side in sides)
+    first, second = (read_detections(uri, truth, clip=clip) for uri, _ in sides)
     if output_uri:
         check_writable(output_uri)
     before, scores = (scoring.score(dataset, truth, found, engine) for found in (first, second))
@@ -136,10 +125,10 @@ def compare(
     }
     if output_uri:
         summary = {
-            "split": summaries[0]["split"] if summaries else _stem(truth_name),
+            "split": summaries[0].split if summaries else _stem(truth_name),
             "images": len(truth.images),
             "checkpoint": other_uri,
-            "sha256": sha256_of(sides[1].detections_uri),
+            "sha256": sha256_of(sides[1][0]),
             "truth": truth_name,
         }
         title = f"{other_uri} against {one_uri}"
@@ -149,18 +138,18 @@ def compare(
     return comparison
 
 
-def _side(uri: str) -> _Side:
+def _side(uri: str) -> tuple[str, EvaluationSummary | None]:
     summary = baselines.find_summary(uri)
     if summary is None and not storage.exists(uri):
         raise EvaluationError(
             f"{uri} is neither an evaluation nor a file of detections",
             fix="give a folder that `kubedet evaluate` or a run wrote, or a file in COCO's results form",
         )
-    return _Side(uri, summary)
+    return (summary.predictions if summary else uri), summary
 
 
-def _refuse_other_images(summaries: Sequence[dict[str, Any]]) -> None:
-    images = {f"{summary['split']} of {summary['fingerprint']}" for summary in summaries}
+def _refuse_other_images(summaries: Sequence[EvaluationSummary]) -> None:
+    images = {f"{summary.split} of {summary.fingerprint}" for summary in summaries}
     if len(images) > 1:
         raise EvaluationError(
             f"these evaluations are not of the same images: {' and '.join(sorted(images))}",
@@ -168,12 +157,12 @@ def _refuse_other_images(summaries: Sequence[dict[str, Any]]) -> None:
         )
 
 
-def _truth_of(summaries: Sequence[dict[str, Any]], truth_uri: str) -> tuple[dict[str, Any], Truth, str]:
+def _truth_of(summaries: Sequence[EvaluationSummary], truth_uri: str) -> tuple[dict[str, Any], Truth, str]:
     if summaries and not truth_uri:
-        if shards := summaries[0].get("shards"):
-            dataset = ShardDataset(shards, summaries[0]["split"]).annotations()
+        if shards := summaries[0].shards:
+            dataset = ShardDataset(shards, summaries[0].split).annotations()
             return dataset, Truth.from_coco(dataset), shards
-        truth_uri = summaries[0].get("truth", "")
+        truth_uri = summaries[0].truth
     if not truth_uri:
         raise EvaluationError(
             "the ground truth of these detections is not known",
@@ -185,13 +174,13 @@ def _truth_of(summaries: Sequence[dict[str, Any]], truth_uri: str) -> tuple[dict
 def _baseline(uri: str, fingerprint: str, truth: Truth, clip: bool) -> Predictions | None:
     if uri in ("", baselines.NONE):
         return None
-    side = _side(uri)
-    if side.summary and side.summary["fingerprint"] != fingerprint:
+    detections_uri, summary = _side(uri)
+    if summary and summary.fingerprint != fingerprint:
         raise EvaluationError(
             f"the baseline {uri} was not scored on this ground truth",
             fix="evaluate its detections against the same file, or give the file of its detections",
         )
-    return read_detections(side.detections_uri, truth, clip=clip)
+    return read_detections(detections_uri, truth, clip=clip)
 
 
 def _image_loader(folder: str, truth: Truth) -> Callable[[int], bytes]:
