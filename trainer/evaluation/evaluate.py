@@ -118,7 +118,10 @@ def evaluate(
             if base is not None:
                 compared = scoring.compare(name, baseline.model, base, truth, scores, samples=samples)
         summary["drift"] = _drift(rules, baseline, dataset, config, output_uri, drift)
-        pictures = gallery.worst_images(truth, predictions, scores.matches, _image_loader(dataset))
+        rows = {int(image_id): row for row, image_id in enumerate(dataset.image_ids)}
+        pictures = gallery.worst_images(
+            truth, predictions, scores.matches, lambda image_id: dataset.read(rows[image_id])[0]
+        )
         report = replace(_report(model, dataset, scores), compared=compared, gallery=pictures, used=used())
         write_results(output_uri, predictions, report, summary, rules)
         return summary
@@ -271,8 +274,3 @@ def _report(model: ScoredModel, dataset: ShardDataset, scores: Scores) -> Report
             **program_versions(),
         },
     )  # fmt: skip
-
-
-def _image_loader(dataset: ShardDataset) -> Callable[[int], bytes]:
-    rows = {int(image_id): row for row, image_id in enumerate(dataset.image_ids)}
-    return lambda image_id: dataset.read(rows[image_id])[0]

@@ -238,11 +238,6 @@ def test_other_classes_are_refused_by_name(saved, shards, config, tmp_path):
     assert not (tmp_path / "e").exists()
 
 
-def test_a_rule_that_cannot_be_read_is_refused_before_any_work(shards, config, tmp_path):
-    with pytest.raises(EvaluationError, match="cannot be read"):
-        evaluate(str(tmp_path / "none.pt"), shards, str(tmp_path / "e"), config, rules=["coco/AP = 1"])
-
-
 @pytest.fixture
 def no_prediction(monkeypatch):
     """Fails where anything is predicted."""

@@ -112,14 +112,6 @@ def test_large_convolutions_are_products_of_matrices_and_equal(networks):
         assert np.array_equal(one, other)
 
 
-def test_a_range_ends_where_relu_cuts(networks):
-    graph, _ = networks
-    assert "Relu" not in {node.op_type for node in graph.node}
-    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    behind = [node.input[2] for node in graph.node if node.op_type == "QuantizeLinear"]
-    assert [int(values[name]) for name in behind].count(0) >= 2
-
-
 def test_what_cannot_be_quantised_is_told_and_nothing_is_left(tmp_path):
     (tmp_path / "fp32.onnx").write_bytes(b"no model")
     with pytest.raises(ExportError, match="the model cannot be quantised") as caught:

@@ -238,9 +238,3 @@ def test_tensors_that_cannot_be_read_are_refused(changes, tail, said):
     text = json.dumps({"inputs": [tensor]}).encode()
     with pytest.raises(DataError, match=said):
         inference_protocol.read_request(text + tail, len(text) if tail else None, SIZE)
-
-
-@pytest.mark.parametrize("outputs", [{"outputs": 5}, {"outputs": [{"name": []}]}, {"parameters": [1]}])
-def test_outputs_of_odd_types_are_refused(outputs):
-    with pytest.raises(DataError):
-        inference_protocol.write_response({}, outputs, [np.zeros((1, 1))] * len(inference_protocol.OUTPUTS))
