@@ -148,7 +148,7 @@ def test_the_evaluation_tells_of_what_the_gate_held_back(hook, trained, tmp_path
 
 def test_the_export_tells_of_what_is_published(hook, trained, monkeypatch):
     monkeypatch.setattr(publishing, "export", lambda *given, **named: {"name": "pets", "model_version": "v2"})
-    record = {"model": "models/pets/v2", "version": "v2"}
+    record = SimpleNamespace(model="models/pets/v2", version="v2")
     published = SimpleNamespace(publish=lambda *given, **named: record, name_for=lambda name, shards: name)
     monkeypatch.setattr(publishing, "published_models", published)
     for _ in range(2):

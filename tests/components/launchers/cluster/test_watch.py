@@ -92,7 +92,7 @@ def test_a_pod_that_dies_again_and_again_ends_the_job(run, fake_cluster, master)
     def dies(pod):
         pod.run()
         pod.say("segmentation fault")
-        pod.sleep(0.15)
+        pod.sleep(0.5)
         pod.exit(139)
 
     fake_cluster.lives[master] = dies
