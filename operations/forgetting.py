@@ -1,6 +1,6 @@
 """`kubedet data forget`: takes images out of the data root, and out of all that is made from now on.
 
-The list (`trainer.data.forgotten`) is written first: from then on no download brings them. Then their bytes
+The list (`trainer.data.exclusions`) is written first: from then on no download brings them. Then their bytes
 and the raw tables and shards that hold them are deleted, the file that makes a folder whole first: what is
 killed in between is finished by the same command. What was seen stays, to tell whom it concerns.
 """
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from operations import lineage
 from trainer import storage
 from trainer.base.errors import ConfigError
-from trainer.data import forgotten, seen
-from trainer.data.forgotten import Forgotten
+from trainer.data import exclusions, training_record
+from trainer.data.exclusions import Exclusion
 
 _WHOLE = {"raw": ("manifest.json", "plan.json"), "shards": ("index.json",)}
 """Files that make a folder whole."""
@@ -21,7 +21,7 @@ _WHOLE = {"raw": ("manifest.json", "plan.json"), "shards": ("index.json",)}
 class Plan:
     """What forgetting images would delete, and who saw them."""
 
-    images: list[Forgotten]
+    images: list[Exclusion]
     """To be put on the list."""
     files: list[str]
     """URIs of their bytes."""
@@ -42,15 +42,15 @@ def plan(data_root: str, names: list[str]) -> Plan:
     """
     seen_in = lineage.saw(data_root, frozenset(names))
     rows = [(fingerprint, row) for fingerprint, of_one in seen_in.items() for row in of_one]
-    named = {name for _, row in rows for name in (row["key"], row["file_name"])}
+    named = {name for _, row in rows for name in (row.key, row.file_name)}
     if unknown := sorted(set(names) - named):
         raise ConfigError(
             f"no shards in {data_root} had an image {', '.join(unknown)}",
             fix="give keys or names of files as `kubedet model trace IMAGE` takes them",
         )
-    headers = {each: seen.header(seen.place(data_root, each)) for each in seen_in}
-    listed = [Forgotten(row["key"], row["file_name"], headers[each]["source"]) for each, row in rows]
-    folders = [f"shards/{each}" for each in seen_in] + [f"raw/{head['raw']}" for head in headers.values()]
+    headers = {each: training_record.header(training_record.place(data_root, each)) for each in seen_in}
+    listed = [Exclusion(row.key, row.file_name, headers[each].source) for each, row in rows]
+    folders = [f"shards/{each}" for each in seen_in] + [f"raw/{head.raw}" for head in headers.values()]
     runs = [run for run in lineage.runs(data_root, strict=True) if run.fingerprint in seen_in]
     running = []
     for run in runs:
@@ -60,7 +60,7 @@ def plan(data_root: str, names: list[str]) -> Plan:
             running.append(run.run)
     return Plan(
         images=list(dict.fromkeys(listed)),
-        files=_files(data_root, {f"{row['key']}-{row['image']}" for _, row in rows}),
+        files=_files(data_root, {f"{row.key}-{row.image}" for _, row in rows}),
         folders=[
             each for each in dict.fromkeys(folders) if storage.list_files(storage.join(data_root, each))
         ],
@@ -82,7 +82,7 @@ def forget(data_root: str, planned: Plan) -> None:
             f"these runs still train with the images: {', '.join(planned.running)}",
             fix="wait for their end or stop them and delete their folders; then give the same command again",
         )
-    forgotten.add(data_root, planned.images)
+    exclusions.add(data_root, planned.images)
     for folder in planned.folders:
         uri = storage.join(data_root, folder)
         whole = _WHOLE[folder.partition("/")[0]]

@@ -4,7 +4,7 @@ The records (`components.records`) say what each run and version trained on.
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from components.data_versions import KEY
@@ -18,7 +18,8 @@ from components.records import (
 )
 from trainer import storage
 from trainer.base.errors import ConfigError, StorageError
-from trainer.data import forgotten, seen
+from trainer.data import exclusions, training_record
+from trainer.data.training_record import RecordedImage
 from trainer.export import bundle, published_models
 
 
@@ -96,9 +97,12 @@ def versions(data_root: str, *exported: bundle.Bundle) -> list[Version]:
     return found
 
 
-def saw(data_root: str, names: frozenset[str]) -> dict[str, list[dict[str, Any]]]:
-    """Return the images of these names (see `seen.find`), by the fingerprint of the shards that had them."""
-    results = {each: list(seen.find(seen.place(data_root, each), names)) for each in seen.listed(data_root)}
+def saw(data_root: str, names: frozenset[str]) -> dict[str, list[RecordedImage]]:
+    """Return the images with these names (see `training_record.find`), by the fingerprint of their shards."""
+    results = {
+        each: list(training_record.find(training_record.place(data_root, each), names))
+        for each in training_record.listed(data_root)
+    }
     return {each: rows for each, rows in results.items() if rows}
 
 
@@ -163,24 +167,24 @@ def _trace_run(record: RunRecord, data_root: str) -> dict[str, Any]:
 
 
 def _trace_shards(fingerprint: str, data_root: str) -> dict[str, Any]:
-    uri = seen.place(data_root, fingerprint)
+    uri = training_record.place(data_root, fingerprint)
     description: dict[str, Any] = {"shards": f"shards/{fingerprint}"}
-    description["forgotten"] = seen.forgotten_in(data_root, fingerprint)
+    description["forgotten"] = training_record.excluded_in(data_root, fingerprint)
     if storage.exists(uri):
-        header = seen.header(uri)
-        description |= {"raw": f"raw/{header['raw']}", "source": header["source"]}
+        header = training_record.header(uri)
+        description |= {"raw": f"raw/{header.raw}", "source": header.source}
         description["images"] = below(uri, data_root)
     return description
 
 
-def _who(fingerprint: str, rows: list[dict[str, Any]], data_root: str) -> dict[str, Any]:
+def _who(fingerprint: str, rows: list[RecordedImage], data_root: str) -> dict[str, Any]:
     """Return the runs and versions that had a set of shards, and what it had of an image."""
     of_runs = [item.run for item in runs(data_root) if item.fingerprint == fingerprint]
     of_models = [item.shown for item in versions(data_root) if item.shards == fingerprint]
     freed = _freed(set(of_runs), data_root)
-    source = seen.header(seen.place(data_root, fingerprint))["source"]
-    names = forgotten.names(data_root, source)
-    marked = [row | {"forgotten": bool({row["key"], row["file_name"]} & names)} for row in rows]
+    source = training_record.header(training_record.place(data_root, fingerprint)).source
+    names = exclusions.names(data_root, source)
+    marked = [asdict(row) | {"forgotten": bool({row.key, row.file_name} & names)} for row in rows]
     return {
         "shards": f"shards/{fingerprint}", "source": source, "runs": of_runs, "models": freed + of_models,
         "freed": freed, "images": marked,

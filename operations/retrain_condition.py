@@ -17,9 +17,10 @@ from operations import lineage, notifications
 from trainer import storage
 from trainer.base.errors import ConfigError
 from trainer.config.schema import Config
-from trainer.data import forgotten, raw_folder, seen
+from trainer.data import exclusions, raw_folder, training_record
 from trainer.data.raw_folder import RawManifest
 from trainer.data.sources import name_of
+from trainer.data.training_record import DatasetDiff
 from trainer.export import published_models
 
 logger = logging.getLogger(__name__)
@@ -82,23 +83,23 @@ def nothing_new(
         logger.info("no version of %s is current yet: this run trains", name)
         return None
     since = f"{name} {current.version}"
-    uri = seen.place(data_root, current.fingerprint)
+    uri = training_record.place(data_root, current.fingerprint)
     if not storage.exists(uri):
         logger.info("what %s was trained on is not known (%s is not there): this run trains", since, uri)
         return None
-    excluded = forgotten.names(data_root, planned.source)
-    differences = seen.news(planned, uri, excluded)
+    excluded = exclusions.names(data_root, planned.source)
+    differences = training_record.diff(planned, uri, excluded)
     too_little = _too_little(planned, uri, differences, condition)
     if too_little is None:
-        must_go = f", {differences.forgotten} of them to be forgotten" if differences.forgotten else ""
+        must_go = f", {differences.excluded} of them to be forgotten" if differences.excluded else ""
         logger.info("since %s: %s%s", since, differences, must_go)
         # Else every night would train on the same images what was refused the night before.
         if run := lineage.held_back(data_root, planned.source):
-            uri = seen.place(data_root, run.fingerprint)
+            uri = training_record.place(data_root, run.fingerprint)
             if storage.exists(uri):
                 since, differences = (
                     f"{run.run}, whose model was held back",
-                    seen.news(planned, uri, excluded),
+                    training_record.diff(planned, uri, excluded),
                 )
                 too_little = _too_little(planned, uri, differences, condition)
     if too_little is None:
@@ -114,9 +115,9 @@ def nothing_new(
     return NothingNew(since, found)
 
 
-def _too_little(planned: RawManifest, uri: str, differences: seen.News, condition: Condition) -> str | None:
+def _too_little(planned: RawManifest, uri: str, differences: DatasetDiff, condition: Condition) -> str | None:
     """Return why what is new since `uri` was seen is too little, in brackets; None if it is enough."""
-    if differences.other_classes or differences.forgotten:
+    if differences.other_classes or differences.excluded:
         return None
     if differences.images < condition.min_new_images:
         return f" (fewer than {condition.min_new_images})" if differences.images else ""
@@ -128,7 +129,7 @@ def _too_little(planned: RawManifest, uri: str, differences: seen.News, conditio
 def _drift(planned: RawManifest, uri: str) -> float:
     """Return how far the annotations of a source have moved since, 0 to 1; infinity if unknown."""
     root = storage.parent(storage.parent(uri))
-    before = storage.join(root, "raw", seen.header(uri)["raw"])
+    before = storage.join(root, "raw", training_record.header(uri).raw)
     if not storage.exists(storage.join(before, raw_folder.PLAN)):
         logger.warning("%s is gone: how far the data have moved since is not known", before)
         return math.inf

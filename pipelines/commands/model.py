@@ -60,7 +60,7 @@ def add(commands: Commands) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from trainer.data import seen
+    from trainer.data import training_record
     from trainer.export import published_models
 
     names = published_models.names(options.data_root)
@@ -79,7 +79,7 @@ def _list(options: argparse.Namespace) -> int:
             ap = bundle.metadata.metrics.get("coco/AP")
             scored = "-" if ap is None else f"{ap:.3f}"
             formats = ", ".join(bundle.metadata.formats)
-            gone = seen.forgotten_in(options.data_root, bundle.metadata.shards)
+            gone = training_record.excluded_in(options.data_root, bundle.metadata.shards)
             note = f"  was trained on {gone} that are to be forgotten" if gone else ""
             mark, created = "*" if version == current else " ", bundle.metadata.created
             print(f"{mark} {version}  {created}  AP {scored}  {formats}{note}")

@@ -11,7 +11,7 @@ from operations import costs, forgetting, lineage, retrain_condition
 from pipelines import cli
 from trainer import storage
 from trainer.base.errors import ConfigError, DamagedError, DataError
-from trainer.data import forgotten, seen
+from trainer.data import exclusions, training_record
 from trainer.export import bundle, published_models
 from trainer.launching.usage.record import Record
 from trainer.model import recipes
@@ -42,7 +42,9 @@ def made(tmp_path):
 
 
 def key_of(root, shards, row=0):
-    return seen.pq.read_table(seen.place(root, shards["fingerprint"]))["key"][row].as_py()
+    return training_record.pq.read_table(training_record.place(root, shards["fingerprint"]))["key"][
+        row
+    ].as_py()
 
 
 def test_from_a_model_to_its_run_data_and_source(made, capsys):
@@ -102,16 +104,21 @@ def test_an_image_that_must_go_goes_and_the_next_run_trains(made, tmp_path, caps
     files = [path for path in Path(root).rglob("*") if path.is_file()]
     assert not [path for path in files if path.name.startswith(f"{key}-")]
     assert not [path for path in files if path.suffix == ".tar" or "raw" in path.relative_to(root).parts]
-    assert [item.key for item in forgotten.read(root)] == [key]
+    assert [item.key for item in exclusions.read(root)] == [key]
     # What was seen stays, and says whom it concerns.
-    assert seen.forgotten_in(root, shards["fingerprint"]) == 1
+    assert training_record.excluded_in(root, shards["fingerprint"]) == 1
     capsys.readouterr()
     cli.main(["model", "list", "--data-root", root])
     assert "was trained on 1 that are to be forgotten" in capsys.readouterr().out
     planned = preparation.listed(SOURCE, root, CONFIG.data, "")
     assert retrain_condition.nothing_new(planned, root, CONFIG, retrain_condition.Condition(1000)) is None
     _, (again, _) = preparation.prepare(SOURCE, *ASKED, root, "", str(tmp_path / "page.html"))
-    assert key not in seen.pq.read_table(seen.place(root, again["fingerprint"]))["key"].to_pylist()
+    assert (
+        key
+        not in training_record.pq.read_table(training_record.place(root, again["fingerprint"]))[
+            "key"
+        ].to_pylist()
+    )
     # The same again finds nothing left, and is no error.
     assert cli.main(["data", "forget", key, "--data-root", root, "--yes"]) == 0
 
@@ -123,7 +130,7 @@ def test_nothing_is_deleted_while_a_run_trains_on_it(made):
     assert planned.running == ["night-1"]
     with pytest.raises(ConfigError, match="still train with the images: night-1"):
         forgetting.forget(root, planned)
-    assert not forgotten.read(root) and Path(root, "shards", shards["fingerprint"], "index.json").exists()
+    assert not exclusions.read(root) and Path(root, "shards", shards["fingerprint"], "index.json").exists()
     with pytest.raises(ConfigError, match="had an image nobody"):
         forgetting.plan(root, ["nobody"])
 

@@ -15,7 +15,7 @@ from components.starting_weights import check_warm_start, from_champion
 from operations import lineage, retrain_condition
 from trainer.base.errors import ConfigError
 from trainer.config import parsing
-from trainer.data import forgotten
+from trainer.data import exclusions
 from trainer.export import bundle, published_models
 from trainer.model import recipes
 
@@ -67,7 +67,7 @@ def test_nothing_new_ends_the_run_before_any_image_is_fetched(champion, tmp_path
 @pytest.mark.slow
 def test_as_many_as_are_asked_for_make_a_run_pay(champion, tmp_path):
     larger = SOURCE.replace("24", "25")
-    changed = retrain_condition.seen.news(
+    changed = retrain_condition.training_record.diff(
         preparation.listed(larger, champion, recipes.load(*ASKED).data, ""),
         next(str(path) for path in Path(champion, "seen").glob("*.parquet")),
     ).images
@@ -81,8 +81,8 @@ def test_a_run_pays_without_a_champion_and_where_an_image_must_go(champion, tmp_
     fresh = str(tmp_path / "fresh")
     assert (prepare(SOURCE, fresh, tmp_path, 1)[0]["kind"] == "nothing new") is False
     (found,) = list(Path(champion, "seen").glob("*.parquet"))
-    key = retrain_condition.seen.pq.read_table(found)["key"][0].as_py()
-    forgotten.add(champion, [forgotten.Forgotten(key, "", "")])
+    key = retrain_condition.training_record.pq.read_table(found)["key"][0].as_py()
+    exclusions.add(champion, [exclusions.Exclusion(key, "", "")])
     assert (prepare(SOURCE, champion, tmp_path, 1000)[0]["kind"] == "nothing new") is False
 
 

@@ -19,7 +19,7 @@ from trainer import storage
 from trainer.base.errors import DataError
 from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import DataConfig
-from trainer.data import forgotten, image_keys
+from trainer.data import exclusions, image_keys
 from trainer.data import problem_counts as reasons
 from trainer.data.plausibility import AnnotationCheck, merged
 from trainer.data.problem_counts import Problems
@@ -158,7 +158,7 @@ def _draft(rows: Rows, labels: np.ndarray, path: Path, without: frozenset[str]) 
 def _without(rows: pa.RecordBatch, without: frozenset[str]) -> pa.RecordBatch:
     """Return the rows without the images that are to be forgotten."""
     names = rows.column("file_name").to_pylist()
-    return rows.filter(pa.array([not forgotten.is_meant(name, without) for name in names]))
+    return rows.filter(pa.array([not exclusions.matches(name, without) for name in names]))
 
 
 def _drop_empty(drafts: dict[str, _Draft], listing: Listing, policy: str) -> None:

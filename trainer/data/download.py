@@ -21,7 +21,7 @@ import numpy as np
 from trainer import storage
 from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig
-from trainer.data import annotations, fetch, forgotten, raw_folder, sources
+from trainer.data import annotations, exclusions, fetch, raw_folder, sources
 from trainer.data import problem_counts as reasons
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import VERSION, RawManifest, SplitCounts
@@ -102,7 +102,7 @@ def plan(source: str, data_root: str, config: DataConfig) -> RawManifest:
     origin = sources.parse(source, config)
     listing = origin.listing()
     root = storage.absolute(data_root)
-    without = forgotten.names(root, origin.uri)
+    without = exclusions.names(root, origin.uri)
     left_out = [sorted(without)] if without else []
     name = fingerprint("raw", VERSION, origin.uri, listing.state, *choices(config), *left_out)
     uri = storage.join(root, "raw", name)

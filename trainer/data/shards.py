@@ -28,7 +28,7 @@ from trainer.base.errors import DataError
 from trainer.base.log import progress
 from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import DataConfig
-from trainer.data import plausibility, raw_folder, seen, shard_folder, statistics
+from trainer.data import plausibility, raw_folder, shard_folder, statistics, training_record
 from trainer.data import problem_counts as reasons
 from trainer.data.download import fingerprint
 from trainer.data.ground_truth import Classes, GroundTruthWriter
@@ -117,7 +117,7 @@ def finished(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex
     if index:
         logger.info("shards of %s are there already: %s", raw.source, index.uri)
         raw.check(f"shards of {raw.source}", Problems(dict(index.problems), {}), config.max_bad_fraction)
-        seen.write(raw, index, data_root)
+        training_record.write(raw, index, data_root)
     return index
 
 
@@ -252,7 +252,7 @@ def join(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
         content=raw.content,
     )
     index.write()
-    seen.write(raw, index, data_root)
+    training_record.write(raw, index, data_root)
     for name in shard_folder.noted(states):
         storage.delete(storage.join(uri, name + NOTE))
     summary = f" ({problems.summary()})" if problems.counts else ""

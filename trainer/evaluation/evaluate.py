@@ -11,7 +11,7 @@ from typing import Any
 from trainer import storage
 from trainer.base.errors import EvaluationError, MissingError
 from trainer.config.schema import Config, EvaluationConfig
-from trainer.data import seen
+from trainer.data import training_record
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset, data_root_of
 from trainer.evaluation import baseline as baselines
@@ -218,7 +218,9 @@ def _drift(
         return {"metrics": {}, "obstacle": _NO_DRIFT}
     before = baseline.summary.shards if baseline.summary else ""
     if not before or not storage.exists(storage.join(before, "index.json")):
-        if before and seen.forgotten_in(data_root_of(before), before.rstrip("/").rpartition("/")[2]):
+        if before and training_record.excluded_in(
+            data_root_of(before), before.rstrip("/").rpartition("/")[2]
+        ):
             # Otherwise no later model could pass: images that were removed on request do not come back.
             _LOG.warning("drift is not measured: the shards of %s went with images to forget", baseline.name)
             return {"metrics": {}, "obstacle": ""}

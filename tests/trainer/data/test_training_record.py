@@ -11,7 +11,7 @@ from PIL import Image
 
 from trainer.base.errors import DamagedError
 from trainer.config.schema import DataConfig
-from trainer.data import download, forgotten, seen
+from trainer.data import download, exclusions, training_record
 from trainer.data.shards import shard
 
 CONFIG = DataConfig(processes=1, threads=2, val_fraction=0.2, max_bad_fraction=0.1)
@@ -65,12 +65,12 @@ def root(tmp_path):
 def make(source, root):
     raw = download.download(source, root, CONFIG)
     index = shard(raw, root, CONFIG)
-    return raw, seen.place(root, index.fingerprint)
+    return raw, training_record.place(root, index.fingerprint)
 
 
 def news(source, root, uri):
     planned = download.plan(source, root, CONFIG)
-    return seen.news(planned, uri, forgotten.names(root, planned.source))
+    return training_record.diff(planned, uri, exclusions.names(root, planned.source))
 
 
 def test_it_holds_every_image_of_the_shards_and_outlives_them(coco, root):
@@ -84,13 +84,13 @@ def test_it_holds_every_image_of_the_shards_and_outlives_them(coco, root):
     assert [row["key"] for row in rows if row["crc32"] is None] == ["0003"]
     shutil.rmtree(Path(root) / "raw")
     shutil.rmtree(Path(root) / "shards")
-    found = list(seen.find(uri, frozenset({"0007.jpg", "0003"})))
-    assert [(row["file_name"], row["seen"]) for row in sorted(found, key=lambda row: row["key"])] == [
+    found = list(training_record.find(uri, frozenset({"0007.jpg", "0003"})))
+    assert [(row.file_name, row.seen) for row in sorted(found, key=lambda row: row.key)] == [
         ("0003.jpg", False), ("0007.jpg", True),
     ]  # fmt: skip
-    by_boxes = list(seen.find(uri, frozenset({found[-1]["annotations"]})))
-    assert found[-1]["key"] in {row["key"] for row in by_boxes}
-    assert seen.header(uri)["classes"] == ["square"]
+    by_boxes = list(training_record.find(uri, frozenset({found[-1].annotations})))
+    assert found[-1].key in {row.key for row in by_boxes}
+    assert training_record.header(uri).classes == ["square"]
 
 
 def test_a_part_of_the_disk_only(coco, root):
@@ -123,15 +123,15 @@ def test_new_changed_and_removed_images_are_counted_before_any_is_fetched(coco, 
 def test_an_image_that_is_to_be_forgotten_is_in_no_later_download(coco, root):
     source = coco.add(*range(20))
     raw, uri = make(source, root)
-    added = forgotten.add(root, [forgotten.Forgotten("0005", "0005.jpg", raw.source)])
-    assert len(added) == 1 and not forgotten.add(root, added)
+    added = exclusions.add(root, [exclusions.Exclusion("0005", "0005.jpg", raw.source)])
+    assert len(added) == 1 and not exclusions.add(root, added)
     found = news(source, root, uri)
-    assert (found.new, found.changed, found.removed, found.forgotten) == (0, 0, 1, 1)
+    assert (found.new, found.changed, found.removed, found.excluded) == (0, 0, 1, 1)
     again, uri = make(source, root)
     assert again.fingerprint != raw.fingerprint
-    assert not list(seen.find(uri, frozenset({"0005"})))
+    assert not list(training_record.find(uri, frozenset({"0005"})))
     # Of the same name in another set it is another image.
-    assert forgotten.names(root, "coco:/elsewhere") == frozenset()
+    assert exclusions.names(root, "coco:/elsewhere") == frozenset()
 
 
 def test_what_was_altered_is_named_by_its_hash_and_written_anew(coco, root, caplog):
@@ -141,15 +141,15 @@ def test_what_was_altered_is_named_by_its_hash_and_written_anew(coco, root, capl
     at = whole.rindex(b"square")  # In the footer, which Parquet itself does not check.
     file.write_bytes(whole[:at] + b"squire" + whole[at + 6 :])
     with pytest.raises(DamagedError, match="its sha256 is ") as raised:
-        seen.header(uri)
+        training_record.header(uri)
     assert "run the step of these data again" in raised.value.fix
     make(source, root)
-    assert file.read_bytes() == whole and "mending it" in caplog.text
+    assert file.read_bytes() == whole and "writing it again" in caplog.text
     # One of an earlier program has no hash beside it.
     Path(f"{uri}.sha256").unlink()
-    assert seen.header(uri)["classes"] == ["square"] and seen.listed(root) == [file.stem]
+    assert training_record.header(uri).classes == ["square"] and training_record.listed(root) == [file.stem]
     file.write_bytes(whole[:200])
     with pytest.raises(DamagedError, match="is damaged"):
-        list(seen.find(uri, frozenset({"0005"})))
+        list(training_record.find(uri, frozenset({"0005"})))
     make(source, root)
-    assert file.read_bytes() == whole and seen.header(uri)["classes"] == ["square"]
+    assert file.read_bytes() == whole and training_record.header(uri).classes == ["square"]
