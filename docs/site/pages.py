@@ -35,6 +35,7 @@ DOCUMENTS = {
     "Project": {
         "Architecture": "docs/architecture.md",
         "Detectors": "docs/detectors.md",
+        "Log of measurements": "dev/LOG.md",
         "Contributing": "CONTRIBUTING.md",
         "Tests on a cluster": "tests/cluster/README.md",
         "Changes": "CHANGELOG.md",
