@@ -1,28 +1,23 @@
 """PASCAL VOC data sets: an XML file for each image.
 
-VOC's own layout has Annotations, JPEGImages and ImageSets/Main. Any other is a tree of folders: XML files
-beside their images, as LabelImg writes them, or in folders of their own, and folders train, valid, test.
+VOC's own layout has Annotations, JPEGImages and ImageSets/Main. Others have XML files beside the images, as
+LabelImg writes them, or in parallel folders; folders named train, valid and test are splits.
 
-VOC corners are pixels counted from 1, the last one included (VOC2012 development kit, section
-on annotations), while the internal form measures from the image's top left corner. So
+VOC corners are pixels counted from 1, the last one included (VOC2012 development kit, annotations):
 
     x = xmin - 1, y = ymin - 1, width = xmax - xmin + 1, height = ymax - ymin + 1
 
-and a box from 1 to the image's width covers all of it. COCO JSON that was made from VOC by plain
-subtraction (x = xmin, width = xmax - xmin) is one pixel off that. Corners that coincide are a slip
-of the annotator, not a box of one pixel: such a box has no area here, as it has none there.
+Corners that coincide are a slip of the annotator: such a box has no area.
 """
 
 import hashlib
-import json
 import re
 import xml.etree.ElementTree as ET
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePosixPath
-from tempfile import TemporaryFile
 from xml.parsers import expat
 
 from trainer import storage
@@ -43,40 +38,36 @@ from trainer.data.sources.source import (
     split_of,
 )
 
-_CORNERS = ("xmin", "ymin", "xmax", "ymax")
-_COMMA = re.compile(r"-?\d+,\d+")
-
 
 @dataclass
 class VocAnnotation:
     """The content of one XML file."""
 
-    width: int
-    height: int
-    file_name: str
-    objects: list[tuple[str, tuple[float, ...], int]]
+    width: int = 0
+    height: int = 0
+    file_name: str = ""
+    objects: list[tuple[str, tuple[float, ...], int]] = field(default_factory=list)
     """(class name, bbox, iscrowd)"""
     fault: str = ""
-    """Why nothing of it can be used."""
+    """Why the file cannot be used."""
     bad_objects: list[tuple[str, str]] = field(default_factory=list)
     """(reason, description) of objects without a usable box."""
 
 
 def parse_xml(data: bytes) -> VocAnnotation:
-    """Parse one annotation file; an unreadable one comes back with its fault."""
+    """Parse one annotation file; an unreadable one has a fault."""
     try:
         _refuse_doctype(data)
         root = ET.fromstring(data)  # noqa: S314 (no DOCTYPE, so no entities)
     except (ET.ParseError, expat.ExpatError, ValueError, LookupError) as error:
-        return VocAnnotation(0, 0, "", [], fault=f"its annotation is no XML that can be used: {error}")
+        return VocAnnotation(fault=f"its annotation is no XML that can be used: {error}")
     if root.tag != "annotation":
         of_cvat = "; it is CVAT's own: export as COCO or VOC there" if root.tag == "annotations" else ""
-        fault = f"its annotation is no VOC XML: the root is <{root.tag}>{of_cvat}"
-        return VocAnnotation(0, 0, "", [], fault=fault)
-    width, height = (_number(root.findtext(f"size/{side}")) or 0 for side in ("width", "height"))
+        return VocAnnotation(fault=f"its annotation is no VOC XML: the root is <{root.tag}>{of_cvat}")
+    width, height = (int(_number(root.findtext(f"size/{side}")) or 0) for side in ("width", "height"))
     # On Windows a backslash separates folders.
     name = (root.findtext("filename") or "").strip().replace("\\", "/")
-    annotation = VocAnnotation(int(width), int(height), name, [])
+    annotation = VocAnnotation(width, height, name)
     for number, item in enumerate(root.iterfind("object"), 1):
         label = (item.findtext("name") or "").strip()
         box = _box(item.find("bndbox"))
@@ -89,7 +80,7 @@ def parse_xml(data: bytes) -> VocAnnotation:
 
 
 def _refuse_doctype(data: bytes) -> None:
-    """Raise ValueError at a DOCTYPE: its entities can read files and fill the memory."""
+    """Raise ValueError for a DOCTYPE: its entities can read files and fill the memory."""
 
     def refuse(*_: object) -> None:
         raise ValueError("it has a DOCTYPE, which is refused")
@@ -101,16 +92,15 @@ def _refuse_doctype(data: bytes) -> None:
 
 def _box(corners: ET.Element | None) -> tuple[float, ...] | str:
     """Return [x, y, width, height], or the reason why there is none."""
-    texts = [] if corners is None else [(corners.findtext(name) or "").strip() for name in _CORNERS]
+    texts = [] if corners is None else [corners.findtext(name) for name in ("xmin", "ymin", "xmax", "ymax")]
     if not any(texts):
         return reasons.BOX_ABSENT
     xmin, ymin, xmax, ymax = map(_number, texts)
     if xmin is None or ymin is None or xmax is None or ymax is None:
-        commas = any(_COMMA.fullmatch(text) for text in texts)
-        return reasons.BOX_DECIMAL_COMMA if commas else reasons.BOX_NOT_FINITE
-    wide = xmax - xmin + 1 if xmax > xmin else 0.0
-    high = ymax - ymin + 1 if ymax > ymin else 0.0
-    return xmin - 1, ymin - 1, wide, high
+        return reasons.BOX_NOT_FINITE
+    width = xmax - xmin + 1 if xmax > xmin else 0.0
+    height = ymax - ymin + 1 if ymax > ymin else 0.0
+    return xmin - 1, ymin - 1, width, height
 
 
 def _number(text: str | None) -> float | None:
@@ -137,85 +127,62 @@ class VocSource(Source):
         Raises:
             DataError: the folder has no annotations or no images.
         """
-        layout = VocLayout(self.folder)
-        digest, problems, annotations = hashlib.sha256(), Problems(), _Annotations()
-        keys = sorted({key for keys in layout.splits.values() for key in keys if layout.annotation(key)})
-        texts = read_all(map(layout.annotation, keys))
-        for key, data in zip(keys, texts, strict=True):
+        layout = _Layout(self.folder)
+        digest, problems = hashlib.sha256(), Problems()
+        annotations: dict[str, VocAnnotation] = {}
+        keys = sorted({key for keys in layout.splits.values() for key in keys if key in layout.xml})
+        uris = [storage.join(self.folder, layout.xml[key]) for key in keys]
+        for key, uri, data in zip(keys, uris, read_all(uris), strict=True):
             text = b"" if isinstance(data, MissingError) else data
             digest.update(f"{key} {len(text)}\n".encode() + text)
-            annotation = parse_xml(text)
+            annotations[key] = annotation = parse_xml(text)
             if isinstance(data, MissingError):
                 annotation.fault = data.message
-            annotations.add(key, annotation)
             for reason, item in annotation.bad_objects:
-                problems.add(reason, f"{item} in {layout.annotation(key)}")
-        # Sorted, so that labels do not depend on which image comes first.
-        categories = [
-            Category(name, number) for number, name in enumerate(sorted(annotations.classes - {""}), 1)
-        ]
-        rows, overlaps = {}, SplitOverlaps(problems)
+                problems.add(reason, f"{item} in {uri}")
+        names = {label for annotation in annotations.values() for label, _, _ in annotation.objects}
+        # Sorted, so that labels do not depend on the order of the images.
+        categories = [Category(name, number) for number, name in enumerate(sorted(names - {""}), 1)]
+        rows, overlaps, used = {}, SplitOverlaps(problems), set()
         for split, of_split in layout.splits.items():
             read = partial(_entries, of_split, annotations, layout, categories)
             for entry in read(problems):
                 digest.update(f"{split} {entry.file_name} {entry.version}\n".encode("utf-8", "replace"))
+                used.add(entry.file_name)
             rows[split] = Rows.of(read)
             overlaps.add(split, [(key, key) for key in of_split])
-        for name in layout.unannotated():
-            problems.add(reasons.IMAGE_WITHOUT_ANNOTATION, name)
+        if not layout.is_published:  # VOC's lists and folders name the images of the set.
+            for name in sorted(layout.image_names - used):
+                problems.add(reasons.IMAGE_WITHOUT_ANNOTATION, name)
         return Listing(categories, rows, digest.hexdigest(), problems, read_as=layout.read_as)
-
-
-class _Annotations:
-    """The content of XML files on the disk; memory holds their places and the classes."""
-
-    def __init__(self) -> None:
-        self._lines = TemporaryFile()  # noqa: SIM115 (lives as long as this does)
-        self._places: dict[str, int] = {}
-        self.classes: set[str] = set()
-
-    def add(self, key: str, annotation: VocAnnotation) -> None:
-        self._places[key] = self._lines.tell()
-        self.classes.update(label for label, _, _ in annotation.objects)
-        self._lines.write(json.dumps(vars(annotation)).encode() + b"\n")
-
-    def get(self, key: str) -> VocAnnotation | None:
-        if key not in self._places:
-            return None
-        self._lines.seek(self._places[key])
-        return VocAnnotation(**json.loads(self._lines.readline()))
 
 
 def _entries(
     keys: list[str],
-    annotations: _Annotations,
-    layout: "VocLayout",
+    annotations: dict[str, VocAnnotation],
+    layout: "_Layout",
     categories: list[Category],
     _: Problems,
 ) -> Iterator[Entry]:
     """Yield the images of a split."""
     positions = {category.name: position for position, category in enumerate(categories)}
     for key in keys:
-        annotation = annotations.get(key)
-        file = layout.image(key, annotation.file_name if annotation else "")
-        if file is None:
-            yield Entry(key, "", 0, 0, [], fault=(reasons.IMAGE_MISSING, layout.searched(key)))
+        annotation = annotations.get(key) or VocAnnotation(fault=f"no Annotations/{key}.xml")
+        image = layout.image(key, annotation.file_name)
+        if isinstance(image, str):
+            yield Entry(key, "", 0, 0, [], fault=(reasons.IMAGE_MISSING, image))
             continue
-        name, origin, version = file
-        fault = annotation.fault if annotation else f"no Annotations/{key}.xml"
-        annotation = annotation or VocAnnotation(0, 0, "", [])
         boxes = [
-            Box(positions.get(label, UNKNOWN), tuple(bbox), 0.0, crowd)
-            for label, bbox, crowd in annotation.objects
+            Box(positions.get(label, UNKNOWN), bbox, 0.0, crowd) for label, bbox, crowd in annotation.objects
         ]
         yield Entry(
-            name, origin, annotation.width, annotation.height, boxes, version=version,
-            fault=(reasons.IMAGE_UNREADABLE, fault) if fault else None,
+            image.name, storage.join(layout.root, image.path), annotation.width, annotation.height, boxes,
+            fault=(reasons.IMAGE_UNREADABLE, annotation.fault) if annotation.fault else None,
+            version=image.version,
         )  # fmt: skip
 
 
-_ANNOTATIONS = "Annotations"
-_IMAGE_FOLDERS = ("JPEGImages", "images", "Images", _ANNOTATIONS)
+_IMAGE_FOLDERS = ("JPEGImages", "images", "Images")
 _SPLIT_FOLDER = re.compile(
     r"(train|training|val|valid|validation|test|testing)(?:[-_ ]?(?:set|data|images|imgs|labels|\d{4}))?",
     re.I,
@@ -223,135 +190,108 @@ _SPLIT_FOLDER = re.compile(
 _ORDER = ("train", "val", "test")
 
 
-class VocLayout:
-    """A VOC data set's files. A key stands for an image and its annotation.
+@dataclass(frozen=True)
+class _Image:
+    """An image file."""
 
-    In VOC's own layout it is the stem of both files, in any other the path of the XML file without its
-    extension.
+    path: str
+    """Relative to the set's folder."""
+    version: str
+
+    @property
+    def name(self) -> str:
+        """Its name in the set: without the folder that VOC's own layout has."""
+        return self.path.removeprefix("JPEGImages/")
+
+    @property
+    def folder(self) -> str:
+        return self.path.rpartition("/")[0]
+
+
+class _Layout:
+    """The files of a VOC data set.
+
+    A key stands for an image and its annotation: the path of the XML file without its extension, in VOC's own
+    layout without its folder.
     """
 
     def __init__(self, root: str) -> None:
-        """Find the files of the set in a folder.
-
-        Raises:
-            DataError: it has no XML files or no images.
-            StorageError: it cannot be read.
-        """
-        self._root = root
-        self._xml: dict[str, str] = {}
-        self._images: dict[str, list[tuple[str, str]]] = defaultdict(list)
-        """Path and version of the images of each stem, in lower case."""
-        for name, state in storage.scan(root):
+        self.root = root
+        self.xml: dict[str, str] = {}
+        """Path of the XML file of each key."""
+        self._images: dict[str, list[_Image]] = defaultdict(list)
+        """Images by their stem in lower case."""
+        for name, state in sorted(storage.scan(root), key=lambda item: item[0]):
             path = PurePosixPath(name)
             if any(part.startswith(".") or part == "__MACOSX" for part in path.parts):
                 continue
             if name.lower().endswith(".xml"):
-                self._xml[name[:-4]] = name
+                self.xml[name[:-4]] = name
             elif name.lower().endswith(IMAGE_SUFFIXES):
-                self._images[path.stem.lower()].append((name, version_of(state)))
-        for images in self._images.values():
-            images.sort()
-        self._check()
-        self._home = self._published_home()
-        """Folder of the images in VOC's own layout; empty in another."""
-        if self._home:
-            self._keep_published()
-        self._by_lists = True
-        self.splits = self._listed_splits()
-        if not self.splits:
-            self._by_lists = False
-            self.splits = self._folder_splits()
-        self._used: set[str] = set()
-
-    @property
-    def read_as(self) -> str:
-        """How it was understood, for people."""
-        lists = ", splits of ImageSets/Main" if self._by_lists else ""
-        if self._home:
-            return f"VOC: {_ANNOTATIONS} and {self._home}{lists}"
-        beside = sum((image := self._image(key)) is not None and _folder(image[0]) == _folder(key)
-                     for key in self._xml)  # fmt: skip
-        layout = "XML files beside the images" if 2 * beside > len(self._xml) else "XML files and images"
-        folders = []
-        for split, keys in self.splits.items():
-            common = Counter(str(PurePosixPath(key).parent) for key in keys).most_common(3)
-            folders.append(f"{split} of {', '.join(folder for folder, _ in common)}")
-        named = f", {'; '.join(folders)}" if len(folders) > 1 else ""
-        return f"VOC: {layout}{lists or named}"
-
-    def annotation(self, key: str) -> str:
-        """Return the URI of the XML file; "" if there is none."""
-        return storage.join(self._root, self._xml[key]) if key in self._xml else ""
-
-    def image(self, key: str, named: str) -> tuple[str, str, str] | None:
-        """Return name, URI and version of the image, or None.
-
-        Args:
-            key: the image's.
-            named: file name in the annotation, which decides between images of the same stem.
-        """
-        image = self._image(key, named)
-        if image is None:
-            return None
-        self._used.add(image[0])
-        name = image[0].removeprefix(f"{self._home}/") if self._home else image[0]
-        return name, storage.join(self._root, image[0]), image[1]
-
-    def searched(self, key: str) -> str:
-        """Say where an image that is missing was looked for."""
-        if self._home:
-            return f"no file {key}.* in {storage.join(self._root, self._home)}"
-        stem = PurePosixPath(key).name
-        if len(self._images.get(stem.lower(), ())) > 1:
-            return f"several images {stem}.*, and none beside {key}.xml"
-        return f"no file {stem}.* beside {key}.xml or in another folder of its split"
-
-    def unannotated(self) -> list[str]:
-        """Return the names of images that no annotation is of.
-
-        None in VOC's own layout and with lists, which name the images of the set: the folder may hold more.
-        """
-        if self._by_lists or self._home:
-            return []
-        return sorted(
-            name for images in self._images.values() for name, _ in images if name not in self._used
-        )
-
-    def _check(self) -> None:
-        if not self._xml:
+                self._images[path.stem.lower()].append(_Image(name, version_of(state)))
+        if not self.xml:
             raise DataError(
-                f"voc:{self._root}: no XML files in it",
+                f"voc:{root}: no XML files in it",
                 fix="name the folder that holds Annotations, JPEGImages and ImageSets, or the images with "
                 "their XML files beside them",
             )
         if not self._images:
             raise DataError(
-                f"voc:{self._root}: no images in JPEGImages, nor beside the XML files",
+                f"voc:{root}: no images in JPEGImages, nor beside the XML files",
                 fix=f"put the images there, as {', '.join(IMAGE_SUFFIXES)}",
             )
+        home = [key for key in self.xml if key.startswith("Annotations/") and key.count("/") == 1]
+        if home:  # Other folders of VOC's own layout hold other XML files.
+            self.xml = {key.removeprefix("Annotations/"): self.xml[key] for key in home}
+        self.splits = self._listed_splits()
+        self.is_published = bool(home or self.splits)
+        self.read_as = "VOC: splits of ImageSets/Main"
+        if not self.splits:
+            self.splits = self._folder_splits()
+            folders = {
+                split: sorted({str(PurePosixPath(self.xml[key]).parent) for key in keys})[:3]
+                for split, keys in self.splits.items()
+            }
+            self.read_as = "VOC: " + "; ".join(f"{split} of {', '.join(folders[split])}" for split in folders)
 
-    def _published_home(self) -> str:
-        folders = {_folder(name) for images in self._images.values() for name, _ in images}
-        has_annotations = any(_folder(key) == _ANNOTATIONS for key in self._xml)
-        return next((folder for folder in _IMAGE_FOLDERS if has_annotations and folder in folders), "")
+    @property
+    def image_names(self) -> set[str]:
+        """The names of all images of the folder."""
+        return {image.name for images in self._images.values() for image in images}
 
-    def _keep_published(self) -> None:
-        """Take only VOC's own folders; keys are stems."""
-        self._xml = {
-            PurePosixPath(key).name: name for key, name in self._xml.items() if _folder(key) == _ANNOTATIONS
-        }
-        for stem, images in self._images.items():
-            self._images[stem] = [image for image in images if _folder(image[0]) == self._home]
+    def image(self, key: str, file_name: str = "") -> _Image | str:
+        """Return a key's image, or why there is none.
+
+        It is beside the XML file, or else the nearest of its split; `file_name`, of the annotation, decides
+        between images of the same stem.
+        """
+        path = PurePosixPath(self.xml.get(key, key))
+        split, stem = _split_of_path(str(path)), PurePosixPath(key).name
+        images = self._images.get(stem.lower(), [])
+        if split:
+            images = [image for image in images if _split_of_path(image.path) == split]
+        if not images:
+            return f"no file {stem}.* beside {key}.xml or in another folder of its split"
+
+        def rank(image: _Image) -> tuple[int, bool]:
+            return _distance(path.parent, PurePosixPath(image.folder)), image.folder not in _IMAGE_FOLDERS
+
+        nearest = [image for image in images if rank(image) == min(map(rank, images))]
+        wanted = PurePosixPath(file_name).name
+        nearest = [image for image in nearest if PurePosixPath(image.path).name == wanted] or nearest
+        if len({image.folder for image in nearest}) > 1:
+            return f"several images {stem}.*, and none beside {key}.xml"
+        return nearest[0]
 
     def _listed_splits(self) -> dict[str, list[str]]:
         """Return the keys of each split by the lists in ImageSets/Main; {} if there are none."""
         keys_of: dict[str, list[str]] = defaultdict(list)
-        for key in sorted(self._xml):
+        for key in self.xml:
             keys_of[PurePosixPath(key).name].append(key)
-        folder = storage.join(self._root, "ImageSets", "Main")
+        folder = storage.join(self.root, "ImageSets", "Main")
         files = storage.list_states(folder)
         lists = {
-            split: [_stem(line, keys_of.keys()) for line in read_lines(storage.join(folder, f"{split}.txt"))]
+            split: [_stem(line, keys_of) for line in read_lines(storage.join(folder, f"{split}.txt"))]
             for split in (*_ORDER, "trainval")
             if f"{split}.txt" in files
         }
@@ -368,27 +308,12 @@ class VocLayout:
     def _folder_splits(self) -> dict[str, list[str]]:
         """Return the keys of each split by the folders of the XML files, or else of their images."""
         by_folder: dict[str, list[str]] = defaultdict(list)
-        for key in sorted(self._xml):
-            split = _split_of_path(key)
-            image = None if split else self._image(key)
-            by_folder[split or (image and _split_of_path(image[0])) or "train"].append(key)
+        for key, path in self.xml.items():
+            split = _split_of_path(path)
+            if not split and isinstance(image := self.image(key), _Image):
+                split = _split_of_path(image.path)
+            by_folder[split or "train"].append(key)
         return {split: by_folder[split] for split in _ORDER if split in by_folder}
-
-    def _image(self, key: str, named: str = "") -> tuple[str, str] | None:
-        """Return path and version of an image: beside its XML file, else the nearest of its split."""
-        path, split = PurePosixPath(key), _split_of_path(key)
-        images = self._images.get(path.name.lower(), [])
-        if split:
-            images = [image for image in images if _split_of_path(image[0]) == split]
-        distances = [_distance(path.parent, PurePosixPath(name).parent) for name, _ in images]
-        nearest = [image for image, far in zip(images, distances, strict=True) if far == min(distances)]
-        exact = [image for image in nearest if PurePosixPath(image[0]).name == PurePosixPath(named).name]
-        nearest = exact or nearest
-        return nearest[0] if len({_folder(name) for name, _ in nearest}) == 1 else None
-
-
-def _folder(path: str) -> str:
-    return path.rpartition("/")[0]
 
 
 def _split_of_path(path: str) -> str | None:
@@ -398,12 +323,12 @@ def _split_of_path(path: str) -> str | None:
 
 
 def _distance(folder: PurePosixPath, other: PurePosixPath) -> int:
-    """Return how many folders lie between two."""
+    """Return how many folders are between two."""
     common = sum(1 for one, two in zip(folder.parts, other.parts, strict=False) if one == two)
     return len(folder.parts) + len(other.parts) - 2 * common
 
 
-def _stem(line: str, stems: Collection[str]) -> str:
+def _stem(line: str, stems: dict[str, list[str]]) -> str:
     """Return the image that a line of a list names, without the columns, extensions and folders of some."""
     name = line if line in stems else re.sub(r"\s+-?[01]$", "", line)
     if name in stems:

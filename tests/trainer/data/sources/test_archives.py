@@ -339,7 +339,7 @@ def test_names_in_utf_8_that_do_not_say_so(tmp_path, make_jpeg):
 def test_inspect_says_how_it_read_a_path_and_what_to_train_on(make_set, capsys):
     for kind, words in (
         ("coco", "COCO JSON: train of annotations/instances_train.json; val of"),
-        ("voc", "VOC: XML files beside the images, train of train; val of val"),
+        ("voc", "VOC: train of train; val of val"),
         ("yolo", "YOLO, by data.yaml: train of train; val of val"),
     ):
         folder = make_set(kind)

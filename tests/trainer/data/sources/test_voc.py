@@ -4,11 +4,8 @@ import pytest
 from source_rows import entries_of
 
 from trainer.base.errors import DataError
-from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
-from trainer.data.download import plan
-from trainer.data.sources import files
 from trainer.data.sources.source import UNKNOWN
 from trainer.data.sources.voc import VocSource
 
@@ -66,12 +63,6 @@ def test_difficult_objects_are_ignored_in_scoring(make_voc):
     assert [box.iscrowd for box in entry.boxes] == [0, 1, 0]
 
 
-def test_parts_of_an_object_are_no_objects(make_voc):
-    part = "<part><name>head</name><bndbox><xmin>1</xmin></bndbox></part>"
-    (entry,) = entries(make_voc({"a": xml(obj(extra=part))}))
-    assert [box.bbox for box in entry.boxes] == [(4, 5, 10, 20)]
-
-
 def test_classes_are_those_of_all_splits_in_alphabetical_order(make_voc):
     root = make_voc({"a": xml(obj("zebra")), "b": xml(obj("ape"))}, train=["a"], val=["b"])
     listing = VocSource(str(root)).listing()
@@ -84,19 +75,15 @@ def test_classes_are_those_of_all_splits_in_alphabetical_order(make_voc):
     [
         ("<object><name>cat</name></object>", reasons.BOX_ABSENT),
         ("<object><name>cat</name><bndbox/></object>", reasons.BOX_ABSENT),
-        (obj(box="5,5 6 14 25"), reasons.BOX_DECIMAL_COMMA),
-        (obj(box="x 6 5 25"), reasons.BOX_NOT_FINITE),
+        (obj(box="5,5 6 14 25"), reasons.BOX_NOT_FINITE),
         (obj(box="nan 6 5 25"), reasons.BOX_NOT_FINITE),
     ],
 )
-def test_objects_without_a_box_are_named_before_images_are_fetched(make_voc, tmp_path, item, reason):
+def test_objects_without_a_box_are_named(make_voc, item, reason):
     root = make_voc({"a": xml(obj(), item), "b": xml(obj())})
     listing = VocSource(str(root)).listing()
     assert [len(entry.boxes) for entry in entries_of(listing.splits["train"])] == [1, 1]
     assert listing.problems.examples == {reason: [f"object 2 (cat) in {root}/Annotations/a.xml"]}
-    with pytest.raises(DataError, match=f"1 of 3 boxes are bad.*\\n.*{reason}"):
-        plan(f"voc:{root}", str(tmp_path / "data"), DataConfig())
-    assert not (tmp_path / "data" / "images").exists()
 
 
 def test_an_object_without_name(make_voc):
@@ -113,22 +100,11 @@ def test_split_lists(make_voc):
     }  # fmt: skip
 
 
-def test_without_split_lists_all_is_train(make_voc):
-    assert len(entries(make_voc({"a": xml(obj()), "b": xml(obj())}))) == 2
-
-
 def test_trainval_stands_in_for_train(make_voc):
     annotated = {stem: xml(obj()) for stem in "abc"}
     root = make_voc(annotated, trainval=["a", "b", "c"], val=["b"])
     listing = VocSource(str(root)).listing()
     assert [entry.file_name for entry in entries_of(listing.splits["train"])] == ["a.jpg", "c.jpg"]
-
-
-def test_extensions_of_another_case_are_found(make_voc):
-    root = make_voc({"a": xml(obj())})
-    (root / "JPEGImages" / "a.jpg").rename(root / "JPEGImages" / "A.JPG")
-    (entry,) = entries(root)
-    assert entry.fault is None and entry.origin.endswith("A.JPG")
 
 
 def test_what_a_split_names_but_is_not_there_is_a_fault(make_voc):
@@ -176,11 +152,6 @@ def test_the_state_changes_with_annotations_images_and_splits(make_voc, make_jpe
     assert len(set(states)) == 4
 
 
-def test_an_image_in_two_splits_is_noted(make_voc):
-    root = make_voc({"a": xml(obj()), "b": xml(obj())}, train=["a", "b"], val=["b"])
-    assert VocSource(str(root)).listing().problems.counts == {reasons.IMAGE_IN_TWO_SPLITS: 1}
-
-
 def test_a_folder_that_is_not_voc(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(DataError, match="no XML files in it"):
@@ -191,23 +162,110 @@ def test_a_folder_that_is_not_voc(tmp_path):
         sources.parse(f"voc:{tmp_path}").listing()
 
 
-def test_the_state_does_not_depend_on_which_file_is_read_first(make_voc, monkeypatch):
-    root = make_voc({f"{number}": xml(obj()) for number in range(5)})
-    listing = VocSource(str(root)).listing()
-    run = files.worker_pool.run
-    monkeypatch.setattr(
-        files.worker_pool, "run", lambda *given, **named: reversed(list(run(*given, **named)))
-    )
-    again = VocSource(str(root)).listing()
-    assert again.state == listing.state
-    assert [entry.file_name for entry in entries_of(again.splits["train"])] == [
-        f"{number}.jpg" for number in range(5)
-    ]
-
-
 def test_of_two_files_of_a_stem_the_annotation_names_one(make_voc, make_jpeg):
     annotation = xml(obj()).replace("x.jpg", "a.png")
     root = make_voc({"a": annotation, "b": annotation})
     for name in ("a.png", "b.bmp"):
         (root / "JPEGImages" / name).write_bytes(make_jpeg(seed=9))
     assert [entry.file_name for entry in entries(root)] == ["a.png", "b.bmp"]
+
+
+@pytest.fixture
+def make_tree(tmp_path, make_jpeg):
+    """Write images and XML files at the given paths."""
+
+    def make(*paths: str) -> Path:
+        for number, path in enumerate(paths):
+            file = tmp_path / "set" / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if file.suffix == ".xml":
+                file.write_text(xml(obj()))
+            else:
+                file.write_bytes(make_jpeg(seed=number))
+        return tmp_path / "set"
+
+    return make
+
+
+def listed(root: Path) -> dict[str, dict[str, int]]:
+    """Boxes of each image of each split; -1 if an image cannot be used."""
+    listing = sources.parse(str(root)).listing()
+    return {
+        split: {entry.file_name: -1 if entry.fault else len(entry.boxes) for entry in entries_of(rows)}
+        for split, rows in listing.splits.items()
+    }
+
+
+def test_labels_beside_the_images(make_tree):
+    """LabelImg's default: images/train/*.jpg and *.xml."""
+    root = make_tree("images/train/a.jpg", "images/train/a.xml", "images/test/b.jpg", "images/test/b.xml",
+                     "images/train/unlabelled.jpg")  # fmt: skip
+    assert listed(root) == {"train": {"images/train/a.jpg": 1}, "test": {"images/test/b.jpg": 1}}
+    listing = VocSource(str(root)).listing()
+    assert listing.problems.counts == {reasons.IMAGE_WITHOUT_ANNOTATION: 1}
+    assert listing.read_as == "VOC: train of images/train; test of images/test"
+    assert listed(root / "images") == {"train": {"train/a.jpg": 1}, "test": {"test/b.jpg": 1}}
+    assert listed(root / "images" / "train") == {"train": {"a.jpg": 1}}
+
+
+@pytest.mark.parametrize(
+    ("paths", "splits"),
+    [
+        (("train/a.jpg", "train/a.xml", "valid/b.jpg", "valid/b.xml", "test/c.jpg", "test/c.xml"),
+         {"train": ["train/a.jpg"], "val": ["valid/b.jpg"], "test": ["test/c.jpg"]}),  # Roboflow's export
+        (("train/images/a.jpg", "train/annotations/a.xml", "val/images/a.jpg", "val/annotations/a.xml"),
+         {"train": ["train/images/a.jpg"], "val": ["val/images/a.jpg"]}),
+        (("images/train/a.jpg", "annotations/train/a.xml", "images/val/a.jpg", "annotations/val/a.xml"),
+         {"train": ["images/train/a.jpg"], "val": ["images/val/a.jpg"]}),
+        (("train/Annotations/a.xml", "train/JPEGImages/A.JPG"), {"train": ["train/JPEGImages/A.JPG"]}),
+        (("images/a.jpg", "xmls/a.xml"), {"train": ["images/a.jpg"]}),
+        (("photos/x/a.jpg", "photos/x/a.xml", "photos/y/a.jpg", "photos/y/a.xml"),
+         {"train": ["photos/x/a.jpg", "photos/y/a.jpg"]}),
+        (("training_set/a.jpg", "training_set/a.xml", "Validation/b.jpg", "Validation/b.xml"),
+         {"train": ["training_set/a.jpg"], "val": ["Validation/b.jpg"]}),
+        (("trains/a.jpg", "trains/a.xml", "value/b.jpg", "value/b.xml"),  # No names of splits.
+         {"train": ["trains/a.jpg", "value/b.jpg"]}),
+        (("a.jpg", "a.xml", "test/b.jpg", "test/b.xml"), {"train": ["a.jpg"], "test": ["test/b.jpg"]}),
+        (("a.jpg", "a.xml", "__MACOSX/._a.xml", ".trash/b.xml", ".trash/b.jpg"), {"train": ["a.jpg"]}),
+        (("Annotations/a.xml", "images/train/a.jpg"), {"train": ["images/train/a.jpg"]}),
+    ],
+)  # fmt: skip
+def test_layouts(make_tree, paths, splits):
+    assert listed(make_tree(*paths)) == {split: dict.fromkeys(names, 1) for split, names in splits.items()}
+
+
+def test_lists_decide_where_there_are_some(make_tree):
+    root = make_tree("photos/a.jpg", "photos/a.xml", "photos/b.jpg", "photos/b.xml", "photos/c.jpg",
+                     "photos/c.xml")  # fmt: skip
+    (root / "ImageSets" / "Main").mkdir(parents=True)
+    (root / "ImageSets" / "Main" / "train.txt").write_text("a\nghost\n")
+    (root / "ImageSets" / "Main" / "val.txt").write_text("b\n")
+    assert listed(root) == {"train": {"photos/a.jpg": 1, "ghost": -1}, "val": {"photos/b.jpg": 1}}
+    listing = VocSource(str(root)).listing()
+    assert listing.problems.counts == {} and listing.read_as == "VOC: splits of ImageSets/Main"
+
+
+def test_an_annotation_of_several_images_or_of_none_is_a_fault(make_tree):
+    root = make_tree("labels/a.xml", "x/a.jpg", "y/a.jpg", "labels/b.xml", "labels/c.xml", "x/c.jpg")
+    faults = {
+        entry.file_name: entry.fault for entry in entries_of(VocSource(str(root)).listing().splits["train"])
+    }
+    assert faults == {
+        "labels/a": (reasons.IMAGE_MISSING, "several images a.*, and none beside labels/a.xml"),
+        "labels/b": (reasons.IMAGE_MISSING,
+                     "no file b.* beside labels/b.xml or in another folder of its split"),
+        "x/c.jpg": None,
+    }  # fmt: skip
+
+
+def test_other_xml_is_told_as_what_it_is(make_tree):
+    root = make_tree("a.jpg", "a.xml")
+    (root / "a.xml").write_text("<annotations><version>1.1</version></annotations>")
+    (entry,) = entries_of(VocSource(str(root)).listing().splits["train"])
+    assert "it is CVAT's own: export as COCO or VOC there" in entry.fault[1]
+
+
+def test_a_stray_json_or_classes_txt_does_not_mislead(make_tree):
+    root = make_tree("train/a.jpg", "train/a.xml")
+    (root / "notes.json").write_text('{"info": 1}')
+    assert sources.parse(str(root)) == VocSource(str(root))
