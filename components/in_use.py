@@ -16,7 +16,7 @@ from components import environment
 from trainer import storage
 from trainer.base import typed_json
 from trainer.base.errors import MissingError
-from trainer.storage import leases
+from trainer.launching import leases
 
 _LASTS = 7 * 24 * 3600.0  # Seconds until a note expires: a run may wait that long for its training.
 _LASTS_BEGUN = 2 * 24 * 3600.0  # The same while the step runs: one pod may need that long for its part.

@@ -28,8 +28,8 @@ from trainer.base.errors import ConfigError, KubedetError, MissingError, Storage
 from trainer.config.schema import DataConfig
 from trainer.data import download, shards
 from trainer.data.raw_folder import RawManifest
+from trainer.launching import leases
 from trainer.model import recipes
-from trainer.storage import leases
 
 logger = logging.getLogger(__name__)
 

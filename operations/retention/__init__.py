@@ -1,7 +1,7 @@
 """Retention: what of a data root is needed and why, and how the rest is freed.
 
-    <data_root>/retention/lock/   lease (`trainer.storage.leases`): whoever frees space holds it, and whoever
-                                  begins to need what may be freed
+    <data_root>/retention/lock/   lease (`trainer.launching.leases`): held to free space, and to start using
+                                  data that may be freed
     <data_root>/retention/pins/   an empty file for each artifact that somebody wants kept, by its name
     <data_root>/retention/uses/   what runs that begin need, until their own records tell it
 

@@ -6,7 +6,7 @@ from typing import Any
 from operations.retention import FOLDER
 from trainer import storage
 from trainer.base.errors import ConfigError, MissingError
-from trainer.storage import leases
+from trainer.launching import leases
 
 _DEPTH = {"runs": 1, "raw": 1, "shards": 1, "images": 1, "models": 2, "versions": 1, "tuning": 2}
 _PATIENCE = 600.0

@@ -12,7 +12,8 @@ from operations.retention.inventory import Artifact
 from trainer import storage
 from trainer.base.errors import ConfigError, KubedetError
 from trainer.export import bundle
-from trainer.storage import leases, local
+from trainer.launching import leases
+from trainer.storage import local
 
 logger = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from trainer import storage
 from trainer.base.errors import ConfigError, DataError, StorageError
 from trainer.config import architectures
 from trainer.data import download, shards
+from trainer.launching import leases
 from trainer.model import recipes
 from trainer.model.architecture import build
-from trainer.storage import leases
 
 __all__ = ["weights_server"]
 
@@ -34,7 +34,7 @@ SOURCE = "sample:images=24,size=96,seed=4"
 RUN = "the-run"
 HOLDER = """
 import sys, time
-from trainer.storage import leases
+from trainer.launching import leases
 with leases.hold(sys.argv[1], "a pod", patience=0):
     print("held", flush=True)
     time.sleep(600)

@@ -16,7 +16,7 @@ from trainer.data.sources import name_of
 from trainer.evaluation.truth_and_predictions import name_difference
 from trainer.export import bundle
 from trainer.export.bundle import Bundle
-from trainer.storage import leases
+from trainer.launching import leases
 
 _LOG = logging.getLogger("model")
 _MOST_HISTORY = 100

@@ -13,7 +13,6 @@ says what is in it last. What concerns servers is imported when first used.
     web.py           files of web servers, by a client that connects only where url_policy.py allows it
     cache.py         local copies, in the folder of copies.py
     records.py       our JSON: its hash, version and form
-    traffic.py       how many bytes are read from servers and written to them
 """
 
 import shutil

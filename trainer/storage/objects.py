@@ -28,9 +28,10 @@ from minio.error import MinioException
 from obstore.exceptions import AlreadyExistsError, GenericError
 from urllib3.exceptions import HTTPError
 
+from trainer.base import traffic
 from trainer.base.daemon_threads import DaemonThreadPool, in_background, result_of
 from trainer.base.errors import Interrupted, StorageError
-from trainer.storage import environment, failures, retry_policy, traffic, web
+from trainer.storage import environment, failures, retry_policy, web
 from trainer.storage.location import Location, locate, read_at_once, translated
 from trainer.storage.uris import CLOUDS, WEB, FileState, climbs, scheme
 

@@ -17,7 +17,7 @@ from trainer import storage
 from trainer.base.errors import ConfigError
 from trainer.data.shard_index import ShardDataset
 from trainer.export import published_models
-from trainer.storage import leases
+from trainer.launching import leases
 
 __all__ = ["bucket", "object_store_server"]
 

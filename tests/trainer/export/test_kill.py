@@ -22,7 +22,7 @@ PUBLISH = """
 import json, os, signal, sys
 from trainer import storage
 from trainer.export import bundle, published_models
-from trainer.storage import leases
+from trainer.launching import leases
 
 source, root, points, step = sys.argv[1], sys.argv[2], set(json.loads(sys.argv[3])), int(sys.argv[4])
 

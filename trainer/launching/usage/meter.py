@@ -16,11 +16,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from trainer import storage
+from trainer.base import traffic
 from trainer.base.bounded_text import whole_number
 from trainer.base.errors import KubedetError
 from trainer.base.temporary_folders import TemporaryFolder
 from trainer.launching.usage.record import Record
-from trainer.storage import traffic
 
 _LOG = logging.getLogger("usage")
 

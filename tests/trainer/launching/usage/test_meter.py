@@ -8,10 +8,10 @@ import pytest
 from patience import until
 
 from trainer import storage
+from trainer.base import traffic
 from trainer.launching.usage import meter as meters
 from trainer.launching.usage.meter import Meter, visible_gpus
 from trainer.launching.usage.record import FORM, Record
-from trainer.storage import traffic
 
 
 def records(folder):

@@ -1,11 +1,11 @@
-"""Leases: of several processes, wherever they run, one at a time does something.
+"""Leases: one process at a time, on any machine, works on something.
 
-A lease is a folder of numbered objects, of which the last counts. Whoever creates the next number holds it,
-for of several writers of one name one succeeds; it writes to it every few seconds, and when it ends it writes
-that it did. An object that no longer changes has lost its holder: whoever has watched it for long enough, by
-its own clock, creates the next number. A holder that comes back from a long sleep finds that out (`check`).
+A lease is a folder of numbered objects; the last one counts. The process that creates the next number holds
+the lease: of several that try, one succeeds. The holder rewrites its object every few seconds and marks its
+end. A holder whose object stops changing is dead, by the clock of the process that watches it. A holder that
+slept finds out by `check`.
 
-A store that does not know conditional writes may give a lease twice where two ask in the same moment.
+A store without conditional writes may give a lease to two processes that ask at the same moment.
 """
 
 import logging
@@ -23,14 +23,14 @@ from trainer.storage import records
 _LOG = logging.getLogger("storage")
 
 LAPSE = 60.0
-"""Seconds without a change after which a holder is taken for dead."""
+"""Seconds without a change after which a holder counts as dead."""
 
 _BEATS = 6
-"""How often a holder writes within LAPSE."""
+"""Writes of a holder within LAPSE."""
 
 
 def of_data_root(data_root: str) -> str:
-    """Return the lease of a data root, for who frees space in it and who begins to need what is in it."""
+    """Return the lease for freeing space in a data root, and for starting to use its data."""
     return storage.join(data_root, "retention", "lock")
 
 
@@ -41,9 +41,7 @@ class HeldError(StorageError):
 
 
 class Watch:
-    """What a process saw of a lease that others hold: with it `hold` may be asked again and again, without
-    patience, and still finds out that a holder died.
-    """
+    """What a process has seen of a lease: lets it find dead holders by short looks instead of waiting."""
 
     def __init__(self) -> None:
         self._before: tuple[int, Any] = (-1, None)
@@ -65,73 +63,63 @@ class Watch:
         if (number, content) != self._before:
             self._before, self._changed = (number, content), now
         free = content.get("beat") == -1 or now - self._changed > lapse
-        return number, str(content.get("holder", "somebody")), bool(free)
+        return number, str(content.get("holder", "another process")), bool(free)
 
 
 class Lease:
-    """What the holder has."""
+    """A lease that this process holds, or tries to take."""
 
     def __init__(self, uri: str, number: int, holder: str, lapse: float) -> None:
-        self._folder, self._number, self._holder, self._lapse = uri, number, holder, lapse
-        self._token = secrets.token_hex(8)
+        self._folder, self._number, self._lapse = uri, number, lapse
+        self._place = storage.join(uri, f"{number:09d}.json")
+        self._content = {"holder": holder, "token": secrets.token_hex(8)}
         self._seen = time.monotonic()
         self._ended = threading.Event()
 
     def take(self) -> bool:
-        """Create the object; tell whether this process holds the lease now."""
-        self._seen = time.monotonic()
-        if not storage.create(self._place, self._content(0)) or self._number != _last(self._folder):
+        """Create the object; return whether this process holds the lease now."""
+        if not storage.create(self._place, self._encoded(0)) or self._number != _last(self._folder):
             return False
-        with suppress(StorageError):
-            return bool(_read(self._place).get("token") == self._token)
-        return False
+        return bool(_read(self._place).get("token") == self._content["token"])
 
     def keep(self) -> None:
-        """Write to it until `end`."""
+        """Rewrite the object until `end`, or until another process has taken the lease."""
         beat = 0
         while not self._ended.wait(self._lapse / _BEATS):
-            beat += 1
-            now = time.monotonic()
+            beat, now = beat + 1, time.monotonic()
             try:
                 if self._number != _last(self._folder):
                     return
-                storage.write_bytes(self._place, self._content(beat), sync=False)
+                storage.write_bytes(self._place, self._encoded(beat), sync=False)
                 self._seen = now
             except StorageError as error:
-                _LOG.warning("%s is not kept for the moment: %s", self._folder, error.message)
+                _LOG.warning("cannot renew the lease %s: %s", self._folder, error.message)
 
     def check(self) -> None:
-        """Refuse to go on where somebody else may hold it by now.
+        """Refuse to continue if another process may hold the lease by now.
 
         Raises:
-            StorageError: saying so.
+            StorageError: another process may hold it.
         """
-        if time.monotonic() - self._seen > self._lapse / 2 or self._number != _last(self._folder):
-            raise StorageError(
-                f"{self._folder} is not held by this process any more: it slept, or could not reach it, for "
-                f"{time.monotonic() - self._seen:.0f} s",
-                fix="give the same command again",
-                passing=True,
-            )
+        silent = time.monotonic() - self._seen
+        if silent > self._lapse / 2 or self._number != _last(self._folder):
+            message = f"this process lost the lease {self._folder}: it did not renew it for {silent:.0f} s"
+            raise StorageError(message, fix="give the same command again", passing=True)
 
     def end(self) -> None:
-        """Let it go, and delete what lies before it."""
+        """Release the lease and delete older objects."""
         self._ended.set()
         with suppress(StorageError):
             if self._number != _last(self._folder):
                 return
-            storage.write_bytes(self._place, self._content(-1), sync=False)
+            storage.write_bytes(self._place, self._encoded(-1), sync=False)
             for name in storage.list_files(self._folder):
                 if _number(name) < self._number:
                     storage.delete(storage.join(self._folder, name))
 
-    @property
-    def _place(self) -> str:
-        return storage.join(self._folder, f"{self._number:09d}.json")
-
-    def _content(self, beat: int) -> bytes:
-        """Return its content; a beat of -1 is the last."""
-        return records.encode({"holder": self._holder, "token": self._token, "beat": beat})
+    def _encoded(self, beat: int) -> bytes:
+        """Return the object's content; a beat of -1 is the last."""
+        return records.encode({**self._content, "beat": beat})
 
 
 @contextmanager
@@ -142,16 +130,16 @@ def hold(
 
     Args:
         uri: folder of the lease.
-        holder: who this is, for those who wait.
-        patience: seconds for which another holder is waited for. One that died is found out after `lapse`.
+        holder: names this process to those that wait.
+        patience: seconds to wait for another holder. A dead one is noticed after `lapse`.
         lapse: see `LAPSE`; the same for all that share the lease.
-        watch: what earlier calls saw of its holder.
+        watch: what earlier calls have seen of the lease.
 
     Raises:
         HeldError: another process still holds it.
         StorageError: it cannot be read or written.
     """
-    lease = _taken(uri, holder, patience, lapse, watch or Watch())
+    lease = _take(uri, holder, patience, lapse, watch or Watch())
     thread = threading.Thread(target=lease.keep, name="lease", daemon=True)
     thread.start()
     try:
@@ -161,9 +149,8 @@ def hold(
         thread.join(lapse)
 
 
-def _taken(uri: str, holder: str, patience: float, lapse: float, watch: Watch) -> Lease:
-    begin = time.monotonic()
-    logged = False
+def _take(uri: str, holder: str, patience: float, lapse: float, watch: Watch) -> Lease:
+    begin, logged = time.monotonic(), False
     while True:
         number, other, free = watch.look(uri, lapse)
         if free:
@@ -180,7 +167,7 @@ def _taken(uri: str, holder: str, patience: float, lapse: float, watch: Watch) -
 
 
 def _read(place: str) -> dict[str, Any]:
-    """Return what a holder wrote; {} where it is just being deleted, or is damaged."""
+    """Return a holder's object; {} if it is damaged or was just deleted."""
     with suppress(StorageError):
         tree = storage.read_json(place)
         return tree if isinstance(tree, dict) else {}

@@ -1,0 +1,78 @@
+"""Counts the bytes that a process, and the processes that it starts, read from servers and write to them.
+
+Every process maps a small file into memory, in a folder that an environment variable names. The owner of the
+folder therefore also knows the counts of workers that were killed.
+"""
+
+import mmap
+import os
+import secrets
+import struct
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+FOLDER = "KUBEDET_TRAFFIC"
+"""Environment variable: the folder."""
+
+_PAIR = struct.Struct("=QQ")
+_lock = threading.Lock()
+_counters: list[mmap.mmap | None] = []
+"""This process's counter, once it has moved a byte; None if nothing is counted."""
+
+os.register_at_fork(after_in_child=_counters.clear)  # Parent and child must not share a counter.
+
+
+class Moved(NamedTuple):
+    """Bytes."""
+
+    read: int
+    written: int
+
+
+def read(count: int) -> None:
+    """Count bytes that this process has read from a server."""
+    _add(count, 0)
+
+
+def written(count: int) -> None:
+    """Count bytes that this process has sent to a server."""
+    _add(0, count)
+
+
+def count_in(folder: Path | None) -> None:
+    """Count in a folder from now on, also in processes that start later; with None, stop counting."""
+    if folder is None:
+        os.environ.pop(FOLDER, None)
+    else:
+        os.environ[FOLDER] = str(folder)
+    _counters.clear()
+
+
+def total(folder: Path) -> Moved:
+    """Return what all processes have counted in a folder."""
+    contents = [path.read_bytes() for path in folder.iterdir()]
+    # A file that is just being created is still empty.
+    pairs = [_PAIR.unpack(data) for data in contents if len(data) == _PAIR.size]
+    return Moved(sum(read for read, _ in pairs), sum(written for _, written in pairs))
+
+
+def _add(read: int, written: int) -> None:
+    with _lock:
+        if not _counters:
+            _counters.append(_new_counter())
+        counter = _counters[0]
+        if counter is not None:
+            before = _PAIR.unpack_from(counter)
+            _PAIR.pack_into(counter, 0, before[0] + read, before[1] + written)
+
+
+def _new_counter() -> mmap.mmap | None:
+    folder = os.environ.get(FOLDER)
+    if folder:
+        with suppress(OSError), open(f"{folder}/{os.getpid()}-{secrets.token_hex(4)}", "x+b") as file:
+            file.write(_PAIR.pack(0, 0))
+            file.flush()
+            return mmap.mmap(file.fileno(), _PAIR.size)
+    return None
