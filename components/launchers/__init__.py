@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from components.launchers.backend import JobStatus, Look, Phase, ignore
+from components.launchers.backend import JobStatus, Look, Phase
 from components.launchers.spec import JobSpec
 from trainer.base.errors import ConfigError
 
@@ -32,9 +32,8 @@ LAUNCHERS = {
     "pytorchjob": Entry("a PyTorchJob of the Training Operator", ("pytorchjob",)),
     "trainjob": Entry("a TrainJob of Kubeflow Trainer", ("trainjob",)),
 }
-"""The launchers by name."""
 DEFAULT = "kubernetes"
-"""The one of a run that names none."""
+"""The launcher of a run that names none."""
 
 
 def entry(launcher: str) -> Entry:
@@ -48,7 +47,7 @@ def entry(launcher: str) -> Entry:
     return LAUNCHERS[launcher]
 
 
-def run(launcher: str, job: JobSpec, look: Look = ignore) -> None:
+def run(launcher: str, job: JobSpec, look: Look | None = None) -> None:
     """Run a training job to its end, its output on stdout; `look` is called with each status of its pods.
 
     Raises:
@@ -59,7 +58,7 @@ def run(launcher: str, job: JobSpec, look: Look = ignore) -> None:
     if entry(launcher).pods:
         from components.launchers.cluster import watch  # Kubernetes' client takes a second.
 
-        watch.run(_backend(launcher), job, look=look)
+        watch.run(_backend(launcher, job.namespace), job, look=look)
     else:
         from components.launchers import local
 
@@ -81,8 +80,8 @@ def remove(launcher: str, name: str, *, finished: bool = False) -> JobStatus:
     return status
 
 
-def _backend(launcher: str) -> "ClusterBackend":
+def _backend(launcher: str, namespace: str = "") -> "ClusterBackend":
     from components.launchers.cluster.backend import ClusterBackend
     from components.launchers.cluster.kinds import KINDS
 
-    return ClusterBackend.connect(kinds=[KINDS[name] for name in entry(launcher).kinds])
+    return ClusterBackend.connect(namespace, kinds=[KINDS[name] for name in entry(launcher).kinds])

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 from components.launchers import pod_template
-from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus, Timings
+from components.launchers.backend import Backend, Identity, JobStatus, LogLine, Phase, PodStatus, Timings
 from components.launchers.kubernetes_names import amount
 from components.launchers.pod_template import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY
 from components.launchers.spec import JobSpec, Toleration
@@ -248,8 +248,8 @@ class RunaiBackend(Backend):
     def options(self) -> str:
         return " --backend runai" + (f" --project {self.project}" if self.project else "")
 
-    def submit(self, job: JobSpec) -> str:
-        """Start a job, or adopt the same one if it exists already; returns its name.
+    def submit(self, job: JobSpec) -> Identity:
+        """Start a job, or adopt the same one if it exists already.
 
         A job of that name that failed or has another specification is deleted first, if kubedet created it.
 
@@ -269,7 +269,7 @@ class RunaiBackend(Backend):
             _check_managed(job.name, labels)
             if labels.get(LABEL_SPEC) == job.fingerprint and status.phase is not Phase.FAILED:
                 logger.info("the workload %s exists: adopting it", job.name)
-                return job.name
+                return Identity()
             logger.info("the workload %s failed or has another specification: deleting it", job.name)
             self.stop(job.name)
         if ignored := left_out(job, "runai"):
@@ -277,7 +277,7 @@ class RunaiBackend(Backend):
         self._call(*words[1:], seconds=self.timings.submit)
         self._kinds[job.name] = _kind(job)
         logger.info("submitted the %s training %s", _kind(job), job.name)
-        return job.name
+        return Identity()
 
     def status(self, name: str) -> JobStatus:
         workload = self._find(name)

@@ -122,13 +122,14 @@ def _submit(options: argparse.Namespace) -> int:
             raise
         return 0
     try:
-        name = backend.submit(job)
+        backend.submit(job)
     except KeyboardInterrupt:
         print(
             f"the job {job.name} may have been created: `kubedet job status{backend.options} {job.name}` "
             f"shows it, and `kubedet job stop{backend.options} {job.name}` ends it", file=sys.stderr,
         )  # fmt: skip
         raise
+    name = job.name
     print(
         f"see `kubedet job status{backend.options} {name}` and `kubedet job logs{backend.options} -f {name}`"
     )

@@ -109,7 +109,7 @@ def test_a_pod_that_uses_too_much_memory_is_told_of_and_not_tried_for_ever(user,
     path, name = user.python(code, memory_request="64Mi", memory_limit="128Mi", shared_memory="32Mi")
     command, exit_code = user.runs("job", "submit", "--spec", str(path), "--wait")
     assert exit_code == 1, str(command)
-    assert any("started anew, 1 of 10 (OOMKilled, exit code 137)" in line for line in command.lines), str(
+    assert any("restarted, 1 of 10 (OOMKilled, exit code 137)" in line for line in command.lines), str(
         command
     )
     assert "OOMKilled" in command.errors and "raise memory_limit" in command.errors, str(command)

@@ -95,7 +95,7 @@ def test_a_train_step_whose_pod_is_deleted_leaves_its_job_to_the_next_attempt(ru
     cluster.delete_pod(runs.pod(run_id, "train"))
     assert command.end(MINUTES) == 0, str(command)
     assert cluster.job(job)["metadata"]["uid"] == uid
-    assert f"{cluster.kind.title} {job} is there already: taking it up" in runs.log(run_id, "train")
+    assert f"{cluster.kind.title} {job} exists: adopting it" in runs.log(run_id, "train")
 
 
 @pytest.mark.parametrize("process", ["work", "main"])
@@ -108,7 +108,7 @@ def test_a_launcher_that_is_killed_is_started_again_and_adopts_its_job(runs, clu
     assert "killed" in runs.kill(runs.pod(run_id, "train"), process)
     assert command.end(MINUTES) == 0, str(command)
     assert cluster.job(job)["metadata"]["uid"] == uid
-    assert f"{cluster.kind.title} {job} is there already: taking it up" in runs.log(run_id, "train")
+    assert f"{cluster.kind.title} {job} exists: adopting it" in runs.log(run_id, "train")
 
 
 @pytest.mark.parametrize("elastic", [None, {"min_nodes": 1, "max_nodes": 2}], ids=["fixed", "elastic"])

@@ -187,7 +187,7 @@ def test_a_job_that_is_taken_back_resumes_and_that_is_no_restart(user, cluster, 
     assert command.end() == 0, str(command)
     phases = [line for line in command.lines if line.startswith(f"job {name}: running")]
     assert len(phases) >= 2, str(command)
-    assert not [line for line in command.lines if "started anew" in line], str(command)
+    assert not [line for line in command.lines if "restarted" in line], str(command)
 
 
 @pytest.mark.usefixtures("served")
@@ -200,7 +200,7 @@ def test_a_job_that_another_preempts_waits_and_resumes(user, cluster, queued, ur
     assert code == 0, str(preemptor)
     command.wait_for("taken back by Kueue (Preempted: ")
     assert command.end() == 0, str(command)
-    assert not [line for line in command.lines if "started anew" in line], str(command)
+    assert not [line for line in command.lines if "restarted" in line], str(command)
 
 
 @pytest.mark.usefixtures("served")
@@ -213,7 +213,7 @@ def test_a_job_that_is_released_at_once_resumes_though_its_old_pods_still_end(us
     with hold():
         command.wait_for("taken back by Kueue")
     assert command.end() == 0, str(command)
-    assert not [line for line in command.lines if "started anew" in line], str(command)
+    assert not [line for line in command.lines if "restarted" in line], str(command)
 
 
 @pytest.mark.usefixtures("served")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from subprocess import Popen
 from typing import Any
 
-from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus, Timings
+from components.launchers.backend import Backend, Identity, JobStatus, LogLine, Phase, PodStatus, Timings
 from components.launchers.cluster import client, job_objects, kueue, own_pod, pod_exec, pods
 from components.launchers.cluster.client import ApiError
 from components.launchers.cluster.job_objects import Kinds
@@ -19,15 +19,14 @@ from components.launchers.cluster.kinds import KINDS, Body, Kind
 from components.launchers.cluster.logs import MergedLogs, PodLog, with_progress
 from components.launchers.cluster.own_pod import OwnPod
 from components.launchers.cluster.termination import delete_with_run
-from components.launchers.pod_template import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY
+from components.launchers.pod_template import LABEL_SPEC
 from components.launchers.spec import JobSpec
 from trainer.base.errors import ConfigError, LaunchError
 
 logger = logging.getLogger(__name__)
 
 _TRIES = 5  # To create a job whose name others delete and take.
-TAIL = 100
-"""Last lines that are shown of a failed pod other than rank 0's."""
+_TAIL = 100  # Last lines that are shown of a failed pod other than rank 0's.
 
 
 class ClusterBackend(Backend):
@@ -41,12 +40,10 @@ class ClusterBackend(Backend):
     def __init__(self, cluster: client.Cluster, kinds: Iterable[Kind] = tuple(KINDS.values())) -> None:
         self.cluster, self.timings = cluster, cluster.timings
         self.kinds = Kinds(cluster, tuple(kinds))
-        """The candidate kinds of jobs, and the kind of each job."""
         self._queues = kueue.Queues(cluster)
         self._own: OwnPod | None = None
         self._guard: Popen[bytes] | None = None
-        self._hashes: dict[str, str] = {}
-        self._uids: dict[str, str] = {}
+        self._submitted: dict[str, Identity] = {}
         self._histories: dict[str, pods.PodHistory] = defaultdict(lambda: pods.PodHistory(cluster))
 
     @classmethod
@@ -68,13 +65,8 @@ class ClusterBackend(Backend):
     def options(self) -> str:
         return f" -n {self.cluster.namespace}"
 
-    def within(self, namespace: str) -> "ClusterBackend":
-        if namespace in ("", self.cluster.namespace):
-            return self
-        return ClusterBackend(self.cluster.within(namespace), self.kinds.possible)
-
-    def submit(self, job: JobSpec) -> str:
-        """See `Backend.submit`; namespace, image and queue may be left to the own pod.
+    def submit(self, job: JobSpec) -> Identity:
+        """See `Backend.submit`; namespace, image and queue default to those of the own pod.
 
         An existing job of that name is adopted if it is the same and has not failed; otherwise it is deleted
         first. One that kubedet did not create is not touched.
@@ -82,35 +74,42 @@ class ClusterBackend(Backend):
         self._own = own_pod.read_own_pod(self.cluster)
         job = self._completed(job, self._own)
         if workflow := self._workflow():
+            resources = [kind.resource for kind in self.kinds.possible]
+            configuration = self.cluster.api.configuration
             self._guard = delete_with_run(
-                self.cluster.api.configuration,
-                self.cluster.namespace,
-                workflow["name"],
-                self._own.name,
-                [kind.resource for kind in self.kinds.possible],
-                job.name,
+                configuration, self.cluster.namespace, workflow["name"], self._own.name, resources, job.name
             )
-        self._hashes[job.name] = job.fingerprint
+        spec = job.fingerprint
+        self._submitted[job.name] = Identity(spec)
+        self._submitted[job.name] = Identity(spec, self._create_or_adopt(job))
+        return self._submitted[job.name]
+
+    def _create_or_adopt(self, job: JobSpec) -> str:
+        """Return the uid of a job that is created, or exists already."""
         manifests: list[Body] = []
         lost: ApiError | None = None
         """A creation whose response did not arrive: it may have succeeded."""
         for _ in range(_TRIES):
             try:
                 kind, existing = self.kinds.find(job.name)
-            except ApiError as error:
-                raise _unknown(lost, kind, job.name) if lost else error from None
+            except ApiError:
+                if lost is None:
+                    raise
+                lost.message += f"; whether the {kind.title} {job.name} was created is not known"
+                lost.fix = f"look with `kubedet job status {job.name}`; `kubedet job stop {job.name}` ends it"
+                raise lost from None
             if existing is not None and self._adopts(kind, existing, job):
-                self._uids[job.name] = existing["metadata"]["uid"]
-                if manifests:  # It is our own.
-                    job_objects.add_owner(self.cluster, manifests, self._uids[job.name])
-                return job.name
+                uid = str(existing["metadata"]["uid"])
+                if manifests:  # This process created it.
+                    job_objects.add_owner(self.cluster, manifests, uid)
+                return uid
             if lost:
                 raise lost
             old = kind
             kind, manifests = self._manifests(job)
             self._clear(kind if existing is None else old, job.name, existing)
             try:
-                self._uids[job.name] = job_objects.create_all(self.cluster, manifests)
+                uid = job_objects.create_all(self.cluster, manifests)
             except ApiError as error:
                 if error.passing:
                     lost = error
@@ -121,14 +120,11 @@ class ClusterBackend(Backend):
             else:
                 self.kinds.remember(job.name, kind)
                 logger.info("created %s %s in namespace %s", kind.title, job.name, self.cluster.namespace)
-                return job.name
+                return uid
         raise lost or LaunchError(
             f"cannot create the job {job.name}: others create jobs of that name again and again",
             fix="end the other launcher, or give the job another name",
         )
-
-    def submitted(self, name: str) -> tuple[str, str]:
-        return self._hashes.get(name, ""), self._uids.get(name, "")
 
     def stop(self, name: str, *, wait: bool = True) -> None:
         kind, existing = self.kinds.find(name)
@@ -137,20 +133,17 @@ class ClusterBackend(Backend):
         self._clear(kind, name, existing, wait=wait)
 
     def withdraw(self, name: str, *, wait: bool = True) -> None:
-        kind, existing = self.kinds.find(name)
-        fingerprint, uid = self.submitted(name)
-        if (
-            existing is None
-            or _label(existing, LABEL_SPEC) != fingerprint
-            or uid not in ("", existing["metadata"]["uid"])
-        ):
-            return
-        self._clear(kind, name, existing, wait=wait)
-
-    def abandon(self, name: str) -> None:
-        kind, _ = self.kinds.find(name) if name not in self._uids else (self.kinds.kind_of(name), None)
-        uid = self._uids.get(name, "")
+        """See `Backend.withdraw`; of a job whose uid is known it begins with the deletion."""
+        spec, uid = self._submitted.get(name, Identity())
+        kind = self.kinds.kind_of(name)
+        if not uid:
+            kind, existing = self.kinds.find(name)
+            if existing is None or _label(existing, LABEL_SPEC) != spec:
+                return
+            uid = existing["metadata"]["uid"]
         job_objects.delete(self.cluster, kind, name, uid=uid, patience=self.timings.stop)
+        if wait:
+            job_objects.await_absence(self.cluster, kind, name, uid=uid)
 
     def ends_with_the_run(self) -> bool:
         return own_pod.ends_with_the_run(self.cluster, self._own)
@@ -184,7 +177,7 @@ class ClusterBackend(Backend):
             lines = "\n".join(f"  {problem}" for problem in problems)
             raise ConfigError(f"the cluster would not take the job as it is meant:\n{lines}")
         if ignored := kind.left_out(job):
-            logger.warning("a %s knows nothing of: %s", kind.title, ", ".join(ignored))
+            logger.warning("a %s does not support: %s", kind.title, ", ".join(ignored))
         if workflow := self._workflow():
             for manifest in manifests:
                 manifest["metadata"]["ownerReferences"] = [workflow]
@@ -197,11 +190,11 @@ class ClusterBackend(Backend):
         if existing["metadata"].get("deletionTimestamp"):
             logger.info("%s %s is being deleted: waiting until it is gone", title, name)
         elif _label(existing, LABEL_SPEC) != job.fingerprint:
-            logger.info("%s %s is there with another specification: deleting it", title, name)
+            logger.info("%s %s exists with another specification: deleting it", title, name)
         elif kind.standing(existing).phase is Phase.FAILED:
-            logger.info("%s %s failed: deleting it, to start anew", title, name)
+            logger.info("%s %s failed: deleting it, to create it again", title, name)
         else:
-            logger.info("%s %s is there already: taking it up", title, name)
+            logger.info("%s %s exists: adopting it", title, name)
             return True
         return False
 
@@ -214,7 +207,7 @@ class ClusterBackend(Backend):
             job_objects.await_absence(self.cluster, kind, name, uid=uid)
 
     def _check_managed(self, kind: Kind, existing: Body) -> None:
-        if _label(existing, LABEL_MANAGED) != MANAGED_BY:
+        if not job_objects.is_managed(existing):
             raise LaunchError(
                 f"the {kind.title} {_name(existing)} in namespace {self.cluster.namespace} was not made by "
                 "kubedet, which leaves it alone",
@@ -298,19 +291,13 @@ class ClusterBackend(Backend):
         return self._queues.with_positions([status], patience=patience)[0]
 
 
-def _unknown(lost: ApiError, kind: Kind, name: str) -> ApiError:
-    lost.message += f"; whether the {kind.title} {name} was created is not known"
-    lost.fix = f"look with `kubedet job status {name}`; `kubedet job stop {name}` ends it"
-    return lost
-
-
 def _choose(logs: MergedLogs, status: JobStatus) -> None:
     """Read the logs of rank 0 (of an elastic job any pod may be that) and of pods that failed."""
     for pod in status.pods:
         if pod.rank == 0 or status.elastic:
             logs.follow(pod.name, pod.uid)
         elif pod.phase == "Failed" or pod.exit_code:
-            logs.follow(pod.name, pod.uid, tail=TAIL)
+            logs.follow(pod.name, pod.uid, tail=_TAIL)
 
 
 def _label(job: Body, name: str) -> str:

@@ -16,6 +16,7 @@ from components.launchers.pod_template import LABEL_QUEUE
 logger = logging.getLogger(__name__)
 
 _WORKFLOWS = Resource("argoproj.io", "v1alpha1", "workflows")
+_GLANCE = (1.0, 1.0)  # Seconds to connect and to answer after a stop signal, when few are left.
 _STEP = "main"  # Argo's name of the container that runs a step.
 
 
@@ -142,7 +143,7 @@ def _home(cluster: Cluster) -> Cluster:
 
 
 def _own_pod(cluster: Cluster, name: str, *, glance: bool = False) -> Any:
-    options = {"_request_timeout": _glance(cluster)} if glance else {}
+    options = {"_request_timeout": _GLANCE} if glance else {}
     return cluster.call(
         "get",
         "pods",
@@ -154,12 +155,8 @@ def _own_pod(cluster: Cluster, name: str, *, glance: bool = False) -> Any:
 
 def _workflow(cluster: Cluster, name: str) -> Any:
     try:
-        return cluster.request("get", _WORKFLOWS, name, patience=0.0, _request_timeout=_glance(cluster))
+        return cluster.request("get", _WORKFLOWS, name, patience=0.0, _request_timeout=_GLANCE)
     except ApiError as error:
         if error.absent:
             return None
         raise
-
-
-def _glance(cluster: Cluster) -> tuple[float, float]:
-    return cluster.timings.glance, cluster.timings.glance

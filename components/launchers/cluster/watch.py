@@ -4,14 +4,22 @@ import re
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import FrameType
 from typing import NoReturn
 
-from components.launchers.backend import Backend, Ending, JobStatus, LogLine, Look, Phase, PodStatus, ignore
+from components.launchers.backend import (
+    Backend,
+    Ending,
+    Identity,
+    JobStatus,
+    LogLine,
+    Look,
+    Phase,
+    PodStatus,
+)
 from components.launchers.cluster import kueue
 from components.launchers.cluster.client import ApiError
 from components.launchers.cluster.pods import describe
@@ -21,99 +29,66 @@ from trainer.base.errors import EXIT_RETRY, EXIT_USAGE, Interrupted, KubedetErro
 from trainer.launching.heartbeat import EXIT_ABANDONED
 from trainer.launching.stop_signals import handling
 
-
-class StopRequest(BaseException):
-    """A stop signal was received. Not an Exception: no handler of errors may catch it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.signal = signal.Signals(number).name
-
-
-@contextmanager
-def raising_on_signals() -> Iterator[None]:
-    """Raise StopRequest at the first SIGTERM or SIGINT, whatever is waited for; further ones are ignored."""
-    received: list[int] = []
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        if len(received) == 1:
-            raise StopRequest(number)
-
-    with handling(handle):
-        yield
-
-
-PULL = ("ErrImagePull", "ImagePullBackOff")
-"""An image that cannot be pulled; the two alternate."""
-MEMORY = ("OOMKilled",)
-"""A container above its memory limit."""
-
+_PULL = ("ErrImagePull", "ImagePullBackOff")  # They alternate.
 _NO_PROGRAM = ("StartError", "ContainerCannotRun", "RunContainerError")
 _NOT_EXECUTABLE = re.compile(
     r"exec:|executable|no such file or directory|permission denied|format error|not a directory|chdir", re.I
 )
-"""Messages of a runtime that cannot execute the program; others may be the node's: its disk, its driver."""
+"""Messages of a runtime that cannot execute the program; other messages may be about the node."""
 _MORE_STARTS = 2  # Further starts, maybe on other nodes, of a container that fails for another reason.
 _LASTING = ("CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull")
-_ROOT_REFUSED = ("runAsNonRoot", "breaks non-root policy")  # The words of the kubelet.
-
+_ROOT_REFUSED = ("runAsNonRoot", "breaks non-root policy")  # In messages of the kubelet.
+_GOES_ON = "run the same again: it continues from its last checkpoint"
 _REMEDIES = {
-    "InvalidImageName": "correct image: it is no name that a registry could have",
+    "InvalidImageName": "correct image: it is not the name of an image",
     "ErrImageNeverPull": "bring the image to the nodes, or leave image_pull_policy out",
     "CreateContainerConfigError": "create the Secret, or the key in it, that the message names",
     "CreateContainerError": "correct the command, working_dir or mounts that the message names",
-    "OOMKilled": "raise memory_limit, or make the batch smaller (train.batch_size, with train.accumulate as "
-    "much higher): the same again goes on from its checkpoint",
-    "Evicted": "raise memory_limit, or make the batch smaller: the same again goes on from its checkpoint",
+    "OOMKilled": "raise memory_limit, or make the batch smaller (train.batch_size, with train.accumulate "
+    f"higher by the same factor), and {_GOES_ON}",
+    "Evicted": f"raise memory_limit, or make the batch smaller, and {_GOES_ON}",
+    **dict.fromkeys(_PULL, "correct image, or set image_pull_secrets if the registry asks for credentials"),
 }
 
 
 def remedy(reason: str, message: str = "") -> str:
     """Return the fix for the reason and message of a container or pod; empty if there is none."""
-    if _as_root(message):
+    if _is_root_refused(message):
         return (
             "set run_as_user to a number other than 0, e.g. 1000, or use an image whose user is a number "
             "(USER 1000:1000); run_as_non_root: false lets it run as root"
         )
-    if reason in _NO_PROGRAM and message and not _NOT_EXECUTABLE.search(message):
-        return "see to the node: its container runtime cannot start this container"
-    if reason in _NO_PROGRAM:
-        return "correct the command, or use an image that holds the program"
-    if reason in PULL:
-        return "correct image, or set image_pull_secrets where the registry asks for credentials"
-    return _REMEDIES.get(reason, "")
+    if reason not in _NO_PROGRAM:
+        return _REMEDIES.get(reason, "")
+    if message and not _NOT_EXECUTABLE.search(message):
+        return "check the node: its container runtime cannot start this container"
+    return "correct the command, or use an image that holds the program"
 
 
-def _as_root(message: str) -> bool:
+def _is_root_refused(message: str) -> bool:
     return any(words in message for words in _ROOT_REFUSED)
 
 
-def is_final(pod: PodStatus, lasted: float, patience: float) -> bool:
-    """Whether a pod can never run as its job is specified.
-
-    It has had its reason for `lasted` seconds; reasons that a person may fix are final after `patience`.
-    """
-    if pod.reason == "InvalidImageName":
-        return True
-    if (end := final_end(pod)).reason in _NO_PROGRAM:
-        return bool(_NOT_EXECUTABLE.search(end.message)) or pod.restarts >= _MORE_STARTS
-    return pod.reason in _LASTING and (_as_root(pod.message) or lasted > patience)
-
-
-def final_end(pod: PodStatus) -> Ending:
-    """Return the state that `is_final` checks: the pod's own, or how the previous one failed to start."""
+def _start_failure(pod: PodStatus) -> Ending:
+    """Return how the pod, or the one before it, failed to start."""
     if pod.before and pod.before.reason in _NO_PROGRAM and pod.reason not in _NO_PROGRAM:
         return pod.before
     return Ending(pod.reason, pod.message, pod.exit_code)
 
 
-MEMORY_KILLS = 3
-"""Kills for too much memory, without a newer checkpoint between, after which no other end is expected."""
+def _cannot_start(pod: PodStatus, lasted: float, patience: float) -> bool:
+    """Whether a pod, which has had its reason for `lasted` seconds, can never run as its job is specified."""
+    if pod.reason == "InvalidImageName":
+        return True
+    if (end := _start_failure(pod)).reason in _NO_PROGRAM:
+        return bool(_NOT_EXECUTABLE.search(end.message)) or pod.restarts >= _MORE_STARTS
+    return pod.reason in _LASTING and (_is_root_refused(pod.message) or lasted > patience)
 
-_RESUMED = re.compile(
-    r"\bresumed at step (\d+) of \d+"
-)  # trainer/training/loop.py says it of every start but the first.
+
+MEMORY_KILLS = 3
+"""Kills for too much memory, without a newer checkpoint between, after which the job is given up."""
+
+_RESUMED = re.compile(r"\bresumed at step (\d+) of \d+")  # Of trainer.launching.job_status.
 
 
 class Restarts:
@@ -124,7 +99,7 @@ class Restarts:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[int, int] = {}
+        self._known: dict[int, int] = {}
         self._forgiven: dict[int, int] = {}
         self._kills: dict[int, int] = {}
         self._step = 0
@@ -134,18 +109,18 @@ class Restarts:
         resumed = _RESUMED.search(text)
         if resumed and int(resumed[1]) > self._step:
             self._step = int(resumed[1])
-            self._forgiven = dict(self._seen)
+            self._forgiven = dict(self._known)
             self._kills.clear()
 
     def is_new(self, pod: PodStatus) -> bool:
         """Record a pod's restarts; returns whether there are more than before."""
-        before = self._seen.get(pod.rank, 0)
-        self._seen[pod.rank] = pod.restarts
+        before = self._known.get(pod.rank, 0)
+        self._known[pod.rank] = pod.restarts
         # After an eviction by the queue the count starts at zero.
         self._forgiven[pod.rank] = min(self._forgiven.get(pod.rank, 0), pod.restarts)
         if pod.restarts <= before:
             return False
-        if pod.before and pod.before.reason in MEMORY:
+        if pod.before and pod.before.reason == "OOMKilled":
             self._kills[pod.rank] = self._kills.get(pod.rank, 0) + pod.restarts - before
         return True
 
@@ -153,16 +128,12 @@ class Restarts:
         """Return a pod's restarts that are not forgiven."""
         return pod.restarts - min(self._forgiven.get(pod.rank, 0), pod.restarts)
 
-    def worst(self, pods: Iterable[PodStatus]) -> PodStatus | None:
-        """Return the pod with the most restarts that count."""
-        return max(pods, key=self.counted, default=None)
-
     def out_of_memory(self, pods: Iterable[PodStatus]) -> PodStatus | None:
         """Return a pod that was killed for its memory MEMORY_KILLS times, if any."""
         return next((pod for pod in pods if self._kills.get(pod.rank, 0) >= MEMORY_KILLS), None)
 
 
-def of_job(status: JobStatus, last_lines_of: Mapping[str, Iterable[str]], hints: Hints) -> KubedetError:
+def of_job(status: JobStatus, last_lines: Mapping[str, Iterable[str]], hints: Hints) -> KubedetError:
     """Return the error of a job that failed or is gone, from the last lines of its pods, by name.
 
     A LaunchError with pod, reason, exit code and the training's own message or last lines; or Interrupted,
@@ -170,28 +141,27 @@ def of_job(status: JobStatus, last_lines_of: Mapping[str, Iterable[str]], hints:
     """
     if status.phase is Phase.GONE:
         return LaunchError(
-            f"the job {status.name} is gone: it, or the workflow it belonged to, was deleted",
-            fix="run the same again: it goes on from its last checkpoint",
+            f"the job {status.name} is gone: it, or the workflow it belonged to, was deleted", fix=_GOES_ON
         )
     pod = culprit(status.pods)
     if pod is None:
-        words = ": ".join(filter(None, [status.reason, status.message]))
-        return LaunchError(f"the job {status.name} failed: {words or 'the cluster does not say why'}")
+        reason = ": ".join(filter(None, [status.reason, status.message]))
+        return LaunchError(f"the job {status.name} failed: {reason or 'the cluster does not say why'}")
     if pod.exit_code == EXIT_RETRY:
-        return Interrupted(
-            f"the training was stopped: {ending(pod)}", fix="run the same again: it goes on where it stopped"
-        )
+        return Interrupted(f"the training was stopped: {_ended(pod)}", fix=_GOES_ON)
     if pod.exit_code == EXIT_ABANDONED:
         return LaunchError(
-            f"the training saved its state and ended: it had no sign of life from this step; {ending(pod)}",
-            fix="run the same again: it goes on where it ended; job.launcher_timeout sets the limit",
+            f"the training saved its state and ended: it had no heartbeat from this step; {_ended(pod)}",
+            fix=f"{_GOES_ON}; job.launcher_timeout sets the limit",
             passing=True,
         )
     hints.exit_code(pod.exit_code)
-    lines = list(last_lines_of.get(pod.name, ()))
+    lines = list(last_lines.get(pod.name, ()))
     message = own_message(lines)
-    text = f"{ending(pod)}: {message}" if message else ending(pod) + last_lines(lines)
-    error = LaunchError(text, fix="\n  ".join(filter(None, [*hints.hints, _remedy(pod)])))
+    text = f"{_ended(pod)}: {message}" if message else _ended(pod) + _last_lines(lines)
+    # Some runtimes do not say that a kill was one for memory; mostly it was.
+    fix = remedy(pod.reason, pod.message) or (remedy("OOMKilled") if pod.exit_code == 137 else "")
+    error = LaunchError(text, fix="\n  ".join(filter(None, [*hints.hints, fix])))
     error.exit_code = pod.exit_code if pod.exit_code and pod.exit_code < 128 else LaunchError.exit_code
     return error
 
@@ -199,10 +169,16 @@ def of_job(status: JobStatus, last_lines_of: Mapping[str, Iterable[str]], hints:
 def culprit(pods: Iterable[PodStatus]) -> PodStatus | None:
     """Return the pod that made the job fail: the first that failed, if possible one that was not killed.
 
-    When one fails, the others lose their peer, are killed, or ask to be run again.
+    When one fails, the others lose their peer, are killed, or ask to be run again. A pod in
+    CrashLoopBackOff is returned with its last termination: its own state only says that it waits.
     """
-    failed = [pod for pod in map(_ended, pods) if pod.phase == "Failed" or pod.exit_code]
-    return min(failed, key=_order, default=None)
+    ended = [
+        replace(pod, reason=end.reason, message=end.message, exit_code=end.exit_code)
+        if (end := pod.before) and pod.reason == "CrashLoopBackOff"
+        else pod
+        for pod in pods
+    ]
+    return min((pod for pod in ended if pod.phase == "Failed" or pod.exit_code), key=_order, default=None)
 
 
 def _order(pod: PodStatus) -> tuple[bool, bool, str, int]:
@@ -210,117 +186,63 @@ def _order(pod: PodStatus) -> tuple[bool, bool, str, int]:
     return pod.exit_code == EXIT_RETRY, killed, pod.ended, pod.rank
 
 
-def ending(pod: PodStatus) -> str:
+def _ended(pod: PodStatus) -> str:
     """Return one line on how a pod ended."""
-    who = f"pod {pod.name} (rank {pod.rank})"
     reason = "" if pod.reason in ("", "Error") else f" ({pod.reason})"
     message = f": {' '.join(pod.message.split())}" if pod.message else ""
-    if pod.exit_code is None:
-        return f"{who} failed{reason}{message}"
-    if pod.exit_code > 128:
-        return f"{who} was killed by signal {pod.exit_code - 128}{reason}{message}"
-    return f"{who} failed with exit code {pod.exit_code}{reason}{message}"
+    how = "failed" if pod.exit_code is None else f"failed with exit code {pod.exit_code}"
+    if pod.exit_code and pod.exit_code > 128:
+        how = f"was killed by signal {pod.exit_code - 128}"
+    return f"pod {pod.name} (rank {pod.rank}) {how}{reason}{message}"
 
 
-def last_lines(lines: Iterable[str]) -> str:
-    """Return the last lines of a pod, to be appended to a message; empty if there are none."""
+def _last_lines(lines: Iterable[str]) -> str:
     text = indented(lines)
     return f"; its last lines:\n{text}" if text else ""
 
 
-def _ended(pod: PodStatus) -> PodStatus:
-    """Return a pod in CrashLoopBackOff with its last termination: its own state only says that it waits."""
-    end = pod.before
-    if end is None or pod.reason != "CrashLoopBackOff":
-        return pod
-    return replace(pod, reason=end.reason, message=end.message, exit_code=end.exit_code)
+class _StopRequest(BaseException):
+    """A stop signal was received. Not an Exception: no handler of errors may catch it."""
 
 
-def _remedy(pod: PodStatus) -> str:
-    if pod.exit_code == 137 and not remedy(pod.reason):
-        return remedy("OOMKilled")  # Mostly it was: some runtimes do not say so.
-    return remedy(pod.reason, pod.message)
+def _raise_first() -> Callable[[int, FrameType | None], None]:
+    """Return a handler that raises at the first signal, and ignores further ones."""
+    received: list[int] = []
 
+    def handle(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if len(received) == 1:
+            raise _StopRequest(signal.Signals(number).name)
 
-def out_of_memory(job: str, pod: PodStatus, lines: str) -> tuple[str, str]:
-    """Return message and fix of a job that is given up because a pod is killed again and again."""
-    return (
-        f"the job {job} was given up: pod {pod.name} was killed {MEMORY_KILLS} times for the memory it used "
-        f"({pod.before or 'OOMKilled'}), without a newer checkpoint between{lines}",
-        remedy("OOMKilled"),
-    )
-
-
-def cannot_start(job: JobSpec, pod: PodStatus) -> tuple[str, str]:
-    """Return message and fix of a job that is given up because it cannot run as it is specified."""
-    end = final_end(pod)
-    why = ": ".join(filter(None, [end.reason, " ".join(end.message.split())]))
-    return (
-        f"the job {job.name} was given up, for it cannot start: program {job.command[0]!r} of image "
-        f"{pod.image or job.image}, pod {pod.name}: {why}",
-        remedy(end.reason, end.message),
-    )
+    return handle
 
 
 Out = Callable[[str], None]
 """Takes a line."""
 
 
-def _stop(backend: Backend, name: str, request: StopRequest, submitted: bool, out: Out) -> NoReturn:
-    delete = f"kubedet job stop{backend.options} {name}"
-    if request.signal == "SIGTERM" and not backend.ends_with_the_run():
-        out(f"job {name}: goes on, for {request.signal} ends this pod and not the run")
-        raise Interrupted(
-            f"this pod was asked to end ({request.signal}), and the run goes on: so does the job {name}",
-            fix=f"let the next attempt of this step take it up; `{delete}` ends it",
-        )
-    try:
-        if submitted:
-            backend.abandon(name)
-        else:  # The name may be somebody else's; and a creation may be on its way, to arrive late.
-            timings = backend.timings
-            end = time.monotonic() + timings.late
-            backend.withdraw(name, wait=False)
-            while time.monotonic() < end:
-                time.sleep(timings.backoff)
-                backend.withdraw(name, wait=False)
-    except LaunchError as error:
-        raise Interrupted(
-            f"{request.signal}, but the job {name} could not be deleted: {error.message}",
-            fix=f"delete it: {delete}",
-        ) from None
-    out(f"job {name}: deleted on {request.signal}; its pods are given time to save a checkpoint")
-    raise Interrupted("the training was stopped", fix="run the same again: it goes on where it stopped")
-
-
-_DEADLINE_REASON = "DeadlineExceeded"  # Where the job's own controller keeps the deadline, and was first.
-
-
-def say(text: str) -> None:
-    """Print a line at once."""
+def _print(text: str) -> None:
     print(text, flush=True)
 
 
-def run(backend: Backend, job: JobSpec, out: Out = say, look: Look = ignore) -> None:
+def run(backend: Backend, job: JobSpec, out: Out = _print, look: Look | None = None) -> None:
     """Run a job to its end, or adopt the same one if it runs already.
 
     On SIGTERM or SIGINT the job is deleted before anything else; but if this is a step's pod whose run
-    continues, the job is left to the next attempt. The job's namespace wins over the backend's.
+    continues, the job is left to the next attempt.
 
     Raises:
         ConfigError: the cluster would not take the job.
         LaunchError: it failed, did not start in time, or exceeded a limit; `exit_code` is its code.
         Interrupted: this process was asked to end: the job is deleted, or left to the next attempt.
     """
-    backend = backend.within(job.namespace)
-    submitted = False
-    with raising_on_signals():
+    submitted = None
+    with handling(_raise_first()):
         try:
-            backend.submit(job)
-            submitted = True
-            Watch(backend, job, out, look).to_the_end()
-        except StopRequest as request:
-            _stop(backend, job.name, request, submitted, out)
+            submitted = backend.submit(job)
+            Watch(backend, job, submitted, out, look).to_the_end()
+        except _StopRequest as request:
+            _stop(backend, job.name, str(request), submitted is not None, out)
         except ApiError as error:
             if submitted and error.passing:
                 error.message += f"; the job {job.name} goes on by itself"
@@ -330,21 +252,47 @@ def run(backend: Backend, job: JobSpec, out: Out = say, look: Look = ignore) -> 
             raise
 
 
+def _stop(backend: Backend, name: str, received: str, submitted: bool, out: Out) -> NoReturn:
+    delete = f"kubedet job stop{backend.options} {name}"
+    if received == "SIGTERM" and not backend.ends_with_the_run():
+        out(f"job {name}: goes on, for {received} ends this pod and not the run")
+        raise Interrupted(
+            f"this pod was asked to end ({received}), and the run goes on: so does the job {name}",
+            fix=f"the next attempt of this step adopts it; `{delete}` ends it",
+        )
+    try:
+        backend.withdraw(name, wait=False)
+        # A creation that was under way may arrive late.
+        end = time.monotonic() + (0.0 if submitted else backend.timings.late)
+        while time.monotonic() < end:
+            time.sleep(backend.timings.backoff)
+            backend.withdraw(name, wait=False)
+    except LaunchError as error:
+        raise Interrupted(
+            f"{received}, but the job {name} could not be deleted: {error.message}",
+            fix=f"delete it: {delete}",
+        ) from None
+    out(f"job {name}: deleted on {received}; its pods have time to save a checkpoint")
+    raise Interrupted("the training was stopped", fix=_GOES_ON)
+
+
 class Watch:
     """Watches one job and enforces its limits; `out` takes each line, and `look` each status."""
 
-    def __init__(self, backend: Backend, job: JobSpec, out: Out, look: Look = ignore) -> None:
+    def __init__(
+        self, backend: Backend, job: JobSpec, submitted: Identity, out: Out, look: Look | None = None
+    ) -> None:
         self._backend, self._job, self._out, self._onlooker = backend, job, out, look
+        self._hash, self._uid = submitted
         self._hints = Hints(rdma=job.network.profile == "rdma")
         self._last: dict[int, deque[str]] = {}
-        """Last lines, by rank: a pod that is made anew may have another name."""
+        """Last lines, by rank: a pod that replaces another may have another name."""
         self._ranks: dict[str, int] = {}
         self._reported: set[tuple[str, ...]] = set()
         self._reason_since: dict[tuple[str, ...], float] = {}
         """Since when a pod has had a waiting reason."""
         self._restarts = Restarts()
         self._queue_wait = kueue.QueueWait(job.start_timeout, backend.timings)
-        self._hash, self._uid = backend.submitted(job.name)
         self._status = JobStatus(job.name, Phase.GONE)
         self._phase_since = self._spoken = time.monotonic()
         self._waiting_since: float | None = None
@@ -380,22 +328,23 @@ class Watch:
 
     def _look(self, status: JobStatus) -> None:
         self._check_identity(status)
-        self._onlooker(status)
+        if self._onlooker:
+            self._onlooker(status)
         before, self._status = self._status, status
         now = time.monotonic()
-        news = self._queue_wait.is_news(status, now)
+        is_queue_news = self._queue_wait.is_news(status, now)
         if status.phase is not before.phase:
             self._phase_since = now
-        if news or status.phase is not before.phase:
+        if is_queue_news or status.phase is not before.phase:
             self._say(f"job {self._job.name}: {_phase(status)}")
         for pod in status.pods:
             self._ranks[pod.name] = pod.rank
             self._pod(pod)
-        if status.phase is Phase.FAILED and status.reason == _DEADLINE_REASON:
+        if status.phase is Phase.FAILED and status.reason == "DeadlineExceeded":  # The controller was first.
             self._deadline()
         if status.phase.final:
             return
-        self._limits(self._job, now)
+        self._limits(now)
         silent = now - self._spoken
         if silent >= self._backend.timings.heartbeat:
             self._say(
@@ -412,11 +361,11 @@ class Watch:
                 fix="give one of the two another name, and run this one again",
             )
         if status.uid and self._uid and status.uid != self._uid:
-            self._say(f"job {self._job.name}: made anew by another launcher of the same specification")
+            self._say(f"job {self._job.name}: recreated by another launcher with the same specification")
         self._uid = status.uid or self._uid
 
     def _look_for_another(self) -> None:
-        """Our job is gone: wait a moment for one that replaces it."""
+        """Wait a moment for a job that replaces ours, which is gone."""
         timings = self._backend.timings
         end = time.monotonic() + timings.replaced
         while time.monotonic() < end:
@@ -428,15 +377,14 @@ class Watch:
 
     def _pod(self, pod: PodStatus) -> None:
         if self._restarts.is_new(pod):
-            why = str(pod.before or "")
-            counted = f"{self._restarts.counted(pod)} of {self._job.backoff}"
-            self._say(f"pod {pod.name}: started anew, {counted}{f' ({why})' if why else ''}")
+            end = f" ({pod.before})" if str(pod.before or "") else ""
+            self._say(f"pod {pod.name}: restarted, {self._restarts.counted(pod)} of {self._job.backoff}{end}")
         if pod.phase == "Failed" or pod.exit_code:
-            self._once(ending(pod), pod.uid, "ended", str(pod.restarts))
+            self._once(_ended(pod), pod.uid, "ended", str(pod.restarts))
         elif pod.reason and pod.phase == "Pending":
             fix = remedy(pod.reason, pod.message)
             # The two reasons for an image that cannot be pulled alternate, for each pod of that rank.
-            key = (str(pod.rank), "image", pod.image) if pod.reason in PULL else (pod.uid, pod.reason)
+            key = (str(pod.rank), "image", pod.image) if pod.reason in _PULL else (pod.uid, pod.reason)
             self._once(f"pod {pod.name} waits{describe(pod)}{f' (fix: {fix})' if fix else ''}", *key)
 
     def _once(self, text: str, *key: str) -> None:
@@ -444,51 +392,67 @@ class Watch:
             self._reported.add(key)
             self._say(text)
 
-    def _limits(self, job: JobSpec, now: float) -> None:
-        status = self._status
+    def _limits(self, now: float) -> None:
+        status, job = self._status, self._job
         if status.phase not in (Phase.PENDING, Phase.RESTARTING):
             self._waiting_since = None
         elif self._waiting_since is None:
             self._waiting_since = now
         elif now - self._waiting_since > job.start_timeout:
-            why = indented(self._backend.explain(status))
             self._give_up(
-                f"the job {job.name} does not run after {job.start_timeout} s ({_count(status)}):\n{why}",
-                "mend what holds the pods back, or set start_timeout higher where the cluster is only busy",
+                f"the job {job.name} does not run after {job.start_timeout} s ({_count(status)}):\n"
+                + indented(self._backend.explain(status)),
+                "fix what holds the pods back, or set start_timeout higher if the cluster is only busy",
             )
         if reason := self._queue_wait.verdict(status, now):
-            events = indented(self._backend.explain(status))
-            self._give_up("\n".join(filter(None, [reason, events])), kueue.remedy(status))
+            explanation = indented(self._backend.explain(status))
+            self._give_up("\n".join(filter(None, [reason, explanation])), kueue.remedy(status))
         if job.deadline and _age(status) > job.deadline:
             self._deadline()
-        self._check_final_reasons(now)
-        if killed := self._restarts.out_of_memory(status.pods):
-            self._give_up(*out_of_memory(job.name, killed, self._lines(killed)))
-        worst = self._restarts.worst(status.pods)
-        if worst and self._restarts.counted(worst) > job.backoff:
-            end = worst.before
-            count = f"{self._restarts.counted(worst)} times{f' ({end})' if end and str(end) else ''}"
-            self._give_up(
-                f"the job {job.name} was given up: pod {worst.name} was started anew {count} without a newer "
-                f"checkpoint, allowed are {job.backoff}{self._lines(worst)}",
-                (end and remedy(end.reason, end.message))
-                or "see why it ends; set backoff higher where the nodes are only often taken away",
-            )
+        for pod in status.pods:
+            self._check_start(pod, now)
+        self._check_restarts()
 
     def _deadline(self) -> NoReturn:
         self._give_up(
             f"the job {self._job.name} was stopped at its deadline of {self._job.deadline} s",
-            "run the same again: it goes on from its last checkpoint; or set deadline higher",
+            f"{_GOES_ON}; or set deadline higher",
         )
 
-    def _check_final_reasons(self, now: float) -> None:
-        for pod in self._status.pods:
-            since = self._reason_since.setdefault((pod.uid, pod.reason), now)
-            if is_final(pod, now - since, self._backend.timings.lasting):
-                self._give_up(*cannot_start(self._job, pod), code=EXIT_USAGE)
+    def _check_start(self, pod: PodStatus, now: float) -> None:
+        since = self._reason_since.setdefault((pod.uid, pod.reason), now)
+        if _cannot_start(pod, now - since, self._backend.timings.lasting):
+            end = _start_failure(pod)
+            reason = ": ".join(filter(None, [end.reason, " ".join(end.message.split())]))
+            self._give_up(
+                f"the job {self._job.name} was given up, for it cannot start: program "
+                f"{self._job.command[0]!r} of image {pod.image or self._job.image}, pod {pod.name}: {reason}",
+                remedy(end.reason, end.message),
+                code=EXIT_USAGE,
+            )
+
+    def _check_restarts(self) -> None:
+        pods, backoff = self._status.pods, self._job.backoff
+        if pod := self._restarts.out_of_memory(pods):
+            self._give_up(
+                f"the job {self._job.name} was given up: pod {pod.name} was killed {MEMORY_KILLS} times for "
+                f"the memory it used ({pod.before or 'OOMKilled'}), without a newer checkpoint in between"
+                f"{self._lines(pod)}",
+                remedy("OOMKilled"),
+            )
+        worst = max(pods, key=self._restarts.counted, default=None)
+        if worst and (count := self._restarts.counted(worst)) > backoff:
+            end = worst.before or Ending()
+            reason = f" ({end})" if str(end) else ""
+            self._give_up(
+                f"the job {self._job.name} was given up: pod {worst.name} was restarted {count} times"
+                f"{reason} without a newer checkpoint, allowed are {backoff}{self._lines(worst)}",
+                remedy(end.reason, end.message)
+                or "find out why it ends; set backoff higher if nodes are only preempted often",
+            )
 
     def _lines(self, pod: PodStatus) -> str:
-        return last_lines(self._last.get(pod.rank, ()))
+        return _last_lines(self._last.get(pod.rank, ()))
 
     def _give_up(self, message: str, fix: str, *, code: int = LaunchError.exit_code) -> NoReturn:
         try:
@@ -501,18 +465,14 @@ class Watch:
 
 
 def _count(status: JobStatus) -> str:
-    running = sum(pod.counts for pod in status.pods)
-    return f"{running} of {status.nodes} pods run"
+    return f"{sum(pod.counts for pod in status.pods)} of {status.nodes} pods run"
 
 
 def _phase(status: JobStatus) -> str:
-    if status.phase is Phase.SUSPENDED and status.queue and status.message:
-        return f"suspended, {status.message}"
     if status.phase is Phase.SUSPENDED:
-        return "suspended: its queue has not admitted it yet, or somebody holds it back"
-    if status.phase.final:
-        return str(status.phase)
-    return f"{status.phase}, {_count(status)}"
+        queue = status.message if status.queue else ""
+        return f"suspended, {queue}" if queue else "suspended: by its queue, or by a person"
+    return str(status.phase) if status.phase.final else f"{status.phase}, {_count(status)}"
 
 
 def _age(status: JobStatus) -> float:

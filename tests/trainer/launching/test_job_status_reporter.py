@@ -221,7 +221,7 @@ def test_a_training_shows_its_progress(shards, tiny, tmp_path, monkeypatch, serv
 
 
 def test_a_training_that_is_stopped_and_goes_on_shows_where(shards, tiny, tmp_path, monkeypatch, server):
-    """Stopped, it says where at once; started anew, it says the same, of the whole, with the last AP."""
+    """Stopped, it says where at once; restarted, it says the same, of the whole, with the last AP."""
     in_a_trainjob(monkeypatch, server, 60)
     output = str(tmp_path / "run")
     with monkeypatch.context() as patch, pytest.raises(Interrupted):

@@ -4,6 +4,7 @@ import pytest
 from fake_api import Fault
 
 from components.launchers.cluster import client
+from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.own_pod import OwnPod, ends_with_the_run, read_own_pod
 
 WORKFLOW = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u-1"}
@@ -55,7 +56,7 @@ def test_an_owner_of_another_namespace_is_none(step, backend, fake_cluster, job,
     step()
     (tmp_path / "namespace").write_text("default")
     monkeypatch.setattr(client, "_NAMESPACE_FILE", tmp_path / "namespace")
-    backend.within("team").submit(job(namespace="team", image=""))
+    ClusterBackend.connect("team", kinds=backend.kinds.possible).submit(job(namespace="team", image=""))
     body = fake_cluster.job("train", "team")
     assert "ownerReferences" not in body["metadata"]
     assert "'image': 'component:1'" in str(body)

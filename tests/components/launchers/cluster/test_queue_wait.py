@@ -160,7 +160,7 @@ def test_a_job_that_somebody_suspends_himself_waits_for_him(run, quick, fake_clu
 
     meanwhile(("suspended", release))
     lines = run(quick, suspend=True, start_timeout=1)
-    assert "job train: suspended: its queue has not admitted it yet, or somebody holds it back" in lines
+    assert "job train: suspended: by its queue, or by a person" in lines
     assert "job train: succeeded" in lines
 
 
@@ -181,7 +181,7 @@ def test_a_job_that_is_taken_back_resumes_and_that_counts_as_no_restart(
     assert kept[-1] == "succeeded"
     assert [phase for phase in kept if phase in ("suspended", "running")][:6] == ["suspended", "running"] * 3
     assert set(kept) <= {*once, "succeeded"}
-    assert not [line for line in lines if "started anew" in line]
+    assert not [line for line in lines if "restarted" in line]
 
 
 def pod(uid, **fields):

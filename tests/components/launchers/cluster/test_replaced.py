@@ -68,7 +68,7 @@ def test_what_another_launcher_made_is_not_withdrawn(backend, job, fake_cluster,
     backend.submit(job())
     ClusterBackend.connect().submit(job(env={"A": "other"}))
     backend.withdraw("train")
-    assert not gone(fake_cluster) and len(fake_cluster.requests("DELETE")) == 1
+    assert not gone(fake_cluster)
 
 
 @both

@@ -80,7 +80,7 @@ def test_memory_that_runs_out_again_and_again_ends_the_job_and_is_named(run, fak
     assert f"pod {master} was killed 3 times" in error.value.message
     assert "OOMKilled, exit code 137" in error.value.message and "step 1" in error.value.message
     assert "raise memory_limit" in error.value.fix
-    assert f"pod {master}: started anew, 1 of 10 (OOMKilled, exit code 137)" in run.lines
+    assert f"pod {master}: restarted, 1 of 10 (OOMKilled, exit code 137)" in run.lines
     assert gone(fake_cluster)
 
 
@@ -99,7 +99,7 @@ def test_memory_that_runs_out_late_is_no_end(run, fake_cluster, master):
     fake_cluster.lives[master] = [*(killed(line, after=0.4) for line in ["step 1", *resumed]), fine]
     lines = run(backoff=2)
     assert "job train: succeeded" in lines
-    lines_said = [line for line in lines if "started anew" in line]
+    lines_said = [line for line in lines if "restarted" in line]
     assert len(lines_said) == 4 and all("of 2 (OOMKilled, exit code 137)" in line for line in lines_said)
 
 
@@ -107,8 +107,8 @@ def test_memory_that_runs_out_late_is_no_end(run, fake_cluster, master):
 def test_without_the_right_to_watch_restarts_are_counted(run, fake_cluster, master):
     fake_cluster.denied.add(("watch", "pods"))
     fake_cluster.lives[master] = [killed("step 1"), fine]
-    (line,) = [line for line in run() if "started anew" in line]
-    assert line.startswith(f"pod {master}: started anew, 1 of 10")
+    (line,) = [line for line in run() if "restarted" in line]
+    assert line.startswith(f"pod {master}: restarted, 1 of 10")
 
 
 def test_a_watch_that_breaks_is_begun_anew(run, fake_cluster, master):
@@ -171,7 +171,7 @@ def test_a_node_that_cannot_start_anything_is_given_another_chance(run, fake_clu
     fake_cluster.lives[master] = broken
     with pytest.raises(LaunchError, match=r"cannot start.*driver not loaded") as error:
         run()
-    assert "see to the node" in error.value.fix
+    assert "check the node" in error.value.fix
     assert gone(fake_cluster)
 
 

@@ -25,7 +25,7 @@ def uid(fake_cluster):
 @both
 def test_a_job_is_created_as_it_is_rendered(backend, fake_cluster, job, kind):
     spec = job(nodes=3, gpus=2)
-    assert backend.submit(spec) == "train"
+    backend.submit(spec)
     body = fake_cluster.job("train")
     assert body["metadata"]["labels"][LABEL_MANAGED] == "kubedet"
     assert "ownerReferences" not in body["metadata"]
@@ -42,9 +42,9 @@ def test_the_same_job_is_taken_up(backend, fake_cluster, job, endless_pods, capl
     caplog.set_level("INFO")
     backend.submit(job())
     first = uid(fake_cluster)
-    assert backend.submit(job()) == "train"
-    assert uid(fake_cluster) == first and not fake_cluster.requests("DELETE")
-    assert "taking it up" in caplog.text
+    assert backend.submit(job()).uid == first == uid(fake_cluster)
+    assert not fake_cluster.requests("DELETE")
+    assert "adopting it" in caplog.text
 
 
 @both
@@ -126,7 +126,7 @@ def test_somebody_elses_job_is_left_alone(backend, fake_cluster, job, kind):
 @both
 def test_a_creation_whose_answer_was_lost_is_found_again(backend, fake_cluster, job, endless_pods, kind):
     fake_cluster.faults.append(Fault("POST", kind.plural, lost=True))
-    assert backend.submit(job()) == "train"
+    backend.submit(job())
     assert len(fake_cluster.requests("POST", kind.plural)) == 2 and not fake_cluster.requests("DELETE")
 
 
@@ -136,8 +136,7 @@ def test_a_creation_that_got_no_answer_at_all_is_looked_up(
 ):
     monkeypatch.setattr(backend.cluster, "timings", replace(backend.cluster.timings, patience=0.0))
     fake_cluster.faults.append(Fault("POST", kind.plural, lost=True))
-    assert backend.submit(job()) == "train"
-    assert backend.submitted("train")[1] == uid(fake_cluster)
+    assert backend.submit(job()).uid == uid(fake_cluster)
 
 
 @both
@@ -181,14 +180,6 @@ def test_nothing_is_sent_of_a_job_that_cannot_be(backend, fake_cluster, job):
 
 
 @both
-def test_another_namespace_is_another_backend(backend, fake_cluster, job):
-    assert backend.within("") is backend and backend.within("default") is backend
-    team = backend.within("team")
-    team.submit(job(namespace="team"))
-    assert fake_cluster.job("train", "team") and not fake_cluster.job("train")
-
-
-@both
 def test_the_refusal_of_the_webhook_is_not_one_of_rbac(backend, fake_cluster, job, kind):
     message = 'admission webhook "validator" denied the request: spec.x: Invalid value'
     fake_cluster.faults.append(Fault("POST", kind.plural, status=403, message=message))
@@ -204,14 +195,14 @@ def test_stop_waits_until_all_is_gone_and_may_be_repeated(backend, fake_cluster,
     backend.stop("train")
     assert not [key for key in fake_cluster.objects if key[0] in ("pods", kind.plural, "trainingruntimes")]
     backend.stop("train")
-    backend.abandon("train")
+    backend.withdraw("train")
 
 
 @both
-def test_abandoning_is_one_request(backend, fake_cluster, job, endless_pods):
+def test_withdrawing_begins_with_the_deletion(backend, fake_cluster, job, endless_pods):
     backend.submit(job())
     before, first = len(fake_cluster.seen), uid(fake_cluster)
-    backend.abandon("train")
+    backend.withdraw("train", wait=False)
     (deletion,) = fake_cluster.seen[before:]
     assert (deletion.method, deletion.body["preconditions"]) == ("DELETE", {"uid": first})
 

@@ -96,11 +96,11 @@ def test_a_pod_that_dies_again_and_again_ends_the_job(run, fake_cluster, master)
         pod.exit(139)
 
     fake_cluster.lives[master] = dies
-    printed = r"started anew 3 times \(exit code 139\) without a newer checkpoint, allowed are 2"
+    printed = r"restarted 3 times \(exit code 139\) without a newer checkpoint, allowed are 2"
     with pytest.raises(LaunchError, match=printed) as error:
         run(backoff=2)
     assert "segmentation fault" in error.value.message
-    assert f"pod {master}: started anew, 2 of 2 (exit code 139)" in run.lines
+    assert f"pod {master}: restarted, 2 of 2 (exit code 139)" in run.lines
     assert gone(fake_cluster)
 
 

@@ -182,7 +182,7 @@ def test_a_node_that_is_lost_starts_all_anew(run, fake_cluster, evicted):
     fake_cluster.lives |= {FIRST: [endless, ends(0, "resumed")], SECOND: [lost, fine]}
     lines = run(nodes=2)
     assert f"[{FIRST}] resumed" in lines and "job train: succeeded" in lines
-    assert any(f"pod {SECOND}: started anew, 1 of 10" in line for line in lines)
+    assert any(f"pod {SECOND}: restarted, 1 of 10" in line for line in lines)
 
 
 def test_restarts_that_are_used_up_are_told_with_the_pod(run, fake_cluster):
