@@ -21,8 +21,8 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, TypeVar
 
-from trainer.base.bounded_text import whole_number
 from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted, KubedetError, LaunchError
+from trainer.base.safe_text import whole_number
 from trainer.launching.stop_signals import ENDING, handling
 
 T = TypeVar("T")

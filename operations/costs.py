@@ -15,8 +15,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from components import usage
 from trainer import storage
-from trainer.base.bounded_text import yaml_value
 from trainer.base.errors import ConfigError, KubedetError
+from trainer.base.safe_text import yaml_value
 from trainer.launching.usage.record import Record
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from components import environment
 from components.hooks import End
 from operations import webhook
 from trainer import storage
-from trainer.base.masking import masked
+from trainer.base.safe_text import redacted
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def at(uri: str, version: str = "", **known: Any) -> list[Data]:
     if storage.is_local(uri):
         return [Data("file", storage.absolute(os.path.expanduser(uri)), version, **known)]
     # Without a query, which may hold a signature, and without a name and a password.
-    authority, _, path = masked(uri).partition("?")[0].partition("://")[2].partition("/")
+    authority, _, path = redacted(uri).partition("?")[0].partition("://")[2].partition("/")
     server = f"{storage.scheme(uri)}://{authority.rpartition('@')[2]}"
     return [Data(server, path.strip("/") or "/", version, **known)]
 
@@ -91,7 +91,7 @@ def _source(source: str, version: str) -> list[Data]:
     if kind in _PLACES and rest.partition(",")[0].strip() != "2017":
         return at(rest, version)
     if kind in ("sample", "openimages", "coco"):
-        return [Data(kind, masked(rest) or kind, version)]
+        return [Data(kind, redacted(rest) or kind, version)]
     return at(source.strip(), version)
 
 
@@ -209,7 +209,7 @@ def _send(end: End, before: Work, after: Work) -> str:
         )
         tag = facets.tags_run.TagsRunFacetFields("run", name, "kubedet")
         of_run["tags"] = facets.tags_run.TagsRunFacet([tag])
-    error = masked(end.error)[:_MOST_OF_AN_ERROR]
+    error = redacted(end.error)[:_MOST_OF_AN_ERROR]
     failed = {"errorMessage": facets.error_message_run.ErrorMessageRunFacet(error, "Python")} if error else {}
     job_type = facets.job_type_job.JobTypeJobFacet("BATCH", "KUBEDET", "STEP")
     job = event_v2.Job(namespace, f"{_NAME}.{end.step}", {"jobType": job_type})

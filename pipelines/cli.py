@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from pipelines.commands.parser import Parser, guess
 from trainer.base.errors import EXIT_FAILURE, ConfigError, KubedetError, refuse_userinfo
-from trainer.base.os_errors import files_explained
+from trainer.base.os_errors import translate_named_oserrors
 
 _GROUPS = {
     "Pipeline": {
@@ -97,7 +97,7 @@ def _run(arguments: list[str]) -> int:
             fix=guess(arguments[:1], [*SUMMARIES]) or "`kubedet --help` lists the commands",
         )
     options = make_parser(arguments[0]).parse_args(arguments)
-    with files_explained():
+    with translate_named_oserrors():
         return options.command(options)
 
 

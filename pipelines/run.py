@@ -32,7 +32,7 @@ from trainer import storage
 from trainer.base import log
 from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY, ConfigError, DamagedError, FormError, StorageError
 from trainer.base.log import clock
-from trainer.base.masking import masked
+from trainer.base.safe_text import redacted
 from trainer.base.temporary_folders import temporary_folder
 from trainer.config.parsing import parse_value
 from trainer.data import sources
@@ -179,7 +179,7 @@ def complete(
             code = failed.exit_code
         ended["error"] = {
             "step": failed.name if failed else "",
-            "message": masked(message),
+            "message": redacted(message),
             "exit_code": EXIT_RETRY if interrupted else code or EXIT_FAILURE,
         }
     return record | ended

@@ -17,7 +17,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from trainer.base import log, parent_watch
+from trainer.base import die_with_parent, log
 from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY, KubedetError, StorageError
 from trainer.config import parsing
 from trainer.config.schema import Config
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one verb; returns the exit code (see trainer.base.errors)."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(arguments)
-    parent_watch.end_with_launcher()
+    die_with_parent.die_with_launcher()
     log.setup()
     try:
         return _VERBS[options.verb](options) or 0
@@ -154,7 +154,7 @@ def _shard(options: argparse.Namespace) -> None:
 
 def _train(options: argparse.Namespace) -> None:
     # The launcher of this machine has checked it already, if there is one; else its first process does.
-    if parent_watch.LAUNCHER not in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
+    if die_with_parent.LAUNCHER not in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
         _check_output(options.output)
     from trainer.training.loop import train
 

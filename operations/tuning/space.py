@@ -16,8 +16,8 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
-from trainer.base.bounded_text import yaml_value
 from trainer.base.errors import ConfigError
+from trainer.base.safe_text import yaml_value
 from trainer.model import recipes
 
 _STRICT = ConfigDict(extra="forbid")

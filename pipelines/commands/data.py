@@ -14,7 +14,7 @@ from pipelines.commands.options import add_overrides, add_published
 from pipelines.commands.parser import option, verb
 from pipelines.tables import columns
 from trainer.base.errors import ConfigError
-from trainer.base.visible_text import one_line
+from trainer.base.safe_text import one_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from pipelines.commands import Commands
 from pipelines.commands import options as shared
-from trainer.base.bounded_text import whole_number
 from trainer.base.errors import EXIT_FAILURE, ConfigError, KubedetError
+from trainer.base.safe_text import whole_number
 
 if TYPE_CHECKING:
     from trainer.launching.doctor import Check

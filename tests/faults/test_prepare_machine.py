@@ -17,7 +17,7 @@ from PIL import Image
 from prepared_data import BOTH, believed, mounts
 
 from tests.trainer.export.test_serving_limits import png
-from trainer.base.errors import WantError
+from trainer.base.errors import ResourceError
 from trainer.config.schema import DataConfig
 from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
@@ -150,7 +150,7 @@ def test_kills(fifteen_images, tmp_path, chance, injected):
 def test_too_many_open_files(prepared):
     expected = believed(prepared)
     dataset = ShardDataset(prepared.index.uri, "train")
-    with few_files(), pytest.raises(WantError, match=os.strerror(errno.EMFILE)) as caught:
+    with few_files(), pytest.raises(ResourceError, match=os.strerror(errno.EMFILE)) as caught:
         dataset.read(0)
     assert "raise the limit" in caught.value.fix and "damaged" not in caught.value.message
     assert believed(prepared) == expected and not list(prepared.folders[1].glob("*.damaged"))

@@ -8,7 +8,6 @@ from hostile import odd_yaml
 from operations import costs
 from operations.tuning import space as spaces
 from pipelines.commands import job_options
-from trainer.base.bounded_text import yaml_value
 from trainer.base.errors import KubedetError
 from trainer.data.sources import yolo
 from trainer.model import recipes
@@ -48,20 +47,3 @@ def test_values_of_all_kinds(reader, tmp_path):
                 assert error.message and error.fix, (place, value)
             except BaseException as error:
                 raise AssertionError(f"{place.format(value)!r} ended in {error!r}") from error
-
-
-def test_what_json_has_not_is_refused_and_dates_stay_text():
-    assert yaml_value("a: [2020-01-02, 1.5, null, true, x]", 100) == {
-        "a": ["2020-01-02", 1.5, None, True, "x"]
-    }
-    assert yaml_value("a: [no, 1, null]", 100, plain_text=True) == {"a": ["no", "1", "null"]}
-    for text in (
-        "!!binary YWJj",
-        "!!set {a}",
-        "{1: a}",
-        "{a: 1, a: 2}",
-        "!!timestamp 2020-01-02",
-        "{? [a] : b}",
-    ):
-        with pytest.raises(ValueError):
-            yaml_value(text, 100)

@@ -1,7 +1,6 @@
-"""Threads for calls that wait for servers: they delay neither signals nor the end of the process.
+"""Daemon threads for calls that wait for servers: they delay neither signals nor the end of the process.
 
-A request that a server leaves unanswered cannot be taken back. The threads of a ThreadPoolExecutor are joined
-before Python exits, however long that takes; these are daemons.
+Python joins the threads of a ThreadPoolExecutor before it exits, even if a server never responds.
 """
 
 import os
@@ -15,8 +14,8 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-_LOOK = 0.2
-"""Seconds between two looks at whether a signal came: another thread than the main one may receive it."""
+_POLL_SECONDS = 0.2
+"""Interval at which the main thread handles signals that another thread received."""
 
 _Task = tuple["Future[Any]", Callable[[], Any]]
 
@@ -25,8 +24,8 @@ class DaemonThreadPool(Executor):
     """An executor whose threads are daemons; leaving its `with` block waits for none of them.
 
     Args:
-        threads: the most at the same time; they start as they are needed.
-        name: of the threads.
+        threads: the most at the same time; they start on demand.
+        name: the threads' name.
     """
 
     def __init__(self, threads: int, name: str = "worker") -> None:
@@ -36,7 +35,7 @@ class DaemonThreadPool(Executor):
         self._started = 0
 
     def submit(self, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> "Future[Result]":
-        """Let a thread call a function."""
+        """Call a function in a thread."""
         future: Future[Result] = Future()
         self._tasks.put((future, partial(function, *args, **kwargs)))
         if self._started < self._most and not self._idle.acquire(blocking=False):
@@ -45,7 +44,7 @@ class DaemonThreadPool(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the threads as they finish what they do; nothing is waited for."""
+        """End the threads after their current calls, without waiting."""
         try:
             while cancel_futures and (task := self._tasks.get_nowait()) is not None:
                 task[0].cancel()
@@ -62,7 +61,7 @@ class DaemonThreadPool(Executor):
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
             _call(*task)
-            del task  # Otherwise its result is kept until the next one comes.
+            del task  # Otherwise its result stays in memory until the next task.
             self._idle.release()
 
 
@@ -75,12 +74,12 @@ def _call(future: "Future[Any]", function: Callable[[], Any]) -> None:
 
 
 def result_of(future: "Future[Result]") -> Result:
-    """Wait for a future; signals are handled meanwhile, whichever thread receives them."""
+    """Wait for a future and handle signals meanwhile."""
     while True:
         try:
-            return future.result(timeout=_LOOK)
+            return future.result(timeout=_POLL_SECONDS)
         except TimeoutError:
-            if future.done():  # Meanwhile, or the function itself raised it.
+            if future.done():  # The function itself may have raised it.
                 return future.result()
 
 
@@ -88,20 +87,20 @@ _background = DaemonThreadPool(1000, "background")
 
 
 def in_background(function: Callable[[], Result]) -> Result:
-    """Call a function that blocks outside Python so that signals are handled meanwhile.
+    """Call a function that blocks outside Python and handle signals meanwhile.
 
-    The main thread handles signals between two lines of Python only. There, the function runs in another
-    thread, and continues in it if a signal ends the waiting; elsewhere it is just called.
+    The main thread only handles signals between two lines of Python, so there the function runs in another
+    thread.
     """
     if threading.current_thread() is not threading.main_thread():
         return function()
     return result_of(_background.submit(function))
 
 
-def _forget_threads() -> None:
-    """Start with new threads in a forked child, which has those of its parent no more."""
-    global _background  # noqa: PLW0603 (the one of the process)
+def _replace_threads() -> None:
+    """A forked child does not have the threads of its parent."""
+    global _background  # noqa: PLW0603
     _background = DaemonThreadPool(1000, "background")
 
 
-os.register_at_fork(after_in_child=_forget_threads)
+os.register_at_fork(after_in_child=_replace_threads)

@@ -1,45 +1,40 @@
 """The errors a user can cause, and the exit codes of every kubedet process.
 
-Each error says what was wrong and where; `fix` says what to do about it. A command
-prints the message without a traceback; anything else that is raised is a bug of ours
-and keeps its traceback.
+Commands print them without a traceback. Any other exception is a bug and keeps its traceback.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trainer.base.masking import has_userinfo, masked
+from trainer.base.safe_text import has_userinfo, redacted
 
 EXIT_FAILURE = 1
-"""Something broke that is not the user's doing: a traceback was printed."""
+"""A failure that the user did not cause: a traceback was printed."""
 
 EXIT_USAGE = 2
-"""Input, configuration or environment is wrong; running again gives the same answer."""
+"""Input, configuration or environment is wrong; running again does not help."""
 
 EXIT_RETRY = 143
-"""Stopped by SIGTERM after saving: run the same command again and it goes on.
+"""Stopped by SIGTERM after saving (128 + 15): running the same command again continues the work.
 
-128 + 15, so that a PyTorchJob with restartPolicy ExitCode recreates the pod (the
-operator takes exit codes >= 128 as worth a retry).
+A PyTorchJob with restartPolicy ExitCode restarts pods with exit codes of 128 and above.
 """
 
 
 class KubedetError(Exception):
     """Base of all errors with a message for the user.
 
-    `message` names the thing and the place; `fix` is the remedy, in the imperative; `passing` says
-    whether to try again by itself has a point. Names, passwords and signatures in addresses are
-    left out: messages go to logs.
+    `message` names the problem and the place, `fix` the remedy. Secrets in addresses are redacted.
     """
 
     exit_code = EXIT_USAGE
     passing = False
-    """Whether the same may go well a little later: a server was away, a process was killed."""
+    """Whether a retry may succeed: a server was unavailable, a process was killed."""
 
     def __init__(self, message: str, *, fix: str = "", passing: bool | None = None) -> None:
-        self.message = masked(message)
+        self.message = redacted(message)
         super().__init__(self.message)
-        self.fix = masked(fix)
+        self.fix = redacted(fix)
         if passing is not None:
             self.passing = passing
 
@@ -56,7 +51,7 @@ class DataError(KubedetError):
 
 
 class FormError(DataError):
-    """A file of ours whose content is not of the form that such a file has."""
+    """A file of kubedet with unexpected content."""
 
 
 class StorageError(KubedetError):
@@ -64,19 +59,19 @@ class StorageError(KubedetError):
 
 
 class MissingError(StorageError):
-    """A URI with nothing behind it: asking again gives the same answer."""
+    """A URI with nothing behind it: retrying does not help."""
 
 
 class RefusedError(StorageError):
-    """A file that a web server does not give to whoever asks: without a token, or with another's."""
+    """A file that a web server refuses: the token is missing or wrong."""
 
 
 class DamagedError(StorageError):
-    """A file whose bytes are not those that were written, as its hash says."""
+    """A file whose bytes do not match their hash."""
 
 
-class WantError(StorageError):
-    """Bytes that could not be read for want of memory, open files or the like: nothing is wrong with them."""
+class ResourceError(StorageError):
+    """Bytes that could not be read because memory, open files or the like ran out; the bytes may be sound."""
 
 
 class CheckpointError(KubedetError):
@@ -84,7 +79,7 @@ class CheckpointError(KubedetError):
 
 
 class TrainingError(KubedetError):
-    """Training that cannot go on: a non-finite loss, too many processes, a lost rank."""
+    """Training that cannot continue: a non-finite loss, too many processes, a lost rank."""
 
     exit_code = EXIT_FAILURE
 
@@ -100,29 +95,29 @@ class ExportError(KubedetError):
 
 
 class LaunchError(KubedetError):
-    """A training job that could not be started, or ended other than well."""
+    """A training job that could not be started, or failed."""
 
     exit_code = EXIT_FAILURE
 
 
 class Interrupted(KubedetError):
-    """Work that was stopped from outside and can be continued by running it again."""
+    """Work that was stopped and continues if it is run again."""
 
     exit_code = EXIT_RETRY
     passing = True
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error of a library says; its kind where it says nothing."""
+    """Return the first line of an error's message, or its type if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 @contextmanager
 def translated(kind: type[KubedetError], message: str, *, fix: str) -> Iterator[None]:
-    """Raise what a library raises in the block as an error of ours: many libraries have no common error.
+    """Turn any exception of a library into an error of ours; KubedetErrors pass unchanged.
 
     Raises:
-        KubedetError: of the kind, with the message and the library's first line; ours stay as they are.
+        KubedetError: of the kind, with the message and the exception's first line.
     """
     try:
         yield
@@ -133,18 +128,18 @@ def translated(kind: type[KubedetError], message: str, *, fix: str) -> Iterator[
 
 
 def refuse_userinfo(text: str, where: str) -> None:
-    """Refuse an address with a name or password: it would stand in lists of processes, logs and reports.
+    """Refuse an address with a name or password, which process lists, logs and reports would show.
 
     Args:
-        text: an address, or a text that may hold some.
-        where: what it is, for the message.
+        text: any text.
+        where: its title, for the message.
 
     Raises:
         ConfigError: without the address.
     """
     if has_userinfo(text):
         raise ConfigError(
-            f"{where}: an address with a name or password in it (://...@) is not taken: all could read it",
-            fix="leave it out of the address; keys of stores come from the environment or a Secret "
-            "(AWS_ACCESS_KEY_ID, ...), and what a web server guards belongs in a bucket or a folder",
+            f"{where}: an address with a name or password in it (://...@) is refused: it would be visible",
+            fix="remove it from the address; keys of stores come from the environment or a Secret "
+            "(AWS_ACCESS_KEY_ID, ...); files behind a password belong in a bucket or a folder",
         )

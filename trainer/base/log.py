@@ -1,8 +1,7 @@
-"""Log lines and progress of every process, and how they reach the person who waits.
+"""Log lines and progress of every process.
 
-A process on a terminal draws a bar; elsewhere it prints a plain line now and then. When
-`kubedet run` waits for the steps it starts, it names a file in KUBEDET_PROGRESS: they
-append their progress to it as JSON lines and it draws the bars.
+Progress is a bar on a terminal, a plain line every ten seconds elsewhere, or JSON lines in the file that
+KUBEDET_PROGRESS names: `kubedet run` draws the bars of its steps from it.
 """
 
 import json
@@ -17,70 +16,68 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trainer.base.masking import masked
+from trainer.base.safe_text import redacted
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
 PROGRESS_FILE = "KUBEDET_PROGRESS"
-"""Environment variable: a file that takes progress events, one JSON object a line:
-{"task", "done", "total" (or null), "unit", "note", "rate", "eta" (s or null), "end" (bool),
-"worked" (units of this process, of those that are done)}."""
+"""Environment variable: a file for progress events, one JSON object per line: task, done, total (or null),
+unit, note, rate, eta (seconds or null), end (bool), worked (units that this process did)."""
 
 _PLAIN_INTERVAL = 10.0
 _FILE_INTERVAL = 0.2
 _RATE_SECONDS = 30.0
 _TOO_FAST = 100_000.0
-"""Units a second that nothing here reaches."""
+"""A rate of the first moment, not worth showing."""
 _OURS = ("trainer.", "components.", "operations.", "pipelines.", "kubedet.")
 _DESCRIBED = re.compile(
     r"(?:^|: )(?P<task>[^:/]+?) (?P<done>\d+)/(?P<total>\d+) (?P<unit>\w+) \d+%, "
     r"(?P<rate>\d+\.\d) (?P=unit)/s(?:, (?P<eta>\d+(?::\d\d)+) left)?(?:, (?P<note>.*))?$"
 )
-"""What `describe` writes, at the end of a line of the log."""
+"""Output of `describe` at the end of a log line."""
 
 
 class _Formatter(logging.Formatter):
-    """`12:34:56 download: message`: a person reads the part of the program, not its Python path."""
+    """Writes `12:34:56 download: message` and redacts secrets in addresses."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(part)s: %(message)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write a record as a line, and its traceback; secrets of addresses are left out, a proxy's too."""
+        """Format a record and its traceback."""
         ours = record.name.startswith(_OURS)
         record.part = record.name.rpartition(".")[2] if ours else record.name
-        return masked(super().format(record))
+        return redacted(super().format(record))
 
 
 def setup(level: int = logging.INFO) -> None:
     """Send log lines to stderr as `12:34:56 name: message`, once for a process.
 
-    Of the processes that torchrun starts on one machine only the first logs everything; the others log
-    warnings and errors only.
+    Of the processes that torchrun starts on a machine, all but the first log only warnings and errors.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter())
     if os.environ.get("LOCAL_RANK", "0") != "0":
         level = max(level, logging.WARNING)
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # The storage logs its retries itself, once.
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # Storage logs its retries.
     for noisy in ("torch.distributed", "onnxscript", "onnx_ir", "matplotlib", "fontTools", "wandb", "mlflow"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
 class Sink(Protocol):
-    """Where one task's progress is shown."""
+    """Destination of one task's progress."""
 
     def show(self, bar: "Bar", *, end: bool = False) -> None:
-        """Show where the bar stands; `end` is its last call."""
+        """Show the bar's state; `end` marks the last call."""
         ...
 
 
 class Bar:
     """The progress of one task. Made by `progress`."""
 
-    def __init__(self, task: str, total: int | None, unit: str, sink: Sink, done: int = 0) -> None:
+    def __init__(self, task: str, total: int | None, unit: str, sink: Sink | None, done: int = 0) -> None:
         self.task, self.total, self.unit, self.note = task, total, unit, ""
         self.done = done
         self._sink = sink
@@ -90,28 +87,29 @@ class Bar:
 
     def update(self, amount: int = 1, *, note: str | None = None) -> None:
         """Count `amount` more units as done; `note` replaces the free text (a loss, failures)."""
-        self.done += amount
         self._worked += amount
-        self._mark()
-        if note is not None:
-            self.note = note
-        self._sink.show(self)
-
-    def skip(self, amount: int = 1) -> None:
-        """Count `amount` units that an earlier run has done: they do not count for the rate."""
-        self.done += amount
-        self._sink.show(self)
-
-    def _mark(self) -> None:
         now = time.monotonic()
         if now - self._marks[-1][0] >= 1:
             self._marks.append((now, self._worked))
         while len(self._marks) > 1 and now - self._marks[1][0] > _RATE_SECONDS:
             self._marks.popleft()
+        if note is not None:
+            self.note = note
+        self.skip(amount)
+
+    def skip(self, amount: int = 1) -> None:
+        """Count units that an earlier run has done: they do not count for the rate."""
+        self.done += amount
+        self.show()
+
+    def show(self, *, end: bool = False) -> None:
+        """Show the state."""
+        if self._sink:
+            self._sink.show(self, end=end)
 
     @property
     def rate(self) -> float:
-        """Units a second of this process in the last half minute: the first minute of a task is slower."""
+        """Units per second of this process in the last half minute."""
         return self._rate_since(self._marks[0])
 
     def _rate_since(self, mark: tuple[float, int]) -> float:
@@ -119,7 +117,7 @@ class Bar:
 
     @property
     def eta(self) -> float | None:
-        """Seconds to the end at this rate, or None where that is unknown."""
+        """Seconds to the end at this rate; None if unknown."""
         if self.total is None or self._worked == self._marks[0][1]:
             return None
         return max(self.total - self.done, 0) / self.rate
@@ -135,28 +133,20 @@ class Bar:
 
 @contextmanager
 def progress(task: str, total: int | None, unit: str, *, done: int = 0, shown: bool = True) -> Iterator[Bar]:
-    """Show the progress of a task: a bar on a terminal, events to a file, or plain lines.
+    """Show the progress of a task: a bar on a terminal, events in a file, or plain lines.
 
     Args:
         task: short name, e.g. "download".
-        total: units in all, or None where unknown.
+        total: units in all, or None if unknown.
         unit: plural name of the units, e.g. "images".
         done: units that an earlier run has done.
-        shown: whether this process shows it (of several, only the main one does).
+        shown: whether this process shows it.
     """
-    sink = _choose_sink() if shown else _NoSink()
-    bar = Bar(task, total, unit, sink, done)
+    bar = Bar(task, total, unit, _choose_sink() if shown else None, done)
     try:
         yield bar
     finally:
-        sink.show(bar, end=True)
-
-
-def clock(seconds: float) -> str:
-    """Write a duration as 0:05, 12:34 or 1:02:03."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+        bar.show(end=True)
 
 
 def _choose_sink() -> Sink:
@@ -165,15 +155,8 @@ def _choose_sink() -> Sink:
     return _TerminalSink() if sys.stderr.isatty() else _LineSink()
 
 
-class _NoSink:
-    """Shows nothing."""
-
-    def show(self, bar: Bar, *, end: bool = False) -> None:
-        pass
-
-
 class _FileSink:
-    """Appends events to the file that the waiting parent reads."""
+    """Appends events to a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -203,40 +186,6 @@ class _LineSink:
         logging.getLogger("kubedet").info(describe(bar.event(end=end)))
 
 
-def describe(event: dict[str, Any]) -> str:
-    """One line of a progress event: `train 120/600 steps 20%, 3.1 steps/s, 2:35 left, loss 0.71`."""
-    done, total, unit = event["done"], event["total"], event["unit"]
-    share = f"/{total} {unit} {100 * done / total:.0f}%" if total else f" {unit}"
-    parts = [f"{event['task']} {done}{share}", f"{event['rate']:.1f} {unit}/s"]
-    if event["eta"]:
-        parts.append(f"{clock(event['eta'])} left")
-    if event["note"]:
-        parts.append(event["note"])
-    return ", ".join(parts)
-
-
-def parse(line: str) -> dict[str, Any] | None:
-    """Read a line with what `describe` has written; None if that is not one, or no total was known.
-
-    Returns:
-        task, done, total, unit, note, rate, eta, as far as the line says and as exactly.
-    """
-    match = _DESCRIBED.search(line.rstrip())
-    if not match:
-        return None
-    return {
-        **match.groupdict(), "done": int(match["done"]), "total": int(match["total"]),
-        "rate": float(match["rate"]), "eta": _seconds(match["eta"]), "note": match["note"] or "",
-    }  # fmt: skip
-
-
-def _seconds(text: str | None) -> float | None:
-    """Read what `clock` has written."""
-    if text is None:
-        return None
-    return float(sum(int(part) * 60**power for power, part in enumerate(reversed(text.split(":")))))
-
-
 class _TerminalSink:
     """Draws a bar on the terminal's last line."""
 
@@ -245,7 +194,7 @@ class _TerminalSink:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
         from rich.table import Column
 
-        # A number that is cut misleads: on a narrow terminal the rest gives way.
+        # On a narrow terminal the numbers are shown in full and the rest is cut.
         whole, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
         self._bars = Progress(
             TextColumn("{task.description}", table_column=whole), BarColumn(bar_width=20),
@@ -257,11 +206,50 @@ class _TerminalSink:
     def show(self, bar: Bar, *, end: bool = False) -> None:
         count = f"{bar.done}/{bar.total} {bar.unit}" if bar.total else f"{bar.done} {bar.unit}"
         rate = bar.event(end=end)["rate"]
-        # In the first moment it is nothing that could be told.
-        text = "  ".join([f"{rate:.1f}/s"] * (rate < _TOO_FAST) + [bar.note] * bool(bar.note))
+        shown_rate = f"{rate:.1f}/s  " if rate < _TOO_FAST else ""
+        text = f"{shown_rate}{bar.note}".rstrip()
         if self._id is None:
             self._bars.start()
             self._id = self._bars.add_task(bar.task, total=bar.total, count=count, text=text)
         self._bars.update(self._id, completed=bar.done, count=count, text=text)
         if end:
             self._bars.stop()
+
+
+def clock(seconds: float) -> str:
+    """Write a duration as 0:05, 12:34 or 1:02:03."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def describe(event: dict[str, Any]) -> str:
+    """Write a progress event as one line: `train 120/600 steps 20%, 3.1 steps/s, 2:35 left, loss 0.71`."""
+    done, total, unit = event["done"], event["total"], event["unit"]
+    share = f"/{total} {unit} {100 * done / total:.0f}%" if total else f" {unit}"
+    parts = [f"{event['task']} {done}{share}", f"{event['rate']:.1f} {unit}/s"]
+    if event["eta"]:
+        parts.append(f"{clock(event['eta'])} left")
+    if event["note"]:
+        parts.append(event["note"])
+    return ", ".join(parts)
+
+
+def parse(line: str) -> dict[str, Any] | None:
+    """Parse a log line that ends with the output of `describe`; None for others, and without a total.
+
+    Returns:
+        task, done, total, unit, note, rate and eta, rounded as in the line.
+    """
+    match = _DESCRIBED.search(line.rstrip())
+    if not match:
+        return None
+    return {
+        **match.groupdict(), "done": int(match["done"]), "total": int(match["total"]),
+        "rate": float(match["rate"]), "eta": match["eta"] and _seconds(match["eta"]),
+        "note": match["note"] or "",
+    }  # fmt: skip
+
+
+def _seconds(clock_text: str) -> float:
+    return float(sum(int(part) * 60**power for power, part in enumerate(reversed(clock_text.split(":")))))

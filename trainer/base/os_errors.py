@@ -5,13 +5,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trainer.base.errors import MissingError, StorageError, WantError
+from trainer.base.errors import MissingError, ResourceError, StorageError
 
 _NO_ACCESS = (
     "give this user access to the file and its folders, or set fs_group or run_as_user of the job "
     "to one that has it"
 )
-_NO_FOLDER = "a file stands where a folder is needed: move it away or choose another folder"
+_NO_FOLDER = "a file is in the place of a folder: move it or choose another folder"
 
 _REMEDIES = {
     errno.ENOSPC: "the disk is full: free space there, or choose another folder, and run again",
@@ -28,9 +28,8 @@ _REMEDIES = {
     errno.EEXIST: _NO_FOLDER,
     errno.ENAMETOOLONG: "choose a folder with a shorter path",
 }
-
-_OF_MACHINE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-_WANTS = (
+_LACKS = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+_NO_MEMORY = (
     "memory allocation",
     "out of memory",
     "insufficient memory",
@@ -38,63 +37,48 @@ _WANTS = (
     "not enough memory",
     "allocate memory",
 )
-"""What messages of decoders say that have no memory: of libjpeg(-turbo), Pillow, Arrow and torch."""
+"""Parts of the messages of libjpeg(-turbo), Pillow, Arrow and torch when memory runs out."""
 
 
 def missing(uri: str) -> MissingError:
-    """Return the error for a file that is not there."""
+    """Return the error for a file that does not exist."""
     return MissingError(f"no such file: {uri}", fix="check the path or URI, and that this machine can see it")
 
 
-def refuse_want(error: BaseException, what: str = "an image") -> None:
-    """Raise the error of a machine that lacks memory or the like, where that is why something was not read.
+def check_resources(error: BaseException, title: str = "an image") -> None:
+    """Raise ResourceError if a decoder failed because the machine lacks memory or the like.
 
-    Decoders raise then what they raise for damaged bytes, too: a whole file would be taken for damaged.
+    Decoders raise the same types for corrupt bytes, so a sound file would be reported as corrupt.
 
     Args:
-        error: of a decoder.
-        what: it read.
+        error: the decoder's.
+        title: what it decoded.
 
     Raises:
-        WantError: it is not about the bytes.
+        ResourceError: the bytes are not the cause.
     """
-    if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _WANTS):
-        raise WantError(
-            f"{what} cannot be read: there is not enough memory", fix=_REMEDIES[errno.ENOMEM]
+    if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _NO_MEMORY):
+        raise ResourceError(
+            f"{title} cannot be read: there is not enough memory", fix=_REMEDIES[errno.ENOMEM]
         ) from error
     if isinstance(error, OSError) and error.errno is not None:
-        fix = _REMEDIES.get(error.errno, "see to that, and run again")
-        raise WantError(f"{what} cannot be read: {os.strerror(error.errno)}", fix=fix) from error
+        fix = _REMEDIES.get(error.errno, "solve that, and run again")
+        raise ResourceError(f"{title} cannot be read: {os.strerror(error.errno)}", fix=fix) from error
 
 
 @contextmanager
-def naming(what: str) -> Iterator[None]:
-    """Name a file in the WantErrors of functions that know its bytes alone; MemoryErrors become one."""
+def name_resource_errors(title: str) -> Iterator[None]:
+    """Add the file's name to ResourceErrors of functions that only see its bytes; translate MemoryErrors."""
     try:
         yield
     except MemoryError as error:
-        refuse_want(error, what)
-    except WantError as error:
-        raise WantError(f"{what}: {error.message}", fix=error.fix) from error
+        check_resources(error, title)
+    except ResourceError as error:
+        raise ResourceError(f"{title}: {error.message}", fix=error.fix) from error
 
 
 @contextmanager
-def files_explained() -> Iterator[None]:
-    """Turn the OSErrors that are about a file into StorageErrors that name it, wherever they come from.
-
-    For a program's outermost level: what a system refuses of a file that a user named is no fault of ours.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None or not isinstance(error.filename, str | bytes) or not error.filename:
-            raise
-        with explained(os.fsdecode(error.filename), "use"):
-            raise
-
-
-@contextmanager
-def explained(uri: str, verb: str) -> Iterator[None]:
+def translate_oserror(uri: str, verb: str) -> Iterator[None]:
     """Turn an OSError into a StorageError that names the URI and the remedy."""
     try:
         yield
@@ -107,5 +91,17 @@ def explained(uri: str, verb: str) -> Iterator[None]:
             problem = f"{uri} is a symbolic link to itself"
             raise MissingError(problem, fix="delete or replace the link") from error
         fix = _REMEDIES.get(error.errno, "check the path, its permissions and the disk, and run again")
-        kind = WantError if error.errno in _OF_MACHINE else StorageError
+        kind = ResourceError if error.errno in _LACKS else StorageError
         raise kind(f"cannot {verb} {uri}: {error.strerror}", fix=fix) from error
+
+
+@contextmanager
+def translate_named_oserrors() -> Iterator[None]:
+    """Turn OSErrors that name a file into StorageErrors; for the outermost level of a program."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or not isinstance(error.filename, str | bytes) or not error.filename:
+            raise
+        with translate_oserror(os.fsdecode(error.filename), "use"):
+            raise

@@ -1,8 +1,7 @@
-"""Temporary folders that are gone when nobody needs them, whatever ended their process.
+"""Temporary folders that are removed even if their process is killed.
 
-What kills a process leaves its folders. Each of ours holds a file that its process has locked for as long as
-it lives; the first folder that a process makes removes those whose lock nobody has. The system gives a lock
-back with the last process that holds it, also in another container: no folder in use is taken for a dead one.
+Each folder contains a file that its process keeps locked. The first folder that a process makes removes those
+whose lock is free. The kernel releases a lock when its process ends, also in another container.
 """
 
 import fcntl
@@ -19,7 +18,7 @@ _LOCK = ".lock"
 _FILES = "files"
 
 _swept: set[str] = set()
-"""Folders of the system in which this process has looked for what others left."""
+"""The system's temporary folders that this process has swept."""
 
 
 class TemporaryFolder:
@@ -29,12 +28,12 @@ class TemporaryFolder:
         """Make it.
 
         Raises:
-            OSError: the system's folder for such cannot be written.
+            OSError: the system's temporary folder cannot be written.
         """
         sweep()
-        outer, lock = _made()
+        outer, lock = _make_locked()
         self.path = outer / _FILES
-        """Where files go."""
+        """Folder for files."""
         self.path.mkdir()
         self.close = weakref.finalize(self, _remove, outer, lock, os.getpid())
         """Remove it now."""
@@ -51,24 +50,22 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def sweep() -> None:
-    """Remove the folders that killed processes left, once in a process."""
-    place = tempfile.gettempdir()
-    if place in _swept:
+    """Remove the folders of killed processes, once per process."""
+    system_folder = tempfile.gettempdir()
+    if system_folder in _swept:
         return
-    _swept.add(place)
-    with suppress(OSError), os.scandir(place) as entries:
+    _swept.add(system_folder)
+    with suppress(OSError), os.scandir(system_folder) as entries:
         for entry in entries:
             if entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False):
                 with suppress(OSError):
-                    _remove_dead(Path(entry.path))
+                    _remove_unlocked(Path(entry.path))
 
 
-def _made() -> tuple[Path, int]:
-    """Make a folder and lock it; returns it with the lock's descriptor."""
+def _make_locked() -> tuple[Path, int]:
     while True:
         outer = Path(tempfile.mkdtemp(prefix=PREFIX))
-        # Whoever sweeps may be between: then the folder is gone, and another is made.
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):  # Another process swept it before it was locked: make another.
             lock = os.open(outer / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
             if os.path.exists(outer / _LOCK):
@@ -76,32 +73,30 @@ def _made() -> tuple[Path, int]:
             os.close(lock)
 
 
-def _remove_dead(outer: Path) -> None:
-    """Remove a folder of ours whose lock nobody has."""
+def _remove_unlocked(outer: Path) -> None:
     if outer.lstat().st_uid != os.getuid():
         return
     try:
         lock = os.open(outer / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
-        outer.rmdir()  # Unless there is anything in it: whoever has just made it makes another.
+        outer.rmdir()  # Fails unless it is empty: then its process makes another.
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _empty(outer)
+        _delete(outer)
     finally:
         os.close(lock)
 
 
 def _remove(outer: Path, lock: int, process: int) -> None:
-    # A child that was forked inherits this, and not the folder.
-    if os.getpid() == process:
+    if os.getpid() == process:  # Not in a forked child.
         with suppress(OSError):
-            _empty(outer)
+            _delete(outer)
         os.close(lock)
 
 
-def _empty(outer: Path) -> None:
-    """Remove a folder, its lock last: who is killed meanwhile leaves what can still be told to be ours."""
+def _delete(outer: Path) -> None:
+    """Delete a folder, its lock last: if this process is killed meanwhile, the rest can still be swept."""
     shutil.rmtree(outer / _FILES, ignore_errors=True)
     (outer / _LOCK).unlink(missing_ok=True)
     outer.rmdir()

@@ -1,4 +1,4 @@
-"""Reads JSON strictly as dataclasses: what steps and machines hand on to each other."""
+"""Loads JSON strictly as dataclasses."""
 
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -15,17 +15,17 @@ _EXCERPT = 60
 def load(kind: type[T], value: Any, where: str, remedy: str) -> T:
     """Return a JSON value as a type: a dataclass, list, dict, union or plain type, nested in any way.
 
-    Fields without a default must be there; others than those of the dataclass must not. A number with a
-    decimal point is taken for an integer if it is one, since Kubeflow turns integers into floats.
+    Fields without a default are required; unknown ones are errors. 100.0 is accepted for an integer, because
+    Kubeflow turns integers into floats.
 
     Args:
         kind: the type.
-        value: what `json.loads` gave.
-        where: names the file or parameter in errors.
-        remedy: what to do about an error.
+        value: parsed JSON.
+        where: title of the file or parameter, for errors.
+        remedy: the fix of an error.
 
     Raises:
-        FormError: naming `where`, the field, and what is wrong with it.
+        FormError: naming `where`, the field and the problem.
     """
     loaded: T = _Loader(where, remedy).load(kind, value, "")
     return loaded
@@ -36,7 +36,6 @@ class _Loader:
         self._where, self._remedy = where, remedy
 
     def load(self, kind: Any, value: Any, place: str) -> Any:
-        """Return the value at a place in the file as a type."""
         if get_origin(kind) is UnionType:
             options = [one for one in get_args(kind) if _is_plain(one, value)]
             kind = options[0] if options else get_args(kind)[0]
@@ -78,7 +77,7 @@ def _shown(place: str) -> str:
 
 
 def _is_plain(kind: Any, value: Any) -> bool:
-    """Tell whether a value is of a plain type; true is no number."""
+    """Return whether a value has a plain type; true is not a number."""
     if kind is Any or (kind is type(None) and value is None):
         return True
     if isinstance(value, bool):

@@ -14,21 +14,20 @@ from queue import Empty, SimpleQueue
 from types import ModuleType
 from typing import TypeVar
 
-from trainer.base import parent_watch
+from trainer.base import die_with_parent
 from trainer.base.daemon_threads import DaemonThreadPool
 from trainer.base.errors import DataError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-_LOOK = 0.5
-"""Seconds between two looks at whether a signal came."""
-
+_POLL_SECONDS = 0.5
+"""Interval at which the main thread handles signals."""
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def available_cores() -> int:
-    """Return the cores this process may use: its affinity and its container's CPU limit."""
+    """Return the cores of this process, limited by its affinity and its container's CPU limit."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = _CGROUP_QUOTA.read_text().split()
@@ -38,14 +37,13 @@ def available_cores() -> int:
 
 
 def threads_of_process(processes: int, cores: int = 0) -> int:
-    """Return how many threads each of some processes computes with: together they take the cores once.
+    """Return the OMP_NUM_THREADS of each of some processes that share this machine.
 
-    Whoever starts processes sets OMP_NUM_THREADS to it, unless the user has: torchrun would give each one
-    thread, and PyTorch all cores to each. Either way most of a CPU is lost, and sums round differently.
+    torchrun would start one thread in each, PyTorch one per core in each.
 
     Args:
-        processes: of this machine.
-        cores: to be shared; 0 takes `available_cores`.
+        processes: number of processes.
+        cores: cores to share; 0 is `available_cores`.
     """
     return max(1, (cores or available_cores()) // max(processes, 1))
 
@@ -58,19 +56,18 @@ def run(
     processes: bool,
     most: Callable[[], float] = lambda: math.inf,
 ) -> Iterator[Result]:
-    """Yield function(task) of each task as it is done, in no fixed order.
+    """Yield function(task) of each task as it finishes, in no fixed order.
 
     Args:
-        function: a module's function; with processes it, its tasks and results are pickled.
-        tasks: taken as workers become free, so an endless supply takes no memory.
-        workers: how many at the same time; 1 works in this thread.
-        processes: use processes instead of threads. They are spawned, not forked: a fork would
-            copy locks held by other threads, and the memory of the caller.
-        most: returns how many tasks may be in flight as things are now, at least one.
+        function: a module's function; it, its tasks and results are pickled for processes.
+        tasks: consumed as workers become free.
+        workers: number of workers; 1 runs in this thread.
+        processes: use spawned processes instead of threads.
+        most: returns the most tasks in flight at this moment.
 
     Raises:
         DataError: a worker process was killed.
-        Exception: what a task raised; tasks not yet begun are dropped.
+        Exception: of a task; tasks that have not begun are dropped.
     """
     if workers <= 1:
         yield from map(function, tasks)
@@ -81,7 +78,7 @@ def run(
         executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker)
     else:
         executor = DaemonThreadPool(workers)
-    # A queue of finished tasks: `futures.wait` would scan all pending ones each time.
+    # `futures.wait` would scan all pending tasks each time.
     done: SimpleQueue[Future[Result]] = SimpleQueue()
     pending = 0
     try:
@@ -96,7 +93,7 @@ def run(
             yield _next(done).result()
     except BrokenProcessPool as error:
         raise DataError(
-            "a worker process was killed, most likely for want of memory",
+            "a worker process was killed, most likely because memory ran out",
             fix="set data.processes lower or give more memory, and run again: finished pieces are kept",
             passing=True,
         ) from error
@@ -105,19 +102,15 @@ def run(
 
 
 def _next(done: "SimpleQueue[Future[Result]]") -> "Future[Result]":
-    """Return a finished task; signals are handled meanwhile, whichever thread receives them."""
+    """Wait for a finished task and handle signals meanwhile."""
     while True:
         with suppress(Empty):
-            return done.get(timeout=_LOOK)
+            return done.get(timeout=_POLL_SECONDS)
 
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Keep workers that are spawned in this context from importing the caller's script.
-
-    The script may lack the guard `if __name__ == "__main__"`, come from a pipe, or import much; no task
-    needs it.
-    """
+    """Prevent spawned workers from importing the caller's script, which may lack a `__main__` guard."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -127,8 +120,8 @@ def _without_main() -> Iterator[None]:
 
 
 def _begin_worker() -> None:
-    """Leave Ctrl-C to the parent, and end with it: idle workers do not notice its death."""
+    """Leave Ctrl-C to the parent, and exit with it: idle workers do not notice its death."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     if parent is not None:
-        parent_watch.end_with(parent.sentinel)
+        die_with_parent.die_with(parent.sentinel)

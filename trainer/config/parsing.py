@@ -10,8 +10,8 @@ import pydantic_core
 from pydantic import TypeAdapter, ValidationError
 
 from trainer import storage
-from trainer.base.bounded_text import Unbounded, json_value
 from trainer.base.errors import ConfigError
+from trainer.base.safe_text import Unbounded, json_value
 from trainer.config import architectures
 from trainer.config.schema import Config, ModelConfig
 from trainer.config.types import NO_WEIGHTS, URI_CHECK

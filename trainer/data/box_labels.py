@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from trainer.base.visible_text import one_line
+from trainer.base.safe_text import one_line
 
 
 class TextRenderer:

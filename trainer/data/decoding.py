@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from trainer.base.errors import DataError
-from trainer.base.os_errors import naming, refuse_want
+from trainer.base.os_errors import check_resources, name_resource_errors
 from trainer.data.augmentation import Composition, Tile
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import FILL, Drawing, View
@@ -119,7 +119,7 @@ def decode_into(
             buffer=pixels, strict=strict,
         ).shape[:2]  # fmt: skip
     except (ValueError, MemoryError) as error:
-        refuse_want(error)
+        check_resources(error)
         # If the image does not fit into the buffer, the decoder's message counts bytes: tell the sizes.
         shape = simplejpeg.decode_jpeg_header(jpeg, *least)[:2]
         if shape == pixels.shape[:2]:
@@ -300,7 +300,7 @@ class Decoder:
         data, record = sample
         decoded, reason = True, ""
         try:
-            with naming(record["file_name"]):
+            with name_resource_errors(record["file_name"]):
                 decode_into(pixels, data, view.divisor, bgr=view.flip)
         except ValueError as error:
             reason = str(error)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as tv
 
 from trainer.base.errors import ConfigError, DataError, first_line
-from trainer.base.os_errors import refuse_want
+from trainer.base.os_errors import check_resources
 from trainer.data.augmentation import Composition, Tile
 from trainer.data.decoding import Canvas, Decoder, Sample
 from trainer.data.shard_index import ShardDataset
@@ -146,7 +146,7 @@ class DeviceDecoder(Decoder):
         try:
             return decode([jpeg], self._device)[0]
         except RuntimeError as error:
-            refuse_want(error, record["file_name"])
+            check_resources(error, record["file_name"])
             raise self._error(record, (str(error) or "no reason given").splitlines()[0]) from None
 
     def _error(self, record: dict[str, Any], reason: str) -> DataError:

@@ -20,7 +20,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 from pillow_heif import HeifImageFile, register_heif_opener
 
-from trainer.base.os_errors import refuse_want
+from trainer.base.os_errors import check_resources
 from trainer.data import problem_counts as reasons
 
 _START = b"\xff\xd8"
@@ -243,7 +243,7 @@ def _decode(data: bytes) -> None:
     try:
         simplejpeg.decode_jpeg(data, fastdct=True, fastupsample=True)
     except (ValueError, MemoryError) as error:
-        refuse_want(error)
+        check_resources(error)
         raise UnreadableImage(f"damaged: {error}") from error
 
 
@@ -404,7 +404,7 @@ def _open(data: bytes, most_pixels: int = MAX_PIXELS) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise TooManyPixels(f"more than the limit of {min(most_pixels, MAX_PIXELS):,} pixels") from error
     except Exception as error:  # decoders of hostile bytes raise nearly anything
-        refuse_want(error)
+        check_resources(error)
         raise UnreadableImage("not an image that can be read") from error
     pixels = image.width * image.height
     if pixels > most_pixels:
@@ -425,7 +425,7 @@ def _load(image: Image.Image) -> None:
             warnings.simplefilter("ignore")
             image.load()
     except Exception as error:
-        refuse_want(error)
+        check_resources(error)
         raise UnreadableImage(f"damaged or cut off: {error}") from error
 
 
@@ -433,7 +433,7 @@ def _orientation(image: Image.Image) -> int:
     try:
         value = image.getexif().get(_ORIENTATION, 1)
     except Exception as error:  # an Exif block that cannot be read says nothing
-        refuse_want(error)
+        check_resources(error)
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
@@ -502,7 +502,7 @@ def _channels_of_png(data: bytes) -> np.ndarray | None:
         try:
             channels: np.ndarray = decode_png(torch.frombuffer(bytearray(data), dtype=torch.uint8)).numpy()
         except RuntimeError as error:
-            refuse_want(error)
+            check_resources(error)
             raise UnreadableImage(f"damaged or cut off: {error}") from error
     return channels
 

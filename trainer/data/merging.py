@@ -20,8 +20,8 @@ from tempfile import TemporaryFile
 from typing import IO, Any, NamedTuple
 
 from trainer import storage
-from trainer.base.errors import DataError, KubedetError, WantError
-from trainer.base.os_errors import explained
+from trainer.base.errors import DataError, KubedetError, ResourceError
+from trainer.base.os_errors import translate_oserror
 from trainer.config.schema import DataConfig
 from trainer.data import sources
 from trainer.data.images import UnreadableImage, measure, normalize, place_box
@@ -427,7 +427,7 @@ def _read(whole: _Set, row: dict[str, Any]) -> _Image | str:
             data = normalize(data, _LARGEST, _QUALITY, row["orientation"]).jpeg
     except UnreadableImage as error:
         return f"{name}: {error}"
-    except WantError:
+    except ResourceError:
         raise
     except KubedetError as error:
         return f"{name}: {error.message}"
@@ -446,7 +446,7 @@ def _read(whole: _Set, row: dict[str, Any]) -> _Image | str:
 def _new_folder(folder: Path) -> Iterator[Path]:
     """Give a folder beside the final one, which takes its name when the block ends; else it goes."""
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    with explained(str(folder), "write"):
+    with translate_oserror(str(folder), "write"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         for stale in folder.parent.glob(f".{folder.name}.*.tmp"):  # Of merges that were killed.
             with suppress(OSError, ValueError):

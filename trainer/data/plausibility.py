@@ -22,7 +22,7 @@ import simplejpeg
 from PIL import Image
 
 from trainer.base.errors import DataError
-from trainer.base.os_errors import refuse_want
+from trainer.base.os_errors import check_resources
 from trainer.data import problem_counts as reasons
 from trainer.data.images import NormalImage, size_fault
 from trainer.data.problem_counts import Problems
@@ -69,7 +69,7 @@ def picture_hash(jpeg: bytes) -> bytes:
             jpeg, "GRAY", fastdct=True, fastupsample=True, min_height=2 * _CELLS, min_width=2 * _CELLS,
         )  # fmt: skip
     except (ValueError, MemoryError) as error:
-        refuse_want(error, "an image")
+        check_resources(error, "an image")
         return NO_HASH
     cells = Image.fromarray(grey[..., 0]).resize((_CELLS + 1, _CELLS), Image.Resampling.BOX)
     levels = np.asarray(cells).astype(np.int16)

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from trainer import storage
 from trainer.base import typed_json
 from trainer.base.errors import DamagedError, DataError, FormError, MissingError
-from trainer.base.os_errors import refuse_want
+from trainer.base.os_errors import check_resources
 from trainer.data.problem_counts import BAD_IMAGES, TRIED_AGAIN, UNLISTED_BOXES, Cases, Problems
 from trainer.data.sources.source import SOURCE_ROW
 
@@ -167,7 +167,7 @@ class Table:
         return np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in chunks])
 
     def _unread(self, error: Exception) -> DataError:
-        refuse_want(error, self.uri)  # Lack of memory is no damage.
+        check_resources(error, self.uri)  # Lack of memory is no damage.
         return self._damaged(str(error))
 
     def _damaged(self, reason: str) -> DataError:
@@ -520,7 +520,7 @@ def _report(uri: str) -> pa.Table:
     try:
         return pq.read_table(path).select(_REPORT.names).cast(_REPORT)
     except (pa.ArrowException, OSError, KeyError) as error:
-        refuse_want(error, uri)
+        check_resources(error, uri)
         raise DamagedError(
             f"{uri} is damaged: {str(error).splitlines()[0]}", fix="run the download again: it writes it anew"
         ) from None

@@ -25,7 +25,7 @@ import numpy as np
 
 from trainer import storage
 from trainer.base.errors import DamagedError, DataError, StorageError
-from trainer.base.os_errors import explained
+from trainer.base.os_errors import translate_oserror
 from trainer.data.ground_truth import Classes, ground_truth
 from trainer.data.shard_folder import (
     REPAIR,
@@ -284,7 +284,7 @@ class ShardFiles:
                 self._files.move_to_end(shard)
                 return file
         if self._local:
-            with explained(self._uris[shard], "read"):
+            with translate_oserror(self._uris[shard], "read"):
                 path = storage.local_path(self._uris[shard])
                 file = _File(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         else:
@@ -444,7 +444,7 @@ def _read_table(index: ShardIndex, split: str) -> np.ndarray:
                 path = storage.local_copy(where, sha256=known.sha256 if known else "")
             except DamagedError as error:
                 raise DamagedError(error.message, fix=REPAIR.format(uri)) from None
-            with explained(where, "read"):
+            with translate_oserror(where, "read"):
                 table = np.load(path, allow_pickle=False)
         else:
             table = np.load(io.BytesIO(read_known(uri, name, known)), allow_pickle=False)

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 from trainer import storage
 from trainer.base.daemon_threads import DaemonThreadPool, result_of
 from trainer.base.errors import DamagedError, DataError, MissingError, StorageError
-from trainer.base.os_errors import naming
+from trainer.base.os_errors import name_resource_errors
 from trainer.config.schema import DataConfig
 from trainer.data import fetch, statistics
 from trainer.data import problem_counts as reasons
@@ -162,7 +162,7 @@ def write_shard(task: ShardTask) -> tuple[int, int]:
         for row, data in _images(task):
             name = row["file_name"]
             try:
-                with naming(name):
+                with name_resource_errors(name):
                     normal = normalize(
                         data, config.max_side, config.jpeg_quality, row["orientation"],
                         decode=config.decode_check,

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from trainer import storage
 from trainer.base import typed_json
 from trainer.base.errors import DamagedError
-from trainer.base.os_errors import refuse_want
+from trainer.base.os_errors import check_resources
 from trainer.data import exclusions, image_keys
 from trainer.data.raw_folder import RawManifest, Table
 from trainer.data.shard_folder import ShardIndex
@@ -308,7 +308,7 @@ def _open(uri: str) -> pq.ParquetFile:
     except DamagedError as error:
         raise DamagedError(error.message, fix=_REMEDY) from None
     except (pa.ArrowException, OSError) as error:
-        refuse_want(error, uri)
+        check_resources(error, uri)
         raise DamagedError(f"{uri} is damaged: {str(error).splitlines()[0]}", fix=_REMEDY) from None
     if _HEADER not in (file.schema_arrow.metadata or {}):
         raise DamagedError(f"{uri} is not a record of shards", fix=_REMEDY)

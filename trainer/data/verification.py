@@ -19,10 +19,10 @@ from trainer.base.errors import (
     DataError,
     FormError,
     MissingError,
+    ResourceError,
     StorageError,
-    WantError,
 )
-from trainer.base.os_errors import refuse_want
+from trainer.base.os_errors import check_resources
 from trainer.config.schema import DataConfig
 from trainer.data import download, fetch, raw_folder
 from trainer.data.data_views import RawImages, Shards, open_view
@@ -138,7 +138,7 @@ def _verify_truth(view: Shards, split: str) -> _Part:
     try:
         truth = records.decode(name, read_known(view.uri, name, view.index.files.get(name)))
         counts = (len(truth["images"]), len(truth["annotations"]))
-    except WantError:
+    except ResourceError:
         raise
     except StorageError as error:
         return _Part(name, 0, 0, 0, [error.message])
@@ -186,7 +186,7 @@ def _verify_shard(task: tuple[ShardDataset, int]) -> _Part:
                     problems.append(f"{shard.name}, image id {row['image_id']}: {wrong}")
             while take(file, _BLOCK):
                 pass
-    except WantError:  # nothing is wrong with the shard
+    except ResourceError:  # nothing is wrong with the shard
         raise
     except StorageError as error:
         return _Part(shard.name, 1, images, size, [error.message, *problems])
@@ -235,7 +235,7 @@ def _verify_image(task: tuple[RawImages, dict[str, Any], int, str]) -> _Part:
     place = view.place(row)
     try:
         data = storage.read_bytes(place)
-    except WantError:
+    except ResourceError:
         raise
     except StorageError as error:
         return _Part(row["file_name"], 1, 1, 0, [f"{place}: {error.message}"])
@@ -249,7 +249,7 @@ def _verify_image(task: tuple[RawImages, dict[str, Any], int, str]) -> _Part:
             with Image.open(io.BytesIO(data)) as image:
                 image.load()
         except Exception as error:  # decoders of damaged bytes raise nearly anything
-            refuse_want(error, place)
+            check_resources(error, place)
             wrong = f"cannot be decoded: {error}"
     return _Part(row["file_name"], 1, 1, len(data), [f"{place}: {wrong}"] if wrong else [])
 

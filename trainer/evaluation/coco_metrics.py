@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.base.visible_text import aligned, cells, one_line
+from trainer.base.safe_text import aligned, cells, one_line
 from trainer.evaluation import engines
 from trainer.evaluation.engines import Arrays
 from trainer.evaluation.metrics import METRICS

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from trainer import storage
 from trainer.base.errors import EvaluationError, first_line
-from trainer.base.os_errors import refuse_want
+from trainer.base.os_errors import check_resources
 
 _CONTENT = "content_sha256"
 EXAMPLES = 5
@@ -95,7 +95,7 @@ class Predictions:
                 table[name].to_numpy().astype(kind) for name, kind in _COLUMNS.items()
             )
         except (pa.ArrowException, KeyError, ValueError, OSError) as error:
-            refuse_want(error, uri)
+            check_resources(error, uri)
             raise EvaluationError(
                 f"{uri} is damaged, or holds no predictions: {first_line(error)}", fix=_EVALUATE_AGAIN
             ) from None

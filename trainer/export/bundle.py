@@ -20,7 +20,7 @@ from typing import Any
 
 from trainer import storage
 from trainer.base.errors import FormError, StorageError
-from trainer.base.os_errors import explained
+from trainer.base.os_errors import translate_oserror
 from trainer.base.temporary_folders import temporary_folder
 from trainer.storage.local import open_file
 
@@ -287,7 +287,7 @@ def _irregular(uri: str) -> list[str]:
 
 def file_sha256(path: Path) -> str:
     """Return the sha256 of a file, in hexadecimal."""
-    with explained(str(path), "read"), open_file(path) as file:
+    with translate_oserror(str(path), "read"), open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

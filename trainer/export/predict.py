@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from trainer.base.errors import DataError, ExportError
-from trainer.base.os_errors import naming
+from trainer.base.os_errors import name_resource_errors
 from trainer.data.box_labels import LabelledBox, draw_boxes
 from trainer.data.images import MAX_PIXELS, TooManyPixels, UnreadableImage, read_upright
 from trainer.export.bundle import Bundle, Metadata
@@ -107,7 +107,7 @@ def decode_image(data: bytes, name: str, most_pixels: int = MAX_PIXELS) -> Image
         DataError: it is no image, or damaged.
     """
     try:
-        with naming(name):
+        with name_resource_errors(name):
             return read_upright(data, most_pixels)
     except TooManyPixels as error:
         fix = f"--max-pixels N allows more, {MAX_PIXELS} at most; or shrink the image"

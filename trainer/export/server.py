@@ -24,8 +24,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from trainer.base.bounded_text import whole_number
 from trainer.base.errors import ConfigError, DataError, KubedetError
+from trainer.base.safe_text import whole_number
 from trainer.data.images import MAX_PIXELS
 from trainer.export import inference_protocol
 from trainer.export.predict import ImageTooLarge, Predictor, as_json, decode_image

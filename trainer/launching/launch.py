@@ -35,9 +35,9 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, parse_args, parse_min_max_nnodes
 
-from trainer.base import parent_watch
-from trainer.base.bounded_text import whole_number
+from trainer.base import die_with_parent
 from trainer.base.errors import EXIT_RETRY, ConfigError, LaunchError
+from trainer.base.safe_text import whole_number
 from trainer.base.temporary_folders import temporary_folder
 from trainer.base.worker_pool import threads_of_process
 from trainer.launching import heartbeat
@@ -82,7 +82,7 @@ def launch(arguments: list[str], torchrun_arguments: list[str], watch: heartbeat
         ConfigError: torchrun cannot use its options.
         LaunchError: the port of the rendezvous is taken.
     """
-    os.environ[parent_watch.LAUNCHER] = str(os.getpid())
+    os.environ[die_with_parent.LAUNCHER] = str(os.getpid())
     _quieten()
     if watch is None:
         return _launch(arguments, torchrun_arguments, None)

@@ -5,8 +5,8 @@ from typing import Any
 import yaml
 
 from trainer import storage
-from trainer.base.bounded_text import yaml_value
 from trainer.base.errors import ConfigError
+from trainer.base.safe_text import yaml_value
 from trainer.config import architectures
 from trainer.config.parsing import check_frozen, with_overrides
 from trainer.config.schema import Config

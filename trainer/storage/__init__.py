@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from trainer.base.errors import DamagedError, StorageError
-from trainer.base.os_errors import explained, missing
+from trainer.base.os_errors import missing, translate_oserror
 from trainer.base.temporary_folders import temporary_folder
 from trainer.storage import local, records
 from trainer.storage.records import Form
@@ -161,7 +161,7 @@ def open_reader(uri: str, *, ahead: int = 8) -> IO[bytes]:
         StorageError: it is missing or cannot be reached; later too, from the file's methods.
     """
     if is_local(uri):
-        with explained(uri, "read"):
+        with translate_oserror(uri, "read"):
             return local_path(uri).open("rb")
     return _files(uri).open_reader(uri, ahead)
 
@@ -239,7 +239,7 @@ def new_file(
         return
     with temporary_folder() as folder:
         path = folder / "file"
-        with explained(uri, "write"):
+        with translate_oserror(uri, "write"):
             yield path
         _files(uri).upload(path, uri, sha256() if sha256 else "", confirm=confirm)
 
@@ -250,12 +250,12 @@ def upload(source: str | Path, uri: str, *, confirm: bool = False) -> None:
     Raises:
         StorageError: the file is missing or the URI cannot be written; `confirm`: see `write_bytes`.
     """
-    with explained(str(source), "read"):
+    with translate_oserror(str(source), "read"):
         Path(source).stat()
     if not is_local(uri):
         _files(uri).upload(Path(source), uri, confirm=confirm)
         return
-    with new_file(uri) as path, explained(str(source), "read"):
+    with new_file(uri) as path, translate_oserror(str(source), "read"):
         shutil.copyfile(source, path)
 
 
@@ -274,7 +274,7 @@ def local_copy(uri: str, cache_dir: Path | None = None, *, sha256: str = "") -> 
     """
     if is_local(uri):
         path = local_path(uri)
-        with explained(uri, "read"):
+        with translate_oserror(uri, "read"):
             path.stat()
         if sha256:
             local.check(path, uri, sha256)

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from trainer.base.errors import DamagedError
-from trainer.base.os_errors import explained
+from trainer.base.os_errors import translate_oserror
 from trainer.storage import local, objects
 from trainer.storage.copies import Copies
 from trainer.storage.uris import FileState
@@ -44,7 +44,7 @@ def copy(uri: str, state: FileState, folder: Path | None, sha256: str) -> Path:
         copies.drop(name)
         descriptor = None
     if descriptor is None:
-        with explained(str(copies.folder), "write"):
+        with translate_oserror(str(copies.folder), "write"):
             descriptor = copies.add(
                 name, state.size, lambda path: objects.copy(uri, path, sha256), needed=True
             )

@@ -14,7 +14,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from trainer.base.errors import DamagedError, StorageError
-from trainer.base.os_errors import explained
+from trainer.base.os_errors import translate_oserror
 from trainer.storage.uris import FileState, local_path
 
 _STALE_SECONDS = 3600
@@ -26,7 +26,7 @@ _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 def state(uri: str) -> FileState | None:
     """Return a file's size and time of change, or None if no file is there."""
     path = local_path(uri)
-    with explained(uri, "read"):
+    with translate_oserror(uri, "read"):
         try:
             status = path.stat()
         except OSError as error:
@@ -56,7 +56,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 def read_buffer(uri: str, sha256: str) -> bytes:
     """Return a file's content, whose hash must be `sha256` where it is not ""."""
-    with explained(uri, "read"), open_file(local_path(uri)) as file:
+    with translate_oserror(uri, "read"), open_file(local_path(uri)) as file:
         data = file.read()
     digest = sha256 and hashlib.sha256(data).hexdigest()
     if digest != sha256:
@@ -83,7 +83,7 @@ def check(path: Path, uri: str, sha256: str) -> None:
         DamagedError: it is another one.
         StorageError: it cannot be read.
     """
-    with explained(uri, "read"), open_file(path) as file:
+    with translate_oserror(uri, "read"), open_file(path) as file:
         status = os.fstat(file.fileno())
         key = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
         if key not in _HASHED:
@@ -94,7 +94,7 @@ def check(path: Path, uri: str, sha256: str) -> None:
 
 def read_range(uri: str, start: int, length: int) -> bytes:
     """Return `length` bytes from `start` on, or as many as there are."""
-    with explained(uri, "read"), open_file(local_path(uri)) as file:
+    with translate_oserror(uri, "read"), open_file(local_path(uri)) as file:
         file.seek(start)
         return file.read(length)
 
@@ -138,7 +138,7 @@ def create(uri: str, data: bytes) -> bool:
 
 def scan(uri: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
     """Yield the files in a folder by name relative to it, in no order; none if it is missing."""
-    with explained(uri, "list"):
+    with translate_oserror(uri, "list"):
         folder = local_path(uri)
         if folder.is_dir():
             yield from _walk(folder, "", recursive)
@@ -146,7 +146,7 @@ def scan(uri: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
 
 def delete(uri: str) -> None:
     """Delete a file; one that is not there is no error."""
-    with explained(uri, "delete"):
+    with translate_oserror(uri, "delete"):
         local_path(uri).unlink(missing_ok=True)
 
 
@@ -198,7 +198,7 @@ def _beside(uri: str) -> Iterator[tuple[Path, Path]]:
     # Names have 255 bytes at most, and a letter up to four.
     temporary = target.with_name(f".{os.fsdecode(os.fsencode(target.name)[:100])}.{owner}.tmp")
     try:
-        with explained(uri, "write"):
+        with translate_oserror(uri, "write"):
             if not target.parent.is_dir():
                 target.parent.mkdir(parents=True, exist_ok=True)
             yield temporary, target

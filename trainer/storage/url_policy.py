@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.base.errors import ConfigError, StorageError
-from trainer.base.masking import has_userinfo
+from trainer.base.safe_text import has_userinfo
 from trainer.storage.uris import OBJECT_STORES, WEB, InvalidAddress, host_and_port, scheme
 
 MOST_BYTES = 64 * 1024 * 1024

@@ -21,8 +21,8 @@ from urllib3.util import parse_url
 from urllib3.util.connection import create_connection
 
 from trainer.base import traffic
-from trainer.base.bounded_text import whole_number
 from trainer.base.errors import StorageError, refuse_userinfo
+from trainer.base.safe_text import whole_number
 from trainer.storage import environment, failures, hub, retry_policy
 from trainer.storage.uris import WEB, FileState, host_and_port, invalid_address, scheme
 from trainer.storage.url_policy import MOST_BYTES, Refused, UrlPolicy

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainer import storage
-from trainer.base.os_errors import explained
+from trainer.base.os_errors import translate_oserror
 from trainer.base.temporary_folders import TemporaryFolder
 
 METRICS = "metrics.jsonl"
@@ -58,14 +58,14 @@ class TrainingLog:
         self.validation = next((row for row in reversed(kept) if row["kind"] == "val"), None)
         """Row of the last validation before this run; None if there is none."""
         storage.write_bytes(str(self._path), "".join(map(_line, kept)).encode())
-        with explained(output_uri, "write"):
+        with translate_oserror(output_uri, "write"):
             self._file = self._path.open("a")
             board = self._folder / "tensorboard"
             self._board = SummaryWriter(str(board), purge_step=step + 1 if step else None)
 
     def add(self, kind: str, row: dict[str, Any]) -> None:
         """Write one row; `kind` is "train" or "val", row["step"] the optimiser steps done."""
-        with self._lock, explained(self._uri, "write"):
+        with self._lock, translate_oserror(self._uri, "write"):
             self._file.write(_line({"kind": kind, **row}))
             self._file.flush()
             for name, value in row.items():
@@ -76,7 +76,7 @@ class TrainingLog:
 
     def publish(self) -> None:
         """Upload the files to the run's folder."""
-        with explained(self._uri, "write"):
+        with translate_oserror(self._uri, "write"):
             self._board.flush()
         if not self._local:
             for path in self._folder.rglob("*"):
@@ -87,7 +87,7 @@ class TrainingLog:
 
     def close(self) -> None:
         """Close the files."""
-        with explained(self._uri, "write"):
+        with translate_oserror(self._uri, "write"):
             self._file.close()
             self._board.close()
         if not self._local:

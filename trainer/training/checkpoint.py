@@ -24,7 +24,7 @@ from torch import Tensor
 
 from trainer import storage
 from trainer.base.errors import CheckpointError, DamagedError, KubedetError, StorageError
-from trainer.base.os_errors import explained
+from trainer.base.os_errors import translate_oserror
 from trainer.config import parsing
 from trainer.config.schema import Config
 from trainer.model.architecture import Architecture, build
@@ -158,7 +158,7 @@ def _check_seal(path: Path, uri: str) -> bool | None:
         DamagedCheckpoint: it is not what was written.
         StorageError: it cannot be read.
     """
-    with explained(uri, "read"), path.open("rb") as file:
+    with translate_oserror(uri, "read"), path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _END_BYTES - _SEAL_BYTES))
         tail = file.read()

@@ -15,7 +15,7 @@ from kubernetes import client
 from components.launchers.backend import JobStatus, Phase, Timings
 from components.launchers.cluster.client import ApiError, Cluster
 from components.launchers.cluster.kinds import KINDS, Body, Kind, Resource, holding
-from trainer.base.bounded_text import yaml_value
+from trainer.base.safe_text import yaml_value
 
 GROUP, VISIBILITY = "kueue.x-k8s.io", "visibility.kueue.x-k8s.io"
 VERSIONS = ("v1beta2", "v1beta1")

@@ -11,7 +11,7 @@ from PIL import Image, ImageColor
 
 from pipelines import cli
 from trainer import storage
-from trainer.base.visible_text import cells
+from trainer.base.safe_text import cells
 from trainer.data.box_labels import COLOURS
 from trainer.data.download import download
 from trainer.data.preview import TILE

@@ -77,7 +77,7 @@ def test_other_ranks_show_nothing(tmp_path, monkeypatch):
 def test_the_rate_counts_this_process_alone(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(log.time, "monotonic", lambda: now[0])
-    bar = log.Bar("train", 100, "steps", log._NoSink(), done=90)
+    bar = log.Bar("train", 100, "steps", None, done=90)
     assert bar.eta is None
     now[0] += 10
     bar.update(5)
@@ -87,7 +87,7 @@ def test_the_rate_counts_this_process_alone(monkeypatch):
 def test_the_rate_is_that_of_late_and_at_the_end_that_of_the_whole(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(log.time, "monotonic", lambda: now[0])
-    bar = log.Bar("train", 1000, "steps", log._NoSink())
+    bar = log.Bar("train", 1000, "steps", None)
     for seconds in [10.0] * 10 + [0.5] * 100:  # Slow for 100 s while it warms up, then fast for 50 s.
         now[0] += seconds
         bar.update()
@@ -99,7 +99,7 @@ def test_the_rate_is_that_of_late_and_at_the_end_that_of_the_whole(monkeypatch):
 def test_one_step_in_minutes_still_has_a_rate(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(log.time, "monotonic", lambda: now[0])
-    bar = log.Bar("train", 10, "steps", log._NoSink())
+    bar = log.Bar("train", 10, "steps", None)
     for _ in range(4):
         now[0] += 120
         bar.update()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from trainer.base.errors import WantError
+from trainer.base.errors import ResourceError
 from trainer.data import decoding, images
 from trainer.data.images import UnreadableImage, normalize, place_box, size_agrees
 
@@ -283,7 +283,7 @@ def test_want_of_memory_or_files_is_no_damage(error, monkeypatch):
         patch.setattr(Image.Image, "load", fail)
         patch.setattr("PIL.ImageFile.ImageFile.load", fail)
         for read in (lambda: normalize(data, 100, 90), lambda: images.check(data)):
-            with pytest.raises(WantError) as caught:
+            with pytest.raises(ResourceError) as caught:
                 read()
             assert "damaged" not in str(caught.value) and caught.value.fix
     if not isinstance(error, OSError):  # simplejpeg opens no files
@@ -291,5 +291,5 @@ def test_want_of_memory_or_files_is_no_damage(error, monkeypatch):
         for read in (
             lambda: normalize(plain, 100, 90, decode=True), lambda: decoding.decode(plain, 60, 40)
         ):  # fmt: skip
-            with pytest.raises(WantError):
+            with pytest.raises(ResourceError):
                 read()

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainer.base.errors import EvaluationError
-from trainer.base.visible_text import cells
+from trainer.base.safe_text import cells
 from trainer.evaluation import coco_metrics
 from trainer.evaluation.truth_and_predictions import Predictions
 

@@ -42,7 +42,7 @@ def reporting(server, monkeypatch):
 
 
 def at(done, total=200, worked=0):
-    bar = log.Bar("train", total, "steps", log._NoSink(), done=done - worked)
+    bar = log.Bar("train", total, "steps", None, done=done - worked)
     if worked:
         bar.update(worked)
     return bar

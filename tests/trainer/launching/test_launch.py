@@ -81,7 +81,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_nodes_meet(node, por
     alone = node(arguments(), nnodes=2, node_rank=rank, master_addr="127.0.0.1", master_port=port)
     assert alone.wait() == 2, alone.output
     assert f"error: the results cannot go to {output}: cannot write {output}/" in alone.output
-    assert "fix: a file stands where a folder is needed" in alone.output
+    assert "fix: a file is in the place of a folder" in alone.output
     assert "waiting for" not in alone.output and "Traceback" not in alone.output
 
 

@@ -26,9 +26,9 @@ LOSING = """
 import os, signal, sys, time
 import torch
 import torch.distributed as dist
-from trainer.base import parent_watch
+from trainer.base import die_with_parent
 from trainer.launching.worker_failures import report_lost_peer
-parent_watch.end_with_launcher()
+die_with_parent.die_with_launcher()
 dist.init_process_group("gloo")
 dist.barrier()
 if os.environ["GROUP_RANK"] == "1":
@@ -47,8 +47,8 @@ except RuntimeError as error:
 
 SPARED = """
 import os, sys, time
-from trainer.base import parent_watch
-parent_watch.end_with_launcher()
+from trainer.base import die_with_parent
+die_with_parent.die_with_launcher()
 print("up", flush=True)
 while not ("FAILS" in os.environ and os.path.exists(GO)):
     time.sleep(0.1)

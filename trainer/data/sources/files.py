@@ -26,7 +26,7 @@ from typing import IO
 from trainer import storage
 from trainer.base import worker_pool
 from trainer.base.errors import DataError, MissingError, StorageError
-from trainer.base.os_errors import explained
+from trainer.base.os_errors import translate_oserror
 from trainer.base.temporary_folders import TemporaryFolder
 from trainer.storage import FileState
 
@@ -168,7 +168,7 @@ def _unpack(uri: str) -> Unpacked:
     path = str(storage.local_copy(uri))
     keeper = TemporaryFolder()
     unpacked = Unpacked(os.path.realpath(keeper.path), keeper=keeper)
-    with _archive_errors(f"{uri} cannot be unpacked"), explained(unpacked.folder, "write"):
+    with _archive_errors(f"{uri} cannot be unpacked"), translate_oserror(unpacked.folder, "write"):
         for name, content in _members(uri, path, unpacked.folder):
             relative = _relative(uri, name)
             if not relative:

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
-from trainer.base.bounded_text import whole_number
 from trainer.base.errors import DataError
+from trainer.base.safe_text import whole_number
 from trainer.data.sources.source import Box, Category, Entry, Listing, Rows, Source
 
 CLASSES = ("circle", "square", "triangle", "star", "ring")

@@ -23,8 +23,8 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from trainer import storage
-from trainer.base.bounded_text import whole_number, yaml_value
 from trainer.base.errors import DataError, MissingError, first_line
+from trainer.base.safe_text import whole_number, yaml_value
 from trainer.data import problem_counts as reasons
 from trainer.data.images import IMAGE_SUFFIXES, SHARES_UPRIGHT
 from trainer.data.problem_counts import Problems

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from trainer import storage
 from trainer.base import traffic
-from trainer.base.bounded_text import whole_number
 from trainer.base.errors import KubedetError
+from trainer.base.safe_text import whole_number
 from trainer.base.temporary_folders import TemporaryFolder
 from trainer.launching.usage.record import Record
 

@@ -1,0 +1,42 @@
+"""Ends a process together with its parent, even if the parent is killed."""
+
+import os
+import threading
+from multiprocessing import connection
+
+from trainer.base.errors import EXIT_RETRY
+
+LAUNCHER = "KUBEDET_LAUNCHER"
+"""Environment variable: the process id of the launcher, with which this process ends."""
+
+
+def die_with(sentinel: int) -> None:
+    """Exit as soon as another process has ended.
+
+    Args:
+        sentinel: a descriptor of multiprocessing or pidfd_open that is readable once the other has ended.
+    """
+    threading.Thread(target=_wait, args=(sentinel,), daemon=True).start()
+
+
+def die_with_launcher() -> None:
+    """Exit with the process that LAUNCHER names; do nothing without one, or off Linux.
+
+    torchrun does not stop its workers when it is killed: they would write to the same files as the workers of
+    the next attempt.
+    """
+    launcher = os.environ.get(LAUNCHER)
+    if launcher is None or not hasattr(os, "pidfd_open"):
+        return
+    try:
+        sentinel = os.pidfd_open(int(launcher))
+    except ProcessLookupError:
+        os._exit(EXIT_RETRY)
+    except OSError:  # A sandbox without this call.
+        return
+    die_with(sentinel)
+
+
+def _wait(sentinel: int) -> None:
+    connection.wait([sentinel])
+    os._exit(EXIT_RETRY)

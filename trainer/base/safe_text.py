@@ -1,0 +1,185 @@
+"""Text from outside: redact secrets, sanitize names for terminals, parse JSON and YAML within bounds."""
+
+import json
+import re
+import unicodedata
+from collections.abc import Hashable
+from functools import cache
+from typing import Any
+
+DEEPEST = 100
+"""Most levels of nested lists and mappings."""
+MOST_VALUES = 100_000
+"""Most values of a text; YAML aliases count each time."""
+_DIGITS = 18
+_SPACES = re.compile(r"(\s+)")
+_AUTHORITY = re.compile(r"://([^/?#\s]*)")
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]*\]|[^\[\]@:]*)(:[0-9]+)?")
+_SIGNATURE = re.compile(
+    r"(?i)([?&](?:x-(?:amz|goog)-(?:signature|credential|security-token)|signature|sig|token|access_token)=)"
+    r"[^&\s]+"
+)
+_JOINERS = {"\u200c", "\u200d"}
+"""Format characters that are part of words (Persian, Indic scripts) and emoji."""
+
+
+class Unbounded(ValueError):
+    """A text that is nested too deeply, holds too many values, or is too long."""
+
+
+def redacted(text: str) -> str:
+    """Return a text without the user names, passwords and signatures of addresses in it.
+
+    A password may contain any character, so everything up to the last @ is removed. `http://host:9000/a@b` is
+    a correct address and is kept.
+    """
+    if "://" in text and "@" in text:
+        text = "".join(_without_userinfo(word) for word in _SPACES.split(text))
+    return _SIGNATURE.sub(r"\1***", text)
+
+
+def has_userinfo(text: str) -> bool:
+    """Return whether an address in a text has a user name or a password before its host."""
+    return "://" in text and any(_userinfo_start(word) is not None for word in _SPACES.split(text))
+
+
+def _without_userinfo(word: str) -> str:
+    start = _userinfo_start(word)
+    return word if start is None else f"{word[:start]}***{word[word.rindex('@') :]}"
+
+
+def _userinfo_start(word: str) -> int | None:
+    end = word.rfind("@")
+    for match in _AUTHORITY.finditer(word):
+        if match.start(1) <= end and not _HOST.fullmatch(match[1]):
+            return match.start(1)
+    return None
+
+
+def one_line(text: str) -> str:
+    """Return a text without line breaks, tabs, control characters and changes of the writing direction.
+
+    Each becomes a space. Letters and their accents are composed.
+    """
+    composed = unicodedata.normalize("NFC", text)
+    return "".join(" " if _is_control(character) else character for character in composed)
+
+
+def _is_control(character: str) -> bool:
+    category = unicodedata.category(character)
+    return category in ("Cc", "Cs", "Zl", "Zp") or (category == "Cf" and character not in _JOINERS)
+
+
+def cells(text: str) -> int:
+    """Return the columns of a terminal that a text takes: a Chinese character takes two."""
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def aligned(text: str, width: int, *, right: bool = False) -> str:
+    """Return a text as one line of `width` columns, padded with spaces or cut with `…`."""
+    from rich.cells import set_cell_size
+
+    line = one_line(text)
+    if cells(line) > width:
+        line = set_cell_size(line, width - 1).rstrip() + "…"
+    padding = " " * (width - cells(line))
+    return padding + line if right else line + padding
+
+
+def whole_number(text: str) -> int | None:
+    """Parse decimal digits; None for other texts, and for more than 18 digits."""
+    return int(text) if text.isdecimal() and len(text) <= _DIGITS else None
+
+
+def json_value(text: str | bytes) -> Any:
+    """Parse JSON.
+
+    Raises:
+        Unbounded: it is nested too deeply or holds too many values.
+        ValueError: it is not JSON.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise _too_deep() from None
+    return _checked(value)
+
+
+def yaml_value(text: str | bytes, longest: int, *, plain_text: bool = False) -> Any:
+    """Parse YAML strictly: JSON's values only, and no duplicate keys. Dates remain text.
+
+    Args:
+        text: the YAML.
+        longest: most characters or bytes: parsing 100,000 may take a second.
+        plain_text: whether numbers, `true` and `null` remain text too.
+
+    Raises:
+        Unbounded: it is too long, nested too deeply, recursive, or holds too many values.
+        ValueError: it is not YAML, or holds values that JSON does not have.
+    """
+    import yaml
+
+    if len(text) > longest:
+        raise Unbounded(f"it is longer than {longest} characters")
+    try:
+        value = yaml.load(text, _loader(plain_text))  # noqa: S506 (it constructs plain values only)
+    except RecursionError:
+        raise _too_deep() from None
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+    except (TypeError, AttributeError, LookupError, OverflowError) as error:  # PyYAML's, for unsuitable tags
+        raise ValueError(f"a value cannot be read ({error})") from None
+    return _checked(value)
+
+
+@cache
+def _loader(plain_text: bool) -> Any:
+    import yaml
+
+    base = yaml.BaseLoader if plain_text else yaml.SafeLoader
+
+    class Loader(base):  # type: ignore[misc, valid-type]
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+            keys = [
+                None if key.tag == "tag:yaml.org,2002:merge" else self.construct_object(key)
+                for key, _ in getattr(node, "value", [])
+            ]
+            for index, key in enumerate(keys):
+                if key is not None and key in keys[:index]:
+                    mark = node.value[index][0].start_mark
+                    raise yaml.constructor.ConstructorError(None, None, f"{key!r} occurs twice", mark)
+            return dict(super().construct_mapping(node, deep))
+
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in pairs if tag != "tag:yaml.org,2002:timestamp"]
+        for first, pairs in base.yaml_implicit_resolvers.items()
+    }
+    return Loader
+
+
+def _checked(value: Any) -> Any:
+    """Return a parsed value if it is within the bounds and JSON has all of its types."""
+    pending, count = [(value, 0)], 0
+    while pending:
+        node, depth = pending.pop()
+        count += 1
+        if count > MOST_VALUES:
+            raise Unbounded(f"it holds more than {MOST_VALUES} values")
+        if depth > DEEPEST:
+            raise _too_deep()
+        if isinstance(node, dict):
+            for key in node:
+                if not isinstance(key, str):
+                    raise ValueError(f"the key {str(key)[:40]} is not text: put it in quotes")
+            pending += [(part, depth + 1) for part in node.values()]
+        elif isinstance(node, list):
+            pending += [(part, depth + 1) for part in node]
+        elif not isinstance(node, str | int | float | None):
+            raise ValueError(f"{str(node)[:40]} is not text, number, true, false, null, list or mapping")
+    return value
+
+
+def _too_deep() -> Unbounded:
+    return Unbounded(f"it is nested more than {DEEPEST} deep")
