@@ -1,16 +1,16 @@
-"""Where Kubeflow Pipelines is: what is named, and what the environment says."""
+"""Where Kubeflow Pipelines is: options first, then the environment. Does not import kfp."""
 
 import os
 from dataclasses import dataclass
 
 HOSTS = ("KFP_ENDPOINT", "KF_PIPELINES_ENDPOINT")
-"""Variables with the API's URL, the first of kfp's command line and the second of its client."""
+"""Variables with the API's URL: of kfp's command line, and of its client."""
 
 UI = "KF_PIPELINES_UI_ENDPOINT"
-"""Variable with the URL of the UI where it is another, as kfp's client has it."""
+"""Variable with the URL of the UI if it differs, as in kfp's client."""
 
 NAMESPACE = "KFP_NAMESPACE"
-"""Variable with the namespace, as kfp's command line has it."""
+"""Variable with the namespace, as in kfp's command line."""
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,13 @@ class Access:
     host: str = ""
     """URL of the API; empty is the cluster around this process, or that of the kubeconfig."""
     namespace: str = ""
-    """Namespace of the runs, in a Kubeflow for several users; empty is the pod's own there."""
+    """Namespace of the runs in a multi-user Kubeflow; empty is the pod's namespace."""
     ca: str = ""
     """File with the certificate of the authority that signed the server's."""
 
     @classmethod
     def find(cls, host: str = "", namespace: str = "", ca: str = "") -> "Access":
-        """Return what is named, and of the environment what is not."""
+        """Return the given values, completed from the environment."""
         hosts = [host, *(os.environ.get(name, "") for name in HOSTS)]
         url = next((url for url in hosts if url), "").rstrip("/")
         return cls(url, namespace or os.environ.get(NAMESPACE, ""), ca)

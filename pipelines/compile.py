@@ -7,28 +7,25 @@ import contextlib
 import re
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 from kfp import compiler
 
 from pipelines import parameters
-from pipelines.forms import Form
 from pipelines.graph import pipeline
+from pipelines.parameters import CompileOptions
 from trainer.base.errors import StorageError
-
-PLAIN = Form()
-"""The form that most runs need: data in a bucket, brought and sharded by one pod."""
 
 _READ = re.compile(r"inputs\.parameter_values\['([^']+)'\]")
 _FROM_OUTSIDE = "componentInputParameter"
 
-Spec = dict[str, Any]
+Spec: TypeAlias = dict[str, Any]
 """A compiled pipeline's first document, or a part of it; functions change it."""
 
 
-def compile_pipeline(path: Path, form: Form = PLAIN) -> None:
-    """Compile a form of the pipeline to a YAML file, which is replaced as a whole.
+def compile_pipeline(path: Path, options: CompileOptions | None = None) -> None:
+    """Compile the pipeline to a YAML file, which is replaced atomically.
 
     Raises:
         StorageError: the file cannot be written.
@@ -37,22 +34,22 @@ def compile_pipeline(path: Path, form: Form = PLAIN) -> None:
     temporary = path.with_name(f".{path.stem}.tmp.yaml")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        compiler.Compiler().compile(pipeline(form), str(temporary))
+        compiler.Compiler().compile(pipeline(options or CompileOptions()), str(temporary))
         text = temporary.read_text()
         # The comment at the beginning lists the parameters for people.
         head = "".join(takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True)))
         documents = list(yaml.safe_load_all(text))
-        _arrange(documents[0])
+        _correct(documents[0])
         temporary.write_text(head + yaml.safe_dump_all(documents, sort_keys=True))
         temporary.replace(path)
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror}", fix="choose another place") from error
     finally:
-        with contextlib.suppress(OSError):  # Where no folder could be made there is no file.
+        with contextlib.suppress(OSError):  # If no folder could be created there is no file.
             temporary.unlink()
 
 
-def _arrange(spec: Spec) -> None:
+def _correct(spec: Spec) -> None:
     pass_parameters(spec)
     inline_conditions(spec)
     for component in spec["components"].values():
@@ -61,26 +58,25 @@ def _arrange(spec: Spec) -> None:
                 argument["description"] = parameters.TABLE[name].description
     for name, parameter in spec["root"]["inputDefinitions"]["parameters"].items():
         if choices := parameters.TABLE[name].choices:
-            # kfp's own compiler cannot say it yet (2.17.0).
-            parameter["literals"] = list(choices)
+            parameter["literals"] = list(choices)  # kfp's compiler does not support them yet (2.17.0).
 
 
 def pass_parameters(spec: Spec) -> None:
     """Declare the missing inputs of graphs: parameters that their tasks take from the enclosing graph.
 
-    The compiler leaves out parameters that are used only in resource requests: a nested graph then names an
-    input that it does not get, and the driver refuses it.
+    The compiler leaves out parameters that are used only in resource requests. The driver then refuses a
+    nested graph that refers to an input it does not get.
     """
     pipeline_parameters = spec["root"]["inputDefinitions"]["parameters"]
     components = spec.get("components", {})
-    for _ in components:  # Each time at least one level nearer to the root.
+    for _ in components:  # Each round gets at least one level nearer to the root.
         for graph in [spec["root"], *components.values()]:
             for task in graph.get("dag", {}).get("tasks", {}).values():
                 inner = components[task["componentRef"]["name"]]
                 for name in _outside_parameters(inner) - set(task.get("inputs", {}).get("parameters", {})):
                     outer = name.removeprefix("pipelinechannel--")
                     if outer not in pipeline_parameters:
-                        continue  # The item of the graph's own loop.
+                        continue  # The item of the graph's loop.
                     source = {_FROM_OUTSIDE: outer if graph is spec["root"] else name}
                     task.setdefault("inputs", {}).setdefault("parameters", {})[name] = source
                     definitions = inner["inputDefinitions"].setdefault("parameters", {})
@@ -96,10 +92,9 @@ def _outside_parameters(component: Spec) -> set[str]:
 def inline_conditions(spec: Spec) -> None:
     """Replace every conditional graph of one task by that task, under the same condition.
 
-    `dsl.If` compiles to a task that holds an inner graph, and a cluster starts a pod for each graph, to look
-    at its inputs. Where the inner graph is one task that pod does nothing that the task's own driver does not
-    do as well: the specification allows a condition on every task (PipelineTaskSpec.trigger_policy in
-    Kubeflow's pipeline_spec.proto).
+    `dsl.If` compiles to a task that holds an inner graph, and a cluster starts a pod for each graph. The
+    specification also allows a condition on the task itself (PipelineTaskSpec.trigger_policy in Kubeflow's
+    pipeline_spec.proto), which the task's driver checks.
     """
     components = spec.get("components", {})
     for graph in [spec["root"], *list(components.values())]:
@@ -123,7 +118,7 @@ def _under_condition(task: Spec, outer: Spec, components: Spec, group: Spec) -> 
     read = task.setdefault("inputs", {}).setdefault("parameters", {})
     definitions = components[task["componentRef"]["name"]]["inputDefinitions"].setdefault("parameters", {})
     for name in _READ.findall(condition):
-        # The step does not use it: the driver reads it for the condition.
+        # Only the driver reads it, for the condition.
         read[name] = outer_inputs["parameters"][name]
         definitions[name] = group["inputDefinitions"]["parameters"][name] | {"isOptional": True}
     before = {*outer.get("dependentTasks", []), *task.get("dependentTasks", [])}

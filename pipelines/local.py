@@ -20,7 +20,7 @@ import yaml
 from kfp import components, local
 
 from pipelines.compile import compile_pipeline
-from pipelines.forms import Form
+from pipelines.parameters import CompileOptions
 from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY
 
 _stopping = threading.Event()
@@ -85,5 +85,5 @@ def _ask_again_and_again() -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _stop)
     given = json.loads(sys.argv[3])
-    compile_pipeline(Path(sys.argv[1]), Form(conditional="min_new_images" in given))
+    compile_pipeline(Path(sys.argv[1]), CompileOptions(conditional="min_new_images" in given))
     sys.exit(execute(Path(sys.argv[1]), Path(sys.argv[2]), given))

@@ -1,8 +1,8 @@
-"""The parameters of the pipeline, each told here and nowhere else.
+"""The parameters of the pipeline, and the options that are fixed when it is compiled.
 
 The pipeline's signature, the descriptions in the compiled file, and the options of `kubedet submit`,
-`schedule` and `run` follow from this table. Parameters that are fields of every training job (nodes,
-processes, GPUs) are described with all fields of jobs: `components/launchers/spec.py`.
+`schedule` and `run` are generated from this table. Parameters that are fields of every training job (nodes,
+processes, GPUs) are described in `components/launchers/spec.py`.
 """
 
 import inspect
@@ -15,34 +15,71 @@ from components import jobs, launchers
 from components.environment import CREDENTIALS, SIGNING
 from components.launchers import spec
 from operations.notifications import NOTIFY
-from pipelines.forms import Form
 from pipelines.sizes import DEFAULT, SIZES
+from trainer.base.errors import ConfigError
 from trainer.model import recipes
 
 ELSEWHERE = "see the pipeline's parameters."
-"""What a component says of an argument that is a parameter of the pipeline, and told here."""
+"""A component's description of an argument that is a parameter of the pipeline."""
 
 REQUIRED = inspect.Parameter.empty
 """The default of a parameter that has none."""
 
-_FORMS = {
-    "volume": "with a volume", "conditional": "in the conditional form", "trials": "in a search",
-}  # fmt: skip
-"""Forms that have parameters of their own, in words."""
+PARALLELISM = 16
+"""Default number of trials that train at the same time."""
 
 _CPU, _MEMORY = SIZES[DEFAULT]
 _WORD = re.compile(r"`([^`\s]+|<[^`]+>)`")
 
 
 @dataclass(frozen=True)
-class Local:
-    """What `kubedet run` has otherwise; what is empty is the same."""
+class CompileOptions:
+    """Settings that are fixed in the compiled file.
 
-    default: Any = None
-    default_told: str = ""
-    """The default in words, where it depends on the machine."""
-    metavar: str = ""
-    meaning: str = ""
+    Kubeflow Pipelines creates pods, loops and limits from them before a run's parameters are known.
+    """
+
+    volume: bool = False
+    """Every step mounts the PersistentVolumeClaim that the parameter `claim` names."""
+    partitions: int = 1
+    """Pods that share download and sharding, 1 to `sharing.MOST`."""
+    parallelism: int = PARALLELISM
+    """Trials that train at the same time; 0 is no limit."""
+    until: str = ""
+    """"shards" ends the pipeline when the data are ready; empty runs all steps."""
+    conditional: bool = False
+    """Skip training if fewer images changed than `min_new_images`. The condition costs a pod."""
+    trials: int = 0
+    """Trials of a search for hyper-parameters, in place of one training; 0 is no search."""
+    gpus: int = 0
+    """GPUs of each trial's pod. (kfp ignores a number that is a parameter here.)"""
+    deadline: int = 0
+    """Seconds after which Kubeflow ends a run; 0 is no limit."""
+    ttl: int = 0
+    """Seconds after its end when a run's Workflow is deleted; 0 leaves it to the cluster."""
+
+    def __post_init__(self) -> None:
+        if self.partitions != 1:
+            from components import sharing  # Imports libraries that commands do not need to start.
+
+            sharing.check(self.partitions)
+        numbers = ("parallelism", "deadline", "ttl", "trials", "gpus")
+        problems = [
+            f"{name} {value} is less than zero" for name in numbers if (value := getattr(self, name)) < 0
+        ]
+        if self.until not in ("", "shards"):
+            problems.append(f"until {self.until!r} is not a step to end at; use shards")
+        if self.conditional and self.until:
+            problems.append(f"conditional has no effect until {self.until}: no training follows")
+        if self.trials and (self.until or self.conditional):
+            other = f"until {self.until}" if self.until else "conditional"
+            problems.append(f"{other} cannot be combined with a search, which trains trials")
+        if self.parallelism != PARALLELISM and not self.trials:
+            problems.append("parallelism has no effect without trials")
+        if self.gpus and not self.trials:
+            problems.append("gpus has no effect without trials: for a training it is a parameter")
+        if problems:
+            raise ConfigError("; ".join(problems), fix="correct these")
 
 
 @dataclass(frozen=True)
@@ -53,24 +90,23 @@ class Parameter:
     kind: type
     """str, int, float or dict, as Kubeflow has them."""
     meaning: str
-    """What it is, for everybody who is asked for it."""
     default: Any = REQUIRED
-    default_told: str = ""
-    """What the default means, in words, where it is empty."""
-    unasked: str = ""
-    """What `kubedet submit` and `schedule` do where nobody gives it, if it is another thing."""
+    default_text: str = ""
+    """What an empty default means."""
+    submit_default: str = ""
+    """Default of `kubedet submit` and `schedule`, if it differs."""
     metavar: str = ""
-    """What stands for its value on a command line; empty: other options make it (--set, --job)."""
+    """Name of its value on a command line; empty if other options set it (--set, --job)."""
     choices: tuple[str, ...] = ()
-    """All that it may be; the UI offers them as a list."""
+    """All valid values; the UI offers them as a list."""
     only: str = ""
-    """The form that has it, as `Form` names it; empty is every form."""
+    """The field of CompileOptions that must be set; empty is always."""
     with_volume: Any = None
-    """The default in the form with a volume, where that is another one."""
+    """The default of a pipeline with a volume, if it differs."""
     trains: bool = True
-    """Whether it means nothing to a pipeline that ends with the shards, or searches."""
-    local: Local | None = None
-    """`kubedet run` has only those that have this."""
+    """Whether only a pipeline with one training has it."""
+    local: Mapping[str, Any] | None = None
+    """Fields that differ for `kubedet run`; None if it does not have the parameter."""
 
     @property
     def option(self) -> str:
@@ -80,38 +116,19 @@ class Parameter:
     @property
     def description(self) -> str:
         """A sentence for the compiled file, which the UI shows."""
-        empty = f"; empty is {self.default_told}" if self.default == "" and self.default_told else ""
+        empty = f"; empty is {self.default_text}" if self.default == "" and self.default_text else ""
         return f"{self.meaning}{empty}."
 
     def help(self) -> str:
-        """Return what a command that sends a run to a cluster says of its option."""
-        default_text = self.unasked or self.default_told
+        """Return the help of its option."""
+        default_text = self.submit_default or self.default_text
         if not default_text and self.with_volume:
-            default_text = f"{_FORMS['volume']} {self.with_volume}"
+            default_text = f"with a volume {self.with_volume}"
         if not default_text and self.default is not REQUIRED:
             default_text = str(self.default)
-        return _plain(self.meaning + (f" (default: {default_text})" if default_text else ""))
-
-    def here(self) -> "Parameter":
-        """Return the parameter as `kubedet run` has it."""
-        local = self.local or Local()
-        return replace(
-            self,
-            default=self.default if local.default is None else local.default,
-            default_told=local.default_told or ("" if local.default else self.default_told),
-            metavar=local.metavar or self.metavar,
-            meaning=local.meaning or self.meaning,
-            with_volume=None,
-        )
-
-    def within(self, form: Form) -> "Parameter":
-        """Return the parameter as it is in a form."""
-        return replace(self, default=self.with_volume) if form.volume and self.with_volume else self
-
-
-def _plain(text: str) -> str:
-    """Take the backquotes from single words: in a terminal they set off what has spaces."""
-    return _WORD.sub(r"\1", text)
+        text = self.meaning + (f" (default: {default_text})" if default_text else "")
+        # In a terminal only words with spaces need quotes.
+        return _WORD.sub(r"\1", text)
 
 
 def _of_job(name: str, **settings: Any) -> Parameter:
@@ -124,7 +141,10 @@ _ALL = (
         "data_root", str,
         "URI under which data and runs are kept, e.g. `s3://bucket/kubedet`; every step must reach it",
         metavar="URI", with_volume=f"{jobs.VOLUME}/kubedet", trains=False,
-        local=Local("./data_root", meaning="where data is kept: a folder or e.g. `s3://bucket/prefix`"),
+        local={
+            "default": "./data_root", "with_volume": None,
+            "meaning": "where data is kept: a folder or e.g. `s3://bucket/prefix`",
+        },
     ),
     Parameter(
         "claim", str, f"PersistentVolumeClaim that every pod mounts at `{jobs.VOLUME}`",
@@ -134,57 +154,57 @@ _ALL = (
         "source", str,
         "images and boxes: `sample` (drawn by the program), `coco:URI`, `coco:2017`, `voc:URI`, "
         "`yolo:URI`, `openimages:`, or the URI or path of a COCO, VOC or YOLO folder",
-        "sample", metavar="URI", trains=False, local=Local(),
+        "sample", metavar="URI", trains=False, local={},
     ),
     Parameter(
         "recipe", str, "a whole configuration; `kubedet recipes` lists them", "debug",
         metavar="NAME", choices=tuple(recipes.RECIPES), trains=False,
-        local=Local(
-            meaning="a whole configuration: a name (`kubedet recipes` lists them), or a file as "
+        local={
+            "meaning": "a whole configuration: a name (`kubedet recipes` lists them), or a file as "
             "`kubedet tune` writes it"
-        ),
+        },
     ),
     Parameter(
         "overrides", dict, 'keys of the recipe and their values, e.g. `{"train.epochs": 10}`', {},
-        trains=False, local=Local(),
+        trains=False, local={},
     ),
     Parameter(
-        "study", str, "name of the search; one of a name that is known goes on", "", "`tune-<recipe>`",
+        "study", str, "name of the search; a known name continues that search", "", "`tune-<recipe>`",
         only="trials", trains=False,
     ),
     Parameter(
         "space", str,
-        "keys that are searched and what they may be, as YAML, e.g. `{train.lr: {low: 0.001, high: 0.1}}`",
+        "keys to search and their ranges, as YAML, e.g. `{train.lr: {low: 0.001, high: 0.1}}`",
         "", "the recipe's own", only="trials", trains=False,
     ),
     Parameter(
         "gate", str,
-        "what a model must reach to be exported, e.g. `coco/AP50 >= 0.5`; several are parted by commas",
-        "", "the recipe's", metavar="RULE", local=Local(),
+        "rules that a model must pass to be exported, e.g. `coco/AP50 >= 0.5`, separated by commas",
+        "", "the recipe's", metavar="RULE", local={},
     ),
     Parameter(
         "min_new_images", int,
-        "end at once, as succeeded, where fewer images of the source are new, changed or gone since the "
-        "current version of the model", 1, unasked="none: a run always trains", metavar="N",
+        "skip training (and succeed) if fewer images were added, changed or removed since the current "
+        "version of the model", 1, submit_default="none: a run always trains", metavar="N",
         only="conditional",
-        local=Local(0, "0: always train"),
+        local={"default": 0, "submit_default": "0: always train"},
     ),
     Parameter(
         "min_drift", float,
-        "end at once too where the annotations have moved less than this since then, 0 to 1", 0.0,
-        unasked="0: it does not matter", metavar="D", only="conditional",
-        local=Local(),
+        "skip training also if the annotations have drifted less than this since then, 0 to 1", 0.0,
+        submit_default="0: no condition", metavar="D", only="conditional",
+        local={},
     ),
     Parameter(
         "warm_start", str,
-        "`champion` begins with the weights of the current version of the model, and trains a quarter of the "
-        "recipe's epochs unless `train.epochs` is set", "", "none: as the recipe begins", metavar="FROM",
-        local=Local(),
+        "`champion` starts from the weights of the current version of the model, and trains a quarter of the "
+        "recipe's epochs unless `train.epochs` is set", "", "none: start as the recipe does", metavar="FROM",
+        local={},
     ),
     Parameter(
         "prune", int,
-        "how many of the newest runs are kept when the data are ready: older runs, versions, shards and "
-        "images that nothing needs are deleted under the data root", 0, "0: all is kept", metavar="N",
+        "how many of the newest runs to keep: when the data are ready, older runs, versions, shards and "
+        "images that nothing needs are deleted under the data root", 0, "0: keep all", metavar="N",
         trains=False,
     ),
     Parameter(
@@ -193,7 +213,12 @@ _ALL = (
         launchers.DEFAULT, metavar="NAME", choices=tuple(launchers.LAUNCHERS),
     ),
     _of_job("nodes"),
-    _of_job("nproc", local=Local(2, "one for each GPU; 2 without GPUs", meaning="training processes")),
+    _of_job(
+        "nproc",
+        local={
+            "default": 2, "default_text": "one for each GPU; 2 without GPUs", "meaning": "training processes",
+        },
+    ),
     _of_job("gpus"),
     Parameter("image", str, "container image of the training", "", "the steps' own", metavar="IMAGE"),
     Parameter(
@@ -202,23 +227,23 @@ _ALL = (
     ),
     Parameter(
         "output", str, "URI of the run's folder", "", "`<data_root>/runs/<run id>`", metavar="URI",
-        local=Local("./runs", metavar="DIR", meaning="where runs go"),
+        local={"default": "./runs", "default_text": "", "metavar": "DIR", "meaning": "where runs go"},
     ),
     Parameter(
-        "credentials", str, "Secret with the object store's keys, none of which is required", CREDENTIALS,
+        "credentials", str, "Secret with the object store's keys, which are all optional", CREDENTIALS,
         metavar="SECRET", trains=False,
     ),
     Parameter(
-        "data_version", str, "name for the data as they are now; a known one brings its data back",
+        "data_version", str, "name for the current data; a known name restores its data",
         "", "none", metavar="NAME", trains=False,
     ),
     Parameter(
-        "step_cpu", str, "cores that the pods ask for that work on the data or the model, e.g. 2 or 500m",
-        _CPU, unasked="the size's", metavar="CORES", trains=False,
+        "step_cpu", str, "cores requested by the pods that work on the data or the model, e.g. 2 or 500m",
+        _CPU, submit_default="the size's", metavar="CORES", trains=False,
     ),
     Parameter(
-        "step_memory", str, "memory that they ask for, e.g. 8Gi",
-        _MEMORY, unasked="the size's", metavar="AMOUNT", trains=False,
+        "step_memory", str, "memory requested by them, e.g. 8Gi",
+        _MEMORY, submit_default="the size's", metavar="AMOUNT", trains=False,
     ),
     Parameter(
         "signing", str,
@@ -226,12 +251,12 @@ _ALL = (
         SIGNING, metavar="SECRET",
     ),
     Parameter(
-        "registry", str, "URL of the Kubeflow Model Registry that is told of the exported model", "", "none",
+        "registry", str, "URL of the Kubeflow Model Registry that registers the exported model", "", "none",
         metavar="URL",
     ),
     Parameter(
         "notify", str,
-        "Secret whose `url` is the webhook that is told how the run ends; it need not exist",
+        "Secret whose `url` is the webhook to notify when the run ends; it need not exist",
         NOTIFY, metavar="SECRET", trains=False,
     ),
 )  # fmt: skip
@@ -239,39 +264,46 @@ _ALL = (
 TABLE: Mapping[str, Parameter] = {item.name: item for item in _ALL}
 """The parameters by name."""
 
-LOCAL: Mapping[str, Parameter] = {item.name: item.here() for item in _ALL if item.local}
-"""Those of `kubedet run`, as it has them."""
+LOCAL: Mapping[str, Parameter] = {
+    item.name: replace(item, **item.local) for item in _ALL if item.local is not None
+}
+"""The parameters of `kubedet run`."""
 
 TRAINING = tuple(item.name for item in _ALL if item.trains)
-"""Names of those that mean nothing to a pipeline that ends with the shards, or searches."""
+"""Names of those that only a pipeline with one training has."""
 
 
-def of(form: Form) -> Iterator[Parameter]:
-    """Yield the parameters that a form has, those without a default first."""
-    of_form = [
-        item.within(form)
+def of(options: CompileOptions) -> Iterator[Parameter]:
+    """Yield the parameters of a pipeline, those without a default first."""
+    selected = [
+        replace(item, default=item.with_volume) if options.volume and item.with_volume else item
         for item in TABLE.values()
-        if not (item.only and not getattr(form, item.only))
-        and not (item.trains and (form.until or form.trials))
+        if not (item.only and not getattr(options, item.only))
+        and not (item.trains and (options.until or options.trials))
     ]
-    yield from sorted(of_form, key=lambda item: item.default is not REQUIRED)
+    yield from sorted(selected, key=lambda item: item.default is not REQUIRED)
 
 
-def default(name: str, form: Form | None = None) -> Any:
-    """Return a parameter's default in a form, by default the plain one; "" if there is none."""
-    item = TABLE[name].within(form or Form())
+def default(name: str, options: CompileOptions | None = None) -> Any:
+    """Return a parameter's default with some options; "" if there is none."""
+    item = TABLE[name]
+    if options and options.volume and item.with_volume:
+        return item.with_volume
     return "" if item.default is REQUIRED else item.default
 
 
-def signature(form: Form) -> inspect.Signature:
-    """Return the signature of the pipeline's function in a form, as Kubeflow's compiler reads it."""
+def signature(options: CompileOptions) -> inspect.Signature:
+    """Return the signature of the pipeline's function, which Kubeflow's compiler reads."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     return inspect.Signature(
-        [inspect.Parameter(item.name, kind, default=item.default, annotation=item.kind) for item in of(form)]
+        [
+            inspect.Parameter(item.name, kind, default=item.default, annotation=item.kind)
+            for item in of(options)
+        ]
     )
 
 
-def docstring(purpose: str, form: Form) -> str:
-    """Return the docstring of the pipeline's function in a form, from which the compiler has descriptions."""
-    lines = [f"    {item.name}: {item.description}" for item in of(form)]
+def docstring(purpose: str, options: CompileOptions) -> str:
+    """Return the docstring of the pipeline's function, from which the compiler takes descriptions."""
+    lines = [f"    {item.name}: {item.description}" for item in of(options)]
     return "\n".join([purpose, "", "Args:", *lines])

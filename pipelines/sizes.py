@@ -1,7 +1,6 @@
-"""How much of a node the pods of the heavy steps ask for: named sizes, and one for each source.
+"""Resource requests of the pods of the heavy steps: named sizes, and one for each source.
 
-A request is what the scheduler keeps free for a pod, not a limit. Too small a one packs steps that need more
-onto one node; one that no node can hold is pending for ever.
+Too small a request packs steps onto a node that cannot hold them; one too large stays pending forever.
 """
 
 from components.launchers import kubernetes_names
@@ -11,27 +10,27 @@ SIZES = {"small": ("500m", "2Gi"), "medium": ("2", "8Gi"), "large": ("6", "24Gi"
 """Cores and memory, as Kubernetes writes them."""
 
 DEFAULT = "small"
-"""The size in the compiled file, where nobody names another."""
+"""The size in the compiled file."""
 
-_WHOLE = ("coco:2017", "openimages:")
+_LARGE = ("coco:2017", "openimages:")
 """Sources of more than a hundred thousand images."""
 
 
 def of_source(source: str) -> str:
-    """Return the name of the size that the images of a source need."""
+    """Return the name of the size for the images of a source."""
     if source == "sample" or source.startswith("sample:"):
         return "small"
-    return "large" if source.startswith(_WHOLE) else "medium"
+    return "large" if source.startswith(_LARGE) else "medium"
 
 
 def request(size: str, cpu: str = "", memory: str = "") -> dict[str, str]:
-    """Return the parameters that the name of a size stands for, or the cores and memory given instead."""
+    """Return the parameters of a named size; the given cores and memory replace its own."""
     cores, amount = SIZES[size]
     return {"step_cpu": cpu or cores, "step_memory": memory or amount}
 
 
 def check(cpu: str, memory: str) -> None:
-    """Raise ConfigError for cores and memory that Kubernetes does not take, or no pod can live on."""
+    """Raise ConfigError for cores and memory that Kubernetes does not accept, or that are too small."""
     problems = []
     for name, text, least in (("step_cpu", cpu, "10m"), ("step_memory", memory, "64Mi")):
         try:

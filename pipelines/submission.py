@@ -1,4 +1,4 @@
-"""What a run in a cluster is asked to do: checked before anything is sent, and how it is sent."""
+"""A run or schedule to send to a cluster: its checks, and the same as `kfp` commands."""
 
 import json
 import shlex
@@ -17,7 +17,7 @@ from operations.tuning import space, study_name
 from pipelines import checks, parameters, sizes
 from pipelines.access import Access
 from pipelines.compile import compile_pipeline
-from pipelines.forms import Form
+from pipelines.parameters import CompileOptions
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError, KubedetError, StorageError
 from trainer.base.temporary_folders import temporary_folder
@@ -32,70 +32,65 @@ FILE = "pipeline.yaml"
 
 @dataclass(frozen=True)
 class Submission:
-    """One run, or what a schedule runs again and again."""
+    """One run, or what a schedule runs."""
 
     name: str
-    """How people see it."""
     experiment: str
-    """Name of the experiment it belongs to."""
     parameters: Mapping[str, Any]
-    """Those of the pipeline that are given; the others have their defaults. A `claim` and
-    `min_new_images` make other forms of it."""
+    """The pipeline's parameters without those that keep their default. `claim` and `min_new_images` also set
+    compile options."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of the form."""
+    """Further fields of CompileOptions."""
 
     @property
-    def form(self) -> Form:
-        """The form of the pipeline that has these parameters; raises ConfigError if there is none."""
+    def options(self) -> CompileOptions:
+        """The compile options for these parameters; raises ConfigError if they contradict each other."""
         conditional = "min_new_images" in self.parameters and not self.settings.get("until")
-        return Form(volume="claim" in self.parameters, conditional=conditional, **self.settings)
+        return CompileOptions(volume="claim" in self.parameters, conditional=conditional, **self.settings)
 
     def check(self) -> None:
-        """Refuse what a step would refuse, hours later.
+        """Refuse whatever a step would refuse, hours later.
 
         Raises:
-            ConfigError: naming all that cannot be used.
+            ConfigError: with all problems.
         """
         checks.make_all(
             [
-                self._check_form, self._check_recipe, self._check_search, self._check_job,
+                self._check_options, self._check_recipe, self._check_search, self._check_job,
                 self._check_settings, self._check_data_version, self._check_names, self._check_places,
             ]
         )  # fmt: skip
 
     def package(self) -> dict[str, Any]:
-        """Return the compiled pipeline in the form that the API takes.
+        """Return the compiled pipeline as the API takes it.
 
         Raises:
-            StorageError: nothing can be written to the temporary folder.
+            StorageError: the temporary folder cannot be written.
         """
-        spec, platform = yaml.safe_load_all(_compiled(self.form))
+        spec, platform = yaml.safe_load_all(_compiled(self.options))
         return {"pipeline_spec": spec, "platform_spec": platform}
 
     def commands(self, access: Access) -> list[str]:
-        """Return the command lines that do the same with `kfp` of version 2.17 or later.
-
-        A token is none of their words: kfp finds it in the same variable.
-        """
+        """Return equivalent commands for `kfp` 2.17 or later, which reads a token from the same variable."""
         run = ["kfp"]
         run += ["--endpoint", access.host] if access.host else []
         run += ["--namespace", access.namespace] if access.namespace else []
         run += ["run", "create", "--experiment-name", self.experiment, "--run-name", self.name]
         run += ["--package-file", FILE]
         run += [f"{name}={argument(value)}" for name, value in self.parameters.items()]
-        compiled = ["kubedet", "cluster", "compile", *compile_options(self.form), "--output", FILE]
+        compiled = ["kubedet", "cluster", "compile", *compile_arguments(self.options), "--output", FILE]
         return [shlex.join(compiled), shlex.join(run)]
 
     def _get(self, name: str) -> Any:
-        of_form = Form(volume="claim" in self.parameters)
-        return self.parameters.get(name, parameters.default(name, of_form))
+        options = CompileOptions(volume="claim" in self.parameters)
+        return self.parameters.get(name, parameters.default(name, options))
 
-    def _check_form(self) -> None:
-        form = self.form
-        what = f"run until {form.until}" if form.until else "search" if form.trials else ""
-        strangers = [name for name in parameters.TRAINING if name in self.parameters] if what else []
-        if strangers:
-            raise ConfigError("\n".join(f"{name}: means nothing in a {what}" for name in strangers))
+    def _check_options(self) -> None:
+        options = self.options
+        kind = f"run until {options.until}" if options.until else "search" if options.trials else ""
+        useless = [name for name in parameters.TRAINING if kind and name in self.parameters]
+        if useless:
+            raise ConfigError("\n".join(f"{name}: has no effect in a {kind}" for name in useless))
 
     def _check_recipe(self) -> None:
         overrides, launcher = self._get("overrides"), self._get("launcher")
@@ -103,7 +98,7 @@ class Submission:
         known = launchers.LAUNCHERS.get(launcher)
         if overrides.get(MINUTES) and known and known.pods and not self.settings.get("trials"):
             raise ConfigError(
-                f"{MINUTES}: means nothing to the launcher {launcher}: the speed of its pods is not measured",
+                f"{MINUTES}: has no effect with the launcher {launcher}, whose speed is not measured",
                 fix="set train.epochs, or train in the step itself with --launcher local",
             )
 
@@ -137,45 +132,46 @@ class Submission:
         )
 
     def _check_names(self) -> None:
-        wrong = []
+        problems = []
         for parameter in ("credentials", "claim", "signing", "notify"):
             try:
                 kubernetes_names.dns_required(self.parameters.get(parameter, parameter))
             except ValueError as error:
-                wrong.append(f"{parameter}: {error}")
-        if wrong:
-            raise ConfigError("\n".join(wrong))
+                problems.append(f"{parameter}: {error}")
+        if problems:
+            raise ConfigError("\n".join(problems))
 
     def _check_places(self) -> None:
-        """Refuse folders of the machine that this is typed on, which no pod has, and impossible buckets."""
+        """Refuse folders of this machine, which no pod has, and impossible names of buckets."""
         root = self._get("data_root")
         places = [("data_root", root), ("output", self._get("output"))]
-        wrong = []
+        problems = []
         try:
             places += [("source", place) for place in sources.places(self._get("source"))]
         except DataError as error:
-            wrong.append(_line(error))
+            problems.append(_line(error))
         mount = jobs.VOLUME if "claim" in self.parameters else ""
-        way = f"use a bucket or a path below {mount}" if mount else "use a bucket, or a volume"
-        for what, place in places:
+        remedy = f"use a bucket or a path below {mount}" if mount else "use a bucket, or a volume"
+        for name, place in places:
             is_mounted = mount and f"{storage.absolute(place)}/".startswith(f"{mount}/")
             if place and storage.is_local(place) and not is_mounted:
-                wrong.append(f"{what}: no pod finds {place}: {way}")
+                problems.append(f"{name}: no pod finds {place}: {remedy}")
             try:
                 storage.check_place(place)
             except StorageError as error:
-                wrong.append(f"{what}: {_line(error)}")
-        wrong += [] if root else ["data_root: is missing: where the data are kept, e.g. s3://bucket/kubedet"]
-        if wrong:
-            raise ConfigError("\n".join(wrong))
+                problems.append(f"{name}: {_line(error)}")
+        if not root:
+            problems.append("data_root: is missing: where data is kept, e.g. s3://bucket/kubedet")
+        if problems:
+            raise ConfigError("\n".join(problems))
 
 
 @cache
-def _compiled(form: Form) -> str:
-    """Return a form of the pipeline as YAML; compiling takes a second."""
+def _compiled(options: CompileOptions) -> str:
+    """Return the pipeline as YAML; compiling takes a second."""
     with temporary_folder() as folder:
         path = folder / FILE
-        compile_pipeline(path, form)
+        compile_pipeline(path, options)
         return path.read_text()
 
 
@@ -183,20 +179,20 @@ def _line(error: KubedetError) -> str:
     return f"{error.message}; {error.fix}"
 
 
-def compile_options(form: Form) -> list[str]:
-    """Return the options of `kubedet cluster compile` that make a form."""
+def compile_arguments(options: CompileOptions) -> list[str]:
+    """Return the arguments of `kubedet cluster compile` for these options."""
     words = []
-    for item in fields(form):
-        value = getattr(form, item.name)
+    for item in fields(options):
+        value = getattr(options, item.name)
         if value != item.default:
             words += [f"--{item.name}"] if value is True else [f"--{item.name}", str(value)]
     return words
 
 
 def argument(value: Any) -> str:
-    """Write a parameter's value such that `kfp run create` reads the same value.
+    """Write a parameter's value so that `kfp run create` reads the same value.
 
-    It takes everything that looks like JSON, a number or a truth value for that.
+    It parses everything that looks like JSON, a number or a truth value.
     """
     is_json = not isinstance(value, str) or value.lower() in ("true", "false")
     for read in (json.loads, float) if not is_json else ():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipelines.commands import Commands, options
 from pipelines.commands.parser import option, verb
-from pipelines.forms import PARALLELISM, Form
+from pipelines.parameters import PARALLELISM, CompileOptions
 from trainer.base.errors import ConfigError, StorageError
 
 MANIFESTS = Path(__file__).parents[1] / "deploy"
@@ -39,21 +39,21 @@ def add(commands: Commands) -> None:
     option(
         compiled,
         "--conditional",
-        "skip training if fewer images are new than the run's parameter `min_new_images` says",
+        "skip training if fewer images changed than the run's parameter `min_new_images`",
     )
     option(
         compiled, "--trials N", "search for hyper-parameters, as `kubedet tune` does, by so many trials", 0
     )
     option(compiled, "--parallelism N", "trials that train at the same time; 0 is no limit", PARALLELISM)
     option(compiled, "--gpus N", "GPUs of each trial's pod (default: 0)", 0)
-    options.add_form(compiled)
+    options.add_compile_options(compiled)
 
 
 def _compile(options: argparse.Namespace) -> int:
     from pipelines.compile import compile_pipeline
 
-    form = Form(**{item.name: getattr(options, item.name) for item in fields(Form)})
-    compile_pipeline(Path(options.output), form)
+    chosen = {item.name: getattr(options, item.name) for item in fields(CompileOptions)}
+    compile_pipeline(Path(options.output), CompileOptions(**chosen))
     print(f"wrote {options.output}")
     return 0
 

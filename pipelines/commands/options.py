@@ -184,9 +184,9 @@ def add_sizes(group: Group, default: str) -> None:
         add_parameter(group, parameters.TABLE[name])
 
 
-def add_form(parser: argparse.ArgumentParser) -> None:
-    """Declare what of the pipeline is fixed when it is compiled."""
-    group = parser.add_argument_group("the form of the pipeline", "Fixed when it is compiled.")
+def add_compile_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that are fixed when the pipeline is compiled."""
+    group = parser.add_argument_group("compile options", "Fixed in the compiled pipeline.")
     text = "end there: `shards` makes the data ready and trains nothing"
     option(group, "--until UNTIL", text, choices=["shards"], metavar=None)
     option(
@@ -226,7 +226,7 @@ def connect(access: "Access") -> "Server":
 
 
 def submission(
-    options: Options, name: str, *, overrides: dict[str, Any] | None = None, **form: int
+    options: Options, name: str, *, overrides: dict[str, Any] | None = None, **settings: int
 ) -> "Submission":
     """Return what the options ask for, checked.
 
@@ -234,7 +234,7 @@ def submission(
         options: of `add_run`, and those that it was to leave out.
         name: of the run or schedule.
         overrides: what `read_recipe` has returned; None calls it.
-        form: further fields of the pipeline's form.
+        settings: further fields of CompileOptions.
 
     Raises:
         ConfigError: naming all that cannot be run.
@@ -251,8 +251,8 @@ def submission(
     values |= sizes.request(size, options.step_cpu or "", options.step_memory or "")
     retrain_condition.of_form(values)
     values = {name: value for name, value in values.items() if value not in (None, "", {})}
-    settings = {name: getattr(options, name) for name in ("partitions", "until", "deadline", "ttl")}
-    request = Submission(name, options.experiment, values, settings | form)
+    common = {name: getattr(options, name) for name in ("partitions", "until", "deadline", "ttl")}
+    request = Submission(name, options.experiment, values, common | settings)
     request.check()
     return request
 

@@ -37,7 +37,7 @@ def add(commands: Commands) -> None:
     )  # fmt: skip
     option(create, "--dry-run", "print what would be sent, and send nothing")
     options.add_run(create, without=("data_version",))
-    options.add_form(create)
+    options.add_compile_options(create)
     listing = verb(verbs, "list", _list, "list the schedules")
     history = verb(
         verbs, "history", _history, "show the runs of a schedule: times, state, verdict, AP, use and cost"
@@ -67,7 +67,7 @@ def _server(arguments: argparse.Namespace) -> "Server":
 def _create(arguments: argparse.Namespace) -> int:
     from components.data_versions import SCHEDULED_TIME
     from pipelines import schedules
-    from pipelines.submission import argument, compile_options
+    from pipelines.submission import argument, compile_arguments
 
     cron = schedules.parse_cron(arguments.cron)
     arguments.data_version = SCHEDULED_TIME
@@ -85,8 +85,8 @@ def _create(arguments: argparse.Namespace) -> int:
     shown = ", ".join(f"{time:%Y-%m-%d %H:%M:%S}" for time in times)
     print(f"  cron        {cron}\n  next        {shown} (if the cluster's time is UTC)")
     print(f"  experiment  {submission.experiment}")
-    if form := compile_options(submission.form):
-        print(f"  form        {' '.join(form)}")
+    if compiled := compile_arguments(submission.options):
+        print(f"  compiled    {' '.join(compiled)}")
     for parameter, value in submission.parameters.items():
         print(f"  {parameter}={argument(value)}")
     return 0

@@ -27,7 +27,7 @@ def add(commands: Commands) -> None:
     option(parser, "--name NAME", "name of the run (default: the recipe and the time)")
     add_sending(parser)
     options.add_run(parser)
-    options.add_form(parser)
+    options.add_compile_options(parser)
     options.add_access(parser)
     parser.set_defaults(command=_submit)
 
@@ -54,7 +54,7 @@ def send(arguments: argparse.Namespace, submission: "Submission") -> int:
     Raises:
         KubedetError: it is refused, or, with `wait`, did not end well.
     """
-    access, form = options.access(arguments), submission.form
+    access, form = options.access(arguments), submission.options
     if arguments.dry_run:
         print("nothing is sent; this would be:")
         _describe(submission, access)

@@ -99,7 +99,7 @@ def _submit(arguments: argparse.Namespace, name: str, overrides: dict[str, Any],
         arguments, f"{name}-{datetime.now():%Y%m%d-%H%M%S}", overrides=overrides,
         trials=arguments.trials, gpus=arguments.trial_gpus, parallelism=arguments.parallel,
     )  # fmt: skip
-    root = submission.parameters.get("data_root") or parameters.default("data_root", submission.form)
+    root = submission.parameters.get("data_root") or parameters.default("data_root", submission.options)
     print(f"the search's page and best configuration: {root}/tuning/{name}", flush=True)
     return submit.send(arguments, submission)
 

@@ -14,10 +14,6 @@ from unittest import mock
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-import yaml
-from compiled_forms import FORMS
-
-from pipelines.compile import compile_pipeline
 
 NOW = "2026-11-21T07:00:00Z"
 KINDS = {"NUMBER_INTEGER": (int, float), "STRING": str, "STRUCT": dict, "LIST": list, "BOOLEAN": bool}
@@ -211,25 +207,3 @@ def kfp_server(monkeypatch, tmp_path):
     monkeypatch.setenv("KFP_ENDPOINT", server.url)
     yield server
     server.close()
-
-
-@pytest.fixture(scope="session")
-def compiled_folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("compiled")
-
-
-@pytest.fixture(scope="session")
-def compiled(compiled_folder, request):
-    """The pipeline's two documents: its graph, and what Kubernetes is to add to its pods."""
-    form = getattr(request, "param", "bucket")
-    path = compiled_folder / f"{form}.yaml"
-    if not path.exists():
-        compile_pipeline(path, FORMS[form])
-    documents = list(yaml.safe_load_all(path.read_text()))
-    documents[0]["form"] = form
-    return documents
-
-
-@pytest.fixture(scope="session")
-def spec(compiled):
-    return compiled[0]

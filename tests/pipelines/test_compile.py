@@ -1,197 +1,335 @@
-"""The compiled pipeline, in all its forms: the graph that a cluster takes."""
+"""The compiled pipeline with its compile options: graph, parameters, and what the pods of its steps get."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import yaml
-from compiled_forms import FORMS, MAIN, STEPS, asked_of_the_launcher, graphs, of, tasks
+from driver import refusals
+from kfp import compiler, dsl
 
-from pipelines.compile import compile_pipeline
+from components import job_limits
+from components.environment import SECRET_KEYS, SIGNING_FOLDER, SIGNING_KEY
+from components.images import COMPONENT_IMAGE
+from operations import notifications, openlineage
+from pipelines import ASSIST, CLEANUP, SEARCH, TITLES
+from pipelines.compile import compile_pipeline, inline_conditions, pass_parameters
 from pipelines.local import for_this_machine
+from pipelines.parameters import TABLE, TRAINING, CompileOptions
+from pipelines.sizes import SIZES
 from trainer.base.errors import StorageError
 from trainer.model import recipes
 
-PARAMETERS = {
-    "data_root", "source", "recipe", "overrides", "gate", "launcher", "nodes", "nproc", "gpus", "image",
-    "job", "output", "credentials", "data_version", "step_cpu", "step_memory", "signing", "registry",
-    "notify", "warm_start", "prune",
-}  # fmt: skip
-ALONE = {
-    "data_root",
-    "source",
-    "recipe",
-    "overrides",
-    "credentials",
-    "data_version",
-    "notify",
-    "prune",
-    "step_cpu",
-    "step_memory",
+OPTIONS = {
+    "bucket": CompileOptions(),
+    "shared": CompileOptions(volume=True, partitions=2, deadline=3600, ttl=60),
+    "data": CompileOptions(until="shards"),
+    "conditional": CompileOptions(conditional=True, partitions=20),
+    "search": CompileOptions(trials=3, parallelism=2),
+    "search_gpus": CompileOptions(trials=2, gpus=4, volume=True),
 }
+STEPS = {
+    "bucket": [*TITLES], "shared": [*TITLES, *ASSIST], "data": ["prepare"],
+    "conditional": [*TITLES, *ASSIST], "search": ["prepare", *SEARCH], "search_gpus": ["prepare", *SEARCH],
+}  # fmt: skip
+RUN_ID = {"runtimeValue": {"constant": "{{$.pipeline_job_uuid}}"}}
+PASTED = ("{{$.inputs.parameters['", "']}}")
 
 
-@of("bucket", "shared", "data")
-def test_weights_are_fetched_by_the_first_step_where_a_training_follows(spec):
-    constant = tasks(spec)["prepare"]["inputs"]["parameters"]["trains"]["runtimeValue"]["constant"]
-    assert constant is (spec["form"] != "data")
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory, request):
+    """The two documents: the graph, and the Kubernetes settings of its pods."""
+    form = getattr(request, "param", "bucket")
+    path = tmp_path_factory.getbasetemp() / "compiled" / f"{form}.yaml"
+    if not path.exists():
+        compile_pipeline(path, OPTIONS[form])
+    documents = list(yaml.safe_load_all(path.read_text()))
+    documents[0]["form"] = form
+    return documents
 
 
-def test_the_form_for_a_bucket_requires_a_data_root(spec):
-    parameters = spec["root"]["inputDefinitions"]["parameters"]
-    assert set(parameters) == PARAMETERS
-    assert [name for name, of in parameters.items() if not of.get("isOptional")] == ["data_root"]
-    assert all(of["description"] for of in parameters.values())
+@pytest.fixture(scope="session")
+def spec(compiled):
+    return compiled[0]
 
 
-@of("volume")
-def test_the_form_for_a_volume_requires_a_claim(spec):
-    parameters = spec["root"]["inputDefinitions"]["parameters"]
-    assert set(parameters) == PARAMETERS | {"claim"}
-    assert [name for name, of in parameters.items() if not of.get("isOptional")] == ["claim"]
-    assert parameters["data_root"]["defaultValue"] == "/data/kubedet"
+def of(*forms):
+    """Compile with these options; without it for a bucket."""
+    return pytest.mark.parametrize("compiled", forms, indirect=True)
 
 
-@of("data")
-def test_data_alone_need_no_parameter_of_a_training(spec):
-    assert set(spec["root"]["inputDefinitions"]["parameters"]) == ALONE
-    assert tasks(spec)["cleanup"]["inputs"]["parameters"]["launcher"] == {"runtimeValue": {"constant": ""}}
+def graphs(spec):
+    return [spec["root"], *spec["components"].values()]
 
 
-@of(*FORMS)
-def test_every_argument_of_a_step_is_told_and_the_pipelines_own_as_the_table_does(spec):
-    root, described = spec["root"]["inputDefinitions"]["parameters"], set()
-    for name in [*STEPS[spec["form"]], "cleanup"]:
-        arguments = spec["components"][f"comp-{name}"]["inputDefinitions"]["parameters"]
-        own = {key: of for key, of in arguments.items() if not key.startswith("pipelinechannel--")}
-        for key, argument in own.items():
-            assert argument["description"] and "see the pipeline" not in argument["description"], (name, key)
-            if key in root and argument["description"] == root[key]["description"]:
-                described.add(key)
-    assert {"source", "data_root", "data_version", "credentials", "overrides"} <= described
+def tasks(spec):
+    of_graphs = [graph["dag"]["tasks"] for graph in graphs(spec) if "dag" in graph]
+    return {name: task for of_graph in of_graphs for name, task in of_graph.items()}
 
 
-def test_recipe_and_launcher_are_offered_as_lists(spec):
-    parameters = spec["root"]["inputDefinitions"]["parameters"]
-    assert set(parameters["launcher"]["literals"]) == {"local", "kubernetes", "pytorchjob", "trainjob"}
+def steps(spec):
+    return spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
+
+
+def pods(compiled):
+    return compiled[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+
+
+def outside(name):
+    return {"componentInputParameter": f"pipelinechannel--{name}"}
+
+
+def job_request(spec):
+    """The fields of the train step's request: constants, and where parameters come from."""
+    inputs = tasks(spec)["train"]["inputs"]["parameters"]
+    return {
+        name: inputs[value[len(PASTED[0]) : -len(PASTED[1])]] if value.startswith(PASTED[0]) else value
+        for name, value in inputs["request"]["runtimeValue"]["constant"].items()
+    }
+
+
+@of(*OPTIONS)
+def test_the_parameters_are_those_of_the_options(spec):
+    parameters, options = spec["root"]["inputDefinitions"]["parameters"], OPTIONS[spec["form"]]
+    expected = set(TABLE) - {"claim", "study", "space", "min_new_images", "min_drift"}
+    expected |= {"claim"} if options.volume else set()
+    expected |= {"min_new_images", "min_drift"} if options.conditional else set()
+    if options.until or options.trials:
+        expected = expected - set(TRAINING) | ({"study", "space"} if options.trials else set())
+    assert set(parameters) == expected
+    required = [name for name, of in parameters.items() if not of.get("isOptional")]
+    assert required == (["claim"] if options.volume else ["data_root"])
     assert parameters["recipe"]["literals"] == list(recipes.RECIPES)
-    assert {name for name, of in parameters.items() if "literals" in of} == {"launcher", "recipe"}
+    assert parameters["data_root"].get("defaultValue") == ("/data/kubedet" if options.volume else None)
 
 
-@of(*FORMS)
-def test_no_retry_has_a_hidden_limit_of_hours(spec):
-    """Argo gives a pod that is tried again what is left of it as its deadline, from the first try on."""
-    for task in tasks(spec).values():
-        if "retryPolicy" in task:
-            assert int(task["retryPolicy"]["backoffMaxDuration"].removesuffix("s")) >= 30 * 24 * 3600
+@of(*OPTIONS)
+def test_the_driver_refuses_no_input(compiled):
+    assert refusals(*compiled) == []
 
 
-@of(*FORMS)
+@of(*OPTIONS)
+def test_every_argument_of_a_step_is_described(spec):
+    for name in [*STEPS[spec["form"]], "cleanup"]:
+        for key, argument in spec["components"][f"comp-{name}"]["inputDefinitions"]["parameters"].items():
+            described = argument.get("description", "")
+            assert key.startswith("pipelinechannel--") or (described and "see the pipeline" not in described)
+
+
+@of(*OPTIONS)
 def test_a_clean_up_follows_however_the_steps_end(spec):
-    ends = [
-        (name, task)
-        for name, task in spec["root"]["dag"]["tasks"].items()
-        if task.get("triggerPolicy", {}).get("strategy") == "ALL_UPSTREAM_TASKS_COMPLETED"
-    ]
-    ((name, end),) = ends
-    assert name == "cleanup" and len(spec["root"]["dag"]["tasks"]) == 2
-    (steps,) = end["dependentTasks"]
-    assert end["inputs"]["parameters"]["status"] == {"taskFinalStatus": {"producerTask": steps}}
+    end = spec["root"]["dag"]["tasks"]["cleanup"]
+    assert end["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
+    assert len(spec["root"]["dag"]["tasks"]) == 2
+    (before,) = end["dependentTasks"]
+    assert end["inputs"]["parameters"]["status"] == {"taskFinalStatus": {"producerTask": before}}
     # Both get the run's id, from which the job's name follows.
-    run_id = {"runtimeValue": {"constant": "{{$.pipeline_job_uuid}}"}}
-    assert end["inputs"]["parameters"]["run_id"] == run_id
+    assert end["inputs"]["parameters"]["run_id"] == RUN_ID
     if "train" in STEPS[spec["form"]]:
-        assert tasks(spec)["train"]["inputs"]["parameters"]["run_id"] == run_id
-
-
-@of(*MAIN)
-def test_only_a_pass_exports_and_the_condition_costs_no_pod(spec):
-    all_tasks = tasks(spec)
-    assert all_tasks["export"]["triggerPolicy"]["condition"].endswith("-Output'] == 'pass'")
-    read = all_tasks["export"]["inputs"]["parameters"]["pipelinechannel--evaluate-Output"]
-    assert read == {"taskOutputParameter": {"outputParameterKey": "Output", "producerTask": "evaluate"}}
-    assert all_tasks["export"]["dependentTasks"] == ["evaluate", "train"]
-    # A graph costs a pod: there is the root, and the one that the clean-up follows.
-    assert len([name for name, component in spec["components"].items() if "dag" in component]) == 1
-
-
-@of("conditional", "conditional_shared")
-def test_a_model_is_made_only_where_the_data_are_worth_it(spec):
-    assert set(spec["root"]["inputDefinitions"]["parameters"]) >= PARAMETERS | {"min_new_images", "min_drift"}
-    steps = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
-    (held,) = [task for name, task in steps.items() if name.startswith("condition")]
-    condition = held["triggerPolicy"]["condition"]
-    assert condition == "inputs.parameter_values['pipelinechannel--prepare-Output'] == 'train'"
-    read = held["inputs"]["parameters"]["pipelinechannel--prepare-Output"]
-    assert read == {"taskOutputParameter": {"outputParameterKey": "Output", "producerTask": "prepare"}}
-    # All that makes a model is below it; what it takes from outside is declared on the way.
-    inner = spec["components"][held["componentRef"]["name"]]
-    assert set(inner["dag"]["tasks"]) == {"train", "evaluate", "export"}
-    declared = inner["inputDefinitions"]
-    assert set(held["inputs"]["parameters"]) == set(declared["parameters"])
-    assert set(held["inputs"]["artifacts"]) == set(declared["artifacts"])
-    for task in inner["dag"]["tasks"].values():
-        for source in task["inputs"]["parameters"].values():
-            outside = source.get("componentInputParameter")
-            assert outside is None or outside in declared["parameters"]
-    assert inner["dag"]["tasks"]["export"]["triggerPolicy"]["condition"].endswith("-Output'] == 'pass'")
-
-
-@of(*MAIN)
-def test_without_the_condition_no_number_of_images_is_asked_for(spec):
-    first = tasks(spec)["prepare"]
-    assert first["inputs"]["parameters"]["min_new_images"] == {"runtimeValue": {"constant": 0.0}}
-    assert first["inputs"]["parameters"]["min_drift"] == {"runtimeValue": {"constant": 0.0}}
+        assert tasks(spec)["train"]["inputs"]["parameters"]["run_id"] == RUN_ID
 
 
 @of("bucket", "shared")
-def test_a_run_has_twelve_pods_and_two_for_each_further_partition(spec):
-    """A driver for each graph, and for each step a driver and its own."""
-    held = [graph for graph in graphs(spec) if "dag" in graph]
-    pods = len(held) + 2 * (len(tasks(spec)) - len(held) + 1)
-    assert pods == (14 if spec["form"] == "shared" else 12)
+def test_only_a_pass_exports_and_the_condition_costs_no_pod(spec):
+    exported = tasks(spec)["export"]
+    assert exported["triggerPolicy"]["condition"].endswith("-Output'] == 'pass'")
+    read = exported["inputs"]["parameters"]["pipelinechannel--evaluate-Output"]
+    assert read == {"taskOutputParameter": {"outputParameterKey": "Output", "producerTask": "evaluate"}}
+    assert exported["dependentTasks"] == ["evaluate", "train"]
+    assert exported["inputs"]["parameters"]["registry"] == outside("registry")
+    # A driver for each graph (the root, and the one before the clean-up), two pods for each step.
+    inner = [graph for graph in graphs(spec) if "dag" in graph]
+    assert len(inner) == 2
+    assert len(inner) + 2 * (len(tasks(spec)) - 1) == (14 if spec["form"] == "shared" else 12)
+
+
+@of("conditional")
+def test_a_condition_surrounds_training(spec):
+    (held,) = [task for name, task in steps(spec).items() if name.startswith("condition")]
+    condition = held["triggerPolicy"]["condition"]
+    assert condition == "inputs.parameter_values['pipelinechannel--prepare-Output'] == 'train'"
+    inner = spec["components"][held["componentRef"]["name"]]
+    assert set(inner["dag"]["tasks"]) == {"train", "evaluate", "export"}
+    assert inner["dag"]["tasks"]["export"]["triggerPolicy"]["condition"].endswith("-Output'] == 'pass'")
+
+
+@of("bucket", "data", "conditional")
+def test_constants_of_the_first_step(spec):
+    inputs = tasks(spec)["prepare"]["inputs"]["parameters"]
+    # Published weights are fetched only if a training follows.
+    assert inputs["trains"]["runtimeValue"]["constant"] is (spec["form"] != "data")
+    constant = {"runtimeValue": {"constant": 0.0}}
+    is_conditional = spec["form"] == "conditional"
+    assert inputs["min_new_images"] == (outside("min_new_images") if is_conditional else constant)
+    assert inputs["min_drift"] == (outside("min_drift") if is_conditional else constant)
 
 
 @of("search")
 def test_trials_have_a_pod_each_and_the_best_follows_them(spec):
-    asked = set(spec["root"]["inputDefinitions"]["parameters"])
-    assert asked == ALONE | {"study", "space"}
-    steps = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
-    (loop,) = [task for name, task in steps.items() if name.startswith("for-loop")]
+    (loop,) = [task for name, task in steps(spec).items() if name.startswith("for-loop")]
     assert json.loads(loop["parameterIterator"]["items"]["raw"]) == ["0", "1", "2"]
     assert loop["iteratorPolicy"] == {"parallelismLimit": 2} and loop["dependentTasks"] == ["prepare"]
     inner = spec["components"][loop["componentRef"]["name"]]
     assert set(inner["dag"]["tasks"]) == {"trial"}
-    item = loop["parameterIterator"]["itemInput"]
     given = inner["dag"]["tasks"]["trial"]["inputs"]["parameters"]
-    assert given["number"] == {"componentInputParameter": item}
-    # An item of another kind than the driver thinks it has would end the run.
-    assert inner["inputDefinitions"]["parameters"][item]["parameterType"] == "STRING"
+    assert given["number"] == {"componentInputParameter": loop["parameterIterator"]["itemInput"]}
     assert given["trials"] == {"runtimeValue": {"constant": 3.0}}
-    assert steps["best"]["inputs"]["parameters"]["ended"]["taskOutputParameter"]["producerTask"] in steps
-    # All that changes what is searched is the same for the trials and whoever reads their study.
+    best = steps(spec)["best"]["inputs"]["parameters"]
+    assert best["ended"]["taskOutputParameter"]["producerTask"] in steps(spec)
     for name in ("study", "recipe", "overrides", "space", "data_root"):
-        source = {"componentInputParameter": f"pipelinechannel--{name}"}
-        assert given[name] == steps["best"]["inputs"]["parameters"][name] == source
+        assert given[name] == best[name] == outside(name)
 
 
-def test_a_registry_is_told_by_the_export(spec):
-    inputs = tasks(spec)["export"]["inputs"]["parameters"]
-    assert inputs["registry"] == {"componentInputParameter": "pipelinechannel--registry"}
-    assert inputs["run_id"] == {"runtimeValue": {"constant": "{{$.pipeline_job_uuid}}"}}
+@of("shared", "conditional")
+def test_assistants_start_with_the_first_step_and_no_step_waits_for_them(spec):
+    if spec["form"] == "shared":
+        assistant, partitions = steps(spec)["assist"], 2.0
+    else:
+        # So many tasks would make the compiled file too large.
+        (assistant,) = [task for name, task in steps(spec).items() if name.startswith("for-loop")]
+        assert len(json.loads(assistant["parameterIterator"]["items"]["raw"])) == 19
+        assert set(spec["components"][assistant["componentRef"]["name"]]["dag"]["tasks"]) == {"assist"}
+        partitions = 20.0
+    prepare = steps(spec)["prepare"]
+    assert not assistant.get("dependentTasks") and not prepare.get("dependentTasks")
+    after = {name for task in steps(spec).values() for name in task.get("dependentTasks", [])}
+    assert not any(name.startswith(("assist", "for-loop")) for name in after)
+    assert prepare["inputs"]["parameters"]["partitions"] == {"runtimeValue": {"constant": partitions}}
 
 
-@of(*MAIN)
+@of("bucket", "shared")
 def test_the_train_step_has_its_job_in_one_argument_and_further_fields_in_another(spec):
-    job_arguments = asked_of_the_launcher(spec)
-    of_run = {"launcher", "nodes", "nproc", "gpus", "image"}
-    assert set(job_arguments) == {*of_run, "claim", "default_image"}
-    for name in of_run:
-        assert job_arguments[name] == {"componentInputParameter": f"pipelinechannel--{name}"}
+    request, of_run = job_request(spec), {"launcher", "nodes", "nproc", "gpus", "image"}
+    assert set(request) == {*of_run, "claim", "default_image"}
+    assert all(request[name] == outside(name) for name in of_run)
+    assert request["claim"] == (outside("claim") if spec["form"] == "shared" else "")
     declared = spec["components"]["comp-train"]["inputDefinitions"]["parameters"]
-    assert not set(job_arguments) & set(declared) and declared["job"]["parameterType"] == "STRUCT"
+    assert not set(request) & set(declared) and declared["job"]["parameterType"] == "STRUCT"
+    # Settings of the task in the UI, such as tolerations, reach the training's pods.
+    passed = spec["components"]["comp-train"]["taskConfigPassthroughs"]
+    fields = {item["field"]: item.get("applyToTask", False) for item in passed}
+    assert fields["KUBERNETES_TOLERATIONS"] is False and fields["KUBERNETES_NODE_SELECTOR"] is False
+    assert declared["task_config"]["parameterType"] == "TASK_CONFIG"
 
 
-def test_a_place_that_cannot_be_written_is_said(tmp_path):
+@of(*OPTIONS)
+def test_every_step_has_image_title_resources_retries_and_no_cache(spec):
+    executors, names = spec["deploymentSpec"]["executors"], (*STEPS[spec["form"]], "cleanup")
+    assert set(executors) == {f"exec-{name}" for name in names}
+    for name in names:
+        task, container = tasks(spec)[name], executors[f"exec-{name}"]["container"]
+        assert task["taskInfo"]["name"] == (TITLES | ASSIST | SEARCH | CLEANUP)[name]
+        assert task["retryPolicy"]["maxRetryCount"] >= 1
+        # Argo's deadline for a retried pod counts from the first try.
+        assert int(task["retryPolicy"]["backoffMaxDuration"].removesuffix("s")) >= 30 * 24 * 3600
+        assert not task.get("cachingOptions", {}).get("enableCache")
+        assert container["image"] == COMPONENT_IMAGE
+        resources = container["resources"]
+        requests = (resources["resourceCpuRequest"], resources["resourceMemoryRequest"])
+        if name in ("train", "cleanup"):
+            assert requests == ("250m", "512Mi")
+        else:
+            assert "step_cpu" in requests[0] and "step_memory" in requests[1]
+        # The step that starts a job waits; the job's pods have the GPUs.
+        assert ("accelerator" in resources) == ((name, spec["form"]) == ("trial", "search_gpus"))
+    parameters = spec["root"]["inputDefinitions"]["parameters"]
+    default = (parameters["step_cpu"]["defaultValue"], parameters["step_memory"]["defaultValue"])
+    assert default == SIZES["small"]
+
+
+def secrets_of(compiled, source):
+    """Variables by key that each pod reads from the optional Secret that `source` names."""
+    return {
+        name: {pair["secretKey"]: pair["envVar"] for pair in secret["keyToEnv"]}
+        for name, pod in pods(compiled).items()
+        for secret in pod.get("secretAsEnv", [])
+        if secret["optional"] is True and secret["secretNameParameter"] == source
+    }
+
+
+@of(*OPTIONS)
+def test_pods_know_their_run_and_read_optional_secrets(compiled):
+    own = {f"exec-{name}" for name in STEPS[compiled[0]["form"]]}
+    assert set(pods(compiled)) == own | {"exec-cleanup"}
+    path = "metadata.labels['pipeline/runid']"
+    for pod in pods(compiled).values():
+        assert pod["securityContext"] == {"runAsNonRoot": True}
+        assert {"name": "KUBEDET_RUN_ID", "fieldPath": path} in pod["fieldPathAsEnv"]
+    assert secrets_of(compiled, outside("credentials")) == dict.fromkeys(own, SECRET_KEYS)
+    for name in STEPS[compiled[0]["form"]]:
+        assert tasks(compiled[0])[name]["inputs"]["parameters"]["credentials"] == outside("credentials")
+    notifying = own & {"exec-prepare", "exec-evaluate", "exec-export"}
+    assert secrets_of(compiled, outside("notify")) == dict.fromkeys(notifying, notifications.SECRET_KEYS)
+    # The clean-up is in the root graph, and must run even if the keys of the store are wrong.
+    of_root = secrets_of(compiled, {"componentInputParameter": "notify"})
+    assert of_root == {"exec-cleanup": notifications.SECRET_KEYS}
+    assert len(pods(compiled)["exec-cleanup"]["secretAsEnv"]) == 1
+    lineage = {f"exec-{name}" for name in openlineage.STEPS} & own
+    told = secrets_of(compiled, {"runtimeValue": {"constant": openlineage.SECRET}})
+    assert lineage and told == dict.fromkeys(lineage, openlineage.SECRET_KEYS)
+
+
+@of(*OPTIONS)
+def test_pods_mount_the_volume_and_the_signing_key(compiled):
+    form = compiled[0]["form"]
+    for name, pod in pods(compiled).items():
+        if OPTIONS[form].volume and name != "exec-cleanup":
+            (mount,) = pod["pvcMount"]
+            assert (mount["mountPath"], mount["pvcNameParameter"]) == ("/data", outside("claim"))
+        else:
+            assert "pvcMount" not in pod
+    keys = {name: pod["secretAsVolume"] for name, pod in pods(compiled).items() if "secretAsVolume" in pod}
+    assert set(keys) == {"exec-export"} & set(pods(compiled))
+    for (mount,) in keys.values():
+        assert mount["mountPath"] == SIGNING_FOLDER and mount["optional"] is True
+        assert mount["secretNameParameter"] == outside("signing")
+    assert f"secretKey: {SIGNING_KEY}" not in yaml.safe_dump(compiled[1])
+
+
+def test_only_the_train_step_reads_the_limits_of_jobs(compiled):
+    limits = {name: pod["configMapAsEnv"] for name, pod in pods(compiled).items() if "configMapAsEnv" in pod}
+    ((config_map,),) = limits.values()
+    assert set(limits) == {"exec-train"} and config_map["optional"] is True
+    assert config_map["configMapNameParameter"]["runtimeValue"]["constant"] == job_limits.CONFIG_MAP
+    assert {pair["configMapKey"]: pair["envVar"] for pair in config_map["keyToEnv"]} == job_limits.VARIABLES
+
+
+@of("search_gpus")
+def test_a_trials_pod_has_the_gpus_that_its_processes_use(compiled):
+    spec = compiled[0]
+    of_pod = spec["deploymentSpec"]["executors"]["exec-trial"]["container"]["resources"]["accelerator"]
+    assert (of_pod["resourceType"], of_pod["resourceCount"]) == ("nvidia.com/gpu", "4")
+    assert tasks(spec)["trial"]["inputs"]["parameters"]["gpus"] == {"runtimeValue": {"constant": 4.0}}
+    (mount,) = pods(compiled)["exec-trial"]["emptyDirMounts"]
+    assert (mount["mountPath"], mount["medium"]) == ("/dev/shm", "Memory")
+
+
+@of("shared")
+def test_limits_of_a_run(compiled):
+    config = compiled[1]["platforms"]["kubernetes"]["pipelineConfig"]
+    ends = {f"resourceTtlOn{end}": 60 for end in ("Completion", "Success", "Failure")}
+    assert config == ends | {"activeDeadlineSeconds": 3600}
+
+
+@pytest.mark.slow
+def test_the_image_can_be_another_registrys_and_no_secret_is_compiled(tmp_path):
+    code = "from pathlib import Path; from pipelines.compile import compile_pipeline; "
+    code += f"compile_pipeline(Path({str(tmp_path / 'p.yaml')!r}))"
+    image = "registry.example/team/kubedet:7"
+    secrets = {"AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI", "MINIO_SECRET_KEY": "minio123"}
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={"KUBEDET_IMAGE": image, "PATH": ""} | secrets
+    )
+    text = (tmp_path / "p.yaml").read_text()
+    assert not [word for word in (*secrets.values(), str(tmp_path)) if word in text]
+    (spec, _) = yaml.safe_load_all(text)
+    containers = [executor["container"] for executor in spec["deploymentSpec"]["executors"].values()]
+    assert {container["image"] for container in containers} == {image}
+    assert job_request(spec)["default_image"] == image
+
+
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot write"):
         compile_pipeline(tmp_path / "file" / "pipeline.yaml")
@@ -200,24 +338,53 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path):
 
 def test_local_runs_neither_retry_nor_clean_up(spec):
     local = yaml.safe_load(for_this_machine(yaml.safe_dump(spec)))
-    all_tasks = tasks(local)
-    assert not any("retryPolicy" in task for task in all_tasks.values())
-    assert set(all_tasks) == set(tasks(spec)) - {"cleanup"}
+    assert not any("retryPolicy" in task for task in tasks(local).values())
+    assert set(tasks(local)) == set(tasks(spec)) - {"cleanup"}
 
 
-@of("shared", "conditional_shared")
-def test_assistants_start_with_the_first_step_and_no_step_waits_for_them(spec):
-    steps = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
-    if spec["form"] == "shared":
-        assistant, partitions = steps["assist"], 2.0
-    else:
-        # As tasks of their own so many would make the compiled file too large.
-        (assistant,) = [task for name, task in steps.items() if name.startswith("for-loop")]
-        assert len(json.loads(assistant["parameterIterator"]["items"]["raw"])) == 19
-        assert set(spec["components"][assistant["componentRef"]["name"]]["dag"]["tasks"]) == {"assist"}
-        partitions = 20.0
-    assert not assistant.get("dependentTasks") and not steps["prepare"].get("dependentTasks")
-    after = {name for task in steps.values() for name in task.get("dependentTasks", [])}
-    assert not any(name.startswith(("assist", "for-loop")) for name in after)
-    shared = steps["prepare"]["inputs"]["parameters"]["partitions"]
-    assert shared == {"runtimeValue": {"constant": partitions}}
+@dsl.component(base_image="python:3.11")
+def decide(text: str) -> str:
+    return text
+
+
+@dsl.component(base_image="python:3.11")
+def act(text: str, number: int = 1):
+    pass
+
+
+def written(tmp_path, pipeline):
+    compiler.Compiler().compile(pipeline, str(tmp_path / "p.yaml"))
+    return next(yaml.safe_load_all((tmp_path / "p.yaml").read_text()))
+
+
+def test_a_request_reaches_every_graph_around_it(tmp_path):
+    @dsl.pipeline(name="p")
+    def pipeline(cpu: str = "1", word: str = "go"):
+        with dsl.ExitHandler(act(text="end")), dsl.If(word == "go"):
+            act(text="a").set_cpu_request(cpu)
+            act(text="b")
+
+    spec = written(tmp_path, pipeline)
+    assert any("the graph has no input" in line for line in refusals(spec))
+    pass_parameters(spec)
+    assert refusals(spec) == []
+
+
+def test_only_a_condition_around_one_task_moves_to_the_task(tmp_path):
+    @dsl.pipeline(name="p")
+    def pipeline(text: str = "x", number: int = 3):
+        with dsl.ExitHandler(act(text="end")):
+            first = decide(text=text)
+            with dsl.If(first.output == "yes"):
+                act(text=text, number=number).after(decide(text="inside"))
+            with dsl.If(first.output == "no"):
+                act(text=text, number=number)
+
+    spec = written(tmp_path, pipeline)
+    before = [graph for graph in graphs(spec) if "dag" in graph]
+    inline_conditions(spec)
+    assert len([graph for graph in graphs(spec) if "dag" in graph]) == len(before) - 1
+    (task,) = [task for name, task in steps(spec).items() if name.startswith("act")]
+    assert task["triggerPolicy"]["condition"].endswith("== 'no'") and len(task["dependentTasks"]) == 1
+    assert task["inputs"]["parameters"]["number"] == outside("number")
+    assert refusals(spec) == []

@@ -13,7 +13,7 @@ from components.environment import SECRET_KEYS
 from pipelines import cli, wait
 from pipelines.commands import schedule
 from pipelines.compile import compile_pipeline
-from pipelines.forms import Form
+from pipelines.parameters import CompileOptions
 from pipelines.sizes import SIZES
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ def test_its_commands_work(kfp_server, monkeypatch, tmp_path, capsys):
 
 def test_its_tables_are_whole(tmp_path):
     parameters = {}
-    for form in (Form(volume=True, conditional=True), Form(trials=2), Form()):
+    for form in (CompileOptions(volume=True, conditional=True), CompileOptions(trials=2), CompileOptions()):
         compile_pipeline(tmp_path / "p.yaml", form)
         (spec, _) = yaml.safe_load_all((tmp_path / "p.yaml").read_text())
         parameters |= spec["root"]["inputDefinitions"]["parameters"]
@@ -68,10 +68,10 @@ def test_the_readme_lists_the_options_of_a_local_run():
     assert re.findall(r"^\| `(--[\w-]+)", text, re.MULTILINE) == options[1:]
 
 
-def test_its_forms_are_those_that_can_be_compiled():
-    table = GUIDE[GUIDE.index("## The forms") : GUIDE.index("## From the UI")]
+def test_all_compile_options_are_documented():
+    table = GUIDE[GUIDE.index("## Compile options") : GUIDE.index("## From the UI")]
     shown = re.findall(r"^\| `--(\w+)", table, re.MULTILINE)
-    assert shown == [item.name for item in fields(Form)]
+    assert shown == [item.name for item in fields(CompileOptions)]
     assert "`--claim " in table  # What `submit` calls --volume.
 
 

@@ -24,12 +24,12 @@ import json, sys, yaml
 from pathlib import Path
 from kfp import components, local
 from pipelines.compile import compile_pipeline
-from pipelines.forms import Form
+from pipelines.parameters import CompileOptions
 
 file, root, arguments = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 form = {"trials": arguments.pop("trials", 0), "parallelism": arguments.pop("parallelism", 16)}
 form |= {"partitions": arguments.pop("partitions", 1), "conditional": "min_new_images" in arguments}
-compile_pipeline(file, Form(**form))
+compile_pipeline(file, CompileOptions(**form))
 spec = next(yaml.safe_load_all(file.read_text()))
 for graph in [spec["root"], *spec["components"].values()]:
     for name, task in graph.get("dag", {}).get("tasks", {}).items():

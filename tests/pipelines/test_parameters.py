@@ -1,31 +1,30 @@
-"""The one table of the pipeline's parameters: whatever is shown of one follows from it."""
+"""The table of the pipeline's parameters: the compiled file and the options of commands follow from it."""
 
 from dataclasses import fields, replace
-from itertools import product
 
 import pytest
 import yaml
 
 from components.jobs import PARAMETERS
 from components.launchers.spec import JobSpec, from_fields
-from pipelines import cli, parameters
+from pipelines import cli, parameters, sizes
 from pipelines.compile import compile_pipeline
-from pipelines.forms import Form
-from pipelines.parameters import LOCAL, REQUIRED, TABLE
+from pipelines.parameters import LOCAL, REQUIRED, TABLE, CompileOptions
+from trainer.base.errors import ConfigError
 
-OTHERWISE = {"overrides": "--set KEY=VALUE", "job": "--job FIELD=VALUE"}
-TYPES = {str: "STRING", int: "NUMBER_INTEGER", dict: "STRUCT"}
+OTHER_OPTIONS = {"overrides": "--set KEY=VALUE", "job": "--job FIELD=VALUE"}
+TYPES = {str: "STRING", int: "NUMBER_INTEGER", float: "NUMBER_DOUBLE", dict: "STRUCT"}
 
 
-def compiled(folder, form):
-    compile_pipeline(folder / "p.yaml", form)
+def compiled(folder, options):
+    compile_pipeline(folder / "p.yaml", options)
     (spec, _) = yaml.safe_load_all((folder / "p.yaml").read_text())
     return spec["root"]["inputDefinitions"]["parameters"]
 
 
 @pytest.fixture
 def helped(capsys, monkeypatch):
-    """What a command's help says, an option a line."""
+    """The help of a command, an option a line."""
     monkeypatch.setenv("COLUMNS", "1000")
 
     def help_of(command):
@@ -36,30 +35,27 @@ def helped(capsys, monkeypatch):
     return help_of
 
 
-@pytest.mark.parametrize(
-    "form",
-    [Form(volume=volume, until=until) for volume, until in product((False, True), ("", "shards"))],
-    ids=str,
-)
-def test_the_compiled_file_has_what_the_table_says(tmp_path, form):
-    declared = compiled(tmp_path, form)
-    of_form = {item.name: item for item in parameters.of(form)}
-    assert set(declared) == set(of_form)
-    for name, item in of_form.items():
+def test_the_compiled_file_follows_the_table(tmp_path):
+    options = CompileOptions(volume=True, conditional=True)
+    declared = compiled(tmp_path, options)
+    expected = {item.name: item for item in parameters.of(options)}
+    assert set(declared) == set(expected)
+    for name, item in expected.items():
         definition = {"parameterType": TYPES[item.kind], "description": item.description}
         definition |= {"literals": list(item.choices)} if item.choices else {}
         definition |= {} if item.default is REQUIRED else {"defaultValue": item.default, "isOptional": True}
         assert declared[name] == definition, name
+    assert parameters.default("data_root") == ""
+    assert parameters.default("data_root", options) == "/data/kubedet"
 
 
-def test_what_is_changed_in_the_table_is_changed_everywhere(tmp_path, helped, monkeypatch):
-    """Whoever tells a parameter a second time does not know this."""
+def test_a_change_of_the_table_changes_everything(tmp_path, helped, monkeypatch):
     gate = replace(
-        TABLE["gate"], meaning="how strict it is", default="lax", default_told="", choices=("lax",)
+        TABLE["gate"], meaning="how strict it is", default="lax", default_text="", choices=("lax",)
     )
     monkeypatch.setitem(TABLE, "gate", gate)
     monkeypatch.setitem(LOCAL, "gate", gate)
-    assert compiled(tmp_path, Form())["gate"] == {
+    assert compiled(tmp_path, CompileOptions())["gate"] == {
         "parameterType": "STRING", "description": "how strict it is.", "literals": ["lax"],
         "defaultValue": "lax", "isOptional": True,
     }  # fmt: skip
@@ -68,34 +64,56 @@ def test_what_is_changed_in_the_table_is_changed_everywhere(tmp_path, helped, mo
 
 
 @pytest.mark.parametrize("command", ["submit", "schedule create"])
-def test_each_parameter_is_an_option_of_what_sends_a_run(helped, command):
+def test_each_parameter_is_an_option(helped, command):
     shown = helped(command)
     for name, item in TABLE.items():
-        if item.only == "trials":  # `kubedet tune` makes these of its own options.
+        if item.only == "trials":  # `kubedet tune` sets these from its options.
             assert not any(line.startswith(item.option) for line in shown)
         elif not item.metavar:
-            assert any(line.startswith(OTHERWISE[name]) for line in shown)
+            assert any(line.startswith(OTHER_OPTIONS[name]) for line in shown)
         elif (name, command) != ("data_version", "schedule create"):  # A schedule gives each run its time.
             assert f"{item.option} {item.metavar} {item.help()}" in shown
 
 
-def test_each_parameter_of_a_local_run_is_an_option_of_it(helped):
+def test_each_parameter_of_a_local_run_is_an_option(helped):
     shown = helped("run")
-    assert set(LOCAL) == {name for name, item in TABLE.items() if item.local}
     for name, item in LOCAL.items():
         assert name == "overrides" or f"{item.option} {item.metavar} {item.help()}" in shown
 
 
-def test_a_volume_makes_its_claim_required_and_is_the_default_place():
-    assert next(parameters.of(Form(volume=True))) == TABLE["claim"]
-    assert TABLE["claim"].default is REQUIRED
-    assert parameters.default("data_root") == ""
-    assert parameters.default("data_root", Form(volume=True)) == "/data/kubedet"
-
-
-def test_what_is_a_field_of_every_job_is_told_by_the_job():
+def test_fields_of_every_job_are_described_by_the_job():
     assert set(PARAMETERS) <= {field.name for field in fields(JobSpec)} & set(TABLE)
     job = from_fields({"command": ["x"], "image": "i"})
     for name in ("nodes", "nproc", "gpus"):
         assert TABLE[name].default == getattr(job, name) and TABLE[name].kind is int
-    assert TABLE["nproc"].meaning == "processes on each node; 0 is one for each GPU, or one"
+
+
+@pytest.mark.parametrize(
+    ("source", "size"),
+    [
+        ("sample", "small"),
+        ("sample:images=480", "small"),
+        ("samples/x.json", "medium"),
+        ("coco:s3://bucket/set", "medium"),
+        ("coco:2017,base=s3://mirror", "large"),
+        ("openimages:", "large"),
+    ],
+)
+def test_a_source_has_a_size(source, size):
+    assert sizes.of_source(source) == size
+    sizes.check(*sizes.SIZES[size])
+
+
+@pytest.mark.parametrize(
+    ("cpu", "memory", "message"),
+    [
+        ("4 cores", "8Gi", "step_cpu: '4 cores' is not an amount"),
+        ("4", "8GB", "step_memory: '8GB' is not an amount"),
+        ("0", "8Gi", "step_cpu: '0' is less than 10m"),
+        ("4", "8", "step_memory: '8' is less than 64Mi"),
+    ],
+)
+def test_invalid_sizes_are_refused(cpu, memory, message):
+    with pytest.raises(ConfigError) as caught:
+        sizes.check(cpu, memory)
+    assert message in caught.value.message

@@ -99,7 +99,7 @@ def test_another_form_is_another_schedule(kfp_server, capsys):
     cli.main(NIGHTLY)
     assert cli.main([*NIGHTLY, "--deadline", "3600"]) == 0
     shown = capsys.readouterr().out
-    assert "schedule kubedet: replaced" in shown and "  form        --deadline 3600\n" in shown
+    assert "schedule kubedet: replaced" in shown and "  compiled    --deadline 3600\n" in shown
     platform = only(kfp_server)["pipeline_spec"]["platform_spec"]
     assert "3600" in str(platform)
 
@@ -137,7 +137,7 @@ def test_schedules_are_listed_and_deleted(kfp_server, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--until", "shards", "--gate", "coco/AP50 >= 1"], "gate: means nothing in a run until shards"),
+        (["--until", "shards", "--gate", "coco/AP50 >= 1"], "gate: has no effect in a run until shards"),
         (["--cron", "0 25 * * *"], "hour"),
         (["--output", "s3://bucket/run"], "one folder for all runs"),
         (["--nodes", "0"], "nodes: "),

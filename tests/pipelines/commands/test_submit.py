@@ -122,7 +122,7 @@ def test_a_server_that_is_too_old_is_refused_before_anything_is_sent(kfp_server,
         (["--job", "memory_limit"], "--job 'memory_limit' is not key=value"),
         (["--job", "memory=1Gi"], "memory: no such field"),
         (["--deadline", "-1"], "deadline -1 is less than zero"),
-        (["--until", "shards"], "nodes: means nothing in a run until shards"),
+        (["--until", "shards"], "nodes: has no effect in a run until shards"),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_sent(kfp_server, capsys, arguments, message):
