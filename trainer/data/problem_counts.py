@@ -26,16 +26,10 @@ BOX_UNKNOWN_CATEGORY = "box of an unknown category"
 BOX_UNKNOWN_IMAGE = "box of an unknown image"
 BOX_ABSENT = "annotation without a box"
 BOX_ONLY_SEGMENTATION = "annotation with a segmentation and no box"
-BOX_OF_TEXT = "box of texts, not of numbers"
-BOX_DECIMAL_COMMA = "box with decimal commas"
-BOX_OTHER_LENGTH = "box of more or fewer than four numbers"
 SEGMENTATION_UNUSABLE = "segmentation that is neither polygons nor RLE"
-BOX_IMAGE_ID_TYPE = "image id of another type than that of the image"
-BOX_CATEGORY_ID_TYPE = "category id of another type than that of the category"
 LABEL_LINE = "label line that cannot be used"
 UNLISTED_BOXES = (
-    BOX_UNKNOWN_IMAGE, BOX_ABSENT, BOX_ONLY_SEGMENTATION, BOX_OF_TEXT, BOX_DECIMAL_COMMA, BOX_OTHER_LENGTH,
-    BOX_NOT_FINITE, SEGMENTATION_UNUSABLE, BOX_IMAGE_ID_TYPE, BOX_CATEGORY_ID_TYPE, LABEL_LINE,
+    BOX_UNKNOWN_IMAGE, BOX_ABSENT, BOX_ONLY_SEGMENTATION, BOX_NOT_FINITE, SEGMENTATION_UNUSABLE, LABEL_LINE,
 )  # fmt: skip
 """Reasons for which a box is not even listed: a source sees them without its images."""
 
@@ -47,14 +41,11 @@ _REMEDIES = {
     '"s3://BUCKET"]\'',
     BOX_ABSENT: "give each annotation a bbox [x, y, width, height], each VOC object a bndbox",
     BOX_ONLY_SEGMENTATION: "boxes of the segmentations are taken by --set data.boxes_from=segmentation",
-    BOX_OF_TEXT: "write the numbers of the boxes without quotation marks",
-    BOX_DECIMAL_COMMA: "write the numbers of the boxes with points",
-    BOX_OTHER_LENGTH: "write each bbox as four numbers [x, y, width, height]",
-    BOX_NOT_FINITE: "write each bbox as four finite numbers [x, y, width, height]",
+    BOX_NOT_FINITE: "write each box as four numbers, without quotation marks, with decimal points",
+    BOX_UNKNOWN_CATEGORY: "list its category; category_id must be an integer, as the id of the category",
+    BOX_UNKNOWN_IMAGE: 'write image_id as the id of the image: 7 and "7" differ',
     SEGMENTATION_UNUSABLE: "write polygons [[x1, y1, x2, y2, ...]], or RLE with size and counts; or leave "
     "data.boxes_from at bbox",
-    BOX_IMAGE_ID_TYPE: "write the ids of images and the image_id of annotations alike, as numbers",
-    BOX_CATEGORY_ID_TYPE: "write the ids of categories and the category_id of annotations as integers",
     LABEL_LINE: "write lines `class x y width height`, or `class x1 y1 x2 y2 x3 y3 ...`: the class counted "
     "from 0, and shares of the image's sides from 0 to 1",
 }

@@ -52,40 +52,41 @@ _ANNOTATION_FOLDERS: tuple[tuple[str, ...], ...] = (
 
 
 class ImageLocator:
-    """Finds the images of an annotation file: beside it, else by the `coco_url`."""
+    """Finds the images of an annotation file: near it, else by their `coco_url`."""
 
     def __init__(self, uri: str, split: str, probes: list[Entry]) -> None:
-        """Find the folder that holds the images.
-
-        Args:
-            uri: of the annotation file.
-            split: the split it is.
-            probes: some of its images; `origin` is the `coco_url`.
+        """Choose the folder that holds most of the `probes`, which are some of the images.
 
         Raises:
-            DataError: none of them is beside the file and none has a URL.
+            DataError: no folder holds any, and none has a URL.
         """
         self._on_web = storage.scheme(uri) in storage.WEB
         self._base = storage.parent(uri)
         self._folders = Folders()
-        names = _image_folders(uri, split)
-        places = [] if self._on_web else _places(self._base, names)
+        self._best = ""
+        if self._on_web:
+            return
+        stem = PurePosixPath(uri).stem.rpartition("_")[2]  # val2017 of instances_val2017.json
+        others = [name for names in _SPLIT_FOLDERS.values() for name in names]
+        names = (stem or split, *_SPLIT_FOLDERS[split], "images", "JPEGImages", "data", *others)
+        places = []
+        for base in dict.fromkeys((self._base, storage.parent(self._base))):
+            for name in names:
+                places += [storage.join(base, "images", name), storage.join(base, name)]
+            places.append(base)
         hits = {place: sum(self._look(place, probe) is not None for probe in probes) for place in places}
-        best = max(places, key=lambda place: hits[place], default="")
-        self._best = best if hits.get(best) else ""
-        if not self._best and places and not any(probe.origin for probe in probes):
+        best = max(places, key=lambda place: hits[place])
+        if hits[best]:
+            self._best = best
+        elif not any(probe.origin for probe in probes):
             raise DataError(
                 f"the images of {uri} are not beside it; looked for {probes[0].file_name} in {self._base} "
-                f"and {storage.parent(self._base)}, and in their folders {', '.join(names)}",
+                f"and {storage.parent(self._base)}, and in their folders {', '.join(dict.fromkeys(names))}",
                 fix="put the images in one of these folders, or give them a coco_url",
             )
 
     def locate(self, entry: Entry) -> str:
-        """Set an entry's `origin` and `version`, or its `fault` if it is nowhere.
-
-        Returns:
-            Text that changes when its file does.
-        """
+        """Set an entry's `origin` and `version`, or its `fault`; return text that changes with its file."""
         folder = "/" if entry.origin.startswith("/") else self._best  # "/": an absolute file_name.
         located = self._look(folder, entry) if folder else None
         if located:
@@ -93,7 +94,7 @@ class ImageLocator:
             return f"{entry.file_name} {entry.version}"
         if is_fetched(entry.origin):
             return f"{entry.file_name} {entry.origin}"
-        if not self._best and self._on_web:
+        if self._on_web:
             entry.origin = storage.join(self._base, entry.file_name)
             return ""
         entry.fault = entry.fault or (reasons.IMAGE_MISSING, f"not in {self._best}, and without a coco_url")
@@ -104,24 +105,6 @@ class ImageLocator:
         path = PurePosixPath(entry.file_name)
         folder = place if path.parent == PurePosixPath(".") else storage.join(place, str(path.parent))
         return self._folders.find(folder, path.name)
-
-
-def _image_folders(uri: str, split: str) -> list[str]:
-    """Return the names of folders that may hold a split's images, the likeliest first."""
-    named = PurePosixPath(uri).stem.rpartition("_")[2]  # val2017 of instances_val2017.json
-    others = [name for names in _SPLIT_FOLDERS.values() for name in names]
-    names = (named or split, *_SPLIT_FOLDERS[split], "images", "JPEGImages", "data", *others)
-    return list(dict.fromkeys(names))
-
-
-def _places(folder: str, names: list[str]) -> list[str]:
-    """Return the folders in which the images may be, the likeliest first."""
-    places = []
-    for base in dict.fromkeys((folder, storage.parent(folder))):
-        for name in names:
-            places += [storage.join(base, "images", name), storage.join(base, name)]
-        places.append(base)
-    return places
 
 
 @dataclass(frozen=True)
@@ -144,9 +127,8 @@ class CocoSource(Source):
             DataError: there is none, one is not COCO JSON, or two disagree about the categories.
         """
         digest, problems = hashlib.sha256(), Problems()
-        files = {
-            split: CocoFile.at(uri, confined=bool(self.confined)) for split, uri in self._files().items()
-        }
+        uris = self._files()
+        files = {split: CocoFile.at(uri, confined=bool(self.confined)) for split, uri in uris.items()}
         for split, file in files.items():
             with file.open() as data:
                 digest.update(f"{split} {hashlib.file_digest(data, 'sha256').hexdigest()}\n".encode())
@@ -161,7 +143,7 @@ class CocoSource(Source):
                 overlaps.add(split, [(entry.file_name, entry.origin) for entry in entries])
             read = partial(_located, images, categories, self.reading, locator)
             splits[split] = Rows.of(read, problems)
-        names = [f"{split} of {_within(file.uri, self.location)}" for split, file in files.items()]
+        names = [f"{split} of {uri.removeprefix(f'{self.location}/')}" for split, uri in uris.items()]
         return Listing(
             categories, splits, digest.hexdigest(), problems,
             read_as=f"COCO JSON: {'; '.join(names)}", box_format=self.reading.box_format,
@@ -209,17 +191,11 @@ def _located(
         yield entry
 
 
-def _within(uri: str, folder: str) -> str:
-    """Return a file's name relative to a folder; its last name if it is not in it."""
-    return uri[len(folder) + 1 :] if uri.startswith(f"{folder}/") else PurePosixPath(uri).name
-
-
 def annotation_files(folder: str) -> list[str]:
     """Return the URIs of the COCO JSON files in a folder; those of box annotations if there are any.
 
-    They are looked for in annotations/, the folder itself, coco/, and in the folders of splits
-    (train, valid, val, test), in this order; the first place that has any is taken. In the folders of
-    splits a file may have any name, if it is the only one of its folder.
+    The first of annotations/, the folder itself, coco/, and the folders train, valid, val, test that has any
+    is taken. In the folders of splits a lone file may have any name.
     """
     for place in _ANNOTATION_FOLDERS:
         folders = [storage.join(folder, name) if name else folder for name in place]
@@ -253,12 +229,9 @@ def merged_categories(files: Iterable[CocoFile]) -> list[Category]:
             original_id, name = item.get("id"), item.get("name")
             is_id = isinstance(original_id, int) and abs(original_id) < 2**63
             if not isinstance(original_id, int) or not is_id or not isinstance(name, str) or not name.strip():
-                kind = {str: "a text", float: "a number with a decimal point"}.get(type(original_id), "")
-                shown = json.dumps(item)[:80]
-                problem = f"category {shown} lacks an integer id of 64 bits or a name"
                 raise DataError(
-                    f"{file.uri}: " + (f"the id of category {shown} is {kind}" if kind else problem),
-                    fix="give each category an integer id and a name, as category_id of annotations",
+                    f"{file.uri}: category {json.dumps(item)[:80]} lacks an integer id of 64 bits or a name",
+                    fix="give each category an integer id and a name, and use the id in the annotations",
                 )
             if (
                 by_id.setdefault(original_id, name) != name

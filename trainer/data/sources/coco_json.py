@@ -30,14 +30,6 @@ from trainer.data.sources.source import AS_PUBLISHED, UNKNOWN, Box, Category, En
 
 _LISTS = ("images", "annotations", "categories")
 FIX = "name a file with the lists images, annotations and categories"
-_OTHERS = {
-    "shapes": "; it is labelme's file of one image: convert them with labelme2coco",
-    "a list": "; it is a list, as Label Studio's own JSON and CreateML's: export as COCO instead",
-    "_via_img_metadata": "; it is VIA's project: export annotations as COCO there",
-    "features": "; it is GeoJSON",
-}
-"""What a JSON is that has such a key, and is not COCO's."""
-
 _BLOCK = 1024 * 1024
 _NO_NUMBER = re.compile(rb"(?:(?<=[:,\[\s])|\A)-?(?:NaN|Infinity)(?=\s*[,\]}])")
 _MAX_DEPTH = 5000
@@ -61,10 +53,6 @@ class CocoFile:
     def at(cls, uri: str, *, confined: bool = False) -> "CocoFile":
         """Name the file at a URI; one that is not local is copied to the local cache.
 
-        Args:
-            uri: the file.
-            confined: whether it is not trusted although it is local.
-
         Raises:
             StorageError: it is missing or cannot be reached.
         """
@@ -77,54 +65,34 @@ class CocoFile:
         Raises:
             DataError: the file is no COCO JSON.
         """
-        any_item = False
+        item = None
         try:
             with self.open() as file:
-                for item in ijson.items(_LenientReader(file), f"{name}.item", use_float=True):
+                for item in ijson.items(_LenientReader(file, self.uri), f"{name}.item", use_float=True):
                     if not isinstance(item, dict):
                         raise DataError(
                             f"{self.uri} is not COCO JSON: {name} holds what is no object", fix=FIX
                         )
-                    any_item = True
                     yield item
-            if not any_item:
-                self._check_lists()
-        except _OtherEncoding as error:
-            raise DataError(
-                f"{self.uri} is encoded as {error}; JSON must be UTF-8",
-                fix="save it as UTF-8 (PowerShell: -Encoding utf8)",
-            ) from None
-        except (ijson.JSONError, ValueError, RecursionError) as error:  # of an endless number, or brackets
-            # The parser's message goes on with an excerpt of the text over several lines.
+            if item is None:
+                with self.open() as file:
+                    events = ijson.parse(_LenientReader(file, self.uri))
+                    lists = {path for path, event, _ in events if event == "start_array"}
+                for absent in (one for one in _LISTS if one not in lists):
+                    raise DataError(f"{self.uri} is not COCO JSON: it has no list {absent!r}", fix=FIX)
+        except (ijson.JSONError, ValueError, RecursionError) as error:
+            # The parser's message continues with an excerpt of the text over several lines.
             raise DataError(f"{self.uri} is not JSON: {first_line(error)}", fix=FIX) from None
-
-    def _check_lists(self) -> None:
-        lists, keys = set(), {"a list"}
-        with self.open() as file:
-            for path, event, value in ijson.parse(_LenientReader(file)):
-                if event == "start_array" and path in _LISTS:
-                    lists.add(path)
-                elif not path and event == "map_key":
-                    keys = (keys - {"a list"}) | {value}
-        form = next((form for key, form in _OTHERS.items() if key in keys), "")
-        for name in _LISTS:
-            if name not in lists:
-                raise DataError(f"{self.uri} is not COCO JSON: it has no list {name!r}{form}", fix=FIX)
-
-
-class _OtherEncoding(Exception):
-    """The file is in another encoding than UTF-8; the message names it."""
 
 
 class _LenientReader:
-    """Replaces NaN and Infinity, which Python writes but JSON does not know, by null.
+    """Replaces NaN and Infinity, which Python writes but JSON does not allow, by null.
 
-    Raises ijson.JSONError if it is nested far too deep. Brackets in texts count as well, which does not
-    matter as long as nearly all come in pairs.
+    Raises ijson.JSONError if brackets are nested far too deep. Those in texts count too.
     """
 
-    def __init__(self, file: BufferedIOBase) -> None:
-        self._file = file
+    def __init__(self, file: BufferedIOBase, uri: str) -> None:
+        self._file, self._uri = file, uri
         self._rest = b""
         self._begun = False
         self._depth = 0
@@ -134,7 +102,11 @@ class _LenientReader:
         while size:
             block = self._file.read(_BLOCK)
             if not self._begun:
-                self._refuse_other_encoding(block)
+                if block.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in block[:2]:
+                    raise DataError(
+                        f"{self._uri} is encoded as UTF-16 or UTF-32; JSON must be UTF-8",
+                        fix="save it as UTF-8 (PowerShell: -Encoding utf8)",
+                    )
                 block, self._begun = block.removeprefix(b"\xef\xbb\xbf"), True
             data = self._rest + block
             # Cut where no token is split.
@@ -144,12 +116,6 @@ class _LenientReader:
                 self._check_depth(data)
                 return _NO_NUMBER.sub(b"null", data) if b"NaN" in data or b"Infinity" in data else data
         return b""
-
-    def _refuse_other_encoding(self, data: bytes) -> None:
-        if data.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
-            raise _OtherEncoding("UTF-32")
-        if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data[:2]:
-            raise _OtherEncoding("UTF-16")
 
     def _check_depth(self, data: bytes) -> None:
         steps = np.frombuffer(data.translate(_STEPS, _NO_BRACKETS), np.int8)
@@ -167,9 +133,6 @@ _TABLES = """
 """
 """Images in their order, each once; the image of each id; boxes by the id of their image."""
 
-_EXCERPT = 120
-"""Characters of an annotation in a message."""
-
 
 @contextmanager
 def _database_errors() -> Iterator[None]:
@@ -186,11 +149,7 @@ class CocoImages:
     """The images and boxes of one file."""
 
     def __init__(self, file: CocoFile, problems: Problems) -> None:
-        """Read the images; one that is listed twice is taken once.
-
-        Args:
-            file: the COCO JSON.
-            problems: grows.
+        """Read the images; one that is listed twice is taken once. `problems` grows.
 
         Raises:
             DataError: the file is no COCO JSON, lists no images, or one has no name that can be used.
@@ -220,12 +179,7 @@ class CocoImages:
         return [entry for _, entry in self._places(max(1, self.count // count))][:count]
 
     def annotated(self, categories: list[Category], reading: Reading, problems: Problems) -> Iterator[Entry]:
-        """Yield the images in the file's order with their boxes, which are in that of the file.
-
-        Args:
-            categories: those of all files; a box of another one is of an unknown category.
-            reading: how boxes are read.
-            problems: grows.
+        """Yield the images with their boxes, both in the file's order; `problems` grows.
 
         Raises:
             DataError: the annotations are not of their form.
@@ -282,15 +236,13 @@ class CocoImages:
         for item in self._file.items("annotations"):
             box = box_of(item, reading)
             if isinstance(box, str):
-                problems.add(box, f"{_excerpt(item)} in {self._file.uri}")
+                named = {name: item[name] for name in ("id", "image_id", "bbox") if name in item}
+                excerpt = json.dumps(named, ensure_ascii=False)[:120]
+                problems.add(box, f"{excerpt} in {self._file.uri}")
                 continue
             category = item.get("category_id")
             position = positions.get(category, UNKNOWN) if isinstance(category, int) else UNKNOWN
             if position == UNKNOWN:
-                if _integer_like(category) in positions:
-                    example = f"category_id {json.dumps(category)} in {self._file.uri}"
-                    problems.add(reasons.BOX_CATEGORY_ID_TYPE, example)
-                    continue
                 problems.unlisted[json.dumps(category)[:40]] += 1
             crowd = item.get("iscrowd") in (1, True)
             yield _key(item.get("image_id")), position, *box, _positive(item.get("area")), crowd
@@ -298,21 +250,7 @@ class CocoImages:
     def _note_unknown_images(self, problems: Problems) -> None:
         query = "SELECT id, count(*) FROM boxes WHERE id NOT IN (SELECT id FROM ids) GROUP BY id"
         for key, count in self._database.execute(query).fetchall():
-            image_id = key if isinstance(key, int) else json.loads(key)
-            example = f"image_id {str(key)[:40]} in {self._file.uri}"
-            # 7 may be "7" there, and "7" or 7.0 here.
-            number = image_id if isinstance(image_id, int) else _integer_like(image_id)
-            others = [] if number is None else [_key(number), _key(str(number))]
-            found = [other for other in others if self._is_listed(other)]
-            if found:
-                problems.add(
-                    reasons.BOX_IMAGE_ID_TYPE, f"{example}, where the image's id is {found[0]}", count
-                )
-            else:
-                problems.add(reasons.BOX_UNKNOWN_IMAGE, example, count)
-
-    def _is_listed(self, key: int | str) -> bool:
-        return bool(self._database.execute("SELECT 1 FROM ids WHERE id = ?", (key,)).fetchone())
+            problems.add(reasons.BOX_UNKNOWN_IMAGE, f"image_id {str(key)[:40]} in {self._file.uri}", count)
 
 
 def _key(image_id: Any) -> int | str:
@@ -321,23 +259,10 @@ def _key(image_id: Any) -> int | str:
     return int(image_id) if is_number else json.dumps(image_id)
 
 
-def _integer_like(value: Any) -> int | None:
-    """Return the integer that a text ("7") or a number with a decimal point (7.0) stands for, or None."""
-    if isinstance(value, str):
-        return int(value) if re.fullmatch(r"-?[0-9]{1,18}", value.strip()) else None
-    return int(value) if isinstance(value, float) and value.is_integer() else None
-
-
 def _positive(value: Any) -> float:
     """Return a positive finite number as it is, and 0 for anything else."""
     usable = isinstance(value, int | float) and 0 < value < 1e12
     return float(value) if usable else 0.0
-
-
-def _excerpt(item: dict[str, Any]) -> str:
-    """Return the fields of an annotation that say which it is, and its box."""
-    named = {name: item[name] for name in ("id", "image_id", "bbox") if name in item}
-    return json.dumps(named, ensure_ascii=False)[:_EXCERPT]
 
 
 def _fields(image: dict[str, Any], file: CocoFile) -> tuple[str, str, int, int, int | str]:
@@ -345,14 +270,10 @@ def _fields(image: dict[str, Any], file: CocoFile) -> tuple[str, str, int, int, 
     uri = file.uri
     original_id, url = image.get("id"), str(image.get("coco_url") or "")
     name = image.get("file_name") or PurePosixPath(url.partition("?")[0]).name
-    if isinstance(original_id, float):
-        raise DataError(
-            f"{uri}: the id of image {str(name)[:80]!r} is {original_id}, with a decimal point",
-            fix="write the ids of images, and image_id and category_id of annotations, as integers",
-        )
     if not isinstance(original_id, int | str) or not isinstance(name, str) or not name:
         raise DataError(
-            f"{uri}: image {json.dumps(image)[:80]} lacks an id or a file_name", fix="give it both"
+            f"{uri}: image {json.dumps(image)[:80]} lacks a file_name, or an id that is an integer or a text",
+            fix="give it both, and use the same id in the annotations",
         )
     sides = [int(_positive(image.get(side))) for side in ("width", "height")]
     width, height = (side if side < 2**31 else 0 for side in sides)
@@ -392,42 +313,21 @@ def _relative(name: str, uri: str) -> str:
 
 _LARGEST = 1e9
 _MOST_PIXELS = 2**31
-_COMMA = re.compile(r"-?\d+,\d+")
 
 
 def box_of(annotation: dict[str, Any], reading: Reading = AS_PUBLISHED) -> tuple[float, ...] | str:
-    """Return an annotation's box [x, y, width, height], or the reason why it has none.
-
-    Args:
-        annotation: an object of the list `annotations`.
-        reading: whether the box is that of the segmentation, if there is one, and how a bbox is written.
-    """
+    """Return an annotation's box [x, y, width, height], or the reason why it has none."""
     segmentation = annotation.get("segmentation")
     if reading.boxes_from == "segmentation" and segmentation:
         of_form = _box_of_rle if isinstance(segmentation, dict) else _box_of_polygons
         return of_form(segmentation) or reasons.SEGMENTATION_UNUSABLE
-    box = _box_of_bbox(annotation.get("bbox"), bool(segmentation))
-    if reading.box_format == "xyxy" and not isinstance(box, str):
-        left, top, right, bottom = box
-        return left, top, right - left, bottom - top
-    return box
-
-
-def _box_of_bbox(value: Any, has_segmentation: bool) -> tuple[float, ...] | str:
-    if value is None or value == []:
-        return reasons.BOX_ONLY_SEGMENTATION if has_segmentation else reasons.BOX_ABSENT
-    if isinstance(value, str):
-        return reasons.BOX_DECIMAL_COMMA if len(_COMMA.findall(value)) >= 4 else reasons.BOX_OF_TEXT
-    if not isinstance(value, list):
+    bbox = annotation.get("bbox")
+    if bbox is None or bbox == []:
+        return reasons.BOX_ONLY_SEGMENTATION if segmentation else reasons.BOX_ABSENT
+    if not isinstance(bbox, list) or len(bbox) != 4 or not _are_finite(bbox):
         return reasons.BOX_NOT_FINITE
-    texts = [part for part in value if isinstance(part, str)]
-    if texts:
-        commas = any(_COMMA.fullmatch(text.strip()) for text in texts)
-        return reasons.BOX_DECIMAL_COMMA if commas else reasons.BOX_OF_TEXT
-    if len(value) != 4:
-        # Unquoted decimal commas make two numbers of each: [1,5, 2,5, 3,5, 4,5].
-        return reasons.BOX_DECIMAL_COMMA if len(value) == 8 else reasons.BOX_OTHER_LENGTH
-    return tuple(map(float, value)) if _are_finite(value) else reasons.BOX_NOT_FINITE
+    x, y, width, height = map(float, bbox)
+    return (x, y, width - x, height - y) if reading.box_format == "xyxy" else (x, y, width, height)
 
 
 def _box_of_polygons(polygons: Any) -> tuple[float, ...] | None:
@@ -436,13 +336,11 @@ def _box_of_polygons(polygons: Any) -> tuple[float, ...] | None:
         return None
     if all(isinstance(part, int | float) for part in polygons):
         polygons = [polygons]
-    xs: list[float] = []
-    ys: list[float] = []
     for polygon in polygons:
         if not isinstance(polygon, list) or len(polygon) < 4 or len(polygon) % 2 or not _are_finite(polygon):
             return None
-        xs += polygon[::2]
-        ys += polygon[1::2]
+    xs = [x for polygon in polygons for x in polygon[::2]]
+    ys = [y for polygon in polygons for y in polygon[1::2]]
     return float(min(xs)), float(min(ys)), float(max(xs) - min(xs)), float(max(ys) - min(ys))
 
 
@@ -472,8 +370,8 @@ def _box_of_rle(mask: dict[str, Any]) -> tuple[float, ...] | None:
 def _decompressed(counts: Any) -> list[int]:
     """Return the runs of a compressed RLE; [] if it is none.
 
-    A character has five bits of a number; the sixth says that it goes on. From the third run on each is the
-    difference to the one before the last.
+    A character has five bits of a number; the sixth says that it continues. From the third run on each is the
+    difference to the last but one.
     """
     runs: list[int] = []
     number = bits = 0
