@@ -14,7 +14,6 @@ import hashlib
 import math
 import os
 import posixpath
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -33,10 +32,10 @@ from trainer.data.sources.source import Box, Category, Entry, Listing, Rows, Sou
 from trainer.storage.url_policy import UrlPolicy
 
 _TOLERANCE = 0.01
-"""How far a coordinate may be outside, as rounding leaves it; what is outside is cut off."""
+"""How far outside the image a coordinate may be; boxes are clipped later."""
 
 _ROUNDING = 1e-5
-"""What is less far outside is no mistake: labels have six digits, and half of a width is subtracted."""
+"""Coordinates this far outside are moved to the edge: labels are rounded to six digits."""
 
 _EXCERPT = 60
 """Characters of a line in a message."""
@@ -45,38 +44,44 @@ _EXCERPT = 60
 def parse_labels(
     data: bytes, positions: Mapping[int, int], keypoints: bool = False
 ) -> tuple[list[Box], list[tuple[int, str]]]:
-    """Return the boxes of a label file, and what is wrong: line (from 1) and why.
+    """Return the boxes of a label file, and its faults: line (from 1) and reason.
 
     Args:
-        data: the file's content; nothing means that there are no objects.
+        data: the file's content; an empty file has no objects.
         positions: of each class in the listing's categories, by its number.
         keypoints: whether key points follow the box.
     """
     if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data:
         return [], [(1, "it is UTF-16 or no text: save it as UTF-8")]
-    boxes: list[Box] = []
+    boxes: dict[Box, None] = {}  # The same line twice is one object.
     faults: list[tuple[int, str]] = []
     for number, line in enumerate(data.decode("utf-8-sig", "replace").splitlines(), 1):
         words = line.split()
         if words:
             try:
-                boxes.append(_box(words, positions, keypoints))
+                boxes[_box(words, positions, keypoints)] = None
             except ValueError as error:
                 faults.append((number, f"{line.strip()[:_EXCERPT]!r} {error}"))
-    # The same line twice is one object.
-    return list(dict.fromkeys(boxes)), faults
+    return list(boxes), faults
 
 
 def _box(words: list[str], positions: Mapping[int, int], keypoints: bool) -> Box:
-    """Return the box of a line; raise ValueError with the reason why it has none."""
+    """Return the box of a line; raise ValueError with the reason if it has none."""
     label, *coordinates = map(_number, words)
     if not label.is_integer() or int(label) not in positions:
-        raise ValueError(f"is of class {words[0]}, but the classes are {_number_range(positions)}")
+        raise ValueError(f"is of class {words[0]}, which the description does not name")
     if keypoints and len(coordinates) > 4:
         coordinates = coordinates[:4]
-    _check_coordinates(coordinates)
+    count = len(coordinates)
+    if count < 4 or count % 2:
+        confidence = ": is the last a confidence? leave it out" if count == 5 else ""
+        raise ValueError(f"has {count} numbers after the class, not four or pairs of x and y{confidence}")
+    outside = [value for value in coordinates if not -_TOLERANCE <= value <= 1 + _TOLERANCE]
+    if outside:
+        pixels = ": divide pixels by the image's width or height" if max(outside) > 2 else ""
+        raise ValueError(f"has {outside[0]:g}, which is outside of 0 to 1{pixels}")
     position = positions[int(label)]
-    if len(coordinates) == 4:
+    if count == 4:
         x, y, width, height = coordinates
         left, right, top, bottom = x - width / 2, x + width / 2, y - height / 2, y + height / 2
         if min(left, top) >= 0 and max(right, bottom) <= 1:
@@ -84,7 +89,10 @@ def _box(words: list[str], positions: Mapping[int, int], keypoints: bool) -> Box
     else:
         xs, ys = coordinates[::2], coordinates[1::2]
         left, right, top, bottom = min(xs), max(xs), min(ys), max(ys)
-    left, right, top, bottom = map(_snapped, (left, right, top, bottom))
+    left, right, top, bottom = (
+        min(max(edge, 0.0), 1.0) if -_ROUNDING < edge < 1 + _ROUNDING else edge
+        for edge in (left, right, top, bottom)
+    )
     return Box(position, (left, top, right - left, bottom - top), 0.0, 0)
 
 
@@ -93,41 +101,9 @@ def _number(word: str) -> float:
         value = float(word)
     except ValueError:
         value = math.nan
-    if math.isfinite(value) and "_" not in word:
-        return value
-    is_comma = re.fullmatch(r"-?\d*,\d+", word)
-    raise ValueError(f"has {word!r}, {'a decimal comma' if is_comma else 'which is no number'}")
-
-
-def _check_coordinates(coordinates: list[float]) -> None:
-    """Raise ValueError if these numbers are neither a box nor an outline."""
-    count = len(coordinates)
-    if count < 4:
-        raise ValueError(f"has {count} numbers after the class, not four")
-    if count == 5:
-        raise ValueError("has five numbers after the class: is the last a confidence? leave it out")
-    if count % 2:
-        raise ValueError(f"has {count} numbers after the class: neither four nor pairs of x and y")
-    outside = [value for value in coordinates if not -_TOLERANCE <= value <= 1 + _TOLERANCE]
-    if outside and max(outside) > 2:
-        raise ValueError(
-            f"has {outside[0]:g}, no share of a side: divide pixels by the image's width or height"
-        )
-    if outside:
-        raise ValueError(f"has {outside[0]:g}, which is outside of 0 to 1")
-
-
-def _snapped(edge: float) -> float:
-    """Return the image's edge if a coordinate is outside of it by a rounding error."""
-    return min(max(edge, 0.0), 1.0) if -_ROUNDING < edge < 1 + _ROUNDING else edge
-
-
-def _number_range(positions: Mapping[int, int]) -> str:
-    """Name the numbers of the classes: 0 to 5."""
-    low, high = min(positions), max(positions)
-    return (
-        f"{low} to {high}" if len(positions) == high - low + 1 else ", ".join(map(str, positions))[:_EXCERPT]
-    )
+    if not math.isfinite(value) or "_" in word:
+        raise ValueError(f"has {word!r}, which is no number")
+    return value
 
 
 class _Image(NamedTuple):
@@ -180,17 +156,7 @@ class YoloSource(Source):
                 line = f"{split} {image.file_name} {image.version} {image.labels} {version}\n"
                 digest.update(line.encode("utf-8", "replace"))
             overlaps.add(split, [(image.file_name, image.origin) for image in images[split]])
-        self._check(yolo_set, images["train"])
-        return Listing(
-            [Category(name, number) for number, name in yolo_set.names.items()],
-            {
-                split: Rows.of(partial(_entries, of_split, positions, yolo_set.keypoints), problems)
-                for split, of_split in images.items() if of_split
-            },
-            digest.hexdigest(), problems, read_as=yolo_set.read_as,
-        )  # fmt: skip
-
-    def _check(self, yolo_set: "YoloSet", train: list[_Image]) -> None:
+        train = images["train"]
         if not train:
             raise DataError(
                 f"{self.uri}: no images in {', '.join(yolo_set.splits['train'])}",
@@ -202,6 +168,19 @@ class YoloSource(Source):
                 f"{' and '.join(_label_places(train[0].origin))}",
                 fix="put the label files into a folder labels beside the folder images",
             )
+        shown = [
+            f"{split} of {', '.join(_relative(place, yolo_set.root) for place in places)}"
+            for split, places in yolo_set.splits.items()
+        ]
+        return Listing(
+            [Category(name, number) for number, name in yolo_set.names.items()],
+            {
+                split: Rows.of(partial(_entries, of_split, positions, yolo_set.keypoints), problems)
+                for split, of_split in images.items() if of_split
+            },
+            digest.hexdigest(), problems,
+            read_as=f"YOLO, by {yolo_set.uri.rpartition('/')[2]}: {'; '.join(shown)}",
+        )  # fmt: skip
 
 
 def _entries(
@@ -252,23 +231,15 @@ def _in_folder(folder: str) -> Iterator[tuple[str, str]]:
         yield storage.join(folder, name), version_of(state)
 
 
-_PROBES = 20
-"""Images of a list that are looked for until one shows where those of their folder are."""
-
-
 def _listed(yolo_set: "YoloSet", uri: str, folders: Folders) -> Iterator[tuple[str, str]]:
     """Yield URI and version of the images that a list names; the version is "" for missing ones."""
     bases = list(dict.fromkeys([storage.parent(uri), yolo_set.root]))
     found: dict[str, str] = {}
-    misses: Counter[str] = Counter()
     for line in (line.replace("\\", "/") for line in read_lines(uri)):
-        folder, _, name = line.rpartition("/")
-        if folder not in found and misses[folder] < _PROBES:
-            misses[folder] += 1
-            origin = resolve(line, bases, yolo_set.bounds, is_file=True)
-            if origin:
-                found[folder] = storage.parent(origin)
-        holder = found.get(folder, "")
+        folder, separator, name = line.rpartition("/")
+        if folder not in found:
+            found[folder] = resolve(folder, bases, yolo_set.bounds) if separator else bases[0]
+        holder = found[folder]
         version = folders.versions(holder).get(name, "") if holder else ""
         yield f"{holder}/{name}" if holder else f"{yolo_set.root}/{line.lstrip('./')}", version
 
@@ -291,16 +262,12 @@ FIX = "name a folder with data.yaml, in which are names (the classes), train and
 
 
 class Bounds(NamedTuple):
-    """Where the paths of a set may lead."""
+    """Where the paths of a set may lead: by default anywhere on this machine, and into its own bucket."""
 
     folder: str = ""
-    """That nothing may lead out of; "" if paths may."""
+    """A folder that no path may lead out of."""
     allowed: tuple[str, ...] = ()
-    """Buckets besides the set's own; see `trainer.storage.url_policy.UrlPolicy`."""
-
-
-ANYWHERE = Bounds()
-"""Anywhere on this machine, and into the bucket of the set."""
+    """Further buckets; see `trainer.storage.url_policy.UrlPolicy`."""
 
 
 @dataclass(frozen=True)
@@ -319,15 +286,6 @@ class YoloSet:
     bounds: Bounds
     keypoints: bool = False
     """Whether key points follow the box in each line."""
-
-    @property
-    def read_as(self) -> str:
-        """How the set was understood, for people."""
-        splits = [
-            f"{split} of {', '.join(_relative(place, self.root) for place in places)}"
-            for split, places in self.splits.items()
-        ]
-        return f"YOLO, by {self.uri.rpartition('/')[2]}: {'; '.join(splits)}"
 
 
 def file_of(folder: str) -> str:
@@ -354,7 +312,7 @@ def file_of(folder: str) -> str:
 
 
 def _describes(folder: str, name: str) -> bool:
-    """Tell whether a YAML file describes a data set, and not something else."""
+    """Return whether a YAML file describes a data set."""
     try:
         form = yaml_value(storage.read_bytes(storage.join(folder, name)), _LARGEST, plain_text=True)
     except ValueError:
@@ -362,12 +320,8 @@ def _describes(folder: str, name: str) -> bool:
     return isinstance(form, dict) and bool({"names", "nc"} & form.keys()) and "train" in form
 
 
-def read_set(location: str, bounds: Bounds = ANYWHERE) -> YoloSet:
-    """Read the file that describes a YOLO set, or find it in a folder.
-
-    Args:
-        location: URI of the folder, or of the file.
-        bounds: where its paths may lead.
+def read_set(location: str, bounds: Bounds) -> YoloSet:
+    """Read the description of a YOLO set from a file or a folder.
 
     Raises:
         DataError: there is no such file, or it is not of its form.
@@ -387,7 +341,7 @@ def read_set(location: str, bounds: Bounds = ANYWHERE) -> YoloSet:
             root = root.removesuffix("/" + "/".join(path))
             break
     splits = _unnamed_splits(root)
-    # Other classes beside the images of a split: the numbers would mean something else there.
+    # The numbers would mean something else in a folder with other classes.
     folders = [place for places in splits.values() for place in places if not place.endswith(".txt")]
     for other in (storage.join(folder, _NAMES[0]) for folder in folders):
         if storage.exists(other) and read_lines(other) != lines_of(content):
@@ -451,42 +405,35 @@ def _names(uri: str, form: dict[str, Any]) -> dict[int, str]:
     text = str(form.get("nc", "")).strip()
     count = whole_number(text)
     if text.isdecimal() and (count is None or count > _MOST_CLASSES):
-        raise DataError(f"{uri}: nc is {text[:20]}, more than {_MOST_CLASSES}", fix="let nc be their number")
+        raise DataError(f"{uri}: nc is {text[:20]}, more than {_MOST_CLASSES}", fix="set nc to their number")
     if names in (None, "") and count is not None:
         return {number: f"class_{number}" for number in range(count)}
-    if isinstance(names, dict):
-        wrong = [key for key in names if whole_number(str(key)) is None]
-        if wrong:
-            raise DataError(
-                f"{uri}: names has {str(wrong[0])!r} where a number should be",
-                fix="write names as a list, or as `0: name` and so on",
-            )
+    if isinstance(names, dict) and all(whole_number(str(key)) is not None for key in names):
         numbered = {int(key): name for key, name in names.items()}
     elif isinstance(names, list):
         numbered = dict(enumerate(names))
     else:
-        raise DataError(f"{uri} has no names, the list of the classes", fix=FIX)
+        raise DataError(
+            f"{uri} has no names that are a list, or numbers with names",
+            fix="write names as a list, or as `0: name` and so on",
+        )
     if not all(isinstance(name, str) and name.strip() for name in numbered.values()):
-        raise DataError(f"{uri}: names holds what is no name", fix="write names as a list of texts")
+        raise DataError(f"{uri}: names has an item that is no text", fix="write names as a list of texts")
     if count not in (None, len(numbered)):
         raise DataError(
-            f"{uri}: nc is {text}, but names has {len(numbered)} classes", fix="let nc be their number"
+            f"{uri}: nc is {text}, but names has {len(numbered)} classes", fix="set nc to their number"
         )
     return _checked_names(uri, numbered)
 
 
 def _checked_names(uri: str, numbered: dict[int, str]) -> dict[int, str]:
-    """Return stripped names by number; refuse two classes of one name, and a set without any."""
+    """Return stripped names by number; refuse equal names, and a set without any."""
     names = {number: name.strip() for number, name in sorted(numbered.items())}
-    by_name: dict[str, int] = {}
-    for number, name in names.items():
-        if by_name.setdefault(name, number) != number:
-            raise DataError(
-                f"{uri}: classes {by_name[name]} and {number} are both {name!r}",
-                fix="give each class a name of its own",
-            )
     if not names:
         raise DataError(f"{uri} names no classes", fix=FIX)
+    for name, count in Counter(names.values()).items():
+        if count > 1:
+            raise DataError(f"{uri}: {count} classes are {name!r}", fix="give each class another name")
     return names
 
 
@@ -511,21 +458,17 @@ def _places(uri: str, key: str, form: dict[str, Any], bases: list[str], bounds: 
     return places
 
 
-def resolve(text: str, bases: list[str], bounds: Bounds, *, is_file: bool = False) -> str:
-    """Return the URI that a path of the set means; "" if there is nothing at any place that it could be.
+def resolve(text: str, bases: list[str], bounds: Bounds) -> str:
+    """Return the URI that a path of the set means; "" if there is nothing at any place that it may mean.
 
-    Args:
-        text: the path; relative to one of the bases, absolute, or a URI.
-        bases: folders, the likeliest first.
-        bounds: where it may lead.
-        is_file: whether only a file may be meant.
+    `text` is relative to one of the folders `bases`, absolute, or a URI.
     """
     for uri in _candidates(text.strip().replace("\\", "/"), bases):
         if bounds.folder and not f"{uri}/".startswith(f"{bounds.folder.rstrip('/')}/"):
             continue
         if storage.scheme(uri) in storage.OBJECT_STORES:
             UrlPolicy(tuple(bases), bounds.allowed).check(uri)
-        if storage.exists(uri) or (not is_file and _has_files(uri)):
+        if storage.exists(uri) or _has_files(uri):
             return uri
     return ""
 

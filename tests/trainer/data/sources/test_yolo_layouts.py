@@ -42,17 +42,16 @@ def test_numbers_with_gaps_keep_their_classes(make_yolo):
     [
         ("train: images/train\n", "has no names"),
         ("train: images/train\nnames: []\n", "names no classes"),
-        ("train: images/train\nnames: [a, a]\n", "classes 0 and 1 are both 'a'"),
-        ("train: images/train\nnames: [[a], b]\n", "what is no name"),
-        ("train: images/train\nnames: {x: a}\n", "'x' where a number should be"),
+        ("train: images/train\nnames: [a, a]\n", "2 classes are 'a'"),
+        ("train: images/train\nnames: [[a], b]\n", "that is no text"),
+        ("train: images/train\nnames: {x: a}\n", "has no names that are a list"),
         ("train: images/train\nnc: 3\nnames: [a, b]\n", "nc is 3, but names has 2"),
         ("names: [a]\n", "names no train"),
-        ("train:\nnames: [a]\n", "names no train"),
         ("train: {a: b}\nnames: [a]\n", "no path and no list of paths"),
         ("train: images/nowhere\nnames: [a]\n", "no images for train: images/nowhere; looked at"),
         ("- a\n", "no description of a YOLO set"),
         ("names: [a\n", "is not YAML"),
-        ("a: &a [*a, *a]\nnames: *a\ntrain: x\n", "what is no name|is not YAML"),
+        ("a: &a [*a, *a]\nnames: *a\ntrain: x\n", "no text|is not YAML"),
     ],
 )
 def test_descriptions_that_cannot_be_used(make_yolo, yaml, message):
