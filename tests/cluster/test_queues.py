@@ -239,7 +239,7 @@ def test_a_job_that_no_controller_releases_ends(user, cluster, queue, queued, is
     path, name = queued("pass", start_timeout=20)
     command = user.starts("job", "submit", "--spec", str(path), "--wait")
     assert command.end(120) == 1, str(command)
-    words = f"no controller releases the job {name} from queue {queue}: Kueue has made no Workload of it"
+    words = f"in queue {queue}: Kueue has no Workload for it"
     assert words in command.errors, str(command)
     assert "Kueue (API" in command.errors and "integrations.frameworks" in command.errors, str(command)
     assert cluster.job(name) is None

@@ -447,8 +447,8 @@ def test_jobs_that_wait_in_vain_are_named(queue, backend_of_both, fake_cluster):
     fake_cluster.job("old")["metadata"]["creationTimestamp"] = LONG_AGO
     finding = queue()["jobs in queues"]
     assert finding.state == "missing"
-    assert finding.detail == "wait in vain: old (in queue gpus: Kueue has made no Workload of it yet)"
-    assert f"have {PYTORCH} named in integrations.frameworks" in finding.fix
+    assert finding.detail == "wait in vain: old (in queue gpus: Kueue has no Workload for it)"
+    assert f"name {PYTORCH} in integrations.frameworks" in finding.fix
 
 
 def test_a_queue_that_may_not_be_read_is_a_warning(queue, fake_cluster):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from kubernetes import client
@@ -22,23 +23,17 @@ VERSIONS = ("v1beta2", "v1beta1")
 """Of both groups, the newest first; Kueue before 0.15 serves only the last."""
 LABEL_JOB = f"{GROUP}/job-uid"
 
-QUEUED = "Queued"
-"""It waits for its position or for quota."""
-INADMISSIBLE = "Inadmissible"
-"""Its queue admits nothing now."""
-ADMITTED = "Admitted"
-"""Kueue has admitted it, and its controller has not started it yet."""
+# Reasons of suspended jobs.
+QUEUED = "Queued"  # It waits for its position or for quota.
+INADMISSIBLE = "Inadmissible"  # Its queue admits nothing now.
+ADMITTED = "Admitted"  # Its controller has not started it yet.
 NO_QUEUE = "QueueMissing"
-"""There is no queue of that name."""
-DEACTIVATED = "Deactivated"
-"""Its Workload was deactivated: by a person, or by Kueue after too many requeues."""
-UNSERVED = "Unserved"
-"""Kueue has no Workload for it."""
-UNKNOWN = "QueueUnknown"
-"""Its state is unknown: its Workload may not be read, or the API server has trouble."""
+DEACTIVATED = "Deactivated"  # Its Workload: by a person, or by Kueue after too many requeues.
+UNSERVED = "Unserved"  # Kueue has no Workload for it.
+UNKNOWN = "QueueUnknown"  # Its Workload may not be read, or the API server has trouble.
 
 _PATIENCE = 5.0
-_SHOWN = 400  # Characters of Kueue's own words.
+_MESSAGE_LIMIT = 400  # Characters of a message of Kueue.
 
 
 class Queues:
@@ -46,7 +41,7 @@ class Queues:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._served = ""
+        self._version = ""
         self._positions_served = True
 
     def with_positions(self, jobs: Sequence[JobStatus], *, patience: float | None = None) -> list[JobStatus]:
@@ -59,15 +54,15 @@ class Queues:
             return list(jobs)
         longest = min(_PATIENCE, self._cluster.timings.patience)
         patience = longest if patience is None else min(patience, longest)
+        positions: dict[str, int] = {}
         try:
             workloads = self._workloads(waiting, patience)
         except ApiError as error:
             updated = {job.uid: _unknown(job, error) for job in waiting}
-            return [updated.get(job.uid, job) for job in jobs]
-        positions: dict[str, int] = {}
-        for queue in sorted({job.queue for job in waiting if _waits(workloads.get(job.uid))}):
-            positions |= self._positions(queue, patience)
-        updated = {job.uid: self._with_state(job, workloads.get(job.uid), positions) for job in waiting}
+        else:
+            for queue in sorted({job.queue for job in waiting if _waits(workloads.get(job.uid))}):
+                positions |= self._positions(queue, patience)
+            updated = {job.uid: self._with_state(job, workloads.get(job.uid), positions) for job in waiting}
         return [updated.get(job.uid, job) for job in jobs]
 
     def _workloads(self, jobs: list[JobStatus], patience: float) -> dict[str, Body]:
@@ -78,16 +73,15 @@ class Queues:
         return {_owner(item): item for item in workloads}
 
     def _list(self, patience: float, selector: str) -> list[Body]:
-        for version in [self._served] if self._served else VERSIONS:
+        for version in [self._version] if self._version else VERSIONS:
+            resource = Resource(GROUP, version, "workloads")
             try:
-                body = self._cluster.request(
-                    "list", _workload_resource(version), label_selector=selector, patience=patience
-                )
+                body = self._cluster.request("list", resource, label_selector=selector, patience=patience)
             except ApiError as error:
                 if not error.unknown:
                     raise
                 continue
-            self._served = version
+            self._version = version
             return list(body["items"])
         return []
 
@@ -95,18 +89,14 @@ class Queues:
         """Return the positions in a queue, from 1, by Workload; none if the API is not served."""
         if not self._positions_served:
             return {}
+        path = f"/apis/{VISIBILITY}/{self._version}/namespaces/{self._cluster.namespace}/localqueues/{queue}"
+        request = partial(
+            self._cluster.api.call_api, f"{path}/pendingworkloads", "GET",
+            auth_settings=["BearerToken"], response_type="object", _return_http_data_only=True,
+        )  # fmt: skip
+        resource = "localqueues/pendingworkloads"
         try:
-            body = self._cluster.call(
-                "get",
-                "localqueues/pendingworkloads",
-                lambda: self._cluster.api.call_api(
-                    f"/apis/{VISIBILITY}/{self._served}/namespaces/{self._cluster.namespace}"
-                    f"/localqueues/{queue}/pendingworkloads",
-                    "GET", auth_settings=["BearerToken"], response_type="object", _return_http_data_only=True,
-                ),
-                name=queue,
-                patience=min(patience, 1.0),
-            )  # fmt: skip
+            body = self._cluster.call("get", resource, request, name=queue, patience=min(patience, 1.0))
         except ApiError as error:
             self._positions_served = not (error.unknown or error.status == 403)
             return {}
@@ -115,64 +105,55 @@ class Queues:
         }
 
     def _with_state(self, job: JobStatus, workload: Body | None, positions: Mapping[str, int]) -> JobStatus:
+        where = f"in queue {job.queue}"
         if workload is None:
-            why = (
-                "Kueue has made no Workload of it yet"
-                if self._served
-                else "no Kueue is installed, the cluster does not know its Workloads"
-            )
-            return replace(job, reason=UNSERVED, message=f"in queue {job.queue}: {why}")
-        reason, why = _standing(workload)
-        position = positions.get(workload["metadata"]["name"])
-        where = f"position {position} in queue {job.queue}" if position else f"in queue {job.queue}"
-        message = f"{where}: {why}" if why else where
-        conditions = holding(workload)
-        if "Evicted" in conditions and reason not in (ADMITTED, DEACTIVATED, NO_QUEUE):
-            eviction = conditions["Evicted"]
-            words = _words(eviction)
+            missing = "Kueue has no Workload for it" if self._version else "no Kueue is installed"
+            return replace(job, reason=UNSERVED, message=f"{where}: {missing}")
+        if position := positions.get(workload["metadata"]["name"]):
+            where = f"position {position} {where}"
+        reason, detail = _state(workload)
+        eviction = holding(workload).get("Evicted")
+        if eviction and reason not in (ADMITTED, DEACTIVATED, NO_QUEUE):
             reason = eviction.get("reason") or "Evicted"
-            message = f"taken back by Kueue ({reason}{f': {words}' if words else ''}), " + (
-                where if words == why else message
-            )
-        return replace(job, reason=reason, message=message)
-
-
-def _workload_resource(version: str) -> Resource:
-    return Resource(GROUP, version, "workloads")
+            evicted = _message(eviction)
+            where = f"taken back by Kueue ({': '.join(filter(None, [reason, evicted]))}), {where}"
+            detail = "" if detail == evicted else detail
+        return replace(job, reason=reason, message=f"{where}: {detail}" if detail else where)
 
 
 def _waits(workload: Body | None) -> bool:
-    return workload is not None and _standing(workload)[0] in (QUEUED, INADMISSIBLE)
+    return workload is not None and _state(workload)[0] in (QUEUED, INADMISSIBLE)
 
 
-def _standing(workload: Body) -> tuple[str, str]:
-    holding_conditions = holding(workload)
+def _state(workload: Body) -> tuple[str, str]:
+    """Return reason and message of a job that waits."""
+    true_conditions = holding(workload)
     if workload["spec"].get("active") is False:
-        eviction = holding_conditions.get("Evicted") or {}
-        return DEACTIVATED, _words(eviction) or "its Workload is not active"
-    if "Admitted" in holding_conditions and "Evicted" not in holding_conditions:
+        return DEACTIVATED, _message(true_conditions.get("Evicted") or {}) or "its Workload is not active"
+    if "Admitted" in true_conditions and "Evicted" not in true_conditions:
         return ADMITTED, "admitted, and not released yet"
-    if "QuotaReserved" in holding_conditions and "Evicted" not in holding_conditions:
+    if "QuotaReserved" in true_conditions and "Evicted" not in true_conditions:
         return QUEUED, "has its quota, and waits for admission checks"
     conditions = (workload.get("status") or {}).get("conditions") or []
     quota: Body = next((item for item in conditions if item["type"] == "QuotaReserved"), {})
-    words, reason = _words(quota), quota.get("reason")
-    if words.startswith("LocalQueue ") and words.endswith(" doesn't exist"):
-        return NO_QUEUE, words
-    if reason == "ExceedsMaxQuota" or "maximum capacity" in words:
-        return QUEUED, f"{words}; it never fits unless it asks for less or the queue gets more"
-    return INADMISSIBLE if reason in (INADMISSIBLE, "Misconfigured", "Suspended") else QUEUED, words
+    message, reason = _message(quota), quota.get("reason")
+    if message.startswith("LocalQueue ") and message.endswith(" doesn't exist"):
+        return NO_QUEUE, message
+    if reason == "ExceedsMaxQuota" or "maximum capacity" in message:
+        return QUEUED, f"{message}; it never fits unless it asks for less or the queue gets more"
+    return INADMISSIBLE if reason in (INADMISSIBLE, "Misconfigured", "Suspended") else QUEUED, message
 
 
-def _words(condition: Mapping[str, Any]) -> str:
+def _message(condition: Mapping[str, Any]) -> str:
     """Return a condition's message, without the path of preemption."""
     message = " ".join((condition.get("message") or "").split())
-    return message.partition("; preemptor path:")[0].rstrip("; ")[:_SHOWN]
+    return message.partition("; preemptor path:")[0].rstrip("; ")[:_MESSAGE_LIMIT]
 
 
 def _unknown(job: JobStatus, error: ApiError) -> JobStatus:
-    message = f"in queue {job.queue}; where it stands there is not known: {error.message}"
-    return replace(job, reason=UNKNOWN, message=message + (f" ({error.fix})" if error.status == 403 else ""))
+    fix = f" ({error.fix})" if error.status == 403 else ""
+    message = f"in queue {job.queue}, its position is not known: {error.message}{fix}"
+    return replace(job, reason=UNKNOWN, message=message)
 
 
 def _owner(workload: Body) -> str:
@@ -193,10 +174,7 @@ NAMESPACE = "kueue-system"
 _MANAGER, _CONFIG = "kueue-controller-manager", "kueue-manager-config"
 _SETUP_PATIENCE = 2.0
 _LONGEST_CONFIG = 1_000_000  # A ConfigMap has at most 1 MiB.
-_FRAMEWORKS = ("batch/job",)
-"""What Kueue serves where its configuration names nothing."""
-_FIRST_RELEASE = {"TrainJob": "0.14"}
-"""The first Kueue that knows a kind, where that is not long ago."""
+_DEFAULT_FRAMEWORKS = ("batch/job",)
 
 
 @dataclass(frozen=True)
@@ -204,9 +182,9 @@ class Release:
     """The installed Kueue, as far as RBAC lets us read it."""
 
     served: str = ""
-    """The version of its API that was asked for first and answered; empty where there is no Kueue."""
+    """The newest version of its API; empty if there is no Kueue."""
     ready: bool = True
-    """Whether its controller runs, as far as that may be seen."""
+    """Whether its controller runs, if that may be read."""
 
     def __str__(self) -> str:
         if not self.served:
@@ -218,20 +196,14 @@ def release(cluster: Cluster) -> Release:
     """Return the Kueue of a cluster.
 
     Raises:
-        ApiError: the namespace's Workloads may not be listed, which says nothing.
+        ApiError: the namespace's Workloads may not be listed, so it is not known.
     """
     served = next((version for version in VERSIONS if _serves(cluster, version)), "")
     if not served:
         return Release()
-    apps = client.AppsV1Api(cluster.api)
+    read = partial(client.AppsV1Api(cluster.api).read_namespaced_deployment, _MANAGER, NAMESPACE)
     try:
-        manager = cluster.call(
-            "get",
-            "deployments",
-            lambda: apps.read_namespaced_deployment(_MANAGER, NAMESPACE),
-            name=_MANAGER,
-            patience=_SETUP_PATIENCE,
-        )
+        manager = cluster.call("get", "deployments", read, name=_MANAGER, patience=_SETUP_PATIENCE)
     except ApiError:
         return Release(served)
     return Release(served, bool(manager.status and manager.status.ready_replicas))
@@ -239,7 +211,7 @@ def release(cluster: Cluster) -> Release:
 
 def _serves(cluster: Cluster, version: str) -> bool:
     try:
-        cluster.request("list", _workload_resource(version), limit=1, patience=_SETUP_PATIENCE)
+        cluster.request("list", Resource(GROUP, version, "workloads"), limit=1, patience=_SETUP_PATIENCE)
     except ApiError as error:
         if not error.unknown:
             raise
@@ -253,21 +225,14 @@ def frameworks(cluster: Cluster) -> list[str]:
     Raises:
         ApiError: the configuration may not be read, or is elsewhere.
     """
-    config_map = cluster.call(
-        "get",
-        "configmaps",
-        lambda: cluster.core.read_namespaced_config_map(_CONFIG, NAMESPACE),
-        name=_CONFIG,
-        patience=_SETUP_PATIENCE,
-    )
+    read = partial(cluster.core.read_namespaced_config_map, _CONFIG, NAMESPACE)
+    config_map = cluster.call("get", "configmaps", read, name=_CONFIG, patience=_SETUP_PATIENCE)
     for text in (config_map.data or {}).values():
-        try:
+        with suppress(ValueError):
             body = yaml_value(text, _LONGEST_CONFIG)
-        except ValueError:
-            continue
-        if isinstance(body, dict) and body.get("kind") == "Configuration":
-            return list((body.get("integrations") or {}).get("frameworks") or _FRAMEWORKS)
-    return list(_FRAMEWORKS)
+            if isinstance(body, dict) and body.get("kind") == "Configuration":
+                return list((body.get("integrations") or {}).get("frameworks") or _DEFAULT_FRAMEWORKS)
+    return list(_DEFAULT_FRAMEWORKS)
 
 
 def framework(kind: Kind) -> str:
@@ -282,7 +247,7 @@ def explain(cluster: Cluster, status: JobStatus) -> list[str]:
     try:
         lines = [str(release(cluster))]
     except ApiError as error:
-        return [f"which Kueue there is is not known: {error.message}"]
+        return [f"the installed Kueue is not known: {error.message}"]
     with suppress(ApiError):  # Few may read it.
         lines.append(f"its configuration names {', '.join(frameworks(cluster))}")
     return lines
@@ -296,28 +261,25 @@ def remedy(status: JobStatus) -> str:
             f"create the LocalQueue {status.queue}"
         )
     if status.reason == DEACTIVATED:
-        return "see why with `kubectl describe workload`; run the same again once that is mended"
+        return "see why with `kubectl describe workload`, fix that, and run the same again"
     if status.reason == ADMITTED:
         return (
-            "run the same again: Kueue cannot start a job that was made while it did not serve its kind; "
-            "else look at the log of the job's controller"
+            "run the same again: Kueue cannot start a job that was created while it did not serve its kind; "
+            "otherwise look at the log of the job's controller"
         )
     kind = next((kind for kind in KINDS.values() if kind.title == status.kind), None)
     if kind is None:
         return "leave kueue_queue out"
-    since = (
-        f" ({_FIRST_RELEASE[kind.title]} is the first Kueue that can)" if kind.title in _FIRST_RELEASE else ""
-    )
+    first = " (needs Kueue 0.14 or later)" if kind.title == "TrainJob" else ""
     others = " or ".join(other.name for other in KINDS.values() if other is not kind)
     return (
-        f"have {framework(kind)} named in integrations.frameworks of Kueue's configuration (ConfigMap "
-        f"{_CONFIG} in {NAMESPACE}){since}, and this namespace not left out by its "
-        f"managedJobsNamespaceSelector, and run the same again; or make it a {others} (launcher, --backend), "
-        "or leave kueue_queue out"
+        f"name {framework(kind)} in integrations.frameworks of Kueue's configuration (ConfigMap {_CONFIG} in "
+        f"{NAMESPACE}){first}, do not exclude this namespace by its managedJobsNamespaceSelector, and run "
+        f"the same again; or make it a {others} (launcher, --backend), or leave kueue_queue out"
     )
 
 
-_NUMBERS = re.compile(r"\d\S*\s*")
+_VARYING = re.compile(r"position |\d\S*\s*")  # The position, which is not always known, and numbers.
 
 
 class QueueWait:
@@ -334,18 +296,16 @@ class QueueWait:
         self._since = 0.0
 
     def is_news(self, status: JobStatus, now: float) -> bool:
-        """Whether to print the status: new words at once, only new numbers every Timings.place seconds."""
+        """Whether to print the status: a new text at once, only new numbers every Timings.place seconds."""
         if status.phase is not Phase.SUSPENDED or not status.queue:
             self._reported = ""
             return False
-        if status.reason == ADMITTED:  # It will run in a moment.
+        if status.reason == ADMITTED or status.message == self._reported:
             return False
-        message = status.message
-        same = _NUMBERS.sub("", message) == _NUMBERS.sub("", self._reported)
-        lost = self._reported.endswith(message)  # Its place is not told while Kueue makes up its mind.
-        if lost or (same and now - self._reported_at < self._timings.place):
+        is_same = _VARYING.sub("", status.message) == _VARYING.sub("", self._reported)
+        if is_same and now - self._reported_at < self._timings.place:
             return False
-        self._reported, self._reported_at = message, now
+        self._reported, self._reported_at = status.message, now
         return True
 
     def verdict(self, status: JobStatus, now: float) -> str:
@@ -356,14 +316,9 @@ class QueueWait:
         reason = status.reason if status.phase is Phase.SUSPENDED and status.queue else ""
         if reason != self._reason:
             self._reason, self._since = reason, now
-        waited = now - self._since
-        if reason == UNSERVED and waited > min(self._start_timeout, self._timings.unserved):
-            why = status.message.partition(": ")[2]
-            return (
-                f"no controller releases the job {status.name} from queue {status.queue}: {why}, "
-                f"after {waited:.0f} s"
-            )
-        dead = reason in (NO_QUEUE, DEACTIVATED, ADMITTED)
-        if dead and waited > self._start_timeout:
+        waited, longest = now - self._since, self._start_timeout
+        if reason == UNSERVED:
+            longest = min(longest, self._timings.unserved)
+        if reason in (UNSERVED, NO_QUEUE, DEACTIVATED, ADMITTED) and waited > longest:
             return f"the job {status.name} was given up after {waited:.0f} s {status.message}"
         return ""

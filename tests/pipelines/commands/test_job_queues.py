@@ -48,11 +48,11 @@ def test_status_of_a_job_that_nobody_serves_says_what_to_do(kubedet, submit, fak
     fake_cluster.job("a")["metadata"]["creationTimestamp"] = LONG_AGO
     lines = kubedet("job", "status", "a")[1].splitlines()
     assert lines[-4:-1] == [
-        "a: in queue gpus: Kueue has made no Workload of it yet",
+        "a: in queue gpus: Kueue has no Workload for it",
         "Kueue (API kueue.x-k8s.io/v1beta2)",
         "its configuration names batch/job",
     ]
-    assert lines[-1].startswith("fix: have kubeflow.org/pytorchjob named in integrations.frameworks")
+    assert lines[-1].startswith("fix: name kubeflow.org/pytorchjob in integrations.frameworks")
 
 
 def test_status_of_a_job_of_an_absent_queue_says_so_at_once(kubedet, submit, fake_cluster):

@@ -127,14 +127,14 @@ def test_a_job_that_kueue_leaves_alone_is_unserved(fake_cluster, backend, job):
     backend.submit(job(kueue_queue="gpus"))
     status = backend.status("train")
     assert (status.phase, status.reason) == (Phase.SUSPENDED, "Unserved")
-    assert status.message == "in queue gpus: Kueue has made no Workload of it yet"
+    assert status.message == "in queue gpus: Kueue has no Workload for it"
     assert backend.explain(status) == [
         "Kueue (API kueue.x-k8s.io/v1beta2)",
         "its configuration names batch/job",
     ]
     fake_cluster.denied.add(("get", "configmaps"))
     assert backend.explain(status) == ["Kueue (API kueue.x-k8s.io/v1beta2)"]
-    assert "kubeflow.org/pytorchjob named in integrations.frameworks" in remedy(status)
+    assert "name kubeflow.org/pytorchjob in integrations.frameworks" in remedy(status)
 
 
 def test_nothing_is_asked_of_jobs_that_wait_in_no_queue(fake_cluster, backend, job, kueue):
