@@ -58,8 +58,8 @@ class StockDetector(RetinaNet):
     ) -> dict[str, Tensor]:
         """Losses of a batch, as `RetinaNet.forward`."""
         features = self.features(self.normalize(images, color))
-        size = (images.shape[-2], images.shape[-1])
-        anchors = torch.cat(self.anchors([(level.shape[-2], level.shape[-1]) for level in features], size))
+        shapes = [(level.shape[-2], level.shape[-1]) for level in features]
+        anchors = torch.cat(self.anchors(shapes, images.shape[-1]))
         targets = [
             {"boxes": one[names != PADDING], "labels": names[names != PADDING] + self.label_offset}
             for one, names in zip(boxes, labels, strict=True)

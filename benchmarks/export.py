@@ -35,7 +35,7 @@ from benchmarks.common import arguments, interleaved, report, stock_model
 from trainer.export.formats import OnnxRuntime, OpenVino, write_onnx
 from trainer.export.quantize import quantize
 from trainer.model.architecture import build
-from trainer.model.architectures.retinanet.retinanet import DeploymentGraph, RetinaNet
+from trainer.model.architectures.retinanet.retinanet import RetinaNet
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.deployment import INPUT, best_pairs
 
@@ -59,7 +59,7 @@ def _detector(images: Tensor) -> RetinaNet:
     """RetinaNet R50 v2 with random weights; on these images about a hundred scores pass."""
     detector = build(RetinaNetOptions(score_threshold=0.05), CLASSES).eval()
     with torch.inference_mode():
-        logits, _, _ = detector.outputs(detector.normalize(images))
+        logits, _ = detector.outputs(detector.features(detector.normalize(images)))
         hundredth = logits[0].flatten().topk(100).values[-1]
     with torch.no_grad():
         bias = detector.head.classification_head.cls_logits.bias
@@ -72,7 +72,7 @@ def latency(options: Any) -> None:
     size = options.size
     images = torch.randint(0, 256, (1, 3, size, size), dtype=torch.uint8)
     detector = _detector(images)
-    graph = DeploymentGraph(detector, size).eval()
+    graph = detector.deployment_graph(size).eval()
     tuned = copy.deepcopy(detector).folded().to(memory_format=torch.channels_last)
     stock = stock_model(CLASSES, size, options.device).eval()
     stock.load_state_dict(detector.state_dict(), strict=False)

@@ -35,7 +35,7 @@ class Case:
         self.pixels, self.boxes, self.labels, self.lists = random_batch(images, size, classes, device)
         sides = [-(-size // stride) for stride in (8, 16, 32, 64, 128)]
         detector = build(RetinaNetOptions(), classes).to(device)
-        self.anchors = detector.anchors([(side, side) for side in sides], (size, size))
+        self.anchors = detector.anchors([(side, side) for side in sides], size)
         self.together = torch.cat(self.anchors)
         self.sizes = [len(level) for level in self.anchors]
         self.classes, self.images = classes, images

@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.common import arguments, interleaved, report, run, stock_model
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
-from trainer.model.postprocess import Detections
+from trainer.model.postprocess import Detections, postprocess
 
 GOALS = {"cpu": {"ratio_601": 5}, "cuda": {}}
 """Of 800 px."""
@@ -57,9 +57,15 @@ def main() -> None:
         stock.detections_per_img = 100
         detector = build(RetinaNetOptions(detections_per_image=100), classes).to(device)
         sides = [-(-size // stride) for stride in (8, 16, 32, 64, 128)]
-        anchors = detector.anchors([(side, side) for side in sides], (size, size))
+        anchors = detector.anchors([(side, side) for side in sides], size)
         logits, offsets = outputs(options.images, [len(level) for level in anchors], classes, device)
         both = {"cls_logits": logits, "bbox_regression": offsets}
+        # [B, n, C] -> [B, A, C, places], as the convolution gives them.
+        levels = [
+            level.unflatten(1, (-1, detector.anchors_at_a_place)).permute(0, 2, 3, 1).contiguous()
+            for level in logits
+        ]
+        heads = levels, torch.cat(offsets, dim=1), torch.cat(anchors), size
         shapes = [(size, size)] * options.images
 
         @torch.inference_mode()
@@ -67,8 +73,9 @@ def main() -> None:
             return stock.postprocess_detections(both, [anchors] * len(shapes), shapes)
 
         @torch.inference_mode()
-        def our_way(detector=detector, logits=logits, offsets=offsets, anchors=anchors) -> Detections:
-            return detector.detections(logits, offsets, anchors, (size, size))
+        def our_way(detector=detector, heads=heads) -> Detections:
+            candidates = detector.candidates(*heads)
+            return postprocess(*candidates, detector.num_classes, size, detector.config)
 
         seconds = interleaved(
             {"stock": torchvision_way, "ours": our_way}, options.rounds, device, options.clock

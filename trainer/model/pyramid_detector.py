@@ -1,32 +1,45 @@
-"""What detectors on a residual network with a feature pyramid share, in torchvision's layout."""
+"""Detectors on a residual network with a feature pyramid, in torchvision's state-dict layout."""
 
-from typing import Protocol, Self, cast
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
+from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
+from torchvision.ops.feature_pyramid_network import ExtraFPNBlock
+from torchvision.ops.misc import FrozenBatchNorm2d
 
-from trainer.data.batch import PADDING
 from trainer.model.architecture import Architecture
-from trainer.model.backbone_options import PyramidOptions
-from trainer.model.batchnorm_folding import TORCHVISION, fold
+from trainer.model.batchnorm_folding import TORCHVISION, apply_in_convolutions, fold
+from trainer.model.deployment import RAW_OUTPUTS, Graph, best_pairs, nms_keep, served
+from trainer.model.postprocess import Detections, postprocess
+from trainer.model.pyramid_options import PyramidOptions
 
 MEAN = (0.485, 0.456, 0.406)
 """Mean of the ImageNet images, RGB in 0..1 (torchvision's presets)."""
 STD = (0.229, 0.224, 0.225)
 """Standard deviation of the same."""
 
+NormLayer = Callable[[int], nn.Module]
 
-class _Suppressing(Protocol):
-    """Options of a detector that ends with non-maximum suppression."""
-
-    score_threshold: float
-    nms_threshold: float
-    detections_per_image: int
+_DEPTHS: dict[str, tuple[Any, list[int], int, int]] = {
+    # block, blocks of each stage, groups, width of a group
+    "resnet18": (BasicBlock, [2, 2, 2, 2], 1, 64),
+    "resnet34": (BasicBlock, [3, 4, 6, 3], 1, 64),
+    "resnet50": (Bottleneck, [3, 4, 6, 3], 1, 64),
+    "resnet101": (Bottleneck, [3, 4, 23, 3], 1, 64),
+    "resnext50_32x4d": (Bottleneck, [3, 4, 6, 3], 32, 4),
+    "resnext101_32x8d": (Bottleneck, [3, 4, 23, 3], 32, 8),
+    "resnext101_64x4d": (Bottleneck, [3, 4, 23, 3], 64, 4),
+}
+_PUBLISHED_WIDTH = 64
 
 
 class PyramidDetector(Architecture):
-    """A detector whose features are `backbone`'s, of images normalised as torchvision does it."""
+    """A detector whose features come from `backbone`, for images normalised like torchvision's."""
 
     config: PyramidOptions
     backbone: BackboneWithFPN
@@ -51,36 +64,213 @@ class PyramidDetector(Architecture):
             values = values.contiguous(memory_format=torch.channels_last)
         return values
 
+    def features(self, images: Tensor) -> list[Tensor]:
+        """Levels [B, fpn_channels, h, w] for normalised images [B, 3, S, S], the finest first."""
+        return list(self.backbone(images).values())
+
     @property
     def thresholds(self) -> dict[str, float]:
-        """Of scores, and of overlaps within a class."""
-        config = cast(_Suppressing, self.config)
+        """Score, overlap within a class, and number of detections."""
         return {
-            "score": config.score_threshold,
-            "nms": config.nms_threshold,
-            "detections_per_image": config.detections_per_image,
+            "score": self.config.score_threshold,
+            "nms": self.config.nms_threshold,
+            "detections_per_image": self.config.detections_per_image,
         }
 
-    def blank(self, image_size: int) -> Tensor:
-        """An image without content, uint8 [1, 3, S, S], from which a graph learns its levels."""
-        return torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8, device=self.mean.device)
-
     def folded(self) -> Self:
-        """Its batch normalisation is in the convolutions; see `batchnorm_folding.fold`."""
+        """Fold its BatchNorm into the convolutions."""
         fold(self.backbone.body, TORCHVISION)
         return self
 
 
-def unpadded(boxes: Tensor, labels: Tensor, first: int) -> list[dict[str, Tensor]]:
-    """Targets as torchvision takes them, without padding.
+class DenseDetector(PyramidDetector):
+    """A detector that predicts classes and a box for A anchors at each place of each level."""
+
+    anchor_generator: AnchorGenerator
+
+    def __init__(self, config: PyramidOptions, num_classes: int) -> None:
+        super().__init__(config, num_classes)
+        self._anchors: dict[tuple[int, torch.device], list[Tensor]] = {}
+
+    @abstractmethod
+    def outputs(self, features: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+        """Class outputs [B, A, C, h * w] of each level, and box outputs [B, N, 4] of all levels."""
+
+    @abstractmethod
+    def decode(self, offsets: Tensor, anchors: Tensor) -> Tensor:
+        """Boxes [..., 4] in pixels from box outputs [..., 4] and anchors [..., 4]."""
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        """Scores of class outputs, of any shape, in fp32."""
+        return torch.sigmoid(outputs.float())
+
+    def anchors(self, shapes: list[tuple[int, int]], image_size: int) -> list[Tensor]:
+        """Anchors [n, 4] of each level, built once for an input size and device.
+
+        Always fp32: in bf16 they would move by up to 6 pixels at 800 px.
+        """
+        key = (image_size, self.mean.device)
+        if key not in self._anchors:
+            self.anchor_generator.set_cell_anchors(torch.float32, self.mean.device)
+            strides = [
+                [torch.tensor(image_size // side, device=self.mean.device) for side in shape]
+                for shape in shapes
+            ]
+            with torch.inference_mode(False):
+                self._anchors[key] = self.anchor_generator.grid_anchors([list(s) for s in shapes], strides)
+        return self._anchors[key]
+
+    def candidates(
+        self, outputs: list[Tensor], offsets: Tensor, anchors: Tensor, image_size: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Boxes [B, T, 4], scores and labels [B, T] of the best pairs of each level, the finest level first.
+
+        Args:
+            outputs: [B, A, C, h * w] of each level.
+            offsets: [B, N, 4].
+            anchors: [N, 4] of all levels.
+            image_size: side of the square, pixels.
+        """
+        parts, start = [], 0
+        for level in outputs:
+            best, anchor, label = best_pairs(level, self.config.topk_candidates)
+            parts.append((best, anchor + start, label))
+            start += level.shape[1] * level.shape[3]
+        # Decoded for all levels at once: many small operators cost more than the arithmetic.
+        best, anchor, labels = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
+        chosen = offsets.gather(1, anchor[:, :, None].expand(-1, -1, 4)).float()
+        return self.decode(chosen, anchors[anchor]).clamp(0, image_size), self.scores(best), labels
+
+    @torch.inference_mode()
+    def predict(self, images: Tensor) -> Detections:
+        """Detections in uint8 images [B, 3, S, S]."""
+        size = images.shape[-1]
+        features = self.features(self.normalize(images))
+        anchors = torch.cat(self.anchors([shape_of(level) for level in features], size))
+        candidates = self.candidates(*self.outputs(features), anchors, size)
+        return postprocess(*candidates, self.num_classes, size, self.config)
+
+    def deployment_graph(self, image_size: int) -> Graph:
+        """The detector with pre- and postprocessing."""
+        return DenseGraph(self, image_size)
+
+    def raw_graph(self, image_size: int) -> Graph:
+        """All boxes and scores, for runtimes with their own suppression."""
+        return RawGraph(self, image_size)
+
+
+class DenseGraph(Graph):
+    """uint8 [B, 3, S, S] in, `Served` out; anchors and thresholds are constants of the graph."""
+
+    anchors: Tensor
+    """fp32 [N, 4] of all levels, x1 y1 x2 y2."""
+
+    def __init__(self, detector: DenseDetector, image_size: int) -> None:
+        super().__init__()
+        self.detector, self.config, self.image_size = detector.eval(), detector.config, image_size
+        blank = torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8, device=detector.mean.device)
+        # Not in inference mode, whose tensors no exporter can trace.
+        with torch.no_grad():
+            shapes = [shape_of(level) for level in detector.features(detector.normalize(blank))]
+        anchors = detector.anchors(shapes, image_size)
+        self.register_buffer("anchors", torch.cat(anchors))
+        limit, classes = self.config.topk_candidates, detector.num_classes
+        candidates = sum(min(limit, len(level) * classes) for level in anchors)
+        self.rows = min(self.config.detections_per_image, candidates)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Detections of a batch of uint8 squares."""
+        outputs = self.detector.outputs(self.detector.features(self.detector.normalize(images)))
+        boxes, scores, labels = self.detector.candidates(*outputs, self.anchors, self.image_size)
+        kept = nms_keep(
+            boxes, scores, labels, self.detector.num_classes,
+            self.config.nms_threshold, self.config.score_threshold,
+        )  # fmt: skip
+        return served(boxes, scores * kept, labels, self.rows)
+
+
+class RawGraph(DenseGraph):
+    """uint8 [B, 3, S, S] in; boxes [B, N, 4] in pixels and scores [B, N, C] of all anchors out.
+
+    The inputs of TensorRT's EfficientNMS_TRT (box_coding 0, score_activation 0, background_class -1).
+    """
+
+    names = RAW_OUTPUTS
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Boxes and scores of a batch of uint8 squares."""
+        outputs, offsets = self.detector.outputs(self.detector.features(self.detector.normalize(images)))
+        # [B, A, C, h * w] -> [B, h * w * A, C], the order of the anchors.
+        levels = [level.permute(0, 3, 1, 2).flatten(1, 2) for level in outputs]
+        boxes = self.detector.decode(offsets, self.anchors).clamp(0, self.image_size)
+        return boxes, self.detector.scores(torch.cat(levels, dim=1))
+
+
+class _WidthResNet(ResNet):
+    """torchvision's ResNet with `width` instead of 64 channels in its first stage."""
+
+    def __init__(self, width: int, norm_layer: NormLayer, block: Any, *args: Any, **kwargs: Any) -> None:
+        self.width = width
+        super().__init__(block, *args, norm_layer=norm_layer, **kwargs)
+        if width != _PUBLISHED_WIDTH:
+            self.conv1 = nn.Conv2d(3, width, kernel_size=7, stride=2, padding=3, bias=False)
+            nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
+            self.bn1 = norm_layer(width)
+
+    def _make_layer(self, block: Any, planes: int, *args: Any, **kwargs: Any) -> nn.Sequential:
+        if planes == _PUBLISHED_WIDTH:
+            self.inplanes = self.width
+        return super()._make_layer(block, planes * self.width // _PUBLISHED_WIDTH, *args, **kwargs)
+
+
+def group_norm(channels: int) -> nn.GroupNorm:
+    """GroupNorm with 8 channels a group, at most 32 groups (the published width has 32)."""
+    return nn.GroupNorm(max(1, min(32, channels // 8)), channels)
+
+
+def build_backbone(
+    config: PyramidOptions, first: int, extra: Callable[[int, int], ExtraFPNBlock],
+    norm_layer: NormLayer | None = None,
+) -> BackboneWithFPN:  # fmt: skip
+    """Build the backbone and its pyramid: [B, 3, H, W] to an ordered dict of [B, fpn_channels, h, w].
 
     Args:
-        boxes: fp32 [B, M, 4].
-        labels: int64 [B, M]; PADDING where a row is padding.
-        first: label of the first class.
+        config: network, width and trained stages.
+        first: first stage whose output the pyramid takes, C2 to C5; the last is always C5.
+        extra: makes the coarser levels from the channels of C5 and of the pyramid.
+        norm_layer: normalisation within the pyramid, if any.
     """
-    real = labels != PADDING
-    return [
-        {"boxes": rows[kept], "labels": names[kept] + first}
-        for rows, names, kept in zip(boxes, labels, real, strict=True)
-    ]
+    block, layers, groups, group_width = _DEPTHS[config.backbone]
+    norms: dict[str, NormLayer] = {
+        "batch": nn.BatchNorm2d, "frozen": FrozenBatchNorm2d, "group": group_norm
+    }  # fmt: skip
+    body = _WidthResNet(
+        config.backbone_width, norms[config.norm], block, layers, groups=groups, width_per_group=group_width
+    )
+    freeze(body, config.trainable_layers)
+    apply_in_convolutions(body, (FrozenBatchNorm2d,), TORCHVISION)
+    stages = range(first, 6)
+    channels = [config.backbone_width * block.expansion * 2 ** (stage - 2) for stage in stages]
+    return BackboneWithFPN(
+        body,
+        return_layers={f"layer{stage - 1}": str(index) for index, stage in enumerate(stages)},
+        in_channels_list=channels,
+        out_channels=config.fpn_channels,
+        extra_blocks=extra(channels[-1], config.fpn_channels),
+        norm_layer=norm_layer,
+    )
+
+
+def freeze(body: ResNet, trainable_layers: int) -> None:
+    """Stop training all but the last `trainable_layers` of the five stages."""
+    stages = ["layer4", "layer3", "layer2", "layer1", "conv1"][:trainable_layers]
+    if "conv1" in stages:
+        stages.append("bn1")
+    for name, parameter in body.named_parameters():
+        if name.split(".")[0] not in stages:
+            parameter.requires_grad_(False)
+
+
+def shape_of(level: Tensor) -> tuple[int, int]:
+    """Height and width of a feature map [B, C, h, w]."""
+    return level.shape[-2], level.shape[-1]

@@ -27,7 +27,7 @@ SHAPES = [(100, 100), (50, 50), (25, 25), (13, 13), (7, 7)]
 def step(classes, images, device, options=None):
     """The detector, and a forward pass of it that is still to be run."""
     detector = build(options or RetinaNetOptions(), classes).train()
-    detector.anchors(SHAPES, (800, 800))
+    detector.anchors(SHAPES, 800)
     pixels = torch.zeros(images, 3, 800, 800, dtype=torch.uint8)
     boxes, labels = torch.rand(images, 8, 4), torch.zeros(images, 8, dtype=torch.int64)
 

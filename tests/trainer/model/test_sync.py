@@ -77,7 +77,7 @@ def operations_at_full_size(images, classes):
         detector = build(NARROW, classes).train()
         pixels = torch.zeros(images, 3, 800, 800, dtype=torch.uint8)
         boxes, labels = torch.rand(images, 8, 4), torch.zeros(images, 8, dtype=torch.int64)
-        detector.anchors([(100, 100), (50, 50), (25, 25), (13, 13), (7, 7)], (800, 800))
+        detector.anchors([(100, 100), (50, 50), (25, 25), (13, 13), (7, 7)], 800)
         with Named() as named:
             with torch.autocast("cpu", torch.bfloat16):
                 losses = detector(pixels, boxes, labels)

@@ -1,6 +1,6 @@
 """Faster R-CNN v2, with torchvision's two stages on our squares and padded batches."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +16,14 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import MultiScaleRoIAlign, roi_align
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
+from trainer.data.batch import PADDING
 from trainer.model import class_outputs, upstream_fitting
 from trainer.model.architecture import UpstreamWeights
 from trainer.model.architectures.faster_rcnn.faster_rcnn_options import FasterRcnnOptions
-from trainer.model.backbone import build_backbone, group_norm
 from trainer.model.deployment import Graph, nms_keep, served
 from trainer.model.global_batch import Part, uniform
-from trainer.model.postprocess import Detections, padded
-from trainer.model.pyramid_detector import PyramidDetector, unpadded
+from trainer.model.postprocess import Detections
+from trainer.model.pyramid_detector import PyramidDetector, build_backbone, group_norm
 
 PREDICTOR = "roi_heads.box_predictor."
 """Prefix of the names of the layers that depend on the classes."""
@@ -82,7 +82,11 @@ class FasterRcnn(PyramidDetector):
         assert part is not None
         self.rpn.fg_bg_sampler.keys = self.roi_heads.fg_bg_sampler.keys = part.keys
         inputs = self.normalize(images, color)
-        targets = unpadded(boxes, labels, first=1)
+        # torchvision's lists without padding, whose label 0 is the background.
+        targets = [
+            {"boxes": rows[real], "labels": names[real] + 1}
+            for rows, names, real in zip(boxes, labels, labels != PADDING, strict=True)
+        ]
         features, listed = self.backbone(inputs), _listed(inputs)
         proposals, first = self.rpn(listed, features, targets)
         _, second = self.roi_heads(features, proposals, listed.image_sizes, targets)
@@ -100,7 +104,7 @@ class FasterRcnn(PyramidDetector):
         features, listed = self.backbone(inputs), _listed(inputs)
         proposals, _ = self.rpn(listed, features)
         detections, _ = self.roi_heads(features, proposals, listed.image_sizes)
-        return padded(detections, self.config.detections_per_image, first=1)
+        return _padded(detections, self.config.detections_per_image)
 
     def deployment_graph(self, image_size: int) -> Graph:
         """The detector with pre- and postprocessing."""
@@ -134,6 +138,21 @@ class FasterRcnn(PyramidDetector):
     def title(self) -> str:
         """Name and backbone."""
         return f"Faster R-CNN v2 on {self.config.backbone}"
+
+
+def _padded(images: Sequence[Mapping[str, Tensor]], rows: int) -> Detections:
+    """Detections of a batch from torchvision's lists of at most `rows`, best first."""
+    device = images[0]["scores"].device
+    batch = Detections(
+        torch.zeros(len(images), rows, 4, device=device), torch.zeros(len(images), rows, device=device),
+        torch.full((len(images), rows), -1, device=device),
+        torch.tensor([len(one["scores"]) for one in images], device=device),
+    )  # fmt: skip
+    for row, one in enumerate(images):
+        count = len(one["scores"])
+        batch.boxes[row, :count], batch.scores[row, :count] = one["boxes"], one["scores"]
+        batch.labels[row, :count] = one["labels"] - 1
+    return batch
 
 
 class BalancedDraw(BalancedPositiveNegativeSampler):
@@ -216,10 +235,9 @@ class FasterRcnnGraph(Graph):
         self.detector = detector.eval()
         self.config, self.image_size = detector.config, image_size
         with torch.no_grad():
-            blank = detector.blank(image_size)
-            features = list(detector.backbone(detector.normalize(blank)).values())
-            listed = ImageList(blank.float(), [(image_size, image_size)])
-            (anchors,) = detector.rpn.anchor_generator(listed, features)
+            blank = torch.zeros(1, 3, image_size, image_size, device=detector.mean.device)
+            features = detector.features(detector.normalize(blank))
+            (anchors,) = detector.rpn.anchor_generator(_listed(blank), features)
         each = len(self.config.aspect_ratios)
         self.counts = [level.shape[-2] * level.shape[-1] * each for level in features]
         self.register_buffer("anchors", anchors)
@@ -232,7 +250,7 @@ class FasterRcnnGraph(Graph):
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Detections of a batch of uint8 squares; see `Served`."""
-        features = list(self.detector.backbone(self.detector.normalize(images)).values())
+        features = self.detector.features(self.detector.normalize(images))
         proposals, real = self.proposals(features)
         boxes, scores = self.classified(features, proposals)
         best, pair = torch.topk((scores * real[:, :, None]).flatten(1), self.candidates, dim=1)

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from trainer.config.types import STRICT, Fraction, Positive, Sizes
-from trainer.model.backbone_options import PyramidOptions
+from trainer.config.types import STRICT, Positive, Sizes
+from trainer.model.pyramid_options import PyramidOptions
 
 
 @dataclass(config=STRICT, frozen=True)
@@ -35,7 +35,5 @@ class FasterRcnnOptions(PyramidOptions):
     """Convolutions of the second stage."""
     head_width: Positive = 1024
     """Features of a proposal behind them."""
-    nms_threshold: Fraction = 0.5
-    """Overlap above which the weaker detection of a class is dropped."""
     topk_candidates: Positive = 2000
     """Pairs of proposal and class that reach the suppression in an exported model."""

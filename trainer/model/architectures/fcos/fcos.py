@@ -1,4 +1,4 @@
-"""FCOS, with torchvision's heads, losses and postprocessing on our squares and padded batches."""
+"""FCOS: torchvision's heads, and its losses on padded batches."""
 
 import math
 from collections.abc import Sequence
@@ -9,19 +9,15 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torchvision.models.detection._utils import BoxLinearCoder
 from torchvision.models.detection.anchor_utils import AnchorGenerator
-from torchvision.models.detection.fcos import FCOS, FCOSClassificationHead, FCOSHead, FCOSRegressionHead
-from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.fcos import FCOSClassificationHead, FCOSHead, FCOSRegressionHead
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from trainer.model import class_outputs, upstream_fitting
 from trainer.model.architecture import UpstreamWeights
 from trainer.model.architectures.fcos.fcos_options import FcosOptions
-from trainer.model.backbone import build_backbone, group_norm
 from trainer.model.boxes import area, giou_loss
-from trainer.model.deployment import RAW_OUTPUTS, Graph, best_pairs, nms_keep, served
 from trainer.model.focal import BACKGROUND, focal_loss
-from trainer.model.postprocess import Detections, padded
-from trainer.model.pyramid_detector import PyramidDetector
+from trainer.model.pyramid_detector import DenseDetector, build_backbone, group_norm, shape_of
 
 STRIDES = (8, 16, 32, 64, 128)
 _PLACES = 1
@@ -31,21 +27,21 @@ _LARGEST, _LEAST = 1e8, 1e-5
 
 
 class Matches(NamedTuple):
-    """What each of N places learns in each of B images."""
+    """Targets of N places in each of B images."""
 
     labels: Tensor
     """int64 [B, N]: a class, or BACKGROUND."""
     boxes: Tensor
-    """fp32 [B, N, 4]: the object's box, or the place's own square where there is none."""
+    """fp32 [B, N, 4]: the object's box, or the place's square if there is none."""
     positive: Tensor
     """bool [B, N]: whether there is an object."""
 
 
-class Fcos(PyramidDetector):
+class Fcos(DenseDetector):
     """FCOS in torchvision's state-dict layout (backbone.*, head.*).
 
-    Its losses are divided by the places that learn an object, over all images of a forward pass, as
-    torchvision does: how a global batch is cut into passes and processes changes them a little.
+    As in torchvision, losses are divided by the places that learn an object in a forward pass, so the split
+    of a global batch into passes and processes changes them slightly.
     """
 
     config: FcosOptions
@@ -55,28 +51,19 @@ class Fcos(PyramidDetector):
         super().__init__(config, num_classes)
         self.backbone = build_backbone(config, first=3, extra=lambda _, width: LastLevelP6P7(width, width))
         self.head = _Head(config.fpn_channels, num_classes, config.head_depth)
-        stock = FCOS(
-            self.backbone, num_classes, head=self.head,
-            anchor_generator=AnchorGenerator(tuple((size,) for size in STRIDES), ((1.0,),) * len(STRIDES)),
-            center_sampling_radius=config.center_radius, score_thresh=config.score_threshold,
-            nms_thresh=config.nms_threshold, detections_per_img=config.detections_per_image,
-            topk_candidates=config.topk_candidates,
-        )  # fmt: skip
-        # In a tuple: its weights are ours, and shall not be registered a second time.
-        self._stock = (stock,)
+        self.anchor_generator = AnchorGenerator(tuple((size,) for size in STRIDES), ((1.0,),) * len(STRIDES))
 
     def forward(
         self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None,
         verified: Tensor | None = None,
     ) -> dict[str, Tensor]:  # fmt: skip
         """Losses of a batch: focal loss, GIoU loss, and cross-entropy of the distance from the centre."""
-        inputs = self.normalize(images, color)
-        features = list(self.backbone(inputs).values())
+        features = self.features(self.normalize(images, color))
         outputs = self.head(features)
-        with torch.autocast(inputs.device.type, enabled=False):
-            anchors = self.anchors(inputs[:1], features)[0]
-            matches = assign(boxes, labels, anchors, _counts(features), self.config.center_radius)
-            return self._losses(outputs, anchors, matches)
+        with torch.autocast(images.device.type, enabled=False):
+            levels = self.anchors([shape_of(level) for level in features], images.shape[-1])
+            matches = assign(boxes, labels, levels, self.config.center_radius)
+            return self._losses(outputs, torch.cat(levels), matches)
 
     def _losses(self, outputs: dict[str, Tensor], anchors: Tensor, matches: Matches) -> dict[str, Tensor]:
         """The losses of torchvision's `FCOSHead.compute_loss`; no shape depends on the data.
@@ -84,7 +71,7 @@ class Fcos(PyramidDetector):
         Args:
             outputs: cls_logits [B, N, C], bbox_regression [B, N, 4] and bbox_ctrness [B, N, 1], fp32.
             anchors: [N, 4].
-            matches: what each place learns.
+            matches: targets of each place.
         """
         positive, places = matches.positive, anchors.expand_as(matches.boxes)
         share = 1 / positive.sum().clamp(min=1)
@@ -108,38 +95,28 @@ class Fcos(PyramidDetector):
             "centerness": torch.where(positive, nearness, 0.0).sum() * share,
         }
 
-    @torch.inference_mode()
-    def predict(self, images: Tensor) -> Detections:
-        """Detections in uint8 images [B, 3, S, S], by torchvision's postprocessing."""
-        inputs = self.normalize(images)
-        features = list(self.backbone(inputs).values())
-        counts = _counts(features)
-        outputs = {name: list(part.split(counts, dim=1)) for name, part in self.head(features).items()}
-        anchors = [list(each.split(counts)) for each in self.anchors(inputs, features)]
-        sizes = [(images.shape[-2], images.shape[-1])] * len(images)
-        detections = self._stock[0].postprocess_detections(outputs, anchors, sizes)
-        return padded(detections, self.config.detections_per_image, first=0)
+    def outputs(self, features: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+        """Scores [B, 1, C, h * w] of each level, and distances [B, N, 4] to the edges."""
+        classes, places = self.head.classification_head, self.head.regression_head
+        scores, distances = [], []
+        for level in features:
+            boxes = places.conv(level)
+            near = torch.sigmoid(places.bbox_ctrness(boxes).float())
+            score = torch.sqrt(torch.sigmoid(classes.cls_logits(classes.conv(level)).float()) * near)
+            count = level.shape[-2] * level.shape[-1]
+            scores.append(score.reshape(-1, 1, self.num_classes, count))
+            distance = torch.relu(places.bbox_reg(boxes)).float()
+            distances.append(distance.reshape(-1, 4, count).transpose(1, 2))
+        return scores, torch.cat(distances, dim=1)
 
-    def anchors(self, images: Tensor, features: list[Tensor]) -> list[Tensor]:
-        """A square of a stride's side at each place, [N, 4] fp32 for each image.
+    def scores(self, outputs: Tensor) -> Tensor:
+        """`outputs` gives scores already, since they depend on two heads."""
+        return outputs
 
-        Args:
-            images: [B, 3, S, S].
-            features: of each level, [B, channels, h, w].
-        """
-        sizes = [(images.shape[-2], images.shape[-1])] * len(images)
-        anchors: list[Tensor] = self._stock[0].anchor_generator(
-            ImageList(images.float(), sizes), [level.float() for level in features]
-        )
-        return anchors
-
-    def deployment_graph(self, image_size: int) -> Graph:
-        """The detector with pre- and postprocessing."""
-        return FcosGraph(self, image_size)
-
-    def raw_graph(self, image_size: int) -> Graph:
-        """All boxes and scores, for runtimes with a suppression of their own."""
-        return RawFcosGraph(self, image_size)
+    def decode(self, offsets: Tensor, anchors: Tensor) -> Tensor:
+        """Boxes from distances to the edges."""
+        boxes: Tensor = self.head.box_coder.decode(offsets, anchors)
+        return boxes
 
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
         """Load weights of torchvision's FCOS or of a ResNet; see `upstream_fitting`."""
@@ -158,22 +135,22 @@ class Fcos(PyramidDetector):
         return f"FCOS on {self.config.backbone}"
 
 
-def assign(boxes: Tensor, labels: Tensor, anchors: Tensor, counts: list[int], radius: float) -> Matches:
-    """Assign the smallest object to each place that is near its centre and on the level for its size.
+def assign(boxes: Tensor, labels: Tensor, levels: list[Tensor], radius: float) -> Matches:
+    """Assign to each place the smallest object whose centre is near and whose size suits the level.
 
     The rules of `FCOS.compute_loss` in torchvision, for all images at once.
 
     Args:
         boxes: [B, M, 4] targets in pixels; zeros where padded.
         labels: int64 [B, M].
-        anchors: [N, 4] the square around each place.
-        counts: places of each level.
+        levels: [n, 4] squares around the places of each level.
         radius: distance from the centre, in squares.
     """
+    anchors = torch.cat(levels)
     sides = anchors[:, 2] - anchors[:, 0]
     lowest, highest = sides * 4, sides * 8
-    lowest[: counts[0]] = 0
-    highest[-counts[-1] :] = math.inf
+    lowest[: len(levels[0])] = 0
+    highest[-len(levels[-1]) :] = math.inf
     x, y = ((anchors[:, :2] + anchors[:, 2:]) / 2).unbind(1)
     # [B, M, N] each; a row of padding has no size, so that no place is in it.
     x1, y1, x2, y2 = (side[:, :, None] for side in boxes.unbind(-1))
@@ -204,78 +181,3 @@ class _Head(FCOSHead):
 
     def forward(self, features: list[Tensor]) -> dict[str, Tensor]:
         return {name: part.float() for name, part in super().forward(features).items()}
-
-
-def _counts(features: list[Tensor]) -> list[int]:
-    """Places of each level."""
-    return [level.shape[-2] * level.shape[-1] for level in features]
-
-
-class _Places(Graph):
-    """The detector up to its outputs, with constant places."""
-
-    anchors: Tensor
-    """fp32 [N, 4]: the square around each place."""
-
-    def __init__(self, detector: Fcos, image_size: int) -> None:
-        super().__init__()
-        self.detector = detector.eval()
-        self.config, self.image_size = detector.config, image_size
-        with torch.no_grad():
-            blank = detector.blank(image_size)
-            features = list(detector.backbone(detector.normalize(blank)).values())
-            self.register_buffer("anchors", detector.anchors(blank, features)[0])
-        places = [level.shape[-2] * level.shape[-1] for level in features]
-        candidates = sum(min(self.config.topk_candidates, count * detector.num_classes) for count in places)
-        self.rows = min(self.config.detections_per_image, candidates)
-
-    def outputs(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Scores [B, 1, C, h * w] of each level, and the distances [B, N, 4] of all places to the edges."""
-        head = self.detector.head
-        classes, places = head.classification_head, head.regression_head
-        scores, distances = [], []
-        for level in self.detector.backbone(self.detector.normalize(images)).values():
-            boxes = places.conv(level)
-            near = torch.sigmoid(places.bbox_ctrness(boxes).float())
-            score = torch.sqrt(torch.sigmoid(classes.cls_logits(classes.conv(level)).float()) * near)
-            count = level.shape[-2] * level.shape[-1]
-            scores.append(score.reshape(-1, 1, self.detector.num_classes, count))
-            distance = torch.relu(places.bbox_reg(boxes)).float()
-            distances.append(distance.reshape(-1, 4, count).transpose(1, 2))
-        return scores, torch.cat(distances, dim=1)
-
-    def boxes(self, distances: Tensor, anchors: Tensor) -> Tensor:
-        """Boxes in pixels of the square, within it."""
-        return self.detector.head.box_coder.decode(distances, anchors).clamp(0, self.image_size)
-
-
-class FcosGraph(_Places):
-    """uint8 [B, 3, S, S] in, `Served` out; places and thresholds are constants of the graph."""
-
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Detections of a batch of uint8 squares; see `Served`."""
-        levels, distances = self.outputs(images)
-        parts, start = [], 0
-        for level in levels:
-            best, place, label = best_pairs(level, self.config.topk_candidates)
-            parts.append((best, place + start, label))
-            start += level.shape[3]
-        scores, place, labels = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
-        boxes = self.boxes(distances.gather(1, place[:, :, None].expand(-1, -1, 4)), self.anchors[place])
-        kept = nms_keep(
-            boxes, scores, labels, self.detector.num_classes,
-            self.config.nms_threshold, self.config.score_threshold,
-        )  # fmt: skip
-        return served(boxes, scores * kept, labels, self.rows)
-
-
-class RawFcosGraph(_Places):
-    """uint8 [B, 3, S, S] in; boxes [B, N, 4] and scores [B, N, C] of all places out."""
-
-    names = RAW_OUTPUTS
-
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """All boxes, in pixels of the square, and their scores."""
-        levels, distances = self.outputs(images)
-        scores = torch.cat([level[:, 0].transpose(1, 2) for level in levels], dim=1)
-        return self.boxes(distances, self.anchors), scores

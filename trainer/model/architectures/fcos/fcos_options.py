@@ -6,7 +6,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from trainer.config.types import STRICT, Fraction, Positive
-from trainer.model.backbone_options import PyramidOptions
+from trainer.model.pyramid_options import PyramidOptions
 
 
 @dataclass(config=STRICT, frozen=True)
@@ -26,5 +26,3 @@ class FcosOptions(PyramidOptions):
     """Detections below this score are dropped."""
     nms_threshold: Fraction = 0.6
     """Overlap above which the weaker detection of a class is dropped."""
-    topk_candidates: Positive = 1000
-    """Candidates of each pyramid level that reach the suppression."""

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from trainer.config.types import STRICT, Fraction, Positive, Sizes
-from trainer.model.backbone_options import PyramidOptions
+from trainer.config.types import STRICT, Positive, Sizes
+from trainer.model.pyramid_options import PyramidOptions
 
 
 @dataclass(config=STRICT, frozen=True)
@@ -38,7 +38,3 @@ class RetinaNetOptions(PyramidOptions):
     """Keep an output for class 0 that is never a target, as torchvision's own models have it
     (91 outputs for COCO, 601 for Open Images). Not needed to load their weights, nor to write
     weights for them: `python -m trainer weights`."""
-    nms_threshold: Fraction = 0.5
-    """Overlap above which the weaker detection of a class is dropped."""
-    topk_candidates: Positive = 1000
-    """Candidates of each pyramid level that reach the suppression."""

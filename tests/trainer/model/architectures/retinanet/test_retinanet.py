@@ -63,36 +63,6 @@ def test_equal_to_torchvision(version):
         assert difference < 1e-5, name
 
 
-@pytest.mark.parametrize("background", [False, True])
-def test_detections_equal_to_torchvision(background):
-    config = RetinaNetOptions(background_class=background, detections_per_image=100)
-    ours = build(config, CLASSES)
-    shapes = [(-(-SIZE // stride), -(-SIZE // stride)) for stride in (8, 16, 32, 64, 128)]
-    anchors = ours.anchors(shapes, (SIZE, SIZE))
-    total = sum(len(level) for level in anchors)
-    logits = torch.randn(3, total, CLASSES + background) * 2 - 5
-    logits[2] = -20.0
-    offsets = torch.randn(3, total, 4) * 0.3
-    sizes = [len(level) for level in anchors]
-    detections = ours.detections(
-        list(logits.split(sizes, dim=1)), list(offsets.split(sizes, dim=1)), anchors, (SIZE, SIZE)
-    )
-    model = reference("v2")
-    model.detections_per_img = 100
-    outputs = {
-        "cls_logits": list(logits[:, :, background:].split(sizes, dim=1)),
-        "bbox_regression": list(offsets.split(sizes, dim=1)),
-    }
-    expected = model.postprocess_detections(outputs, [anchors] * 3, [(SIZE, SIZE)] * 3)
-    assert [len(one["scores"]) for one in expected] == detections.num.tolist() == [100, 100, 0]
-    for row, one in enumerate(expected):
-        count = len(one["scores"])
-        assert torch.equal(detections.labels[row, :count], one["labels"])
-        assert torch.allclose(detections.scores[row, :count], one["scores"], rtol=1e-6)
-        assert torch.allclose(detections.boxes[row, :count], one["boxes"], atol=1e-4)
-        assert (detections.labels[row, count:] == -1).all() and (detections.scores[row, count:] == 0).all()
-
-
 @pytest.mark.parametrize("backbone", ["resnet18", "resnet34", "resnet101", "resnext50_32x4d"])
 @pytest.mark.parametrize("norm", ["batch", "frozen", "group"])
 def test_backbones_and_norms_train(backbone, norm):

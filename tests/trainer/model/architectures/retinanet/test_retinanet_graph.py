@@ -6,7 +6,6 @@ import torch
 from trainer.export.detection_pairing import EXACT, Comparison
 from trainer.export.verify import suppress
 from trainer.model.architecture import build
-from trainer.model.architectures.retinanet.retinanet import DeploymentGraph, RawGraph
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.deployment import best_pairs, nms_keep
 from trainer.model.postprocess import Detections
@@ -38,7 +37,7 @@ def _images(count=3):
 def test_it_equals_the_detector(changes):
     detector, images = _detector(**changes), _images()
     with torch.inference_mode():
-        boxes, scores, labels, num = DeploymentGraph(detector, SIZE)(images)
+        boxes, scores, labels, num = detector.deployment_graph(SIZE)(images)
     expected = detector.predict(images)
     assert torch.equal(num, expected.num) and int(num.min()) > 5
     assert torch.equal(labels, expected.labels)
@@ -47,7 +46,7 @@ def test_it_equals_the_detector(changes):
 
 
 def test_a_batch_equals_its_images():
-    graph, images = DeploymentGraph(_detector(), SIZE), _images()
+    graph, images = _detector().deployment_graph(SIZE), _images()
     with torch.inference_mode():
         together = graph(images)
         for row in range(len(images)):
@@ -57,7 +56,7 @@ def test_a_batch_equals_its_images():
 
 def test_outputs_have_the_rows_there_can_be():
     detector = _detector(detections_per_image=100000, topk_candidates=3)
-    graph = DeploymentGraph(detector, SIZE)
+    graph = detector.deployment_graph(SIZE)
     with torch.inference_mode():
         boxes, scores, labels, num = graph(_images(2))
     assert graph.rows == 15 and boxes.shape == (2, 15, 4) and num.shape == (2,)
@@ -67,7 +66,7 @@ def test_outputs_have_the_rows_there_can_be():
 def test_raw_outputs_and_their_suppression_find_the_same():
     detector, images = _detector(background_class=True), _images()
     with torch.inference_mode():
-        boxes, scores = RawGraph(detector, SIZE)(images)
+        boxes, scores = detector.raw_graph(SIZE)(images)
     assert scores.shape == (3, boxes.shape[1], 7)
     comparison = Comparison(EXACT)
     comparison.add(detector.predict(images), suppress(boxes, scores, detector.thresholds))

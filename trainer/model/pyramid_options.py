@@ -1,4 +1,4 @@
-"""Options of a residual backbone with a feature pyramid, for the architectures that have one."""
+"""Options that all detectors on a residual network with a feature pyramid have."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from trainer.config.schema import ModelConfig
-from trainer.config.types import STRICT, Positive, integral
+from trainer.config.types import STRICT, Fraction, Positive, integral
 
 Backbone = Literal[
     "resnet18",
@@ -37,6 +37,10 @@ class PyramidOptions(ModelConfig):
     """Backbone stages that are trained, counted from the last; 5 is all of it."""
     fpn_channels: Positive = 256
     """Width of the feature pyramid and of the heads."""
+    nms_threshold: Fraction = 0.5
+    """Overlap above which the weaker detection of a class is dropped."""
+    topk_candidates: Positive = 1000
+    """Candidates of each pyramid level that reach the suppression."""
 
     def freezing(self) -> dict[str, Any]:
         """Return the options that keep weights as they were loaded, each with the value that does not."""
