@@ -1,10 +1,9 @@
-"""What augmentation makes of each sample and step: squares of several sizes, mosaics, mix-up, and its end.
+"""Which picture each sample becomes: squares of several sizes, mosaics, mix-up, and plain last epochs.
 
 A mosaic shows four images around a point near the square's middle (Bochkovskiy et al. 2020,
 arXiv:2004.10934); mix-up blends another image in and keeps the boxes of both (Zhang et al. 2018,
-arXiv:1710.09412; for detection Zhang et al. 2019, arXiv:1902.04103). The others come from the next
-positions of the stream, so that they are near in the shards too. Everything follows from seed, epoch
-and index; the size from seed and step, so that it is the same on all ranks.
+arXiv:1710.09412; for detection Zhang et al. 2019, arXiv:1902.04103). Everything follows from seed, epoch and
+index; the size from seed and step, so that it is the same on all ranks.
 """
 
 import dataclasses
@@ -19,11 +18,11 @@ from trainer.data.sample_order import Place, SampleStream
 from trainer.data.transforms import View, color_map, random_view, sample_draws
 
 REACH = 256
-"""Positions of the stream after a sample's from which the others come."""
+"""The other samples of a picture come from this many next positions of the stream, so from near shards."""
 _CENTRE = (0.3, 0.4)
-"""Where a mosaic's centre is at least, and the range beyond, as shares of the side."""
+"""Least position of a mosaic's centre, and the range above it, as shares of the side."""
 _BLEND = (0.4, 0.2)
-"""What share the first image has at least in mix-up, and the range beyond."""
+"""Least share of the first image in mix-up, and the range above it."""
 _IDENTITY = np.eye(3, 4, dtype=np.float32)
 
 
@@ -32,9 +31,9 @@ class Plan(NamedTuple):
 
     place: Place
     mosaic: tuple[int, ...] = ()
-    """Indices in the split of the three others of a mosaic; empty where it is none."""
+    """Indices in the split of the three others of a mosaic; empty if it is none."""
     mixed: int = -1
-    """Index in the split of what is blended in; -1 where nothing is."""
+    """Index in the split of what is blended in; -1 for nothing."""
     draws: tuple[float, ...] = ()
     """Numbers in [0, 1): the mosaic's centre (x, y), and the share in mix-up."""
 
@@ -43,7 +42,7 @@ class Tile(NamedTuple):
     """A view of an image in a part of the square."""
 
     sample: int
-    """Of the sample in its split."""
+    """Index in the split."""
     view: View
     """In pixels of the tile."""
     area: tuple[int, int, int, int]
@@ -72,7 +71,7 @@ class Augmentation:
             stream: of the training.
             sizes: width and height of the samples in their split, [N, 2].
             seed: of the run.
-            epochs: of the whole training; None where it has no end.
+            epochs: of the whole training; None if it has no end.
         """
         self._config, self._stream, self._sizes, self._seed = config, stream, sizes, seed
         self._plain = dataclasses.replace(
@@ -81,16 +80,15 @@ class Augmentation:
         self._plain_from = (
             epochs - config.plain_epochs if epochs is not None and config.plain_epochs else None
         )
-        self.composes = bool(config.mosaic or config.mixup)
-        """Whether any picture has several samples."""
+        self._composes = bool(config.mosaic or config.mixup)
         self._reach = min(REACH, max(1, len(sizes) - 1))
 
     def plain(self, epoch: int) -> bool:
-        """Whether an epoch is one of the last, without strong augmentation."""
+        """Return whether an epoch is one of the last, without strong augmentation."""
         return self._plain_from is not None and epoch >= self._plain_from
 
     def size(self, step: int, epoch: int) -> int:
-        """Side of the square in a step (from 0) that begins in an epoch.
+        """Return the side of the square in a step (from 0) that begins in an epoch.
 
         The first step takes the largest, so that a size that does not fit into memory ends a run at once.
         """
@@ -103,9 +101,9 @@ class Augmentation:
         return sizes[int.from_bytes(digest, "little") * len(sizes) >> 32]
 
     def plan(self, position: int) -> Plan:
-        """The sample at a position of the stream, and those that share its picture."""
+        """Return the sample at a position of the stream, and those that share its picture."""
         place, config = self._stream[position], self._config
-        if not self.composes or self.plain(place.epoch):
+        if not self._composes or self.plain(place.epoch):
             return Plan(place)
         mosaic, mixup, *others, x, y, share = sample_draws(self._seed, *place, 0)
         indices = [self._index(self._stream[position + 1 + int(draw * self._reach)]) for draw in others]
@@ -117,48 +115,45 @@ class Augmentation:
         )
 
     def _index(self, place: Place) -> int:
-        """Index of a sample in its split."""
+        """Return the index of a sample in its split."""
         return place.sample % len(self._sizes)
 
     def config(self, epoch: int) -> LoaderConfig:
-        """What a view and the colours of a sample are drawn by in an epoch."""
+        """Return the limits for views and colours in an epoch."""
         return self._plain if self.plain(epoch) else self._config
 
     def color(self, config: LoaderConfig, draws: Sequence[float]) -> np.ndarray | None:
-        """The colour map of a sample by what `config` gave; see `color_map`."""
+        """Return the colour map of a sample under what `config` returned; see `color_map`."""
         if config is self._config:
             return color_map(config, draws[5:])
-        # A batch that begins before the plain epochs has maps for all of its images.
+        # A batch that begins before the plain epochs needs a map for each of its images.
         return None if color_map(self._config, draws[5:]) is None else _IDENTITY
 
     def compose(self, plan: Plan, size: int) -> Composition | None:
-        """The picture of a sample in a square; None where it has the square for itself."""
+        """Return the picture of a sample in a square; None if the sample is alone in it."""
         if not plan.mosaic and plan.mixed < 0:
             return None
-        own = self._index(plan.place)
+        own, whole = self._index(plan.place), (0, 0, size, size)
         x, y, share = plan.draws
         if plan.mosaic:
             areas = _quarters(size, *(round(size * (_CENTRE[0] + _CENTRE[1] * draw)) for draw in (x, y)))
             shown = zip((own, *plan.mosaic), areas, range(1, 5), strict=True)
             first = tuple(self._tile(plan.place, index, area, part) for index, area, part in shown)
         else:
-            draws = sample_draws(self._seed, *plan.place)
-            width, height = self._sizes[own].tolist()
-            view = random_view(width, height, self._config, draws[:5], (size, size))
-            first = (Tile(own, view, (0, 0, size, size)),)
+            first = (self._tile(plan.place, own, whole),)
         if plan.mixed < 0:
             return Composition((first,), 256)
-        second = self._tile(plan.place, plan.mixed, (0, 0, size, size), 5)
+        second = self._tile(plan.place, plan.mixed, whole, 5)
         return Composition((first, (second,)), round(256 * (_BLEND[0] + _BLEND[1] * share)))
 
-    def _tile(self, place: Place, index: int, area: tuple[int, int, int, int], part: int) -> Tile:
-        draws = sample_draws(self._seed, *place, part)
+    def _tile(self, place: Place, index: int, area: tuple[int, int, int, int], *part: int) -> Tile:
+        draws = sample_draws(self._seed, *place, *part)
         width, height = self._sizes[index].tolist()
         return Tile(index, random_view(width, height, self._config, draws[:5], area[2:]), area)
 
 
 def _quarters(size: int, x: int, y: int) -> list[tuple[int, int, int, int]]:
-    """The four parts of a square around a point."""
+    """Return the four parts of a square around a point."""
     return [
         (left, top, width, height)
         for top, height in ((0, y), (y, size - y))

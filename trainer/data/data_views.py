@@ -12,7 +12,7 @@ from trainer import storage
 from trainer.base.errors import DataError, StorageError
 from trainer.config.schema import DataConfig
 from trainer.data import raw_folder, sources
-from trainer.data.decoding import decode_sample
+from trainer.data.decoding import read_sample
 from trainer.data.image_keys import place
 from trainer.data.images import UnreadableImage, normalize, place_box
 from trainer.data.plausibility import merged
@@ -116,8 +116,8 @@ class Shards:
 
     def _picture(self, dataset: ShardDataset, index: int) -> Picture:
         try:
-            data, record = dataset.read(index)
-            image = Image.fromarray(decode_sample(dataset.uri, data, record).permute(1, 2, 0).numpy())
+            pixels, record = read_sample(dataset, index)
+            image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
         except (DataError, StorageError) as error:
             return Picture(f"image id {dataset.samples[index]['image_id']}", None, [], error.message)
         boxes = [(box["category_id"], box["bbox"], bool(box["iscrowd"])) for box in record["annotations"]]

@@ -1,7 +1,6 @@
-"""Decodes the stored bytes of samples into reused memory, and handles images that are damaged inside.
+"""Decodes stored samples into reused memory, and tolerates a few images that are damaged inside.
 
-Sharding reads only headers unless `data.decode_check` is set, so damage inside an image shows up here,
-long after. A few such images must not end a training of days, but are reported: see `Decoder`.
+Sharding reads only headers unless `data.decode_check` is set, so such damage shows up during training.
 """
 
 import logging
@@ -9,8 +8,7 @@ import math
 import threading
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import Future
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -20,22 +18,29 @@ from torch import Tensor
 from trainer.base.errors import DataError
 from trainer.base.os_errors import check_resources, name_resource_errors
 from trainer.data.augmentation import Composition, Tile
+from trainer.data.samples import Record, Sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import FILL, Drawing, View
 
+_NAMED = 20
+_EXAMPLES = 10
+logger = logging.getLogger(__name__)
+_REMEDY = (
+    "repair the source, or run the shard step again with data.decode_check=true, which leaves such images out"
+)
+
 
 class Memory:
-    """A pool of buffers for images; a buffer returns to it when nothing references the images any more.
+    """A pool of image buffers; a buffer returns to it when nothing references its images any more.
 
-    The system fills fresh memory with zeros first, which takes a twentieth of the time of decoding.
-    PyTorch pools pinned memory the same way.
+    Fresh memory would be zeroed by the system first, which takes a twentieth of the decoding time.
     """
 
     def __init__(self) -> None:
         self._free: list[np.ndarray] = []
 
     def __call__(self, shape: tuple[int, ...]) -> Tensor:
-        """Return uint8 of a shape, of any content."""
+        """Return a uint8 tensor of a shape with arbitrary content."""
         size = math.prod(shape)
         buffer = self._free.pop() if self._free else np.empty(size, np.uint8)
         if len(buffer) < size:
@@ -50,29 +55,14 @@ class Scratch(threading.local):
     """Buffers of each thread, for the one image that it draws at a time."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, np.ndarray] = {}
+        self._buffers: dict[str, np.ndarray] = {}
 
     def __call__(self, use: str, height: int, width: int) -> np.ndarray:
-        """Return uint8 [height, width, 3], contiguous, of any content: the same memory for the same use."""
+        """Return uint8 [height, width, 3], contiguous: the same memory for the same use."""
         size = height * width * 3
-        if len(self._parts.get(use, ())) < size:
-            self._parts[use] = np.empty(size, np.uint8)
-        return self._parts[use][:size].reshape(height, width, 3)
-
-    def image(self, record: dict[str, Any], view: View) -> np.ndarray:
-        """Return memory for a decoded sample, of the size that the view's divisor gives."""
-        return self("image", *(-(-record[side] // view.divisor) for side in ("height", "width")))
-
-
-_NAMED = 20
-_EXAMPLES = 10
-logger = logging.getLogger(__name__)
-_REMEDY = (
-    "mend the source, or run the shard step again with data.decode_check=true, which leaves such images out"
-)
-
-Sample = tuple[bytes, dict[str, Any]]
-"""A stored image, and its record (image_id, file_name, width, height, annotations)."""
+        if len(self._buffers.get(use, ())) < size:
+            self._buffers[use] = np.empty(size, np.uint8)
+        return self._buffers[use][:size].reshape(height, width, 3)
 
 
 def decode(jpeg: bytes, width: int, height: int, divisor: int = 1, *, bgr: bool = False) -> Tensor:
@@ -82,11 +72,11 @@ def decode(jpeg: bytes, width: int, height: int, divisor: int = 1, *, bgr: bool 
         jpeg: its bytes.
         width: of the stored image, pixels.
         height: of the stored image, pixels.
-        divisor: 1, 2, 4 or 8: by how much the sides are to be divided, rounded up.
-        bgr: give the channels in the reverse order.
+        divisor: 1, 2, 4 or 8: the sides are divided by it and rounded up.
+        bgr: return the channels in reverse order.
 
     Returns:
-        uint8 RGB [3, H, W], of which the channels of a pixel lie side by side.
+        uint8 RGB [3, H, W] in the memory format channels_last.
 
     Raises:
         ValueError: it is no JPEG of that size, or damaged.
@@ -99,15 +89,14 @@ def decode(jpeg: bytes, width: int, height: int, divisor: int = 1, *, bgr: bool 
 def decode_into(
     pixels: np.ndarray, jpeg: bytes, divisor: int = 1, *, bgr: bool = False, strict: bool = True
 ) -> None:
-    """Decode a JPEG into memory that is there already.
+    """Decode a JPEG into existing memory; see `decode`.
 
     Args:
-        pixels: uint8 [H, W, 3], contiguous, receives the image; H and W are what it must have when its
-            sides are divided.
+        pixels: uint8 [H, W, 3], contiguous, of the size that the divided image must have.
         jpeg: its bytes.
         divisor: see `decode`.
         bgr: see `decode`.
-        strict: refuse images that are damaged inside; otherwise they are decoded as far as possible.
+        strict: refuse images that are damaged inside; otherwise decode as much as possible.
 
     Raises:
         ValueError: it is no JPEG of that size, or damaged.
@@ -120,7 +109,7 @@ def decode_into(
         ).shape[:2]  # fmt: skip
     except (ValueError, MemoryError) as error:
         check_resources(error)
-        # If the image does not fit into the buffer, the decoder's message counts bytes: tell the sizes.
+        # If the image does not fit into the buffer, the decoder's message counts bytes; ours shows the sizes.
         shape = simplejpeg.decode_jpeg_header(jpeg, *least)[:2]
         if shape == pixels.shape[:2]:
             raise
@@ -128,41 +117,27 @@ def decode_into(
         raise ValueError(f"it is of {shape[1]}x{shape[0]} pixels, not {pixels.shape[1]}x{pixels.shape[0]}")
 
 
-def decode_sample(uri: str, data: bytes, record: dict[str, Any]) -> Tensor:
-    """Decode a sample of the shards at a URI, see `decode`.
+def read_sample(dataset: ShardDataset, index: int) -> tuple[Tensor, Record]:
+    """Read and decode one sample: the image as uint8 RGB [3, H, W], and its record.
 
     Raises:
-        DataError: naming the image, where that fails.
+        DataError: the image is damaged; the message names it.
+        StorageError: the shard cannot be read.
     """
+    data, record = dataset.read(index)
     try:
-        return decode(data, record["width"], record["height"])
+        return decode(data, record["width"], record["height"]), record
     except ValueError as error:
         raise DataError(
-            f"image {record['file_name']} in the shards at {uri} cannot be decoded: {error}",
+            f"image {record['file_name']} in the shards at {dataset.uri} cannot be decoded: {error}",
             fix=_REMEDY,
         ) from None
 
 
-def read_sample(dataset: ShardDataset, index: int) -> tuple[Tensor, dict[str, Any]]:
-    """Read and decode one sample.
-
-    Returns:
-        The image as uint8 RGB [3, H, W], and its record (image_id, width, height, annotations).
-
-    Raises:
-        DataError: the image is damaged, naming it.
-    """
-    data, record = dataset.read(index)
-    return decode_sample(dataset.uri, data, record), record
-
-
 def blend(square: np.ndarray, layer: np.ndarray, share: int) -> None:
-    """Blend a layer into a square of the same shape, in integers: the same on every machine.
+    """Blend a layer into a uint8 square; `share` of the square in 1/256.
 
-    Args:
-        square: uint8; afterwards the mean of both.
-        layer: uint8.
-        share: of the square, in 1/256.
+    In integers, so that the result is the same on every machine.
     """
     mean = square * np.uint16(share)
     mean += layer * np.uint16(256 - share)
@@ -171,32 +146,21 @@ def blend(square: np.ndarray, layer: np.ndarray, share: int) -> None:
     square[...] = mean
 
 
-class Canvas:
-    """The images of one batch while they are drawn."""
+class _Prepared(NamedTuple):
+    """A view that is ready to be drawn."""
 
-    def __init__(self, images: Tensor) -> None:
-        """Take uint8 [B, S, S, 3], which receive the images."""
-        self._images = images
-
-    @property
-    def squares(self) -> Any:
-        """Where each image is drawn, as a sequence: uint8 [B, S, S, 3]. Its items have the side as length."""
-        return self._images.numpy()
-
-    def start(self, tasks: Sequence[Future[Any]]) -> None:
-        """Take the tasks that fill the squares, when all are submitted."""
-
-    def take(self) -> Tensor:
-        """Return the images, uint8 [B, 3, S, S] in channels_last, when all tasks are done."""
-        return self._images.permute(0, 3, 1, 2)
+    view: View
+    canvas: np.ndarray
+    pixels: np.ndarray
+    """Receives the decoded image."""
+    drawing: Drawing
 
 
 class Decoder:
-    """Decodes the samples of a split for any number of threads, and counts the damaged ones.
+    """Decodes and draws the samples of a split for any number of threads, and counts the damaged ones.
 
-    A damaged image is decoded as far as possible, as viewers do; without any decodable part it is empty.
-    Both are logged the first time. The result depends on the bytes alone, so that a resumed run sees the
-    same. If more than a share of all images is damaged, the run ends.
+    A damaged image is decoded as far as possible; one that cannot be decoded at all is grey. Both are logged
+    once. The result depends on the bytes alone, so a resumed run sees the same.
     """
 
     def __init__(self, dataset: ShardDataset, max_bad_fraction: float, *, pin: bool = False) -> None:
@@ -204,8 +168,8 @@ class Decoder:
 
         Args:
             dataset: the split.
-            max_bad_fraction: the share of its images that may be damaged.
-            pin: whether batches are in pinned memory, to be copied to a GPU.
+            max_bad_fraction: share of its images that may be damaged.
+            pin: whether batches use pinned memory, to be copied to a GPU.
         """
         self._dataset, self._max_bad_fraction, self._pin = dataset, max_bad_fraction, pin
         self._damaged: dict[int, str] = {}
@@ -213,26 +177,21 @@ class Decoder:
         self._memory = Memory()
         self._scratch = Scratch()
 
-    def canvas(self, count: int, size: int) -> Canvas:
-        """Return what receives a batch of `count` squares of side `size`, pixels."""
+    def squares(self, count: int, size: int) -> Tensor:
+        """Return uint8 [count, size, size, 3], to be filled by `draw` and `compose`."""
         shape = (count, size, size, 3)
-        return Canvas(
-            torch.empty(shape, dtype=torch.uint8, pin_memory=True) if self._pin else self._memory(shape)
-        )
-
-    def close(self) -> None:
-        """End its threads, if it has any."""
+        return torch.empty(shape, dtype=torch.uint8, pin_memory=True) if self._pin else self._memory(shape)
 
     def draw(
-        self, indices: Sequence[int], samples: Sequence[Sample], views: Sequence[View], squares: Any
+        self, indices: Sequence[int], samples: Sequence[Sample], views: Sequence[View], squares: Tensor
     ) -> list[bool]:
-        """Decode some samples and draw a view of each.
+        """Decode some samples and draw a view of each into its square.
 
         Args:
             indices: of the samples in their split.
-            samples: the stored image of each, and its record.
+            samples: as stored.
             views: of the images.
-            squares: of `Canvas.squares`, receive them; filled with grey if nothing can be decoded.
+            squares: uint8 [N, S, S, 3]; grey if nothing can be decoded.
 
         Returns:
             Which of them could be decoded.
@@ -240,27 +199,22 @@ class Decoder:
         Raises:
             DataError: too many images are damaged.
         """
-        spare = self._scratch("square", *squares.shape[1:3])
-        ready = []
-        for (_, record), view, square in zip(samples, views, squares, strict=True):
-            pixels = self._scratch.image(record, view)
-            ready.append((pixels, Drawing(pixels, view, square, spare)))
-        return [
-            self._finish(index, sample, view, square, *prepared)
-            for index, sample, view, square, prepared in zip(
-                indices, samples, views, squares, ready, strict=True
-            )
+        # All are prepared before the first is decoded: see `Drawing`.
+        prepared = [
+            self._prepare(record, view, canvas)
+            for (_, record), view, canvas in zip(samples, views, squares.numpy(), strict=True)
         ]
+        return [self._finish(*part) for part in zip(indices, samples, prepared, strict=True)]
 
     def compose(
-        self, samples: Sequence[Sequence[Sample]], picture: Composition, square: Any
+        self, samples: Sequence[Sequence[Sample]], picture: Composition, square: Tensor
     ) -> list[list[bool]]:
         """Decode the samples of a picture and draw it.
 
         Args:
-            samples: of each layer's tiles, as for `draw`.
+            samples: of each layer's tiles.
             picture: what is shown of them, and where.
-            square: one of `Canvas.squares`, receives it.
+            square: uint8 [S, S, 3].
 
         Returns:
             Which of them could be decoded, layer by layer; the tiles of the others are grey.
@@ -268,55 +222,48 @@ class Decoder:
         Raises:
             DataError: too many images are damaged.
         """
-        size = len(square)
-        spare, decoded = self._scratch("square", size, size), []
+        target, decoded = square.numpy(), []
         for number, (tiles, layer_samples) in enumerate(zip(picture.layers, samples, strict=True)):
-            layer = self._scratch("layer", size, size) if number else square
-            decoded.append(
-                [
-                    self._draw_tile(tile, sample, layer, spare)
-                    for tile, sample in zip(tiles, layer_samples, strict=True)
-                ]
-            )
+            layer = self._scratch("layer", *target.shape[:2]) if number else target
+            pairs = zip(tiles, layer_samples, strict=True)
+            decoded.append([self._draw_tile(tile, sample, layer) for tile, sample in pairs])
             if number:
-                blend(square, layer, picture.share)
+                blend(target, layer, picture.share)
         return decoded
 
-    def _draw_tile(self, tile: Tile, sample: Sample, layer: np.ndarray, spare: np.ndarray) -> bool:
+    def _draw_tile(self, tile: Tile, sample: Sample, layer: np.ndarray) -> bool:
         left, top, width, height = tile.area
         covers_all = (height, width) == layer.shape[:2]
         canvas = layer if covers_all else self._scratch("tile", height, width)
-        pixels = self._scratch.image(sample[1], tile.view)
-        drawing = Drawing(pixels, tile.view, canvas, spare)
-        decoded = self._finish(tile.sample, sample, tile.view, canvas, pixels, drawing)
+        decoded = self._finish(tile.sample, sample, self._prepare(sample[1], tile.view, canvas))
         if not covers_all:
             layer[top : top + height, left : left + width] = canvas
         return decoded
 
-    def _finish(
-        self, index: int, sample: Sample, view: View, canvas: np.ndarray, pixels: np.ndarray, drawing: Drawing
-    ) -> bool:
-        """Decode a sample as far as possible and draw it; tell whether any pixels could be decoded."""
-        data, record = sample
-        decoded, reason = True, ""
+    def _prepare(self, record: Record, view: View, canvas: np.ndarray) -> _Prepared:
+        sides = (-(-record["height"] // view.divisor), -(-record["width"] // view.divisor))
+        pixels = self._scratch("image", *sides)
+        spare = self._scratch("spare", *canvas.shape[:2])
+        return _Prepared(view, canvas, pixels, Drawing(pixels, view, canvas, spare))
+
+    def _finish(self, index: int, sample: Sample, prepared: _Prepared) -> bool:
+        """Decode a sample as far as possible and draw it; return whether any pixels could be decoded."""
+        (data, record), (view, canvas, pixels, drawing) = sample, prepared
         try:
             with name_resource_errors(record["file_name"]):
                 decode_into(pixels, data, view.divisor, bgr=view.flip)
         except ValueError as error:
-            reason = str(error)
             try:
                 decode_into(pixels, data, view.divisor, bgr=view.flip, strict=False)
             except ValueError:
-                decoded = False
-        if reason:
-            self._note(index, record["file_name"], reason, used=decoded)
-        if decoded:
-            drawing.finish()
-        else:
-            canvas.fill(FILL)
-        return decoded
+                self._count(index, record["file_name"], str(error), "an empty picture takes its place")
+                canvas.fill(FILL)
+                return False
+            self._count(index, record["file_name"], str(error), "it is used as far as it can be decoded")
+        drawing.finish()
+        return True
 
-    def _note(self, index: int, name: str, reason: str, *, used: bool) -> None:
+    def _count(self, index: int, name: str, reason: str, consequence: str) -> None:
         """Log a damaged image the first time; raise DataError if too many are damaged."""
         dataset = self._dataset
         shard = dataset.shards[int(dataset.samples["shard"][index])].name
@@ -334,9 +281,8 @@ class Decoder:
                     fix=f"{_REMEDY}, or let more pass with data.max_bad_fraction",
                 )
         if damaged <= _NAMED:
-            more = "; more are counted, and `kubedet data verify` names all" if damaged == _NAMED else ""
+            more = "; `kubedet data verify` names all others" if damaged == _NAMED else ""
             logger.warning(
-                "damaged image %s in %s: %s; %s (%d of %d so far)%s", name, shard, reason,
-                "it is used as far as it can be decoded" if used else "an empty picture takes its place",
+                "damaged image %s in %s: %s; %s (%d of %d so far)%s", name, shard, reason, consequence,
                 damaged, total, more,
             )  # fmt: skip

@@ -1,7 +1,4 @@
-"""The cleaned annotations of a split in COCO's form, which evaluators take.
-
-That of a large split is written block by block: no more than a block is in memory.
-"""
+"""The cleaned annotations of a split in COCO's form, which evaluators read, written block by block."""
 
 import hashlib
 import json
@@ -13,11 +10,10 @@ from typing import Any
 
 from trainer import storage
 from trainer.data.raw_folder import Category
+from trainer.data.samples import IndexedRecord, Record
 from trainer.data.shard_folder import StoredFile
 
 _IMAGE_KEYS = ("file_name", "width", "height", "original_id", "extra")
-Row = dict[str, Any]
-"""A sample as a sidecar has it."""
 
 
 class Classes:
@@ -38,31 +34,26 @@ class Classes:
                 self._below.setdefault(other, set()).add(label)
 
     def verified(self, answers: Mapping[str, int]) -> list[int]:
-        """Return the labels that are known to be in an image or not.
+        """Return the labels that are known to be present in an image or absent from it.
 
-        What is in it holds for the classes above, what is not for those below.
+        Presence implies the classes above, absence the classes below.
 
         Args:
-            answers: 1 or 0 by class name; classes that are not kept are left out.
+            answers: 1 or 0 by class name; unknown names are ignored.
         """
         labels: set[int] = set()
-        for label, present in ((self._labels.get(name), present) for name, present in answers.items()):
-            if label is not None:
-                labels |= {label} | (self._above if present else self._below).get(label, set())
+        for label, present in self._known(answers):
+            labels |= {label} | (self._above if present else self._below).get(label, set())
         return sorted(labels)
 
-    def negatives(self, record: Mapping[str, Any]) -> list[int]:
-        """Return the labels of which an image is known to have no object but those with boxes.
+    def negatives(self, record: Record) -> list[int]:
+        """Return the labels of which an image has no objects but those with boxes.
 
-        They are what people found to be absent, with the classes below, and what they found and therefore
-        boxed. Not so the classes above one that is there, whose objects have no boxes of their own; nor those
-        with a box around a group, which is no target.
-
-        Args:
-            record: of a sample: its annotations, and `extra` with {"verified": {NAME: 1 or 0}}.
+        These are the classes that people found to be absent, with the classes below, and those that they
+        found and therefore boxed. Excluded are the classes above a present one, whose objects have no boxes,
+        and classes with a box around a group, which is no target.
         """
-        answers = record.get("extra", {}).get("verified", {})
-        known = [(self._labels[name], value) for name, value in answers.items() if name in self._labels]
+        known = self._known(record.get("extra", {}).get("verified", {}))
         present = {box["category_id"] for box in record["annotations"]} | {
             label for label, value in known if value
         }
@@ -72,9 +63,12 @@ class Classes:
         above = {one for label in present for one in self._above.get(label, ())}
         return sorted((present | absent | below) - above - groups)
 
+    def _known(self, answers: Mapping[str, int]) -> list[tuple[int, int]]:
+        return [(self._labels[name], value) for name, value in answers.items() if name in self._labels]
+
 
 class GroundTruthWriter:
-    """Takes the samples of shards in order, and writes them as one JSON file."""
+    """Writes the samples of a split as one JSON file; no more than a block is in memory."""
 
     def __init__(self, classes: Classes, folder: Path) -> None:
         """Collect the parts in an empty local folder until `write`."""
@@ -82,9 +76,9 @@ class GroundTruthWriter:
         self._parts = {name: folder / name for name in ("images", "annotations")}
         for path in self._parts.values():
             path.touch()
-        self._block, self._pending, self._boxes = -1, list[Row](), 0
+        self._block, self._pending, self._boxes = -1, list[IndexedRecord](), 0
 
-    def add(self, block: int, rows: list[Row]) -> None:
+    def add(self, block: int, rows: list[IndexedRecord]) -> None:
         """Take samples of a block; blocks come in order, and so do their ids."""
         if block != self._block:
             self._flush()
@@ -92,18 +86,18 @@ class GroundTruthWriter:
         self._pending += rows
 
     def write(self, uri: str) -> StoredFile:
-        """Write what `ground_truth` gives of all samples, whole or not at all."""
+        """Write `ground_truth` of all samples."""
         self._flush()
         digest, size = "", 0
         with storage.new_file(uri, sha256=lambda: digest, confirm=True) as path:
-            with path.open("w", encoding="utf-8") as whole:
-                whole.write(json.dumps(self._classes.header, ensure_ascii=False)[:-1])
+            with path.open("w", encoding="utf-8") as joined:
+                joined.write(json.dumps(self._classes.header, ensure_ascii=False)[:-1])
                 for name, part in self._parts.items():
-                    whole.write(f', "{name}": [')
+                    joined.write(f', "{name}": [')
                     with part.open(encoding="utf-8") as file:
-                        shutil.copyfileobj(file, whole)
-                    whole.write("]")
-                whole.write("}")
+                        shutil.copyfileobj(file, joined)
+                    joined.write("]")
+                joined.write("}")
             with path.open("rb") as written:
                 digest = hashlib.file_digest(written, "sha256").hexdigest()
             size = path.stat().st_size
@@ -120,24 +114,21 @@ class GroundTruthWriter:
         self._pending = []
 
 
-def ground_truth(rows: Iterable[Row], classes: Classes, boxes_before: int = 0) -> dict[str, Any]:
-    """Return samples in COCO's form, in order of their ids; labels are the category ids.
+def ground_truth(rows: Iterable[IndexedRecord], classes: Classes, boxes_before: int = 0) -> dict[str, Any]:
+    """Return samples in COCO's form, in the order of their ids; labels are the category ids.
 
-    Besides COCO's fields, images have "verified" where the source tells: the labels that people looked
-    for in them. The whole has "hierarchy" where the classes have an order: the labels of all classes
-    above one, by its label as text.
-
-    Args:
-        rows: of sidecars.
-        classes: of the data set.
-        boxes_before: the number after which those of the boxes begin.
+    Beyond COCO's fields, images may have "verified", the labels that people looked for in them, and the file
+    "hierarchy", the labels above each class by its label as text. Ids of boxes begin after `boxes_before`.
     """
     rows = sorted(rows, key=lambda row: row["image_id"])
-    images = [{"id": row["image_id"], **{key: row[key] for key in _IMAGE_KEYS if key in row}} for row in rows]
+    images: list[dict[str, Any]] = [
+        {"id": row["image_id"]} | {key: value for key, value in row.items() if key in _IMAGE_KEYS}
+        for row in rows
+    ]
     for image in images:
         if "verified" in image.get("extra", {}):
             image["verified"] = classes.verified(image["extra"]["verified"])
-    annotations = [
+    annotations: list[dict[str, Any]] = [
         {"image_id": row["image_id"], **annotation} for row in rows for annotation in row["annotations"]
     ]
     for number, annotation in enumerate(annotations, start=boxes_before + 1):

@@ -1,7 +1,7 @@
-"""Batches for training and for evaluation, decoded by threads ahead of the device.
+"""Batches for training and evaluation, decoded by threads ahead of the device.
 
-Decoding and resizing release the interpreter's lock, so threads reach nearly the decoder's
-limit without the copies and start-up time of worker processes. They live as long as the run.
+Decoding and resizing release the interpreter's lock, so threads reach nearly the decoder's limit without the
+copies and the start-up time of worker processes.
 """
 
 from collections import deque
@@ -16,10 +16,11 @@ from torch import Tensor
 from trainer.config.schema import LoaderConfig
 from trainer.data.augmentation import Augmentation, Composition, Plan
 from trainer.data.batch import PADDING, Batch
-from trainer.data.decoding import Decoder, Sample
+from trainer.data.decoding import Decoder
 from trainer.data.sample_order import Place, SampleStream, forward_passes, rank_positions
+from trainer.data.samples import Record
 from trainer.data.shard_index import ShardDataset
-from trainer.data.transforms import View, move_boxes, random_view, sample_draws, whole_view
+from trainer.data.transforms import move_boxes, random_view, sample_draws, whole_view
 from trainer.launching.distributed import World
 
 _ANNOUNCEMENTS = 8
@@ -27,7 +28,7 @@ _ANNOUNCEMENTS = 8
 _BATCHES_AHEAD = 64
 """Batches of an evaluation after which the next shards are announced."""
 _RUN = 8
-"""Images of a thread's task, at most."""
+"""Most images of a thread's task."""
 _NO_TARGETS = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
 
 
@@ -48,10 +49,7 @@ class Loaded(NamedTuple):
 
 
 class TrainLoader:
-    """Training batches from a position of the sample stream on, without end.
-
-    Iterating gives the forward passes of one rank in order; `passes` of them make a step.
-    """
+    """Endless training batches of one rank; `passes` of them make a step."""
 
     def __init__(
         self, dataset: ShardDataset, config: LoaderConfig, *, global_batch: int, batch_size: int, seed: int,
@@ -68,9 +66,9 @@ class TrainLoader:
             seed: of the run.
             world: this rank.
             max_bad_fraction: share of the samples that may be damaged.
-            epochs: of the training, before whose end the plain ones come; None where it has no end.
+            epochs: of the training, whose last ones are plain; None if it has no end.
             weights: how often each sample is read, see `image_weights`; None reads each once an epoch.
-            verified: whether batches tell which classes may be negatives of an image.
+            verified: whether batches say which classes may be negatives of an image.
         """
         self._verified = verified
         self._dataset, self._config, self._world = dataset, config, world
@@ -82,7 +80,7 @@ class TrainLoader:
         self._pool = ThreadPoolExecutor(config.workers, thread_name_prefix="decode")
 
     def batches(self, start: int) -> Generator[Batch, None, None]:
-        """Batches of this rank from stream position `start` on, on the device."""
+        """Yield the batches from stream position `start` on, on the device."""
         pending: deque[_Pending] = deque()
         source = self._positions(start)
         try:
@@ -98,11 +96,10 @@ class TrainLoader:
     def close(self) -> None:
         """End the decoding threads, and close the shards."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self._decoder.close()
         self._dataset.expect(np.zeros(0, np.int64))
 
     def _positions(self, start: int) -> Iterator[tuple[int, list[Plan]]]:
-        """Side of the square and samples of each forward pass."""
+        """Yield the side of the square and the samples of each forward pass."""
         announced = start
         while True:
             if start >= announced:
@@ -118,32 +115,29 @@ class TrainLoader:
                 yield size, [self._augmentation.plan(position) for position in positions]
             start += self._global_batch
 
-    def _load(self, plans: Sequence[Plan], squares: Any) -> list[Loaded]:
-        if not self._augmentation.composes:
-            return self._load_single([plan[0] for plan in plans], squares)
-        size = len(squares[0])
-        pictures = [self._augmentation.compose(plan, size) for plan in plans]
+    def _load(self, plans: Sequence[Plan], squares: Tensor) -> list[Loaded]:
+        pictures = [self._augmentation.compose(plan, squares.shape[1]) for plan in plans]
         if not any(pictures):
             return self._load_single([plan.place for plan in plans], squares)
         loaded: list[Loaded] = []
         for number, (plan, picture) in enumerate(zip(plans, pictures, strict=True)):
-            part = squares[number : number + 1]
-            loaded += self._load_composed(plan, picture, part) if picture else self._load_single(
-                [plan.place], part
-            )  # fmt: skip
+            if picture:
+                loaded.append(self._load_composed(plan, picture, squares[number]))
+            else:
+                loaded += self._load_single([plan.place], squares[number : number + 1])
         return loaded
 
-    def _load_single(self, places: Sequence[Place], squares: Any) -> list[Loaded]:
-        """Samples that have their squares for themselves."""
+    def _load_single(self, places: Sequence[Place], squares: Tensor) -> list[Loaded]:
+        """Load samples that do not share their squares."""
         # Step by step for all images: decoding evicts everything else from the processor's caches,
         # and small steps take several times as long after it.
-        size, augmentation = len(squares[0]), self._augmentation
+        size, augmentation = squares.shape[1], self._augmentation
         canvas, count = (size, size), len(self._dataset)
         indices = [index % count for _, index in places]
         configs = [augmentation.config(epoch) for epoch, _ in places]
         samples = [self._dataset.read(index) for index in indices]
-        # The randomness of a sample depends on nothing but seed, epoch and index, so that a
-        # resumed run, or one on another number of ranks, sees the same pictures.
+        # Only seed, epoch and index decide on the randomness of a sample, so that a resumed run, or one
+        # on another number of ranks, sees the same pictures.
         draws = [sample_draws(self._seed, *place) for place in places]
         views = [
             random_view(record["width"], record["height"], config, numbers[:5], canvas)
@@ -152,33 +146,35 @@ class TrainLoader:
         loaded = [
             Loaded(
                 record["image_id"], *move_boxes(record["annotations"], view, size), view.scale,
-                augmentation.color(config, numbers), self._negatives([record]) if self._verified else None,
+                augmentation.color(config, numbers), self._negatives([record]),
             )
             for (_, record), config, view, numbers in zip(samples, configs, views, draws, strict=True)
         ]  # fmt: skip
-        return _draw(self._decoder, indices, samples, views, squares, loaded)
+        decoded = self._decoder.draw(indices, samples, views, squares)
+        return [
+            sample if sound else sample._replace(boxes=_NO_TARGETS[0], labels=_NO_TARGETS[1])
+            for sample, sound in zip(loaded, decoded, strict=True)
+        ]
 
-    def _load_composed(self, plan: Plan, picture: Composition, squares: Any) -> list[Loaded]:
-        """A sample that shares its square with others."""
+    def _load_composed(self, plan: Plan, picture: Composition, square: Tensor) -> Loaded:
+        """Load a sample that shares its square with others."""
         samples = [[self._dataset.read(tile.sample) for tile in tiles] for tiles in picture.layers]
-        decoded = self._decoder.compose(samples, picture, squares[0])
+        decoded = self._decoder.compose(samples, picture, square)
         boxes, labels = [_NO_TARGETS[0]], [_NO_TARGETS[1]]
-        for tiles, records, sound in zip(picture.layers, samples, decoded, strict=True):
-            for tile, (_, record), whole in zip(tiles, records, sound, strict=True):
-                if whole:
+        for tiles, layer_samples, layer_decoded in zip(picture.layers, samples, decoded, strict=True):
+            for tile, (_, record), sound in zip(tiles, layer_samples, layer_decoded, strict=True):
+                if sound:
                     moved, names = move_boxes(record["annotations"], tile.view, tile.area[2:])
                     boxes.append(moved + np.array(tile.area[:2] * 2, np.float32))
                     labels.append(names)
-        own = samples[0][0][1]
         config = self._augmentation.config(plan.place.epoch)
         color = self._augmentation.color(config, sample_draws(self._seed, *plan.place))
-        scale = picture.layers[0][0].view.scale
         verified = self._negatives([record for tiles in samples for _, record in tiles])
-        targets = np.concatenate(boxes), np.concatenate(labels)
-        return [Loaded(own["image_id"], *targets, scale, color, verified)]
+        image_id, scale = samples[0][0][1]["image_id"], picture.layers[0][0].view.scale
+        return Loaded(image_id, np.concatenate(boxes), np.concatenate(labels), scale, color, verified)
 
-    def _negatives(self, records: Sequence[dict[str, Any]]) -> np.ndarray | None:
-        """Classes that may be negatives in a picture: those that may be in each of its images."""
+    def _negatives(self, records: Sequence[Record]) -> np.ndarray | None:
+        """Return the classes that may be negatives in each of the images of a picture."""
         if not self._verified:
             return None
         flags = np.zeros((len(records), len(self._dataset.categories)), bool)
@@ -218,16 +214,16 @@ class EvalLoader:
                 yield pending.popleft().batch(self._world.device)
             self._dataset.expect(np.zeros(0, np.int64))
 
-    def _load(self, indices: Sequence[int], squares: Any) -> list[Loaded]:
+    def _load(self, indices: Sequence[int], squares: Tensor) -> list[Loaded]:
         samples = [self._dataset.read(index) for index in indices]
         views = [
             whole_view(record["width"], record["height"], self._config.image_size) for _, record in samples
         ]
-        loaded = [
+        self._decoder.draw(indices, samples, views, squares)
+        return [
             Loaded(record["image_id"], *_NO_TARGETS, view.scale, None)
             for (_, record), view in zip(samples, views, strict=True)
         ]
-        return _draw(self._decoder, indices, samples, views, squares, loaded)
 
 
 def _decoder(dataset: ShardDataset, max_bad_fraction: float, world: World, name: str = "cpu") -> Decoder:
@@ -242,40 +238,27 @@ class _Pending:
     """A batch whose images are being drawn, each directly into the batch."""
 
     def __init__(
-        self, pool: ThreadPoolExecutor, load: Callable[[Sequence[Any], Any], list[Loaded]],
+        self, pool: ThreadPoolExecutor, load: Callable[[Sequence[Any], Tensor], list[Loaded]],
         places: Sequence[Any], size: int, config: LoaderConfig, decoder: Decoder,
     ) -> None:  # fmt: skip
         # Long runs, but short enough that every thread has work in the prefetched batches.
         run = min(_RUN, -(-len(places) * config.prefetch // config.workers))
         parts = [slice(first, first + run) for first in range(0, len(places), run)]
-        self._canvas = decoder.canvas(len(places), size)
-        squares = self._canvas.squares
-        self._futures = [pool.submit(load, places[part], squares[part]) for part in parts]
-        self._canvas.start(self._futures)
+        self._squares = decoder.squares(len(places), size)
+        self._futures = [pool.submit(load, places[part], self._squares[part]) for part in parts]
 
     def batch(self, device: torch.device) -> Batch:
-        """Wait for the images; give the batch on a device."""
+        """Wait for the images; return the batch on a device."""
         # The last one first: waking up for every future costs, as all threads compete for the lock.
         parts = [future.result() for future in reversed(self._futures)][::-1]
         loaded = [sample for part in parts for sample in part]
-        return collate(loaded, self._canvas.take(), pin=device.type == "cuda").to(device)
+        images = self._squares.permute(0, 3, 1, 2)
+        return collate(loaded, images, pin=device.type == "cuda").to(device)
 
     def cancel(self) -> None:
         """Cancel the tasks that have not begun."""
         for future in self._futures:
             future.cancel()
-
-
-def _draw(
-    decoder: Decoder, indices: Sequence[int], samples: Sequence[Sample], views: Sequence[View], squares: Any,
-    loaded: list[Loaded],
-) -> list[Loaded]:  # fmt: skip
-    """Decode samples and draw their views; an image that cannot be decoded has no boxes."""
-    drawn = decoder.draw(indices, samples, views, squares)
-    return [
-        sample if decoded else sample._replace(boxes=_NO_TARGETS[0], labels=_NO_TARGETS[1])
-        for sample, decoded in zip(loaded, drawn, strict=True)
-    ]
 
 
 def collate(loaded: Sequence[Loaded], images: Tensor, *, pin: bool) -> Batch:
@@ -287,24 +270,25 @@ def collate(loaded: Sequence[Loaded], images: Tensor, *, pin: bool) -> Batch:
         pin: whether to use pinned memory.
     """
     rows = max(1, *(len(sample.labels) for sample in loaded))
-    # By NumPy: for a handful of numbers each torch operation costs several times as much.
-    padded = np.zeros((len(loaded), rows, 4), np.float32)
-    names = np.full((len(loaded), rows), PADDING, np.int64)
+    # With NumPy: for a handful of numbers each torch operation costs several times as much.
+    boxes = np.zeros((len(loaded), rows, 4), np.float32)
+    labels = np.full((len(loaded), rows), PADDING, np.int64)
     for row, sample in enumerate(loaded):
-        padded[row, : len(sample.labels)] = sample.boxes
-        names[row, : len(sample.labels)] = sample.labels
-    boxes, labels = torch.from_numpy(padded), torch.from_numpy(names)
-    maps = [sample.color for sample in loaded if sample.color is not None]
-    color = torch.from_numpy(np.stack(maps)) if maps else None
-    verified = None
-    if loaded[0].verified is not None:
-        verified = torch.from_numpy(
-            np.stack([sample.verified for sample in loaded if sample.verified is not None])
-        )
-    if pin:
-        boxes, labels = boxes.pin_memory(), labels.pin_memory()
-        color = color.pin_memory() if color is not None else None
-        verified = verified.pin_memory() if verified is not None else None
-    ids, scales = [sample.image_id for sample in loaded], [sample.scale for sample in loaded]
-    counts = [len(sample.labels) for sample in loaded]
-    return Batch(images, boxes, labels, color, ids, scales, counts, verified)
+        boxes[row, : len(sample.labels)] = sample.boxes
+        labels[row, : len(sample.labels)] = sample.labels
+
+    def tensor(values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).pin_memory() if pin else torch.from_numpy(values)
+
+    colors = [sample.color for sample in loaded if sample.color is not None]
+    verified = [sample.verified for sample in loaded if sample.verified is not None]
+    return Batch(
+        images,
+        tensor(boxes),
+        tensor(labels),
+        tensor(np.stack(colors)) if colors else None,
+        [sample.image_id for sample in loaded],
+        [sample.scale for sample in loaded],
+        [len(sample.labels) for sample in loaded],
+        tensor(np.stack(verified)) if verified else None,
+    )

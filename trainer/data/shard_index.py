@@ -1,9 +1,8 @@
 """Reads the samples of shards at random, by their index.
 
-Shards are read from the local disk, from cached copies, or from the store. The reader announces which shards
-it reads next: those are copied to the cache in that order. Until a shard is cached it is read from the store
-range by range, so that nobody waits for a whole shard. The copies are shared by the processes of a machine
-(see trainer/storage/copies.py) and named by their sha256.
+The reader announces which shards it reads next, and these are copied to the cache in that order. Until a
+shard is cached it is read from the store range by range. The processes of a machine share the copies (see
+trainer/storage/copies.py).
 """
 
 import hashlib
@@ -19,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from trainer import storage
 from trainer.base.errors import DamagedError, DataError, StorageError
 from trainer.base.os_errors import translate_oserror
 from trainer.data.ground_truth import Classes, ground_truth
+from trainer.data.samples import Sample
 from trainer.data.shard_folder import (
     REPAIR,
     SAMPLE,
@@ -50,26 +50,25 @@ logger = logging.getLogger(__name__)
 class Fetched(Enum):
     """The outcome of fetching a shard."""
 
-    THERE = "there"
+    STORED = "stored"
     BUSY = "busy"
-    """Another process or thread is fetching it, or one whose hash begins alike."""
+    """Another process or thread is fetching it, or one whose hash begins alike; or it was cancelled."""
     FULL = "full"
     """No room: all copies are in use, or the folder cannot be written."""
-    GIVEN_UP = "given up"
 
 
-class _GivenUp(Exception):
+class _Cancelled(Exception):
     """The shard is not needed any more."""
 
 
 class ShardCache:
-    """The copies of one folder. Any number of objects, threads and processes may use it."""
+    """Copies of shards in one folder, for any number of objects, threads and processes."""
 
     def __init__(self, folder: Path | None = None, limit: int | None = None) -> None:
-        """Set the place; nothing is made before something is fetched.
+        """Set folder and limit; nothing is created before something is fetched.
 
         Args:
-            folder: where copies are kept; by default as the environment says.
+            folder: of the copies; by default as the environment says.
             limit: most bytes of all copies, 0 for none; by default as the environment says.
 
         Raises:
@@ -80,89 +79,67 @@ class ShardCache:
         self._warned = False
 
     def open(self, sha256: str, size: int) -> int | None:
-        """Return a descriptor of the copy of a shard, which stays as long as that is open; or None."""
-        return self._copies.open(_name(sha256), size)
+        """Return a descriptor of the copy of a shard, which is kept as long as that is open; or None."""
+        return self._copies.open(f"{sha256}.tar", size)
 
     def fetch(
-        self, uri: str, sha256: str, size: int, given_up: Callable[[], bool] = lambda: False
+        self, uri: str, sha256: str, size: int, is_cancelled: Callable[[], bool] = lambda: False
     ) -> Fetched:
-        """Copy a shard here, if it is not and there is room.
+        """Copy a shard here, unless it is here or there is no room.
 
         Args:
             uri: the shard.
             sha256: its hash.
             size: its bytes.
-            given_up: called now and then; tells whether the shard is not needed any more.
+            is_cancelled: called now and then.
 
         Raises:
-            StorageError: it cannot be read, or is damaged however often it is read.
+            StorageError: it cannot be read, or is damaged each time it is read.
         """
-        if self._copies.path(_name(sha256)).exists():
-            return Fetched.THERE
+        name = f"{sha256}.tar"
+        if self._copies.path(name).exists():
+            return Fetched.STORED
         if self._copies.asked == 0:
             return Fetched.FULL
         try:
-            os.close(
-                self._copies.add(_name(sha256), size, lambda path: _copy(uri, sha256, size, path, given_up))
-            )
-        except Busy:
+            os.close(self._copies.add(name, size, lambda path: _copy(uri, sha256, size, path, is_cancelled)))
+        except (Busy, _Cancelled):
             return Fetched.BUSY
-        except _GivenUp:
-            return Fetched.GIVEN_UP
-        except OSError as error:  # Of the folder: what the store refuses is a StorageError.
-            self._warn_once(error.strerror or str(error))
+        except OSError as error:  # From the folder: errors of the store are StorageErrors.
+            if not self._warned:
+                self._warned = True
+                logger.warning(
+                    "shards are not cached in %s: %s; images are read from the store one by one instead "
+                    "(%s sets the folder, %s the most gigabytes)",
+                    self._copies.folder, error.strerror or error, FOLDER, LIMIT,
+                )  # fmt: skip
             return Fetched.FULL
-        return Fetched.THERE
+        return Fetched.STORED
 
     def drop(self, sha256: str) -> None:
-        """Remove a copy that turned out to be damaged; open descriptors stay readable."""
-        self._copies.drop(_name(sha256))
-
-    def _warn_once(self, reason: str) -> None:
-        """Warn once that shards are not cached: training goes on, but reads more slowly."""
-        if self._warned:
-            return
-        self._warned = True
-        logger.warning(
-            "shards are not kept in %s: %s; images are read from the store one by one instead "
-            "(%s says where shards are kept, %s how many gigabytes they may take)",
-            self._copies.folder, reason, FOLDER, LIMIT,
-        )  # fmt: skip
+        """Remove a damaged copy; open descriptors stay readable."""
+        self._copies.drop(f"{sha256}.tar")
 
 
-def _name(sha256: str) -> str:
-    return f"{sha256}.tar"
-
-
-def _copy(uri: str, sha256: str, size: int, path: Path, given_up: Callable[[], bool]) -> None:
-    """Read a shard, one piece after the other; shards are read in parallel, not their pieces.
-
-    So a process that ends need not wait for threads of the storage, whose server may be dead.
-    """
+def _copy(uri: str, sha256: str, size: int, path: Path, is_cancelled: Callable[[], bool]) -> None:
+    """Read a shard piece by piece, in this thread, so that ending the process waits for no other thread."""
     for _ in range(_TIMES):
         digest = hashlib.sha256()
-        with path.open("wb", buffering=0) as file:
+        with path.open("wb") as file:
             for start in range(0, size, _PIECE):
-                if given_up():
-                    raise _GivenUp
+                if is_cancelled():
+                    raise _Cancelled
                 data = storage.read_range(uri, start, min(_PIECE, size - start))
                 digest.update(data)
-                _write(file, data)
+                file.write(data)
         if digest.hexdigest() == sha256:
             return
     folder, _, name = uri.rpartition("/")
     note(folder, name)
     raise StorageError(
-        f"{uri} is damaged: its sha256 is {digest.hexdigest()}, not {sha256}, however often it is read",
+        f"{uri} is damaged: its sha256 is {digest.hexdigest()}, not {sha256}, each time it is read",
         fix=REPAIR.format(folder),
     )
-
-
-def _write(file: IO[bytes], data: bytes) -> None:
-    """Write all of it: a disk that is nearly full takes a part, and refuses the next."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) :]
 
 
 _OPEN_FILES = 256
@@ -175,13 +152,7 @@ class ShardFiles:
     """Reads ranges of shards for any number of threads."""
 
     def __init__(self, uri: str, shards: Sequence[Shard], cache: ShardCache) -> None:
-        """Set the shards; nothing is read yet.
-
-        Args:
-            uri: their folder.
-            shards: name, bytes and sha256 of each, as in the index.
-            cache: for copies of shards that are not on a local disk.
-        """
+        """Set folder, shards, and the cache for shards that are not on a local disk; nothing is read yet."""
         self._uris = [storage.join(uri, shard.name) for shard in shards]
         self._shards, self._cache = shards, cache
         self._local = storage.is_local(uri)
@@ -195,16 +166,14 @@ class ShardFiles:
         self._changed = threading.Condition()
 
     def read(self, shard: int, *spans: tuple[int, int]) -> list[bytes]:
-        """Return ranges of a shard, near each other and in order, each given as start and length.
-
-        They are shorter where a local file ends before.
+        """Return adjacent ranges (start, length) of a shard; they are shorter if a local file ends before.
 
         Raises:
-            StorageError: it is missing, cannot be read, or arrived damaged when it was fetched.
+            StorageError: it is missing, cannot be read, or was damaged when it was fetched.
         """
         file = self._open(shard)
         if file is not None:
-            return [file.read(start, length) for start, length in spans]
+            return [os.pread(file.descriptor, length, start) for start, length in spans]
         if shard in self._failed:
             raise self._failed[shard]
         first, last = spans[0][0], sum(spans[-1])
@@ -212,7 +181,7 @@ class ShardFiles:
         return [data[start - first : start - first + length] for start, length in spans]
 
     def distrust(self, shard: int) -> bool:
-        """Drop the copy of a shard that gave wrong bytes; tell whether to read again."""
+        """Drop the copy of a shard that had wrong bytes; return whether to read again."""
         if self._local:
             return False
         with self._changed:
@@ -222,7 +191,7 @@ class ShardFiles:
             return self._wrong[shard] < _TRIES
 
     def expect(self, shards: Sequence[int]) -> None:
-        """Prefetch these shards in this order, and close all others."""
+        """Fetch these shards in this order, and close all others."""
         if self._local:
             return
         with self._changed:
@@ -235,7 +204,7 @@ class ShardFiles:
             self._changed.notify_all()
 
     def _fetch(self) -> None:
-        """Fetch the expected shards; end when all are here, or when one does not fit."""
+        """Fetch the expected shards until all are here, or one does not fit."""
         try:
             while (shard := self._next()) is not None:
                 outcome = None
@@ -255,14 +224,14 @@ class ShardFiles:
                     if outcome is Fetched.BUSY:
                         self._busy_until[shard] = time.monotonic() + _BUSY_SECONDS
                     still_expected = shard in self._expected
-                if outcome is Fetched.THERE and still_expected:
+                if outcome is Fetched.STORED and still_expected:
                     self._open(shard)  # An open copy is not evicted.
         finally:
             with self._changed:
                 self._fetchers -= 1
 
     def _next(self) -> int | None:
-        """Choose the first expected shard that is not here and that nobody else is fetching."""
+        """Return the first expected shard that is not here and not being fetched."""
         with self._changed:
             while remaining := [
                 shard
@@ -301,36 +270,30 @@ class ShardFiles:
 
 
 class _File:
-    """A file that is read at any place by any thread, and closed when nobody uses it."""
+    """A descriptor that is closed with the last reference to it."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def read(self, start: int, length: int) -> bytes:
-        return os.pread(self._descriptor, length, start)
+        self.descriptor = descriptor
 
     def __del__(self) -> None:
-        os.close(self._descriptor)
+        os.close(self.descriptor)
 
 
 def data_root_of(shards_uri: str) -> str:
-    """Return the data root that shards lie in: <data_root>/shards/<fingerprint>."""
+    """Return the data root of <data_root>/shards/<fingerprint>."""
     return storage.parent(storage.parent(shards_uri))
 
 
 class ShardDataset:
-    """The samples of one split, read at random by any number of threads.
-
-    Shards in an object store are read range by range, and those that are expected whole.
-    """
+    """The samples of one split, read at random by any number of threads."""
 
     def __init__(self, uri: str, split: str, cache: ShardCache | None = None) -> None:
         """Open the index.
 
         Args:
-            uri: folder that `shard` wrote.
+            uri: of the folder.
             split: train, val or test.
-            cache: copies of the shards of an object store; by default as the environment says.
+            cache: for shards in an object store; by default as the environment says.
 
         Raises:
             StorageError: there is no index.
@@ -348,7 +311,7 @@ class ShardDataset:
         self.names = Classes(index.categories, index.hierarchy)
         """The classes with their hierarchy."""
         self.categories = self.names.categories
-        """id (the label), name and original_id of each class, as COCO's form has them."""
+        """id (the label), name and original_id of each class, in COCO's form."""
         self.fingerprint = index.fingerprint
         self.shards = index.splits[split].shards
         self.samples = _read_table(index, split)
@@ -376,7 +339,7 @@ class ShardDataset:
         return np.stack([self.samples["width"], self.samples["height"]], axis=1)
 
     def annotations(self) -> dict[str, Any]:
-        """Ground truth of the split in COCO's form, cleaned; that of train is put together anew."""
+        """Return the cleaned ground truth of the split in COCO's form; that of train is assembled."""
         if self.split != "train":
             name = f"annotations/{self.split}.json"
             where = storage.join(self.uri, name)
@@ -392,7 +355,7 @@ class ShardDataset:
         return (sidecar for _, sidecar in sidecars(self.uri, names))
 
     def classes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Which classes samples have, crowd regions left out: index and label of each pair, int64 [K]."""
+        """Return pairs of a sample and a class that it has (no crowds): indices and labels, int64 [K]."""
         pairs, first = [np.zeros((0, 2), np.int64)], 0
         for sidecar in self._sidecars():
             for number, row in enumerate(sidecar.rows, first):
@@ -403,14 +366,12 @@ class ShardDataset:
         return samples, labels_of_samples
 
     def expect(self, indices: np.ndarray) -> None:
-        """Announce which samples are read next: their shards are prefetched, all others closed."""
+        """Announce the samples that are read next: their shards are fetched, all others closed."""
         shards, first = np.unique(self.samples["shard"][indices], return_index=True)
         self._files.expect(shards[np.argsort(first)].tolist())
 
-    def read(self, index: int) -> tuple[bytes, dict[str, Any]]:
-        """Return a sample: its JPEG, and {"image_id", "file_name", "width", "height", "annotations"}.
-
-        Wrong bytes are read again, from the store if they came from a copy.
+    def read(self, index: int) -> Sample:
+        """Return a sample; wrong bytes are read again, from the store if they came from a copy.
 
         Raises:
             DataError: the shard is damaged.
@@ -428,18 +389,13 @@ class ShardDataset:
 
 
 def _read_table(index: ShardIndex, split: str) -> np.ndarray:
-    """Read the rows of SAMPLE of a split.
-
-    Raises:
-        DataError: they are other ones, or none.
-        StorageError: the file is missing or cannot be read; DamagedError: it is not what was written.
-    """
+    """Read the rows of SAMPLE of a split."""
     uri, name = index.uri, f"{split}.samples.npy"
     where, known = storage.join(uri, name), index.files.get(name)
     table = None
     with suppress(ValueError, EOFError):
         if storage.is_local(where):
-            # Straight into the array: for millions of samples two more copies would be slow.
+            # Straight into the array: two more copies of millions of samples would be slow.
             try:
                 path = storage.local_copy(where, sha256=known.sha256 if known else "")
             except DamagedError as error:
@@ -449,26 +405,18 @@ def _read_table(index: ShardIndex, split: str) -> np.ndarray:
         else:
             table = np.load(io.BytesIO(read_known(uri, name, known)), allow_pickle=False)
     if table is None or table.dtype != SAMPLE or len(table) != index.splits[split].samples:
-        raise DataError(f"{where} is damaged: it differs from what the index says", fix=REPAIR.format(uri))
+        raise DataError(f"{where} is damaged: it differs from the index", fix=REPAIR.format(uri))
     return table
 
 
-def parse_sample(row: np.void, jpeg: bytes, text: bytes) -> tuple[bytes, dict[str, Any]] | None:
-    """Return JPEG and record of a sample from its bytes; None if they are not those of the row.
-
-    Args:
-        row: of SAMPLE.
-        jpeg: the bytes where its JPEG is.
-        text: the bytes where its JSON is.
-    """
+def parse_sample(row: np.void, jpeg: bytes, text: bytes) -> Sample | None:
+    """Return a sample from its JPEG and JSON; None if these are not the bytes of its row of SAMPLE."""
     _, _, length, _, json_length, image_id, _, _, crc32 = row.item()
-    if len(jpeg) != length or len(text) != json_length or jpeg[:2] != b"\xff\xd8":
-        return None
-    if zlib.crc32(text, zlib.crc32(jpeg)) != crc32:
+    if len(jpeg) != length or len(text) != json_length or zlib.crc32(text, zlib.crc32(jpeg)) != crc32:
         return None
     try:
         record = json.loads(text)
     except ValueError:
         return None
-    sound = isinstance(record, dict) and record.get("image_id") == image_id
+    sound = isinstance(record, dict) and record.get("image_id") == image_id and jpeg[:2] == b"\xff\xd8"
     return (jpeg, record) if sound else None

@@ -1,19 +1,20 @@
 """Transforms a decoded image with boxes to the network's square, with and without augmentation.
 
-The geometry runs here, for each image, in the loader's threads. Photometric changes are one
-affine map of the colours for each image, applied to the whole batch on the device.
+The loader's threads do the geometry. Photometric changes are one affine map of the colours for each image,
+applied to the whole batch on the device.
 """
 
 import struct
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from trainer.config.schema import LoaderConfig
+from trainer.data.samples import Annotation
 
 FILL = 114
 """Grey of the padding, 0..255."""
@@ -24,10 +25,10 @@ _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
 
 
 class View(NamedTuple):
-    """Which part of an image is seen, and where in the square."""
+    """Which part of an image is shown, and where in the square."""
 
     divisor: int
-    """What the decoder divides the sides by: 1, 2, 4 or 8. The crop is in pixels of what it gives."""
+    """The decoder divides the sides by it: 1, 2, 4 or 8. The crop is in pixels of the divided image."""
     crop: tuple[int, int, int, int]
     """Left, top, width, height."""
     place: tuple[int, int, int, int]
@@ -39,11 +40,7 @@ class View(NamedTuple):
 
 
 def letterbox(image: Tensor, size: int) -> tuple[Tensor, float]:
-    """Fit an image into a square: longer side = size, at the top left, rest FILL.
-
-    Args:
-        image: uint8 [3, H, W].
-        size: side of the square, pixels.
+    """Fit uint8 [3, H, W] into a square: longer side = size, at the top left, rest FILL.
 
     Returns:
         uint8 [3, size, size], and the scale: divide boxes in the square by it.
@@ -55,23 +52,22 @@ def letterbox(image: Tensor, size: int) -> tuple[Tensor, float]:
 
 
 def whole_view(width: int, height: int, size: int) -> View:
-    """The view of `letterbox` for an image of that size."""
+    """Return the view of `letterbox` for an image of that size."""
     scale = size / max(height, width)
     place = (0, 0, max(1, round(width * scale)), max(1, round(height * scale)))
     return View(1, (0, 0, width, height), place, False, False, scale)
 
 
 def sample_draws(seed: int, epoch: int, index: int, *part: int) -> list[float]:
-    """All randomness of a sample in an epoch: a function of these numbers and of nothing else.
+    """Return all randomness of a sample in an epoch, as a function of nothing but these numbers.
 
-    A hash takes a tenth of the time that setting up a generator does, and its outputs for neighbouring
-    samples are as independent (BLAKE2b: RFC 7693).
+    A hash (BLAKE2b, RFC 7693) takes a tenth of the time of setting up a generator.
 
     Args:
         seed: of the run.
-        epoch: number of the epoch, from 0.
+        epoch: from 0.
         index: of the sample in its split.
-        part: what of the sample they are for, where it needs more than nine.
+        part: a further number if the sample needs more than nine draws.
 
     Returns:
         Nine numbers, uniform in [0, 1): five for `random_view`, four for `color_map`.
@@ -87,15 +83,15 @@ def random_view(
     width: int, height: int, config: LoaderConfig, draws: Sequence[float],
     canvas: tuple[int, int] | None = None,
 ) -> View:  # fmt: skip
-    """Scale jitter with crop or padding at a random place, and flips.
+    """Return a view with scale jitter, crop or padding at a random place, and flips.
 
     Args:
         width: of the stored image, pixels.
         height: of the stored image, pixels.
         config: sizes and probabilities.
         draws: five numbers, uniform in [0, 1).
-        canvas: width and height of what it is drawn on, whose longer side the image has before the
-            jitter; by default the square of `config.image_size`.
+        canvas: width and height of the target, whose longer side the image has before the jitter; by
+            default the square of `config.image_size`.
     """
     jitter, place_x, place_y, flip, flip_vertical = draws
     canvas_width, canvas_height = canvas or (config.image_size, config.image_size)
@@ -105,7 +101,7 @@ def random_view(
         scale = scale * low * (high / low) ** jitter
     else:
         scale *= low + (high - low) * jitter
-    # libjpeg decodes by halves for less than it costs to decode and resize.
+    # libjpeg divides the sides for less than it costs to decode and resize.
     divisor = next(number for number in (8, 4, 2, 1) if number * scale <= 1 or number == 1)
     left, crop_width, x, place_width = _span(width, scale, divisor, canvas_width, place_x)
     top, crop_height, y, place_height = _span(height, scale, divisor, canvas_height, place_y)
@@ -116,23 +112,19 @@ def random_view(
 
 
 def _span(length: int, scale: float, divisor: int, size: int, place: float) -> tuple[int, int, int, int]:
-    """One axis of a view: start and length of the crop, start and length in the square."""
+    """Return one axis of a view: start and length of the crop, start and length in the square."""
     decoded = -(-length // divisor)
     scaled = max(1, round(length * scale))
     if scaled <= size:
         return 0, decoded, round(place * (size - scaled)), scaled
-    seen = min(decoded, max(1, round(size / (scale * divisor))))
-    return round(place * (decoded - seen)), seen, 0, size
+    shown = min(decoded, max(1, round(size / (scale * divisor))))
+    return round(place * (decoded - shown)), shown, 0, size
 
 
 def render(image: Tensor, view: View, square: np.ndarray) -> None:
-    """Draw the view of an image.
+    """Draw the view of an image into uint8 [S, S, 3].
 
-    Args:
-        image: uint8 [3, H, W], as the decoder gave it with the view's divisor: RGB, but BGR where the
-            view is flipped, see `Drawing`.
-        view: of this image.
-        square: uint8 [S, S, 3], receives it.
+    The image is uint8 [3, H, W] as decoded with the view's divisor: RGB, or BGR if the view is flipped.
     """
     pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
     Drawing(pixels, view, square, np.empty_like(square)).finish()
@@ -141,13 +133,9 @@ def render(image: Tensor, view: View, square: np.ndarray) -> None:
 class Drawing:
     """Draws a view of an image; everything but the pixels is prepared before the image is decoded.
 
-    Decoding evicts everything else from the processor's caches, and each small step after it takes several
-    times as long. So the preparation is done before, for several images at once, and after the decoder only
-    the steps that touch pixels remain.
-
-    Pixels are interleaved (HWC), as decoders write them and channels_last networks read them: planar pixels
-    take ten times as long. A flipped image is decoded as BGR: reversing the bytes of a row then reverses
-    both the picture and the order of its channels.
+    Decoding evicts everything else from the processor's caches, and small steps after it take several times
+    as long. A flipped image is decoded as BGR: reversing the bytes of a row then reverses both the picture
+    and the order of its channels.
     """
 
     def __init__(self, pixels: np.ndarray, view: View, square: np.ndarray, spare: np.ndarray) -> None:
@@ -156,8 +144,8 @@ class Drawing:
         Args:
             pixels: uint8 [H, W, 3], contiguous: will hold the image, see `render`.
             view: of it.
-            square: uint8 [S, S, 3], contiguous, receives it; it may be a tile that is no square.
-            spare: uint8, contiguous, at least as many bytes, for use while it is drawn.
+            square: uint8 [H, W, 3], contiguous, receives it.
+            spare: uint8, contiguous, at least as large as `square`, for intermediate pixels.
         """
         left, top, width, height = view.crop
         x, y, place_width, place_height = view.place
@@ -175,15 +163,15 @@ class Drawing:
             square[y:below, right:].fill(FILL)
         resized = (height, width) != (place_height, place_width)
         turned = view.flip or view.flip_vertical
-        seen, place = pixels[top : top + height, left : left + width], square[y:below, x:right]
+        crop, place = pixels[top : top + height, left : left + width], square[y:below, x:right]
         self._resized: tuple[Tensor, Tensor] | None = None
         self._copies: list[tuple[np.ndarray, np.ndarray]] = []
         if resized and place_width == whole_width and not turned:
-            self._resized = _as_images(seen), _as_images(place)
+            self._resized = _as_images(crop), _as_images(place)
             return
         if resized:
             drawn = spare.reshape(-1)[: place.size].reshape(place.shape)
-            self._resized = _as_images(seen), _as_images(drawn)
+            self._resized = _as_images(crop), _as_images(drawn)
             source = _rows(drawn, 0, place_width)
         else:
             source = _rows(pixels, left, width)[top : top + height]
@@ -204,17 +192,17 @@ class Drawing:
 
 
 def _as_images(pixels: np.ndarray) -> Tensor:
-    """uint8 [H, W, 3] as torch reads it: [1, 3, H, W]."""
+    """Return uint8 [H, W, 3] as [1, 3, H, W]."""
     return torch.from_numpy(pixels[None]).permute(0, 3, 1, 2)
 
 
 def _rows(pixels: np.ndarray, left: int, width: int) -> np.ndarray:
-    """The bytes of some columns of an image uint8 [H, W, 3]: uint8 [H, 3 * width]."""
+    """Return the bytes of some columns of an image uint8 [H, W, 3]: uint8 [H, 3 * width]."""
     return pixels.reshape(len(pixels), -1)[:, 3 * left : 3 * (left + width)]
 
 
 def _reversing_copies(source: np.ndarray, target: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Sources and targets of copies that reverse the bytes of each row (of uint8 [H, N])."""
+    """Return sources and targets of copies that reverse the bytes of each row of uint8 [H, N]."""
     # Eight bytes at once: reading a word in the other byte order reverses them.
     length = source.shape[1]
     rest = length % 8
@@ -225,14 +213,12 @@ def _reversing_copies(source: np.ndarray, target: np.ndarray) -> list[tuple[np.n
 
 
 def move_boxes(
-    annotations: Sequence[dict[str, Any]], view: View, canvas: int | tuple[int, int]
+    annotations: Sequence[Annotation], view: View, canvas: int | tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Transform the boxes of an image to its square; drop crowd regions and boxes that are mostly outside.
 
-    Box by box: up to a hundred boxes this takes less time than NumPy's calls on arrays.
-
     Args:
-        annotations: of the image: bbox (x, y, width, height in its pixels), category_id, iscrowd.
+        annotations: of the image.
         view: of the image.
         canvas: side of the square, or width and height of a tile, pixels.
 
@@ -243,6 +229,7 @@ def move_boxes(
     (factor_x, factor_y), (plus_x, plus_y) = _box_map(view, right, below)
     boxes: list[float] = []
     labels: list[int] = []
+    # Up to a hundred boxes this loop takes less time than NumPy's calls on arrays.
     for item in annotations:
         if item["iscrowd"]:
             continue
@@ -250,11 +237,8 @@ def move_boxes(
         x1, x2 = factor_x * left + plus_x, factor_x * (left + width) + plus_x
         y1, y2 = factor_y * top + plus_y, factor_y * (top + height) + plus_y
         whole = abs((x2 - x1) * (y2 - y1))
-        # What is flipped has its corners exchanged.
-        if x2 < x1:
-            x1, x2 = x2, x1
-        if y2 < y1:
-            y1, y2 = y2, y1
+        # A flip exchanges the corners.
+        (x1, x2), (y1, y2) = sorted((x1, x2)), sorted((y1, y2))
         x1, y1, x2, y2 = max(x1, 0), max(y1, 0), min(x2, right), min(y2, below)
         width, height = x2 - x1, y2 - y1
         if width > 1 and height > 1 and width * height >= MIN_VISIBLE * whole:
@@ -264,7 +248,7 @@ def move_boxes(
 
 
 def _box_map(view: View, right: int, below: int) -> tuple[tuple[float, float], tuple[float, float]]:
-    """The affine map of a view from coordinates of the stored image: factors and offsets of x and y."""
+    """Return factors and offsets of x and y from the stored image to the square."""
     left, top, width, height = view.crop
     x, y, place_width, place_height = view.place
     factor_x, factor_y = place_width / width, place_height / height
@@ -278,16 +262,14 @@ def _box_map(view: View, right: int, below: int) -> tuple[tuple[float, float], t
 
 
 def color_map(config: LoaderConfig, draws: Sequence[float]) -> np.ndarray | None:
-    """An affine map of RGB in 0..1: brightness, contrast, saturation and hue in one.
-
-    Hue turns the colours in the YIQ plane; contrast is about mid grey.
+    """Return an affine map of RGB in 0..1 for brightness, contrast (about mid grey), saturation and hue.
 
     Args:
         config: the largest change of each.
         draws: four numbers, uniform in [0, 1).
 
     Returns:
-        fp32 [3, 4] (matrix and offset), or None where the configuration has no such change.
+        fp32 [3, 4] (matrix and offset), or None if the configuration has no such change.
     """
     limits = (config.brightness, config.contrast, config.saturation, config.hue)
     if not any(limits):
@@ -301,7 +283,7 @@ def color_map(config: LoaderConfig, draws: Sequence[float]) -> np.ndarray | None
 
 
 def _hue_rotation(turns: float) -> np.ndarray:
-    """Rotation of the chroma plane of YIQ (NTSC, 1953) by a share of the full circle."""
+    """Return the rotation of the chroma plane of YIQ (NTSC, 1953) by a share of the full circle."""
     to_yiq = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
     cosine, sine = np.cos(2 * np.pi * turns), np.sin(2 * np.pi * turns)
     rotation = np.array([[1, 0, 0], [0, cosine, -sine], [0, sine, cosine]])

@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 
 from trainer.config.schema import LoaderConfig
-from trainer.data import device_decode
 from trainer.data.augmentation import Augmentation
 from trainer.data.batch import PADDING
 from trainer.data.download import download
@@ -220,19 +219,3 @@ def test_a_damaged_image_leaves_a_grey_tile_without_boxes(rectangles, monkeypatc
             fewer += len(before) - len(after)
             assert torch.equal(one.images[row], other.images[row]) == (before == after)
     assert fewer >= 2
-
-
-def test_the_device_draws_the_same_pictures(dataset, monkeypatch):
-    from simplejpeg import decode_jpeg
-
-    monkeypatch.setattr(device_decode, "check", lambda device: None)
-    monkeypatch.setattr(
-        device_decode, "decode",
-        lambda jpegs, device: [torch.from_numpy(decode_jpeg(one, colorspace="RGB")).permute(2, 0, 1)
-                               for one in jpegs],
-    )  # fmt: skip
-    on_device = take(dataset, dataclasses.replace(STRONG, decoder="gpu"), 8)
-    for host, device in zip(take(dataset, STRONG, 8), on_device, strict=True):
-        assert host.image_ids == device.image_ids and torch.equal(host.boxes, device.boxes)
-        assert host.images.shape == device.images.shape
-        assert (host.images.int() - device.images.int()).abs().float().mean() < 4

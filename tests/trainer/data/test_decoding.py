@@ -144,7 +144,10 @@ def test_no_more_than_some_are_named_in_the_log(dataset, caplog, monkeypatch):
     decoder = Decoder(dataset, 1.0)
     for index in range(6):
         record = dataset.read(index)[1]
-        square, view = np.zeros((1, 96, 96, 3), np.uint8), whole_view(record["width"], record["height"], 96)
+        square, view = (
+            torch.zeros((1, 96, 96, 3), dtype=torch.uint8),
+            whole_view(record["width"], record["height"], 96),
+        )
         assert decoder.draw([index], [(b"no picture", record)], [view], square) == [False]
         assert (square == FILL).all()
     assert len(caplog.records) == 3

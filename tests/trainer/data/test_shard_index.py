@@ -251,9 +251,9 @@ def test_a_copy_is_made_once_and_read(store, tmp_path):
     (one,) = shards(store, 1)
     cache = ShardCache(tmp_path / "cache", 10 * SIZE)
     assert cache.open(*one[1:]) is None
-    assert cache.fetch(*one) is Fetched.THERE
+    assert cache.fetch(*one) is Fetched.STORED
     Path(one[0]).unlink()
-    assert ShardCache(tmp_path / "cache", 10 * SIZE).fetch(*one) is Fetched.THERE
+    assert ShardCache(tmp_path / "cache", 10 * SIZE).fetch(*one) is Fetched.STORED
     descriptor = cache.open(*one[1:])
     assert os.pread(descriptor, SIZE, 0) == bytes(SIZE)
     os.close(descriptor)
@@ -271,14 +271,14 @@ def test_a_shard_that_another_fetches_is_left_to_it(store, tmp_path):
     with (tmp_path / "locks" / one[1][:2]).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert ShardCache(tmp_path, SIZE).fetch(*one) is Fetched.BUSY
-    assert ShardCache(tmp_path, SIZE).fetch(*one) is Fetched.THERE
+    assert ShardCache(tmp_path, SIZE).fetch(*one) is Fetched.STORED
 
 
 def test_what_arrives_damaged_once_is_fetched_again(store, tmp_path, monkeypatch):
     (one,) = shards(store, 1)
     answers = [b"x" * SIZE, bytes(SIZE)]
     monkeypatch.setattr(shard_index.storage, "read_range", lambda *_: answers.pop(0))
-    assert ShardCache(tmp_path, SIZE).fetch(*one) is Fetched.THERE
+    assert ShardCache(tmp_path, SIZE).fetch(*one) is Fetched.STORED
 
 
 def test_what_arrives_damaged_always_is_named_and_not_kept(store, tmp_path):
@@ -295,14 +295,14 @@ def test_a_copy_that_was_cut_is_no_copy(store, tmp_path):
     cache.fetch(*one)
     os.truncate(tmp_path / "cache" / f"{one[1]}.tar", 10)
     assert cache.open(*one[1:]) is None
-    assert cache.fetch(*one) is Fetched.THERE
+    assert cache.fetch(*one) is Fetched.STORED
 
 
 def test_what_is_given_up_leaves_nothing(store, tmp_path, monkeypatch):
     (one,) = shards(store, 1)
     monkeypatch.setattr(shard_index, "_PIECE", 100)
     answers = iter([False, False, True])
-    assert ShardCache(tmp_path, SIZE).fetch(*one, lambda: next(answers)) is Fetched.GIVEN_UP
+    assert ShardCache(tmp_path, SIZE).fetch(*one, lambda: next(answers)) is Fetched.BUSY
     assert not names(tmp_path) and not list(tmp_path.glob("*.part"))
 
 
@@ -322,7 +322,7 @@ def test_what_a_killed_process_left_is_removed_and_its_room_free(store, tmp_path
         process.kill()
         process.wait()
     assert list(tmp_path.glob("*.part"))
-    assert ShardCache(tmp_path, SIZE).fetch(*two[1]) is Fetched.THERE
+    assert ShardCache(tmp_path, SIZE).fetch(*two[1]) is Fetched.STORED
     assert not list(tmp_path.glob("*.part"))
 
 
@@ -338,4 +338,4 @@ def test_a_full_disk_ends_nothing_and_is_told(store, tmp_path, caplog):
     assert not names(tmp_path / "cache") and not list((tmp_path / "cache").glob("*.part"))
     (message,) = [record.getMessage() for record in caplog.records]
     assert ": File too large; images are read" in message and FOLDER in message
-    assert cache.fetch(*many[0]) is Fetched.THERE
+    assert cache.fetch(*many[0]) is Fetched.STORED
