@@ -20,8 +20,12 @@ EXAMPLES = "deploy/examples/jobs/README.md"
 DOCUMENTS = {
     "Home": "README.md",
     "Guides": {
+        "Installation": "docs/install.md",
+        "Networks": "docs/networks.md",
         "Kubeflow": "docs/kubeflow.md",
         "Operations": "docs/operations.md",
+        "Search": "docs/tuning.md",
+        "Troubleshooting": "docs/troubleshooting.md",
         "Reliability": "docs/reliability.md",
         "Data": "docs/data.md",
         "Training": "docs/training.md",

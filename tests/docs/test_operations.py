@@ -22,10 +22,11 @@ PAGES = {
     for path in (ROOT / "README.md", ROOT / "deploy" / "README.md", *(ROOT / "docs").glob("*.md"))
     if "kubedet " in path.read_text()
 }
-TEXT = PAGES["docs/operations.md"]
 
 
-@pytest.mark.parametrize("block", re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL))
+@pytest.mark.parametrize(
+    "block", re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "networks.md").read_text(), re.DOTALL)
+)
 def test_examples_are_specifications(block):
     from_fields({"command": ["true"]} | yaml.safe_load(block))
 
@@ -71,8 +72,7 @@ def test_the_readmes_steps_can_be_given():
 
 
 def test_the_examples_of_a_search_can_be_used(tmp_path):
-    section = TEXT.split("### Search for hyper-parameters")[1].split("\n### ")[0]
-    blocks = re.findall(r"(?:^    .*\n)+", section, re.MULTILINE)
+    blocks = re.findall(r"(?:^    .*\n)+", PAGES["docs/tuning.md"], re.MULTILINE)
     space, recipe = (textwrap.dedent(block) for block in blocks if "kubedet tune" not in block)
     file = tmp_path / "best.yaml"
     parse(space, "small", {}, "the example")

@@ -56,7 +56,7 @@ def test_its_tables_are_whole(tmp_path):
         default = parameters[name]["defaultValue"]
         shown = "{}" if default == {} else f"{default:g}" if isinstance(default, float) else default
         assert rows[name].strip("`") == shown
-    keys = GUIDE[GUIDE.index("## Keys of") : GUIDE.index("## A Kubeflow for")]
+    keys = GUIDE[GUIDE.index("## Keys of") : GUIDE.index("## Multi-user")]
     assert set(SECRET_KEYS) | set(SECRET_KEYS.values()) <= set(re.findall(r"`(\w+)`", keys))
 
 
