@@ -1,11 +1,11 @@
-"""What a run needs, checked before it starts: in a cluster, in a queue of Kueue, in the pods of a job.
+"""Checks a cluster, a queue of Kueue and the pods of a job for what a run needs.
 
 `trainer.launching.doctor` checks this machine and those of training processes.
 """
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -43,32 +43,23 @@ PERMISSIONS = {
 
 _OPTIONAL = {
     "pods/exec": "only `kubedet job exec` needs it",
-    "trainingruntimes": "without it only TrainJobs can run that the namespace's runtime fits",
-    "workloads": "without it nobody tells why a job waits in a queue of Kueue",
-    "localqueues/pendingworkloads": "without it nobody tells a job's place in a queue of Kueue",
+    "trainingruntimes": "without it TrainJobs need the namespace's runtime",
+    "workloads": "without it the reason why a job waits in a queue of Kueue is unknown",
+    "localqueues/pendingworkloads": "without it a job's position in a queue of Kueue is unknown",
     "workflows": "without it a terminated run ends its training job minutes later",
 }
 """Optional permissions, and what does not work without each."""
+Result = tuple[Literal["ok", "warning", "missing"], str, str]
+"""State, detail and fix of a check."""
+_OBJECTS = {
+    "namespace": "namespace", "secret": "namespaced_secret",
+    "volume claim": "namespaced_persistent_volume_claim",
+}  # fmt: skip
+"""Kinds of objects, as the methods of the API's client name them."""
 _PATIENCE = 5.0
 _SHOWN = 5  # Nodes or jobs that are named.
 _SERVICES = {"DaemonSet", "Node", "ReplicaSet", "StatefulSet"}
 """Owners of pods that do not end by themselves."""
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What the runs will ask of the cluster."""
-
-    nodes: int = 1
-    """Machines."""
-    resources: dict[str, int] = field(default_factory=dict)
-    """Devices of each machine, e.g. {"nvidia.com/gpu": 8, "rdma/hca": 1}; 0 only counts them."""
-    secret: str = ""
-    """Secret with the object store's keys; empty is none."""
-    claim: str = ""
-    """PersistentVolumeClaim with the data root; empty is none."""
-    step: dict[str, str] = field(default_factory=dict)
-    """Requests of a step's pod, e.g. {"cpu": "2", "memory": "8Gi"}; empty checks none."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +72,20 @@ class _Trouble:
     fix: str
 
 
-def check_cluster(backend: ClusterBackend, needs: Needs) -> Iterator[Check]:
-    """Check a cluster for what the runs will ask of it; if it does not answer, that is the only result."""
+def check_cluster(
+    backend: ClusterBackend, *, nodes: int = 1, resources: Mapping[str, int] | None = None, secret: str = "",
+    claim: str = "", step: Mapping[str, str] | None = None,
+) -> Iterator[Check]:  # fmt: skip
+    """Check a cluster for what runs need; if its API server does not answer, that is the only result.
+
+    Args:
+        backend: of the cluster.
+        nodes: machines of a job.
+        resources: devices of each machine, e.g. {"nvidia.com/gpu": 8, "rdma/hca": 1}; 0 only counts them.
+        secret: Secret with the object store's keys; empty is none.
+        claim: PersistentVolumeClaim with the data root; empty is none.
+        step: requests of a step's pod, e.g. {"cpu": "2", "memory": "8Gi"}; None checks none.
+    """
     cluster = backend.cluster
     try:
         api = client.VersionApi(cluster.api)
@@ -91,23 +94,24 @@ def check_cluster(backend: ClusterBackend, needs: Needs) -> Iterator[Check]:
         yield Check("API server", "missing", error.message, error.fix)
         return
     yield Check("API server", "ok", f"{info.git_version} at {cluster.api.configuration.host}")
+    yield from _object(cluster, "namespace", cluster.namespace)
     troubles = {kind: _trouble(cluster, kind) for kind in KINDS.values()}
-    new = _kind_of_new(cluster, tuple(kind for kind, trouble in troubles.items() if trouble is None))
-    runs_trainjobs = troubles[KINDS["trainjob"]] is None
-    none_known = all(trouble is not None and trouble.state == "absent" for trouble in troubles.values())
-    checks: dict[str, Callable[[], Iterator[Check]] | None] = {
-        "namespace": partial(_namespace, cluster),
-        "kinds of jobs": partial(_kinds, troubles, new),
-        f"runtime {SHARED}": partial(_runtime, cluster) if runs_trainjobs else None,
-        "permissions": partial(_permissions, cluster, troubles, new),
-        "jobs of ended runs": None if none_known else partial(_orphaned, backend),
-        "secret": partial(_secret, cluster, needs.secret) if needs.secret else None,
-        "volume claim": partial(_claim, cluster, needs.claim, needs.nodes) if needs.claim else None,
-        "nodes": partial(_nodes, cluster, needs) if needs.resources or needs.step else None,
-    }
-    for title, check in checks.items():
-        if check:
-            yield from _guarded(title, check)
+    running = tuple(kind for kind, trouble in troubles.items() if trouble is None)
+    new = None
+    with suppress(ApiError, ConfigError):  # The check of the permissions reports them.
+        new = Kinds(cluster, running).of_new() if running else None
+    yield from _kinds(troubles, new)
+    if KINDS["trainjob"] in running:
+        yield from _guarded(f"runtime {SHARED}", partial(_runtime, cluster))
+    yield from _permissions(cluster, troubles, new)
+    if any(trouble is None or trouble.state != "absent" for trouble in troubles.values()):
+        yield from _guarded("jobs of ended runs", partial(_orphaned, backend))
+    if secret:
+        yield from _object(cluster, "secret", secret, _check_secret)
+    if claim:
+        yield from _object(cluster, "volume claim", claim, partial(_check_claim, nodes=nodes))
+    if resources or step:
+        yield from _guarded("nodes", partial(_nodes, cluster, nodes, resources or {}, step or {}))
 
 
 def _guarded(title: str, check: Callable[[], Iterator[Check]]) -> Iterator[Check]:
@@ -116,18 +120,6 @@ def _guarded(title: str, check: Callable[[], Iterator[Check]]) -> Iterator[Check
         yield from check()
     except KubedetError as error:
         yield Check(title, "warning", f"not known: {error.message}", error.fix)
-
-
-def _namespace(cluster: Cluster) -> Iterator[Check]:
-    title, name = f"namespace {cluster.namespace}", cluster.namespace
-    try:
-        _get(cluster, "namespaces", name, partial(cluster.core.read_namespace, name))
-        yield Check(title, "ok", "exists")
-    except ApiError as error:
-        if error.status == 404:
-            yield Check(title, "missing", "does not exist", "create it, or name another")
-        elif error.status != 403:  # Few may read it, and nobody needs to.
-            yield Check(title, "warning", error.message, error.fix)
 
 
 def _trouble(cluster: Cluster, kind: Kind) -> _Trouble | None:
@@ -144,56 +136,48 @@ def _trouble(cluster: Cluster, kind: Kind) -> _Trouble | None:
     return _Trouble("silent", problem, f"look at the pods and logs of {kind.controller}")
 
 
-def _kind_of_new(cluster: Cluster, running: tuple[Kind, ...]) -> Kind | None:
-    with suppress(ApiError, ConfigError):  # The check of the permissions says what is missing.
-        return Kinds(cluster, running).of_new() if running else None
-    return None
-
-
 def _kinds(troubles: dict[Kind, _Trouble | None], new: Kind | None) -> Iterator[Check]:
-    """Check each kind of jobs: one kind is enough, and that of a new job is named."""
+    """Check each kind of jobs. One kind is enough; `new` is that of a new job."""
     running = [kind for kind, trouble in troubles.items() if trouble is None]
     for kind, trouble in troubles.items():
         title = f"{kind.title}s ({kind.controller.removeprefix('the ').partition(' (')[0]})"
-        name = f"launcher={kind.name}"
         if trouble is None:
-            takes = "launcher=kubernetes takes them" if kind is new else f"only {name} takes them"
-            yield Check(title, "ok", f"the cluster runs them; {takes if new else 'you may create none'}")
-        elif trouble.state == "unknown":
-            yield Check(title, "warning", trouble.detail, trouble.fix)
-        elif not running:
+            launcher = "launcher=kubernetes takes" if kind is new else f"only launcher={kind.name} takes"
+            detail = f"{launcher} them" if new else "you may create none"
+            yield Check(title, "ok", f"the cluster runs them; {detail}")
+        elif trouble.state != "unknown" and not running:
             yield Check(title, "missing", trouble.detail, trouble.fix)
-        elif trouble.state == "silent":
-            yield Check(title, "warning", f"{trouble.detail}; {name} would wait in vain", trouble.fix)
-        else:
+        elif trouble.state == "absent":
             yield Check(title, "ok", f"{trouble.detail}; {running[0].title}s are enough")
+        else:
+            yield Check(title, "warning", trouble.detail, trouble.fix)
 
 
 def _runtime(cluster: Cluster) -> Iterator[Check]:
     """Check that the namespace has the shared runtime of TrainJobs, in this version."""
-    title = f"runtime {SHARED}"
     apply = f"kubectl apply -n {cluster.namespace} -f deploy/trainer/runtime.yaml"
     runtimes = KINDS["trainjob"].resource._replace(plural="trainingruntimes")
     existing = cluster.find(runtimes, SHARED, patience=_PATIENCE)
     if existing is None:
-        yield Check(title, "warning", "is not there; each job brings one of its own", apply)
+        result = "warning", "does not exist; each job creates its own", apply
     elif not job_objects.is_managed(existing):
-        detail = "was not made by kubedet; each job brings one of its own"
-        yield Check(title, "warning", detail, "give that one another name")
-    elif not _holds(shared_runtime()["spec"], existing["spec"]):
-        yield Check(title, "warning", "is not the one of this version", apply)
+        detail = "was not made by kubedet; each job creates its own"
+        result = "warning", detail, "give that one another name"
+    elif not _contains(existing["spec"], shared_runtime()["spec"]):
+        result = "warning", "is not the one of this version", apply
     else:
-        yield Check(title, "ok", "TrainJobs share it")
+        result = "ok", "TrainJobs share it", ""
+    yield Check(f"runtime {SHARED}", *result)
 
 
-def _holds(expected: Any, actual: Any) -> bool:
+def _contains(actual: Any, expected: Any) -> bool:
     """Whether an object has all fields of the expected one; the API server adds defaults."""
     if isinstance(expected, dict):
         fields = actual if isinstance(actual, dict) else {}
-        return all(name in fields and _holds(value, fields[name]) for name, value in expected.items())
+        return all(name in fields and _contains(fields[name], value) for name, value in expected.items())
     if isinstance(expected, list):
         same = isinstance(actual, list) and len(expected) == len(actual)
-        return same and all(map(_holds, expected, actual))
+        return same and all(map(_contains, actual, expected))
     return bool(expected == actual)
 
 
@@ -201,18 +185,18 @@ def _permissions(
     cluster: Cluster, troubles: dict[Kind, _Trouble | None], new: Kind | None
 ) -> Iterator[Check]:
     absent = {kind.group for kind, trouble in troubles.items() if trouble and trouble.state == "absent"}
-    others = [kind for kind in troubles if new and kind is not new]
-    optional = _OPTIONAL | {kind.plural: f"only launcher={kind.name} needs it" for kind in others}
+    optional = _OPTIONAL | {
+        kind.plural: f"only launcher={kind.name} needs it" for kind in troubles if new and kind is not new
+    }
     for (group, resource), verbs in PERMISSIONS.items():
         if group not in absent:
-            check = partial(_permission, cluster, group, resource, verbs, optional.get(resource, ""))
-            yield from _guarded(f"permissions on {resource}", check)
+            title, without = f"permissions on {resource}", optional.get(resource, "")
+            yield from _guarded(title, partial(_permission, cluster, title, group, resource, verbs, without))
 
 
 def _permission(
-    cluster: Cluster, group: str, resource: str, verbs: tuple[str, ...], without: str
+    cluster: Cluster, title: str, group: str, resource: str, verbs: tuple[str, ...], without: str
 ) -> Iterator[Check]:
-    title = f"permissions on {resource}"
     refused = [verb for verb in verbs if not _allowed(cluster, group, resource, verb)]
     if not refused:
         yield Check(title, "ok", ", ".join(verbs))
@@ -220,9 +204,9 @@ def _permission(
     yield Check(
         title,
         "warning" if without else "missing",
-        f"not allowed: {', '.join(refused)}" + (f"; {without}" if without else ""),
+        "; ".join(filter(None, [f"not allowed: {', '.join(refused)}", without])),
         f"bind a Role with apiGroups {json.dumps([group])}, resources {json.dumps([resource])}, "
-        f"verbs {json.dumps(refused)} in namespace {cluster.namespace}; deploy/ holds one",
+        f"verbs {json.dumps(refused)} in namespace {cluster.namespace}; deploy/ contains one",
     )
 
 
@@ -245,52 +229,46 @@ def _orphaned(backend: ClusterBackend) -> Iterator[Check]:
     yield Check("jobs of ended runs", "warning" if names else "ok", detail, fix)
 
 
-def _secret(cluster: Cluster, name: str) -> Iterator[Check]:
-    title = f"secret {name}"
+def _object(
+    cluster: Cluster,
+    kind: str,
+    name: str,
+    check: Callable[[Any], Result] = lambda found: ("ok", "exists", ""),
+) -> Iterator[Check]:
+    """Read a namespace, secret or volume claim and check it."""
+    resource = _OBJECTS[kind]
+    read = getattr(cluster.core, f"read_{resource}")
+    arguments = (name,) if kind == "namespace" else (name, cluster.namespace)
     try:
-        read = partial(cluster.core.read_namespaced_secret, name, cluster.namespace)
-        secret = _get(cluster, "secrets", name, read)
+        found = cluster.call("get", kind, partial(read, *arguments), name=name, patience=_PATIENCE)
     except ApiError as error:
-        yield _unread(title, error, f"create it as deploy/ shows, in namespace {cluster.namespace}")
-        return
+        if error.status == 404:
+            yield Check(
+                f"{kind} {name}", "missing", "does not exist", "create it as deploy/ shows, or name another"
+            )
+        elif kind != "namespace" or error.status != 403:  # Most users may not read namespaces.
+            yield Check(f"{kind} {name}", "warning", f"not known: {error.message}", error.fix)
+    else:
+        yield Check(f"{kind} {name}", *check(found))
+
+
+def _check_secret(secret: Any) -> Result:
     keys = sorted(set(secret.data or {}) & set(SECRET_KEYS))
     if keys:
-        yield Check(title, "ok", f"has {', '.join(keys)}")
-    else:
-        fix = "add AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        yield Check(title, "missing", "has no key that kubedet reads", fix)
+        return "ok", f"has {', '.join(keys)}", ""
+    return "missing", "has no key that kubedet reads", "add AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 
 
-def _claim(cluster: Cluster, name: str, nodes: int) -> Iterator[Check]:
-    title = f"volume claim {name}"
-    try:
-        read = partial(cluster.core.read_namespaced_persistent_volume_claim, name, cluster.namespace)
-        claim = _get(cluster, "persistentvolumeclaims", name, read)
-    except ApiError as error:
-        yield _unread(title, error, f"create it in namespace {cluster.namespace}; see deploy/")
-        return
+def _check_claim(claim: Any, nodes: int) -> Result:
     modes = claim.spec.access_modes or []
     phase = claim.status.phase if claim.status else "Pending"
     size = ((claim.status and claim.status.capacity) or {}).get("storage", "")
     if phase == "Lost":
-        yield Check(title, "missing", "has lost its volume", "create it again")
-    elif nodes > 1 and "ReadWriteMany" not in modes:
-        detail, fix = f"is {', '.join(modes)}, for one node alone", f"use ReadWriteMany for {nodes} nodes"
-        yield Check(title, "missing", detail, fix)
-    else:  # A claim that waits for its first pod is pending until then.
-        yield Check(title, "ok", ", ".join(filter(None, [phase.lower(), size, *modes])))
-
-
-def _get(cluster: Cluster, resource: str, name: str, request: Callable[[], Any]) -> Any:
-    return cluster.call("get", resource, request, name=name, patience=_PATIENCE)
-
-
-def _unread(title: str, error: ApiError, fix: str) -> Check:
-    if error.status == 404:
-        return Check(title, "missing", "does not exist", fix)
-    if error.status == 403:
-        return Check(title, "warning", "not known: you may not read it", "ask someone who may read it")
-    return Check(title, "warning", f"not known: {error.message}", error.fix)
+        return "missing", "has lost its volume", "create it again"
+    if nodes > 1 and "ReadWriteMany" not in modes:
+        return "missing", f"is {', '.join(modes)}, for one node", f"use ReadWriteMany for {nodes} nodes"
+    # A claim that waits for its first pod is pending until then.
+    return "ok", ", ".join(filter(None, [phase.lower(), size, *modes])), ""
 
 
 @dataclass
@@ -304,7 +282,7 @@ class _Node:
     lasting: Counter[str] = field(default_factory=Counter)
     """By pods that do not end by themselves."""
 
-    def lacks(self, requests: dict[str, str], taken: Counter[str]) -> list[str]:
+    def lacks(self, requests: Mapping[str, str], taken: Counter[str]) -> list[str]:
         """Return the resources of which too little is left."""
         lacks = []
         for name, text in requests.items():
@@ -314,8 +292,10 @@ class _Node:
         return lacks
 
 
-def _nodes(cluster: Cluster, needs: Needs) -> Iterator[Check]:
-    """Check whether the nodes can hold the pods of a job and of a step, at all and now."""
+def _nodes(
+    cluster: Cluster, count: int, resources: Mapping[str, int], step: Mapping[str, str]
+) -> Iterator[Check]:
+    """Check whether the nodes have room for the pods of a job and of a step, at all and now."""
     found = cluster.call("list", "nodes", cluster.core.list_node, patience=_PATIENCE).items
     nodes = {item.metadata.name: _Node(item.metadata.name, item.status.allocatable or {})
              for item in found if _is_ready(item)}  # fmt: skip
@@ -331,20 +311,20 @@ def _nodes(cluster: Cluster, needs: Needs) -> Iterator[Check]:
     except ApiError as error:
         detail = f"requests of other pods are not counted: {error.message}"
         yield Check("free room on nodes", "warning", detail, error.fix)
-    for resource, number in needs.resources.items():
+    for resource, number in resources.items():
         if number:
-            yield _room(resource, {resource: str(number)}, needs.nodes, list(nodes.values()))
+            yield _room(resource, {resource: str(number)}, count, list(nodes.values()))
             continue
-        count = sum(int(amount(node.allocatable.get(resource, ""))) for node in nodes.values())
-        fix = "" if count else "none is needed to train on CPUs; else install the device plugin"
-        yield Check(resource, "ok" if count else "warning", f"{count} on {len(nodes)} ready nodes", fix)
-    if needs.step:
-        title = f"room for a step ({', '.join(map(' '.join, needs.step.items()))})"
-        yield _room(title, needs.step, 1, list(nodes.values()))
+        total = sum(int(amount(node.allocatable.get(resource, ""))) for node in nodes.values())
+        fix = "" if total else "none is needed to train on CPUs; else install the device plugin"
+        yield Check(resource, "ok" if total else "warning", f"{total} on {len(nodes)} ready nodes", fix)
+    if step:
+        title = f"room for a step ({', '.join(map(' '.join, step.items()))})"
+        yield _room(title, step, 1, list(nodes.values()))
 
 
-def _room(title: str, requests: dict[str, str], count: int, nodes: list[_Node]) -> Check:
-    """Check whether `count` nodes can hold a pod of these requests each; else pods stay pending."""
+def _room(title: str, requests: Mapping[str, str], count: int, nodes: list[_Node]) -> Check:
+    """Check whether `count` nodes have room for a pod of these requests each; else pods stay pending."""
     fitting = sum(not node.lacks(requests, node.lasting) for node in nodes)
     full = [f"{node.name} has {', '.join(lacks)}" for node in nodes
             if (lacks := node.lacks(requests, node.requested))]  # fmt: skip
@@ -364,20 +344,15 @@ def _some(lines: list[str]) -> list[str]:
 
 
 def _requests(spec: Any) -> Counter[str]:
-    """Return what the scheduler counts for a pod.
-
-    Source: https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/, "Resource sharing".
-    """
-    running: Counter[str] = Counter()
-    largest: Counter[str] = Counter()
-    for container in spec.init_containers or []:
-        requests = _amounts(container.resources and container.resources.requests)
-        largest |= running + requests
-        if container.restart_policy == "Always":
-            running += requests
-    for container in spec.containers:
-        running += _amounts(container.resources and container.resources.requests)
-    return (running | largest) + _amounts(spec.overhead)
+    """Return the requests of a pod, nearly as the scheduler counts them."""
+    before = [item for item in spec.init_containers or [] if item.restart_policy != "Always"]
+    running = [*spec.containers, *(item for item in spec.init_containers or [] if item not in before)]
+    total, largest = _amounts(spec.overhead), Counter[str]()
+    for container in running:
+        total += _amounts(container.resources and container.resources.requests)
+    for container in before:
+        largest |= _amounts(container.resources and container.resources.requests)
+    return total | largest
 
 
 def _amounts(requests: dict[str, str] | None) -> Counter[str]:
@@ -414,8 +389,7 @@ def _queue(cluster: Cluster, name: str, version: str) -> Iterator[Check]:
     queue = cluster.find(Resource(kueue.GROUP, version, "localqueues"), name, patience=_PATIENCE)
     if queue is None:
         detail = f"namespace {cluster.namespace} has no such LocalQueue"
-        fix = "see `kubectl get localqueues` for those it has, or create this one"
-        yield Check(title, "missing", detail, fix)
+        yield Check(title, "missing", detail, "create it, or choose one of `kubectl get localqueues`")
         return
     status = queue.get("status") or {}
     of = f"of ClusterQueue {queue['spec'].get('clusterQueue')}"
@@ -424,9 +398,9 @@ def _queue(cluster: Cluster, name: str, version: str) -> Iterator[Check]:
         waiting, admitted = status.get("pendingWorkloads", 0), status.get("admittedWorkloads", 0)
         yield Check(title, "ok", f"active, {of}; {waiting} wait, {admitted} are admitted")
         return
-    why = ": ".join(filter(None, [active.get("reason"), active.get("message")])) or "Kueue does not say why"
+    reason = ": ".join(filter(None, [active.get("reason"), active.get("message")])) or "no reason given"
     fix = "see `kubectl describe` of both queues: is one stopped (stopPolicy), does the ClusterQueue exist?"
-    yield Check(title, "missing", f"takes no jobs, {of}: {why}", fix)
+    yield Check(title, "missing", f"takes no jobs, {of}: {reason}", fix)
 
 
 def _kinds_in_kueue(backend: ClusterBackend, queue: str) -> Iterator[Check]:
@@ -479,7 +453,7 @@ def _in_vain(backend: ClusterBackend) -> Iterator[Check]:
         fixes = dict.fromkeys(kueue.remedy(job) for job in in_vain)
         yield Check(title, "missing", f"wait in vain: {', '.join(lines)}", "; ".join(fixes))
     elif unknown:
-        detail = f"{len(waiting)} wait; where they stand is not known"
+        detail = f"{len(waiting)} wait; their positions are not known"
         yield Check(title, "warning", detail, unknown[0].message)
     else:
         yield Check(title, "ok", f"{len(waiting)} wait, none of them in vain")

@@ -3,8 +3,9 @@
 from contextlib import suppress
 from typing import Any
 
-from components import hooks, records, usage
+from components import hooks, usage
 from components.environment import SIGNING, signing_key
+from components.records import PublishedRecord, name_of, now
 from components.scoring import NOT_THERE
 from trainer import storage
 from trainer.base.errors import KubedetError
@@ -29,8 +30,8 @@ def export_and_publish(
         run_id: the run's id.
 
     Returns:
-        The manifest of the exported model: what `trainer.export.export` returns, `model` being the
-        published version, and `used` what the run has used.
+        The manifest of the exported model: as `trainer.export.export`, with the published version as
+        `model`, and what the run has `used`.
 
     Raises:
         ConfigError: export.name cannot be used (before any work); or the model of this name has other
@@ -49,17 +50,17 @@ def export_and_publish(
     )  # fmt: skip
     published = published_models.publish(folder, data_root, name, other_classes=settings.export.other_classes)
     exported = {"kind": "exported model", "version": 1, **exported, "model": published.model}
-    records.published(data_root, name, published.version, output, registry)
+    PublishedRecord(name, published.version, name_of(output), registry, now()).write(data_root)
     if registry:
         from components.model_registry import register_model
 
         register_model(exported, registry, run_id)
     reason, metrics = "", {}
-    with suppress(KubedetError):  # The model counts, not what the hooks say of it.
+    with suppress(KubedetError):  # The model is published; these are only for the notice.
         metrics = storage.read_json(storage.join(evaluation, SUMMARY))["metrics"]
         reason = storage.read_json(storage.join(evaluation, "gate.json"))["reason"]
     shown = {metric: value for metric, value in metrics.items() if value != NOT_THERE}
     version = exported["model_version"]
-    outcome = hooks.Outcome(hooks.PASSED, records.name_of(output), reason, exported["name"], version, shown)
+    outcome = hooks.Outcome(hooks.PASSED, name_of(output), reason, exported["name"], version, shown)
     end = hooks.End("export", outcome=outcome, folder=output, data_root=data_root)
     return exported | {"used": hooks.at_end(end)}

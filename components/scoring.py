@@ -4,7 +4,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from components import hooks, records, usage
+from components import hooks, usage
+from components.records import VerdictRecord, name_of, now
 from trainer import storage
 from trainer.config import parsing
 from trainer.data.shard_index import data_root_of
@@ -25,8 +26,8 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
         trained: manifest of the trained model.
         rules: separated by commas; empty takes the configuration's.
         report: local file that receives the report, as a page.
-        summary: local file that receives it in short, as Markdown.
-        verdict: local file that receives what was decided and why, as Markdown.
+        summary: local file that receives the summary of the report, as Markdown.
+        verdict: local file that receives the gate's decision and its reason, as Markdown.
 
     Returns:
         metrics (all, by name), shown (those that have a value, and what the run has used) and verdict: word,
@@ -39,25 +40,24 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
     output, data_root = trained["output"], data_root_of(trained["shards"])
     usage.keep(data_root, processes=1)
     settings = parsing.read(trained["config"])
-    gate_rules = split_rules(rules) or settings.evaluation.gate
     folder = storage.join(output, "evaluation")
     extras = hooks.before_gate(data_root)
     scored = evaluate(
-        trained["checkpoint"], trained["shards"], folder, settings, rules=gate_rules,
-        used=extras.used, drift=extras.drift,
+        trained["checkpoint"], trained["shards"], folder, settings,
+        rules=split_rules(rules) or settings.evaluation.gate, used=extras.used, drift=extras.drift,
     )  # fmt: skip
     for name, path in (("report.html", report), ("report.md", summary)):
         Path(path).write_bytes(storage.read_bytes(storage.join(folder, name)))
     decision = judge(trained, scored["metrics"], rules)
-    logger.info("gate: %s: %s", decision["verdict"], "; ".join(decision["reason"].splitlines()))
-    lines = "".join(f"- {line}\n" for line in decision["reason"].splitlines())
-    Path(verdict).write_text(f"# Gate: {decision['verdict']}\n\n{lines}")
+    word, reason = decision["verdict"], decision["reason"]
+    logger.info("gate: %s: %s", word, "; ".join(reason.splitlines()))
+    Path(verdict).write_text(f"# Gate: {word}\n\n" + "".join(f"- {line}\n" for line in reason.splitlines()))
     shown = {name: value for name, value in scored["metrics"].items() if value != NOT_THERE}
-    passed, run = decision["verdict"] == "pass", records.name_of(output)
-    records.decided(data_root, output, passed, shown)
-    outcome = hooks.Outcome(hooks.HELD_BACK, run, decision["reason"], settings.export.name, metrics=shown)
-    # If it passed, the export step reports the outcome.
-    end = hooks.End("evaluate", outcome=None if passed else outcome, folder=output, data_root=data_root)
+    VerdictRecord(name_of(output), word == "pass", shown, now()).write(data_root)
+    outcome = None
+    if word != "pass":  # Otherwise the export step reports the outcome.
+        outcome = hooks.Outcome(hooks.HELD_BACK, name_of(output), reason, settings.export.name, metrics=shown)
+    end = hooks.End("evaluate", outcome=outcome, folder=output, data_root=data_root)
     return {"metrics": scored["metrics"], "shown": shown | hooks.at_end(end), "verdict": decision}
 
 

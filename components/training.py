@@ -6,16 +6,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from components import (
-    data_versions,
-    environment,
-    jobs,
-    launchers,
-    records,
-    run_plan,
-    starting_weights,
-    usage,
-)
+from components import data_versions, environment, jobs, launchers, records, run_plan, starting_weights, usage
 from components.jobs import Request
 from components.launchers.backend import JobStatus
 from components.launchers.spec import JobSpec, with_heartbeat
@@ -42,15 +33,15 @@ def train(
     parameters: dict[str, Any], job: dict[str, Any],
     placed: tuple[list[dict[str, Any]] | None, dict[str, str] | None], rules: str, warm_start: str = "",
 ) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
-    """Train to the end, resuming a training that was started before.
+    """Train to the end; resume a training that was started before.
 
     Args:
         data: manifest of the shards.
         output: see `folder_of`.
-        data_root: URI under which data are kept.
+        data_root: URI of the data.
         recipe: name of a recipe.
         overrides: dotted configuration keys and their values.
-        parameters: what the run asks of the launcher, see `Request.of`.
+        parameters: see `Request.of`.
         job: further fields of JobSpec.
         placed: tolerations and node selector of the task, see `jobs.placed`.
         rules: of the gate, see `prepare`.
@@ -71,7 +62,7 @@ def train(
     with heartbeat.renewed(_heartbeat(folder)) if in_pods else nullcontext():
         spec = prepare(data["uri"], folder, recipe, overrides, request, rules=rules, warm_start=warm_start)
         weights = parsing.read(storage.join(folder, "config.json")).model.weights
-        records.run_began(data_root, folder, request.run_id, data, recipe, overrides, weights)
+        records.record_run(data_root, folder, request.run_id, data, recipe, overrides, weights)
         images = Images(data_root, records.name_of(folder))
         images.note_own()
         launchers.run(request.launcher, spec, images.note_pods)
@@ -87,12 +78,12 @@ def folder_of(output: str, data_root: str, data: dict[str, Any], run_id: str) ->
     """Return the URI of the run's folder: `output`, or `<data_root>/runs/<data version>-<run id>`.
 
     Raises:
-        ConfigError: the output holds a macro of Kubeflow's that was not replaced.
+        ConfigError: the output contains a macro that Kubeflow did not replace.
     """
     if "[[" in output:  # Every scheduled run would resume the first one's finished training.
         raise ConfigError(
-            f"the output {output} holds a macro that this cluster does not replace",
-            fix="leave the output empty: every run then has a folder of its own",
+            f"the output {output} contains a macro that this cluster does not replace",
+            fix="leave the output empty: every run then has its own folder",
         )
     return output or storage.join(data_root, "runs", data_versions.run_name(data, run_id))
 
@@ -101,7 +92,7 @@ def prepare(
     shards: str, output: str, recipe: str, overrides: dict[str, Any], request: Request, *,
     rules: str = "", warm_start: str = "",
 ) -> JobSpec:  # fmt: skip
-    """Write the run's configuration file and describe the job that trains by it.
+    """Write the run's configuration file and return the job that trains by it.
 
     Args:
         shards: URI of the shards' folder.
@@ -109,12 +100,11 @@ def prepare(
         recipe: name of a recipe.
         overrides: dotted configuration keys and their values.
         request: what the run asks of the launcher.
-        rules: of the gate, separated by commas; empty takes the recipe's. They are checked before days of
-            training: they may name a class that the data do not have.
+        rules: of the gate, separated by commas; empty takes the recipe's. Checked before days of training.
         warm_start: "" or `starting_weights.CHAMPION`. A run that was started before keeps its weights.
 
     Raises:
-        ConfigError: an unknown recipe, key or value, an impossible job, a folder that its pods cannot reach,
+        ConfigError: an unknown recipe, key or value, an impossible job, a folder that its pods cannot read,
             or other classes than the model of this name has.
         DataError: there are fewer images than one step of all processes reads.
         EvaluationError: the gate's rules cannot be used with these data.
@@ -130,13 +120,13 @@ def prepare(
             name = published_models.name_for(recipes.load(recipe, overrides).export.name, shards)
             overrides = starting_weights.from_champion(recipe, overrides, data_root, name)
         config = _with_weights(recipe, overrides, data_root, output)
-    if not begun:  # A run that was begun has its own weights.
+    if not begun:
         check_available(config.model.weights, data_root)
     arguments = ("train", "--config", uri, "--shards", shards, "--output", storage.join(output, "train"))
     job = request.spec(arguments)
     if in_pods:
         job = with_heartbeat(job, _heartbeat(output))
-        _check_reach(job, {"data_root": shards, "output": output})
+        _check_mounts(job, {"data_root": shards, "output": output})
     index = read_index(shards)
     check(split_rules(rules) or config.evaluation.gate, index.names)
     name = published_models.name_for(config.export.name, shards)
@@ -145,7 +135,7 @@ def prepare(
         fix=published_models.ANOTHER_NAME,
     )  # fmt: skip
     config = with_overrides(config, {"export.name": name})
-    if not in_pods:
+    if config.train.minutes and not in_pods:
         config = _planned(config, overrides, index, output, job.processes)
     config = _with_global_batch(config, job, index.samples.get("train", 0))
     parsing.write(uri, config)
@@ -153,7 +143,7 @@ def prepare(
 
 
 def _with_weights(recipe: str, overrides: dict[str, Any], data_root: str, output: str) -> Config:
-    """Return the recipe with the overrides, and with what follows from the weights that it starts from."""
+    """Return the recipe with the overrides, and the values that follow from its initial weights."""
     if recipe not in recipes.WITH_WEIGHTS:
         return recipes.load(recipe, overrides)
     network = {key: overrides[key] for key in starting_weights.NETWORK if key in overrides}
@@ -165,16 +155,13 @@ def _with_weights(recipe: str, overrides: dict[str, Any], data_root: str, output
         return {"chosen": values}
 
     plan = run_plan.kept(output, "weights", {"recipe": recipe, "network": network}, choose)
-    values = {key: value for key, value in plan.get("chosen", {}).items() if key not in overrides}
-    return recipes.load(recipe, overrides | values)
+    return recipes.load(recipe, plan.get("chosen", {}) | overrides)
 
 
 def _planned(
     config: Config, overrides: dict[str, Any], index: ShardIndex, output: str, processes: int
 ) -> Config:
-    """Choose what follows from the number of images and the speed, if the training runs on this machine."""
-    if not config.train.minutes:
-        return config
+    """Choose the settings that depend on the number of images and the speed of this machine."""
     from trainer.training.machine_speed import measure  # PyTorch, which takes seconds to start.
 
     images = run_plan.Images(**{split: index.samples.get(split, 0) for split in ("train", "val", "test")})
@@ -194,12 +181,12 @@ def _with_global_batch(config: Config, job: JobSpec, samples: int) -> Config:
     return with_overrides(config, {"train.global_batch": batch})
 
 
-def _check_reach(job: JobSpec, folders: dict[str, str]) -> None:
-    """Refuse folders of the step's own pod: the training's pods cannot read them."""
+def _check_mounts(job: JobSpec, folders: dict[str, str]) -> None:
+    """Refuse local folders that the training's pods do not mount."""
     paths = [mount.path + "/" for mount in job.mounts]
     unreachable = [
-        f"  {what}: {uri}"
-        for what, uri in folders.items()
+        f"  {name}: {uri}"
+        for name, uri in folders.items()
         if storage.is_local(uri) and not f"{storage.absolute(uri)}/".startswith(tuple(paths))
     ]
     if unreachable:
@@ -218,7 +205,7 @@ def _report(output: str) -> str:
 
 
 def result(shards: str, output: str) -> dict[str, Any]:
-    """Return the manifest of the trained model: where it is, what it was made from, how good it is.
+    """Return the manifest of the trained model.
 
     Raises:
         LaunchError: the training succeeded but left no checkpoint.
@@ -227,7 +214,7 @@ def result(shards: str, output: str) -> dict[str, Any]:
     if not storage.exists(report):
         raise LaunchError(
             f"the training ended without a result at {report}",
-            fix="look at its log; on several machines the output must be a place that all of them share",
+            fix="look at its log; on several machines the output must be on storage that all of them share",
         )
     return {
         "kind": "model", "version": 1, "output": output, "config": storage.join(output, "config.json"),
@@ -236,39 +223,37 @@ def result(shards: str, output: str) -> dict[str, Any]:
 
 
 class Images:
-    """Records the images that a run really runs, when they are first seen: so does a run that is killed.
+    """Records the images that a run really runs, as soon as they are seen.
 
     An image that cannot be read or recorded ends no training.
     """
 
     def __init__(self, data_root: str, run: str) -> None:
-        self._data_root, self._record = data_root, ImagesRecord(run)
+        self._data_root, self._seen = data_root, ImagesRecord(run)
 
     def note_own(self) -> None:
-        """Record what this process's own pod runs, if it is in one and may read it."""
+        """Record the image of this process's own pod, if it is in one and may read it."""
         if "KUBERNETES_SERVICE_HOST" not in os.environ:
             return
         from components.launchers.cluster import client, own_pod
 
         try:
-            self._note("step", {own_pod.read_image_id(client.connect())})
+            self._note(self._seen.step, {own_pod.read_image_id(client.connect())})
         except KubedetError as error:
             logger.info("the digest of this pod's image is not known: %s", error)
 
     def note_pods(self, status: JobStatus) -> None:
-        """Record what the pods of a job run."""
-        self._note("training", {pod.image_id for pod in status.pods})
+        """Record the images of a job's pods."""
+        self._note(self._seen.training, {pod.image_id for pod in status.pods})
 
-    def _note(self, who: str, images: set[str]) -> None:
-        new = images - {"", *getattr(self._record, who)}
+    def _note(self, seen: list[str], images: set[str]) -> None:
+        new = images - {"", *seen}
         if not new:
             return
-        seen = ImagesRecord(self._record.run)
-        getattr(seen, who).extend(new)
-        self._record = self._record.joined(seen)  # Even if it cannot be written: no later status tries again.
+        seen.extend(new)  # Even if it cannot be written: no later status tries again.
         try:
-            self._record = self._record.joined(ImagesRecord.of_run(self._data_root, self._record.run))
-            uri = ImagesRecord.place(self._data_root, self._record.run)
-            storage.write_bytes(uri, self._record.encoded())
+            before = ImagesRecord.of_run(self._data_root, self._seen.run)
+            step, training = {*before.step, *self._seen.step}, {*before.training, *self._seen.training}
+            ImagesRecord(before.run, sorted(step), sorted(training)).write(self._data_root)
         except KubedetError as error:
             logger.warning("the digests of the images are not kept: %s", error.message)

@@ -75,7 +75,7 @@ class Version:
 
 def versions(data_root: str, *exported: bundle.Bundle) -> list[Version]:
     """Return the versions that bundles are, by default all of all models; damaged ones are left out."""
-    records = {record.shown: record for record in PublishedRecord.read_all(data_root)}
+    records = {record.name: record for record in PublishedRecord.read_all(data_root)}
     found = []
     for each in exported or (
         version
@@ -194,5 +194,5 @@ def _who(fingerprint: str, rows: list[RecordedImage], data_root: str) -> dict[st
 def _freed(names: set[str], data_root: str) -> list[str]:
     """Return versions that runs of these names have published and that are gone: somebody may use them."""
     present = {item.shown for item in versions(data_root)}
-    published = [item.shown for item in PublishedRecord.read_all(data_root) if item.run in names]
+    published = [item.name for item in PublishedRecord.read_all(data_root) if item.run in names]
     return [shown for shown in published if shown not in present]

@@ -1,4 +1,4 @@
-"""`kubedet doctor`: what a run needs, and what of it is missing."""
+"""`kubedet doctor`: checks for what a run needs."""
 
 import argparse
 import json
@@ -22,6 +22,7 @@ _IN_CLUSTER = (
     "namespace", "credentials", "claim", "resource", "queue", "job", "size", "step_cpu", "step_memory",
     "host", "ca",
 )  # fmt: skip
+_IN_PODS = ("shared_memory", "interface", "rdma")
 
 
 def add(commands: Commands) -> None:
@@ -46,13 +47,13 @@ def add(commands: Commands) -> None:
     cluster.add_argument("--nodes", type=int, default=1, metavar="N", help="machines of a job (default: 1)")
     cluster.add_argument(
         "--resource", action="append", default=[], metavar="NAME[=N]",
-        help="devices of each machine, e.g. rdma/hca=1; without a number tells what there is",
+        help="devices of each machine, e.g. rdma/hca=1; without a number they are counted",
     )  # fmt: skip
     cluster.add_argument(
         "--queue", default="", metavar="NAME",
-        help="LocalQueue of Kueue: does it take jobs, does Kueue serve their kind, are any left alone",
+        help="LocalQueue of Kueue: does it take jobs, does Kueue serve their kind, does any wait in vain",
     )  # fmt: skip
-    shared.add_sizes(cluster, "default: not looked at")
+    shared.add_sizes(cluster, "default: not checked")
     cluster.add_argument(
         "--host", default="", metavar="URL", help="Kubeflow Pipelines' API (default: $KFP_ENDPOINT)"
     )
@@ -60,7 +61,7 @@ def add(commands: Commands) -> None:
     pods = parser.add_argument_group("in the pods of a job")
     pods.add_argument(
         "--job", default="", metavar="NAME",
-        help="look into the pods of a running job: /dev/shm, network interfaces, GPUs, memlock, RDMA",
+        help="check the pods of a running job: /dev/shm, network interfaces, GPUs, memlock, RDMA",
     )  # fmt: skip
     pods.add_argument("--shared-memory", default="", metavar="SIZE", help="least /dev/shm, e.g. 8Gi")
     pods.add_argument("--interface", default="", metavar="NAME", help="network interface of NCCL, e.g. net1")
@@ -99,18 +100,21 @@ def _cluster(options: argparse.Namespace) -> "Iterator[Check]":
     cpu, memory = options.step_cpu, options.step_memory
     if options.size:
         cpu, memory = sizes.request(options.size, cpu, memory).values()
-    resources = ({_GPU: options.gpus} if options.gpus else {}) | _resources(options.resource)
-    step = {name: text for name, text in (("cpu", cpu), ("memory", memory)) if text}
-    needs = doctor.Needs(options.nodes, resources, options.credentials, options.claim, step)
-    yield from doctor.check_cluster(backend, needs)
+    resources = {_GPU: options.gpus} if options.gpus else {}
+    for name, _, number in (text.partition("=") for text in options.resource):
+        resources[name] = int(number or 0)
+    yield from doctor.check_cluster(
+        backend, nodes=options.nodes, resources=resources, secret=options.credentials, claim=options.claim,
+        step={name: text for name, text in (("cpu", cpu), ("memory", memory)) if text},
+    )  # fmt: skip
     if options.queue:
         yield from doctor.check_queue(backend, options.queue)
     if options.data_root:
         yield machine.writable(options.data_root)
     if options.job:
-        shared = machine.size(options.shared_memory or "0")
-        of_pods = machine.Needs(options.gpus, options.rdma, options.interface, shared)
-        yield from doctor.check_pods(backend, options.job, of_pods)
+        shared_memory = machine.size(options.shared_memory or "0")
+        needs = machine.Needs(options.gpus, options.rdma, options.interface, shared_memory)
+        yield from doctor.check_pods(backend, options.job, needs)
 
 
 def _pipelines(options: argparse.Namespace) -> "Iterator[Check]":
@@ -121,7 +125,7 @@ def _pipelines(options: argparse.Namespace) -> "Iterator[Check]":
     title = "Kubeflow Pipelines"
     access = Access.find(options.host, options.namespace, options.ca)
     if not access.host:
-        yield Check(title, "ok", f"not looked at: neither --host nor {HOSTS[0]} names it")
+        yield Check(title, "ok", f"not checked: neither --host nor {HOSTS[0]} names it")
         return
     from pipelines.kubeflow import Server, check_version  # kfp, which takes a while.
 
@@ -140,11 +144,14 @@ def _check_options(options: argparse.Namespace) -> None:
     from pipelines import sizes
     from trainer.launching.doctor import size
 
-    in_pods = ("shared_memory", "interface", "rdma")
-    used = [name for name in (*_IN_CLUSTER, *in_pods) if getattr(options, name)]
-    useless = used if options.local else [name for name in used if name in in_pods and not options.job]
-    why = "means nothing with --local" if options.local else "needs --job"
-    problems = [f"--{name.replace('_', '-')} {why}" for name in useless]
+    not_used = {"means nothing with --local": _IN_CLUSTER + _IN_PODS} if options.local else {}
+    not_used |= {} if options.local or options.job else {"needs --job": _IN_PODS}
+    problems = [
+        f"--{name.replace('_', '-')} {reason}"
+        for reason, names in not_used.items()
+        for name in names
+        if getattr(options, name)
+    ]
     problems += [f"--nodes {options.nodes} is less than one"] if options.nodes < 1 else []
     problems += [f"--gpus {options.gpus} is less than zero"] if options.gpus < 0 else []
     for text in options.resource:
@@ -154,19 +161,11 @@ def _check_options(options: argparse.Namespace) -> None:
     cpu, memory = sizes.SIZES[sizes.DEFAULT]
     try:
         sizes.check(options.step_cpu or cpu, options.step_memory or memory)
-    except ConfigError as error:
-        problems += error.message.splitlines()
-    try:
         size(options.shared_memory or "0")
     except ConfigError as error:
-        problems.append(f"--shared-memory: {error.message}")
+        problems += error.message.splitlines()
     if problems:
         raise ConfigError("; ".join(problems), fix="see `kubedet doctor --help`")
-
-
-def _resources(texts: list[str]) -> dict[str, int]:
-    pairs = [text.partition("=") for text in texts]
-    return {name: int(number or 0) for name, _, number in pairs}
 
 
 def _print_checks(results: "Iterator[Check]") -> "list[Check]":

@@ -27,7 +27,7 @@ def made(tmp_path):
     root = tmp_path / "root"
     _, (shards, _) = preparation.prepare(SOURCE, *ASKED, str(root), "", str(tmp_path / "page.html"))
     run = root / "runs" / "night-1"
-    records.run_began(str(root), str(run), "id-1", shards, "debug", {"train.epochs": 2}, "")
+    records.record_run(str(root), str(run), "id-1", shards, "debug", {"train.epochs": 2}, "")
     (run / "train").mkdir(parents=True)
     (run / "config.json").write_text("{}")
     (run / "train" / "result.json").write_text("{}")
@@ -37,7 +37,7 @@ def made(tmp_path):
     (folder / bundle.METADATA).write_text(json.dumps(metadata))
     bundle.seal(folder)
     published_models.publish(str(folder), str(root), "sample")
-    records.published(str(root), "sample", "v1", str(run), "http://registry")
+    records.PublishedRecord("sample", "v1", run.name, "http://registry").write(str(root))
     return str(root), shards
 
 
@@ -144,7 +144,7 @@ def test_a_record_that_was_altered_is_left_out_and_written_anew(made, caplog):
     # Who deletes must not overlook a run.
     with pytest.raises(DamagedError, match=r"night-1\.json is damaged"):
         forgetting.plan(root, [key_of(root, shards)])
-    records.run_began(root, f"{root}/runs/night-1", "id-1", shards, "debug", {"train.epochs": 2}, "")
+    records.record_run(root, f"{root}/runs/night-1", "id-1", shards, "debug", {"train.epochs": 2}, "")
     assert lineage.trace("night-1", root)["overrides"] == {"train.epochs": 2}
     # What programs before this one wrote has no hash, and is read; what lacks a key is not.
     plain = json.loads(record.read_text())

@@ -13,6 +13,7 @@ import shutil
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -60,11 +61,9 @@ class Check:
     """The result of one check."""
 
     title: str
-    """Name of the check."""
     state: Literal["ok", "warning", "missing"]
     """warning: not available, but not required; missing: required, but not available."""
     detail: str
-    """The result."""
     fix: str = ""
     """What to do; empty if the state is ok."""
 
@@ -122,9 +121,8 @@ def writable(uri: str) -> Check:
 
 
 def _check(title: str, detail: str, *, good: bool, needed: bool = False, fix: str) -> Check:
-    if good:
-        return Check(title, "ok", detail)
-    return Check(title, "missing" if needed else "warning", detail, fix)
+    state: Literal["ok", "warning", "missing"] = "ok" if good else "missing" if needed else "warning"
+    return Check(title, state, detail, "" if good else fix)
 
 
 def _text(path: Path) -> str:
@@ -172,11 +170,9 @@ def addresses() -> dict[str, list[str]]:
     by_name: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
         for name, found in by_name.items():
-            try:
+            with suppress(OSError):  # It has no IPv4 address.
                 answer = fcntl.ioctl(query, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # It has no IPv4 address.
-                continue
-            found.append(socket.inet_ntoa(answer[20:24]))
+                found.append(socket.inet_ntoa(answer[20:24]))
     for line in _text(Path("/proc/net/if_inet6")).splitlines():
         number, *_, name = line.split()
         address = ipaddress.IPv6Address(int(number, 16))
@@ -203,12 +199,12 @@ def _gpus(needs: Needs, root: Path) -> Check:
         except RuntimeError as error:
             broken.append(f"device {index}: {first_line(error)}")
     required = f" of {needs.gpus} asked for" if needs.gpus else ""
-    detail = f"{count}{required}{' ' if kinds else ''}{', '.join(kinds)} ({versions})"
+    detail = f"{count}{required} {', '.join(kinds)} ({versions})".replace("  ", " ")
     return _check(
         "GPUs", "; ".join([detail, *broken]), good=0 < count >= needs.gpus and not broken,
         needed=needs.gpus > 0 or bool(broken),
-        fix="set gpus of the job; where its pod has them, the node's driver is too old for this CUDA "
-        f"({torch.version.cuda}) or a device is faulty (nvidia-smi)",
+        fix="set gpus of the job; if its pod has them, the node's driver is too old for CUDA "
+        f"{torch.version.cuda} or a device is faulty (nvidia-smi)",
     )  # fmt: skip
 
 
@@ -272,8 +268,7 @@ def _packages() -> Check:
         fix = f"pip install 'kubedet{f'[{extras}]' if extras else ''}'"
         return Check("packages", "missing", f"not installed: {', '.join(names)}", fix)
     shown = ", ".join(f"{name} {version(name)}" for name in ("kubedet", "torch", "torchvision", "kfp"))
-    detail = f"all that a run imports; {shown}, Python {platform.python_version()}"
-    return Check("packages", "ok", detail)
+    return Check("packages", "ok", f"{shown}, Python {platform.python_version()}")
 
 
 def _memory(root: Path) -> Check:

@@ -23,7 +23,7 @@ def prepared(root, seed, page):
 
 def run(root, name, shards, *, ended=True, weights=""):
     folder = root / "runs" / name
-    records.run_began(str(root), str(folder), "", shards, "debug", {}, weights)
+    records.record_run(str(root), str(folder), "", shards, "debug", {}, weights)
     (folder / "train").mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     if ended:
@@ -45,7 +45,7 @@ def publish(root, made_at, version, folder, shards, registry=""):
     (made / bundle.METADATA).write_text(json.dumps(metadata))
     bundle.seal(made)
     published_models.publish(str(made), str(root), "sample")
-    records.published(str(root), "sample", version, str(folder), registry)
+    records.PublishedRecord("sample", version, folder.name, registry).write(str(root))
 
 
 @pytest.fixture(scope="module")

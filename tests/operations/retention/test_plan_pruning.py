@@ -58,7 +58,7 @@ def test_pinned_registered_and_signed_stay_with_their_data(root):
 
 def test_registered_stays(root):
     root = root[0]
-    records.published(str(root), "sample", "v1", str(root / "runs/night-01"), "http://registry")
+    records.PublishedRecord("sample", "v1", "night-01", "http://registry").write(str(root))
     assert judged(root)["models/sample/v1"] == ["registered at http://registry"]
 
 
@@ -103,7 +103,7 @@ def test_a_run_that_passed_is_not_over_before_its_model_is_published(root, began
     folder = began(root, "night-00", old)
     (folder / "evaluation" / "gate.json").write_text('{"passed": true}')
     assert judged(root)["runs/night-00"] == ["it has not ended"]
-    records.published(str(root), "sample", "v0", str(folder), "")
+    records.PublishedRecord("sample", "v0", folder.name, "").write(str(root))
     assert not judged(root)["runs/night-00"]
 
 

@@ -1,7 +1,5 @@
 """`kubedet doctor`."""
 
-import json
-
 import pytest
 from fake_exec import give_exec
 from fake_kueue import give_kueue
@@ -48,12 +46,6 @@ def test_a_queue_is_looked_at(kubedet, fake_cluster):
     code, _, err = kubedet("doctor", "--local", "--queue", "gpus")
     assert code == 2
     assert "--queue means nothing with --local" in err
-
-
-def test_gpus_are_looked_for_on_nodes(kubedet, fake_cluster):
-    code, out, _ = kubedet("doctor", "--gpus", 8, "--nodes", 2)
-    assert code == 1
-    assert "nvidia.com/gpu: 0 of 0 ready nodes can hold it, 0 of them now; needed: 2" in out
 
 
 @pytest.mark.slow
@@ -104,26 +96,7 @@ def test_the_version_of_kubeflow_pipelines_is_judged(kfp_server, kubedet, monkey
     assert line in out and code == int(line.startswith("missing"))
     monkeypatch.delenv("KFP_ENDPOINT")
     assert line in kubedet("doctor", "--host", kfp_server.url)[1]
-    assert "Kubeflow Pipelines: not looked at: neither --host nor KFP_ENDPOINT" in kubedet("doctor")[1]
-
-
-def test_a_kubeflow_pipelines_that_does_not_answer_is_missing(kfp_server, kubedet):
-    kfp_server.close()
-    code, out, _ = kubedet("doctor")
-    assert code == 1 and "missing  Kubeflow Pipelines: cannot connect: " in out
-
-
-def test_kubeflow_pipelines_is_looked_at_without_a_cluster(kfp_server, kubedet, monkeypatch, tmp_path):
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    assert "ok       Kubeflow Pipelines: 2.17.0" in kubedet("doctor")[1]
-
-
-def test_json_is_a_list_of_findings(kubedet, fake_cluster):
-    fake_cluster.denied.add(("list", "events"))
-    code, out, _ = kubedet("doctor", "-o", "json")
-    assert code == 1
-    (missing,) = [finding for finding in json.loads(out) if finding["state"] == "missing"]
-    assert set(missing) == {"title", "state", "detail", "fix"}
+    assert "Kubeflow Pipelines: not checked: neither --host nor KFP_ENDPOINT" in kubedet("doctor")[1]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +108,7 @@ def test_json_is_a_list_of_findings(kubedet, fake_cluster):
         ),
         (["--nodes", "0", "--gpus", "-1"], "--nodes 0 is less than one; --gpus -1 is less than zero"),
         (["--rdma", "--interface", "x"], "--interface needs --job; --rdma needs --job"),
-        (["--job", "a", "--shared-memory", "big"], "--shared-memory: 'big' is not an amount of memory"),
+        (["--job", "a", "--shared-memory", "big"], "'big' is not an amount of memory"),
         (["--local", "--size", "small", "--host", "h"], "--size means nothing with --local; --host means"),
         (["--step-cpu", "many"], "step_cpu: 'many' is not an amount"),
         (["--resource", "gpu=many", "--resource", "=1"], "'gpu=many' is not NAME or NAME=N; --resource '=1'"),

@@ -228,7 +228,7 @@ def past(kfp_server, tmp_path):
     kfp_server.runs.append({"run_id": "id-5", "state": "RUNNING", "created_at": "2026-11-25T02:00:00Z", **of})
     root = str(tmp_path / "root")
     for number, ap, passed in ((1, 0.4, True), (2, 0.3, False)):
-        records.decided(root, f"{root}/runs/2026112{number}020000-id-{number}", passed, {"coco/AP": ap})
+        records.VerdictRecord(f"2026112{number}020000-id-{number}", passed, {"coco/AP": ap}).write(root)
     folder = tmp_path / "root" / "lineage" / "nothing_new"
     folder.mkdir(parents=True)
     (folder / "id-3.json").write_text("{}")

@@ -149,7 +149,7 @@ def test_a_job_whose_run_has_ended_is_listed_as_such(backend, fake_cluster, job,
         fake_cluster.add("workflows", "default", {"metadata": {"name": "run-x"}, **workflow})
     (status,) = backend.list_jobs()
     assert status.orphaned is orphaned
-    checks = {check.title: check for check in doctor.check_cluster(backend, doctor.Needs())}
+    checks = {check.title: check for check in doctor.check_cluster(backend)}
     assert checks["jobs of ended runs"].state == ("warning" if orphaned else "ok")
     assert Pods("r", "default", {}).job_left() == ""
     fake_cluster.denied.add(("get", "workflows"))
