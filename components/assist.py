@@ -1,4 +1,4 @@
-"""Runs next to the step `prepare`, in a pod of its own: do parts of its work."""
+"""Does parts of the work of the step `prepare`, in another pod."""
 
 from kfp import dsl
 
@@ -9,13 +9,7 @@ from components.images import COMPONENT_IMAGE
 def assist(recipe: str, overrides: dict, data_root: str, credentials: str) -> None:
     """Fetch images and write shards for the step `prepare` of the same run, until that step needs no more.
 
-    It ends without work if all data are there. It never fails a run: `prepare` does what this step does not.
-
-    Args:
-        recipe: name of a recipe; its `data` section counts here.
-        overrides: see the pipeline's parameters.
-        data_root: see the pipeline's parameters.
-        credentials: see the pipeline's parameters.
+    It never fails a run: `prepare` does the parts that this step does not do.
     """
     from components import steps
 

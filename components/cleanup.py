@@ -12,14 +12,7 @@ def cleanup(
     status: dsl.PipelineTaskFinalStatus,
     outcome: dsl.Output[dsl.Markdown],
 ) -> None:
-    """Delete the run's training job if it is still going on, and say how the run ended and why.
-
-    Args:
-        launcher: what started the training; empty where the run trains nothing.
-        run_id: the run's id.
-        status: how the steps ended, as Kubeflow tells it.
-        outcome: how the run ended: what failed, with its own message.
-    """
+    """Delete the run's training job if it is still running, and report how the run ended and why."""
     from components import steps
 
     arguments = (launcher, run_id, status.state, outcome.path)

@@ -1,12 +1,12 @@
-"""Versions of the data: a name for what a source held when it was read.
+"""Versions of the data: a name for the content of a source when it was read.
 
 <data_root>/versions/<version>-<digest of source and settings>.json names the raw folder and its content. A
-run that gives a known version gets the same images and boxes again, even if the source has changed since.
+run with a known version gets the same images and boxes again, even if the source has changed since.
 """
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -27,7 +27,7 @@ KEY = "data_version"
 """Key of the version in manifests and metadata."""
 
 SCHEDULED_TIME = "[[ScheduledTime]]"
-"""What Kubeflow replaces, in a parameter of a recurring run, by the time as 20261121020000 (UTC)."""
+"""Macro that Kubeflow replaces, in a parameter of a recurring run, by the time as 20261121020000 (UTC)."""
 
 _ANOTHER = "choose another data_version"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -56,25 +56,22 @@ class DataVersion:
     """Folder of the raw data, below the data root."""
     fingerprint: str
     pinned: Pinned | None = None
-    """None in files of before 0.2."""
+    """None in files from before 0.2."""
     recorded: str = ""
 
 
 def fetch(
-    source: str,
-    data_root: str,
-    config: DataConfig,
-    version: str,
-    bring: Callable[[], RawManifest] | None = None,
-) -> RawManifest:
+    source: str, data_root: str, config: DataConfig, version: str,
+    fetch_raw: Callable[[], RawManifest] | None = None,
+) -> RawManifest:  # fmt: skip
     """Fetch a source's images and annotations under the data root, or return those of a known version.
 
     Args:
         source: see `trainer.data.sources`.
-        data_root: URI under which data are kept.
+        data_root: URI of the data.
         config: the data section of the configuration.
-        version: name for the data as they are now, or a known one; empty is none.
-        bring: fetches the data as they are now, and returns their manifest; by default `download`.
+        version: name for the present data, or a known one; empty is none.
+        fetch_raw: fetches the present data; by default `download`.
 
     Raises:
         ConfigError: the version cannot be a name.
@@ -85,7 +82,7 @@ def fetch(
     manifest = known(source, data_root, config, version)
     if manifest is not None:
         return manifest
-    manifest = bring() if bring else download(source, data_root, config)
+    manifest = fetch_raw() if fetch_raw else download(source, data_root, config)
     if not version:
         return manifest
     uri = _place(source, data_root, config, version)
@@ -96,7 +93,7 @@ def fetch(
         )
     if record and record.pinned and record.pinned.content != manifest.content:
         raise DataError(
-            f"the data of version {version} were deleted, and not the same images of {source} can be had now",
+            f"the data of version {version} were deleted, and {source} no longer gives the same images",
             fix=_ANOTHER,
         )
     recorded = DataVersion(
@@ -109,7 +106,7 @@ def fetch(
 
 
 def known(source: str, data_root: str, config: DataConfig, version: str) -> RawManifest | None:
-    """Return the raw manifest of a version whose data are there, with the version in it, else None.
+    """Return the raw manifest of a version whose data exist, with the version in it, else None.
 
     Raises:
         ConfigError: the version cannot be a name.
@@ -125,14 +122,14 @@ def known(source: str, data_root: str, config: DataConfig, version: str) -> RawM
         return None
     raw = raw_folder.read_manifest(folder)
     raw = replace(raw, **vars(record.pinned)) if record.pinned else raw
-    if not storage.exists(sizes_uri(folder, raw.content)):  # the folder was deleted and made again
+    if not storage.exists(sizes_uri(folder, raw.content)):  # The folder was deleted and written again.
         return None
     check_raw(raw, config)
     return replace(raw, data_version=version)
 
 
 def _place(source: str, data_root: str, config: DataConfig, version: str) -> str:
-    # Of the configuration, what decides on the raw tables; how fast they were fetched does not.
+    # The settings that affect the raw tables; not how fast they were fetched.
     digest = fingerprint("version", source, *choices(config))
     return storage.join(data_root, "versions", f"{version}-{digest}.json")
 
@@ -148,7 +145,7 @@ def check(version: str) -> None:
     """Refuse a version that cannot be part of a file's name.
 
     Raises:
-        ConfigError: saying what a version may be.
+        ConfigError: with the rule.
     """
     if not _NAME.fullmatch(version):
         raise ConfigError(
@@ -157,14 +154,9 @@ def check(version: str) -> None:
         )
 
 
-def label(manifest: dict[str, Any]) -> dict[str, str]:
-    """Return the version that a manifest names, as metadata of what is made from it; {} if none."""
+def label(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return the version in a manifest, as metadata of what is made from it; {} if none."""
     return {KEY: manifest[KEY]} if manifest.get(KEY) else {}
-
-
-def run_name(manifest: dict[str, Any], run_id: str) -> str:
-    """Return the name of a run's folder: its id, after the data's version if there is one."""
-    return f"{manifest[KEY]}-{run_id}" if manifest.get(KEY) else run_id
 
 
 def _expanded(version: str) -> str:
@@ -172,5 +164,5 @@ def _expanded(version: str) -> str:
         return version
     # Not all clusters replace it.
     now = datetime.now(UTC).strftime("%Y%m%d%H%M%S")
-    logger.warning("this cluster does not replace %s: taking the present time, %s", SCHEDULED_TIME, now)
+    logger.warning("this cluster does not replace %s: using the present time, %s", SCHEDULED_TIME, now)
     return version.replace(SCHEDULED_TIME, now)

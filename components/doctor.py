@@ -347,12 +347,12 @@ def _requests(spec: Any) -> Counter[str]:
     """Return the requests of a pod, nearly as the scheduler counts them."""
     before = [item for item in spec.init_containers or [] if item.restart_policy != "Always"]
     running = [*spec.containers, *(item for item in spec.init_containers or [] if item not in before)]
-    total, largest = _amounts(spec.overhead), Counter[str]()
+    total, largest = Counter[str](), Counter[str]()
     for container in running:
         total += _amounts(container.resources and container.resources.requests)
     for container in before:
         largest |= _amounts(container.resources and container.resources.requests)
-    return total | largest
+    return (total | largest) + _amounts(spec.overhead)
 
 
 def _amounts(requests: dict[str, str] | None) -> Counter[str]:

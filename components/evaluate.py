@@ -15,22 +15,7 @@ def evaluate(
     summary: dsl.Output[dsl.Markdown],
     verdict: dsl.Output[dsl.Markdown],
 ) -> str:
-    """Score the best checkpoint on the test split (validation where there is none); hold it to the gate.
-
-    One plain return value: a pipeline can branch on that alone.
-
-    Args:
-        model: manifest of the trained model.
-        rules: the gate's: `metric >= number`, several parted by commas; empty takes the recipe's.
-        credentials: see the pipeline's parameters.
-        metrics: the COCO box metrics and the Open Images metric.
-        report: the whole report, as a page.
-        summary: the report in short, as text.
-        verdict: what the gate decided and why.
-
-    Returns:
-        "pass" or "fail".
-    """
+    """Score the best checkpoint on the test split (or validation), and apply the gate: "pass" or "fail"."""
     from components import steps
 
     arguments = (steps.manifest(model), rules, report.path, summary.path, verdict.path)

@@ -14,16 +14,7 @@ def export(
     credentials: str,
     exported: dsl.Output[dsl.Model],
 ) -> None:
-    """Write the model for serving, check it against the trained one on validation images, publish it.
-
-    Args:
-        model: manifest of the trained model.
-        signing: see the pipeline's parameters.
-        registry: see the pipeline's parameters.
-        run_id: the run's id.
-        credentials: see the pipeline's parameters.
-        exported: manifest of the exported model.
-    """
+    """Export the model for serving, check it against the trained one on validation images, publish it."""
     from components import steps
 
     arguments = (steps.manifest(model), signing, registry, run_id)

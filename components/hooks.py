@@ -1,4 +1,4 @@
-"""What optional features do in the steps of a run. A step works without any of them.
+"""Hooks of optional features into the steps of a run. A step works without any of them.
 
 A feature subclasses `Hooks` and registers an instance as an entry point of the group `kubedet.hooks`
 (`operations.hooks` does so). If there are several, they are called in the order of their names.
@@ -28,16 +28,16 @@ GROUP = "kubedet.hooks"
 FAILED, STOPPED, PASSED, HELD_BACK, NOTHING_NEW = EVENTS = (
     "failed", "stopped", "passed", "held back", "nothing new"
 )  # fmt: skip
-"""What becomes of a run: a step failed or the run reached its deadline; a user stopped it; its model was
+"""Outcomes of a run: a step failed or the run reached its deadline; a user stopped it; its model was
 published; the gate refused it; there was no reason to train."""
 
 TRAIN = "train"
-"""What the step `prepare` returns where a training follows; where the run ends it returns NOTHING_NEW."""
+"""What the step `prepare` returns if a training follows; otherwise it returns NOTHING_NEW."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What a source holds, before any image of it is fetched."""
+    """The content of a source, before any image of it is fetched."""
 
     planned: "RawManifest"
     data_root: str
@@ -53,7 +53,7 @@ class NothingNew:
     since: str
     """The version, or the run, since which nothing is new."""
     found: str
-    """What differs from it."""
+    """The differences from it."""
 
     def manifest(self) -> dict[str, Any]:
         """Return it as the manifest of an artifact, instead of that of data."""
@@ -71,15 +71,14 @@ class Outcome:
     event: str
     """One of EVENTS."""
     run: str
-    """The name of its folder; where the clean-up tells, its id, with which that name ends."""
+    """The name of its folder; in the clean-up its id, with which that name ends."""
     reason: str = ""
-    """Why: the gate's lines, the last step's error, since which version nothing is new."""
+    """The gate's lines, the last step's error, or since which version nothing is new."""
     model: str = ""
-    """Name of the model, where there is one."""
+    """Name of the model, if there is one."""
     model_version: str = ""
     """The published version, or the one since which nothing is new."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of the evaluation, by name."""
 
 
 @dataclass(frozen=True)
@@ -87,29 +86,29 @@ class ForGate:
     """What features add to an evaluation."""
 
     drift: "MeasureDrift | None" = None
-    """Measures how far data have moved; None: rules that ask for it do not hold."""
+    """Measures the drift of the data; None: rules about it fail."""
     used: "Callable[[], Table]" = tuple
-    """Tells what the run has used so far, for the report."""
+    """Returns what the run has used so far, for the report."""
 
 
 @dataclass(frozen=True)
 class End:
-    """The end of a step. What is unknown, or does not concern the step, is empty."""
+    """The end of a step. Fields that are unknown, or do not concern the step, are empty."""
 
     step: str
     began: str = ""
-    """When, as ISO 8601 in UTC."""
+    """ISO 8601 in UTC."""
     arguments: tuple[Any, ...] = ()
-    """What its work was called with."""
+    """Of the step's work."""
     result: Any = None
-    """What its work returned; None if it failed."""
+    """Of the step's work; None if it failed."""
     error: str = ""
     is_stopped: bool = False
     """Whether it was asked to end."""
     outcome: Outcome | None = None
-    """What has become of the run, where this step decides it."""
+    """Outcome of the run, if this step decides it."""
     folder: str = ""
-    """URI of the folder that keeps what was reported of the run."""
+    """URI of the folder that records which notices were sent."""
     data_root: str = ""
     keep_runs: int = 0
     """How many runs are to be kept now; 0 keeps all."""
@@ -122,7 +121,7 @@ class Hooks:
         """Return why a run that has a condition ends here; None: it trains."""
 
     def before_gate(self, data_root: str) -> ForGate | None:
-        """Return what an evaluation needs beside its scores; None: nothing."""
+        """Return what an evaluation needs besides its scores; None: nothing."""
 
     def at_end(self, end: End) -> dict[str, float]:
         """Process the end of a step; return numbers to show with its result. Errors are only logged."""
@@ -139,7 +138,7 @@ def before_training(listing: Listing) -> NothingNew | None:
     """Return why the run ends before its training, or None if it trains.
 
     Raises:
-        ConfigError: the run has a condition, and no feature is installed that decides on it.
+        ConfigError: the run has a condition, and no installed feature decides on it.
     """
     if not _registered() and (listing.min_new_images or listing.min_drift):
         raise ConfigError(
@@ -162,6 +161,6 @@ def at_end(end: End) -> dict[str, float]:
     for each in _registered():
         try:
             shown |= each.at_end(end)
-        except Exception as error:  # The work is done; the text of an error may hold a secret address.
+        except Exception as error:  # The text of an error may contain a secret address.
             logger.warning("a hook failed at the end of the step %s: %s", end.step, type(error).__name__)
     return shown

@@ -1,4 +1,4 @@
-"""What runs that have started need of a data root, before any record of theirs says so.
+"""Notes of what runs need of a data root, before their own records exist.
 
 A step that prepares data notes that its run needs all data, before it looks at them; at its end it notes
 which. It does so while it holds the data root's lease: a pruning holds it too, so it either sees the note,
@@ -32,11 +32,11 @@ class Use:
     """What one run needs."""
 
     began: float
-    """When it noted this, in seconds since 1970."""
+    """Time of the note, in seconds since 1970."""
     names: list[str] | None
     """Names of folders and files, relative to the data root; None: all data."""
     weights: str
-    """URI of the weights that it starts from; may be empty."""
+    """URI of the initial weights; may be empty."""
     kind: str = _FORM.kind
     version: int = _FORM.version
 
@@ -46,7 +46,7 @@ class Use:
 
 
 def begin(data_root: str, weights: str = "") -> None:
-    """Note that this run needs all data, and the weights (a URI or empty) that it starts from.
+    """Note that this run needs all data, and its initial weights (a URI or empty).
 
     Raises:
         StorageError: the data root cannot be written, or a pruning takes longer than an hour.
@@ -56,18 +56,14 @@ def begin(data_root: str, weights: str = "") -> None:
 
 
 def renew(data_root: str) -> None:
-    """Note that another pod of the run has begun its part.
-
-    Raises:
-        StorageError: the data root cannot be read or written.
-    """
+    """Renew the note when another pod of the run begins its part; raises StorageError."""
     if storage.exists(place(data_root, _id())):
         note = _read(place(data_root, _id()))
         _write(data_root, note.names, note.weights)
 
 
 def end(data_root: str, names: Sequence[str], weights: str = "") -> None:
-    """Note what of the data root this run needs, as names of folders; if there are none, it needs nothing.
+    """Note which folders of the data root this run needs; delete the note if there are none.
 
     Raises:
         StorageError: the data root cannot be written.
@@ -79,16 +75,17 @@ def end(data_root: str, names: Sequence[str], weights: str = "") -> None:
 
 
 def notes(data_root: str) -> dict[str, Use]:
-    """Return the notes by the run's id, those that have expired too.
+    """Return the notes by the run's id, including expired ones.
 
     Raises:
         StorageError: a note cannot be read, or is damaged.
     """
-    names = [name for name in storage.list_files(storage.join(data_root, FOLDER)) if name.endswith(".json")]
     found = {}
-    for name in names:
-        with suppress(MissingError):  # Another process may have deleted it since.
-            found[name.removesuffix(".json")] = _read(place(data_root, name.removesuffix(".json")))
+    for name in storage.list_files(storage.join(data_root, FOLDER)):
+        run, _, suffix = name.rpartition(".")
+        if suffix == "json":
+            with suppress(MissingError):  # Another process may have deleted it since.
+                found[run] = _read(place(data_root, run))
     return found
 
 

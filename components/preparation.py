@@ -20,19 +20,19 @@ def prepare(
     trains: bool = False, min_new_images: int = 0, min_drift: float = 0.0,
     prune: int = 0, partitions: int = 1,
 ) -> tuple[Published, Published]:  # fmt: skip
-    """Bring a source's images and annotations under the data root, and write them as shards.
+    """Fetch a source's images and annotations into the data root, and write them as shards.
 
     Args:
         source: `sample`, `coco:PATH`, `voc:PATH` or a URI.
         recipe: name of a recipe, of which this uses the `data` section.
         overrides: dotted configuration keys and their values.
-        data_root: URI under which data are kept.
-        version: name for the data as they are now, or a known one; empty is none.
+        data_root: URI of the data.
+        version: name for the present data, or a known one; empty is none.
         page_path: local file that receives the statistics, as a page.
         trains: whether a training follows: its pretrained weights are then fetched first.
         min_new_images: how many images must differ for the run to train; 0: it always trains.
         min_drift: how far the annotations must also have moved, 0 to 1.
-        prune: how many runs are kept when the data are ready, 0 keeps all.
+        prune: how many runs are kept at the end; 0 keeps all.
         partitions: pods that share the work, see `sharing.lead`.
 
     Returns:
@@ -72,7 +72,7 @@ def prepare(
 
 
 def listed(source: str, data_root: str, config: DataConfig, version: str) -> RawManifest:
-    """Return what a source holds now, or the raw manifest of a known version; no image is fetched.
+    """Return the present content of a source, or the raw manifest of a known version; fetches no image.
 
     Raises:
         ConfigError: the version cannot be a name.
@@ -87,12 +87,12 @@ def _fetch(
     team: sharing.Team, source: str, data_root: str, config: DataConfig, version: str,
     planned: RawManifest | None,
 ) -> RawManifest:  # fmt: skip
-    def bring() -> RawManifest:
+    def fetch_raw() -> RawManifest:
         plan = planned if planned and planned.kind == "plan" else download.plan(source, data_root, config)
         manifest = download.finished(plan, config)
         return manifest or download.join(plan, config, team.do(sharing.FETCH, plan))
 
-    return data_versions.fetch(source, data_root, config, version, bring)
+    return data_versions.fetch(source, data_root, config, version, fetch_raw)
 
 
 def _raw_shown(raw: RawManifest, source: str) -> dict[str, Any]:
@@ -108,13 +108,13 @@ def _write(team: sharing.Team, raw: RawManifest, data_root: str, config: Config,
         team.do(sharing.WRITE, raw)
         index = shards.join(raw, data_root, config.data)
     storage.write_bytes(page_path, page(index).encode(), sync=False)
-    names = [f"raw/{raw.fingerprint}", f"shards/{index.fingerprint}"]
-    in_use.end(data_root, names, config.model.weights)
-    shown = {
+    in_use.end(data_root, [f"raw/{raw.fingerprint}", f"shards/{index.fingerprint}"], config.model.weights)
+    counts = {
         f"{name}_{key}": getattr(split, key)
         for name, split in index.splits.items()
         for key in ("samples", "boxes")
-    } | data_versions.label(raw.to_json())
+    }
+    shown = {"uri": index.uri, "fingerprint": index.fingerprint} | counts
+    shown |= data_versions.label(raw.to_json())
     record = index.to_json()
-    small = {key: record[key] for key in ("kind", "version", "uri", "fingerprint", "categories")}
-    return small | shown, {"uri": index.uri, "fingerprint": index.fingerprint} | shown
+    return {key: record[key] for key in ("kind", "version", "categories")} | shown, shown

@@ -1,4 +1,4 @@
-"""Steps 1 and 2 in one pod: bring the source's images and annotations, and write them as shards."""
+"""Steps 1 and 2 in one pod: fetch the source's images and annotations, and write them as shards."""
 
 from kfp import dsl
 
@@ -22,28 +22,9 @@ def prepare(
     shards: dsl.Output[dsl.Dataset],
     statistics: dsl.Output[dsl.HTML],
 ) -> str:
-    """Bring a source's images and annotations under the data root, clean them and write tar shards.
+    """Fetch a source's images and annotations into the data root, clean them and write tar shards.
 
-    What is there already is found again. One plain return value: a pipeline can branch on that alone.
-
-    Args:
-        source: see the pipeline's parameters.
-        recipe: name of a recipe; its `data` section counts here.
-        overrides: see the pipeline's parameters.
-        data_root: see the pipeline's parameters.
-        data_version: see the pipeline's parameters.
-        credentials: see the pipeline's parameters.
-        trains: whether a training follows: its pretrained weights are then fetched first.
-        min_new_images: see the pipeline's parameters.
-        min_drift: see the pipeline's parameters.
-        prune: see the pipeline's parameters.
-        partitions: pods that share the work: this one and those of the step `assist`.
-        raw: manifest of the raw images.
-        shards: manifest of the shards.
-        statistics: what they hold, as a page.
-
-    Returns:
-        "train", or "nothing new" where a run does not pay.
+    Finished work is reused. Returns "train", or "nothing new" if there is no reason to train.
     """
     from components import hooks, steps
 

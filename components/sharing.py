@@ -2,8 +2,8 @@
 
 The step `prepare` leads: it divides the work into parts, does them one after the other, and joins the
 results. Steps `assist` do parts at the same time. The leader never depends on them: it does each part that
-no assistant has begun, and takes over those of an assistant that failed. Finished images and shards are
-found and kept, so a part may be done twice. The result does not depend on the number of pods.
+no assistant has begun, and takes over those of an assistant that failed. A part may be done twice, because
+finished images and shards are reused. The result does not depend on the number of pods.
 
     <data_root>/sharing/<run id>/work.json                         what the leader needs done now
     <data_root>/sharing/<run id>/<token>/leader/                   lease of the leader's attempt
@@ -43,8 +43,7 @@ PATIENCE = 300.0
 """Seconds for which an assistant waits for a leader that has not begun, or that died and is started again."""
 
 _ENDED = "ended"
-_PARTS_PER_POD = 2
-"""More than one, because pods start at different times and are not equally fast."""
+_PARTS_PER_POD = 2  # More than one, because pods start at different times and are not equally fast.
 _LOOK_SECONDS = 1.0
 _KEEP_SECONDS = 24 * 3600.0
 """Age at which files of earlier runs are deleted."""
@@ -61,17 +60,21 @@ class Work:
     """FETCH, WRITE, _ENDED, or empty before the first."""
     parts: int
     manifest: RawManifest | None = None
-    """What the phase works on, see `Team.do`."""
+    """Input of the phase, see `Team.do`."""
     kind: str = _FORM.kind
     version: int = _FORM.version
 
+    def do(self, data_root: str, config: DataConfig, part: int) -> None:
+        """Do a part of it."""
+        assert self.manifest is not None
+        if self.phase == FETCH:
+            download.fetch_partition(self.manifest, config, part, self.parts)
+        else:
+            shards.shard_partition(self.manifest, data_root, config, part, self.parts)
+
 
 def check(pods: int) -> None:
-    """Check a number of pods.
-
-    Raises:
-        ConfigError: it is not from 1 to MOST.
-    """
+    """Raise ConfigError for a number of pods that is not from 1 to MOST."""
     if not 1 <= pods <= MOST:
         raise ConfigError(f"partitions {pods} is not from 1 to {MOST}", fix="choose another number")
 
@@ -98,18 +101,10 @@ class _Phase:
         lease = leases.hold(storage.join(self._uri, str(part)), _pod(), patience=0, watch=self._watches[part])
         with suppress(leases.HeldError), lease:
             if not storage.exists(finished):
-                _do(self._work, self._data_root, self._config, part)
+                self._work.do(self._data_root, self._config, part)
                 storage.create(finished, b"")
             return True
         return False
-
-
-def _do(work: Work, data_root: str, config: DataConfig, part: int) -> None:
-    assert work.manifest is not None
-    if work.phase == FETCH:
-        download.fetch_partition(work.manifest, config, part, work.parts)
-    else:
-        shards.shard_partition(work.manifest, data_root, config, part, work.parts)
 
 
 class Team:
@@ -117,34 +112,49 @@ class Team:
 
     def __init__(self, data_root: str, config: DataConfig, pods: int) -> None:
         self._data_root, self._config = data_root, config
-        self.alone = pods == 1
-        self._parts = 1 if self.alone else min(MOST, _PARTS_PER_POD * pods)
-        self._folder, self._token = "" if self.alone else _folder(data_root), secrets.token_hex(4)
+        self._alone = pods == 1
+        self._parts = 1 if self._alone else min(MOST, _PARTS_PER_POD * pods)
+        self._folder, self._token = "" if self._alone else _folder(data_root), secrets.token_hex(4)
 
-    @property
-    def lease(self) -> str:
-        """URI of the leader's lease."""
-        return storage.join(self._folder, self._token, "leader")
+    @contextmanager
+    def lead(self) -> Iterator[None]:
+        """Hold the leader's lease while the block runs, and let the assistants end with it."""
+        if self._alone:
+            yield
+            return
+        _remove_old(self._data_root)
+        again = False
+        with leases.hold(_leader(self._folder, self._token), _pod(), patience=0):
+            self.announce("")
+            try:
+                yield
+            except KubedetError as error:
+                again = error.passing  # The step is tried again, and may still need the assistants.
+                raise
+            finally:
+                if not again:
+                    with suppress(StorageError):
+                        self.announce(_ENDED)
 
     def do(self, phase: str, manifest: RawManifest) -> int:
         """Do all parts of a phase, together with the assistants; returns the number of parts.
 
         Args:
             phase: FETCH or WRITE.
-            manifest: for FETCH what `download.plan` returned, for WRITE what `download.join` returned.
+            manifest: for FETCH the result of `download.plan`, for WRITE that of `download.join`.
 
         Raises:
             DataError: too much of the data is bad, or a worker was killed.
             StorageError: the source or the data root cannot be reached.
         """
         in_use.renew(self._data_root)
-        if self.alone:
-            _do(Work(self._token, phase, 1, manifest), self._data_root, self._config, 0)
+        if self._alone:
+            Work(self._token, phase, 1, manifest).do(self._data_root, self._config, 0)
             return 1
         work = self.announce(phase, manifest)
         shared = _Phase(self._folder, work, self._data_root, self._config)
-        while (part := next(iter(shared.unfinished(unclaimed=True)), None)) is not None:
-            shared.do(part)
+        while parts := shared.unfinished(unclaimed=True):
+            shared.do(parts[0])
         # Parts of other pods. Those of a pod that failed are free at once, of one that died after a while.
         while parts := shared.unfinished():
             if not any(shared.do(part) for part in parts):
@@ -152,7 +162,7 @@ class Team:
         return self._parts
 
     def announce(self, phase: str, manifest: RawManifest | None = None) -> Work:
-        """Write what is to be done now."""
+        """Tell the assistants what to do now."""
         work = Work(self._token, phase, self._parts, manifest)
         body = vars(work) | {"manifest": manifest.to_json() if manifest else None}
         storage.write_json(storage.join(self._folder, "work.json"), body)
@@ -171,29 +181,15 @@ def lead(data_root: str, config: DataConfig, pods: int) -> Iterator[Team]:
     """
     check(pods)
     team = Team(data_root, config, pods if environment.run_id() else 1)
-    if team.alone:
+    with team.lead():
         yield team
-        return
-    _remove_old(data_root)
-    again = False
-    with leases.hold(team.lease, _pod(), patience=0):
-        team.announce("")
-        try:
-            yield team
-        except KubedetError as error:
-            again = error.passing  # The step is tried again, and may still need the assistants.
-            raise
-        finally:
-            if not again:
-                with suppress(StorageError):
-                    team.announce(_ENDED)
 
 
 def assist(data_root: str, recipe: str, overrides: dict[str, Any], patience: float = PATIENCE) -> None:
-    """Do parts of the work of the pod that leads this run, until that pod has what it needs.
+    """Do parts of the work of the pod that leads this run, until that pod has all data.
 
     Args:
-        data_root: URI under which data are kept.
+        data_root: URI of the data.
         recipe: name of a recipe, of which this uses the `data` section.
         overrides: dotted configuration keys and their values.
         patience: seconds, see `PATIENCE`.
@@ -221,7 +217,7 @@ def assist(data_root: str, recipe: str, overrides: dict[str, Any], patience: flo
             while _announced(folder) == work and (parts := phase.unfinished(unclaimed=True)):
                 phase.do(parts[-1])
             before, seen = work, time.monotonic()
-        elif work and not watch.is_free(storage.join(folder, work.token, "leader")):
+        elif work and not watch.is_free(_leader(folder, work.token)):
             seen = time.monotonic()
         elif time.monotonic() - seen > patience:
             logger.warning("no step `prepare` of this run has been at work for %.0f s: ending", patience)
@@ -245,6 +241,10 @@ def _remove_old(data_root: str) -> None:
 
 def _folder(data_root: str) -> str:
     return storage.join(data_root, "sharing", environment.run_id())
+
+
+def _leader(folder: str, token: str) -> str:
+    return storage.join(folder, token, "leader")
 
 
 def _pod() -> str:

@@ -1,7 +1,7 @@
 """Runs and reports the work of a step, and reads and writes its small artifacts.
 
-Large data are never an artifact: Kubeflow would copy all of it into every pod that reads it. An artifact's
-file is a small JSON manifest that names the data by URI.
+Kubeflow copies artifacts into every pod that reads them, so an artifact's file is only a small JSON manifest
+with the URI of the data.
 """
 
 import errno
@@ -27,27 +27,25 @@ TERMINATION_LOG = Path("/dev/termination-log")
 STARTED, FINISHED = "step started", "step finished"
 """Texts of the log lines before and after a step's own output."""
 
-_MOST_OF_A_MESSAGE = 4096  # Bytes that Kubernetes keeps.
+_MESSAGE_BYTES = 4096  # Kubernetes keeps no more.
 _DELETION_SECONDS = 60.0  # Until the signal that follows the pod's own deletion.
 
 
 def run(
     step: str, work: str, *arguments: Any, secret: str = "", lasting: bool = False, needed: bool = True
 ) -> Any:
-    """Run the work of a step: its log lines, retries if they may help, and its end as an exit code.
+    """Run the work of a step: log lines, retries, hooks, and an exit code at its end.
 
-    A KubedetError becomes its message, without a traceback, and its exit code. The message is the last thing
-    in the log; in a pod Kubernetes shows it, too. For `kubedet run` an error is also appended to the file
-    that it follows, as one JSON object a line: {"step", "message", "exit_code", "known" (it is a
-    KubedetError)}: Kubeflow's local runner keeps neither message nor code. The hooks are told how the step
-    ended.
+    The message of a KubedetError is the end of the log, without a traceback; in a pod it is also the pod's
+    termination message. For `kubedet run` an error is also appended to the file that it follows, as one JSON
+    object a line: Kubeflow's local runner keeps neither message nor code.
 
     Args:
         step: name of the step, e.g. "train".
-        work: the function that does it, as "module:name", imported in the work's own process: the one that
-            waits for it stays small.
-        arguments: its arguments.
-        secret: the Secret with the object store's keys that the run names, for messages if it has none.
+        work: the function that does it, as "module:name", imported in the work's own process: the waiting
+            process stays small.
+        arguments: of that function.
+        secret: name of the Secret with the object store's keys, for messages if it is missing.
         lasting: see `supervisor.run`.
         needed: False for work that the run can do without: a KubedetError is then only logged.
 
@@ -65,7 +63,7 @@ def run(
     end = partial(hooks.End, step, datetime.now(UTC).isoformat(), arguments)
 
     def do_work() -> Any:
-        from components import usage  # Here: the process that waits stays small.
+        from components import usage  # Here: the waiting process stays small.
 
         try:
             with usage.metered(step):
@@ -89,9 +87,8 @@ def run(
             return None
         is_known = not isinstance(error, supervisor.Crashed)
         _write_event(step, str(error), error.exit_code, known=is_known)
-        _show_kubernetes(error)
         hooks.at_end(end(error=str(error), is_stopped=isinstance(error, Interrupted)))
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        _report(error)
         raise SystemExit(error.exit_code) from None
     except Exception as error:
         text = f"{type(error).__name__}: {error}".strip().splitlines()[0]
@@ -104,16 +101,16 @@ def run(
 
 
 def _orphaned(step: str) -> None:
-    """Report that the process that waits for the step's work was killed, and have the step run again.
+    """Report that the waiting process was killed, and have the step run again.
 
     Kubeflow runs a step again only if its pod is deleted, so this pod deletes itself if it may.
     """
-    error = supervisor.Killed(
-        f"the main process of the step {step} was killed",
-        fix="if memory ran out, raise the step's (step_memory); Retry in Kubeflow's UI goes on with this run",
+    _report(
+        supervisor.Killed(
+            f"the main process of the step {step} was killed",
+            fix="if memory ran out, raise the step's (step_memory); Retry in Kubeflow continues the run",
+        )
     )
-    _show_kubernetes(error)
-    print(f"error: {error}", file=sys.stderr, flush=True)
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         from components.launchers.cluster import client, own_pod
 
@@ -122,17 +119,18 @@ def _orphaned(step: str) -> None:
             time.sleep(_DELETION_SECONDS)
 
 
-def _show_kubernetes(error: KubedetError) -> None:
+def _report(error: KubedetError) -> None:
+    """Print an error, and write it to the pod's status."""
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         with suppress(OSError):
-            TERMINATION_LOG.write_text(str(error).encode()[:_MOST_OF_A_MESSAGE].decode(errors="ignore"))
+            TERMINATION_LOG.write_text(str(error).encode()[:_MESSAGE_BYTES].decode(errors="ignore"))
+    print(f"error: {error}", file=sys.stderr, flush=True)
 
 
 def _write_event(step: str, message: str, exit_code: int, *, known: bool = False) -> None:
-    path = os.environ.get(log.PROGRESS_FILE)
-    if path:
+    if path := os.environ.get(log.PROGRESS_FILE):
         event = {"step": step, "message": message, "exit_code": exit_code, "known": known}
-        with suppress(OSError), Path(path).open("a") as file:  # The step's own error counts, not this.
+        with suppress(OSError), Path(path).open("a") as file:  # The step's own error matters more.
             file.write(json.dumps(event) + "\n")
 
 

@@ -85,7 +85,8 @@ def folder_of(output: str, data_root: str, data: dict[str, Any], run_id: str) ->
             f"the output {output} contains a macro that this cluster does not replace",
             fix="leave the output empty: every run then has its own folder",
         )
-    return output or storage.join(data_root, "runs", data_versions.run_name(data, run_id))
+    name = "-".join([*data_versions.label(data).values(), run_id])
+    return output or storage.join(data_root, "runs", name)
 
 
 def prepare(

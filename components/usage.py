@@ -2,11 +2,11 @@
 
     <data_root>/usage/<run id>/<step>-<began>-<rank>-<id>.json
 
-Each attempt of a step, and each node of a training, has a record. The clean-up has none: it uses no store.
+Each attempt of a step, and each node of a training, has a record, except the clean-up, which uses no store.
 """
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -18,8 +18,6 @@ from trainer.launching.usage.record import FORM, Record
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "usage"
-
 _READERS = 16
 
 _meters: list[Meter] = []
@@ -28,7 +26,7 @@ _meters: list[Meter] = []
 
 def place(data_root: str, run_id: str) -> str:
     """Return the URI of the folder of a run's records."""
-    return storage.join(data_root, FOLDER, run_id)
+    return storage.join(data_root, "usage", run_id)
 
 
 @contextmanager
@@ -52,55 +50,30 @@ def keep(data_root: str, *, processes: int = 0, nodes: int = 1) -> None:
     Args:
         data_root: its URI.
         processes: that compute on a GPU each, if there are GPUs.
-        nodes: 0 if the step only waits for others, which have records of their own; else 1.
+        nodes: 0 if the step only waits for others, which have their own records; else 1.
     """
     run_id = environment.run_id()
     for meter in _meters:
         meter.keep(place(data_root, run_id), run_id, processes=processes, nodes=nodes)
 
 
-def of_run(data_root: str, *run_ids_: str) -> list[Record]:
-    """Return the records of a run, known by one or more ids; of this process's step what it has used so far.
+def of_run(data_root: str, *run_ids: str) -> list[Record]:
+    """Return the records of a run, known by one or more ids; for this process's step, its use so far.
 
     Raises:
         StorageError: the data root cannot be read.
     """
-    folders = dict.fromkeys(place(data_root, each) for each in run_ids_ if each)
-    uris = [storage.join(folder, name) for folder in folders for name in _names(folder)]
-    # Its thread may not have written yet.
-    own = [meter.uri for meter in _meters if storage.parent(meter.uri) in folders]
-    return _read(list(dict.fromkeys([*uris, *own])))
-
-
-def of_runs(data_root: str, run_ids_: Collection[str]) -> dict[str, list[Record]]:
-    """Return the records of several runs, by the run's id.
-
-    Raises:
-        StorageError: the data root cannot be read.
-    """
-    root = storage.join(data_root, FOLDER)
-    results: dict[str, list[Record]] = {each: [] for each in run_ids_}
-    names = [name for name in _names(root) if name.partition("/")[0] in results]
-    for record in _read([storage.join(root, name) for name in names]):
-        results.setdefault(record.run, []).append(record)
-    return results
-
-
-def _names(folder: str) -> list[str]:
-    return [name for name in storage.list_files(folder) if name.endswith(".json")]
-
-
-def _read(uris: list[str]) -> list[Record]:
-    own = {meter.uri: meter.record() for meter in _meters}
+    folders = dict.fromkeys(place(data_root, each) for each in run_ids if each)
+    own = {meter.uri: meter.record() for meter in _meters if storage.parent(meter.uri) in folders}
+    uris = {storage.join(folder, name) for folder in folders for name in storage.list_files(folder)}
 
     def read(uri: str) -> Record | None:
-        if uri in own:
-            return own[uri]
         try:
             return Record.of(storage.read_json(uri, FORM))
         except (DataError, StorageError) as error:
             logger.warning("not counted: %s", error.message)
             return None
 
+    others = [uri for uri in uris if uri.endswith(".json") and uri not in own]
     with ThreadPoolExecutor(_READERS) as readers:
-        return [record for record in readers.map(read, uris) if record is not None]
+        return [*own.values(), *(record for record in readers.map(read, others) if record)]

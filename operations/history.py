@@ -1,6 +1,7 @@
 """What became of the runs of a schedule: their verdicts, what they used and cost, as rows and as a page."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from trainer import storage
 from trainer.base.errors import ConfigError, KubedetError
 
 _NONE = "-"
+_READERS = 16
 NOTHING_KNOWN = costs.summed([])
 _METRIC = "coco/AP"
 _USED = ("node h", "GPU h", "cost")
@@ -78,19 +80,20 @@ def complete(runs: Sequence[Run], data_root: str) -> tuple[list[Run], str]:
             raise KubedetError(f"this machine has no folder {data_root}")
         verdicts, without_news = lineage.verdicts(data_root), lineage.without_news(data_root)
         prices = costs.find_prices(data_root)
-        used = usage.of_runs(data_root, [run.run_id for run in runs])
+        with ThreadPoolExecutor(_READERS) as readers:
+            used = list(readers.map(lambda run: usage.of_run(data_root, run.run_id), runs))
     except ConfigError:
         raise
     except KubedetError as error:
         return list(runs), error.message
     completed = []
-    for run in runs:
+    for run, records in zip(runs, used, strict=True):
         # A folder's name is the run's id, after the version of the data.
         record = next((record for name, record in verdicts.items() if name.endswith(run.run_id)), None)
         verdict, ap = NOTHING_NEW if run.run_id in without_news else "", None
         if record:
             verdict, ap = "passed" if record.passed else "held back", record.metrics.get(_METRIC)
-        known = costs.summed(used.get(run.run_id, []), prices)
+        known = costs.summed(records, prices)
         completed.append(replace(run, verdict=verdict, ap=ap, used=known))
     return completed, ""
 

@@ -20,22 +20,7 @@ def best(
     configuration: dsl.Output[dsl.Artifact],
     metrics: dsl.Output[dsl.Metrics],
 ) -> None:
-    """Write the best configuration as a recipe's file, and the page of the search, also beside the study.
-
-    Args:
-        ended: what `trial` returned of each trial.
-        trials: how many there are to be.
-        shards: manifest of the shards.
-        study: see the pipeline's parameters.
-        recipe: see the pipeline's parameters.
-        overrides: see the pipeline's parameters.
-        space: see the pipeline's parameters.
-        data_root: see the pipeline's parameters.
-        credentials: see the pipeline's parameters.
-        page: history, importances and all trials.
-        configuration: the best configuration, a file that `--recipe` takes.
-        metrics: the best trial's number and its value of the metric.
-    """
+    """Write the best configuration as a recipe's file, and the page of the search."""
     from components import steps
 
     search = (steps.manifest(shards), study, recipe, overrides, space, data_root, trials)

@@ -18,23 +18,7 @@ def trial(
     data_root: str,
     credentials: str,
 ) -> str:
-    """Train one trial; one that was stopped goes on from its last checkpoint, one that has ended is left.
-
-    Args:
-        number: of the trial, from 0; a text, as every item of a loop.
-        trials: how many there are to be.
-        gpus: GPUs of this pod, a training process each.
-        shards: manifest of the shards, the same for all trials.
-        study: see the pipeline's parameters.
-        recipe: see the pipeline's parameters.
-        overrides: see the pipeline's parameters.
-        space: see the pipeline's parameters.
-        data_root: see the pipeline's parameters.
-        credentials: see the pipeline's parameters.
-
-    Returns:
-        A line about the trial: its values, and how it ended.
-    """
+    """Train one trial, or continue it from its last checkpoint; return a line about it."""
     from components import steps
 
     search = (steps.manifest(shards), study, recipe, overrides, space, data_root, trials)

@@ -46,7 +46,7 @@ def test_what_failed_is_told_in_the_order_of_its_end(add, tmp_path, caplog):
     failure = "the training failed\n  fix: raise memory_limit and batch_size"
     assert outcome == {"state": "FAILED", "reason": failure}
     assert text == (
-        "# The steps ended as failed\n\n**early** failed:\n\n```\nit said nothing (exit code 1)\n```\n"
+        "# The steps ended as failed\n\n**early** failed:\n\n```\nno message (exit code 1)\n```\n"
         f"\n**train** failed:\n\n```\n{failure}\n```\n"
     )
     assert "train failed: the training failed" in caplog.text
@@ -56,7 +56,7 @@ def test_memory_and_eviction_are_named(add, tmp_path):
     add("big", code=137, reason="OOMKilled")
     add("moved", code=143, status={"reason": "Evicted", "message": "the node was low on memory"})
     _, text = written(tmp_path, "FAILED")
-    assert "**big** failed:\n\n```\nOOMKilled: it said nothing (exit code 137)\n" in text
+    assert "**big** failed:\n\n```\nOOMKilled: no message (exit code 137)\n" in text
     assert "Evicted: the node was low on memory" in text
 
 
@@ -70,7 +70,7 @@ def test_a_run_that_went_well_is_not_searched(add, tmp_path, state):
 def test_pods_that_cannot_be_read_do_not_keep_it_from_its_work(add, fake_cluster, tmp_path, caplog):
     fake_cluster.faults.append(Fault("GET", "/pods", status=403))
     outcome, text = written(tmp_path, "FAILED")
-    assert outcome == {"state": "FAILED"} and "No pod of the run says why" in text
+    assert outcome == {"state": "FAILED"} and "The reason is unknown" in text
     assert "cannot be read" in caplog.text
 
 

@@ -32,9 +32,9 @@ def test_a_fast_machine_trains_the_recipe_as_it_stands():
     assert choose(SMALL, {}, PHOTOGRAPHS, 2, machine(500.0)) == (SMALL, 500.0)
 
 
-@pytest.mark.parametrize("recipe", ["small", "dfine_small", "finetune", "dfine_finetune"])
-@pytest.mark.parametrize("rate", [2.0, 8.0, 25.0, 60.0])
-@pytest.mark.parametrize("minutes", [4, 15, 40])
+@pytest.mark.parametrize("recipe", ["small", "dfine_finetune"])
+@pytest.mark.parametrize("rate", [2.0, 25.0])
+@pytest.mark.parametrize("minutes", [4, 40])
 def test_what_is_chosen_takes_no_longer_than_asked_for(recipe, rate, minutes):
     config = recipes.load(recipe, {"train.minutes": minutes})
     plan, at_size = choose(config, {}, PHOTOGRAPHS, 1, machine(rate))

@@ -35,8 +35,6 @@ def test_a_step_of_a_run_leaves_a_record(tmp_path):
     assert (record.run, record.step, record.ended, record.nodes) == (RUN, "prepare", True, 1)
     (file,) = (tmp_path / "usage" / RUN).iterdir()
     assert file.name.startswith("prepare-") and file.suffix == ".json"
-    assert usage.of_runs(str(tmp_path), [RUN, "other"]) == {RUN: [record], "other": []}
-    assert usage.of_runs(str(tmp_path), ["other"]) == {"other": []}
 
 
 def test_what_belongs_to_no_run_leaves_none(tmp_path, monkeypatch):

@@ -164,7 +164,7 @@ def test_the_export_tells_of_what_is_published(hook, trained, monkeypatch):
 )
 def test_the_clean_up_tells_of_what_failed_or_was_ended(hook, tmp_path, monkeypatch, state, told, event):
     monkeypatch.setattr(
-        run_end, "failures", lambda run: [("train", "no memory", 1)] if state == "FAILED" else []
+        run_end, "failures", lambda run: [run_end.Failure("", "train", "no memory", 1)] if state == "FAILED" else []
     )
     for _ in range(2):
         run_end.end("", "ab", state, str(tmp_path / "outcome.md"))
