@@ -159,7 +159,7 @@ def _runtime(cluster: Cluster) -> Iterator[Check]:
     runtimes = KINDS["trainjob"].resource._replace(plural="trainingruntimes")
     existing = cluster.find(runtimes, SHARED, patience=_PATIENCE)
     if existing is None:
-        result = "warning", "does not exist; each job creates its own", apply
+        result: Result = ("warning", "does not exist; each job creates its own", apply)
     elif not job_objects.is_managed(existing):
         detail = "was not made by kubedet; each job creates its own"
         result = "warning", detail, "give that one another name"

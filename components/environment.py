@@ -1,5 +1,4 @@
-"""What the pods of a run get from outside: the run's id, settings and keys of stores and trackers, a signing
-key.
+"""The environment of a run's pods: the run's id, settings and keys of stores and trackers, a signing key.
 
 Secret values stay in Secrets, to which pods refer by name and key. The variables of object stores are those
 that `trainer/storage/environment.py` reads.
@@ -12,8 +11,7 @@ from pathlib import Path
 from trainer.base.errors import ConfigError, KubedetError, StorageError
 
 RUN_ID = "KUBEDET_RUN_ID"
-"""Variable with the id of the run that a step belongs to. It is no argument of the steps that prepare data:
-what they write does not depend on it."""
+"""Variable with the id of the run that a step belongs to."""
 
 RUN_LABEL = "pipeline/runid"
 """Label of a run's pods in Kubeflow; its value is the run's id."""
@@ -103,19 +101,14 @@ def _resolves(endpoint: str) -> bool:
 
 
 def explain(error: KubedetError, secret: str) -> None:
-    """Add to a storage error that this pod has no keys: without them it looks like a network fault.
-
-    Args:
-        error: what a step failed with; changed.
-        secret: name of the Secret that the run names; empty is none.
-    """
+    """Add to an error of a step that this pod lacks the keys of `secret`, if that is its likely cause."""
     of_a_store = isinstance(error, StorageError) and any(scheme in error.message for scheme in _SCHEMES)
     if not secret or not of_a_store or any(os.environ.get(name) for name in _STORE_KEYS):
         return
-    error.passing = False  # A Secret that is created now does not come into this pod.
+    error.passing = False  # This pod would not see a Secret that is created now.
     error.message += (
-        f"\n  the environment of this step holds no keys of an object store: the Secret {secret} is not in "
-        "its namespace, or has none of the keys"
+        f"\n  this step has no keys of an object store: the Secret {secret} is not in its namespace, or has "
+        "none of the keys"
     )
     keys = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or accesskey and secretkey)"
     create = f"create the Secret {secret} with {keys} and, outside of Amazon, AWS_ENDPOINT_URL"
@@ -123,15 +116,10 @@ def explain(error: KubedetError, secret: str) -> None:
 
 
 def signing_key(secret: str, folder: str = SIGNING_FOLDER) -> str:
-    """Return the path of the mounted key that signs models; "" if there is none and none was asked for.
-
-    Args:
-        secret: name of the Secret that the run names.
-        folder: where it is mounted.
+    """Return the path of the key that signs models; "" without a key and without a named Secret.
 
     Raises:
-        ConfigError: a Secret was named, or exists, but has no such key: the model would be published
-            unsigned although a signature is expected.
+        ConfigError: a Secret was named, or is mounted in the folder, but has no such key.
     """
     mounted = Path(folder)
     if (mounted / SIGNING_KEY).is_file():
@@ -140,7 +128,7 @@ def signing_key(secret: str, folder: str = SIGNING_FOLDER) -> str:
     keys = sorted(path.name for path in mounted.glob("*") if not path.name.startswith(".."))
     if secret == SIGNING and not keys:
         return ""
-    contents = f"it holds {', '.join(keys)}" if keys else "it is not there, or empty"
+    contents = f"it contains {', '.join(keys)}" if keys else "it does not exist, or is empty"
     raise ConfigError(
         f"the Secret {secret} gives no key to sign with: {contents}",
         fix=f"in its namespace: kubectl create secret generic {secret} --from-file={SIGNING_KEY}=FILE",

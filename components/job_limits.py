@@ -13,7 +13,7 @@ from components import environment
 from components.launchers.spec import JobSpec
 
 CONFIG_MAP = "kubedet-limits"
-"""Name of the ConfigMap in the namespace of the runs; `deploy/base` holds one."""
+"""Name of the ConfigMap in the namespace of the runs; `deploy/base` has one."""
 
 VARIABLES = {
     "secrets": "KUBEDET_ALLOWED_SECRETS",
@@ -26,7 +26,7 @@ VARIABLES = {
 may be patterns (`sriov/*`)."""
 
 OF_STEPS = frozenset({environment.SIGNING, "kubedet-notify", "kubedet-openlineage"})
-"""Secrets that only steps of the pipeline read. No job may have them, whatever the ConfigMap says."""
+"""Secrets for steps of the pipeline. No job may have them, whatever the ConfigMap says."""
 
 _ROOT_CAPABILITIES = (
     "AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE",
@@ -48,34 +48,29 @@ def problems(job: JobSpec) -> list[str]:
         "annotations": list(job.annotations),
         "networks": _foreign_networks(job),
     }
+    if reserved := sorted(OF_STEPS.intersection(requested["secrets"])):
+        return [f"  {', '.join(reserved)}: only steps of the pipeline may read this Secret"]
     lines = []
     for key, names in requested.items():
         allowed = os.environ.get(VARIABLES[key])
-        refused = [name for name in dict.fromkeys(names) if not _is_allowed(key, name, allowed)]
-        if reserved := [name for name in refused if name in OF_STEPS and key == "secrets"]:
-            lines.append(f"  {', '.join(reserved)}: only steps of the pipeline may read this Secret")
-        if others := [name for name in refused if name not in reserved]:
-            root = (
-                "" if job.run_as_non_root or key != "capabilities" else " (run_as_non_root: false needs them)"
-            )
-            by_name = (
-                " by name: patterns have no effect" if key == "secrets" and "*" in (allowed or "") else ""
-            )
+        if allowed is None:
+            continue
+        # Secrets have no patterns: one could match a Secret that is created later.
+        matches = str.__eq__ if key == "secrets" else fnmatchcase
+        patterns, unique = allowed.split(), dict.fromkeys(names)
+        if refused := [name for name in unique if not any(matches(name, each) for each in patterns)]:
+            root = key == "capabilities" and not job.run_as_non_root
+            by_name = " by name, not by pattern" if key == "secrets" else ""
             lines.append(
-                f"  {', '.join(others)}: not among the {key} that the ConfigMap {CONFIG_MAP} allows here "
-                f"({allowed or 'none'}){root}; the owner of the namespace can add them{by_name}"
+                f"  {', '.join(refused)}: not among the {key} that the ConfigMap {CONFIG_MAP} allows here "
+                f"({allowed or 'none'}){' (run_as_non_root: false needs them)' if root else ''}; the owner "
+                f"of the namespace can add them{by_name}"
             )
     return lines
 
 
-def _is_allowed(key: str, name: str, allowed: str | None) -> bool:
-    if key == "secrets":  # No patterns: one that matches tomorrow's Secret gives it away unseen.
-        return name not in OF_STEPS and (allowed is None or name in allowed.split())
-    return allowed is None or any(fnmatchcase(name, pattern) for pattern in allowed.split())
-
-
 def _foreign_networks(job: JobSpec) -> list[str]:
-    """Return the secondary networks of other namespaces that annotations name, as `namespace/network`.
+    """Return the secondary networks of other namespaces in the annotations, as `namespace/network`.
 
     Source: the Network Plumbing Working Group's multi-network specification 1.3, section 4.1.
     """

@@ -6,7 +6,7 @@ import logging
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from components import environment, job_limits, launchers
 from components.launchers import spec
@@ -14,6 +14,7 @@ from components.launchers.spec import JobSpec, from_fields, training
 from trainer.base.errors import ConfigError
 from trainer.launching.usage.meter import FOLDER
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 VOLUME = "/data"
@@ -23,7 +24,7 @@ PARAMETERS = ("image", "nodes", "nproc", "gpus")
 """Fields of a job that are parameters of the pipeline themselves."""
 
 _POD_FIELDS = ("gpus", "image")
-"""Those of them that only apply to jobs in pods of their own."""
+"""Those of them that only apply to jobs in pods."""
 
 _TOLERATION_FIELDS = ("key", "operator", "value", "effect")
 _RUN_FIELDS = ("name", "namespace", "command")
@@ -34,7 +35,6 @@ class Request:
     """What a run asks of the launcher, named as in the pipeline's parameters."""
 
     launcher: str = "local"
-    """Name of the launcher."""
     own: Mapping[str, Any] = field(default_factory=dict)
     """Fields of JobSpec, those of PARAMETERS."""
     job: Mapping[str, Any] = field(default_factory=dict)
@@ -44,11 +44,11 @@ class Request:
     claim: str = ""
     """PersistentVolumeClaim that the run's pods mount at VOLUME; empty is none."""
     run_id: str = ""
-    """The run's id; decides on the job's name."""
+    """Decides on the job's name."""
     default_image: str = ""
     """Container image of a job that names none."""
     usage: str = ""
-    """URI of the folder where its nodes keep what they use; empty is none."""
+    """URI of the folder of its nodes' usage records; empty is none."""
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any], **surroundings: Any) -> "Request":
@@ -73,16 +73,15 @@ class Request:
             ConfigError: naming everything that cannot be used.
         """
         in_pods = launchers.entry(self.launcher).pods
-        job = dict(self.job)
-        problems = self._problems(job, in_pods)
-        fields = {name: value for name, value in job.items() if name not in (*PARAMETERS, *_RUN_FIELDS)}
-        own_fields = {name: value for name, value in self.own.items() if in_pods or name not in _POD_FIELDS}
-        fields |= own_fields | {"command": training(arguments)}
+        problems = self._problems(in_pods)
+        fields = {name: value for name, value in self.job.items() if name not in (*PARAMETERS, *_RUN_FIELDS)}
+        fields |= {name: value for name, value in self.own.items() if in_pods or name not in _POD_FIELDS}
+        fields["command"] = training(arguments)
         if in_pods:
             image = self.own.get("image") or self.default_image
-            # The image of the steps is tried so when it is built; another may write where it likes.
+            # Only the steps' own image is known to work with a read-only root.
             fields = {"read_only_root": image == self.default_image != ""} | fields
-            fields |= {"image": image, "name": name_of(self.run_id)} | self._surroundings(job)
+            fields |= {"image": image, "name": name_of(self.run_id)} | self._surroundings()
         try:
             spec = from_fields(fields, where="the training job")
             problems += job_limits.problems(spec) if in_pods else []
@@ -91,29 +90,29 @@ class Request:
         if problems:
             raise ConfigError(
                 "the training job cannot be used:\n" + "\n".join(problems),
-                fix="correct these; `kubedet job fields` says what each field of a job means",
+                fix="correct these; `kubedet job fields` explains each field of a job",
             )
         return spec
 
-    def _problems(self, job: dict[str, Any], in_pods: bool) -> list[str]:
-        problems = [f"  job.{name}: is a parameter of its own" for name in PARAMETERS if name in job]
-        problems += [f"  job.{name}: is decided by the run" for name in _RUN_FIELDS if name in job]
+    def _problems(self, in_pods: bool) -> list[str]:
+        problems = [f"  job.{name}: is a parameter of its own" for name in PARAMETERS if name in self.job]
+        problems += [f"  job.{name}: is decided by the run" for name in _RUN_FIELDS if name in self.job]
         if not in_pods:
             meaningless = [name for name in _POD_FIELDS if self.own.get(name)] + ["job"] * bool(self.job)
             problems += [f"  {name}: means nothing to the launcher {self.launcher}" for name in meaningless]
-        open_secrets = sorted(set(_mapping(job, "env")) & set(environment.secret_variables().values()))
-        problems += [f"  job.env.{name}: is a secret, it belongs into a Secret" for name in open_secrets]
-        return problems
+        env: dict[str, Any] = self._value("env", {})
+        secrets = sorted(set(env) & set(environment.secret_variables().values()))
+        return problems + [f"  job.env.{name}: is a secret, it belongs into a Secret" for name in secrets]
 
     def _named(self, line: str) -> str:
         field = line.strip().partition(":")[0].partition(".")[0]
         return f"  job.{line.strip()}" if field in self.job and field not in PARAMETERS else line
 
-    def _surroundings(self, job: dict[str, Any]) -> dict[str, Any]:
+    def _surroundings(self) -> dict[str, Any]:
         """Return environment and volumes as in the step's own pod; those of the job take precedence."""
-        kept = {FOLDER: self.usage} if self.usage else {}
-        env = environment.settings() | kept | _mapping(job, "env")
-        secret_env = _list(job, "secret_env")
+        usage = {FOLDER: self.usage} if self.usage else {}
+        env = environment.settings() | usage | self._value("env", {})
+        secret_env: list[Any] = list(self._value("secret_env", []))
         defined = {*env, *(item.get("name") for item in secret_env if isinstance(item, dict))}
         secret_env += [
             {"name": name, "secret": self.credentials, "key": key, "optional": True}
@@ -121,32 +120,27 @@ class Request:
             if name not in defined
         ]
         mounts = [{"claim": self.claim, "path": VOLUME}] if self.claim else []
-        values = {"env": env, "secret_env": secret_env, "mounts": mounts + _list(job, "mounts")}
-        # What is not of the right type stays as it is: the specification says so.
-        kinds = {"env": Mapping, "secret_env": list, "mounts": list}
+        values = {"env": env, "secret_env": secret_env, "mounts": mounts + self._value("mounts", [])}
+        # A value of the wrong type stays as it is: `from_fields` reports it.
         return {
-            name: value for name, value in values.items() if isinstance(job.get(name, value), kinds[name])
+            name: value
+            for name, value in values.items()
+            if isinstance(self.job.get(name, value), type(value))
         }
+
+    def _value(self, name: str, default: T) -> T:
+        value = self.job.get(name)
+        return value if isinstance(value, type(default)) else default
 
 
 def _read(name: str, value: Any) -> Any:
-    """Parse a field's value to its type; one that cannot be parsed is left to the specification."""
+    """Parse a field's value to its type; `from_fields` reports one that cannot be parsed."""
     if not isinstance(value, str) or not spec.is_number(name):
         return value
     try:
         return json.loads(value)
     except ValueError:
         return value
-
-
-def _mapping(job: dict[str, Any], name: str) -> dict[str, Any]:
-    value = job.get(name)
-    return dict(value) if isinstance(value, Mapping) else {}
-
-
-def _list(job: dict[str, Any], name: str) -> list[Any]:
-    value = job.get(name)
-    return list(value) if isinstance(value, list) else []
 
 
 def placed(
@@ -157,27 +151,24 @@ def placed(
         {name: value for name, value in item.items() if value is not None and name in _TOLERATION_FIELDS}
         for item in tolerations or []
     ]
-    placement = ({"tolerations": tolerated} if tolerated else {}) | (
-        {"node_selector": dict(node_selector)} if node_selector else {}
-    )
-    return placement | dict(job)
+    placement = {"tolerations": tolerated, "node_selector": dict(node_selector or {})}
+    return {name: value for name, value in placement.items() if value} | dict(job)
 
 
-def name_of(run_id: str, task: str = "train") -> str:
-    """Return the name of the job of a run and step: the same for every attempt, another for every run."""
+def name_of(run_id: str) -> str:
+    """Return the name of the training job of a run: the same for every attempt."""
     try:
         digits = uuid.UUID(run_id).hex
     except ValueError:
         digits = hashlib.sha256(run_id.encode()).hexdigest()
-    return f"kubedet-{digits[:12]}-{task}"
+    return f"kubedet-{digits[:12]}-train"
 
 
 def remove(launcher: str, run_id: str) -> None:
     """Delete the training job of a run that has ended, if it still exists and is not finished.
 
     Raises:
-        KubedetError: whether it exists is not known, or it could not be deleted: it may still hold its GPUs,
-            so the clean-up must not succeed.
+        KubedetError: whether it exists is not known, or it could not be deleted: it may still use its GPUs.
     """
     name = name_of(run_id)
     phase = launchers.remove(launcher, name).phase

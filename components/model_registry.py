@@ -19,8 +19,8 @@ _LOG = logging.getLogger("register")
 def register_model(exported: dict[str, Any], server: str, run_id: str) -> dict[str, str]:
     """Register an exported model's version and the URI of its bundle.
 
-    Model, version and artifact are each looked up first: a retry completes an earlier attempt and doubles
-    nothing.
+    Model, version and artifact are each looked up first: a retry completes an earlier attempt and creates
+    nothing twice.
 
     Args:
         exported: manifest of the exported model.
@@ -48,13 +48,13 @@ def register_model(exported: dict[str, Any], server: str, run_id: str) -> dict[s
     try:
         return asyncio.run(_register(metadata, exported["model"], server, run_id))
     except ApiException as error:
-        reason = f"{error.status} {error.reason}"
-        fix = "check the token of the step's service account and its role in the registry"
+        refused = error.status in (401, 403)
         raise ExportError(
-            f"the model registry {server} refuses: {reason}",
-            fix=fix if error.status in (401, 403) else "look at the registry's log, and run again",
+            f"the model registry {server} refuses: {error.status} {error.reason}",
+            fix="check the token of the step's service account and its role in the registry" if refused
+            else "look at the registry's log, and run again",
             passing=(error.status or 0) >= 500,
-        ) from error
+        ) from error  # fmt: skip
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise ExportError(
             f"the model registry {server} cannot be reached: {str(error) or type(error).__name__}",
@@ -64,11 +64,7 @@ def register_model(exported: dict[str, Any], server: str, run_id: str) -> dict[s
 
 
 def check_server(server: str) -> None:
-    """Check the URL of a registry.
-
-    Raises:
-        ConfigError: saying how it is written.
-    """
+    """Raise ConfigError for the URL of a registry that cannot be used."""
     parts = urlsplit(server)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(
@@ -104,26 +100,21 @@ async def _register(metadata: Metadata, uri: str, server: str, run_id: str) -> d
 def _connect(server: str) -> Any:
     from model_registry.core import ModelRegistryAPIClient
 
-    parts = urlsplit(server)
-    token = _token()
+    parts, path = urlsplit(server), Path(os.environ.get(_TOKEN_PATHS[0]) or _TOKEN_PATHS[1])
+    token = path.read_text().strip() if path.is_file() else None
     if parts.scheme == "http":
         return ModelRegistryAPIClient.insecure_connection(server.rstrip("/"), parts.port or 8080, token)
     if not token:
         raise ConfigError(
             f"the model registry {server} needs a token, and this pod has none",
-            fix=f"let {_TOKEN_PATHS[0]} name the file with it",
+            fix=f"set {_TOKEN_PATHS[0]} to the path of the token's file",
         )
     return ModelRegistryAPIClient.secure_connection(
         server.rstrip("/"), parts.port or 443, user_token=token, custom_ca=None
     )
 
 
-def _token() -> str | None:
-    path = Path(os.environ.get(_TOKEN_PATHS[0]) or _TOKEN_PATHS[1])
-    return path.read_text().strip() if path.is_file() else None
-
-
-def _properties(metadata: Metadata) -> dict[str, Any]:
+def _properties(metadata: Metadata) -> dict[str, float | str]:
     return {
         **{name: float(value) for name, value in metadata.metrics.items()},
         "shards": metadata.shards,

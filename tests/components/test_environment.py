@@ -69,9 +69,7 @@ def test_a_store_that_fails_for_want_of_keys_is_told_as_that(monkeypatch):
     )
     environment.explain(error, "team-keys")
     assert not error.passing, "to try again brings no keys into this pod"
-    assert (
-        "holds no keys" in error.message and "the Secret team-keys is not in its namespace" in error.message
-    )
+    assert "has no keys" in error.message and "the Secret team-keys is not in its namespace" in error.message
     assert (
         error.fix.startswith("create the Secret team-keys with AWS_ACCESS_KEY_ID") and "check it" in error.fix
     )
@@ -124,10 +122,10 @@ def test_the_default_secret_need_not_exist(mounted, tmp_path):
 
 
 def test_a_secret_that_was_named_must_exist(mounted):
-    with pytest.raises(ConfigError, match="the Secret ours gives no key to sign with: it is not there"):
+    with pytest.raises(ConfigError, match="the Secret ours gives no key to sign with: it does not exist"):
         signing_key("ours", mounted())
 
 
 def test_a_secret_must_hold_the_key(mounted):
-    with pytest.raises(ConfigError, match=r"(?s)it holds public\.pem.*--from-file=private\.pem="):
+    with pytest.raises(ConfigError, match=r"(?s)it contains public\.pem.*--from-file=private\.pem="):
         signing_key(SIGNING, mounted(public="key"))

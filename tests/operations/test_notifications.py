@@ -163,9 +163,8 @@ def test_the_export_tells_of_what_is_published(hook, trained, monkeypatch):
     [("COMPLETE", 0, ""), ("SUCCEEDED", 0, ""), ("FAILED", 1, "failed"), ("CANCELED", 1, "stopped")],
 )
 def test_the_clean_up_tells_of_what_failed_or_was_ended(hook, tmp_path, monkeypatch, state, told, event):
-    monkeypatch.setattr(
-        run_end, "failures", lambda run: [run_end.Failure("", "train", "no memory", 1)] if state == "FAILED" else []
-    )
+    failed = [run_end.Failure("", "train", "no memory", 1)] if state == "FAILED" else []
+    monkeypatch.setattr(run_end, "failures", lambda run: failed)
     for _ in range(2):
         run_end.end("", "ab", state, str(tmp_path / "outcome.md"))
     assert [(body["event"], body["run"]) for body in hook.posted] == [(event, "ab")] * told
