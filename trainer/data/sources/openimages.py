@@ -97,19 +97,17 @@ class OpenImagesSource(Source):
     """Open Images, or a part of it."""
 
     splits: str = "train+validation+test"
-    """Its splits, joined by +; those of an image list where one is given."""
+    """Joined by +; an image list has its own."""
     images: str = ""
-    """URI of a list of images, a line `split/image_id` each, as the official downloader takes it."""
+    """URI of a list of images, a line `split/image_id` each, in the format of the official downloader."""
     subset: Literal["all", "mlperf"] = "all"
-    """mlperf takes the 264 classes of MLPerf's detector."""
+    """mlperf: the 264 classes of MLPerf's detector."""
     hierarchy: Literal["keep", "expand", "none"] = "keep"
-    """keep passes the class hierarchy to evaluation; expand gives each object a box of every class above
-    its own instead, to train on; none reads no hierarchy."""
+    """keep: for evaluation; expand: each object also has a box of every class above its own."""
     rotation: Literal["none", "apply"] = "none"
-    """apply turns images and boxes upright; without it they stay as they are stored."""
+    """apply: turn images and boxes upright."""
     labels: Literal["keep", "all", "none"] = "keep"
-    """keep takes the verified classes of validation and test images, for evaluation; all those of train
-    too, for train.negatives=verified."""
+    """The verified classes of validation and test images (keep), also those of train (all)."""
     base: str = BASE
     """URI of the folder with the CSV files."""
     pixels: str = PIXELS
@@ -139,14 +137,13 @@ class OpenImagesSource(Source):
 
     @property
     def uri(self) -> str:
-        """Name the source with all parameters that are not the default."""
+        """The source with all parameters that are not the default."""
         values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
         changed = [f"{name}={value}" for name, (value, default) in values.items() if value != default]
         return "openimages:" + ",".join(changed)
 
     @property
     def images_uri(self) -> str:
-        """Name where the bytes come from."""
         return f"openimages:pixels={self.pixels}"
 
     def listing(self) -> Listing:
@@ -170,11 +167,12 @@ class OpenImagesSource(Source):
         absent = Meaning.of(described, kept, classes.inverted(expanded))
         splits = {}
         for split in split_names:
+            takes_labels = self.labels == "all" or (self.labels == "keep" and split != "train")
             boxes = BoxRows(
                 self._file(BOXES[split], states), storage.join(self.pixels, split), kept, present, absent,
                 listed=listed[split] if listed else None,
                 rotations=self._file(ROTATIONS[split], states) if self.rotation == "apply" else "",
-                labels=self._file(LABELS[split], states) if self._takes_labels(split) else "",
+                labels=self._file(LABELS[split], states) if takes_labels else "",
             )  # fmt: skip
             name = "train" if len(split_names) == 1 else _SPLITS[split]
             splits[name] = Rows(boxes.read)
@@ -182,17 +180,14 @@ class OpenImagesSource(Source):
         hierarchy = {} if self.hierarchy == "expand" else above
         return Listing(kept, splits, state, exhaustive=False, hierarchy=hierarchy)
 
-    def _takes_labels(self, split: str) -> bool:
-        return self.labels == "all" or (self.labels == "keep" and split != "train")
-
-    def _file(self, name: str, states: list[tuple[Any, ...]]) -> str:
-        """Return the URI of one of the files, and note its state."""
+    def _file(self, name: str, states: list[tuple[str, int, str]]) -> str:
+        """Return the URI of one of the files, and append its state."""
         uri = storage.join(self.base, name)
         states.append(self._state(uri))
         return uri
 
-    def _state(self, uri: str) -> tuple[Any, ...]:
-        """Return what changes when a file does."""
+    def _state(self, uri: str) -> tuple[str, int, str]:
+        """Return values that change when a file does."""
         state = storage.state(uri)
         if state is None:
             raise DataError(

@@ -26,10 +26,7 @@ from trainer.data.sources.source import BOX, SOURCE_ROW, UNKNOWN, Category
 
 
 def read_descriptions(uri: str) -> list[Category]:
-    """Read all classes, in the file's order: display name, and MID as original_id.
-
-    Args:
-        uri: CSV of a MID and a display name, with or without a header.
+    """Read all classes from a CSV of MIDs (`original_id`) and display names, with or without a header.
 
     Raises:
         DataError: it has another form.
@@ -139,15 +136,11 @@ _UPRIGHT = {90: 8, 180: 3, 270: 6}
 
 
 def read_columns(uri: str, types: dict[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-    """Yield some columns of a CSV, block by block as it arrives.
-
-    Args:
-        uri: of the CSV; it has a header.
-        types: of the columns wanted, by name; their order and what else there is do not matter.
+    """Yield some columns, with their types, of a CSV with a header, block by block as it arrives.
 
     Raises:
         DataError: a column is missing or a value of another type.
-        StorageError: the file is missing or cannot be reached, at any time until its end.
+        StorageError: the file is missing or cannot be reached.
     """
     read = pa_csv.ReadOptions(block_size=_BLOCK)
     convert = pa_csv.ConvertOptions(column_types=types, include_columns=list(types))
@@ -161,7 +154,7 @@ def read_columns(uri: str, types: dict[str, pa.DataType]) -> Iterator[pa.RecordB
 
 
 def read_orientations(uri: str) -> dict[str, int]:
-    """Return the Exif orientation of the images that do not stand upright, by id."""
+    """Return the Exif orientation of the images that are not upright, by id."""
     orientations: dict[str, int] = {}
     for batch in read_columns(uri, {"ImageID": pa.string(), "Rotation": pa.float64()}):
         turned = batch.filter(pc.is_in(batch["Rotation"], pa.array([90.0, 180.0, 270.0])))
@@ -177,12 +170,12 @@ class Verified:
     """The classes that annotators verified in an image, as present or absent; all others are unknown."""
 
     def __init__(self, uri: str, present: Meaning, absent: Meaning, categories: list[Category]) -> None:
-        """Read a CSV with ImageID, LabelName and Confidence (1 is in the image, 0 is not).
+        """Read a CSV with ImageID, LabelName and Confidence (1: in the image, 0: not).
 
         Args:
             uri: of the CSV.
-            present: what categories are in an image that a class is in.
-            absent: what categories are not in an image that a class is not in.
+            present: the categories in an image that contains a class.
+            absent: the categories that are not in an image without a class.
             categories: those that are kept.
 
         Raises:
@@ -207,7 +200,7 @@ class Verified:
         self._ids, self._labels, self._sure = ids[order], labels[order], sure[order]
 
     def ids(self) -> set[str]:
-        """Return the images of which something is known."""
+        """Return the images with verified classes."""
         return {image_id.decode(errors="replace") for image_id in np.unique(self._ids).tolist()}
 
     def of(self, image_ids: list[str]) -> list[str]:
@@ -223,13 +216,13 @@ class Verified:
         answers: dict[str, Any] = {}
         pairs = zip(self._labels[begin:end].tolist(), self._sure[begin:end].tolist(), strict=True)
         for label, sure in pairs:
-            # Where annotators disagree, a positive answer counts.
+            # If annotators disagree, the positive answer counts.
             answers[self._names[label]] = max(int(sure), answers.get(self._names[label], 0))
         return json.dumps({"verified": answers})
 
 
 def _encoded(image_ids: list[str]) -> np.ndarray:
-    """Return ids as bytes, which are compared fast; theirs are 16 hex digits, a mirror's may be others."""
+    """Return ids as bytes, which are compared fast."""
     return np.array([image_id.encode() for image_id in image_ids], "S32")
 
 
@@ -256,15 +249,13 @@ class BoxRows:
     """URI of the folder with the images."""
     categories: list[Category]
     present: Meaning
-    """What categories a box of each class counts for."""
     absent: Meaning
-    """What categories are not in an image that a class is not in."""
     listed: frozenset[str] | None = field(default=None, repr=False)
-    """Ids of the images to take; None takes all that have a box or a verified class."""
+    """Ids of the images; None: all that have a box or a verified class."""
     rotations: str = ""
-    """CSV with each image's Rotation; empty leaves images as they are stored."""
+    """CSV with each image's Rotation; "" leaves images as they are stored."""
     labels: str = ""
-    """CSV with the verified classes of images; empty takes none."""
+    """CSV with the verified classes of images, or ""."""
 
     def read(self, _: Problems) -> Iterator[pa.RecordBatch]:
         """Yield rows of SOURCE_ROW: images with boxes in the file's order, then those without.
@@ -301,7 +292,7 @@ class BoxRows:
             yield form(ids, pa.array([[]] * len(ids), pa.list_(BOX)))
 
     def _boxes(self, rows: pa.RecordBatch, offsets: np.ndarray) -> pa.ListArray:
-        """Return the boxes of each image; `offsets` are where its rows begin, and the last one's end."""
+        """Return the boxes of each image; its rows begin at `offsets`."""
         row_index, labels = self.present.apply(rows["LabelName"])
         x, right, y, below = (rows[name].to_numpy(zero_copy_only=False)[row_index] for name in _CORNERS)
         crowd = pc.equal(rows["IsGroupOf"], 1).fill_null(False).to_numpy(zero_copy_only=False)[row_index]

@@ -1,11 +1,7 @@
-"""The sample's scenes: laid out from a seed, then drawn.
+"""Synthetic images of five shapes, from a seed.
 
-Laying out is quick and gives the boxes; drawing gives the pixels of the same scene.
-
-Synthetic images that the program draws: a detection set of five shapes, from a seed.
-
-Scene n is a function of seed, size and n alone, so scenes are drawn in any order by any number of
-processes, and a killed download goes on where it was.
+Scene n is a function of seed, size and n alone, so any number of processes can draw scenes in any order. The
+layout of a scene gives its boxes; drawing it takes longer and gives the pixels.
 """
 
 import colorsys
@@ -24,7 +20,7 @@ from trainer.data.sources.source import Box, Category, Entry, Listing, Rows, Sou
 CLASSES = ("circle", "square", "triangle", "star", "ring")
 
 MIN_VISIBLE = 0.2
-"""Objects of which less than this share can be seen have no box."""
+"""Objects with a smaller visible share have no box."""
 
 _SUPERSAMPLING = 3
 _CROWD_SHARE = 0.06
@@ -39,12 +35,12 @@ DrawnObject = tuple[int, tuple[float, ...], float, int]
 
 @dataclass
 class Shape:
-    """One thing to draw, in pixels of the image."""
+    """A shape to draw, in pixels of the image."""
 
     label: int
     outline: list[Point]
     hole: list[Point]
-    """Part of a ring that is not filled; empty for other shapes."""
+    """The inside of a ring; empty for other shapes."""
     fill: Color
     edge: Color
 
@@ -62,17 +58,11 @@ class Scene:
     shapes: list[Shape] = field(default_factory=list)
     """In the order of drawing: later ones cover earlier ones."""
     objects: list[DrawnObject] = field(default_factory=list)
-    """What can be seen, with its box."""
+    """Visible objects with their boxes."""
 
 
 def layout(seed: int, number: int, size: int) -> Scene:
-    """Lay out scene `number` of a seed.
-
-    Args:
-        seed: of the whole set.
-        number: of the scene.
-        size: typical side in pixels; images are 0.8 to 1.2 times that.
-    """
+    """Lay out a scene; the sides of its image are 0.8 to 1.2 times `size` pixels."""
     rng = np.random.default_rng((seed, number))
     width, height = (int(size * rng.choice((0.8, 0.9, 1.0, 1.1, 1.2))) for _ in range(2))
     hue, dark = rng.random(), rng.random() < 0.5
@@ -150,17 +140,20 @@ def _add_crowd(scene: Scene, rng: np.random.Generator, size: int, dark: bool) ->
 
 
 def _visible_objects(scene: Scene, singles: list[Shape]) -> list[DrawnObject]:
-    """Return what can be seen of each object: the extent and area of its uncovered pixels."""
+    """Return the extent and area of each object's uncovered pixels."""
     covered = Image.new("1", (scene.width, scene.height))
     visible: list[DrawnObject] = []
     for shape in reversed(singles):
         mask = Image.new("1", covered.size)
-        _fill(mask, shape)
+        draw = ImageDraw.Draw(mask)
+        draw.polygon(shape.outline, fill=1)
+        if shape.hole:
+            draw.polygon(shape.hole, fill=0)
         seen = ImageChops.logical_and(mask, ImageChops.invert(covered))
         covered = ImageChops.logical_or(covered, mask)
         extent = seen.getbbox()
         area = float(np.count_nonzero(np.asarray(seen)))
-        if extent is None or area < MIN_VISIBLE * _full_area(shape):
+        if extent is None or area < MIN_VISIBLE * (_area(shape.outline) - _area(shape.hole)):
             continue
         x0, y0, x1, y1 = extent
         visible.append((shape.label, (float(x0), float(y0), float(x1 - x0), float(y1 - y0)), area, 0))
@@ -208,11 +201,7 @@ def _extent(shape: Shape) -> Extent:
     return math.floor(min(xs)), math.floor(min(ys)), math.ceil(max(xs)), math.ceil(max(ys))
 
 
-def _full_area(shape: Shape) -> float:
-    return _polygon_area(shape.outline) - _polygon_area(shape.hole)
-
-
-def _polygon_area(points: list[Point]) -> float:
+def _area(points: list[Point]) -> float:
     pairs = zip(points, points[1:] + points[:1], strict=True)
     return abs(sum(a[0] * b[1] - b[0] * a[1] for a, b in pairs)) / 2
 
@@ -223,13 +212,6 @@ def _overlap(a: Extent, b: Extent) -> float:
     if wide <= 0 or high <= 0:
         return 0.0
     return wide * high / min((a[2] - a[0]) * (a[3] - a[1]), (b[2] - b[0]) * (b[3] - b[1]))
-
-
-def _fill(mask: Image.Image, shape: Shape) -> None:
-    draw = ImageDraw.Draw(mask)
-    draw.polygon(shape.outline, fill=1)
-    if shape.hole:
-        draw.polygon(shape.hole, fill=0)
 
 
 def _paint(canvas: Image.Image, shape: Shape) -> None:
@@ -285,7 +267,7 @@ _LIMITS = {"images": (6, 1_000_000), "seed": (0, 2**31 - 1), "size": (96, 1024)}
 
 @dataclass(frozen=True)
 class SampleSource(Source):
-    """Drawn images; val and test have a sixth of the training images each."""
+    """Generated images; val and test each have a sixth as many as train."""
 
     images: int = 480
     seed: int = 0
@@ -314,11 +296,11 @@ class SampleSource(Source):
 
     @property
     def uri(self) -> str:
-        """Name the source with all its parameters."""
+        """The source with all its parameters."""
         return "sample:" + ",".join(f"{name}={value}" for name, value in asdict(self).items())
 
     def listing(self) -> Listing:
-        """Lay all scenes out; drawing them is left to `read`."""
+        """Lay out all scenes."""
         held_out = max(1, self.images // 6)
         splits = {}
         first = 0
@@ -332,7 +314,7 @@ class SampleSource(Source):
         )
 
     def read(self, origin: str) -> bytes:
-        """Draw a scene; return it as JPEG."""
+        """Draw a scene as JPEG."""
         image = render(layout(self.seed, int(origin), self.size))
         buffer = io.BytesIO()
         image.save(buffer, "JPEG", quality=92)

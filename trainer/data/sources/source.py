@@ -22,17 +22,16 @@ UNKNOWN = -1
 
 
 class Box(NamedTuple):
-    """One annotated object, as the source has it: nothing is cleaned yet."""
+    """One annotated object as the source has it, before cleaning."""
 
     category: int
     """Position in the listing's categories, or UNKNOWN."""
     bbox: tuple[float, ...]
-    """[x, y, width, height] in pixels, (0, 0) being the image's top left corner; empty if the
-    source's is not four numbers."""
+    """[x, y, width, height] in pixels from the image's top left corner; empty if it is not four numbers."""
     area: float
-    """Of the object, in square pixels; 0 where the source does not say."""
+    """Of the object, in square pixels; 0 is unknown."""
     iscrowd: int
-    """1 for a region that is not one object: ignored in scoring."""
+    """1 for a region of several objects: ignored in scoring."""
 
 
 @dataclass(slots=True)
@@ -42,35 +41,32 @@ class Entry:
     file_name: str
     """Relative name in the source, unique in its split."""
     origin: str
-    """Where its bytes are; what that means is the source's affair."""
+    """Location of its bytes, for `Source.read`."""
     width: int
-    """As annotated, in pixels; 0 where the source does not say, SHARES or SHARES_UPRIGHT (of
-    `trainer.data.images`) where boxes are shares of the image's sides."""
+    """As annotated, in pixels; 0 is unknown. SHARES and SHARES_UPRIGHT of `trainer.data.images`: boxes are
+    fractions of the image's sides."""
     height: int
     boxes: list[Box]
     original_id: int | str | None = None
     fault: tuple[str, str] | None = None
-    """(reason, detail) where the listing alone shows that the image cannot be used."""
+    """(reason, detail) if the listing shows that the image cannot be used."""
     version: str = ""
-    """Changes when the image does, where the source tells: an ETag, size and time."""
+    """Changes with the image: an ETag, size and time; "" is unknown."""
     extra: dict[str, Any] | None = None
-    """Further data of the source about the image, kept in the ground truth."""
+    """Further data about the image for the ground truth."""
     orientation: int = 0
-    """How the stored image is turned to be shown, as an Exif orientation (1 to 8); 0 where its own
-    Exif block tells."""
+    """Exif orientation (1 to 8) to apply; 0: that of the file."""
 
 
 class Rows:
-    """The images of a split, which can be read again and again."""
+    """The images of a split, which can be read repeatedly."""
 
     def __init__(
         self, read: Callable[[Problems], Iterator[pa.RecordBatch]], problems: Problems | None = None
     ) -> None:
-        """Set how they are read.
+        """Read rows of SOURCE_ROW by `read`, which yields a bounded number at a time and adds their problems.
 
-        Args:
-            read: yields rows of SOURCE_ROW, a bounded number at a time, and counts what is wrong with them.
-            problems: grows once, when the rows have been read to the end for the first time.
+        `problems` gets these when the rows have been read to the end for the first time.
         """
         self._read, self._problems = read, problems
 
@@ -103,7 +99,7 @@ class Category(NamedTuple):
 
 @dataclass
 class Listing:
-    """All that a source holds, apart from the pixels."""
+    """The content of a source except the pixels."""
 
     categories: list[Category]
     splits: Mapping[str, Rows]
@@ -111,16 +107,15 @@ class Listing:
     state: str
     """Digest that changes when annotations or images change."""
     problems: Problems = field(default_factory=Problems)
-    """What was wrong; whole when all rows have been gone through."""
+    """Complete when all rows have been read."""
     exhaustive: bool = True
-    """Whether every object of the categories is annotated, so that an image without boxes has none."""
+    """Whether every object is annotated, so that an image without boxes is a negative example."""
     hierarchy: Mapping[Any, Collection[int | str]] = field(default_factory=dict)
-    """Original ids of all categories above one, for evaluation; empty where they have no order, or
-    where each object has boxes of these too."""
+    """Original ids of all categories above one, for evaluation."""
     box_format: str = ""
-    """How boxes were read, see `trainer.config.schema.DataConfig`; "" where the format itself defines it."""
+    """See `trainer.config.schema.DataConfig`; "" if the source's format defines it."""
     read_as: str = ""
-    """How the source was understood, for people; "" where its name says it."""
+    """Recognised layout and splits, for people."""
 
 
 class Reading(NamedTuple):
@@ -138,20 +133,20 @@ class Source:
     """A place that images and boxes come from."""
 
     cpu_bound: ClassVar[bool] = False
-    """Whether `read` computes (processes help) rather than waits (threads do)."""
+    """Whether `read` computes, so that processes help rather than threads."""
     origins_are_uris: ClassVar[bool] = True
-    """Whether `read` returns the content of the file that `origin` names, and does nothing else."""
+    """Whether `read` only returns the content of the URI `origin`."""
     composes_addresses: ClassVar[bool] = False
     """Whether each `origin` is below an address that the user named, and none is from the source's data."""
 
     @property
     def uri(self) -> str:
-        """Name the source so that it means the same from every folder."""
+        """The text that names the source, independent of the working directory."""
         raise NotImplementedError
 
     @property
     def images_uri(self) -> str:
-        """Name where the bytes come from: sources with the same one share what was fetched."""
+        """The origin of the bytes: sources with the same one share fetched images."""
         return self.uri
 
     def listing(self) -> Listing:
@@ -173,16 +168,15 @@ class Source:
 
 
 class SplitOverlaps:
-    """Counts images that are in two splits, which makes scores too good. Memory: eight bytes an image."""
+    """Adds images that are in two splits to the problems. Memory: eight bytes per image."""
 
     def __init__(self, problems: Problems) -> None:
-        """Begin without images; `problems` grows."""
         self._problems = problems
         self._hashes: dict[str, array[int]] = {}
         self._sorted: dict[str, np.ndarray] = {}
 
     def add(self, split: str, images: Sequence[tuple[str, str]]) -> None:
-        """Take the name and identity of images of a split; all of one split come before the next one."""
+        """Add the names and identities of images of a split, one split after the other."""
         if split not in self._hashes:
             self._sorted = {name: np.unique(np.array(hashes)) for name, hashes in self._hashes.items()}
             self._hashes[split] = array("q")
@@ -226,13 +220,13 @@ SOURCE_ROW = pa.schema(
         ("boxes", pa.list_(BOX)),
     ]
 )
-"""What a source tells of an image: the fields of `Entry`; `original_id` and `extra` as JSON texts."""
+"""The fields of `Entry`; `original_id` and `extra` as JSON texts."""
 
 _NAN = (float("nan"),) * 4
 
 
 def batched(entries: Iterable[Entry], size: int) -> Iterator[list[Entry]]:
-    """Yield entries, so many at a time."""
+    """Yield lists of `size` entries."""
     rest = iter(entries)
     while batch := list(islice(rest, size)):
         yield batch
@@ -252,7 +246,7 @@ def batch_of(entries: list[Entry]) -> pa.RecordBatch:
             "fault_reason": entry.fault[0] if entry.fault else "",
             "fault_detail": _text(entry.fault[1]) if entry.fault else "",
             "extra": json.dumps(entry.extra) if entry.extra else "",
-            "boxes": [_box(box) for box in entry.boxes],
+            "boxes": [(box.category, *(box.bbox or _NAN), box.area, box.iscrowd) for box in entry.boxes],
         }
         for entry in entries
     ]
@@ -262,7 +256,3 @@ def batch_of(entries: list[Entry]) -> pa.RecordBatch:
 def _text(text: str) -> str:
     """Return text that is UTF-8: names of files may hold bytes that are not."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _box(box: Box) -> tuple[Any, ...]:
-    return (box.category, *(box.bbox or _NAN), box.area, box.iscrowd)

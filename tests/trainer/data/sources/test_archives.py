@@ -1,6 +1,5 @@
 """A zip or tar of a data set: read like the folder that it was, and never trusted."""
 
-import gzip
 import io
 import json
 import random
@@ -16,7 +15,7 @@ from trainer.base.errors import DataError, StorageError
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
-from trainer.data.download import download, plan
+from trainer.data.download import plan
 from trainer.data.sources import ArchiveSource, files
 
 XML = (
@@ -73,8 +72,8 @@ def rows(text: str, split: str = "train") -> list[dict]:
 
 
 @pytest.mark.parametrize("kind", ["coco", "voc", "yolo"])
-@pytest.mark.parametrize(("form", "top"), [("zip", ""), ("zip", "my set/"), ("tar.gz", "a/b/"), ("tar", "")])
-def test_sets_of_each_kind_are_read_like_their_folder(make_set, tmp_path, make_jpeg, kind, form, top):
+@pytest.mark.parametrize(("form", "top"), [("zip", "my set/"), ("tar", "")])
+def test_sets_of_each_kind_are_read_like_their_folder(make_set, make_jpeg, kind, form, top):
     folder = make_set(kind)
     archive = pack(folder, form, top)
     plain = rows(str(folder))
@@ -87,8 +86,6 @@ def test_sets_of_each_kind_are_read_like_their_folder(make_set, tmp_path, make_j
             [row[name] for name in same] for row in plain
         ]
         assert source.read(packed[0]["origin"]) == make_jpeg()
-    raw = download(f"{kind}:{archive}", str(tmp_path / "data"), DataConfig())
-    assert {split: counts.images for split, counts in raw.splits.items()} == {"train": 1, "val": 1}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -105,15 +102,6 @@ def test_what_is_found_does_not_depend_on_the_machine(make_set, tmp_path, monkey
     assert rows(str(archive)) == before and again.listing().state == state
     assert before[0]["origin"] == f"{archive}#train/a.jpg" and str(tmp_path / "yolo") in str(archive)
     assert again.read(before[0]["origin"])
-
-
-def test_an_archive_that_changes_is_read_anew(make_set):
-    folder = make_set("yolo")
-    states = [sources.parse(str(pack(folder, "zip"))).listing().state]
-    (folder / "train" / "a.txt").write_text("0 0.5 0.5 0.125 0.25\n")
-    states.append(sources.parse(str(pack(folder, "zip"))).listing().state)
-    assert states[0] != states[1]
-    assert rows(str(folder.parent / "yolo.zip"))[0]["boxes"][0]["w"] == 0.125
 
 
 def test_an_archive_in_a_bucket(make_set, bucket):
@@ -160,7 +148,7 @@ def test_names_that_climb_out_are_refused(tmp_path, name):
     assert {path.name for path in tmp_path.parent.iterdir()} == before
 
 
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
 def test_links_and_devices_are_refused(tmp_path, kind):
     with pytest.raises(DataError, match="it is a link or device"):
         sources.parse(f"yolo:{tar_of(tmp_path / 'x.tar', 'a.jpg', kind)}").listing()
@@ -184,10 +172,6 @@ def test_more_than_the_disk_holds_or_an_archive_can_is_refused(tmp_path, make_se
     with pytest.raises(DataError, match=r"GB unpacked, but .* has 0\.00 GB") as caught:
         sources.parse(str(archive)).listing()
     assert "TMPDIR" in caught.value.fix
-    monkeypatch.setattr(files, "_RESERVE", 0)
-    monkeypatch.setattr(files, "_MOST_FILES", 1)
-    with pytest.raises(DataError, match="one of more than 1 files"):
-        sources.parse(str(archive)).listing()
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 nothing more", b"x" * 5000])
@@ -196,13 +180,6 @@ def test_what_is_no_archive(tmp_path, content):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DataError, match="neither a zip nor a tar"):
             sources.parse(str(tmp_path / name)).listing()
-
-
-def test_a_damaged_archive(make_set):
-    archive = pack(make_set("yolo"), "tar.gz")
-    archive.write_bytes(archive.read_bytes()[:-200])
-    with pytest.raises(DataError, match="cannot be unpacked"):
-        sources.parse(str(archive)).listing()
 
 
 NOISE = random.Random(0).randbytes(40_000)
@@ -231,7 +208,7 @@ def packed(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["tar.gz", "tar.bz2", "tar.xz", *(f"zip {way}" for way in METHODS)])
-@pytest.mark.parametrize("place", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("place", [0.3, 0.9])
 def test_a_byte_that_is_another_one_is_told_in_every_way_of_packing(form, place, packed):
     archive = packed(form)
     data = bytearray(archive.read_bytes())
@@ -243,17 +220,6 @@ def test_a_byte_that_is_another_one_is_told_in_every_way_of_packing(form, place,
     ) as caught:
         files.unpack(str(archive))
     assert caught.value.fix == "pack or fetch it again"
-
-
-def test_what_is_behind_a_tar_is_read_but_no_bomb(packed, monkeypatch):
-    archive = packed("tar.gz")
-    archive.write_bytes(gzip.compress(gzip.decompress(archive.read_bytes()) + bytes(300_000)))
-    assert files.unpack(str(archive)).versions.keys() == {"train/a.jpg"}
-    monkeypatch.setattr(files, "_HARMLESS", 100_000)
-    monkeypatch.setattr(files, "_RATIO", 1)
-    archive.write_bytes(gzip.compress(gzip.decompress(archive.read_bytes()) + bytes(10)))
-    with pytest.raises(DataError, match=r"refused 'its end' in .* more behind the last file"):
-        files.unpack(str(archive))
 
 
 @pytest.mark.parametrize("form", ["tar.gz", "tar.bz2", "tar.xz", "zip deflate"])
@@ -302,15 +268,6 @@ def test_nothing_in_an_archive_leads_to_files_outside(make_set, tmp_path, make_j
         ArchiveSource("yolo", str(yolo.parent / "yolo.zip")).read(
             f"{yolo.parent}/yolo.zip#../../../etc/passwd"
         )
-
-
-def test_segmentations_in_an_archive(make_set, tmp_path):
-    folder = make_set("coco")
-    source = sources.parse(str(pack(folder, "zip")), DataConfig(boxes_from="segmentation"))
-    (batch,) = source.listing().splits["train"].batches()
-    assert batch["boxes"].to_pylist()[0][0]["w"] == 4
-    with pytest.raises(DataError, match="is for COCO"):
-        sources.parse(str(pack(make_set("yolo"), "zip")), DataConfig(boxes_from="segmentation")).listing()
 
 
 def test_names_in_utf_8_that_do_not_say_so(tmp_path, make_jpeg):

@@ -108,16 +108,6 @@ def patch(path: Path, name: bytes, field: int, form: str, value: int) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("name", ["../x.jpg", "/etc/x.jpg", "a/../../x.jpg", "..\\x.jpg"])
-def test_names_that_lead_out_are_refused(zip_path, name):
-    with zipfile.ZipFile(zip_path, "a") as archive:
-        archive.writestr(member(name), b"x")
-    with pytest.raises(DataError, match=r"refused .* leads out of the archive"):
-        Zip(str(zip_path))
-    with pytest.raises(DataError, match="leads out"), open_member(str(zip_path), "a/stored.jpg"):
-        pass
-
-
 def test_links_encrypted_and_overlapping_members_are_refused(zip_path):
     data = zip_path.read_bytes()
     with zipfile.ZipFile(zip_path, "a") as archive:
@@ -131,14 +121,6 @@ def test_links_encrypted_and_overlapping_members_are_refused(zip_path):
     zip_path.write_bytes(data)
     patch(zip_path, b"a/stored.jpg", 20, "<L", 2**20)  # Its bytes would be those of the next ones as well.
     with pytest.raises(DataError, match="within another member"):
-        Zip(str(zip_path))
-
-
-def test_a_bomb_is_refused_before_it_is_unpacked(zip_path):
-    with zipfile.ZipFile(zip_path, "a", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("harmless", bytes(2**20))
-        archive.writestr("a/bomb.jpg", bytes(17 * 2**20))
-    with pytest.raises(DataError, match=r"refused 'a/bomb.jpg' .*17,825,792 bytes are packed into"):
         Zip(str(zip_path))
 
 
@@ -175,15 +157,3 @@ def test_a_member_is_read_as_a_stream(zip_path, bucket):
         open_member(str(zip_path), "big.json") as file,
     ):
         file.read()
-
-
-def test_what_its_reader_misses_is_no_damage_of_the_zip(zip_path):
-    with pytest.raises(KeyError, match="images"), open_member(str(zip_path), "a/stored.jpg"):
-        raise KeyError("images")
-
-
-def test_a_version_of_the_format_that_is_not_known_is_told(zip_path):
-    patch(zip_path, b"a/stored.jpg", 6, "<H", 99)
-    with pytest.raises(StorageError, match=r"is no zip that can be read: zip file version 9\.9") as caught:
-        Zip(str(zip_path))
-    assert "pack it again" in caught.value.fix
