@@ -2,9 +2,8 @@
 
 Three commands submit a job: `runai training standard|pytorch submit` of version 2.20 and later,
 `runai submit-dist pytorch` of 2.13 to 2.19, and `runai submit-pytorch` before. Any of them can be printed;
-`RunaiBackend` runs the first. Several nodes are a pytorch training, whose master is started besides the
-workers. Sources: NVIDIA Run:ai, CLI reference (v2.20 and later); CLI v1 reference, `runai submit-dist
-pytorch` and `runai submit-pytorch`; "Secrets in Workloads"; API reference, Workloads (fields and phases).
+`RunaiBackend` runs the first. Several nodes are a pytorch training: a master and its workers. Sources:
+NVIDIA Run:ai, CLI reference (v2.20 and later); CLI v1 reference; API reference, Workloads (fields, phases).
 """
 
 import json
@@ -31,21 +30,19 @@ from trainer.base.errors import ConfigError, KubedetError, LaunchError
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("pytorch", "standard")
-"""Kinds of trainings, in the order in which a name is looked up."""
-
+_KINDS = ("pytorch", "standard")  # In the order in which a name is looked up.
 _OLDER = {
     "runai-submit-dist": ["runai", "submit-dist", "pytorch", "--name"],
     "runai-submit-pytorch": ["runai", "submit-pytorch", "--name"],
 }
-TARGETS = ("runai", *_OLDER)
-"""Names of the three commands."""
 _WITHOUT_AN_OPTION = ("name", "command", "namespace", "nproc", "gpu_resource", "network", "launcher_timeout")
 """Fields that need no option: they are part of the command, the project or the environment."""
 
 
 def command(job: JobSpec, target: str, labels: Mapping[str, str] = MappingProxyType({})) -> list[str]:
-    """Return the command of one of TARGETS that submits a job, with further labels, as a list of arguments.
+    """Return the command that submits a job with further labels, as a list of arguments.
+
+    `target` is `runai`, `runai-submit-dist` or `runai-submit-pytorch`.
 
     Raises:
         ConfigError: the job is elastic.
@@ -72,14 +69,14 @@ def left_out(job: JobSpec, target: str) -> list[str]:
     # What the older commands do by themselves: any user, and Kubernetes' grace period.
     usual = JobSpec(job.command, run_as_non_root=not older, grace_seconds=30.0 if older else 60.0)
     changed = [item.name for item in fields(JobSpec) if getattr(job, item.name) != getattr(usual, item.name)]
-    known = {*_WITHOUT_AN_OPTION, *(field for field, _, _ in _options(job, older=older))}
+    supported = {*_WITHOUT_AN_OPTION, *(field for field, _, _ in _options(job, older=older))}
     partly = {
         "mounts' read_only": not older and any(mount.read_only for mount in job.mounts),
         "mounts' sub_path": any(mount.sub_path for mount in job.mounts),
         "shared_memory's size": "shared_memory" in changed and amount(job.shared_memory) > 0,
         "secret_env's optional": any(item.optional for item in job.secret_env),
     }
-    return [name for name in changed if name not in known] + [name for name, has in partly.items() if has]
+    return [name for name in changed if name not in supported] + [name for name, has in partly.items() if has]
 
 
 def _kind(job: JobSpec) -> str:
@@ -129,10 +126,9 @@ def _options(job: JobSpec, *, older: bool) -> list[tuple[str, str, list[Any]]]:
         ("ttl", "auto-deletion-time-after-completion", "ttl-after-finish", [job.ttl and f"{job.ttl}s"]),
         ("", "preemptibility", "", ["preemptible"]),
     ]
-    if not older and job.nodes == 1:
-        options = [option for option in options if option[0] != "clean_pods"]
     chosen = [(field, old if older else new, values) for field, new, old, values in options]
-    return [item for item in chosen if item[1]]
+    is_standard = not older and job.nodes == 1  # Has no clean-pod-policy.
+    return [item for item in chosen if item[1] and not (is_standard and item[0] == "clean_pods")]
 
 
 def _pairs(values: Mapping[str, Any]) -> list[str]:
@@ -148,37 +144,33 @@ def _cores(quantity: str) -> str:
     return f"{amount(quantity).normalize():f}" if quantity else ""
 
 
-class AbsentError(LaunchError):
-    """Run:ai has no workload of that name, kind and project."""
-
-
-_ABSENT = re.compile(
-    r"not[ _-]?found|(?:no such|could not find|cannot find)[^.\n]*(?:workload|training|job)"
-    r"|no (?:workloads?|trainings?|jobs?) found|does(?: not|n't) exist|\b404\b",
-    re.I,
-)
+_VERSION = "install the command line of v2.20 or later"
+_LOGIN = "log in: `runai login`, or in a program `runai login application`"
 _REFUSALS = {
-    r"unknown (?:command|flag|shorthand flag)": "install the command line of v2.20 or later; for an older "
-    "one, print the command: kubedet job render --target runai-submit-dist (or runai-submit-pytorch)",
-    r"not logged in|log ?in (?:again|first|to)|runai login|unauthori[sz]ed|unauthenticated|\b401\b"
-    r"|(?:token|session)[^.\n]*(?:expired|invalid|missing)": "log in: `runai login`, or in a program "
-    "`runai login application`",
-    r"no default project|project(?:(?!workload|training|job)[^.\n])*"
-    r"(?:not[ _]found|required|missing|not set|not exist)": "name a --project that `runai project list` "
-    "shows",
-}  # fmt: skip
-"""What the program says if the user must act, and the fix."""
+    r"unknown (?:command|flag|shorthand flag)": f"{_VERSION}; for an older one, print the command: kubedet "
+    "job render --target runai-submit-dist (or runai-submit-pytorch)",
+    r"not logged in|log ?in (?:again|first|to)|runai login|unauthori[sz]ed|unauthenticated|\b401\b": _LOGIN,
+    r"(?:token|session)[^.\n]*(?:expired|invalid|missing)": _LOGIN,
+    r"project[^.\n]*(?:not found|required|missing|not set|not exist)": "name a --project that `runai project "
+    "list` shows",
+}
+"""Patterns of what the program says if the user must act, and the fixes."""
+_ABSENT = re.compile(r"(?:workload|training|job)s? .*(?:not[ _-]?found|not exist)|\b404\b", re.I)
+
+
+class _AbsentError(LaunchError):
+    """Run:ai has no workload of that name, kind and project."""
 
 
 def _refusal(words: tuple[str, ...], code: int, output: str) -> KubedetError:
     """Return the error of a failed call; it names no options, whose values may be private."""
     lines = "\n".join(output.strip().splitlines()[-10:]) or f"exit code {code}"
     text = f"`runai {' '.join(words[:4])}` failed: {lines}"
+    if _ABSENT.search(output):
+        return _AbsentError(text, fix="see `kubedet job list --backend runai`")
     for pattern, fix in _REFUSALS.items():
         if re.search(pattern, output, re.I):
             return ConfigError(text, fix=fix)
-    if _ABSENT.search(output):
-        return AbsentError(text, fix="see `kubedet job list --backend runai`")
     return LaunchError(text, fix="do what it says; `runai training list` shows what there is")
 
 
@@ -188,7 +180,7 @@ _PHASES = {
     "terminating": Phase.RESTARTING, "error": Phase.RESTARTING, "crashloopbackoff": Phase.RESTARTING,
     "succeeded": Phase.SUCCEEDED, "completed": Phase.SUCCEEDED, "failed": Phase.FAILED,
 }  # fmt: skip
-"""Run:ai's words for a phase; any other is pending."""
+"""Run:ai's names of phases; any other is pending."""
 _POD_PHASES = {
     "running": "Running", "succeeded": "Succeeded", "completed": "Succeeded", "failed": "Failed",
     "error": "Failed", "oomkilled": "Failed", "evicted": "Failed",
@@ -249,14 +241,6 @@ class RunaiBackend(Backend):
         return " --backend runai" + (f" --project {self.project}" if self.project else "")
 
     def submit(self, job: JobSpec) -> Identity:
-        """Start a job, or adopt the same one if it exists already.
-
-        A job of that name that failed or has another specification is deleted first, if kubedet created it.
-
-        Raises:
-            ConfigError: it is elastic or names a namespace, or `runai` cannot be used.
-            LaunchError: it was refused, or the name is taken.
-        """
         if job.namespace:
             raise ConfigError(
                 "Run:ai puts a job into its project's namespace", fix="leave namespace out; name --project"
@@ -265,9 +249,9 @@ class RunaiBackend(Backend):
         job = replace(job, runai_queue=self.project)
         words = command(job, "runai", {LABEL_MANAGED: MANAGED_BY, LABEL_SPEC: job.fingerprint})
         if existing := self._find(job.name):
-            status, labels = existing[0], existing[1] or {}
-            _check_managed(job.name, labels)
-            if labels.get(LABEL_SPEC) == job.fingerprint and status.phase is not Phase.FAILED:
+            status, labels = existing
+            _check_managed(job.name, labels or {})
+            if (labels or {}).get(LABEL_SPEC) == job.fingerprint and status.phase is not Phase.FAILED:
                 logger.info("the workload %s exists: adopting it", job.name)
                 return Identity()
             logger.info("the workload %s failed or has another specification: deleting it", job.name)
@@ -290,7 +274,7 @@ class RunaiBackend(Backend):
     def follow(
         self, name: str, *, once: bool = False, rank: int | None = None
     ) -> Iterator[LogLine | JobStatus]:
-        """See `Backend.follow`; `rank` is that of the only pod whose lines are read."""
+        """See `Backend.follow`; with `rank` only the lines of that pod are read."""
         read: dict[str, tuple[str, str]] = {}
         answered, final, began = time.monotonic(), False, datetime.now(UTC).isoformat()
         while True:
@@ -337,7 +321,7 @@ class RunaiBackend(Backend):
             return
         if workload[1] is not None:
             _check_managed(name, workload[1])
-        with suppress(AbsentError):
+        with suppress(_AbsentError):
             self._call(*self._about(name, "delete"))
         end = time.monotonic() + self.timings.removal
         while wait and self._find(name) is not None:
@@ -349,33 +333,30 @@ class RunaiBackend(Backend):
             time.sleep(self.timings.poll)
 
     def _find(self, name: str) -> tuple[JobStatus, dict[str, str] | None] | None:
-        for kind in sorted(KINDS, key=lambda kind: kind != self._kinds.get(name)):
+        for kind in sorted(_KINDS, key=lambda kind: kind != self._kinds.get(name)):
             try:
                 text = self._call("training", kind, "describe", name, "--output", "json", "--pod-limit=-1")
-                tree = json.loads(text or "{}")
-                workload = _workload(tree, name) if tree else None
-            except AbsentError:
+                workload = _workload(json.loads(text), name)
+            except _AbsentError:
                 continue
             except (ValueError, LookupError, TypeError, AttributeError):
                 raise LaunchError(
                     f"the answer of `runai training {kind} describe {name}` cannot be read:\n{text[:400]}",
-                    fix="install the command line of v2.20 or later",
+                    fix=_VERSION,
                 ) from None
-            if workload:
-                self._kinds[name] = kind
-                return workload
+            self._kinds[name] = kind
+            return workload
         return None
 
     def _about(self, name: str, verb: str) -> tuple[str, ...]:
-        return ("training", self._kinds.get(name, KINDS[0]), verb, name)
+        return ("training", self._kinds.get(name, _KINDS[0]), verb, name)
 
     def _call(self, *words: str, seconds: float = 120.0) -> str:
         """Run the program without a shell and return its output.
 
         Raises:
             ConfigError: it is not installed, too old, not logged in, or the project does not exist.
-            AbsentError: the workload does not exist.
-            LaunchError: it refused, or does not answer.
+            LaunchError: it refused, or does not answer; _AbsentError if the workload does not exist.
         """
         try:
             result = subprocess.run(

@@ -139,7 +139,7 @@ def test_a_workload_that_does_not_exist(backend, runai, said):
 
 def test_a_program_that_does_not_answer_or_prints_something_else(backend, runai):
     backend.timings = Timings(submit=0.2)
-    script = '#!/bin/sh\n[ "$3" = describe ] && echo "not found" >&2 && exit 1\nexec sleep 30\n'
+    script = '#!/bin/sh\n[ "$3" = describe ] && echo "workload not found" >&2 && exit 1\nexec sleep 30\n'
     (runai.folder / "runai").write_text(script)
     with pytest.raises(LaunchError, match=r"does not answer within 0\.2 s"):
         backend.submit(job())
