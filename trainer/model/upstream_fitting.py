@@ -1,6 +1,6 @@
 """Fits tensors of torchvision's detectors and classifiers to a detector of the same layout."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -8,22 +8,25 @@ from trainer.base.errors import CheckpointError
 
 BODY = "backbone.body."
 """Prefix of the names of a backbone's tensors in torchvision's detectors."""
+COUNTER = "num_batches_tracked"
+"""End of the name of a BatchNorm's counter; FrozenBatchNorm has none, and nothing depends on it."""
+_SHOWN = 5
 
 
 def as_detector(
     state: dict[str, Tensor], source: str, kind: str, head: str, foreign: str = ""
 ) -> dict[str, Tensor]:
-    """Name tensors as torchvision's detectors do; those of a classifier's last layer are dropped.
+    """Name tensors as torchvision's detectors do, without a classifier's last layer.
 
     Args:
         state: of a detector, or of a ResNet.
-        source: where they come from, for errors.
+        source: where the tensors come from, for errors.
         kind: the detector's name, for errors.
         head: prefix of names that all detectors of this kind have.
-        foreign: prefix of names that only detectors of another kind have, which have those too.
+        foreign: prefix of names that distinguish another kind with the same `head`.
 
     Raises:
-        CheckpointError: they are of something else.
+        CheckpointError: the tensors are of something else.
     """
     state = {name.removeprefix("module."): value for name, value in state.items()}
     if "conv1.weight" in state:
@@ -33,11 +36,10 @@ def as_detector(
             f"weights {source} hold neither a torchvision {kind} nor a torchvision ResNet",
             fix=f"the tensors must be named {BODY}conv1.weight, ... or conv1.weight, ...",
         )
-    backbone_alone = all(name.startswith("backbone.") for name in state)
-    reason = "" if any(name.startswith(head) for name in state) else f"no tensor of theirs is named {head}..."
+    reason = "" if any(name.startswith(head) for name in state) else f"no tensor is named {head}..."
     if foreign and any(name.startswith(foreign) for name in state):
-        reason = f"tensors of theirs are named {foreign}..."
-    if reason and not backbone_alone:
+        reason = f"some tensors are named {foreign}..."
+    if reason and not all(name.startswith("backbone.") for name in state):
         raise CheckpointError(
             f"weights {source} are of another detector than {kind}: {reason}",
             fix="take weights of that detector or of a backbone, or set model.architecture to theirs",
@@ -46,49 +48,41 @@ def as_detector(
 
 
 def width_of(state: dict[str, Tensor]) -> int:
-    """Return the channels of the first stage of the ResNet that tensors hold; 0 where they hold none.
-
-    Args:
-        state: of a detector, or of a ResNet.
-    """
+    """Channels of the first stage of the ResNet in a detector's or ResNet's tensors; 0 without a ResNet."""
     stems = (state.get(f"{prefix}conv1.weight") for prefix in ("", BODY, "module.", f"module.{BODY}"))
     return next((stem.shape[0] for stem in stems if stem is not None), 0)
 
 
 def load(detector: nn.Module, state: dict[str, Tensor], source: str, class_layers: Collection[str]) -> str:
-    """Load tensors into a detector, in place: all of a detector, or those of a backbone.
+    """Load tensors of a detector or of its backbone alone, in place; returns a line for the log.
 
     Args:
-        detector: what they are for.
-        state: tensors by its names; those that it does not have are left out.
-        source: where they come from, for errors.
-        class_layers: prefixes of the names of layers that depend on the classes: they stay as they are
-            where their shape differs.
-
-    Returns:
-        What was loaded, for the log.
+        detector: receives the tensors.
+        state: tensors by the detector's names; others are ignored.
+        source: where the tensors come from, for errors.
+        class_layers: prefixes of layers that depend on the classes, which are skipped if the shape differs.
 
     Raises:
         CheckpointError: a tensor has another shape, or is missing.
     """
-    prefixes = tuple(class_layers)
     expected = detector.state_dict()
-    replaced = [
-        name
-        for name, value in state.items()
-        if name in expected and name.startswith(prefixes) and expected[name].shape != value.shape
-    ]
-    wrong = [
-        f"{name}: {_shape(state[name])} in the file, {_shape(expected[name])} in the model"
-        for name in expected
-        if name in state and name not in replaced and expected[name].shape != state[name].shape
-    ]
     has_head = any(not name.startswith("backbone.") for name in state)
-    missing = [name for name in expected if name not in state and _must_be_there(name, has_head)]
+    # Weights of a backbone have neither pyramid nor heads.
+    missing = [
+        name
+        for name in expected
+        if name not in state and (has_head or name.startswith(BODY)) and not name.endswith(COUNTER)
+    ]
+    differing = {
+        name: (state[name].shape, value.shape)
+        for name, value in expected.items()
+        if name in state and state[name].shape != value.shape
+    }
+    replaced = {name for name in differing if name.startswith(tuple(class_layers))}
+    wrong = {name: shapes for name, shapes in differing.items() if name not in replaced}
     if wrong or missing:
         raise CheckpointError(
-            f"weights {source} do not fit the model:\n  "
-            + "\n  ".join((wrong + [f"{name}: missing" for name in missing])[:10]),
+            f"weights {source} do not fit the model:\n  {differences(wrong, missing)}",
             fix="set model.backbone, norm and widths (retinanet: version) as in the weights, or take others",
         )
     fitting = {name: value for name, value in state.items() if name in expected and name not in replaced}
@@ -97,12 +91,27 @@ def load(detector: nn.Module, state: dict[str, Tensor], source: str, class_layer
     return f"loaded {len(state) - len(replaced)} tensors from {source}{new}"
 
 
-def _must_be_there(name: str, has_head: bool) -> bool:
-    """Whether weights must hold this tensor: those of a backbone have neither pyramid nor heads."""
-    if name.endswith("num_batches_tracked"):
-        return False
-    return has_head or name.startswith(BODY)
+def differences(
+    wrong: Mapping[str, tuple[Sequence[int], Sequence[int]]],
+    missing: Iterable[str],
+    foreign: Iterable[str] = (),
+) -> str:
+    """The first few tensors that do not fit, a line each.
+
+    Args:
+        wrong: shapes in the file and in the model, by name.
+        missing: names that only the model has.
+        foreign: names that only the file has.
+    """
+    lines = [
+        f"{name}: {_shape(given)} in the file, {_shape(expected)} in the model"
+        for name, (given, expected) in sorted(wrong.items())
+    ]
+    lines += [f"{name}: missing" for name in sorted(missing)]
+    lines += [f"{name}: not in the model" for name in sorted(foreign)]
+    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    return "\n  ".join(lines[:_SHOWN] + more)
 
 
-def _shape(tensor: Tensor) -> str:
-    return "x".join(str(side) for side in tensor.shape) or "scalar"
+def _shape(sides: Sequence[int]) -> str:
+    return "x".join(map(str, sides)) or "scalar"

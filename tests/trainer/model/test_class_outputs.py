@@ -8,13 +8,12 @@ import torch
 from torchvision.models import get_weight
 from torchvision.models.detection import retinanet_resnet50_fpn_v2
 
-from trainer.model import class_outputs, pretrained
+from trainer.model import pretrained
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.pretrained import load_pretrained
 
 CONFIG = RetinaNetOptions(backbone="resnet18", backbone_width=8, fpn_channels=16, head_depth=1)
-ANCHORS = 9
 COCO = "torchvision:RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1"
 
 
@@ -23,33 +22,6 @@ def logits(detector):
     with torch.no_grad():
         levels, _ = detector.eval().outputs(detector.features(detector.normalize(images.to(torch.uint8))))
         return torch.cat([level.permute(0, 3, 1, 2).flatten(1, 2) for level in levels], dim=1)
-
-
-@pytest.fixture
-def source():
-    torch.manual_seed(3)
-    detector = build(CONFIG, 6)
-    torch.nn.init.normal_(detector.head.classification_head.cls_logits.weight)
-    torch.nn.init.normal_(detector.head.classification_head.cls_logits.bias)
-    return detector
-
-
-def test_selected_outputs_are_the_same(source):
-    fewer = build(CONFIG, 3)
-    fewer.load_state_dict(class_outputs.select(source.state_dict(), [4, 1, 5], ANCHORS))
-    assert torch.allclose(logits(fewer), logits(source)[:, :, [4, 1, 5]], atol=1e-5)
-
-
-def test_spread_outputs_are_the_same_and_the_others_never_detected(source):
-    more = build(CONFIG, 9)
-    places = [1, 2, 3, 5, 6, 8]
-    state = class_outputs.spread(source.state_dict(), places, 9, ANCHORS)
-    more.load_state_dict(state)
-    more_logits = logits(more)
-    assert torch.allclose(more_logits[:, :, places], logits(source), atol=1e-5)
-    assert (torch.sigmoid(more_logits[:, :, [0, 4, 7]]) < 1e-8).all()
-    back = class_outputs.select(state, places, ANCHORS)
-    assert all(torch.equal(value, back[name]) for name, value in source.state_dict().items())
 
 
 def test_published_weights_are_trimmed_to_the_real_classes(monkeypatch):

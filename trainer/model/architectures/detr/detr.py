@@ -49,6 +49,7 @@ from trainer.model.batchnorm_folding import TRANSFORMERS, apply_in_convolutions,
 from trainer.model.deployment import Graph
 from trainer.model.global_batch import Part
 from trainer.model.postprocess import Detections
+from trainer.model.upstream_fitting import COUNTER, differences
 
 _LABEL_NOISE, _BOX_NOISE = 0.5, 1.0
 """How noisy denoising queries are; see `denoising`."""
@@ -79,9 +80,6 @@ _RENAMED = (
     (re.compile(r"\.bn\."), ".normalization."),
 )
 """PPHGNetV2 by its authors, by D-FINE's and by timm -> by transformers."""
-_COUNTER = "num_batches_tracked"
-"""Of a BatchNorm; a frozen one has none, and nothing depends on it."""
-_SHOWN = 5
 
 
 class Detr(Architecture):
@@ -320,20 +318,21 @@ class Detr(Architecture):
                 ignore_mismatched_sizes=True,
             )
         inner: dict[str, Tensor] = whole.model.state_dict()
-        replaced = {name.removeprefix(_INNER) for name, *_ in report["mismatched_keys"]}
+        replaced = {name.removeprefix(_INNER): shapes for name, *shapes in report["mismatched_keys"]}
         missing = {name.removeprefix(_INNER) for name in report["missing_keys"]}
         if backbone:
             missing = {name for name in missing if (_INNER + name).startswith(_BACKBONE)}
-        missing = {name for name in missing if not name.endswith(_COUNTER)}
-        wrong = {name for name in replaced if not name.startswith(_WITH_CLASSES)}
-        foreign = {name for name in report["unexpected_keys"] if not name.endswith(_COUNTER)}
+        missing = {name for name in missing if not name.endswith(COUNTER)}
+        wrong = {name: shapes for name, shapes in replaced.items() if not name.startswith(_WITH_CLASSES)}
+        foreign = {name for name in report["unexpected_keys"] if not name.endswith(COUNTER)}
         if wrong or missing or foreign:
             raise CheckpointError(
-                f"weights {source} are not those of {self.title}:\n  "
-                + _first(wrong, missing, foreign, report),
+                f"weights {source} are not those of {self.title}:\n  {differences(wrong, missing, foreign)}",
                 fix="set model.architecture, model.size and model.width as in the weights, or take others",
             )
-        left = replaced | missing | {name for name in inner if backbone and not name.startswith("backbone.")}
+        left = {*replaced, *missing} | {
+            name for name in inner if backbone and not name.startswith("backbone.")
+        }
         taken = {name: value for name, value in inner.items() if name not in left}
         self.model.load_state_dict(taken, strict=False)
         if backbone:
@@ -568,24 +567,6 @@ def _library_name(name: str) -> str:
         for pattern, replacement in _RENAMED:
             name = pattern.sub(replacement, name)
     return name
-
-
-def _first(wrong: set[str], missing: set[str], foreign: set[str], report: dict[str, Any]) -> str:
-    """The first few differences, a line each."""
-    shapes = {name: sizes for name, *sizes in report["mismatched_keys"]}
-    lines = [
-        f"{name}: {_shape(given)} in the file, {_shape(expected)} in the model"
-        for name in sorted(wrong)
-        for given, expected in (shapes[_INNER + name],)
-    ]
-    lines += [f"{name}: missing" for name in sorted(missing)]
-    lines += [f"{name}: not in the model" for name in sorted(foreign)]
-    more = f"\n  and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
-    return "\n  ".join(lines[:_SHOWN]) + more
-
-
-def _shape(sides: Sequence[int]) -> str:
-    return "x".join(map(str, sides)) or "scalar"
 
 
 @contextlib.contextmanager

@@ -116,22 +116,19 @@ class FasterRcnn(PyramidDetector):
         if (score := named.get(PREDICTOR + "cls_score.bias")) is not None:
             kept = class_outputs.chosen(len(score), self.num_classes)
             named |= {
-                name: value.unflatten(0, (len(score), -1))[[0, *kept]].flatten(0, 1)
-                for name, value in named.items() if kept and name.startswith(PREDICTOR)
-            }  # fmt: skip
+                name: class_outputs.select(value, [0, *kept], len(score))
+                for name, value in named.items()
+                if kept and name.startswith(PREDICTOR)
+            }
         return upstream_fitting.load(self, named, source, (PREDICTOR,))
 
     def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
         """Weights for torchvision's `fasterrcnn_resnet50_fpn_v2`, whose labels count from 1."""
         places, total = class_outputs.places(names)
         state = self.state_dict()
-        for name, value in self.state_dict().items():
-            if name.startswith(PREDICTOR):
-                parts = value.unflatten(0, (self.num_classes + 1, -1))
-                unused = class_outputs.UNUSED_BIAS if name == PREDICTOR + "cls_score.bias" else 0.0
-                wider = value.new_full((total, *parts.shape[1:]), unused)
-                wider[[0, *places]] = parts
-                state[name] = wider.flatten(0, 1)
+        for name in [name for name in state if name.startswith(PREDICTOR)]:
+            unused = class_outputs.UNUSED_BIAS if name == PREDICTOR + "cls_score.bias" else 0.0
+            state[name] = class_outputs.spread(state[name], [0, *places], total, unused=unused)
         return UpstreamWeights(state, total)
 
     @property

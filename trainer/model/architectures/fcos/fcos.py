@@ -121,13 +121,12 @@ class Fcos(DenseDetector):
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
         """Load weights of torchvision's FCOS or of a ResNet; see `upstream_fitting`."""
         named = upstream_fitting.as_detector(state, source, "FCOS", "head.regression_head.bbox_ctrness.")
-        named = class_outputs.without_unused(named, self.num_classes, _PLACES)
+        named = class_outputs.from_torchvision(named, self.num_classes, _PLACES)
         return upstream_fitting.load(self, named, source, (class_outputs.LAYER,))
 
     def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
         """Weights for torchvision's `fcos_resnet50_fpn`, whose labels count from 1."""
-        places, total = class_outputs.places(names)
-        return UpstreamWeights(class_outputs.spread(self.state_dict(), places, total, _PLACES), total)
+        return UpstreamWeights(*class_outputs.to_torchvision(self.state_dict(), names, _PLACES))
 
     @property
     def title(self) -> str:

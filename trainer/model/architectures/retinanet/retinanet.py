@@ -119,15 +119,16 @@ class RetinaNet(DenseDetector):
         )  # fmt: skip
         named = {_new_head_name(name): value for name, value in named.items()}
         if not self.label_offset:
-            named = class_outputs.without_unused(named, self.num_classes, self.anchors_at_a_place)
+            named = class_outputs.from_torchvision(named, self.num_classes, self.anchors_at_a_place)
         return upstream_fitting.load(self, named, source, (class_outputs.LAYER,))
 
     def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
         """Weights for torchvision's RetinaNet, whose label 0 is the background."""
-        state = self.state_dict()
-        if not self.label_offset:
-            state = class_outputs.spread(state, *class_outputs.places(names), self.anchors_at_a_place)
-        return UpstreamWeights(state, class_outputs.outputs(state, self.anchors_at_a_place))
+        if self.label_offset:
+            return UpstreamWeights(self.state_dict(), self.num_classes + 1)
+        return UpstreamWeights(
+            *class_outputs.to_torchvision(self.state_dict(), names, self.anchors_at_a_place)
+        )
 
     @property
     def title(self) -> str:
