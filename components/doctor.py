@@ -404,34 +404,25 @@ def _queue(cluster: Cluster, name: str, version: str) -> Iterator[Check]:
 
 
 def _kinds_in_kueue(backend: ClusterBackend, queue: str) -> Iterator[Check]:
-    """Check whether Kueue serves each kind of jobs: by its configuration, else by what its webhook does."""
-    cluster = backend.cluster
-    kinds = [kind for kind, _ in backend.kinds.jobs()]
-    served: dict[Kind, bool | None] = {}
-    try:
-        named = kueue.frameworks(cluster)
-        served = {kind: kueue.framework(kind) in named for kind in kinds}
-        evidence = "its configuration"
-    except ApiError:  # Few may read it.
-        served = {kind: _suspends(cluster, kind, queue) for kind in kinds}
-        evidence = "what its webhook makes of a {}, which was not created"
-    for kind in kinds:
-        title, by = f"{kind.title}s in Kueue", evidence.format(kind.title)
-        others = [other.name for other, answer in served.items() if answer]
-        if served[kind]:
-            yield Check(title, "ok", f"served, by {by}")
-        elif served[kind] is None:
-            detail = "not known: its configuration may not be read, and its webhook refuses a dry run"
-            yield Check(title, "warning", detail, "a small job in the queue shows it")
-        else:  # One kind is enough.
+    """Check whether Kueue serves each kind of jobs; one kind is enough."""
+    served = {kind: _suspends(backend.cluster, kind, queue) for kind, _ in backend.kinds.jobs()}
+    others = [kind.name for kind, answer in served.items() if answer]
+    for kind, answer in served.items():
+        title = f"{kind.title}s in Kueue"
+        if answer:
+            yield Check(title, "ok", "served: its webhook suspended a dry run")
+        elif answer is None:
+            detail = "not known: the cluster refuses a dry run"
+            yield Check(title, "warning", detail, "submit a small job to the queue")
+        else:
             fix = f"name {kueue.framework(kind)} in integrations.frameworks of Kueue's configuration"
             use = f", or use launcher={others[0]}" if others else ""
-            detail = f"not served, by {by}: a job of it waits in the queue for ever"
+            detail = "not served (in a dry run): a job of this kind would wait in the queue for ever"
             yield Check(title, "warning" if others else "missing", detail, fix + use)
 
 
 def _suspends(cluster: Cluster, kind: Kind, queue: str) -> bool | None:
-    """Whether the webhooks suspend a job with a queue, by a dry run; None if they refuse it."""
+    """Whether the webhooks suspend a job with a queue in a dry run; None if they refuse it."""
     for runtime in ("", SHARED):
         body = kind.probe()
         body["metadata"]["labels"] = {LABEL_QUEUE: queue}

@@ -1,14 +1,14 @@
-"""What a run chooses by itself: epochs, image size, batch and validations for a data set, a machine and a
-time.
+"""Automatic choice of epochs, image size, batch and validations for a data set, a machine and a time.
 
-They follow from the number of images and from the speed that is measured before the training
-(`train.minutes`). The choice is stored in the run's folder: a resumed run reads it there. Values that the
-user set stay.
+The choice follows from the number of images and from the speed that is measured before the training
+(`train.minutes`). It is stored in the run's folder, where a resumed run reads it. Values that the user set
+stay.
 """
 
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from trainer import storage
@@ -17,14 +17,14 @@ from trainer.config.parsing import with_overrides
 from trainer.config.schema import QUICK_MINUTES, Config
 
 FILE = "plan.json"
-"""In the run's folder: the settings, what was chosen for them, and the estimated time."""
+"""In the run's folder: the settings, the values chosen for them, and the estimated time."""
 
 _REFERENCE = 300  # Images that a recipe's epochs are meant for; fewer get more epochs, up to three times.
 _STEPS = 10  # Steps that an epoch should have, if a smaller batch makes that possible.
 _SIDES = (1.0, 0.8, 0.6)  # Image sizes that are tried, relative to the recipe's.
 _ENOUGH = 0.6  # A larger image is preferred if this share of the epochs remains.
 _LEAST = 1500  # Images to train on, however long that takes, in five epochs at most.
-_OVERHEAD = 1.2  # Duration of a training relative to its passes: loading, the optimiser, writing.
+_OVERHEAD = 1.2  # Duration of a training relative to its passes: loading, the optimizer, writing.
 _FORWARD = 3.0  # Images that are predicted in the time in which one is trained.
 _REST_SECONDS = 60.0  # The rest of a run: start of its processes, the files of the exported model.
 _EXPORT_PASSES = 2  # The export predicts the validation images with the model and with the file.
@@ -42,11 +42,7 @@ class Images:
     test: int = 0
 
     def seconds(self, config: Config, rate: float) -> float:
-        """Return how long a run takes from the start of its training, at `rate` images per second in
-        training.
-
-        It counts epochs, validations and the export.
-        """
+        """Return the duration of training, validations and export; `rate` is trained images per second."""
         predicted = math.ceil(config.train.epochs / config.train.validate_every) * self.val
         predicted += self.test or self.val
         predicted += _EXPORT_PASSES * min(self.val, config.export.check_images)
@@ -56,7 +52,7 @@ class Images:
 def planned(
     config: Config, fixed: Collection[str], images: Images, processes: int, folder: str, speed: Speed
 ) -> Config:
-    """Return the configuration with what is chosen for these data on this machine, and print it.
+    """Return the configuration with the values chosen for these data on this machine, and print them.
 
     Args:
         config: of the recipe with the overrides; without `train.minutes` it is returned unchanged.
@@ -64,7 +60,7 @@ def planned(
         images: of the data.
         processes: of the training.
         folder: URI of the run's folder, which keeps the plan.
-        speed: see `Speed`; it is asked only if nothing is stored.
+        speed: called only if no plan is stored.
     """
     if not config.train.minutes:
         return config
@@ -72,49 +68,42 @@ def planned(
 
     def measured() -> dict[str, Any]:
         plan, rate = choose(config, fixed, images, processes, speed)
-        print("\n".join(_told(config, plan, images, rate)), flush=True)
-        values = {key: _value(plan, key) for key in _KEYS if key not in fixed}
+        print("\n".join(_described(config, plan, images, rate)), flush=True)
+        values = {key: attrgetter(key)(plan) for key in _KEYS if key not in fixed}
         estimate = round(images.seconds(plan, rate)) if rate else None
         return {"chosen": values, "images_per_second": rate, "estimated_seconds": estimate}
 
-    chosen = kept(folder, "training", settings, measured).get("chosen", {})
-    return _changed(config, fixed, chosen)
+    return _changed(config, fixed, kept(folder, "training", settings, measured).get("chosen", {}))
 
 
 def kept(
     folder: str, part: str, settings: Mapping[str, Any], choose: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return what was chosen for a run: from its folder, or chosen now and stored there.
+    """Return the plan of a run: from its folder, or chosen now and stored there.
 
     Args:
         folder: URI of the run's folder.
-        part: of what is chosen.
-        settings: what it is chosen for; other settings need another choice.
-        choose: chooses. It is not called for a run that was begun without a plan.
+        part: of the plan.
+        settings: input of the choice; other settings need another choice.
+        choose: not called for a run that was begun without a plan.
     """
     uri = storage.join(folder, FILE)
-    plan = _read(uri, begun=storage.exists(storage.join(folder, "config.json")))
-    if plan.get(part, {}).get("settings") == settings:
-        of_part: dict[str, Any] = plan[part]
-        return of_part
-    if part not in plan and storage.exists(storage.join(folder, "config.json")):
+    begun = storage.exists(storage.join(folder, "config.json"))
+    plan: dict[str, dict[str, Any]] = {}
+    if storage.exists(uri):
+        remedy = "start a run under another name: the choices of this one are lost"
+        try:
+            plan = storage.read_json(uri, storage.Form(shape={"*": {}}, remedy=remedy))
+        except (DamagedError, FormError):
+            if begun:
+                raise
+    if part in plan and plan[part].get("settings") == settings:
+        return plan[part]
+    if part not in plan and begun:
         return {}
     record = {"settings": settings, **choose()}
     storage.write_json(uri, plan | {part: record})
     return record
-
-
-def _read(uri: str, *, begun: bool) -> dict[str, Any]:
-    if not storage.exists(uri):
-        return {}
-    another = "start a run under another name: nobody knows what was chosen for this one"
-    try:
-        plan: dict[str, Any] = storage.read_json(uri, storage.Form(shape={"*": {}}, remedy=another))
-    except (DamagedError, FormError):
-        if begun:
-            raise
-        return {}
-    return plan
 
 
 _KEYS = (
@@ -165,7 +154,7 @@ def _batch(config: Config, samples: int, processes: int) -> dict[str, int]:
 def _with_epochs(config: Config, fixed: Collection[str], epochs: int) -> Config:
     epochs = config.train.epochs if "train.epochs" in fixed else epochs
     share = epochs / config.train.epochs
-    # Two validations at least, as far as there are epochs for them: the best of them is what is exported.
+    # At least two validations, if there are epochs for them: the best of them is exported.
     every = min(max(1, round(config.train.validate_every * share)), max(1, epochs // 2))
     plain = round(config.loader.plain_epochs * share)
     values = {"train.epochs": epochs, "train.validate_every": every, "loader.plain_epochs": plain}
@@ -173,26 +162,18 @@ def _with_epochs(config: Config, fixed: Collection[str], epochs: int) -> Config:
 
 
 def _epochs_within(config: Config, fixed: Collection[str], images: Images, rate: float) -> int:
-    limit, low, high = 60 * config.train.minutes, 0, config.train.epochs
-    while low < high:
-        middle = (low + high + 1) // 2
-        if images.seconds(_with_epochs(config, fixed, middle), rate) <= limit:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    """Return the most epochs, up to those of the configuration, that fit into its minutes."""
+    for epochs in range(config.train.epochs, 0, -1):
+        if images.seconds(_with_epochs(config, fixed, epochs), rate) <= 60 * config.train.minutes:
+            return epochs
+    return 0
 
 
 def _changed(config: Config, fixed: Collection[str], values: Mapping[str, Any]) -> Config:
     return with_overrides(config, {key: value for key, value in values.items() if key not in fixed})
 
 
-def _value(config: Config, dotted: str) -> Any:
-    section, _, key = dotted.partition(".")
-    return getattr(getattr(config, section), key)
-
-
-def _told(recipe: Config, plan: Config, images: Images, rate: float) -> list[str]:
+def _described(recipe: Config, plan: Config, images: Images, rate: float) -> list[str]:
     train = plan.train
     lines = [
         f"{images.train} images: {train.epochs} epochs at {plan.loader.image_size} pixels, batches of "
@@ -200,12 +181,11 @@ def _told(recipe: Config, plan: Config, images: Images, rate: float) -> list[str
     ]
     if not rate:
         return [*lines, "the speed of this machine could not be measured: no estimate of the time"]
-    minutes = _minutes(images.seconds(plan, rate))
-    quick = minutes > QUICK_MINUTES + 1
-    unit = "minute" if minutes == 1 else "minutes"
+    minutes = max(1, round(images.seconds(plan, rate) / 60))
+    is_long = minutes > QUICK_MINUTES + 1 and recipe.train.minutes > QUICK_MINUTES
     lines.append(
-        f"about {minutes} {unit} at {rate:.1f} images/s on this machine"
-        + (f"; --quick for {QUICK_MINUTES}" if quick and recipe.train.minutes > QUICK_MINUTES else "")
+        f"about {minutes} {'minute' if minutes == 1 else 'minutes'} at {rate:.1f} images/s on this machine"
+        + (f"; --quick for {QUICK_MINUTES}" if is_long else "")
     )
     if plan.loader.image_size < recipe.loader.image_size or train.epochs < recipe.train.epochs:
         lines.append(
@@ -213,7 +193,3 @@ def _told(recipe: Config, plan: Config, images: Images, rate: float) -> list[str
             f"{recipe.train.epochs} epochs at {recipe.loader.image_size} pixels"
         )
     return lines
-
-
-def _minutes(seconds: float) -> int:
-    return max(1, round(seconds / 60))

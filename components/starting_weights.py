@@ -1,4 +1,4 @@
-"""What a training starts from: named weights, those of its recipe, or the current version of its model."""
+"""Initial weights of a training: named ones, those of its recipe, or the current version of its model."""
 
 import logging
 from typing import Any
@@ -25,12 +25,8 @@ _SHARE = 4
 def secure(recipe: str, overrides: dict[str, Any], data_root: str) -> None:
     """Fetch the weights of a training before hours of work, and check that they fit.
 
-    Weights that a recipe takes by default are fetched if possible; otherwise a line says that there are none.
-
-    Args:
-        recipe: name of a recipe.
-        overrides: dotted configuration keys and their values.
-        data_root: see `trainer.weights.weights_mirror.obtain`.
+    If the default weights of a recipe cannot be fetched, that is only printed. The arguments are those of
+    `chosen`.
 
     Raises:
         CheckpointError, ConfigError, StorageError: named weights cannot be fetched, or do not fit.
@@ -53,9 +49,14 @@ def secure(recipe: str, overrides: dict[str, Any], data_root: str) -> None:
 
 
 def chosen(recipe: str, overrides: dict[str, Any], data_root: str) -> dict[str, Any]:
-    """Return the keys, of those not set, that follow from the weights of a recipe, and their values.
+    """Return the values of further keys that follow from the weights of a recipe.
 
-    It fetches nothing that the recipe takes by default: `secure` has done so.
+    It does not fetch the recipe's default weights: `secure` has done so.
+
+    Args:
+        recipe: name of a recipe.
+        overrides: dotted configuration keys and their values.
+        data_root: see `trainer.weights.weights_mirror.obtain`.
 
     Raises:
         CheckpointError, ConfigError, StorageError: named weights cannot be fetched.
@@ -80,21 +81,17 @@ def chosen(recipe: str, overrides: dict[str, Any], data_root: str) -> dict[str, 
 
 
 def _default(recipe: str, overrides: dict[str, Any]) -> str:
-    """Return the published weights that a recipe takes if the user chose nothing; empty for none."""
-    own = recipes.WITH_WEIGHTS.get(recipe, {})
-    return "" if overrides.keys() & set(NETWORK) else own.get(WEIGHTS, "")
+    """Return the published weights that a recipe takes by default; empty for none."""
+    weights = recipes.WITH_WEIGHTS.get(recipe, {})
+    return "" if overrides.keys() & set(NETWORK) else weights.get(WEIGHTS, "")
 
 
 def check_warm_start(warm_start: str) -> None:
-    """Refuse an unknown value of `warm_start`.
-
-    Raises:
-        ConfigError: saying what it may be.
-    """
+    """Raise ConfigError for an unknown value of `warm_start`."""
     if warm_start not in ("", CHAMPION):
         raise ConfigError(
             f"warm_start {warm_start!r} is unknown",
-            fix=f"use {CHAMPION}, or leave it out; --set {WEIGHTS}=PATH begins with any other weights",
+            fix=f"use {CHAMPION}, or leave it out; --set {WEIGHTS}=PATH starts from any other weights",
         )
 
 
@@ -110,21 +107,20 @@ def from_champion(recipe: str, overrides: dict[str, Any], data_root: str, name: 
     """
     current = published_models.current(data_root, name)
     if current is None:
-        logger.info("no version of %s is current yet: the training begins as the recipe says", name)
+        logger.info("no version of %s is current yet: the training starts as the recipe says", name)
         return overrides
     uri = storage.join(published_models.folder(data_root, name), current.version)
-    champion = f"{name} {current.version}"
     before = bundle.load(uri).metadata.config.get("model", {}).get("architecture", "retinanet")
     config = recipes.load(recipe, overrides)
     if before != config.model.architecture:
         raise ConfigError(
-            f"warm_start={CHAMPION}: {champion} is of model.architecture {before}, the recipe of "
-            f"{config.model.architecture}",
+            f"warm_start={CHAMPION}: {name} {current.version} is of model.architecture {before}, the recipe "
+            f"of {config.model.architecture}",
             fix="choose a recipe of the same architecture, or leave warm_start out once",
         )
     epochs = overrides.get("train.epochs", max(1, config.train.epochs // _SHARE))
     # At least two validations, if there are epochs for them: the best of them is exported.
     often = min(config.train.validate_every, max(1, int(epochs) // 2))
-    logger.info("warm start from %s: its weights, %s epochs", champion, epochs)
+    logger.info("warm start from %s %s: its weights, %s epochs", name, current.version, epochs)
     shorter = {"train.epochs": epochs, "train.validate_every": often} | overrides
     return shorter | {WEIGHTS: storage.join(uri, bundle.WEIGHTS)}

@@ -41,7 +41,7 @@ def test_a_queue_is_looked_at(kubedet, fake_cluster):
     code, out, _ = kubedet("doctor", "--queue", "gpus")
     assert code == 1
     assert "ok       queue gpus: active, of ClusterQueue gpus-of-all; 2 wait, 1 are admitted" in out
-    assert "missing  PyTorchJobs in Kueue: not served, by its configuration" in out
+    assert "missing  PyTorchJobs in Kueue: not served (in a dry run)" in out
     assert "fix: name kubeflow.org/pytorchjob in integrations.frameworks" in out
     code, _, err = kubedet("doctor", "--local", "--queue", "gpus")
     assert code == 2
