@@ -23,6 +23,7 @@ from trainer.data.data_views import Listing, RawImages, Shards, SourceRows, open
 from trainer.data.inspection import cleaned_samples, is_sized
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import RawManifest
+from trainer.data.samples import AnnotatedImage, Annotation
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluation.evaluate import DriftRequest
 from trainer.evaluation.metrics import DRIFT
@@ -384,15 +385,16 @@ def _measure_set(view: View, split: str, pictures: int, seed: int, embed: Embed 
     )  # fmt: skip
 
 
-def _rows(view: View, split: str) -> Iterator[tuple[dict[str, Any], bool]]:
+def _rows(view: View, split: str) -> Iterator[tuple[AnnotatedImage, bool]]:
     """Yield samples with the boxes that cleaning keeps, and whether their sizes are pixels."""
     if isinstance(view, Shards):
         truth = ShardDataset(view.uri, split).annotations()
-        boxes: dict[int, list[dict[str, Any]]] = {image["id"]: [] for image in truth["images"]}
+        boxes: dict[int, list[Annotation]] = {image["id"]: [] for image in truth["images"]}
         for box in truth["annotations"]:
             boxes[box["image_id"]].append(box)
         for image in truth["images"]:
-            yield {**image, "annotations": boxes[image["id"]]}, True
+            annotations = boxes[image["id"]]
+            yield {"width": image["width"], "height": image["height"], "annotations": annotations}, True
         return
     for block in view.blocks(split):
         sound = [row for row in block if not row["fault_reason"]]

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +18,13 @@ from trainer.data.images import UnreadableImage, normalize, place_box
 from trainer.data.plausibility import merged
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import ROW, RawManifest
+from trainer.data.samples import RawRow, bbox_of
 from trainer.data.shard_folder import INDEX, ShardIndex, read_index
 from trainer.data.shard_index import ShardDataset
 
 _LARGEST, _QUALITY = 1600, 95
 LOCAL_SAMPLE, REMOTE_SAMPLE = 2000, 100
-"""Images of a split that `inspect` looks at on this machine, and in an object store."""
+"""Images of a split that `inspect` reads on this machine, and in an object store."""
 
 Box = tuple[int, list[float], bool]
 """Label, [x, y, width, height] in pixels of the image, and whether it is a crowd region."""
@@ -34,20 +35,20 @@ class Picture(NamedTuple):
 
     file_name: str
     image: Image.Image | None
-    """None where it cannot be read: `fault` says why."""
+    """None if it cannot be read: `fault` says why."""
     boxes: list[Box]
     fault: str = ""
 
 
 def open_view(text: str, config: DataConfig | None = None) -> "Shards | RawImages | SourceRows":
-    """Open what a text names: a folder of shards or of raw images, or a source.
+    """Open a folder of shards or of raw images by its URI, or a source by its text.
 
     Args:
-        text: a URI of a folder, or a source as `trainer.data.sources` takes it.
+        text: see `trainer.data.sources` for sources.
         config: how a source is read; None takes the defaults.
 
     Raises:
-        DataError: it names nothing that is known, or was written by another version of this program.
+        DataError: it is unknown, unfinished, or was written by another version of this program.
         StorageError: it cannot be reached.
     """
     remote = storage.scheme(text) in storage.OBJECT_STORES
@@ -64,7 +65,6 @@ def open_view(text: str, config: DataConfig | None = None) -> "Shards | RawImage
 
 
 def _refuse_unfinished(folder: str) -> None:
-    """Refuse a folder that a step has begun and not finished, which is no source either."""
     names = storage.list_states(folder)
     unfinished = ""
     if any(name.endswith(".tar") and f"{name.removesuffix('.tar')}.json" in names for name in names):
@@ -73,13 +73,13 @@ def _refuse_unfinished(folder: str) -> None:
         unfinished = "download"
     if unfinished:
         raise DataError(
-            f"{folder} is not whole: the {unfinished} step has not finished",
-            fix="run it again: it goes on where it was",
+            f"{folder} is incomplete: the {unfinished} step has not finished",
+            fix="run it again: it continues its work",
         )
 
 
 def _is_record(folder: str, name: str, kind: str) -> bool:
-    """Whether a folder has a JSON record of this kind that a step wrote."""
+    """Return whether a folder has a JSON record of this kind."""
     uri = storage.join(folder, name)
     if not storage.exists(uri):
         return False
@@ -97,7 +97,7 @@ class Shards:
         self.names, self.splits = index.names, list(index.splits)
 
     def absent(self) -> Problems:
-        """Return which files are missing or of another size, as a listing tells; see `verify` for more."""
+        """Return which files are missing or of another size, from a listing."""
         states = storage.list_states(self.uri, recursive=True)
         problems = Problems()
         sizes = {shard.name: shard.bytes for part in self.index.splits.values() for shard in part.shards}
@@ -109,7 +109,7 @@ class Shards:
         return problems
 
     def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
-        """Return some samples of a split, chosen at random, in the order of the shards."""
+        """Return some samples of a split, chosen at random."""
         dataset = ShardDataset(self.uri, split)
         chosen = np.sort(generator.choice(len(dataset), min(count, len(dataset)), replace=False))
         return [self._picture(dataset, int(index)) for index in chosen]
@@ -136,32 +136,32 @@ class RawImages:
         self.splits = list(manifest.splits)
 
     def sizes(self) -> np.ndarray:
-        """Return the bytes of each image by id - 1; 0 where it is not to be had."""
+        """Return the bytes of each image by id - 1; 0 if it is not available."""
         return raw_folder.read_sizes(self.uri, self.manifest.content)
 
-    def place(self, row: dict[str, Any]) -> str:
+    def place(self, row: RawRow) -> str:
         """Return the URI of a row's image."""
         name = place(row["key"], row["file_name"], row["origin"], row["version"])
         return storage.join(self._images, name)
 
     @property
     def sample_size(self) -> int:
-        """Images of a split that `inspect` looks at."""
+        """Images of a split that `inspect` reads."""
         return LOCAL_SAMPLE if storage.is_local(self._images) else REMOTE_SAMPLE
 
-    def read(self, row: dict[str, Any]) -> bytes:
-        """Return the image of a row; StorageError where it cannot be read."""
+    def read(self, row: RawRow) -> bytes:
+        """Return the image of a row; raise StorageError if it cannot be read."""
         return storage.read_bytes(self.place(row))
 
     def batches(self, split: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the images that are to be had, a bounded number at a time."""
+        """Yield the rows of the available images, a bounded number at a time."""
         table, sizes = self.manifest.table(split), self.sizes()
         for block in range(table.blocks):
             rows = table.batch(block, ROW.names)
             stored = sizes[rows["image_id"].to_numpy() - 1] > 0
             yield from rows.filter(pa.array(stored)).combine_chunks().to_batches()
 
-    def blocks(self, split: str) -> Iterator[list[dict[str, Any]]]:
+    def blocks(self, split: str) -> Iterator[list[RawRow]]:
         """Yield the rows of `batches` as dictionaries."""
         yield from (batch.to_pylist() for batch in self.batches(split))
 
@@ -172,12 +172,11 @@ class RawImages:
     def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
         """Return some images of a split, chosen at random."""
         table, sizes = self.manifest.table(split), self.sizes()
-        ids = [table.columns(block, ["image_id"])["image_id"] for block in range(table.blocks)]
         stored = [
             (block, row)
-            for block, block_ids in enumerate(ids)
-            for row, i in enumerate(block_ids)
-            if sizes[i - 1]
+            for block in range(table.blocks)
+            for row, image_id in enumerate(table.columns(block, ["image_id"])["image_id"])
+            if sizes[image_id - 1]
         ]
         chosen = np.sort(generator.choice(len(stored), min(count, len(stored)), replace=False))
         rows = [table.rows(block, [row])[0] for block, row in (stored[index] for index in chosen)]
@@ -185,18 +184,18 @@ class RawImages:
 
 
 class Listing(RawImages):
-    """The tables of a folder of raw images, whatever is to be had of the images themselves."""
+    """The tables of a folder of raw images, of which no image is read."""
 
     kind = "listing"
 
     def batches(self, split: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of all images that are listed, a block at a time."""
+        """Yield the rows of all listed images, a block at a time."""
         table = self.manifest.table(split)
         for block in range(table.blocks):
             yield from table.batch(block, ROW.names).combine_chunks().to_batches()
 
     def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
-        """Return none: no image is looked at."""
+        """Return nothing."""
         return []
 
 
@@ -225,26 +224,26 @@ class SourceRows:
 
     @property
     def sample_size(self) -> int:
-        """Images of a split that `inspect` looks at: none on the web, and none that are computed."""
+        """Images of a split that `inspect` reads: none on the web, and none that are computed."""
         schemes = {storage.scheme(uri) for uri in sources.places(self.uri)}
         if self._source.cpu_bound or schemes & set(storage.WEB):
             return 0
         return REMOTE_SAMPLE if schemes & set(storage.OBJECT_STORES) else LOCAL_SAMPLE
 
-    def read(self, row: dict[str, Any]) -> bytes:
-        """Return the image of a row; StorageError where it cannot be read."""
+    def read(self, row: RawRow) -> bytes:
+        """Return the image of a row; raise StorageError if it cannot be read."""
         return self._source.read(row["origin"])
 
     def batches(self, split: str) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a split, a bounded number at a time."""
         yield from self._listing.splits[split].batches()
 
-    def blocks(self, split: str) -> Iterator[list[dict[str, Any]]]:
+    def blocks(self, split: str) -> Iterator[list[RawRow]]:
         """Yield the rows of `batches` as dictionaries."""
         yield from (batch.to_pylist() for batch in self.batches(split))
 
     def problems(self) -> Problems:
-        """Return what the source found; whole when all rows have been gone through."""
+        """Return what the source found; complete when all rows have been read."""
         return Problems.of(self._listing.problems.cases())
 
     def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
@@ -259,8 +258,8 @@ class SourceRows:
         return [as_picture(row, self.read) for row in rows]
 
 
-def as_picture(row: dict[str, Any], read: Callable[[dict[str, Any]], bytes]) -> Picture:
-    """Return the image of a row as the shard step would take it up."""
+def as_picture(row: RawRow, read: Callable[[RawRow], bytes]) -> Picture:
+    """Return the image of a row as the shard step would store it."""
     name = row["file_name"]
     if row["fault_reason"]:
         return Picture(name, None, [], row["fault_detail"] or row["fault_reason"])
@@ -273,7 +272,7 @@ def as_picture(row: dict[str, Any], read: Callable[[dict[str, Any]], bytes]) -> 
         return Picture(name, None, [], str(error))
     size = (row["width"], row["height"])
     boxes = [
-        (box["category"], place_box([box[axis] for axis in "xywh"], normal, *size), bool(box["iscrowd"]))
+        (box["category"], place_box(bbox_of(box), normal, *size), bool(box["iscrowd"]))
         for box in row["boxes"]
     ]
     return Picture(name, image, boxes)

@@ -25,6 +25,7 @@ from trainer.data.images import (
 from trainer.data.plausibility import AnnotationCheck, Findings, check_samples, note_image, of_duplicates
 from trainer.data.preview import sheet
 from trainer.data.problem_counts import Cases, Problems
+from trainer.data.samples import AnnotatedImage, Annotation, RawRow, bbox_of
 from trainer.data.shard_folder import DuplicatePair
 from trainer.data.shard_writer import clean
 from trainer.data.statistics import SplitStatistics
@@ -39,7 +40,7 @@ _PAIRS = 12
 
 @dataclass(frozen=True)
 class SplitReport:
-    """What a split holds; of raw images and sources the boxes that cleaning would keep."""
+    """Counts of a split; for raw images and sources of the boxes that cleaning would keep."""
 
     images: int
     boxes: int
@@ -61,7 +62,6 @@ class Report:
 
     kind: str
     uri: str
-    """Of a source what names it fully."""
     classes: list[str]
     """By label."""
     splits: dict[str, SplitReport]
@@ -72,11 +72,11 @@ class Report:
     """By reason."""
     warnings: list[str]
     read_as: str = ""
-    """How a source was understood."""
+    """How a source was interpreted."""
     fingerprint: str = ""
-    """Empty of a source."""
+    """Empty for a source."""
     errors: list[tuple[str, str]] = field(default_factory=list)
-    """What is wrong, and what to do."""
+    """Problems and remedies."""
     near_duplicates: list[DuplicatePair] = field(default_factory=list)
     looked_at: LookedAt = LookedAt()
 
@@ -87,10 +87,10 @@ def inspect(
     """Describe shards, raw images or a source, and check them (see `trainer.data.plausibility`).
 
     Args:
-        text: a URI of either folder, or a source as `trainer.data.sources` takes it.
+        text: see `open_view`.
         config: how a source is read; None takes the defaults.
-        images: images of each split to look at; None takes what the place allows.
-        pairs: local PNG that receives the near duplicates across splits, two in a row; "" is none.
+        images: images of each split to read; None decides by where they are stored.
+        pairs: local PNG that receives the near duplicates across splits; "" is none.
 
     Raises:
         DataError: it is missing, empty or not of its format.
@@ -104,14 +104,14 @@ def inspect(
     sampled = _Sample(view, view.sample_size if images is None else images)
     per_split = {split: _describe(view, split, meaning, sampled) for split in view.splits}
     problems = view.problems()
-    for _, wrong in per_split.values():
-        problems.merge(wrong.cases())
-    seen, hashes = sampled.look()
-    counts = problems.counts | seen.counts
-    problems.merge(seen.cases())
+    for _, in_rows in per_split.values():
+        problems.merge(in_rows.cases())
+    in_images, hashes = sampled.look()
+    counts = problems.counts | in_images.counts
+    problems.merge(in_images.cases())
     found = meaning.findings()
     described = {split: description for split, (description, _) in per_split.items()}
-    if not found.errors:  # What follows from these would be named again.
+    if not found.errors:  # Their consequences would be reported as well.
         of_images = check_samples(counts, described, sampled.count)
         found.errors += of_images.errors
         found.warnings += of_images.warnings
@@ -133,19 +133,15 @@ def inspect(
         warnings=found.warnings,
         errors=found.errors,
         near_duplicates=shown,
-        looked_at=LookedAt(sampled.count, seen.cases()),
+        looked_at=LookedAt(sampled.count, in_images.cases()),
     )
 
 
 def check(report: Report, config: DataConfig) -> None:
     """Refuse a source that could not be downloaded and sharded, without fetching its images.
 
-    Args:
-        report: what `inspect` returned; nothing is said against shards and raw images.
-        config: max_bad_fraction is used.
-
     Raises:
-        DataError: too many images or boxes are bad, there are none to train on, or what they mean is wrong.
+        DataError: too many images or boxes are bad, there are none to train on, or annotations are wrong.
     """
     Findings(report.errors).check(report.uri)
     if report.kind != SourceRows.kind:
@@ -166,7 +162,7 @@ def check(report: Report, config: DataConfig) -> None:
     train = report.splits.get("train", SplitReport(0, 0))
     for noun, count in (("images", train.images), ("boxes", train.boxes)):
         if not count:
-            raise DataError(f"{report.uri}: no {noun} to train on", fix="look at its annotations")
+            raise DataError(f"{report.uri}: no {noun} to train on", fix="check its annotations")
 
 
 def _describe_shards(view: Shards) -> Report:
@@ -194,26 +190,26 @@ def _describe_shards(view: Shards) -> Report:
 
 
 class _Sample:
-    """Images of each split that are read.
+    """Images of each split that are read, chosen by a hash of their sizes in bytes, if these are known.
 
-    They are chosen by a hash of their sizes in bytes, if these are known: so a file that is in two splits is
-    chosen in both.
+    So a file that is in two splits is chosen in both.
     """
 
     def __init__(self, view: RawImages | SourceRows, limit: int) -> None:
         self._view, self._limit = view, limit
-        self._rows: dict[str, list[tuple[int, str, dict[str, Any]]]] = {}
+        self._rows: dict[str, list[RawRow]] = {}
         self.count = 0
         """Images that were read."""
 
-    def add(self, split: str, rows: list[dict[str, Any]]) -> None:
+    def add(self, split: str, rows: list[RawRow]) -> None:
         """Take the rows of a split that belong to the sample."""
         drawn = self._rows.setdefault(split, [])
-        for row in rows:
-            if not row["fault_reason"] and storage.scheme(row["origin"]) not in storage.WEB:
-                size = row["version"].partition(" ")[0] or row["file_name"]
-                drawn.append((zlib.crc32(size.encode()), row["file_name"], row))
-        drawn.sort(key=lambda item: item[:2])
+        drawn += [
+            row
+            for row in rows
+            if not row["fault_reason"] and storage.scheme(row["origin"]) not in storage.WEB
+        ]
+        drawn.sort(key=_order)
         del drawn[self._limit :]
 
     def look(self) -> tuple[Problems, dict[str, np.ndarray]]:
@@ -225,20 +221,20 @@ class _Sample:
             for split, number, outcome in worker_pool.run(
                 self._look_at, tasks, max(_READERS, worker_pool.available_cores()), processes=False
             ):
-                row = self._rows[split][number][2]
+                row = self._rows[split][number]
                 bar.update(1)
                 if isinstance(outcome, tuple):
                     problems.add(outcome[0], f"{row['file_name']}: {outcome[1]}")
                     continue
                 hashes[split][number] = plausibility.picture_hash(outcome.jpeg)
                 size = (row["width"], row["height"])
-                boxes = [place_box([box[axis] for axis in "xywh"], outcome, *size) for box in row["boxes"]]
+                boxes = [place_box(bbox_of(box), outcome, *size) for box in row["boxes"]]
                 note_image(row["file_name"], outcome, size, boxes, problems)
         self.count = len(tasks)
         return problems, {split: plausibility.hashes_of(b"".join(one)) for split, one in hashes.items()}
 
     def _look_at(self, task: tuple[str, int]) -> tuple[str, int, NormalImage | tuple[str, str]]:
-        row = self._rows[task[0]][task[1]][2]
+        row = self._rows[task[0]][task[1]]
         try:
             data = self._view.read(row)
             return *task, normalize(data, _LARGEST, _QUALITY, row["orientation"])
@@ -252,7 +248,7 @@ class _Sample:
     def named(self, pair: plausibility.Pair) -> DuplicatePair:
         """Return the splits and file names of near duplicates."""
         places = [(pair.split, pair.row), (pair.other_split, pair.other_row)]
-        names = [self._rows[split][row][1] for split, row in places]
+        names = [self._rows[split][row]["file_name"] for split, row in places]
         return DuplicatePair([split for split, _ in places], names)
 
     def draw(self, pairs: Sequence[plausibility.Pair], path: str) -> None:
@@ -260,10 +256,15 @@ class _Sample:
         pictures = []
         for pair in pairs:
             for split, number in ((pair.split, pair.row), (pair.other_split, pair.other_row)):
-                picture = as_picture(self._rows[split][number][2], self._view.read)
+                picture = as_picture(self._rows[split][number], self._view.read)
                 pictures.append(picture._replace(file_name=f"{split}: {picture.file_name}"))
         with storage.new_file(path, sync=False) as file:
             sheet(pictures, self._view.names, columns=2).save(file, "PNG")
+
+
+def _order(row: RawRow) -> tuple[int, str]:
+    size = row["version"].partition(" ")[0] or row["file_name"]
+    return zlib.crc32(size.encode()), row["file_name"]
 
 
 def _describe(
@@ -293,24 +294,28 @@ def _describe(
     return total, problems
 
 
-def is_sized(row: dict[str, Any]) -> bool:
-    """Whether a row tells how large its image is, in pixels."""
+def is_sized(row: RawRow) -> bool:
+    """Return whether a row has the size of its image in pixels."""
     size = (row["width"], row["height"])
     return 0 not in size and size not in (SHARES, SHARES_UPRIGHT)
 
 
-def cleaned_samples(rows: list[dict[str, Any]], labels: int, problems: Problems) -> Iterator[dict[str, Any]]:
-    """Yield rows as samples with the boxes that cleaning keeps; unknown sizes are replaced by a large one."""
+def cleaned_samples(rows: list[RawRow], labels: int, problems: Problems) -> Iterator[AnnotatedImage]:
+    """Yield rows with the boxes that cleaning keeps; unknown sizes are replaced by a large one."""
     for row in rows:
         width, height, unit = row["width"], row["height"], 1
         if (width, height) in (SHARES, SHARES_UPRIGHT):
             width, height, unit = _STAND_IN, _STAND_IN, _STAND_IN
         elif 0 in (width, height):
             width = height = 2**31
-        boxes = [
-            {"category_id": box["category"], "bbox": [unit * box[axis] for axis in "xywh"], "area": 0.0,
-             "iscrowd": box["iscrowd"]}
+        boxes: list[Annotation] = [
+            {
+                "category_id": box["category"],
+                "bbox": [unit * value for value in bbox_of(box)],
+                "area": 0.0,
+                "iscrowd": box["iscrowd"],
+            }
             for box in row["boxes"]
-        ]  # fmt: skip
+        ]
         kept = clean(boxes, width, height, labels, problems, row["file_name"])
         yield {"width": width, "height": height, "annotations": kept}

@@ -33,6 +33,7 @@ from trainer.base import typed_json
 from trainer.base.errors import DamagedError, DataError, FormError, MissingError
 from trainer.base.os_errors import check_resources
 from trainer.data.problem_counts import BAD_IMAGES, TRIED_AGAIN, UNLISTED_BOXES, Cases, Problems
+from trainer.data.samples import RawRow
 from trainer.data.sources.source import SOURCE_ROW
 
 logger = logging.getLogger(__name__)
@@ -154,10 +155,11 @@ class Table:
         """Return some columns of a block as lists, by name."""
         return self.batch(block, names).to_pydict()
 
-    def rows(self, block: int, positions: list[int] | None = None) -> list[dict[str, Any]]:
+    def rows(self, block: int, positions: list[int] | None = None) -> list[RawRow]:
         """Return rows of a block as dictionaries; `positions` are those in the block."""
         group = self.batch(block, ROW.names)
-        return (group if positions is None else group.take(positions)).to_pylist()
+        rows: list[RawRow] = (group if positions is None else group.take(positions)).to_pylist()
+        return rows
 
     def box_counts(self) -> np.ndarray:
         """Boxes of each row of the table, int64 [rows]."""

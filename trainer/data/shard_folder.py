@@ -1,7 +1,7 @@
-"""The files of a folder of shards: how they are read, checked and written. Damaged files are noted.
+"""The files of a folder of shards: how they are read, checked and written.
 
-With a note, `<file>.damaged`, the next shard step writes that file anew: without it the step would have to
-read all shards to find the damage. It then removes the note.
+Whatever finds a damaged file leaves a note, `<file>.damaged`, so that the next shard step writes the file
+again without reading all shards to find the damage.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ VERSION = 5
 
 INDEX = "index.json"
 NOTE = ".damaged"
-REPAIR = "run `kubedet data verify --repair {}`, or the command that made it again: it writes this file anew"
+REPAIR = "run `kubedet data verify --repair {}`, or again the command that wrote it"
 _BLOCK = 4 * 1024 * 1024
 _READERS = 8
 logger = logging.getLogger(__name__)
@@ -45,8 +45,8 @@ SAMPLE = np.dtype(
         ("crc32", "<u4"),
     ]
 )
-"""A row of a split's table of samples: its shard, where the bytes of its JPEG and its JSON are, its size, and
-the CRC-32 (ISO 3309, as in zlib) of both together."""
+"""A row of a split's table of samples: its shard, where its JPEG and its JSON are, the image's size, and the
+CRC-32 (ISO 3309, as in zlib) of both together."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class ShardIndex:
     files: dict[str, StoredFile] = field(default_factory=dict)
     """Tables of samples and ground truth, by name."""
     settings: dict[str, Any] | None = None
-    """Keys of the section `data` that they were made with; None in files of before 0.2."""
+    """Keys of the section `data` that they were made with; None before 0.2."""
     content: str = ""
     """Digest of the raw images, see `trainer.data.raw_folder.content_of`."""
 
@@ -152,7 +152,7 @@ class ShardIndex:
 
 @dataclass(frozen=True)
 class Sidecar:
-    """What is known of one shard when it is written."""
+    """The record of one shard."""
 
     block: int
     """Of the raw table that its images are from."""
@@ -164,12 +164,12 @@ class Sidecar:
     problems: dict[str, Cases]
     statistics: SplitStatistics
     rows: list[Any]
-    """A mapping for each sample: its record, and the fields of SAMPLE that say where it is."""
+    """`samples.IndexedRecord` of each sample, not checked when it is loaded."""
     hashes: str = ""
-    """Of the pictures, see `plausibility.picture_hash`, in base64."""
+    """See `plausibility.picture_hash`, in base64; empty in older files."""
 
     def write(self, folder: str, name: str) -> None:
-        """Write it next to its shard, whose name without extension is given."""
+        """Write it next to its shard of that name (without extension)."""
         # `asdict` would copy all rows.
         record = vars(self) | {
             "quarantined": [asdict(item) for item in self.quarantined],
@@ -205,41 +205,39 @@ def find_index(uri: str) -> ShardIndex | None:
     try:
         index = read_index(uri)
     except (DamagedError, FormError) as error:
-        logger.warning("%s; mending it", error.message)
+        logger.warning("%s; writing it again", error.message)
         return None
-    wrong = _faults(index)
-    if wrong:
-        more = f" and {len(wrong) - 10} more" if len(wrong) > 10 else ""
-        logger.warning("%s: missing or damaged: %s%s; mending it", uri, ", ".join(wrong[:10]), more)
-    return None if wrong else index
+    damaged = _damaged(index)
+    if damaged:
+        more = f" and {len(damaged) - 10} more" if len(damaged) > 10 else ""
+        shown = ", ".join(damaged[:10])
+        logger.warning("%s: missing or damaged: %s%s; writing them again", uri, shown, more)
+    return None if damaged else index
 
 
-def _faults(index: ShardIndex) -> list[str]:
+def _damaged(index: ShardIndex) -> list[str]:
+    """Return the files that are missing, of another size, noted as damaged, or have another hash."""
     states = storage.list_states(index.uri, recursive=True)
     sizes: dict[str, int | None] = {name: file.bytes for name, file in index.files.items()}
     for split in index.splits.values():
         for shard in split.shards:
             sizes |= {shard.name: shard.bytes, f"{shard.name.removesuffix('.tar')}.json": None}
-    wrong = {
+    damaged = {
         name
         for name, size in sizes.items()
         if name not in states or (size is not None and states[name].size != size)
     }
-    for name in index.files.keys() - wrong:
+    for name in index.files.keys() - damaged:
         try:
             read_known(index.uri, name, index.files[name])
         except DamagedError:
-            wrong.add(name)
-    return sorted(wrong | set(noted(states)))
+            damaged.add(name)
+    return sorted(damaged | set(noted(states)))
 
 
 def is_complete(uri: str, name: str, states: Mapping[str, storage.FileState]) -> bool:
-    """Tell whether a shard and its sidecar exist, are not noted as damaged, and agree on the size.
-
-    Args:
-        uri: the folder.
-        name: of the shard, without extension.
-        states: of the files in the folder, by name.
+    """Return whether a shard (named without extension) and its sidecar exist, are not noted as damaged, and
+    agree on the size, given the states of the files in the folder.
     """
     files = {f"{name}.tar", f"{name}.json"}
     if not files <= states.keys() or {file + NOTE for file in files} & states.keys():
@@ -251,7 +249,7 @@ def is_complete(uri: str, name: str, states: Mapping[str, storage.FileState]) ->
 
 
 def read_sidecar(uri: str, name: str) -> Sidecar:
-    """Return what is known of one shard.
+    """Return the record of one shard (named without extension).
 
     Raises:
         StorageError: it is missing, cannot be read, or is damaged, which is noted.
@@ -274,15 +272,10 @@ def sidecars(uri: str, names: list[str]) -> Iterator[tuple[str, Sidecar]]:
 
 
 def read_known(uri: str, name: str, known: StoredFile | None) -> bytes:
-    """Return a file that the index names.
-
-    Args:
-        uri: the folder.
-        name: of the file.
-        known: its entry in the index; None if the index is older than these entries.
+    """Return a file that the index names; `known` is its entry, None in older indexes.
 
     Raises:
-        DamagedError: it is not what was written.
+        DamagedError: its hash differs.
         StorageError: it is missing or cannot be read.
     """
     try:
@@ -301,28 +294,23 @@ def digest(uri: str) -> str:
 
 
 def blame(uri: str, split: str, shard: Shard) -> KubedetError:
-    """Return the error for a sample whose bytes are not those of its table: it names the file that changed.
-
-    Args:
-        uri: the folder.
-        split: of the sample.
-        shard: its entry in the index.
+    """Return the error for a sample whose bytes differ from its table: it names the file that changed.
 
     Raises:
         StorageError: the shard cannot be read.
     """
-    place = storage.join(uri, shard.name)
-    try:
-        actual = digest(place)
-    except DamagedError as error:
-        actual = error.message
-    reason = "it differs from what the index says"
+    actual = ""
+    with suppress(DamagedError):
+        actual = digest(storage.join(uri, shard.name))
+    name, reason = shard.name, "it differs from the index"
     if actual == shard.sha256:
-        place = storage.join(uri, f"{split}.samples.npy")
-        reason = f"{shard.name} has the bytes that it was written with, and not the samples of this table"
+        name, reason = (
+            f"{split}.samples.npy",
+            f"{shard.name} is as it was written, and differs from this table",
+        )
     else:
         note(uri, shard.name)
-    return DataError(f"{place} is damaged: {reason}", fix=REPAIR.format(uri))
+    return DataError(f"{storage.join(uri, name)} is damaged: {reason}", fix=REPAIR.format(uri))
 
 
 def note(uri: str, name: str) -> None:
@@ -332,5 +320,5 @@ def note(uri: str, name: str) -> None:
 
 
 def noted(names: Iterable[str]) -> list[str]:
-    """Return the files that are noted as damaged, of the names in a folder."""
+    """Return the files with a note of damage, from the names in a folder."""
     return sorted(name.removesuffix(NOTE) for name in names if name.endswith(NOTE))

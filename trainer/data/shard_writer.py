@@ -1,7 +1,7 @@
-"""One shard: a tar file of images and their cleaned boxes, and its sidecar. Runs in worker processes.
+"""Writes one shard: a tar file of images and their cleaned boxes, and its sidecar. Runs in worker processes.
 
-Members are KEY.jpg and KEY.json, in the USTAR format (POSIX.1-1988) with fixed times and owners,
-so that the same input gives the same bytes. Boxes are clipped to the image; unusable ones are dropped.
+Members are KEY.jpg and KEY.json in the USTAR format (POSIX.1-1988) with fixed times and owners, so that the
+same input gives the same bytes.
 """
 
 import base64
@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from trainer import storage
 from trainer.base.daemon_threads import DaemonThreadPool, result_of
@@ -29,61 +29,61 @@ from trainer.data.images import NormalImage, UnreadableImage, normalize, place_b
 from trainer.data.plausibility import NO_HASH, note_image, picture_hash
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import Table, hash_of
+from trainer.data.samples import Annotation, IndexedRecord, RawBox, RawRow, Record, bbox_of
 from trainer.data.shard_folder import Quarantined, Sidecar
 
 logger = logging.getLogger(__name__)
 
 MIN_SIDE = 0.1
-"""Boxes with a shorter side than this, in pixels, count as having no area."""
-
+"""Boxes with a shorter side, in pixels, count as having no area."""
 _ROUNDING = 1e-6
-"""Pixels outside of the image that arithmetic leaves where boxes are shares of its sides: no mistake."""
+"""Pixels outside of the image that are rounding errors of boxes that are shares of its sides."""
+_RECORD = 10240  # tar files end at a multiple of this
+_WINDOW = 64 * 1024 * 1024
+"""Most bytes of raw images that are fetched ahead, or one image."""
+_READERS = 16
+"""Connections of each process: one processor cannot use more."""
 
 
 def clean(
-    annotations: list[dict[str, Any]],
-    width: int,
-    height: int,
-    labels: int,
-    problems: Problems,
-    where: str,
+    annotations: list[Annotation], width: int, height: int, labels: int, problems: Problems, where: str,
     min_side: float = 0.0,
-) -> list[dict[str, Any]]:
+) -> list[Annotation]:  # fmt: skip
     """Return the usable boxes of one image, clipped to it; count the others by reason.
 
     Args:
-        annotations: category_id, bbox (in pixels of the image; NaN where unknown), area and iscrowd.
+        annotations: in pixels of the image; NaN if unknown.
         width: of the image in pixels.
         height: of the image in pixels.
-        labels: how many categories there are.
+        labels: number of categories.
         problems: grows.
         where: the image's name, for the examples.
-        min_side: boxes with a shorter side are left out, in pixels; that is no error of the source.
+        min_side: boxes with a shorter side are left out, in pixels; they are no error of the source.
     """
-    kept = []
+    kept: list[Annotation] = []
     for annotation in annotations:
         reason, box = _judge(annotation, width, height, labels)
         if box is not None and min(box[2:]) < min_side:
             reason, box = reasons.BOX_SMALL, None
         if reason:
-            shown = [round(value, 2) for value in annotation["bbox"]]
-            problems.add(reason, f"{where} {shown}")
-        if box is None:
-            continue
-        area = box[2] * box[3]
-        kept.append(
-            {
-                "category_id": annotation["category_id"],
-                "bbox": box,
-                "area": min(annotation["area"], area) if annotation["area"] > 0 else area,
-                "iscrowd": annotation["iscrowd"],
-            }
-        )
+            problems.add(reason, f"{where} {[round(value, 2) for value in annotation['bbox']]}")
+        if box is not None:
+            area = box[2] * box[3]
+            if annotation["area"] > 0:
+                area = min(annotation["area"], area)
+            kept.append(
+                {
+                    "category_id": annotation["category_id"],
+                    "bbox": box,
+                    "area": area,
+                    "iscrowd": annotation["iscrowd"],
+                }
+            )
     return kept
 
 
 def _judge(
-    annotation: dict[str, Any], width: int, height: int, labels: int
+    annotation: Annotation, width: int, height: int, labels: int
 ) -> tuple[str | None, list[float] | None]:
     """Return the problem of a box, or None, and its usable part, or None."""
     box = annotation["bbox"]
@@ -105,19 +105,12 @@ def _judge(
     return reason, [left, top, right - left, bottom - top]
 
 
-_RECORD = 10240  # tar files end at a multiple of this
-_WINDOW = 64 * 1024 * 1024
-"""Bytes of raw images that are fetched ahead at most, or one image."""
-_READERS = 16
-"""Connections of each process: one processor cannot use more."""
-
-
 @dataclass(frozen=True)
 class ShardTask:
     """What a worker needs to write one shard."""
 
     source: str
-    """Where the raw images came from, for one that is lost or damaged."""
+    """Replaces raw images that are lost or damaged."""
     table_uri: str
     """The split's raw table."""
     table_sha256: str
@@ -129,29 +122,29 @@ class ShardTask:
     name: str
     """Of the shard, without extension."""
     block: int
-    """Block of the table that its images are from."""
+    """Of the table."""
     rows: list[int]
-    """Their positions in the block, in the order of the shard."""
+    """Positions of the images in the block, in the order of the shard."""
     sizes: list[int]
-    """Bytes of each one's raw image."""
+    """Bytes of each raw image."""
     hashes: list[str]
-    """sha256 of each one's raw image; "" if it is unknown."""
+    """sha256 of each raw image; "" if it is unknown."""
     labels: int
-    """How many categories there are."""
+    """Number of categories."""
     hashed: float
-    """Share of the images whose hash is computed, to find near duplicates."""
+    """Share of the images that are compared with those of other splits."""
     config: DataConfig
 
 
 def write_shard(task: ShardTask) -> tuple[int, int]:
-    """Write a shard and then its sidecar; return how many images it was made of, and how many are unreadable.
+    """Write a shard and then its sidecar; return the number of its images, and of the unreadable ones.
 
     Raises:
-        StorageError: it cannot be written (disk full, refused), or a raw image cannot be read, or is not as
-            it was downloaded. Then nothing of the shard is left.
+        StorageError: it cannot be written, or a raw image cannot be read, or is not as it was downloaded.
+            Then nothing of the shard is left.
     """
     config, problems = task.config, Problems()
-    samples: list[dict[str, Any]] = []
+    samples: list[IndexedRecord] = []
     quarantined: list[Quarantined] = []
     hashes = []
     target = storage.join(task.shards_uri, f"{task.name}.tar")
@@ -193,8 +186,8 @@ def write_shard(task: ShardTask) -> tuple[int, int]:
     return len(task.rows), len(quarantined)
 
 
-def _images(task: ShardTask) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Yield the rows of a shard with the bytes of their images, read a little ahead from a store."""
+def _images(task: ShardTask) -> Iterator[tuple[RawRow, bytes]]:
+    """Yield the rows of a shard with the bytes of their images, fetched a little ahead from a store."""
     rows = Table(task.table_uri, task.table_sha256).rows(task.block, task.rows)
     stored = []
     for row, size, sha256 in zip(rows, task.sizes, task.hashes, strict=True):
@@ -220,20 +213,20 @@ def _images(task: ShardTask) -> Iterator[tuple[dict[str, Any], bytes]]:
 
 
 class _Stored(NamedTuple):
-    """A raw image that was fetched, and what it must be."""
+    """A raw image that was fetched, with its expected size and hash."""
 
     uri: str
     size: int
     sha256: str
-    row: dict[str, Any]
+    row: RawRow
 
     def read(self, task: ShardTask) -> bytes:
-        """Return its bytes; if they are lost or damaged, those of the source, which replace them.
+        """Return its bytes; if they are lost or damaged, restore them from the source.
 
         An image that cannot be read now is not a bad image: leaving it out would lose it for good.
 
         Raises:
-            StorageError: it can be read neither here nor there, or is another one at the source now.
+            StorageError: it cannot be read from either, or is another one at the source now.
         """
         try:
             data = storage.read_bytes(self.uri, sha256=self.sha256)
@@ -254,89 +247,65 @@ class _Stored(NamedTuple):
                 fix="run `kubedet data verify --repair` on the raw images: it takes the new one",
             )
         storage.write_bytes(self.uri, data, sync=False)
-        logger.warning("%s; mended: fetched again from the source", fault)
+        logger.warning("%s; fetched again from the source", fault)
         return data
 
 
 def _add_sample(
-    tar: "_Tar", task: ShardTask, row: dict[str, Any], normal: NormalImage, problems: Problems
-) -> dict[str, Any]:
-    """Append one image and its cleaned boxes; return its entry for the index."""
-    where = row["file_name"]
-    size = (row["width"], row["height"])
+    tar: "_Tar", task: ShardTask, row: RawRow, normal: NormalImage, problems: Problems
+) -> IndexedRecord:
+    """Append one image and its cleaned boxes."""
+    name, size = row["file_name"], (row["width"], row["height"])
     placed = [_place(box, normal, size) for box in row["boxes"]]
-    note_image(where, normal, size, [box["bbox"] for box in placed], problems)
-    boxes = clean(placed, normal.width, normal.height, task.labels, problems, where, task.config.min_box_side)
-    key = row["key"]
-    sample = {
+    note_image(name, normal, size, [box["bbox"] for box in placed], problems)
+    record: Record = {
         "image_id": row["image_id"],
-        "file_name": row["file_name"],
+        "file_name": name,
         "width": normal.width,
         "height": normal.height,
-        "annotations": boxes,
+        "annotations": clean(
+            placed, normal.width, normal.height, task.labels, problems, name, task.config.min_box_side
+        ),
     }
     if row["original_id"] != "null":
-        sample["original_id"] = json.loads(row["original_id"])
+        record["original_id"] = json.loads(row["original_id"])
     if row["extra"]:
-        sample["extra"] = json.loads(row["extra"])
-    text = json.dumps(sample).encode()
-    offset = tar.add(f"{key}.jpg", normal.jpeg)
-    json_offset = tar.add(f"{key}.json", text)
-    location = {
-        "offset": offset,
+        record["extra"] = json.loads(row["extra"])
+    text = json.dumps(record).encode()
+    return {
+        **record,
+        "offset": tar.add(f"{row['key']}.jpg", normal.jpeg),
         "length": len(normal.jpeg),
-        "json_offset": json_offset,
+        "json_offset": tar.add(f"{row['key']}.json", text),
         "json_length": len(text),
         "crc32": zlib.crc32(text, zlib.crc32(normal.jpeg)),
     }
-    return {**sample, **location}
 
 
-def _place(box: dict[str, Any], image: NormalImage, size: tuple[int, int]) -> dict[str, Any]:
-    """Return a box of the table as an annotation, in pixels of the normal image."""
-    before = [box[name] for name in "xywh"]
+def _place(box: RawBox, image: NormalImage, size: tuple[int, int]) -> Annotation:
+    """Return a box of the table in pixels of the normal image."""
+    before = bbox_of(box)
     after = place_box(before, image, *size)
     old_area, new_area = before[2] * before[3], after[2] * after[3]
-    grown = new_area / old_area if old_area > 0 else 1.0
     return {
         "category_id": box["category"],
         "bbox": after,
-        "area": box["area"] * grown,
+        "area": box["area"] * (new_area / old_area if old_area > 0 else 1.0),
         "iscrowd": box["iscrowd"],
     }
 
 
-def _blank_header() -> bytearray:
-    blank = tarfile.TarInfo()
-    blank.mode = 0o644
-    return bytearray(blank.tobuf(tarfile.USTAR_FORMAT))
-
-
-_BLANK = _blank_header()
-_NAME, _SIZE, _SUM = 0, 124, 148
-"""Where in a header they stand (POSIX.1-1988, section 10.1.1)."""
-
-
-def _header(name: str, size: int) -> bytes:
-    """Return the header of a member: as tarfile makes it, in a tenth of the time."""
-    header = _BLANK.copy()
-    header[_NAME : _NAME + len(name)] = name.encode("ascii")
-    header[_SIZE : _SIZE + 11] = b"%011o" % size
-    header[_SUM : _SUM + 8] = b" " * 8
-    header[_SUM : _SUM + 8] = b"%06o\0 " % sum(header)
-    return bytes(header)
-
-
 class _Tar:
-    """Appends members to a tar file, and records the offset of each."""
+    """Appends members to a tar file, and returns the offset of each."""
 
     def __init__(self, file: BinaryIO, digest: "hashlib._Hash") -> None:
         self._file, self._digest = file, digest
         self.size = 0
 
     def add(self, name: str, data: bytes) -> int:
-        """Append a member; return the offset of its bytes."""
-        self._write(_header(name, len(data)))
+        header = tarfile.TarInfo(name)
+        header.size = len(data)
+        self._write(header.tobuf(tarfile.USTAR_FORMAT))
         offset = self.size
         self._write(data)
         self._write(bytes(-len(data) % tarfile.BLOCKSIZE))

@@ -3,15 +3,13 @@
 <data_root>/shards/<fingerprint>/
   <split>-00000.tar           standard tar: KEY.jpg, KEY.json
   <split>-00000.json          sidecar, written after its tar: the shard is complete
-  annotations/<split>.json    cleaned internal form of val and test: the ground truth of evaluation
+  annotations/<split>.json    ground truth of val and test
   <split>.samples.npy         where each sample is
   index.json                  written last
 
 A shard holds images of one block of the raw table. So it is planned, written and indexed with no more than a
-block in memory, and does not depend on how the work is divided.
-
-`shard` does everything in one process and its workers. Several machines share it by `shard_partition` for
-each part, and `join`.
+block in memory, and does not depend on how the work is divided: `shard` does everything in one process and
+its workers, several machines call `shard_partition` for each part, and then `join`.
 """
 
 import base64
@@ -56,24 +54,20 @@ SETTINGS = ("shard_bytes", "min_side", "max_side", "jpeg_quality", "min_box_side
 """Keys of the section `data` that decide on shards, in the order of their fingerprint."""
 
 _HASHED = 100_000
-"""Images of a split that are compared with those of other splits; if there are more, a sample is taken."""
+"""Most images of a split that are compared with those of other splits."""
 _QUARANTINED_SHOWN = 100
 _PAIRS_SHOWN = 12
 
 
 def shard(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
-    """Write the shards of raw images, or find them there.
+    """Write the shards of raw images, and return their index; complete shards are kept.
 
-    A call that was killed is continued: complete shards are not written again. Files that are missing, cut
-    off or noted as damaged are. The result does not depend on the number of processes.
+    The result does not depend on the number of processes.
 
     Args:
         raw: the manifest that `download` returned.
         data_root: URI of a folder, local or in an object store.
         config: size of shards and images, how much may be bad, how many processes.
-
-    Returns:
-        The index, which is also in `<uri>/index.json`.
 
     Raises:
         DataError: too many images or boxes are bad, or a worker was killed.
@@ -106,7 +100,7 @@ def _settings(config: DataConfig) -> dict[str, int | float | bool]:
 
 
 def finished(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex | None:
-    """Return the index of shards if they are complete, and note what they hold; else None.
+    """Return the index of shards if they are complete, and write their record; else None.
 
     Raises:
         DataError: more is bad than the configuration allows, or the raw images or the index are of another
@@ -124,14 +118,7 @@ def finished(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex
 def shard_partition(
     raw: RawManifest, data_root: str, config: DataConfig, partition: int = 0, partitions: int = 1
 ) -> None:
-    """Write the shards of one of several partitions; complete ones are left as they are.
-
-    Args:
-        raw: see `shard`.
-        data_root: see `shard`.
-        config: see `shard`.
-        partition: which, from 0.
-        partitions: how many.
+    """Write the shards of one of several partitions (from 0); complete ones are kept.
 
     Raises:
         DataError: a worker was killed, or the raw tables are damaged.
@@ -145,7 +132,7 @@ def shard_partition(
     if len(missing) < len(tasks):
         logger.info("%d of %d shards are there already", len(tasks) - len(missing), len(tasks))
     if INDEX in states and missing:
-        logger.warning("mending %s: writing %s anew", uri, ", ".join(task.name for task in missing[:10]))
+        logger.warning("%s: writing again %s", uri, ", ".join(task.name for task in missing[:10]))
     workers = min(config.processes or worker_pool.available_cores(), max(1, len(missing)))
     total, left = (sum(len(task.rows) for task in some) for some in (tasks, missing))
     bad = 0
@@ -156,15 +143,11 @@ def shard_partition(
 
 
 def _plan(raw: RawManifest, uri: str, config: DataConfig) -> Iterator[ShardTask]:
-    """Yield all shards: the images of each block, cut by their raw sizes.
-
-    Images are ordered by a hash of their keys, so every shard is a random sample of its block.
-    """
+    """Yield all shards: the images of each block in the order of a hash of their keys, cut by raw sizes."""
     sizes, sums = raw_folder.read_sizes(raw.uri, raw.content), raw_folder.read_sums(raw)
     for split in raw.splits:
         table = raw.table(split)
         number = 0
-        hashed = min(1.0, _HASHED / max(1, len(table)))
         for block in range(table.blocks):
             columns = table.columns(block, ["image_id", "key"])
             ids = np.array(columns["image_id"])
@@ -175,7 +158,7 @@ def _plan(raw: RawManifest, uri: str, config: DataConfig) -> Iterator[ShardTask]
                     images_uri=raw.images, shards_uri=uri, split=split, name=f"{split}-{number:05}",
                     block=block, rows=rows, sizes=block_sizes[rows].tolist(),
                     hashes=[raw_folder.known_hash(sums, image_id) for image_id in ids[rows]],
-                    labels=len(raw.categories), hashed=hashed, config=config,
+                    labels=len(raw.categories), hashed=min(1.0, _HASHED / max(1, len(table))), config=config,
                 )  # fmt: skip
                 number += 1
 
@@ -195,8 +178,6 @@ def _divide_block(keys: list[str], sizes: np.ndarray, shard_bytes: int) -> list[
 
 def join(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
     """Write the index over the shards of all partitions; return it.
-
-    Sidecars are read one after the other, so memory holds a row of SAMPLE for each image.
 
     Raises:
         DataError: too many images or boxes are bad, a shard is missing, no training image is left, or
@@ -224,10 +205,11 @@ def join(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
             for name, sidecar in shard_folder.sidecars(uri, shards):
                 splits[split].add(name, sidecar)
                 problems.merge(sidecar.problems)
-        found, duplicates = _judge(splits, problems, raw, uri, config)
+        warnings, duplicates = _check(splits, problems, raw, uri, config)
         files: dict[str, StoredFile] = {}
         for split, gathered in splits.items():
             files |= gathered.write(uri, split)
+    class_names = [category.name for category in raw.categories]
     index = ShardIndex(
         fingerprint=uri.rpartition("/")[2],
         source=raw.source,
@@ -236,14 +218,12 @@ def join(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
         splits={split: gathered.entry for split, gathered in splits.items()},
         problems=dict(sorted(problems.counts.items())),
         class_counts={
-            split: dict(
-                zip((one.name for one in raw.categories), part.statistics.boxes_of_class, strict=True)
-            )
-            for split, part in splits.items()
+            split: dict(zip(class_names, gathered.statistics.boxes_of_class, strict=True))
+            for split, gathered in splits.items()
         },
         uri=uri,
         hierarchy=raw.hierarchy,
-        warnings=[*(raw.warnings or []), *found],
+        warnings=[*(raw.warnings or []), *warnings],
         near_duplicates=duplicates,
         quarantined=[one for part in splits.values() for one in part.quarantined][:_QUARANTINED_SHOWN],
         statistics={split: part.statistics for split, part in splits.items()},
@@ -261,21 +241,21 @@ def join(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
     return index
 
 
-def _judge(
+def _check(
     splits: dict[str, "_Split"], problems: Problems, raw: RawManifest, uri: str, config: DataConfig
 ) -> tuple[list[str], list[DuplicatePair]]:
-    """Return what is suspicious, and the first near duplicates; raise DataError if too much is bad."""
+    """Return warnings, and the first near duplicates; raise DataError if too much is bad."""
     where = f"shards of {raw.source}"
     found = plausibility.check_samples(
         problems.counts, {split: part.statistics for split, part in splits.items()}
     )
-    if problems.counts.get(reasons.IMAGE_ROTATED):  # The reason for the boxes that are left out then.
+    if problems.counts.get(reasons.IMAGE_ROTATED):  # The cause of bad boxes is named first.
         found.check(where)
     raw.check(where, problems, config.max_bad_fraction)
     if "train" in splits and not splits["train"].statistics.images:
         raise DataError(
             f"no training image is left in {uri}: {problems.summary()}",
-            fix="let smaller images pass with data.min_side, or mend the source",
+            fix="accept smaller images with data.min_side, or repair the source",
         )
     duplicates = plausibility.near_duplicates({split: part.hashes() for split, part in splits.items()})
     shown = []
@@ -291,7 +271,7 @@ def _judge(
 
 
 class _Split:
-    """What the index says of a split, gathered shard by shard."""
+    """The entries of a split in the index, gathered shard by shard."""
 
     def __init__(self, labels: int, truth: GroundTruthWriter | None) -> None:
         self._rows: list[np.ndarray] = [np.zeros(0, SAMPLE)]
@@ -305,7 +285,7 @@ class _Split:
         columns = SAMPLE.names or ()
         rows = [(len(self._shards), *(row[column] for column in columns[1:])) for row in sidecar.rows]
         self._rows.append(np.array(rows, dtype=SAMPLE))
-        # Shards that an older version wrote have none.
+        # Shards of older versions have no hashes.
         hashes = base64.b64decode(sidecar.hashes) or plausibility.NO_HASH * len(rows)
         self._hashes.append(plausibility.hashes_of(hashes))
         self._shards.append(
@@ -317,7 +297,7 @@ class _Split:
             self._truth.add(sidecar.block, sidecar.rows)
 
     def hashes(self) -> np.ndarray:
-        """Hashes of the pictures, uint64 [N, 4], shard after shard."""
+        """Return the hashes of the pictures, uint64 [N, 4]."""
         return np.concatenate(self._hashes)
 
     @property
@@ -326,12 +306,10 @@ class _Split:
         return ShardSplit(samples, boxes, self._shards)
 
     def file_name(self, uri: str, row: int) -> str:
-        """Name of an image by its row in the split."""
-        ends = np.cumsum([one.samples for one in self._shards])
-        number = int(np.searchsorted(ends, row, "right"))
-        name = self._shards[number].name.removesuffix(".tar")
-        file_name: str = shard_folder.read_sidecar(uri, name).rows[row - int(ends[number])]["file_name"]
-        return file_name
+        """Return the name of an image by its row in the split."""
+        shard, image_id = np.concatenate(self._rows)[["shard", "image_id"]][row].item()
+        rows = shard_folder.read_sidecar(uri, self._shards[shard].name.removesuffix(".tar")).rows
+        return next(str(one["file_name"]) for one in rows if one["image_id"] == image_id)
 
     def write(self, uri: str, split: str) -> dict[str, StoredFile]:
         """Write the table of samples and the ground truth; return each file by its name."""

@@ -1,10 +1,12 @@
-"""What a set of samples looks like: histograms of fixed bins, so that those of parts add up."""
+"""Statistics of samples: histograms of fixed bins, so that those of parts add up."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from trainer.data.samples import AnnotatedImage
 
 BINS: dict[str, list[float]] = {
     "box_side": [0, *(2.0**power for power in range(2, 13))],
@@ -14,7 +16,7 @@ BINS: dict[str, list[float]] = {
     "image_aspect": [round(-2 + 0.25 * step, 2) for step in range(17)],
     "boxes_per_image": [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256],
 }
-"""Edges of the bins; the first and last bin take what lies beyond them.
+"""Edges of the bins; the first and last bin count everything beyond them.
 
 box_side       square root of a box's area, in pixels
 box_share      that, divided by the square root of the image's area
@@ -62,15 +64,10 @@ class SplitStatistics:
         return SplitStatistics(**added)
 
 
-def describe(samples: Iterable[dict[str, Any]], labels: int) -> SplitStatistics:
-    """Count samples as they stand in shards.
-
-    Args:
-        samples: width, height and annotations (bbox, category_id, iscrowd) of each.
-        labels: how many categories there are.
-    """
+def describe(samples: Iterable[AnnotatedImage], labels: int) -> SplitStatistics:
+    """Count the images and boxes of samples with this number of categories."""
     boxes_of_class, images_of_class = np.zeros(labels, int), np.zeros(labels, int)
-    boxes, shares, sizes, numbers, crowds = [], [], [], [], 0
+    boxes, areas, sizes, per_image, crowds = [], [], [], [], 0
     for sample in samples:
         annotations = sample["annotations"]
         classes = [annotation["category_id"] for annotation in annotations]
@@ -78,27 +75,27 @@ def describe(samples: Iterable[dict[str, Any]], labels: int) -> SplitStatistics:
         images_of_class[list(set(classes))] += 1
         crowds += sum(annotation["iscrowd"] for annotation in annotations)
         boxes += [annotation["bbox"][2:] for annotation in annotations]
-        shares += [sample["width"] * sample["height"]] * len(annotations)
+        areas += [sample["width"] * sample["height"]] * len(annotations)
         sizes.append((sample["width"], sample["height"]))
-        numbers.append(len(annotations))
+        per_image.append(len(annotations))
     side = np.array(boxes, float).reshape(-1, 2)
     image = np.array(sizes, float).reshape(-1, 2)
     area = side.prod(axis=1)
     values = {
         "box_side": np.sqrt(area),
-        "box_share": np.sqrt(area / np.array(shares, float)),
+        "box_share": np.sqrt(area / np.array(areas, float)),
         "box_aspect": np.log2(side[:, 1] / side[:, 0]),
         "image_side": image.max(axis=1, initial=0),
         "image_aspect": np.log2(image[:, 1] / image[:, 0]),
-        "boxes_per_image": np.array(numbers, float),
+        "boxes_per_image": np.array(per_image, float),
     }
     return SplitStatistics(
         images=len(sizes),
-        images_without_boxes=numbers.count(0),
+        images_without_boxes=per_image.count(0),
         crowds=crowds,
         boxes_of_class=boxes_of_class.tolist(),
         images_of_class=images_of_class.tolist(),
-        **{name: _histogram(annotations, BINS[name]) for name, annotations in values.items()},
+        **{name: _histogram(numbers, BINS[name]) for name, numbers in values.items()},
     )
 
 

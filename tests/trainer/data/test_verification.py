@@ -72,7 +72,7 @@ def test_the_same_command_mends_the_files_of_raw_images(prepared, name, harm, ca
     assert after.keys() == before.keys()
     assert after == before
     if harm is not lose:
-        assert path.name in caplog.text and "mending" in caplog.text
+        assert path.name in caplog.text
 
 
 @pytest.mark.parametrize("harm", [flip, lose, cut])
@@ -84,7 +84,7 @@ def test_the_same_command_mends_the_files_of_shards(prepared, name, harm, caplog
     prepare()
     assert contents(shards) == before
     if name != "index.json" or harm is not lose:
-        assert Path(name).name in caplog.text and "mending" in caplog.text
+        assert Path(name).name in caplog.text
 
 
 @pytest.mark.parametrize("harm", [lose, cut])
@@ -179,7 +179,7 @@ def test_the_shard_step_takes_a_lost_or_damaged_image_from_the_source(fifteen_im
     harm(image)
     index = shard(raw, str(tmp_path / "data"), CONFIG)
     assert image.read_bytes() == whole and index.splits["train"].samples == 12
-    assert f"{image.name}" in caplog.text and "mended: fetched again from the source" in caplog.text
+    assert f"{image.name}" in caplog.text and "; fetched again from the source" in caplog.text
 
 
 def test_an_image_that_neither_is_there_nor_at_the_source_is_an_error(fifteen_images, tmp_path):
