@@ -25,8 +25,7 @@ T = TypeVar("T")
 Load = Callable[..., None]
 """Puts address and credentials into its `client_configuration`."""
 
-_PASSING = (410, 429, 500, 502, 503, 504)
-"""HTTP statuses that are worth another try."""
+_PASSING = (410, 429, 500, 502, 503, 504)  # HTTP statuses that are worth another try.
 _TRAINER, _KUEUE = "trainer.kubeflow.org", "kueue.x-k8s.io"
 _GROUPS = {
     "pytorchjobs": "kubeflow.org", "trainjobs": _TRAINER, "trainingruntimes": _TRAINER,
@@ -36,15 +35,14 @@ _INSTALL = {
     "pytorchjobs": "install the Training Operator (v1.9): the cluster does not know PyTorchJobs",
     "trainjobs": "install Kubeflow Trainer (v2.3): the cluster does not know TrainJobs",
 }
-_NO_WEBHOOK = ("failed calling webhook", "no endpoints available")
 _SERVICE = re.compile(r"https://([a-z0-9-]+)\.([a-z0-9-]+)\.svc\b|service \"([a-z0-9-]+)\"")
-_WITHOUT_NAMESPACE = ("nodes", "namespaces", "version")
-"""Resources that are cluster-scoped."""
+_CLUSTER_SCOPED = ("nodes", "namespaces", "version")
 _FIXES = {
-    0: "see that the API server can be reached from here, and that its certificate is trusted",
+    0: "check that the API server can be reached from here, and that its certificate is trusted",
     401: "log in to the cluster again: the credentials have expired or are not known",
     403: "change the job as the message says; it is not a matter of RBAC",
     422: "change the job as the message says: the cluster's definition of such a job forbids it",
+    **dict.fromkeys(_PASSING, "the API server has trouble: look at its log, or try again later"),
 }
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _LONG_WAIT = 5.0  # Seconds of waiting that are worth a line.
@@ -62,9 +60,10 @@ class ApiError(LaunchError):
         """Whether the object does not exist, while its resource and namespace do."""
         self.unknown = status == 404 and not absent
         """Whether the resource is not installed, or the namespace does not exist."""
-        self.forbidden = status == 403 and not _is_refused_by_others(message)
-        """Whether RBAC refuses it; other 403s come from a webhook or a quota."""
-        self.webhook_away = any(words in message for words in _NO_WEBHOOK)
+        by_others = "admission webhook" in message or "exceeded quota" in message
+        self.forbidden = status == 403 and not by_others
+        """Whether RBAC refuses it."""
+        self.webhook_away = "failed calling webhook" in message or "no endpoints available" in message
         """Whether it failed only because an admission webhook, mostly a controller's, does not answer."""
         if not self.passing:
             self.exit_code = EXIT_USAGE
@@ -83,17 +82,16 @@ def api_error(error: BaseException, verb: str, resource: str, name: str, namespa
     status = (error.status or 0) if isinstance(error, ApiException) else 0
     answer = _answer(error)
     about = answer.get("details") or {}
-    where = "" if resource in _WITHOUT_NAMESPACE else f" in namespace {namespace}"
+    where = "" if resource in _CLUSTER_SCOPED else f" in namespace {namespace}"
     result = ApiError(
         f"cannot {' '.join(filter(None, [verb, resource, name]))}{where}: {_reason(error, answer)}",
         status=status,
         absent=status == 404 and bool(about) and about.get("kind") != "namespaces",
+        fix=_FIXES.get(status, ""),
     )
     if result.webhook_away:
         result.fix = _start_webhook(result.message)
-    elif status in _PASSING:
-        result.fix = "the API server has trouble: look at its log, or try again later"
-    elif result.forbidden and resource in _WITHOUT_NAMESPACE:
+    elif result.forbidden and resource in _CLUSTER_SCOPED:
         result.fix = f'allow it with a ClusterRole: resources ["{resource}"], verbs ["{verb}"]'
     elif result.forbidden:
         result.fix = (
@@ -101,12 +99,10 @@ def api_error(error: BaseException, verb: str, resource: str, name: str, namespa
             f'resources ["{resource}"], verbs ["{verb}"]; the Role in deploy/, which '
             "`kubedet cluster manifests` writes, holds all that is needed"
         )
-    elif status == 404 and resource in _INSTALL and not answer:
-        result.fix = _INSTALL[resource]
+    elif status == 404 and not answer:
+        result.fix = _INSTALL.get(resource, "")
     elif status == 404 and about.get("kind") == "namespaces":
         result.fix = f"create the namespace {namespace}, or name another"
-    else:
-        result.fix = _FIXES.get(status, "")
     return result
 
 
@@ -121,14 +117,10 @@ def _start_webhook(message: str) -> str:
     )
 
 
-def _is_refused_by_others(message: str) -> bool:
-    return "admission webhook" in message or "exceeded quota" in message
-
-
 def _reason(error: BaseException, answer: dict[str, Any]) -> str:
     if not isinstance(error, ApiException) or not error.status:
-        words = " ".join(str(getattr(error, "reason", "") or error).split())
-        return f"no answer ({words or type(error).__name__})"
+        text = " ".join(str(getattr(error, "reason", "") or error).split())
+        return f"no answer ({text or type(error).__name__})"
     title = f"{error.status} {error.reason or ''}".strip()
     message = str(answer.get("message") or error.body or "").strip()
     return f"{title}: {message[:2000]}" if message else title
@@ -151,7 +143,7 @@ def _retry_after(error: BaseException) -> float:
 
 
 class _Api(client.ApiClient):
-    """An API client none of whose requests waits for ever: the SDK sets no time limits."""
+    """An API client whose every request has a time limit, which the SDK does not set."""
 
     def __init__(self, configuration: client.Configuration, timings: Timings) -> None:
         super().__init__(configuration)
@@ -168,7 +160,7 @@ class Trouble:
         self._lock = threading.Lock()
         self._reported_at = self._since = float("-inf")
 
-    def tell(self, why: str) -> None:
+    def tell(self, reason: str) -> None:
         """Log that a request failed and is retried, unless that was logged recently."""
         now = time.monotonic()
         with self._lock:
@@ -178,7 +170,7 @@ class Trouble:
                 self._since = now
             self._reported_at = now
             span = f", for {(now - self._since) / 60:.0f} min" if now > self._since else ""
-        logger.warning("the API server has trouble%s: %s; still trying", span, why)
+        logger.warning("the API server has trouble%s: %s; still trying", span, reason)
 
 
 class Cluster:
@@ -187,7 +179,7 @@ class Cluster:
     def __init__(self, load: Load, namespace: str, timings: Timings) -> None:
         self._load = load
         self._configuration = client.Configuration()
-        self._configuration.retries = False  # Or urllib3 tries three times behind our back.
+        self._configuration.retries = False  # Otherwise urllib3 tries three times.
         self.refresh()
         self.namespace = namespace
         self.timings = timings
@@ -252,13 +244,7 @@ class Cluster:
             time.sleep(wait)
 
     def request(
-        self,
-        verb: str,
-        resource: Resource,
-        name: str = "",
-        *,
-        patience: float | None = None,
-        **options: Any,
+        self, verb: str, resource: Resource, name: str = "", *, patience: float | None = None, **options: Any
     ) -> Any:
         """Get, list, create, patch or delete objects of a resource; returns the answer as in JSON.
 
@@ -267,18 +253,17 @@ class Cluster:
         method = getattr(self.custom, f"{verb}_namespaced_custom_object")
         place = [resource.group, resource.version, self.namespace, resource.plural]
         place += [name] if verb in ("get", "patch", "delete") else []
-        return self.call(
-            verb, resource.plural, partial(method, *place, **options), name=name, patience=patience
-        )
+        send = partial(method, *place, **options)
+        return self.call(verb, resource.plural, send, name=name, patience=patience)
 
-    def find(self, resource: Resource, name: str, *, patience: float | None = None) -> Any:
+    def find(self, resource: Resource, name: str, *, patience: float | None = None, **options: Any) -> Any:
         """Return an object as in JSON; None if it does not exist.
 
         Raises:
             ApiError: the cluster does not say, or does not know the resource.
         """
         try:
-            return self.request("get", resource, name, patience=patience)
+            return self.request("get", resource, name, patience=patience, **options)
         except ApiError as error:
             if error.absent:
                 return None
@@ -311,7 +296,7 @@ def connect(namespace: str = "", *, timings: Timings | None = None) -> Cluster:
     except (config.ConfigException, YAMLError, OSError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"cannot use {path or 'the service account of this pod'} to reach a cluster: {error}",
-            fix="see what `kubectl get pods` says",
+            fix="check it with `kubectl get pods`",
         ) from None
 
 

@@ -24,16 +24,11 @@ _STEP = "main"  # Argo's name of the container that runs a step.
 class OwnPod:
     """What jobs inherit from the pod that starts them; all empty outside of a cluster."""
 
-    namespace: str = ""
-    """Its namespace: an owner reference across namespaces would get the job deleted at once."""
+    namespace: str = ""  # An owner reference across namespaces would get the job deleted at once.
     image: str = ""
-    """The image it runs."""
-    workflow: dict[str, str] | None = None
-    """An ownerReference to its Workflow: when that is deleted, so is the job."""
-    queue: str = ""
-    """Kueue's queue in its label: the queue of a pipeline's task is meant for the task's job."""
+    workflow: dict[str, str] | None = None  # An ownerReference: when the Workflow is deleted, so is the job.
+    queue: str = ""  # Kueue's queue in its label, which is meant for the task's job.
     name: str = ""
-    """Its name."""
 
 
 def read_own_pod(cluster: Cluster) -> OwnPod:
@@ -41,12 +36,11 @@ def read_own_pod(cluster: Cluster) -> OwnPod:
 
     If it cannot be read, the job has no owner and needs an image of its own.
     """
-    name = _pod_name()
-    home = _home(cluster)
+    name, home = _pod_name(), _home(cluster)
     try:
-        return _from_pod(_own_pod(home, name), home) if name else OwnPod()
+        return _from_pod(_read_pod(home, name), home) if name else OwnPod()
     except ApiError as error:
-        logger.warning("the job will have no owner, for this pod cannot be read: %s", error)
+        logger.warning("the job will have no owner, because this pod cannot be read: %s", error)
         return OwnPod()
 
 
@@ -56,7 +50,7 @@ def read_image_id(cluster: Cluster) -> str:
     if not name:
         return ""
     try:
-        pod = _own_pod(_home(cluster), name, glance=True)
+        pod = _read_pod(_home(cluster), name, glance=True)
     except ApiError as error:
         logger.info("the digest of this pod's image is not known: %s", error)
         return ""
@@ -99,11 +93,8 @@ def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:
         return True
     home = _home(cluster)
     try:
-        if own is None:
-            own = _from_pod(_own_pod(home, _pod_name(), glance=True), home)
-        if own.workflow is None:
-            return True
-        return run_has_ended(home, own.workflow["name"])
+        own = own or _from_pod(_read_pod(home, _pod_name(), glance=True), home)
+        return own.workflow is None or run_has_ended(home, own.workflow["name"])
     except ApiError as error:
         # A job whose launcher does not come back ends by itself: see `trainer.launching.heartbeat`.
         return error.status == 404
@@ -115,7 +106,7 @@ def run_has_ended(cluster: Cluster, workflow: str) -> bool:
     Raises:
         ApiError: the cluster does not say.
     """
-    body = _workflow(cluster, workflow)
+    body = _read_workflow(cluster, workflow)
     return body is None or has_ended(body)
 
 
@@ -125,16 +116,14 @@ def read_workflow(cluster: Cluster) -> dict[str, Any]:
     Raises:
         ApiError: pod or Workflow cannot be read.
     """
-    home = _home(cluster)
-    owner = _from_pod(_own_pod(home, name), home).workflow if (name := _pod_name()) else None
-    return (owner and _workflow(home, owner["name"])) or {}
+    home, name = _home(cluster), _pod_name()
+    owner = _from_pod(_read_pod(home, name), home).workflow if name else None
+    return (owner and _read_workflow(home, owner["name"])) or {}
 
 
 def _pod_name() -> str:
-    name = os.environ.get("KFP_POD_NAME", "")
-    if not name and "KUBERNETES_SERVICE_HOST" in os.environ:
-        name = socket.gethostname()
-    return name
+    is_pod = "KUBERNETES_SERVICE_HOST" in os.environ
+    return os.environ.get("KFP_POD_NAME", "") or (socket.gethostname() if is_pod else "")
 
 
 def _home(cluster: Cluster) -> Cluster:
@@ -142,21 +131,11 @@ def _home(cluster: Cluster) -> Cluster:
     return cluster if namespace == cluster.namespace else cluster.within(namespace)
 
 
-def _own_pod(cluster: Cluster, name: str, *, glance: bool = False) -> Any:
+def _read_pod(cluster: Cluster, name: str, *, glance: bool = False) -> Any:
     options = {"_request_timeout": _GLANCE} if glance else {}
-    return cluster.call(
-        "get",
-        "pods",
-        lambda: cluster.core.read_namespaced_pod(name, cluster.namespace, **options),
-        name=name,
-        patience=0.0 if glance else None,
-    )
+    request = partial(cluster.core.read_namespaced_pod, name, cluster.namespace, **options)
+    return cluster.call("get", "pods", request, name=name, patience=0.0 if glance else None)
 
 
-def _workflow(cluster: Cluster, name: str) -> Any:
-    try:
-        return cluster.request("get", _WORKFLOWS, name, patience=0.0, _request_timeout=_GLANCE)
-    except ApiError as error:
-        if error.absent:
-            return None
-        raise
+def _read_workflow(cluster: Cluster, name: str) -> Any:
+    return cluster.find(_WORKFLOWS, name, patience=0.0, _request_timeout=_GLANCE)

@@ -2,8 +2,9 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from kubernetes.client import ApiException
@@ -15,11 +16,8 @@ from components.launchers.cluster.client import ApiError, Cluster
 from components.launchers.cluster.kinds import Body, Kind, Standing
 from components.launchers.pod_template import LABEL_QUEUE, LABEL_SPEC, MAIN
 
-Rank = Callable[[Mapping[str, str]], int]
-"""Returns the rank of a pod's node, from 0, from the pod's labels."""
-
-_SHOWN = 5  # Events of one object that are worth reading.
-_WORDS = 400  # Characters of one event.
+_EVENTS = 5  # Events of one object that are shown.
+_EVENT_LENGTH = 400  # Characters of one event.
 _USUAL = (None, "PodInitializing", "ContainerCreating")  # On the way of every pod.
 _WATCH_LAG = 1.0  # Seconds that the watch may be behind.
 _WATCH_SECONDS = 300  # The server ends a watch then, and the next one goes on.
@@ -28,19 +26,14 @@ _WATCH_SECONDS = 300  # The server ends a watch then, and the next one goes on.
 def of_job(cluster: Cluster, kind: Kind, job: str, *, patience: float | None = None) -> list[Any]:
     """Return the pods (V1Pod) of a job; of all jobs of the kind if its name is empty."""
     labels = f"{kind.pod_label}={job}" if job else kind.pod_label
-    return cluster.call(
-        "list",
-        "pods",
-        lambda: cluster.core.list_namespaced_pod(cluster.namespace, label_selector=labels),
-        patience=patience,
-    ).items
+    request = partial(cluster.core.list_namespaced_pod, cluster.namespace, label_selector=labels)
+    return list(cluster.call("list", "pods", request, patience=patience).items)
 
 
-def _statuses(pods: Iterable[Any], rank: Rank, attempt: str) -> tuple[PodStatus, ...]:
+def _statuses(pods: Iterable[Any], kind: Kind, job: Body) -> tuple[PodStatus, ...]:
     """Return the status of pods, by rank: of several of one rank the newest, and how the last ended."""
-    pod_statuses = [_status(pod, rank(pod.metadata.labels or {}), attempt) for pod in pods]
     newest: dict[int, PodStatus] = {}
-    for pod in sorted(pod_statuses, key=_age):
+    for pod in sorted((_status(pod, kind, job) for pod in pods), key=_age):
         last = newest.get(pod.rank)
         newest[pod.rank] = replace(pod, before=pod.before or (_ending(last) if last else None))
     return tuple(newest.values())
@@ -56,16 +49,18 @@ def _age(pod: PodStatus) -> tuple[int, str, bool]:
     return pod.rank, pod.created, pod.phase != "Failed" and not pod.leaving
 
 
-def _status(pod: Any, rank: int, attempt: str = "") -> PodStatus:
+def _status(pod: Any, kind: Kind, job: Body) -> PodStatus:
+    labels = pod.metadata.labels or {}
+    earlier_pods = int(labels.get(kind.attempt_label) or 0)
     container = main_container(pod)
-    earlier_pods = int((pod.metadata.labels or {}).get(attempt) or 0)
     end = container and container.state and container.state.terminated
-    reason, message, container_name = _why(pod)
     last_end = container and container.last_state and container.last_state.terminated
+    reason, message, culprit = _reason(pod)
+    containers = [*(pod.spec.init_containers or []), *(pod.spec.containers or [])]
     return PodStatus(
         name=pod.metadata.name,
         phase=pod.status.phase or "Unknown",
-        rank=rank,
+        rank=kind.rank(job, labels),
         reason=reason,
         message=message,
         exit_code=end.exit_code if end else None,
@@ -75,7 +70,7 @@ def _status(pod: Any, rank: int, attempt: str = "") -> PodStatus:
         uid=pod.metadata.uid,
         created=_rfc3339(pod.metadata.creation_timestamp),
         ended=_rfc3339(end.finished_at) if end else "",
-        image=_image(pod, container_name),
+        image=next((item.image or "" for item in containers if item.name == culprit), ""),
         image_id=image_id(container),
         container=main_name(pod),
         before=last_end and Ending(last_end.reason or "", last_end.message or "", last_end.exit_code),
@@ -103,11 +98,11 @@ def image_id(container: Any) -> str:
     return str((container and container.image_id) or "").rpartition("://")[2]
 
 
-def _why(pod: Any) -> tuple[str, str, str]:
+def _reason(pod: Any) -> tuple[str, str, str]:
+    """Return why a pod waits or failed, the message, and the container that it is about."""
     if pod.status.reason:  # Evicted, NodeLost, ...: the pod as a whole.
         return pod.status.reason, pod.status.message or "", main_name(pod)
-    containers = [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]
-    for container in containers:
+    for container in [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]:
         state = container.state
         terminated = state and state.terminated
         if state and state.waiting and state.waiting.reason not in _USUAL:
@@ -120,54 +115,43 @@ def _why(pod: Any) -> tuple[str, str, str]:
     return "", "", main_name(pod)
 
 
-def _image(pod: Any, container: str) -> str:
-    containers = [*(pod.spec.init_containers or []), *(pod.spec.containers or [])]
-    return next((item.image or "" for item in containers if item.name == container), "")
-
-
 def explain(cluster: Cluster, kind: Kind, status: JobStatus) -> list[str]:
     """Explain why the pods of a job do not run: their waiting reasons and events."""
     lines = []
     if not status.pods:
         lines.append(f"no pod was made: see that {kind.controller} runs, and the quota of the namespace")
     elif len(status.pods) < status.nodes:
-        lines.append(f"of {status.nodes} pods there are {len(status.pods)}")
+        lines.append(f"{len(status.pods)} of {status.nodes} pods exist")
     for pod in status.pods:
         if pod.phase not in ("Running", "Succeeded"):
             lines.append(f"pod {pod.name} is {pod.phase}{describe(pod)}")
             lines += [f"  the one before it ended: {pod.before}"] if pod.before else []
             lines += [f"  {line}" for line in events(cluster, "Pod", pod.name)]
-    return lines + [
-        line for involved in kind.event_objects(status.name) for line in events(cluster, *involved)
-    ]
+    objects = kind.event_objects(status.name)
+    return lines + [line for involved in objects for line in events(cluster, *involved)]
 
 
 def describe(pod: PodStatus) -> str:
     """Return a pod's reason and message, to be appended to its name."""
-    words = ": ".join(filter(None, [pod.reason, " ".join(pod.message.split())]))
-    return f": {words}" if words else ""
+    text = ": ".join(filter(None, [pod.reason, " ".join(pod.message.split())]))
+    return f": {text}" if text else ""
 
 
 def events(cluster: Cluster, kind: str, name: str) -> list[str]:
     """Return the newest events of an object, one line each; or one line on why they cannot be read."""
     selector = f"involvedObject.kind={kind},involvedObject.name={name}"
+    request = partial(cluster.core.list_namespaced_event, cluster.namespace, field_selector=selector)
     try:
-        found = cluster.call(
-            "list",
-            "events",
-            lambda: cluster.core.list_namespaced_event(cluster.namespace, field_selector=selector),
-            patience=min(5.0, cluster.timings.patience),
-        ).items
+        found = cluster.call("list", "events", request, patience=min(5.0, cluster.timings.patience)).items
     except ApiError as error:
         return [f"its events are not known: {error.message}"]
     found.sort(key=lambda event: _rfc3339(event.last_timestamp or event.metadata.creation_timestamp))
-    lines = dict.fromkeys(_event(event) for event in found)  # Each once, in their order.
-    return list(lines)[-_SHOWN:]
+    return list(dict.fromkeys(_event(event) for event in found))[-_EVENTS:]
 
 
 def _event(event: Any) -> str:
     often = f" (x{event.count})" if (event.count or 1) > 1 else ""
-    return f"{event.reason}{often}: {' '.join((event.message or '').split())[:_WORDS]}"
+    return f"{event.reason}{often}: {' '.join((event.message or '').split())[:_EVENT_LENGTH]}"
 
 
 def _rfc3339(moment: Any) -> str:
@@ -180,10 +164,10 @@ def job_status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
     created = meta.get("creationTimestamp") or ""
     # A job of this name that was deleted a moment ago leaves pods of the same labels.
     own_pods = [pod for pod in job_pods if _rfc3339(pod.metadata.creation_timestamp) >= created]
-    pod_statuses = _statuses(own_pods, lambda labels: kind.rank(job, labels), kind.attempt_label)
+    pod_statuses = _statuses(own_pods, kind, job)
     nodes, bounds = kind.nodes(job), kind.bounds(job)
     phase, reason, message = _phase(kind.standing(job), bounds[0] if bounds else nodes, pod_statuses)
-    labels = meta.get("labels") or {}
+    labels, owners = meta.get("labels") or {}, meta.get("ownerReferences") or ()
     return JobStatus(
         name=meta["name"],
         phase=phase,
@@ -197,9 +181,7 @@ def job_status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
         spec=labels.get(LABEL_SPEC, ""),
         kind=kind.title,
         queue=labels.get(LABEL_QUEUE, ""),
-        workflow=next(
-            (owner["name"] for owner in meta.get("ownerReferences") or () if owner["kind"] == "Workflow"), ""
-        ),
+        workflow=next((owner["name"] for owner in owners if owner["kind"] == "Workflow"), ""),
         progress=kind.progress(job),
     )
 
@@ -284,8 +266,8 @@ class PodHistory:
         # The controller's own count, `attempt`, is of these, too.
         uncounted = max(0, len(self._observed & earlier.keys()) - pod.attempt)
         last = next((end for end in reversed(earlier.values()) if end), None)
-        known = last if last != Ending() else None
-        return replace(pod, restarts=pod.restarts + uncounted, before=pod.before or known)
+        before = pod.before or (last if last != Ending() else None)
+        return replace(pod, restarts=pod.restarts + uncounted, before=before)
 
     def _note(self, pod: PodStatus, *, deleted: bool = False) -> None:
         with self._news:
@@ -310,9 +292,8 @@ class PodHistory:
                 for change in watch.stream(
                     cluster.core.list_namespaced_pod, cluster.namespace, **options, **begin
                 ):
-                    waits, pod = timings.waits(), change["object"]
-                    rank = kind.rank(job, pod.metadata.labels or {})
-                    self._note(_status(pod, rank), deleted=change["type"] == "DELETED")
+                    waits = timings.waits()
+                    self._note(_status(change["object"], kind, job), deleted=change["type"] == "DELETED")
                     if self._stopped.is_set():
                         return
             except ApiException as error:
@@ -321,7 +302,7 @@ class PodHistory:
                     return
                 if error.status == 401:
                     cluster.refresh()
-                if error.status == 410:  # What has happened since is not kept: begin with what is there.
+                if error.status == 410:  # The changes since then are not kept: begin with what exists.
                     watch = Watch()
             except (HTTPError, OSError, ValueError, LookupError):
                 pass  # A stream that broke, or was silent for long: the next one goes on where it was.
