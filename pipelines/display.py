@@ -1,7 +1,7 @@
-"""What a person sees while the pipeline runs here: bars on a terminal, plain lines elsewhere.
+"""The display of a run on this machine: bars on a terminal, plain lines elsewhere.
 
-Kubeflow's local runner mixes its own log with the steps' output on one stream, without the steps'
-exit codes. What is needed beyond that (progress, errors) the steps append to a file.
+Kubeflow's local runner mixes its log with the steps' output on one stream, without their exit codes. The
+steps append everything else (progress, errors) to a file.
 """
 
 import json
@@ -30,85 +30,79 @@ State = Literal["waiting", "running", "done", "failed", "stopped", "skipped"]
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _TASK_STARTS = re.compile(r" - INFO - Executing task '([\w-]+)'")
 _TASK_ENDS = re.compile(r" - (?:INFO|ERROR) - Task '([\w-]+)' finished with status (SUCCESS|FAILURE)")
-_FOUND_DONE = re.compile(r"shards of .* are there already")  # And so the images that they were made of.
+_FOUND_DONE = re.compile(r"shards of .* are there already")
 _NOTHING_NEW = re.compile(rf"{NOTHING_NEW} since (.*?)(?: \(fewer than \d+\))?: \d+ new, ")
 _LAST_LINES = 20
 
 
 @dataclass
 class Step:
-    """Where one step stands."""
+    """The state of one step."""
 
     name: str
     title: str
     state: State = "waiting"
     started: float = 0.0
-    """Of time.monotonic()."""
+    """time.monotonic() at its start."""
     seconds: float = 0.0
-    """How long it took, once it has ended."""
+    """Its duration, after its end."""
     bar: dict[str, Any] | None = None
     """Its latest progress event (see trainer.base.log)."""
     reused: bool = False
-    """It found its work done by an earlier run."""
+    """An earlier run had done its work."""
     note: str = ""
-    """Why it was skipped, where that is not plain."""
+    """Why it was skipped."""
     message: str = ""
-    """Its error, where it reported one."""
+    """The error that it reported."""
     exit_code: int = 0
-    """Its exit code, where it reported one."""
     known: bool = False
-    """Its error is a message for the user, not a crash."""
+    """The error is a message for the user, not a crash."""
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
     """Its last lines of output."""
 
     @property
     def elapsed(self) -> float:
-        """Seconds since it began, or that it took."""
+        """Seconds since its start, or its duration."""
         return time.monotonic() - self.started if self.state == "running" else self.seconds
 
 
 class RunProgress:
-    """The state of a run, from the lines and events it is fed."""
+    """The state of a run, from the runner's lines and the steps' events."""
 
     def __init__(self, events: Path) -> None:
         """Follow a run whose steps append their events to the file `events`."""
         self.steps = {name: Step(name, title) for name, title in TITLES.items()}
         self.running: Step | None = None
         self.outside: deque[str] = deque(maxlen=_LAST_LINES)
+        """Last lines of the runner between steps."""
         self.stopping = False
-        """The run was asked to stop, which is why a step fails."""
+        """The run was asked to stop, so a step fails."""
         self.since = ""
-        """The version that nothing is new since, where the run ended with its first step for that."""
+        """The model version since which nothing is new, if the run skips training for that."""
         self._events = events
         self._position = 0
-        self._own_output = False
+        self._in_step = False
         self._error_lines: list[str] = []
 
     @property
     def failed(self) -> Step | None:
-        """The step that failed or was stopped, if one did."""
+        """The step that failed or was stopped, if any."""
         return next((step for step in self.steps.values() if step.state in ("failed", "stopped")), None)
 
     def read_line(self, line: str) -> str | None:
-        """Take a line of the runner's output; return what a step itself printed, else None."""
+        """Read a line of the runner's output; return it if a step printed it, else None."""
         plain = _COLOUR.sub("", line)
-        starts, ends = _TASK_STARTS.search(plain), _TASK_ENDS.search(plain)
-        if starts:
-            self._start(starts[1])
-            return None
-        if ends:
+        if starts := _TASK_STARTS.search(plain):
+            self.running = self.steps.setdefault(starts[1], Step(starts[1], starts[1]))
+            self.running.state, self.running.started = "running", time.monotonic()
+            self._in_step = False
+        elif ends := _TASK_ENDS.search(plain):
             self._end(ends[1], ok=ends[2] == "SUCCESS")
-            return None
-        if self.running is None:
-            if plain.strip():
-                self.outside.append(plain)
-            return None
-        return self._step_line(self.running, plain.removeprefix("    "))
-
-    def _start(self, name: str) -> None:
-        step = self.steps.setdefault(name, Step(name, name))
-        step.state, step.started = "running", time.monotonic()
-        self.running, self._own_output = step, False
+        elif self.running is not None:
+            return self._step_line(self.running, plain.removeprefix("    "))
+        elif plain.strip():
+            self.outside.append(plain)
+        return None
 
     def _end(self, name: str, *, ok: bool) -> None:
         self.read_events()
@@ -120,41 +114,42 @@ class RunProgress:
 
     def _step_line(self, step: Step, line: str) -> str | None:
         if STARTED in line:
-            # What came before is the component executor's: where it found the function, its input.
-            self._own_output = True
-            step.lines.clear()
+            self._in_step = True
+            step.lines.clear()  # The component executor printed the lines before.
             return None
         if FINISHED in line:
-            self._own_output = False
+            self._in_step = False
             return None
-        if line.strip():
-            step.lines.append(line)
+        if not line.strip():
+            return None
+        step.lines.append(line)
         if _FOUND_DONE.search(line):
             step.reused = True
         if step.name == "prepare" and (ended := _NOTHING_NEW.search(line)):
             self.since = ended[1]
         if line.startswith("error: "):
             self.read_events()
+            # The report at the end prints this error.
             self._error_lines = f"error: {step.message}".splitlines() if step.known else []
         if self._error_lines and line == self._error_lines[0]:
             self._error_lines.pop(0)
             return None
-        return line if self._own_output and line.strip() else None
+        return line if self._in_step else None
 
     def read_events(self) -> None:
-        """Take the events that were appended since the last call."""
+        """Read the events since the last call."""
         if not self._events.exists():
             return
         with self._events.open("rb") as file:
             file.seek(self._position)
             text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self._position += len(whole)
-        for line in whole.splitlines():
+        complete = text[: text.rfind(b"\n") + 1]
+        self._position += len(complete)
+        for line in complete.splitlines():
             try:
                 event = json.loads(line)
             except ValueError:
-                continue  # Cut short by a full disk: the next one is as good.
+                continue  # Cut by a full disk; the next one replaces it.
             if "task" in event and self.running is not None:
                 self.running.bar = event
             elif step := self.steps.get(event.get("step", "")):
@@ -162,7 +157,7 @@ class RunProgress:
                 step.known = event.get("known", False)
 
     def finish(self) -> None:
-        """Settle what the run left open: a step that was cut off has failed, others never began."""
+        """End the run: a running step has failed, waiting steps are skipped."""
         if self.running is not None:
             self._end(self.running.name, ok=False)
         for step in self.steps.values():
@@ -177,12 +172,11 @@ _PLAIN_SECONDS = 10.0
 _WIDE = 100
 _MARGIN, _CLOCK, _BAR, _SHORT_BAR = 4, 7, 24, 8
 """Columns: free at the right, of times, of a bar on a wide terminal and on a narrow one."""
-_MARKS = {"waiting": "·", "running": "▸", "done": "✓", "failed": "✗", "stopped": "‖", "skipped": "–"}
-_ASCII_MARKS = {"waiting": ".", "running": ">", "done": "+", "failed": "x", "stopped": "=", "skipped": "-"}
-_STYLES = {
-    "waiting": "dim", "running": "bold", "done": "green", "failed": "bold red", "stopped": "yellow",
-    "skipped": "dim",
+_LOOKS = {
+    "waiting": ("·", "dim"), "running": ("▸", "bold"), "done": ("✓", "green"), "failed": ("✗", "bold red"),
+    "stopped": ("‖", "yellow"), "skipped": ("-", "dim"),
 }  # fmt: skip
+"""Mark and style of each state."""
 
 
 def choose(run: RunProgress) -> "PlainDisplay | TerminalDisplay":
@@ -192,12 +186,12 @@ def choose(run: RunProgress) -> "PlainDisplay | TerminalDisplay":
 
 
 class PlainDisplay:
-    """Lines: each step's beginning and end, what it prints, and its progress when it is silent."""
+    """Lines: each step's start, output and end, and its progress when it prints nothing."""
 
     def __init__(self, run: RunProgress) -> None:
         self._run = run
         self._shown: dict[str, str] = {}
-        self._spoke = time.monotonic()
+        self._last_print = time.monotonic()
         self._bar: dict[str, Any] | None = None
 
     def line(self, text: str) -> None:
@@ -208,21 +202,19 @@ class PlainDisplay:
         for step in self._run.steps.values():
             if step.state != self._shown.get(step.name, "waiting"):
                 self._shown[step.name] = step.state
-                # After a failure nobody needs a line for each step that did not begin.
                 if step.state != "skipped" or step.note:
                     self._print(describe_step(step))
-        running = self._run.running
-        silent = time.monotonic() - self._spoke > _PLAIN_SECONDS
-        if running and silent:
+        running, silence = self._run.running, time.monotonic() - self._last_print
+        if running and silence > _PLAIN_SECONDS:
             if running.bar and running.bar is not self._bar and not running.bar["end"]:
                 self._bar = running.bar
                 self._print("  " + describe(running.bar))
-            elif time.monotonic() - self._spoke > 6 * _PLAIN_SECONDS:
+            elif silence > 6 * _PLAIN_SECONDS:
                 self._print(f"  {running.title}: still running, {clock(running.elapsed)}")
 
     def _print(self, text: str) -> None:
         print(text, flush=True)
-        self._spoke = time.monotonic()
+        self._last_print = time.monotonic()
 
     def __enter__(self) -> "PlainDisplay":
         return self
@@ -232,15 +224,16 @@ class PlainDisplay:
 
 
 class TerminalDisplay:
-    """One line a step at the bottom of the terminal, the steps' own lines above."""
+    """One line for each step at the bottom of the terminal, the steps' output above."""
 
     def __init__(self, run: RunProgress, console: Console | None = None) -> None:
         self._run = run
         self._console = console or Console(highlight=False)
+        self._title_width = max(len(step.title) for step in run.steps.values())
         self._live = Live(self._table(), console=self._console, auto_refresh=False)
 
     def line(self, text: str) -> None:
-        # Broken between words: a path that has room on the next line stays whole.
+        # Wrapped between words, so that paths stay whole if they fit on a line.
         for part in Text(text, style="dim").wrap(self._console, self._console.width - 2):
             part.rstrip()
             self._console.print(Text("  ") + part, soft_wrap=True)
@@ -249,41 +242,33 @@ class TerminalDisplay:
         self._live.update(self._table(), refresh=True)
 
     def _table(self) -> Table:
-        marks = _MARKS if "utf" in self._console.encoding.lower() else _ASCII_MARKS
-        # Not to the last column: a terminal that echoes ^C there would begin a new line.
+        # Not to the last column: a terminal that echoes ^C there would start a new line.
         table = Table.grid(padding=(0, 1), expand=True)
         table.width = self._console.width - _MARGIN
-        # Only the last column gives way on a narrow terminal.
+        # Only the last column shrinks on a narrow terminal.
         table.add_column(width=1)
         table.add_column(width=self._title_width)
         table.add_column(width=_CLOCK, justify="right")
         table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         for step in self._run.steps.values():
-            style = _STYLES[step.state]
+            mark, style = _LOOKS[step.state]
             seconds = "" if step.state in ("waiting", "skipped") else clock(step.elapsed)
-            table.add_row(
-                Text(marks[step.state], style), Text(step.title, style), seconds, self._detail(step)
-            )
+            table.add_row(Text(mark, style), Text(step.title, style), seconds, self._detail(step))
         return table
 
     def _detail(self, step: Step) -> Table | Text:
-        if step.state == "running" and step.bar and not step.bar["end"]:
-            width = _BAR if self._console.width >= _WIDE else _SHORT_BAR
-            row = Table.grid(padding=(0, 1), expand=True)
-            row.add_column(width=width)
-            row.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
-            bar = ProgressBar(total=step.bar["total"], completed=step.bar["done"], width=width)
-            room = self._console.width - _MARGIN - 1 - self._title_width - _CLOCK - 3 - width - 1
-            beside = _beside_bar(step, room)
-            row.add_row(bar, Text(beside, overflow="ellipsis"))
-            return row
-        if step.state == "running":
+        if step.state != "running":
+            return Text(_outcome(step), "dim")
+        if not step.bar or step.bar["end"]:
             return Text("finishing" if step.bar else "starting", "dim")
-        return Text(_outcome(step), "dim")
-
-    @property
-    def _title_width(self) -> int:
-        return max(len(step.title) for step in self._run.steps.values())
+        width = _BAR if self._console.width >= _WIDE else _SHORT_BAR
+        row = Table.grid(padding=(0, 1), expand=True)
+        row.add_column(width=width)
+        row.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+        bar = ProgressBar(total=step.bar["total"], completed=step.bar["done"], width=width)
+        room = self._console.width - _MARGIN - 1 - self._title_width - _CLOCK - 3 - width - 1
+        row.add_row(bar, Text(_progress(step.name, step.bar, room), overflow="ellipsis"))
+        return row
 
     def __enter__(self) -> "TerminalDisplay":
         self._live.start()
@@ -294,17 +279,13 @@ class TerminalDisplay:
         self._live.stop()
 
 
-def _beside_bar(step: Step, width: int) -> str:
-    """As much of a step's progress as a number of columns takes, in whole pieces: a cut number misleads."""
-    assert step.bar is not None
-    event = step.bar
+def _progress(name: str, event: dict[str, Any], width: int) -> str:
+    """Describe a progress event in `width` columns; numbers that do not fit are left out, not cut."""
     total = f"/{event['total']}" if event["total"] else ""
-    task = "" if event["task"] == step.name else f"{event['task']}: "
-    # What a person wants to know first comes first.
     pieces = [f"{clock(event['eta'])} left"] if event["eta"] else []
     pieces += [f"{event['done']}{total} {event['unit']}"]
     pieces += [piece for piece in event["note"].split(", ") if piece] + [f"{event['rate']:.1f}/s"]
-    shown = task + pieces[0]
+    shown = ("" if event["task"] == name else f"{event['task']}: ") + pieces[0]
     for piece in pieces[1:]:
         if len(shown) + 2 + len(piece) > width:
             break
@@ -313,7 +294,7 @@ def _beside_bar(step: Step, width: int) -> str:
 
 
 def describe_step(step: Step) -> str:
-    """One plain line: `Train: done in 1:35, 640 steps`."""
+    """Return one plain line: `Train: done in 1:35, 640 steps`."""
     if step.state == "running":
         return f"{step.title} ..."
     took = "" if step.state == "skipped" else f" in {clock(step.seconds)}"

@@ -1,4 +1,4 @@
-"""`kubedet run`: the pipeline on this machine, its record, and what is printed about it."""
+"""`kubedet run`: the pipeline on this machine, its record, and the report at its end."""
 
 import fcntl
 import json
@@ -12,14 +12,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 from components import environment, run_plan, starting_weights
 from components.launchers.guarded_process import GuardedProcess
@@ -41,27 +41,29 @@ from trainer.launching.stop_signals import ENDING, handling
 from trainer.model import recipes
 
 _PACKAGES = ("kubedet", "torch", "torchvision", "kfp", "pycocotools", "onnx", "onnxruntime")
-# Longer than a training launcher's own patience: it kills what does not stop, then says so.
+# Longer than a training launcher's grace period, which then kills the training.
 _GRACE_SECONDS = 90.0
 _TICK_SECONDS = 0.2
 _STOPPING = "stopping: the running step saves what it can and ends; Ctrl-C again kills it"
 
+Json: TypeAlias = dict[str, Any]
+
 
 @dataclass(frozen=True)
 class Options:
-    """What `kubedet run` was asked for."""
+    """The options of `kubedet run`."""
 
     name: str
     """Name of the run and of its folder."""
     given: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters of the pipeline, of those in `parameters.LOCAL`; what is not named has its default there."""
+    """Values of parameters in `parameters.LOCAL`; the others have their default there."""
     verbose: bool = False
-    """Show the local runner's own log too."""
+    """Show the local runner's log too."""
     prices: str = ""
-    """Absolute URI of a file of prices; empty is the data root's own."""
+    """Absolute URI of a file of prices; empty is that of the data root."""
 
     def __getitem__(self, name: str) -> Any:
-        """Return a parameter's value, given or not."""
+        """Return a parameter's value."""
         return self.given.get(name, parameters.LOCAL[name].default)
 
     @property
@@ -70,8 +72,8 @@ class Options:
         return Path(self["output"]).absolute() / self.name
 
     def command(self) -> str:
-        """Return the command line that starts this run, or goes on with it."""
-        words = [program(), "run", "--name", self.name]
+        """Return the command line that starts or continues this run."""
+        words = ["kubedet", "run", "--name", self.name]
         for name, item in parameters.LOCAL.items():
             if name != "overrides" and self[name] != item.default:
                 words += [item.option, str(self[name])]
@@ -81,7 +83,7 @@ class Options:
             words += ["--set", f"{key}={value if plain else json.dumps(value)}"]
         return shlex.join(words)
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Json:
         """Return the pipeline's parameters."""
         values = {name: self[name] for name in parameters.LOCAL}
         folders = {"data_root": storage.absolute(self["data_root"]), "output": str(self.folder)}
@@ -89,11 +91,113 @@ class Options:
         return values | folders | {"nodes": 1, "launcher": "local"}
 
 
+@dataclass
+class RunRecord:
+    """A run as `summary.json` in its folder; empty fields are left out of the file."""
+
+    name: str
+    arguments: Json
+    """The pipeline's parameters."""
+    status: str = "running"
+    """running, succeeded, failed or interrupted."""
+    started: str = ""
+    ended: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    machine: Json = field(default_factory=dict)
+    steps: list[Json] = field(default_factory=list)
+    training: Json = field(default_factory=dict)
+    plan: Json = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    data_warnings: list[str] = field(default_factory=list)
+    gate: Json = field(default_factory=dict)
+    used: Json = field(default_factory=dict)
+    nothing_new_since: str = ""
+    """The model version since which the source has not changed, if training was skipped for that."""
+    paths: dict[str, str] = field(default_factory=dict)
+    error: Json = field(default_factory=dict)
+    """step, message and exit_code, unless the run succeeded."""
+
+    @classmethod
+    def begin(cls, options: Options) -> "RunRecord":
+        """Return the record of a run that starts now."""
+        machine = {"cores": len(os.sched_getaffinity(0)), "system": platform.platform()}
+        return cls(
+            options.name, options.arguments(), "running", _now(), versions=_versions(), machine=machine
+        )
+
+    def write(self, folder: Path) -> None:
+        """Write the record into the run's folder, indented for people."""
+        tree = {"kind": "run", "version": 1} | {key: value for key, value in asdict(self).items() if value}
+        storage.write_json(str(folder / "summary.json"), tree, indent=2)
+
+    def end(self, progress: RunProgress, *, stopped: bool = False, broken: str = "") -> None:
+        """Record the end of the run: its steps, and an error unless it succeeded.
+
+        Args:
+            progress: the state of the steps.
+            stopped: the run was asked to stop.
+            broken: the error that ended the process that watched the run, if any.
+        """
+        failed = progress.failed
+        done = {step.name for step in progress.steps.values() if step.state == "done"}
+        # Without an export the run is complete if the gate failed.
+        held_back = self.gate and not self.gate["passed"]
+        optional = {"train", "evaluate", "export"} if progress.since else {"export"} if held_back else set()
+        succeeded = failed is None and not broken and set(progress.steps) - done <= optional
+        interrupted = not succeeded and (stopped or (failed is not None and failed.state == "stopped"))
+        self.status = "succeeded" if succeeded else "interrupted" if interrupted else "failed"
+        self.ended, self.nothing_new_since = _now(), progress.since
+        self.steps = [
+            {"name": step.name, "status": step.state, "seconds": round(step.seconds, 2),
+             "reused": step.reused}
+            for step in progress.steps.values()
+        ]  # fmt: skip
+        if succeeded:
+            return
+        message, code = broken or ("stopped" if interrupted else "the pipeline ended before a step began"), 0
+        if failed is not None:
+            message = failed.message or "its process ended without a message (killed, or out of memory)"
+            code = failed.exit_code
+        self.error = {
+            "step": failed.name if failed else "",
+            "message": redacted(message),
+            "exit_code": EXIT_RETRY if interrupted else code or EXIT_FAILURE,
+        }
+
+    def read_results(self, progress: RunProgress, folder: Path) -> None:
+        """Read the results of the finished steps; files of an earlier run are not read."""
+        done = {step.name for step in progress.steps.values() if step.state == "done"}
+        if "train" in done:
+            self.training = storage.read_json(str(folder / "train" / "result.json"))
+            plan = str(folder / run_plan.FILE)
+            self.plan = storage.read_json(plan) if storage.exists(plan) else {}
+        if "evaluate" in done:
+            metrics = storage.read_json(str(folder / "evaluation" / "metrics.json"))
+            self.metrics, self.data_warnings = metrics["metrics"], metrics.get("data_warnings", [])
+            self.gate = storage.read_json(str(folder / "evaluation" / "gate.json"))
+        outputs = {
+            "checkpoint": ("train", "train/best.pt"),
+            "tensorboard": ("train", "train/tensorboard"),
+            "metrics": ("evaluate", "evaluation/metrics.json"),
+            "report": ("evaluate", "evaluation/report.html"),
+            "model": ("export", "model"),
+            "summary": ("", "summary.json"),
+            "log": ("", "log.txt"),
+        }
+        self.paths = {
+            name: str(folder / path) for name, (step, path) in outputs.items() if not step or step in done
+        }
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def check(options: Options) -> None:
-    """Refuse what cannot run before anything is started or written.
+    """Refuse a run that cannot work before anything is started or written.
 
     Raises:
-        ConfigError: naming every name, source, recipe, key, value, rule and number that cannot be used.
+        ConfigError: with all problems.
     """
 
     def processes() -> None:
@@ -119,177 +223,75 @@ def check(options: Options) -> None:
     )
 
 
-def begin(arguments: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the record of a run that begins now: `summary.json` in its folder."""
-    return {
-        "kind": "run",
-        "version": 1,
-        "name": name,
-        "status": "running",
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "arguments": arguments,
-        "versions": _versions(),
-        "machine": {"cores": len(os.sched_getaffinity(0)), "system": platform.platform()},
-    }
-
-
-def complete(
-    record: dict[str, Any], progress: RunProgress, folder: Path, *, stopped: bool = False, broken: str = "",
-    used: Costs | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Add to a run's record how it ended and what it made.
-
-    Args:
-        record: what `begin` returned.
-        progress: the state of the run's steps.
-        folder: the run's folder.
-        stopped: it was asked to stop.
-        broken: what ended the process that watched it, if anything did.
-        used: what its steps used.
-
-    Returns:
-        The record with `status` succeeded, failed or interrupted, `error` if it did not
-        succeed, and what the finished steps reported.
-    """
-    failed = progress.failed
-    done = {step.name for step in progress.steps.values() if step.state == "done"}
-    ended = _results(folder, done)
-    # Without an export the run is complete if the gate held it back.
-    held_back = "gate" in ended and not ended["gate"]["passed"]
-    may_be_skipped = {"train", "evaluate", "export"} if progress.since else {"export"} if held_back else set()
-    succeeded = failed is None and not broken and set(progress.steps) - done <= may_be_skipped
-    interrupted = not succeeded and (stopped or (failed is not None and failed.state == "stopped"))
-    ended |= {
-        "status": "succeeded" if succeeded else "interrupted" if interrupted else "failed",
-        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
-        "steps": [
-            {"name": step.name, "status": step.state, "seconds": round(step.seconds, 2),
-             "reused": step.reused}
-            for step in progress.steps.values()
-        ],
-    }  # fmt: skip
-    if used:
-        ended["used"] = used.fields()
-    if progress.since:
-        ended["nothing_new_since"] = progress.since
-    if not succeeded:
-        message, code = broken or ("stopped" if interrupted else "the pipeline ended before a step began"), 0
-        if failed is not None:
-            message = failed.message or "its process ended without a message (killed, or out of memory)"
-            code = failed.exit_code
-        ended["error"] = {
-            "step": failed.name if failed else "",
-            "message": redacted(message),
-            "exit_code": EXIT_RETRY if interrupted else code or EXIT_FAILURE,
-        }
-    return record | ended
-
-
-def _results(folder: Path, done: set[str]) -> dict[str, Any]:
-    """Return what the finished steps wrote, and where; an earlier run's files are not read."""
-    results: dict[str, Any] = {}
-    if "train" in done:
-        results["training"] = storage.read_json(str(folder / "train" / "result.json"))
-        plan = str(folder / run_plan.FILE)
-        results |= {"plan": storage.read_json(plan)} if storage.exists(plan) else {}
-    if "evaluate" in done:
-        metrics = storage.read_json(str(folder / "evaluation" / "metrics.json"))
-        results["metrics"] = metrics["metrics"]
-        results["data_warnings"] = metrics.get("data_warnings", [])
-        results["gate"] = storage.read_json(str(folder / "evaluation" / "gate.json"))
-    outputs = {
-        "checkpoint": ("train", "train/best.pt"),
-        "tensorboard": ("train", "train/tensorboard"),
-        "metrics": ("evaluate", "evaluation/metrics.json"),
-        "report": ("evaluate", "evaluation/report.html"),
-        "model": ("export", "model"),
-        "summary": ("", "summary.json"),
-        "log": ("", "log.txt"),
-    }
-    paths = {what: str(folder / path) for what, (step, path) in outputs.items() if not step or step in done}
-    return results | {"paths": paths}
-
-
 def _versions() -> dict[str, str]:
-    """Return the versions that decide on a result, and the commit if the code is a checkout."""
+    """Return the versions that affect results, and the commit if the code is a checkout."""
     installed = {"python": platform.python_version()}
     for package in _PACKAGES:
         with suppress(PackageNotFoundError):  # An extra that is not installed.
             installed[package] = version(package)
-    root, git = Path(__file__).parents[1], shutil.which("git")
-    if git and (root / ".git").exists():
-        command = [git, "-C", str(root), "rev-parse", "HEAD"]
-        commit = subprocess.run(command, check=False, capture_output=True, text=True)
-        if commit.returncode == 0:
+    root = Path(__file__).parents[1]
+    if (root / ".git").exists():
+        command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+        with suppress(OSError):
+            commit = subprocess.run(command, check=False, capture_output=True, text=True)
             installed["commit"] = commit.stdout.strip()
-    return installed
+    return {name: text for name, text in installed.items() if text}
 
 
 def report(
-    record: dict[str, Any], progress: RunProgress, folder: Path, *, again: str, used: Costs | None = None
+    record: RunRecord, progress: RunProgress, folder: Path, *, again: str, used: Costs | None = None
 ) -> None:
-    """Print how a run went, from its whole record: results on stdout, what went wrong on stderr.
+    """Print the results of a run on stdout, and its error on stderr.
 
-    `again` is the command line that goes on with the run, `used` what its steps used.
+    `again` is the command line that continues the run, `used` the use of its steps.
     """
     if used:
         print(f"\nwhat it used\n{used.text()}")
     _print_results(record, folder)
-    took = datetime.fromisoformat(record["ended"]) - datetime.fromisoformat(record["started"])
-    print(f"\nrun {record['name']}: {record['status']} in {clock(took.total_seconds())}")
-    print(columns([(f"  {what}", _short(path)) for what, path in record["paths"].items()]))
-    if "model" in record["paths"]:
-        model = shlex.quote(_short(record["paths"]["model"]))
+    took = datetime.fromisoformat(record.ended) - datetime.fromisoformat(record.started)
+    print(f"\nrun {record.name}: {record.status} in {clock(took.total_seconds())}")
+    print(columns([(f"  {name}", _short(path)) for name, path in record.paths.items()]))
+    if "model" in record.paths:
+        model = shlex.quote(_short(record.paths["model"]))
         print("\ntry the model")
-        print(f"  on images     {program()} predict {model} IMAGES... -o DIR")
-        print(f"  in a browser  {program()} serve {model}")
+        print(f"  on images     kubedet predict {model} IMAGES... -o DIR")
+        print(f"  in a browser  kubedet serve {model}")
     sys.stdout.flush()
-    if "error" in record:
+    if record.error:
         print("\n" + _failure(record, progress, again), file=sys.stderr)
 
 
-def program() -> str:
-    """Return how a person calls this program: by its name, or by its path if the name is not found."""
-    called = Path(sys.argv[0])
-    if called.name != "kubedet" or shutil.which("kubedet"):
-        return "kubedet"
-    return _short(str(called.absolute()))
-
-
-def _print_results(record: dict[str, Any], folder: Path) -> None:
-    if "nothing_new_since" in record:
-        print(f"\nnothing new since {record['nothing_new_since']}: nothing was trained")
-    if "metrics" in record:
+def _print_results(record: RunRecord, folder: Path) -> None:
+    if record.nothing_new_since:
+        print(f"\nnothing new since {record.nothing_new_since}: nothing was trained")
+    if record.metrics:
         metrics = json.loads((folder / "evaluation" / "metrics.json").read_text())
         table = (folder / "evaluation" / "table.txt").read_text()
         print(f"\n{metrics['images']} images of the {metrics['split']} split\n\n{table.rstrip()}")
-    for warning in record.get("data_warnings", []):
+    for warning in record.data_warnings:
         print(f"\nwarning: data: {warning}")
-    if "training" in record or "gate" in record:
+    training, gate = record.training, record.gate
+    if training or gate:
         print()
-    training = record.get("training", {})
     if training.get("images_per_second"):
         before = training.get("resumed_from") or 0
-        did = (
-            f"{training['steps'] - before} steps in {clock(training['seconds'])}, "
+        text = (
+            f"training: {training['steps'] - before} steps in {clock(training['seconds'])}, "
             f"{training['images_per_second']:.1f} images/s on {training['processes']} processes"
         )
-        print(
-            f"training: {did}" + (f"; with the {before} before {training['steps']} in all" if before else "")
-        )
+        print(text + (f"; with the {before} before {training['steps']} in all" if before else ""))
         if training.get("advice"):
             print(f"  warning: {training['advice']}")
-    if "gate" in record:
-        gate = record["gate"]
+    if gate:
         print(f"gate: {'passed' if gate['passed'] else 'failed, no model was exported'}")
         print("".join(f"  {line}\n" for line in gate["reason"].splitlines()), end="")
 
 
-def _failure(record: dict[str, Any], progress: RunProgress, again: str) -> str:
-    error, step = record["error"], progress.failed
-    if record["status"] == "interrupted":
+def _failure(record: RunRecord, progress: RunProgress, again: str) -> str:
+    error, step = record.error, progress.failed
+    if record.status == "interrupted":
         at = f" in step {error['step']}" if error["step"] else ""
-        return f"interrupted{at}; to go on with it:\n  {again}"
+        return f"interrupted{at}; to continue:\n  {again}"
     head = f"error in step {step.name}: {error['message']}" if step else f"error: {error['message']}"
     lines = list(step.lines if step else progress.outside)
     if (step and step.known) or not lines:
@@ -303,14 +305,14 @@ def _short(path: str) -> str:
 
 
 def run(options: Options) -> int:
-    """Run the pipeline and tell how it went, on stdout and in the run's folder.
+    """Run the pipeline and report its results, on stdout and in the run's folder.
 
     Returns:
-        Exit code: 0 (also where the gate held the export back), the failing step's, or 143
-        where it was stopped and goes on when it is run again.
+        Exit code: 0 (also if the gate failed), the failing step's, or 143 if it was stopped and can be
+        continued.
 
     Raises:
-        ConfigError: the options cannot be used, or another run of that name is going on.
+        ConfigError: the options cannot be used, or another run of that name is in progress.
         StorageError: the run's folder cannot be written.
     """
     check(options)
@@ -318,66 +320,59 @@ def run(options: Options) -> int:
     with _locked(folder) as lock:
         _check_same(folder, options)
         storage.remove_stale(str(folder))
-        record = begin(options.arguments(), options.name)
-        _write(folder, record)
+        record = RunRecord.begin(options)
+        record.write(folder)
         print(f"run {options.name}: recipe {options['recipe']}, source {options['source']}", flush=True)
-        _warn_of_processes(options["nproc"])
+        cores = len(os.sched_getaffinity(0))
+        if options["nproc"] > cores:
+            print(f"warning: {options['nproc']} training processes share {cores} cores", file=sys.stderr)
         with temporary_folder() as temporary:
             progress = RunProgress(temporary / "progress.jsonl")
             try:
                 stopped = _execute(options, progress, temporary, lock)
             except BaseException as error:  # E.g. stdout was closed. The record must not stay at "running".
                 progress.finish()
-                record = complete(record, progress, folder, broken=repr(error))
-                _write(folder, record)
-                _tell_of_failure(record)
+                _finish(record, progress, folder, broken=repr(error))
                 raise
-        used = costs.of_run(record["arguments"]["data_root"], options.name)
-        record = complete(record, progress, folder, stopped=stopped, used=used)
-        _write(folder, record)
+        used = costs.of_run(record.arguments["data_root"], options.name)
+        record.used = used.fields() if used else {}
+        _finish(record, progress, folder, stopped=stopped)
         report(record, progress, folder, again=options.command(), used=used)
-        _tell_of_failure(record)
-        return record["error"]["exit_code"] if "error" in record else 0
+        return record.error.get("exit_code", 0)
 
 
-def _tell_of_failure(record: dict[str, Any]) -> None:
-    """Tell the webhook, if there is one. Of one that was interrupted, whoever did it knows."""
-    if record["status"] == "failed":
+def _finish(
+    record: RunRecord, progress: RunProgress, folder: Path, *, stopped: bool = False, broken: str = ""
+) -> None:
+    """Complete and write the record, and notify the webhook of a failure."""
+    record.read_results(progress, folder)
+    record.end(progress, stopped=stopped, broken=broken)
+    record.write(folder)
+    if record.status == "failed":
         from operations import notifications
 
-        notifications.tell(
-            notifications.Notice(notifications.FAILED, record["name"], record["error"]["message"])
-        )
-
-
-def _warn_of_processes(count: int) -> None:
-    cores = len(os.sched_getaffinity(0))
-    if count > cores:
-        print(f"warning: {count} training processes share {cores} cores", file=sys.stderr, flush=True)
-
-
-def _write(folder: Path, record: dict[str, Any]) -> None:
-    storage.write_json(str(folder / "summary.json"), record, indent=2)  # Indented: people read it too.
+        message = record.error["message"]
+        notifications.tell(notifications.Notice(notifications.FAILED, record.name, message))
 
 
 def _execute(options: Options, progress: RunProgress, temporary: Path, lock: int) -> bool:
-    """Start the local runner, show what it does until it has ended; return whether it was stopped."""
+    """Start the local runner and show its progress until it ends; return whether it was stopped."""
     folder = options.folder
     artifacts = folder / "artifacts"
-    shutil.rmtree(artifacts, ignore_errors=True)  # An earlier run's, which this one makes anew.
+    shutil.rmtree(artifacts, ignore_errors=True)  # Of an earlier try.
     file, arguments = str(folder / "pipeline.yaml"), json.dumps(options.arguments())
     command = [sys.executable, "-m", "pipelines.local", file, str(artifacts), arguments]
     env = {
         **os.environ,
         environment.RUN_ID: options.name,
         log.PROGRESS_FILE: str(temporary / "progress.jsonl"),
-        "PYTHONUNBUFFERED": "1",  # Else a step's lines come when it has ended.
-        "TMPDIR": str(temporary),  # The runner leaves a folder a step behind.
+        "PYTHONUNBUFFERED": "1",  # Otherwise a step's lines arrive when it has ended.
+        "TMPDIR": str(temporary),  # The runner leaves one folder for each step.
     }
     with (
         GuardedProcess(command, env=env, grace_seconds=_GRACE_SECONDS, keep_open=[lock]) as process,
         _stopping(process) as stopped,
-        closing(_LogFile(folder / "log.txt")) as log_file,
+        (folder / "log.txt").open("ab", buffering=0) as log_file,
         display.choose(progress) as shown,
     ):
         shown_signals = 0
@@ -386,7 +381,8 @@ def _execute(options: Options, progress: RunProgress, temporary: Path, lock: int
                 shown_signals, progress.stopping = len(stopped), True
                 shown.line(_STOPPING if shown_signals == 1 else "killing what still runs")
             if line is not None:
-                log_file.write(line)
+                with suppress(OSError):  # A full disk ends the log, not the run.
+                    log_file.write(f"{line}\n".encode())
                 step_line = progress.read_line(line)
                 text = line if options.verbose else step_line
                 if text is not None:
@@ -400,7 +396,7 @@ def _execute(options: Options, progress: RunProgress, temporary: Path, lock: int
 
 
 def _timed_lines(process: GuardedProcess) -> Iterator[str | None]:
-    """Yield the process's lines as they come, and None when a moment passes without one."""
+    """Yield the process's lines as they arrive, and None after a moment without one."""
     lines: queue.Queue[str | None] = queue.Queue()
 
     def read() -> None:
@@ -423,7 +419,7 @@ def _timed_lines(process: GuardedProcess) -> Iterator[str | None]:
 
 @contextmanager
 def _stopping(process: GuardedProcess) -> Iterator[list[int]]:
-    """Stop the process on Ctrl-C, SIGTERM or a closed terminal; yields the list that takes the signals."""
+    """Stop the process on Ctrl-C, SIGTERM or a closed terminal; yields the list of received signals."""
     stopped: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -434,31 +430,9 @@ def _stopping(process: GuardedProcess) -> Iterator[list[int]]:
         yield stopped
 
 
-class _LogFile:
-    """Everything the runner and the steps print. A full disk costs the log, not the run."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._file = path, path.open("a")
-        self.write(f"--- {datetime.now(UTC).isoformat(timespec='seconds')}")
-
-    def write(self, line: str) -> None:
-        if self._file.closed:
-            return
-        try:
-            self._file.write(line + "\n")
-            self._file.flush()
-        except OSError as error:
-            print(f"warning: {self._path} ends here: {error.strerror}", file=sys.stderr)
-            with suppress(OSError):
-                self._file.close()
-
-    def close(self) -> None:
-        self._file.close()
-
-
 @contextmanager
 def _locked(folder: Path) -> Iterator[int]:
-    """Make the run's folder and hold its lock; yields the lock's descriptor."""
+    """Create the run's folder and hold its lock; yields the lock's descriptor."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -471,7 +445,7 @@ def _locked(folder: Path) -> Iterator[int]:
     except OSError:
         os.close(lock)
         raise ConfigError(
-            f"a run named {folder.name!r} is going on in {folder}",
+            f"a run named {folder.name!r} is in progress in {folder}",
             fix="wait for its end, stop it, or choose another --name",
         ) from None
     try:
@@ -481,16 +455,16 @@ def _locked(folder: Path) -> Iterator[int]:
 
 
 def _check_same(folder: Path, options: Options) -> None:
-    """Refuse to go on with a run under other settings: its checkpoint would not fit, or would mislead."""
+    """Refuse to continue a run with other settings: its checkpoint would not fit, or would mislead."""
     path = folder / "summary.json"
     if not path.exists() or not (folder / "train").exists():
-        return  # A mistake that ended it before the training may be mended under the same name.
+        return  # A mistake that ended it before the training may be corrected under the same name.
     form = storage.Form("run", 1, {"arguments?": {}})
     try:
         before = storage.read_json(str(path), form).get("arguments", {})
     except (DamagedError, FormError) as error:
-        # No dead end: what must not change is in the checkpoints, too, which compare it themselves.
-        print(f"warning: {error.message}; it is written anew", file=sys.stderr, flush=True)
+        # The checkpoints contain the settings too, and compare them.
+        print(f"warning: {error.message}; it is replaced", file=sys.stderr, flush=True)
         return
     changed = [
         f"  {key}: was {json.dumps(before[key])}, now {json.dumps(value)}"
@@ -499,6 +473,6 @@ def _check_same(folder: Path, options: Options) -> None:
     ]
     if changed:
         raise ConfigError(
-            f"the run {folder.name!r} was begun with other settings:\n" + "\n".join(changed),
-            fix=f"choose another --name, or give the same settings to go on, or delete {folder}",
+            f"the run {folder.name!r} was started with other settings:\n" + "\n".join(changed),
+            fix=f"choose another --name, or give the same settings to continue, or delete {folder}",
         )

@@ -2,22 +2,17 @@
 
 from collections.abc import Sequence, Set
 
+from trainer.base.safe_text import aligned, cells
+
 
 def columns(rows: Sequence[Sequence[str]], *, right: Set[int] = frozenset()) -> str:
-    """Align rows of cells by the columns that a terminal shows them in.
-
-    Args:
-        rows: the cells, the heads among them; all rows have the same number of cells.
-        right: numbers of the columns that are aligned to the right.
-    """
-    from rich.cells import cell_len
-
-    widths = [max(map(cell_len, cells)) for cells in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        line = []
-        for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            space = " " * (width - cell_len(cell))
-            line.append(space + cell if column in right else cell + space)
-        lines.append("  ".join(line).rstrip())
-    return "\n".join(lines)
+    """Align rows, which all have the same number of cells; `right` are the columns to align to the right."""
+    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            aligned(cell, width, right=number in right)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)

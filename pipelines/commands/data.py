@@ -1,4 +1,4 @@
-"""`kubedet data`: look at data, check it, compare it, merge corrections, forget images, free space."""
+"""`kubedet data`: inspect, verify and compare data, merge corrections, forget images, free space."""
 
 import argparse
 import json
@@ -26,31 +26,29 @@ if TYPE_CHECKING:
     from trainer.data.inspection import Report
     from trainer.data.statistics import SplitStatistics
 
-_WHAT = "a folder DATA_ROOT/shards/FINGERPRINT or DATA_ROOT/raw/FINGERPRINT, also on s3://"
+_STORED = "a folder DATA_ROOT/shards/FINGERPRINT or DATA_ROOT/raw/FINGERPRINT, also on s3://"
 _SHOWN_CLASSES = 20
 _RECIPE = "small"
-"""Says how a source is read unless --set does."""
+"""Its settings say how a source is read, unless --set does."""
 _SHOWN = 10
 _REASONS = 2
 """Reasons to keep an artifact that the table of a pruning shows; JSON has all."""
 
 
 def add(commands: Commands) -> None:
-    """Declare the command and what it can do."""
+    """Declare the command and its verbs."""
     parser = commands.add_parser(
-        "data",
-        description="Look at shards, raw images or a source: what they hold, whether they are whole, and "
-        "what they look like; and put a set and corrections of it together.",
+        "data", description="Inspect, verify, preview and compare data; merge corrections; free space."
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     inspect = verb(
         verbs, "inspect", _inspect, "count images, boxes, classes and problems",
-        "Count images, boxes, classes and problems of shards, raw images or a source, and show how large "
-        "they are. The format of a path without a scheme is detected; the --source to use is printed. Up to "
-        "2000 local images per split are read too. Exit code: 0; 2 if the data cannot be used.",
+        "Count images, boxes, classes and problems of shards, raw images or a source. The format of a path "
+        "without a scheme is detected, and the --source to use is printed. Exit code: 0; 2 if the data "
+        "cannot be used.",
     )  # fmt: skip
     inspect.add_argument(
-        "uri", metavar="URI", help=f"{_WHAT}, or a source: PATH, sample, coco:PATH, voc:PATH, ..."
+        "uri", metavar="URI", help=f"{_STORED}, or a source: PATH, sample, coco:PATH, voc:PATH, ..."
     )
     add_overrides(inspect)
     option(
@@ -58,39 +56,96 @@ def add(commands: Commands) -> None:
         "duplicates (default: 2000 on this machine, 100 in an object store, 0 on the web)", None, type=int,
     )  # fmt: skip
     option(inspect, "--pairs FILE", "write near duplicates across splits as pictures to a PNG")
-    option(inspect, "--all", f"all classes, not the first {_SHOWN_CLASSES}")
+    option(inspect, "--all", f"show all classes, not only the first {_SHOWN_CLASSES}")
     option(inspect, "-o --output text|json", "default: text", "text")
     verify = verb(
         verbs, "verify", _verify, "compare all hashes and decode every image",
-        "Read all of the shards or raw images: compare sizes and hashes with those that were written down, "
-        "and decode every image. Exit code: 0 if all is well; 2 if anything is damaged or missing, each "
-        "thing named.",
+        "Read all shards or raw images, compare sizes and hashes with the recorded ones, and decode every "
+        "image. Exit code: 0; 2 if anything is damaged or missing.",
     )  # fmt: skip
-    verify.add_argument("uri", metavar="URI", help=_WHAT)
-    option(
-        verify,
-        "--repair",
-        "make again what is missing or damaged: shards from the raw images, these from their source",
-    )
+    verify.add_argument("uri", metavar="URI", help=_STORED)
+    text = "create missing or damaged files again: shards from raw images, raw images from their source"
+    option(verify, "--repair", text)
     option(verify, "--threads N", "default: one for each core", 0)
     option(verify, "-o --output text|json", "default: text", "text")
     preview = verb(
         verbs, "preview", _preview, "draw a contact sheet of images with their boxes",
-        "Draw images of a split, chosen at random, with their boxes on one PNG; with --recipe the first "
-        "images of a training's epoch, as it sees them.",
+        "Draw random images of a split with their boxes on one PNG; with --recipe the first images of a "
+        "training's epoch, as the training sees them.",
     )  # fmt: skip
-    preview.add_argument("uri", metavar="URI", help=f"{_WHAT}, or a source")
+    preview.add_argument("uri", metavar="URI", help=f"{_STORED}, or a source")
     option(preview, "-n N", "images", 16, dest="count")
     option(preview, "--split NAME", "train, val or test (default: the first)")
-    option(preview, "--seed N", "another one shows other images", 0)
+    option(preview, "--seed N", "seed of the random choice", 0)
     option(preview, "--recipe NAME", "show what a training with this recipe sees: of shards only")
     add_overrides(preview)
     option(preview, "--epoch N", "with --recipe: of this epoch, from 0 (default: 0)", 0)
     option(preview, "-o --output FILE", "the PNG", "preview.png")
-    _add_compare(verbs)
-    _add_merge(verbs)
-    _add_forget(verbs)
-    _add_prune(verbs)
+    compare = verb(
+        verbs, "compare", _compare, "measure the drift between two sets: classes, sizes, pixels, features",
+        "Compare frequencies of classes, boxes in an image, sizes of boxes and images, brightness, sharpness "
+        "and, with --model, features of its backbone; each as a distance from 0 to 1 with a 95 % interval "
+        "and a p-value. Exit code: 0; 1 if a rule of --gate fails; 2 for a mistake in the options.",
+    )  # fmt: skip
+    compare.add_argument("one", metavar="A", help="shards, raw images or a source, e.g. of the last model")
+    compare.add_argument("other", metavar="B", help="likewise, e.g. of today")
+    option(compare, "--split NAME", "default: train if both have it")
+    option(compare, "--images N", "images of each whose pixels are read (default: 200; 0: none)", 200)
+    option(compare, "--model URI", "checkpoint whose backbone gives features")
+    option(compare, "--samples N", "bootstrap samples and permutations", 200)
+    option(compare, "--seed N", "seed of the random choices", 0)
+    option(compare, "--gate RULES", "rules separated by commas, e.g. 'drift/classes <= 0.2'")
+    add_overrides(compare)
+    option(compare, "-o --output URI", "folder for drift.html and drift.json")
+    _add_changing(verbs)
+
+
+def _add_changing(verbs: Commands) -> None:
+    merge = verb(
+        verbs, "merge", _merge, "merge a set with corrections of it",
+        "Write a new COCO set of a set and of corrections, such as the page of `kubedet serve` exports, or "
+        "of any other set. Classes are matched by name. An image in both (with the same bytes) gets the "
+        "boxes of the correction and stays in its split; new images are added to train. Exit code: 0; 2 if "
+        "something cannot be used, and then nothing is written.",
+    )  # fmt: skip
+    merge.add_argument("set", metavar="SET", help="the set, as --source of `kubedet run` takes it")
+    text = "sets likewise, e.g. corrections.zip; later ones win if several have an image"
+    merge.add_argument("corrections", nargs="+", metavar="CORRECTIONS", help=text)
+    text = "folder of the new set; its last part names the models"
+    option(merge, "-o --output DIR", text, required=True)
+    text = "accept corrected images with boxes of different classes in the same place"
+    option(merge, "--keep-overlaps", text)
+    forget = verb(
+        verbs, "forget", _forget, "remove images from the data root and from all later runs",
+        "Delete images, and the raw tables and shards that contain them, and exclude them from every later "
+        "download. Lists the runs and models that used them; with --min-new-images the next run of such a "
+        "model trains. Models are not deleted. Exit code: 0; 2 if an image is unknown or a run still trains "
+        "with it.",
+    )  # fmt: skip
+    forget.add_argument("keys", nargs="+", metavar="KEY", help="key or file name of an image")
+    add_published(forget)
+    action = forget.add_mutually_exclusive_group(required=True)
+    option(action, "--dry-run", "show what would be deleted, and delete nothing")
+    option(action, "--yes", "delete it")
+    prune = verb(
+        verbs, "prune", _prune, "delete old runs, versions and data that nothing needs",
+        "Delete runs with their checkpoints, versions of models, shards, raw tables and images of a data "
+        "root. Kept is everything that these need: the newest runs, current versions, targets of `model "
+        "rollback`, signed, registered and pinned versions, unfinished runs, and recent files. Exit code: 0; "
+        "2 for a mistake, or while another pruning runs.",
+    )  # fmt: skip
+    action = prune.add_mutually_exclusive_group(required=True)
+    option(action, "--dry-run", "show what would be deleted and why the rest is kept")
+    option(action, "--yes", "delete it")
+    option(action, "--pin NAME", "keep a run, or an artifact by its name in the table, from now on", None)
+    option(action, "--unpin NAME", "remove a pin", None)
+    text = "how many of the newest runs, and of previous versions, are kept; must be given"
+    option(prune, "--keep N", text, 0)
+    option(prune, "--grace HOURS", "keep files of the last hours (default: 24)", 24.0)
+    text = "folder of runs that are not below the data root, e.g. ./runs of `kubedet run`"
+    option(prune, "--runs DIR", text)
+    option(prune, "-o --output OUTPUT", "print JSON", choices=["json"], metavar=None)
+    add_published(prune, "where data is kept")
 
 
 def _config(texts: list[str], recipe: str = _RECIPE, **further: Any) -> "Config":
@@ -149,7 +204,7 @@ def _show_report(report: "Report", most_classes: int | None) -> None:
 
 
 def _median(statistics: "SplitStatistics", name: str) -> str:
-    """Return the bin that holds the median of a histogram, as text."""
+    """Return the bin of the median in a histogram as text."""
     from trainer.data.statistics import BINS
 
     counts, edges = statistics.histogram(name), BINS[name]
@@ -170,7 +225,7 @@ def _show_classes(report: "Report", most: int | None) -> None:
          *(counts.images_of_class[label] for counts in of_split.values())]
         for label in order[:most]
     ]  # fmt: skip
-    heads = [f"{what} in {split}" for what in ("boxes", "images") for split in of_split]
+    heads = [f"{item} in {split}" for item in ("boxes", "images") for split in of_split]
     print(f"{_table(['class', *heads], rows)}\n")
     if len(rows) < len(order):
         print(f"... and {len(order) - len(rows)} more classes: --all shows them\n")
@@ -182,7 +237,7 @@ def _show_classes(report: "Report", most: int | None) -> None:
 
 
 def _table(heads: list[str], rows: list[list[Any]]) -> str:
-    cells = [[f"{cell:,}" if isinstance(cell, int) else one_line(str(cell)) for cell in row] for row in rows]
+    cells = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
     return columns([heads, *cells], right={*range(1, len(heads))})
 
 
@@ -227,43 +282,21 @@ def _sheet(options: argparse.Namespace) -> "tuple[Image, list[Picture], str]":
     from trainer.data import preview
 
     if options.recipe:
-        wrong = f"--epoch {options.epoch} is less than zero" if options.epoch < 0 else ""
+        problem = f"--epoch {options.epoch} is less than zero" if options.epoch < 0 else ""
         if options.split not in ("", "train"):
-            wrong = f"--recipe shows training samples: not --split {options.split}"
-        if wrong:
-            raise ConfigError(wrong, fix="leave --split out, and count epochs from 0")
+            problem = f"--recipe shows training samples: not --split {options.split}"
+        if problem:
+            raise ConfigError(problem, fix="leave --split out, and count epochs from 0")
         seed = {"train.seed": options.seed} if options.seed else {}
         config = _config(options.overrides, options.recipe, **seed)
         return preview.training_sheet(options.uri, config, options.count, options.epoch)
     if options.epoch or any(not text.startswith("data.") for text in options.overrides):
         raise ConfigError(
-            "--set of other keys than data.... and --epoch are of a training",
+            "--epoch, and --set of keys other than data...., need a recipe",
             fix="add --recipe NAME, e.g. --recipe small",
         )
     reading = _config(options.overrides).data
     return preview.contact_sheet(options.uri, options.count, options.split, options.seed, reading)
-
-
-def _add_compare(verbs: Commands) -> None:
-    parser = verb(
-        verbs, "compare", _compare,
-        "tell how far two sets are apart: classes, sizes, brightness, sharpness, features",
-        "Tell how far two sets are apart: frequencies of classes, boxes in an image, sizes of boxes and "
-        "images, brightness, sharpness and, with --model, features of its backbone; each as a distance from "
-        "0 to 1 with a 95 % interval and a p-value. Exit code: 0; 1 if a rule of --gate does not hold; 2 for "
-        "a mistake in what was asked or given.",
-    )  # fmt: skip
-    parser.add_argument("one", metavar="A", help="shards, raw images or a source, e.g. of the last model")
-    parser.add_argument("other", metavar="B", help="likewise, e.g. of today")
-    option(parser, "--split NAME", "default: train if both have it")
-    text = "images of each whose pixels are looked at (default: 200; 0: annotations only)"
-    option(parser, "--images N", text, 200)
-    option(parser, "--model URI", "checkpoint whose backbone gives features")
-    option(parser, "--samples N", "bootstrap samples and permutations", 200)
-    option(parser, "--seed N", "of what is drawn at random", 0)
-    option(parser, "--gate RULES", "rules parted by commas, e.g. 'drift/classes <= 0.2'")
-    add_overrides(parser)
-    option(parser, "-o --output URI", "folder for drift.html and drift.json")
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -301,41 +334,23 @@ def _show_drift(drift: "Drift") -> None:
         print(f"{name:<22}{shift.value:>9.3f}   {interval:<15}{shift.p:>7.3f}  {word}")
 
 
-def _add_merge(verbs: Commands) -> None:
-    parser = verb(
-        verbs, "merge", _merge, "put a set and corrections of it together",
-        "Write a new COCO set of a set and of corrections, such as the page of `kubedet serve` gives, or of "
-        "any other set. Classes are matched by name. An image that is in both, by its bytes, has the boxes "
-        "of the correction and stays in its split; others are added to train. The new set is there whole or "
-        "not at all. Exit code: 0; 2 if something cannot be used.",
-    )  # fmt: skip
-    parser.add_argument("set", metavar="SET", help="the set, as --source of `kubedet run` takes it")
-    parser.add_argument(
-        "corrections", nargs="+", metavar="CORRECTIONS",
-        help="sets likewise, e.g. corrections.zip; the later before the earlier if both have an image",
-    )  # fmt: skip
-    text = "folder of the new set; its models are called after its last part"
-    option(parser, "-o --output DIR", text, required=True)
-    text = "accept corrected images that have boxes of different classes in the same place"
-    option(parser, "--keep-overlaps", text)
-
-
 def _merge(options: argparse.Namespace) -> int:
     from trainer.data.merging import merge
 
     merged = merge(options.set, options.corrections, options.output, keep_overlaps=options.keep_overlaps)
     for split, count in merged.images.items():
-        boxes, corrected = _count(merged.boxes[split], "box"), merged.corrected[split]
-        print(f"{split}: {_count(count, 'image')} with {boxes}, {corrected} corrected")
-    print(f"{_count(merged.added, 'image')} of the corrections added to train")
-    _list("classes that the set did not have", merged.new_classes)
-    _list("images with other boxes in more than one of the corrections; the last is taken", merged.contested)
-    _list("images whose name another one has", merged.renamed)
-    _list("images of the set that cannot be had, left out", merged.left_out)
+        print(
+            f"{split}: {count:,} images, {merged.boxes[split]:,} boxes, {merged.corrected[split]} corrected"
+        )
+    print(f"{merged.added:,} images of the corrections added to train")
+    _list("new classes", merged.new_classes)
+    _list("images with different boxes in several corrections; the last is used", merged.contested)
+    _list("images renamed because another one has their name", merged.renamed)
+    _list("images of the set that cannot be read, left out", merged.left_out)
     if merged.boxes_left_out:
         print(f"{merged.boxes_left_out} boxes of the set that cannot be used, left out")
     if merged.boxes_kept:
-        kept = f"{_count(merged.boxes_kept, 'box')} of corrected images kept"
+        kept = f"{merged.boxes_kept:,} boxes of corrected images kept"
         print(f"{kept}: crowds, or of classes that the corrections do not have")
     place = shlex.quote(f"coco:{os.path.relpath(merged.folder)}")
     print(f"\nto train on it: kubedet run --source {place} --recipe small")
@@ -348,66 +363,23 @@ def _list(title: str, items: list[str]) -> None:
         print(f"{len(items)} {title}:\n" + "\n".join(f"  {item}" for item in items[:_SHOWN]) + more)
 
 
-def _count(number: int, noun: str) -> str:
-    plural = f"{noun}es" if noun.endswith("x") else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else plural}"
-
-
-def _add_forget(verbs: Commands) -> None:
-    parser = verb(
-        verbs, "forget", _forget, "take images out of the data root and of all later runs",
-        "Delete images, the raw tables and shards that hold them, and leave them out of every later download "
-        "of their sources. Says which runs and models saw them; with --min-new-images the next run of such a "
-        "model trains. Models are not deleted. Exit code: 0; 2 if an image is not known or a run still "
-        "trains with it.",
-    )  # fmt: skip
-    parser.add_argument("keys", nargs="+", metavar="KEY", help="key or file name of an image")
-    add_published(parser)
-    what = parser.add_mutually_exclusive_group(required=True)
-    option(what, "--dry-run", "say what would be deleted, and delete nothing")
-    option(what, "--yes", "do it")
-
-
 def _forget(options: argparse.Namespace) -> int:
     from operations import forgetting
 
     planned = forgetting.plan(options.data_root, options.keys)
     print(f"to be forgotten: {', '.join(sorted({image.file_name for image in planned.images}))}")
     for folder in planned.folders:
-        print(f"  delete {folder}, which holds them; it is made again without them")
+        print(f"  delete {folder}, which contains them; it is created again without them")
     for uri in planned.files:
         print(f"  delete {uri}")
     print(f"  seen by the runs    {', '.join(planned.runs) or 'none known'}")
     print(f"  seen by the models  {', '.join(planned.models) or 'none'}")
     if options.dry_run:
-        print("nothing was deleted; --yes does it")
+        print("nothing was deleted; --yes deletes it")
         return 0
     forgetting.forget(options.data_root, planned)
-    print("done; the next download of each source is made without them")
+    print("done; the next download of each source leaves them out")
     return 0
-
-
-def _add_prune(verbs: Commands) -> None:
-    parser = verb(
-        verbs, "prune", _prune, "free the space of runs, versions and data that nothing needs any more",
-        "Delete runs with their checkpoints, versions of models, shards, raw tables and images of a data "
-        "root that nothing needs. Kept is what the newest runs, current versions, those that `model "
-        "rollback` goes to, signed, registered and pinned ones and runs that have not ended need, and what "
-        "was written a short time ago. Exit code: 0; 2 for a mistake, or while another one goes on.",
-    )  # fmt: skip
-    what = parser.add_mutually_exclusive_group(required=True)
-    option(what, "--dry-run", "say what would go and why the rest is kept")
-    option(what, "--yes", "do it")
-    option(what, "--pin NAME", "keep a run, or what the table calls NAME, from now on", None)
-    option(what, "--unpin NAME", "let it go again when nothing else needs it", None)
-    text = "how many of the newest runs, and versions to go back to, are kept; must be given"
-    option(parser, "--keep N", text, 0)
-    text = "keep what was written in the last so many hours (default: 24)"
-    option(parser, "--grace HOURS", text, 24.0)
-    text = "where runs are that are not below the data root, e.g. ./runs of `kubedet run`"
-    option(parser, "--runs DIR", text)
-    option(parser, "-o --output OUTPUT", "print JSON", choices=["json"], metavar=None)
-    add_published(parser, "where data is kept")
 
 
 def _prune(options: argparse.Namespace) -> int:
@@ -417,7 +389,7 @@ def _prune(options: argparse.Namespace) -> int:
     runs = storage.absolute(options.runs) if options.runs else ""
     root = storage.absolute(options.data_root)
     if options.pin:
-        print(f"{inventory.pin(root, options.pin, runs)} is pinned: it is kept, and what it needs")
+        print(f"{inventory.pin(root, options.pin, runs)} is pinned: it and everything it needs is kept")
         return 0
     if options.unpin:
         print(f"{inventory.unpin(root, options.unpin)} is not pinned any more")
@@ -438,7 +410,7 @@ def _prune(options: argparse.Namespace) -> int:
     print(columns(list(_pruned_rows(pruned, "freed" if options.yes else "would go")), right={1}))
     print(f"{'freed' if options.yes else 'would free'} {pruned.told}")
     if options.dry_run:
-        print("nothing was deleted; --yes does it")
+        print("nothing was deleted; --yes deletes it")
     return 0
 
 

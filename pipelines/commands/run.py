@@ -16,9 +16,9 @@ def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "run",
-        description="Download, shard, train, evaluate, and export on this machine. Stopped with Ctrl-C or "
-        "killed, the same command with the same --name goes on. Exit code: 0, also if the gate held the "
-        "export back; 2 for a mistake in what was asked or given; 143 when stopped; 1 otherwise.",
+        description="Download, shard, train, evaluate, and export on this machine. If it is stopped or "
+        "killed, repeat the command with the same --name to continue. Exit code: 0, also if the gate fails; "
+        "2 for a mistake in options or data; 143 if it was stopped; 1 otherwise.",
     )
     for name, item in parameters.LOCAL.items():
         if name == "overrides":
@@ -28,7 +28,7 @@ def add(commands: Commands) -> None:
     option(parser, "--name NAME", "name of the run (default: the recipe and the time)")
     option(
         parser, "--quick", f"train for about {QUICK_MINUTES} minutes: short for --set "
-        "{MINUTES}={QUICK_MINUTES}; image size, epochs and batch size are chosen for you unless set",
+        f"{MINUTES}={QUICK_MINUTES}; image size, epochs and batch size are chosen for you unless set",
     )  # fmt: skip
     add_prices(parser)
     option(parser, "--verbose", "show the local runner's own log too")
@@ -51,7 +51,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _processes(devices: Path = Path("/dev")) -> int:
-    """Return how many processes train unless somebody says: one for each GPU that PyTorch can use."""
+    """Return the default number of training processes: one for each GPU that PyTorch can use."""
     without: int = parameters.LOCAL["nproc"].default
     if not any(devices.glob("nvidia[0-9]*")):
         return without  # Without importing torch, which takes seconds: the steps do that.

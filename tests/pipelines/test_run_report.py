@@ -6,8 +6,8 @@ import pytest
 
 from operations import costs
 from operations.costs import Prices
-from pipelines import run as run_report
 from pipelines.display import RunProgress
+from pipelines.run import RunRecord, report
 from trainer.launching.usage.record import Record
 
 AGAIN = "kubedet run --name first"
@@ -24,18 +24,17 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def record(folder):
-    return {
-        "name": "first", "status": "succeeded",
-        "started": "2026-01-01T10:00:00+00:00", "ended": "2026-01-01T11:00:05+00:00",
-        "training": {"steps": 10, "seconds": 62.0, "images_per_second": 12.34, "processes": 2},
-        "metrics": {"coco/AP": 0.5},
-        "gate": {"passed": True, "reason": "coco/AP 0.5 >= 0: passed"},
-        "paths": {"report": str(folder / "evaluation" / "report.html"), "model": str(folder / "a model")},
-    }  # fmt: skip
+    return RunRecord(
+        "first", {}, "succeeded", "2026-01-01T10:00:00+00:00", "2026-01-01T11:00:05+00:00",
+        training={"steps": 10, "seconds": 62.0, "images_per_second": 12.34, "processes": 2},
+        metrics={"coco/AP": 0.5},
+        gate={"passed": True, "reason": "coco/AP 0.5 >= 0: passed"},
+        paths={"report": str(folder / "evaluation" / "report.html"), "model": str(folder / "a model")},
+    )  # fmt: skip
 
 
-def tell(record, folder):
-    run_report.report(record, RunProgress(folder / "events"), folder, again=AGAIN)
+def tell(record, folder, used=None):
+    report(record, RunProgress(folder / "events"), folder, again=AGAIN, used=used)
 
 
 def test_a_run_that_went_well(record, folder, capsys):
@@ -68,9 +67,7 @@ try the model
 def test_what_it_used_is_told_with_its_results(record, folder, capsys):
     used = Record("first", "train", 0, "2026-11-23T00:00:00+00:00", True, 1800.0, 1, 0, 0, 0)
     prices = Prices("EUR", node_hour=3.0)
-    run_report.report(
-        record, RunProgress(folder / "events"), folder, again=AGAIN, used=costs.summed([used], prices)
-    )
+    tell(record, folder, costs.summed([used], prices))
     assert capsys.readouterr().out.startswith(
         """
 what it used
@@ -84,16 +81,16 @@ in all   0.500  0.000    0.000       0.000  1.50
 
 
 def test_a_run_that_went_on_says_what_it_did_and_how_much_there_is(record, folder, capsys):
-    record["training"] |= {"steps": 1530, "resumed_from": 680, "seconds": 2390.0}
+    record.training |= {"steps": 1530, "resumed_from": 680, "seconds": 2390.0}
     tell(record, folder)
     line = "training: 850 steps in 39:50, 12.3 images/s on 2 processes; with the 680 before 1530 in all\n"
     assert line in capsys.readouterr().out
 
 
 def test_without_a_model_there_is_none_to_try(record, folder, capsys):
-    del record["paths"]["model"]
-    record["gate"] = {"passed": False, "reason": "coco/AP 0.5 >= 0.9: failed"}
-    record["training"]["images_per_second"] = 0.0
+    del record.paths["model"]
+    record.gate = {"passed": False, "reason": "coco/AP 0.5 >= 0.9: failed"}
+    record.training["images_per_second"] = 0.0
     tell(record, folder)
     printed = capsys.readouterr().out
     assert "try the model" not in printed and "training:" not in printed
@@ -101,6 +98,6 @@ def test_without_a_model_there_is_none_to_try(record, folder, capsys):
 
 
 def test_a_run_that_was_stopped_goes_on_with_one_command(record, folder, capsys):
-    record |= {"status": "interrupted", "error": {"step": "train", "message": "stopped", "exit_code": 143}}
+    record.status, record.error = "interrupted", {"step": "train", "message": "stopped", "exit_code": 143}
     tell(record, folder)
-    assert capsys.readouterr().err == f"\ninterrupted in step train; to go on with it:\n  {AGAIN}\n"
+    assert capsys.readouterr().err == f"\ninterrupted in step train; to continue:\n  {AGAIN}\n"

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import shlex
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +12,8 @@ import pytest
 from PIL import Image, ImageColor
 
 from pipelines import cli
+from tests.trainer.data.test_merging import CATEGORIES, jpeg, write_set, write_zip
 from trainer import storage
-from trainer.base.safe_text import cells
 from trainer.data.box_labels import COLOURS
 from trainer.data.download import download
 from trainer.data.preview import TILE
@@ -38,12 +40,8 @@ def broken(tmp_path):
 
 
 @pytest.fixture
-def data(capsys):
-    def run(*words):
-        code = cli.main(["data", *map(str, words)])
-        return code, *capsys.readouterr()
-
-    return run
+def data(kubedet):
+    return partial(kubedet, "data")
 
 
 def flip_a_byte(path, at):
@@ -95,31 +93,6 @@ def test_what_is_wrong_with_a_source_is_counted_with_examples(data, tmp_path):
     assert "gone.jpg: " in out
 
 
-def test_many_classes_are_cut_short_unless_all_are_asked_for(data, tmp_path):
-    Image.new("RGB", (40, 30)).save(tmp_path / "a.jpg")
-    form = {
-        "images": [{"id": 1, "file_name": "a.jpg", "width": 40, "height": 30}],
-        "annotations": [
-            {"id": label, "image_id": 1, "category_id": label, "bbox": [1, 1, 9, 9], "area": 81, "iscrowd": 0}
-            for label in range(1, 31)
-        ],
-        "categories": [{"id": label, "name": f"class-{label:02}"} for label in range(1, 31)],
-    }
-    (tmp_path / "x.json").write_text(json.dumps(form))
-    _, out, _ = data("inspect", f"coco:{tmp_path}/x.json")
-    assert out.count("class-") == 20 and "... and 10 more classes: --all shows them" in out
-    _, out, _ = data("inspect", f"coco:{tmp_path}/x.json", "--all")
-    assert out.count("class-") == 30
-
-
-def test_sound_data_is_verified(data, prepared):
-    raw, shards = prepared
-    code, out, _ = data("verify", shards)
-    assert code == 0 and out.startswith("all is well: 3 shards, 16 images, ")
-    code, out, _ = data("verify", raw, "--threads", 2)
-    assert code == 0 and out.startswith("all is well: 16 images, ")
-
-
 def test_everything_that_is_damaged_is_named_at_once(data, broken):
     rows = np.load(broken / "train.samples.npy")
     flip_a_byte(broken / "train-00000.tar", int(rows[3]["offset"]) + 200)
@@ -145,23 +118,21 @@ def test_everything_that_is_damaged_is_named_at_once(data, broken):
     assert "1 file of another size\n      val-00000.tar: 3,000 bytes, not " in out
 
 
-@pytest.mark.parametrize("verb", ["inspect", "verify", "preview"])
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("index.json", "{", "is not JSON: "),
-        ("index.json", '{"kind": "shards"}', "index.json: version is None, not a number"),
-        ("manifest.json", "{", "is not JSON: "),
         ("manifest.json", '{"kind": "raw", "content": "x"}', "manifest.json: version is None, not a number"),
         ("plan.json", '{"kind": "plan"}', "is not whole: the download step has not finished"),
         ("train-00000.tar", "", "is not whole: the shard step has not finished"),
     ],
 )
-def test_a_folder_that_cannot_be_used_is_told_as_such(data, tmp_path, verb, name, content, message):
+def test_a_folder_that_cannot_be_used_is_an_error(data, tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     (tmp_path / "train-00000.json").write_text("{}")
-    code, out, err = data(verb, tmp_path)
-    assert code == 2 and not out and message in err and "  fix: " in err
+    for verb in ("inspect", "verify", "preview"):
+        code, out, err = data(verb, tmp_path)
+        assert code == 2 and not out and message in err and "  fix: " in err
 
 
 def test_raw_images_that_changed_are_named(data, tmp_path):
@@ -183,6 +154,15 @@ def test_a_source_cannot_be_verified(data):
     assert code == 2 and "is a source: there is nothing to compare it with" in err
 
 
+def test_many_classes_are_cut_short(monkeypatch, data, prepared):
+    monkeypatch.setattr("pipelines.commands.data._SHOWN_CLASSES", 1)
+    out = data("inspect", prepared[1])[1]
+    assert (
+        "more classes: --all shows them" in out
+        and "more classes" not in data("inspect", prepared[1], "--all")[1]
+    )
+
+
 @pytest.mark.parametrize("which", ["source", "raw", "shards"])
 def test_a_sheet_shows_images_with_boxes(data, prepared, tmp_path, which):
     uri = {"source": SOURCE, "raw": prepared[0], "shards": prepared[1]}[which]
@@ -193,13 +173,6 @@ def test_a_sheet_shows_images_with_boxes(data, prepared, tmp_path, which):
         # The colour of the boxes' frames and names is that of their class.
         colors = {color for _, color in sheet.convert("RGB").getcolors(10**7)}
     assert colors & {ImageColor.getrgb(colour) for colour in COLOURS[:7]}
-
-
-def test_a_seed_shows_the_same_images_and_another_one_others(data, prepared, tmp_path):
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        data("preview", prepared[1], "-n", 4, "--seed", seed, "-o", tmp_path / f"{name}.png")
-    first, again, other = ((tmp_path / f"{name}.png").read_bytes() for name in "abc")
-    assert first == again != other
 
 
 @pytest.mark.slow
@@ -215,56 +188,6 @@ def test_a_sheet_shows_what_a_training_sees(data, prepared, tmp_path):
     data("preview", prepared[1], *common, "--seed", 1, "-o", tmp_path / "other.png")
     one, again, other = ((tmp_path / f"{name}.png").read_bytes() for name in ("first", "again", "other"))
     assert one == again != other
-
-
-def test_a_sheet_of_a_source_reads_it_as_asked(data, tmp_path):
-    Image.new("RGB", (40, 30)).save(tmp_path / "a.jpg")
-    outlined = {
-        "id": 1,
-        "image_id": 1,
-        "category_id": 1,
-        "segmentation": [[5, 5, 20, 5, 20, 20]],
-        "iscrowd": 0,
-    }
-    form = {
-        "images": [{"id": 1, "file_name": "a.jpg", "width": 40, "height": 30}],
-        "annotations": [outlined], "categories": [{"id": 1, "name": "leaf"}],
-    }  # fmt: skip
-    (tmp_path / "x.json").write_text(json.dumps(form))
-    uri, asked = f"coco:{tmp_path}/x.json", ["--set", "data.boxes_from=segmentation"]
-    assert data("preview", uri, "-o", tmp_path / "plain.png")[0] == 0
-    assert data("preview", uri, *asked, "-o", tmp_path / "outlined.png")[0] == 0
-    plain, drawn = (
-        {color for _, color in Image.open(tmp_path / name).convert("RGB").getcolors(10**7)}
-        for name in ("plain.png", "outlined.png")
-    )
-    assert ImageColor.getrgb(COLOURS[0]) in drawn - plain
-
-
-def test_names_of_classes_in_any_script_shift_no_column(data, tmp_path):
-    Image.new("RGB", (40, 30)).save(tmp_path / "a.jpg")
-    names = ["ace\tof spades", "gr\u00f6\u00dfe", "nin\u0303o", "\u65e5\u672c\u8a9e", "plain"]
-    form = {
-        "images": [{"id": 1, "file_name": "a.jpg", "width": 40, "height": 30}],
-        "annotations": [
-            {
-                "id": number,
-                "image_id": 1,
-                "category_id": number,
-                "bbox": [1, 1, 9, 9],
-                "area": 81,
-                "iscrowd": 0,
-            }
-            for number in range(1, 5)
-        ],
-        "categories": [{"id": number, "name": name} for number, name in enumerate(names, start=1)],
-    }
-    (tmp_path / "x.json").write_text(json.dumps(form))
-    lines = data("inspect", f"coco:{tmp_path}/x.json", "--set", "data.val_fraction=0")[1].splitlines()
-    first = next(number for number, line in enumerate(lines) if line.startswith("class "))
-    rows = lines[first : first + 6]
-    assert [row.split("  ")[0].rstrip() for row in rows[1:3]] == ["ace of spades", "gr\u00f6\u00dfe"]
-    assert len({cells(row.rstrip()) for row in rows}) == 1  # All end under the last letter of the heading.
 
 
 def test_a_sheet_of_a_training_that_cannot_be_is_refused(data, prepared):
@@ -299,17 +222,41 @@ def test_mistakes_are_told(data, prepared, tmp_path):
     assert code == 2 and "does not exist" in err
 
 
-def test_two_sets_are_compared_and_rules_decide_on_the_exit_code(prepared, capsys, tmp_path):
+def test_two_sets_are_compared_and_rules_decide_on_the_exit_code(data, prepared, tmp_path):
     raw, shards = prepared
-    words = ["data", "compare", SOURCE, shards, "--images", "4", "--samples", "20", "-o", str(tmp_path / "d")]
-    assert cli.main(words) == 0
-    out = capsys.readouterr().out
+    words = ["compare", SOURCE, shards, "--images", "4", "--samples", "20", "-o", str(tmp_path / "d")]
+    code, out, _ = data(*words)
+    assert code == 0
     assert re.search(r"drift/classes +0\.000 +0\.000 to \d\.\d+ +1\.000  may be chance", out)
     assert f"page: {tmp_path}/d/drift.html" in out
     assert storage.read_json(str(tmp_path / "d" / "drift.json"))["metrics"]["drift/box_size"] == 0
-    words = ["data", "compare", raw, "sample:images=30,seed=9,size=160", "--images", "0", "--samples", "20"]
-    assert cli.main([*words, "--gate", "drift/image_size <= 0.5, drift/classes <= 1"]) == 1
-    out = capsys.readouterr().out
-    assert "gate: failed" in out and "drift/image_size 1.000 <= 0.5: failed" in out
-    assert cli.main([*words, "--gate", "drift/clases <= 1"]) == 2
-    assert "names an unknown metric" in capsys.readouterr().err
+    words = ["compare", raw, "sample:images=30,seed=9,size=160", "--images", "0", "--samples", "20"]
+    code, out, _ = data(*words, "--gate", "drift/image_size <= 0.5, drift/classes <= 1")
+    assert code == 1 and "gate: failed" in out and "drift/image_size 1.000 <= 0.5: failed" in out
+    code, _, err = data(*words, "--gate", "drift/clases <= 1")
+    assert code == 2 and "names an unknown metric" in err
+
+
+@pytest.fixture
+def corrected(tmp_path, monkeypatch):
+    """A folder with the set cards/ and corrections.zip."""
+    monkeypatch.chdir(tmp_path)
+    images = [("a.jpg", [(3, [1, 2, 10, 10])]), ("b.jpg", [(9, [3, 4, 12, 9])])]
+    write_set(tmp_path / "cards", {"train": images}, data={"a.jpg": jpeg(1), "b.jpg": jpeg(2)})
+    boxes = [("x.jpg", [(4, [5, 5, 9, 9])]), ("n.jpg", [(3, [0, 0, 9, 9])])]
+    classes = [*CATEGORIES, {"id": 4, "name": "fox"}]
+    write_zip(tmp_path / "corrections.zip", boxes, classes, {"x.jpg": jpeg(1), "n.jpg": jpeg(9)})
+
+
+@pytest.mark.usefixtures("corrected")
+def test_merge_prints_its_counts_and_how_to_train(data):
+    code, out, err = data("merge", "coco:cards", "corrections.zip", "-o", "more/cards")
+    assert (code, err) == (0, "")
+    assert "train: 3 images, 3 boxes, 1 corrected" in out and "1 images of the corrections added" in out
+    assert "1 new classes:\n  fox" in out
+    options = cli.make_parser().parse_args(shlex.split(out.splitlines()[-1].partition("kubedet ")[2]))
+    assert options.source == "coco:more/cards"
+    code, out, _ = data("inspect", options.source)
+    assert code == 0 and "no problems" in out
+    code, _, err = data("merge", "cards", "corrections.zip", "-o", "cards")
+    assert code == 2 and "is there already" in err
