@@ -113,16 +113,6 @@ def test_boxes_follow_the_pixels(rectangles, changes):
     assert lost < 24 * 320 * 320 * 0.01
 
 
-def test_a_mosaic_shows_four_images_and_mixup_both(rectangles):
-    plain = dataclasses.replace(STRONG, brightness=0.0, sizes=[], image_size=320, scale=[1.0, 1.0])
-    four = take(rectangles, dataclasses.replace(plain, mosaic=1.0, mixup=0.0), 6)
-    five = take(rectangles, dataclasses.replace(plain, mosaic=1.0, mixup=1.0), 6)
-    none = take(rectangles, dataclasses.replace(plain, mosaic=0.0, mixup=0.0), 6)
-    counts = [[len(targets(batch, row)) for batch in batches for row in range(4)]
-              for batches in (none, four, five)]  # fmt: skip
-    assert counts[0] == [1] * 24 and 3 < np.mean(counts[1]) <= 4 and 4 < np.mean(counts[2]) <= 5
-
-
 def test_large_scale_jitter_is_drawn_evenly():
     evenly = dataclasses.replace(STRONG, scale=[0.1, 2.0], scale_draw="uniform")
     log = dataclasses.replace(evenly, scale_draw="log")
@@ -147,14 +137,6 @@ def test_the_draw_is_a_function_of_seed_epoch_and_index(dataset):
     assert pictures([batch for pair in zip(*ranks, strict=True) for batch in pair]) == whole
     uneven = [take(dataset, STRONG, 16, rank=rank, size=3, weights=weights) for rank in range(3)]
     assert pictures([batch for step in zip(*uneven, strict=True) for batch in step]) == whole
-
-
-def test_an_image_that_an_epoch_reads_twice_is_seen_differently(dataset):
-    weights = np.ones(len(dataset))
-    weights[3] = 40.0
-    twice = [picture for picture in pictures(take(dataset, STRONG, 6, weights=weights))
-             if picture[0] == dataset.image_ids[3]]  # fmt: skip
-    assert len(twice) > 10 and len({picture[2] for picture in twice}) == len(twice)
 
 
 def test_the_first_step_has_the_largest_size_and_all_occur(dataset):

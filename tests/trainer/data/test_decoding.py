@@ -4,7 +4,6 @@ import io
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -14,11 +13,10 @@ from trainer.config.schema import DataConfig, LoaderConfig
 from trainer.data import images
 from trainer.data.decoding import Decoder, decode, read_sample
 from trainer.data.download import download
-from trainer.data.loader import EvalLoader, TrainLoader
+from trainer.data.loader import TrainLoader
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.data.transforms import FILL, whole_view
-from trainer.data.verification import check, verify
 from trainer.launching.distributed import World
 
 DATA = DataConfig(val_fraction=0.0, processes=1, threads=1)
@@ -115,28 +113,11 @@ def test_too_many_end_the_run_with_their_names(dataset):
     assert "data.decode_check=true" in caught.value.fix
 
 
-def test_evaluation_goes_on_too(dataset):
-    loader = EvalLoader(
-        dataset, CONFIG, batch_size=5, world=World(0, 1, torch.device("cpu")), max_bad_fraction=0.2
-    )
-    assert sum(len(batch.image_ids) for batch in loader) == 12
-
-
 def test_full_decoding_when_sharded_leaves_them_out(source, tmp_path):
     config = replace(DATA, decode_check=True, max_bad_fraction=0.2)
     dataset = ShardDataset(made(source, tmp_path, config), "train")
     assert sorted(named(dataset)) == sorted(f"{n}.jpg" for n in range(12) if f"{n}.jpg" not in (SCAN, TABLE))
     an_epoch(dataset, max_bad_fraction=0.0)
-
-
-def test_verifying_names_them_and_what_leaves_them_out(dataset):
-    verified = verify(dataset.uri)
-    assert len(verified.problems) == 2 and all(
-        "cannot be decoded" in problem for problem in verified.problems
-    )
-    with pytest.raises(DataError) as caught:
-        check(verified)
-    assert "data.decode_check=true" in caught.value.fix
 
 
 def test_no_more_than_some_are_named_in_the_log(dataset, caplog, monkeypatch):
@@ -170,9 +151,3 @@ def test_an_image_is_decoded_at_half_its_size_where_that_is_enough():
         assert (small[:, : means.shape[1], : means.shape[2]] - means).abs().max() < 4
     with pytest.raises(ValueError, match="203x101"):
         decode(buffer.getvalue(), 203, 100)
-
-
-def test_channels_in_reverse_are_the_same_ones(make_jpeg):
-    data = make_jpeg(40, 30)
-    assert torch.equal(decode(data, 40, 30).flip(0), decode(data, 40, 30, bgr=True))
-    assert np.ptp(decode(data, 40, 30).numpy(), axis=0).max() > 0

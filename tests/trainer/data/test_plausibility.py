@@ -174,11 +174,6 @@ def test_a_box_format_that_was_given_is_not_doubted(make, inspect):
     assert code == 0 and "warning: suspicious boxes" in out
 
 
-@pytest.mark.parametrize("options", [["--boxes", "xyxy"], ["--boxes", "normalised"]])
-def test_a_wrong_box_format_is_refused(make, inspect, options):
-    assert inspect(make(), *options)[0] == 2
-
-
 def test_classes_that_were_chosen_by_name_may_be_alike(make, inspect):
     root = make(three_names)
     assert inspect(root, "--set", 'data.classes=["Cat", "cat ", "\uff23AT"]')[0] == 0
@@ -192,9 +187,8 @@ def test_names_are_compared_without_case_spaces_and_unicode_form():
     assert folded("cat") != folded("cats")
 
 
-@pytest.mark.parametrize("suffix", [".heic", ".avif"])
-def test_heic_and_avif_are_read(make, inspect, suffix):
-    root = make(suffix=suffix)
+def test_heic_is_read(make, inspect):
+    root = make(suffix=".heic")
     code, out, _ = inspect(root)
     assert code == 0 and "no problems" in out
     assert normalize(next((root / "images").iterdir()).read_bytes(), 1600, 95).width == SIZE[0]

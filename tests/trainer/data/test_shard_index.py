@@ -1,6 +1,5 @@
 """Samples are found by the index, and read from copies that are bounded, shared and checked on arrival."""
 
-import fcntl
 import hashlib
 import os
 import pickle
@@ -9,7 +8,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,6 @@ from trainer.base.errors import DamagedError, DataError, StorageError
 from trainer.config.schema import DataConfig
 from trainer.data import shard_index
 from trainer.data.download import download
-from trainer.data.shard_folder import SAMPLE
 from trainer.data.shard_index import Fetched, ShardCache, ShardDataset
 from trainer.data.shards import shard
 from trainer.storage.copies import FOLDER
@@ -51,12 +48,6 @@ def test_it_reads_every_sample(uri, source):
         assert data == (source / "train" / sample["file_name"]).read_bytes()
         assert sample["image_id"] == dataset.image_ids[index]
         assert len(sample["annotations"]) == 2
-
-
-def test_the_table_is_plain_numpy(uri):
-    table = np.load(Path(uri) / "train.samples.npy", allow_pickle=False)
-    assert table.dtype == SAMPLE and len(table) == 20
-    assert (np.diff(table["shard"]) >= 0).all()
 
 
 def test_threads_read_the_same_with_few_open_files(uri, monkeypatch):
@@ -211,15 +202,6 @@ def test_without_room_nothing_waits(remote, tmp_path):
     assert sum(path.stat().st_size for path in copies(tmp_path / "cache")) <= 6000
 
 
-def test_a_split_that_loses_all_its_images_is_refused(source, tmp_path):
-    for path in (source / "val").iterdir():
-        path.write_bytes(b"no image")
-    config = replace(CONFIG, max_bad_fraction=0.1)
-    raw = download(str(source), str(tmp_path / "data"), config)
-    with pytest.raises(DataError, match="val"):
-        shard(raw, str(tmp_path / "data"), config)
-
-
 SIZE = 1000
 
 
@@ -259,21 +241,6 @@ def test_a_copy_is_made_once_and_read(store, tmp_path):
     os.close(descriptor)
 
 
-def test_no_cache_is_none(store, tmp_path):
-    (one,) = shards(store, 1)
-    assert ShardCache(tmp_path / "cache", 0).fetch(*one) is Fetched.FULL
-    assert not (tmp_path / "cache").exists()
-
-
-def test_a_shard_that_another_fetches_is_left_to_it(store, tmp_path):
-    (one,) = shards(store, 1)
-    (tmp_path / "locks").mkdir()
-    with (tmp_path / "locks" / one[1][:2]).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert ShardCache(tmp_path, SIZE).fetch(*one) is Fetched.BUSY
-    assert ShardCache(tmp_path, SIZE).fetch(*one) is Fetched.STORED
-
-
 def test_what_arrives_damaged_once_is_fetched_again(store, tmp_path, monkeypatch):
     (one,) = shards(store, 1)
     answers = [b"x" * SIZE, bytes(SIZE)]
@@ -287,15 +254,6 @@ def test_what_arrives_damaged_always_is_named_and_not_kept(store, tmp_path):
     with pytest.raises(StorageError, match=r"0\.tar is damaged: its sha256 is"):
         ShardCache(tmp_path / "cache", SIZE).fetch(uri, sha256, size)
     assert not names(tmp_path / "cache") and not list((tmp_path / "cache").glob("*.part"))
-
-
-def test_a_copy_that_was_cut_is_no_copy(store, tmp_path):
-    (one,) = shards(store, 1)
-    cache = ShardCache(tmp_path / "cache", SIZE)
-    cache.fetch(*one)
-    os.truncate(tmp_path / "cache" / f"{one[1]}.tar", 10)
-    assert cache.open(*one[1:]) is None
-    assert cache.fetch(*one) is Fetched.STORED
 
 
 def test_what_is_given_up_leaves_nothing(store, tmp_path, monkeypatch):

@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 
 from trainer.data import statistics
 from trainer.data.statistics import BINS, SplitStatistics, describe
@@ -39,9 +38,9 @@ def test_what_is_counted():
     assert sum(described.box_share) == 4
 
 
-@pytest.mark.parametrize("cut", [0, 1, 2, 3])
-def test_parts_add_up_to_the_whole(cut):
-    assert describe(SAMPLES[:cut], 3) + describe(SAMPLES[cut:], 3) == describe(SAMPLES, 3)
+def test_parts_add_up_to_the_whole():
+    for cut in range(4):
+        assert describe(SAMPLES[:cut], 3) + describe(SAMPLES[cut:], 3) == describe(SAMPLES, 3)
 
 
 def test_nothing_is_nothing():

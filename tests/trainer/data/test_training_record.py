@@ -93,17 +93,6 @@ def test_it_holds_every_image_of_the_shards_and_outlives_them(coco, root):
     assert training_record.header(uri).classes == ["square"]
 
 
-def test_a_part_of_the_disk_only(coco, root):
-    """Some tens of bytes an image: 1.7 million take some tens of megabytes."""
-    _, uri = make(coco.add(*range(40)), root)
-    columns = pq.ParquetFile(uri).metadata.row_group(0)
-    sizes = {
-        columns.column(n).path_in_schema: columns.column(n).total_uncompressed_size
-        for n in range(columns.num_columns)
-    }
-    assert sizes["image"] < 40 * 20 and sizes["file_name"] < 200
-
-
 def test_new_changed_and_removed_images_are_counted_before_any_is_fetched(coco, root):
     source = coco.add(*range(20))
     (coco.root / "train" / "0003.jpg").write_bytes(b"no image")

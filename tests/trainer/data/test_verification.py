@@ -1,4 +1,4 @@
-"""What is lost or damaged below a data root is named, and mended by the same command or `verify --repair`."""
+"""Lost or damaged files of a data root are named, and repaired by the same command or `verify --repair`."""
 
 import json
 import shutil
@@ -55,55 +55,48 @@ def contents(*folders: Path) -> dict[str, bytes]:
     }
 
 
-RAW = ["plan.json", "manifest.json", "train.parquet", "val.parquet", "sizes-*.npy", "sums-*.npy"]  # fmt: skip
-SHARDS = ["index.json", "train.samples.npy", "val.samples.npy", "annotations/val.json"]
-
-
-@pytest.mark.parametrize("harm", [flip, lose, cut])
-@pytest.mark.parametrize("name", RAW)
-def test_the_same_command_mends_the_files_of_raw_images(prepared, name, harm, caplog):
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [("plan.json", flip), ("manifest.json", cut), ("train.parquet", flip), ("val.parquet", lose),
+     ("sizes-*.npy", cut), ("sums-*.npy", lose)],
+)  # fmt: skip
+def test_the_same_command_repairs_the_files_of_raw_images(prepared, name, harm):
     prepare, raw, shards = prepared
     before = contents(raw, shards)
     (path,) = raw.glob(name)
     harm(path)
     shutil.rmtree(shards)
     prepare()
-    after = contents(raw, shards)
-    assert after.keys() == before.keys()
-    assert after == before
-    if harm is not lose:
-        assert path.name in caplog.text
+    assert contents(raw, shards) == before
 
 
-@pytest.mark.parametrize("harm", [flip, lose, cut])
-@pytest.mark.parametrize("name", SHARDS)
-def test_the_same_command_mends_the_files_of_shards(prepared, name, harm, caplog):
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [("index.json", flip), ("index.json", lose), ("train.samples.npy", cut), ("val.samples.npy", flip),
+     ("annotations/val.json", flip), ("train-00000.tar", lose), ("val-00000.tar", cut),
+     ("train-00000.json", lose)],
+)  # fmt: skip
+def test_the_same_command_repairs_the_files_of_shards(prepared, name, harm, caplog):
     prepare, _, shards = prepared
     before = contents(shards)
     harm(shards / name)
     prepare()
     assert contents(shards) == before
-    if name != "index.json" or harm is not lose:
+    if harm is not lose:
         assert Path(name).name in caplog.text
 
 
-@pytest.mark.parametrize("harm", [lose, cut])
-@pytest.mark.parametrize("name", ["train-00000.tar", "train-00000.json", "val-00000.tar"])
-def test_the_same_command_mends_a_shard(prepared, name, harm):
+def test_a_damaged_sidecar_is_noted_when_it_is_read(prepared):
     prepare, _, shards = prepared
     before = contents(shards)
-    harm(shards / name)
+    cut(shards / "train-00000.json")
+    with pytest.raises(DamagedError, match=r"train-00000\.json is not JSON"):
+        ShardDataset(str(shards), "train").annotations()
     prepare()
-    if (
-        name.endswith(".json") and harm is cut
-    ):  # its content is in the index; whoever reads it notes the damage
-        with pytest.raises(DamagedError, match=r"train-00000\.json is not JSON"):
-            ShardDataset(str(shards), "train").annotations()
-        prepare()
     assert contents(shards) == before
 
 
-def test_a_flipped_shard_is_named_when_it_is_read_and_mended_by_the_next_run(prepared):
+def test_a_flipped_shard_is_named_when_it_is_read_and_repaired_by_the_next_run(prepared):
     prepare, _, shards = prepared
     before = contents(shards)
     dataset = ShardDataset(str(shards), "train")
@@ -149,19 +142,18 @@ def test_flipped_ground_truth_is_named(prepared):
     assert ShardDataset(str(shards), "val").annotations()["images"]
 
 
-@pytest.mark.parametrize("harm", [lose, cut])
-def test_a_lost_or_cut_image_is_fetched_again_by_the_same_command(prepared, harm, caplog):
+def test_a_cut_image_is_fetched_again_by_the_same_command(prepared, caplog):
     prepare, raw, shards = prepared
     images = raw.parent.parent / "images"
     before = contents(raw, images, shards)
-    harm(next(images.rglob("*.jpg")))
+    cut(next(images.rglob("*.jpg")))
     prepare()
     assert contents(raw, images, shards) == before
     assert "1 stored images were missing or cut off, and were fetched again" in caplog.text
 
 
-@pytest.mark.parametrize("harm", [flip, lose, cut])
-def test_a_damaged_report_is_written_anew_when_it_is_needed(prepared, harm):
+@pytest.mark.parametrize("harm", [flip, lose])
+def test_a_damaged_report_is_written_again_when_it_is_needed(prepared, harm):
     prepare, raw, shards = prepared
     images = raw.parent.parent / "images"
     before = contents(raw, images, shards)
@@ -171,7 +163,7 @@ def test_a_damaged_report_is_written_anew_when_it_is_needed(prepared, harm):
     assert contents(raw, images, shards) == before
 
 
-@pytest.mark.parametrize("harm", [lose, cut, flip])
+@pytest.mark.parametrize("harm", [lose, flip])
 def test_the_shard_step_takes_a_lost_or_damaged_image_from_the_source(fifteen_images, tmp_path, harm, caplog):
     raw = download(f"coco:{fifteen_images}", str(tmp_path / "data"), CONFIG)
     image = next((tmp_path / "data" / "images").rglob("*.jpg"))
@@ -226,10 +218,8 @@ def test_an_index_of_a_newer_program_is_refused_and_kept(prepared):
         storage.write_json(str(path), record | {"version": 5})
 
 
-@pytest.mark.parametrize(
-    "form", [[], {}, {"kind": "shards", "version": 5}, {"kind": "shards", "version": 5, "splits": 3}]
-)
-def test_an_index_of_another_form_is_named_and_mended(prepared, form):
+@pytest.mark.parametrize("form", [[], {"kind": "shards", "version": 5, "splits": 3}])
+def test_an_index_of_another_form_is_named_and_repaired(prepared, form):
     prepare, _, shards = prepared
     before = contents(shards)
     (shards / "index.json").write_text(json.dumps(form))
