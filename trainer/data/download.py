@@ -1,13 +1,10 @@
-"""From a source to raw images and annotations under the data root.
+"""Downloads a source's images and annotations to the data root.
 
 <data_root>/images/<source>/<2 hex>/<key>-<digest>.<ext>   bytes as the source has them
 <data_root>/raw/<fingerprint>/                             see `trainer.data.raw_folder`
 
-The images of a source are kept once, whatever its fingerprint: if the source changes, or if another part of
-it is wanted, only new images are fetched.
-
-`download` does everything in one process. Several machines share it by `plan`, `fetch_partition` for each
-part, and `join`.
+`download` does everything in one process. Several machines share the work by `plan`, `fetch_partition` for
+each part, and `join`.
 """
 
 import hashlib
@@ -39,18 +36,18 @@ SETTINGS = (
     "merge_classes",
     "allow_hosts",
 )
-"""Keys of the section `data` that decide on raw tables."""
+"""Keys of the section `data` that determine raw tables."""
 
 
 def fingerprint(*parts: Any) -> str:
-    """Return 16 hex digits that name what was made from these parts."""
+    """Return 16 hex digits that name the result of these parts."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def choices(config: DataConfig) -> list[Any]:
-    """Return what of a configuration decides which images and boxes the raw tables have."""
+    """Return the parts of a configuration that determine the images and boxes of raw tables."""
     chosen = [config.val_fraction, config.classes, config.max_images, config.empty_images]
-    # Tables from before there were these keys keep their names.
+    # Tables that are older than these keys keep their names.
     later = {key: getattr(config, key) for key in ("boxes_from", "box_format", "merge_classes")}
     defaults = DataConfig()
     later = {key: value for key, value in later.items() if value != getattr(defaults, key)}
@@ -58,17 +55,9 @@ def choices(config: DataConfig) -> list[Any]:
 
 
 def download(source: str, data_root: str, config: DataConfig) -> RawManifest:
-    """Bring a source's images and annotations under the data root, or find them there.
+    """Download a source (see `sources.parse`) to a data root, or find it there; return its manifest.
 
-    A call that was killed is continued: images that are stored are not fetched again.
-
-    Args:
-        source: e.g. "sample", "coco:PATH", "voc:PATH"; see `sources.parse`.
-        data_root: URI of a folder, local or in an object store.
-        config: how much may be bad, which classes, how many connections.
-
-    Returns:
-        The manifest, which is also in `<uri>/manifest.json`.
+    A killed call is continued: stored images are not fetched again.
 
     Raises:
         DataError: the source is missing, empty, not of its format, or too much of it is bad.
@@ -83,16 +72,7 @@ def download(source: str, data_root: str, config: DataConfig) -> RawManifest:
 
 
 def plan(source: str, data_root: str, config: DataConfig) -> RawManifest:
-    """List a source and write its annotations as tables, or find them there; damaged tables are replaced.
-
-    Args:
-        source: see `download`.
-        data_root: URI of a folder.
-        config: classes, boxes_from, val_fraction, test_fraction, max_images, empty_images and
-            max_bad_fraction are used.
-
-    Returns:
-        The plan, which is also in `<uri>/plan.json`.
+    """List a source and write its annotations as tables, or find them there; return the plan.
 
     Raises:
         DataError: the source is missing, empty or not of its format, too many of its boxes cannot be used, or
@@ -128,7 +108,7 @@ def plan(source: str, data_root: str, config: DataConfig) -> RawManifest:
 
 
 def finished(planned: RawManifest, config: DataConfig) -> RawManifest | None:
-    """Return the manifest if all images that the source has are stored; None if some have to be fetched.
+    """Return the manifest if all images of the source are stored, else None.
 
     Raises:
         DataError: see `join`.
@@ -144,16 +124,10 @@ def finished(planned: RawManifest, config: DataConfig) -> RawManifest | None:
 def fetch_partition(
     planned: RawManifest, config: DataConfig, partition: int = 0, partitions: int = 1
 ) -> None:
-    """Fetch the images of one of several partitions; those that are stored are not fetched again.
+    """Fetch the images of a partition (from 0) of up to 256 that are not stored.
 
     Images that failed in an earlier call are requested again. If the source is down, and an earlier download
-    was good enough without them, it stays so.
-
-    Args:
-        planned: what `plan` returned.
-        config: connections, and how much may be bad.
-        partition: which, from 0.
-        partitions: how many, up to 256.
+    was good enough without them, they are left out again.
 
     Raises:
         DataError: far too many images cannot be fetched.
@@ -165,22 +139,13 @@ def fetch_partition(
     except fetch.SourceDown as error:
         if raw_folder.find_manifest(planned) is None:
             raise
-        logger.warning("%s; going on without what an earlier download did not get either", error.message)
+        logger.warning("%s; continuing without the images that an earlier download lacked", error.message)
         fetched = fetch.run(planned, config, partition, partitions, known)
     raw_folder.write_report(planned, partition, partitions, fetched)
 
 
 def join(planned: RawManifest, config: DataConfig, partitions: int = 1) -> RawManifest:
-    """Write the manifest of what all partitions fetched.
-
-    Args:
-        planned: what `plan` returned.
-        config: how much may be bad.
-        partitions: how many there were.
-
-    Returns:
-        The manifest: as `planned`, with kind "raw", the present splits and problems, and a digest of the
-        images that were fetched.
+    """Write and return the manifest of the images that all partitions fetched.
 
     Raises:
         DataError: more images are missing than `data.max_bad_fraction` allows.
@@ -228,20 +193,21 @@ def _image_counts(raw: RawManifest) -> str:
 
 
 def _fetched_counts(planned: RawManifest, sizes: np.ndarray) -> dict[str, SplitCounts]:
-    """Return images and boxes of each split, of the images that were fetched."""
+    """Return the numbers of fetched images and of their boxes by split."""
     counts = {}
     first = 0
     for split, listed in planned.splits.items():
         is_stored = sizes[first : first + listed.images] > 0
         first += listed.images
-        all_stored = is_stored.all()
-        boxes = listed.boxes if all_stored else int(planned.table(split).box_counts()[is_stored].sum())
+        boxes = listed.boxes
+        if not is_stored.all():
+            boxes = int(planned.table(split).box_counts()[is_stored].sum())
         counts[split] = SplitCounts(int(is_stored.sum()), boxes)
     return counts
 
 
 def _check(manifest: RawManifest, config: DataConfig) -> None:
-    """Warn of classes without boxes; raise DataError if too much is bad."""
+    """Warn about classes without boxes; raise DataError if too many images or boxes are bad."""
     problems = Problems.of(manifest.problems)
     manifest.check(manifest.source, problems, config.max_bad_fraction)
     if "train" not in manifest.splits or not manifest.splits["train"].images:

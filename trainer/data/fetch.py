@@ -1,9 +1,8 @@
-"""Fetches the images of a plan over many connections, or those of one of several partitions.
+"""Fetches the images of a plan, or of one of several partitions, over many connections.
 
-The first two hex digits of an image's path decide on its partition, so each partition has its own folders
-and learns by listing them which images are stored already. Of what comes from the web only images are kept,
-and of a server that the user did not name only those that can be decoded: an address in annotations, or a
-redirect, may lead to anything.
+The first two hex digits of an image's path determine its partition, so each partition lists only its own
+folders. From the web only images are stored, and from a server that the user did not name only those that
+can be decoded.
 """
 
 import hashlib
@@ -33,14 +32,14 @@ from trainer.storage.url_policy import Refused, UrlPolicy
 logger = logging.getLogger(__name__)
 
 _BUDGET = 256 * 1024 * 1024
-"""Bytes of images in flight, estimated by their mean size: fewer large images are in flight."""
+"""Bytes of images in flight, estimated by their mean size."""
 _FOLDERS = [f"{number:02x}" for number in range(256)]
 _LISTERS = 16
 _FEW = 10_000
-"""Images that are listed at once: a request for each folder would take longer."""
+"""Images up to which one listing is faster than one for each folder."""
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 _PATIENCE = 50
-"""Images in a row (plus twice the connections) that may fail before the source counts as down."""
+"""Images in a row (plus twice the connections) that fail before the source counts as down."""
 _COLUMNS = ["image_id", "key", "file_name", "origin", "version", "fault_reason", "fault_detail"]
 
 
@@ -61,12 +60,12 @@ class Task:
     place: int
     """Digest of the target, see `image_keys.place_digest`."""
     fault: Failure | None
-    """Why it cannot be fetched, if that is known."""
+    """A known reason why it cannot be fetched."""
     stored: int
-    """Bytes that are stored, of which only the hash is unknown; 0 if it has to be fetched."""
+    """Stored bytes, whose hash is unknown; 0 if it has to be fetched."""
 
     def failed(self, reason: str, detail: str) -> "Result":
-        """Return the outcome of an image that cannot be fetched."""
+        """Return the result for an image that cannot be fetched."""
         failure = Failure(self.split, self.file_name, self.origin, reason, detail)
         return Result(self.image_id, self.place, failure=failure)
 
@@ -83,20 +82,14 @@ class Result(NamedTuple):
     """Whether the bytes came now."""
     failure: Failure | None = None
     task: Task | None = None
-    """The task, if another try may help."""
+    """The task, if a retry may help."""
 
 
 def run(planned: RawManifest, config: DataConfig, partition: int, partitions: int, known: Fetched) -> Fetched:
-    """Fetch a partition's images. Those that fail are tried once more at the end.
+    """Fetch a partition's images; those that fail are retried once at the end.
 
-    A stored image is fetched again if its size differs from the known one.
-
-    Args:
-        planned: what `download.plan` returned.
-        config: connections, and how much may be bad.
-        partition: which, from 0.
-        partitions: how many.
-        known: what earlier downloads fetched; images that failed there are not requested again.
+    A stored image is fetched again if its size differs from the one in `known`, the result of earlier
+    downloads. Images that failed there are not requested again.
 
     Raises:
         DataError: far more images fail than the configuration allows.
@@ -124,7 +117,7 @@ def run(planned: RawManifest, config: DataConfig, partition: int, partitions: in
         bar.total = bar.done  # A partition's share was an estimate.
     if tally.lost:
         logger.warning(
-            "mending %s: %d stored images were missing or cut off, and were fetched again",
+            "repaired %s: %d stored images were missing or cut off, and were fetched again",
             planned.images, tally.lost,
         )  # fmt: skip
     return Fetched(tally.sums, tally.failures)
@@ -134,7 +127,7 @@ def _tasks(
     planned: RawManifest, source: Source, folders: set[str], stored: "_StoredImages", known: Fetched,
     tally: "_Tally", skip: Callable[[], Any],
 ) -> Iterator[Task]:  # fmt: skip
-    """Yield the images of some folders that need work; count those that are stored as they were fetched."""
+    """Yield the images of some folders that need work; count the stored ones."""
     for split in planned.splits:
         table = planned.table(split)
         for block in range(table.blocks):
@@ -148,7 +141,7 @@ def _tasks(
                 fault = known.failures.get(image_id)
                 if reason:
                     fault = Failure(split, name, origin, reason, detail, requested=False)
-                elif size:  # It failed in an earlier download, and came in a later one.
+                elif size:  # It failed in an earlier download, and was fetched by a later one.
                     fault = None
                 sha256 = before["sha256"].tobytes()
                 if size == before["bytes"] > 0 and sha256 != UNKNOWN_HASH and not fault:
@@ -164,14 +157,7 @@ def _tasks(
 
 
 def copy_images(source: Source, tasks: Iterable[Task], workers: int, policy: UrlPolicy) -> Iterator[Result]:
-    """Yield the outcome of each task as it is done.
-
-    Args:
-        source: which the tasks are of.
-        tasks: taken as workers become free.
-        workers: images at the same time; processes if the source computes them.
-        policy: where the origins of the tasks, and redirects from there, may lead.
-    """
+    """Yield the result of each task as it is done, by threads, or by processes if the source is CPU-bound."""
     mean_size = 1.0
     results = worker_pool.run(
         partial(_copy, policy), tasks, workers, processes=source.cpu_bound, most=lambda: _BUDGET / mean_size
@@ -212,7 +198,7 @@ def _read(policy: UrlPolicy, task: Task, is_named: bool) -> bytes | memoryview:
 
 
 def _hash_stored(task: Task) -> Result:
-    """Read a stored image of a killed download; the shard step replaces it if it turns out to be damaged."""
+    """Hash a stored image of a killed download; the shard step replaces it if it is damaged."""
     try:
         return Result(task.image_id, task.place, task.stored, bytes.fromhex(digest(task.target)))
     except (DamagedError, MissingError):
@@ -220,7 +206,7 @@ def _hash_stored(task: Task) -> Result:
 
 
 def _fault(origin: str, data: bytes | memoryview, is_named: bool) -> str:
-    """Return why bytes are not kept as an image; "" if they are."""
+    """Return why bytes are not stored as an image; "" if they are."""
     if not is_named:
         try:
             images.check(bytes(data))
@@ -229,17 +215,12 @@ def _fault(origin: str, data: bytes | memoryview, is_named: bool) -> str:
     if not data:
         return "the file is empty"
     if storage.scheme(origin) in storage.WEB and not images.begins_as_image(bytes(data[:16])):
-        return f"{origin} gave what does not begin as an image does"
+        return f"{origin} gave bytes that are no image"
     return ""
 
 
 def read_again(source_text: str, origin: str, hosts: tuple[str, ...]) -> bytes:
-    """Return an image that was fetched before and is lost or damaged now, from its source.
-
-    Args:
-        source_text: the source.
-        origin: of the image.
-        hosts: that addresses in annotations may lead to, see `trainer.config.schema.DataConfig`.
+    """Return an image of a source that is lost or damaged now; `hosts` are those of data.allow_hosts.
 
     Raises:
         StorageError: it cannot be read, or is no image.
@@ -250,12 +231,12 @@ def read_again(source_text: str, origin: str, hosts: tuple[str, ...]) -> bytes:
     data = storage.read_within(origin, policy)
     fault = _fault(origin, data, is_named=False)
     if fault:
-        raise StorageError(fault, fix="look at what is there")
+        raise StorageError(fault, fix="check what this address serves")
     return data
 
 
 class _Tally:
-    """Collects the results, in 44 bytes per image: there may be millions."""
+    """Collects the results in 44 bytes per image: there may be millions."""
 
     def __init__(self, planned: RawManifest, max_bad_fraction: float, workers: int) -> None:
         self._planned, self._max_bad_fraction = planned, max_bad_fraction
@@ -291,7 +272,7 @@ class _Tally:
             if self._in_a_row >= self._patience:
                 raise SourceDown(
                     f"{self._in_a_row} images in a row could not be fetched; the last: {failure.detail}",
-                    fix="check the source and the network, and run again: what came is kept",
+                    fix="check the source and the network, and run again: fetched images are kept",
                 )
         if len(self.failures) + self._listed_bad > self._allowed:
             problems = Problems.of(self._planned.problems)
@@ -303,7 +284,7 @@ class _Tally:
             )  # fmt: skip
 
     def take_failed(self) -> list[Task]:
-        """Return the tasks that may be tried again, and forget them; from now on all may fail in a row."""
+        """Remove and return the tasks to retry; from now on all may fail in a row."""
         tasks, self._failed = self._failed, []
         self._patience = len(tasks) + self._in_a_row + 1
         for task in tasks:
@@ -320,7 +301,7 @@ class _Tally:
 
 
 class _StoredImages:
-    """The images that are stored already, in 12 bytes each: there may be millions."""
+    """The stored images, in 12 bytes each: there may be millions."""
 
     def __init__(self, images_uri: str, folders: list[str], *, at_once: bool) -> None:
         uris = [images_uri] if at_once else [storage.join(images_uri, folder) for folder in folders]
@@ -352,10 +333,7 @@ def _list(uri: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def count_absent(manifest: RawManifest) -> int:
-    """Count the images that a manifest names, and that a listing shows as missing or of another size.
-
-    Args:
-        manifest: of kind "raw"; one that is older than the files of sums counts as complete.
+    """Count the missing images of a manifest, and those of another size; 0 if it is from before 0.2.
 
     Raises:
         DamagedError: the manifest's arrays are damaged.

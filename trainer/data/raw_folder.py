@@ -1,4 +1,4 @@
-"""The files of a folder of raw images: how they are read, checked and written.
+"""Reads, checks and writes the files of a folder of raw images.
 
 <raw>/plan.json                     what the source lists
 <raw>/<split>.parquet               a table of images and annotations
@@ -8,9 +8,8 @@
 <raw>/failed.csv                    the images that could not be fetched, and why
 <raw>/manifest.json                 written last
 
-A table is a Parquet file (https://parquet.apache.org) with one row per image. Its row groups are blocks of
-bounded size: the unit of work, of memory and of dividing a data set among machines. No file names another by
-its whole URI, so a data root may be moved, copied or mounted elsewhere.
+A table is a Parquet file with one row per image; its row groups are blocks of bounded size. No file names
+another by its whole URI, so a data root may be moved, copied or mounted elsewhere.
 """
 
 import csv
@@ -50,19 +49,15 @@ ROW = pa.schema([("image_id", pa.int64()), ("key", pa.string()), *SOURCE_ROW])
 PLAN, MANIFEST = "plan.json", "manifest.json"
 
 SUM = np.dtype([("place", "<u8"), ("bytes", "<i4"), ("sha256", "V32")])
-"""One row per image, by its id: digest of its place (see `image_keys.place`), bytes (0: not fetched), and
-hash (32 zeros: unknown)."""
+"""One row per image: digest of its place (see `image_keys.place`), bytes (0: not fetched), and hash."""
 
 UNKNOWN_HASH = bytes(32)
-_REMEDY = "run the same command again, or `kubedet data verify --repair {}`: both write it anew"
+_REMEDY = "run the same command again, or `kubedet data verify --repair {}`: both write it again"
 
 
 @contextmanager
 def _new_hashed_file(uri: str, *, note: bool = False) -> Iterator[tuple[Path, list[str]]]:
-    """Give a path to write to, and a list that receives the sha256 of what was written.
-
-    With `note` the hash is also stored in `<uri>.sha256`, as `sha256sum -c` reads it.
-    """
+    """Yield a path to write to and a list that gets the file's sha256; `note` writes `<uri>.sha256`."""
     digest: list[str] = []
     with storage.new_file(uri, sha256=lambda: digest[0], confirm=True) as path:
         yield path, digest
@@ -74,7 +69,7 @@ def _new_hashed_file(uri: str, *, note: bool = False) -> Iterator[tuple[Path, li
 
 @contextmanager
 def new_table(uri: str) -> Iterator["TableWriter"]:
-    """Give a writer of a table, which appears complete under its URI when the block ends, or not at all.
+    """Yield a writer of a table, which appears under its URI when the block ends without an error.
 
     Raises:
         StorageError: it cannot be written.
@@ -93,7 +88,7 @@ class TableWriter:
         self._file = file
         self._pending = ROW.empty_table()
         self.sha256 = ""
-        """Of the file, when it is complete."""
+        """Of the complete file."""
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Append rows of ROW."""
@@ -113,27 +108,20 @@ class TableWriter:
 
 
 class Table:
-    """A table that was written completely."""
+    """A complete table."""
 
     def __init__(self, uri: str, sha256: str = "") -> None:
-        """Open it; one in an object store is copied to the local cache.
-
-        Args:
-            uri: the file.
-            sha256: its expected hash, or "" if it is unknown. Each process compares it once.
+        """Open it, in the local cache if it is in an object store; `sha256` "" is unknown.
 
         Raises:
             StorageError: it is missing or cannot be read; DamagedError: it has another hash.
             DataError: it is no table.
         """
         self.uri = uri
-        try:
+        with self._errors():
             self._file = pq.ParquetFile(storage.local_copy(uri, sha256=sha256))
-            sound = self._file.schema_arrow.equals(ROW)
-        except (pa.ArrowException, OSError) as error:
-            raise self._unread(error) from None
-        if not sound:
-            raise self._damaged("it has other columns")
+            if not self._file.schema_arrow.equals(ROW):
+                raise pa.ArrowInvalid("it has other columns")
 
     def __len__(self) -> int:
         """Rows."""
@@ -146,17 +134,15 @@ class Table:
 
     def batch(self, block: int, names: list[str]) -> pa.Table:
         """Return some columns of a block."""
-        try:
+        with self._errors():
             return self._file.read_row_group(block, columns=names)
-        except (pa.ArrowException, OSError) as error:
-            raise self._unread(error) from None
 
     def columns(self, block: int, names: list[str]) -> dict[str, list[Any]]:
         """Return some columns of a block as lists, by name."""
         return self.batch(block, names).to_pydict()
 
     def rows(self, block: int, positions: list[int] | None = None) -> list[RawRow]:
-        """Return rows of a block as dictionaries; `positions` are those in the block."""
+        """Return all rows of a block, or those at some positions, as dictionaries."""
         group = self.batch(block, ROW.names)
         rows: list[RawRow] = (group if positions is None else group.take(positions)).to_pylist()
         return rows
@@ -168,14 +154,15 @@ class Table:
         ]
         return np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in chunks])
 
-    def _unread(self, error: Exception) -> DataError:
-        check_resources(error, self.uri)  # Lack of memory is no damage.
-        return self._damaged(str(error))
-
-    def _damaged(self, reason: str) -> DataError:
-        return DataError(
-            f"{self.uri} is damaged: {reason}", fix="run the command that made it again: it writes it anew"
-        )
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            check_resources(error, self.uri)  # Lack of memory is no damage.
+            raise DataError(
+                f"{self.uri} is damaged: {error}", fix="run the command that made it again: it replaces it"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -191,7 +178,7 @@ class Category:
 
 @dataclass(frozen=True)
 class SplitCounts:
-    """What a split holds."""
+    """Images and boxes of a split."""
 
     images: int
     boxes: int
@@ -199,7 +186,7 @@ class SplitCounts:
 
 @dataclass(frozen=True)
 class RawManifest:
-    """What a source lists (kind "plan"), and which of its images were fetched (kind "raw")."""
+    """The listing of a source (kind "plan"), or the outcome of its download (kind "raw")."""
 
     kind: str
     version: int
@@ -210,23 +197,22 @@ class RawManifest:
     splits: dict[str, SplitCounts]
     categories: list[Category]
     hierarchy: dict[str, list[int]]
-    """Labels of all categories above one, by its label as text, as JSON has it; one with none above it is
-    left out."""
+    """Labels of all categories above one, by its label as text."""
     problems: dict[str, Cases]
     tables: dict[str, str] = field(default_factory=dict)
     """sha256 of the table of each split."""
     warnings: list[str] | None = None
-    """What is suspicious, see `trainer.data.plausibility`; None if it was not checked."""
+    """See `trainer.data.plausibility`; None if it was not checked."""
     settings: dict[str, Any] | None = None
-    """Keys of the section `data` that it was made with; None in files of before 0.2."""
+    """Keys of the section `data` that it was made with; None in files from before 0.2."""
     uri: str = ""
     """Of the folder."""
     content: str = ""
-    """Digest of which images were fetched, see `content_of`; empty in a plan."""
+    """Digest of the fetched images, see `content_of`; empty in a plan."""
     sums: str = ""
     """sha256 of the file of rows of SUM."""
     unfetched: int = 0
-    """Images that the source did not give when it was asked."""
+    """Images that the source was asked for and did not give."""
     data_version: str = ""
     """Name of these data, see `components.data_versions`."""
 
@@ -249,15 +235,10 @@ class RawManifest:
         return sum(split.images for split in self.splits.values())
 
     def check(self, where: str, problems: Problems, max_bad_fraction: float) -> None:
-        """Check what a step found of these data.
-
-        Args:
-            where: names them in the message.
-            problems: of this and earlier steps.
-            max_bad_fraction: share of the images and boxes that may be bad.
+        """Check the problems of this and earlier steps; `where` names the data in the message.
 
         Raises:
-            DataError: more are bad.
+            DataError: a larger fraction of images or boxes is bad.
         """
         before = Problems.of(self.problems)
         problems.check(
@@ -283,7 +264,7 @@ class RawManifest:
 
 
 def read_plan(folder: str) -> RawManifest:
-    """Return the plan of a folder of raw images, with the URIs of both as they are now.
+    """Return the plan of a folder of raw images, with its present URIs.
 
     Raises:
         StorageError: it is missing, cannot be read, or is damaged.
@@ -293,7 +274,7 @@ def read_plan(folder: str) -> RawManifest:
 
 
 def read_manifest(folder: str) -> RawManifest:
-    """Return the manifest of a folder of raw images, with URIs as they are now; see `read_plan`."""
+    """Return the manifest of a folder of raw images; see `read_plan`."""
     return _read(folder, MANIFEST, "raw")
 
 
@@ -324,7 +305,7 @@ def find_plan(folder: str) -> RawManifest | None:
             table = storage.join(folder, f"{split}.parquet")
             storage.local_copy(table, sha256=planned.tables.get(split, ""))
     except (DamagedError, FormError, MissingError) as error:
-        logger.warning("%s; mending it from the source", error.message)
+        logger.warning("%s; repairing it from the source", error.message)
         return None
     return planned
 
@@ -338,23 +319,18 @@ def find_manifest(planned: RawManifest) -> RawManifest | None:
         read_sizes(manifest.uri, manifest.content)
         read_sums(manifest)
     except (DamagedError, FormError, MissingError) as error:
-        logger.warning("%s; mending it", error.message)
+        logger.warning("%s; repairing it", error.message)
         return None
     return manifest if manifest.tables == planned.tables else None
 
 
 def content_of(sizes: np.ndarray) -> str:
-    """Return 16 hex digits that change with the images that were fetched, from their bytes (0: none)."""
+    """Return 16 hex digits that change with the fetched images, from their bytes (0: none)."""
     return hashlib.sha256(sizes.astype("<i4").tobytes()).hexdigest()[:16]
 
 
 def sizes_uri(raw: str, content: str) -> str:
-    """Return the URI of the bytes of each image: a .npy file, int32 [images], 0 if one was not fetched.
-
-    Args:
-        raw: URI of the raw folder.
-        content: see `content_of`.
-    """
+    """Return the URI of the bytes of each image: a .npy file, int32 [images], 0 if one was not fetched."""
     return storage.join(raw, f"sizes-{content}.npy")
 
 
@@ -368,12 +344,12 @@ def read_sizes(raw: str, content: str) -> np.ndarray:
     uri = sizes_uri(raw, content)
     sizes = _array(uri, storage.read_bytes(uri))
     if content_of(sizes) != content:
-        raise DamagedError(f"{uri} is damaged: it is not what its name says", fix=_REMEDY.format(raw))
+        raise DamagedError(f"{uri} is damaged: it differs from its name", fix=_REMEDY.format(raw))
     return sizes
 
 
 def read_sums(raw: RawManifest) -> np.ndarray | None:
-    """Return rows of SUM by id - 1; None if the manifest is older than these files.
+    """Return rows of SUM by id - 1; None if the manifest is from before 0.2.
 
     Raises:
         DamagedError: they are not those of the manifest.
@@ -389,7 +365,7 @@ def read_sums(raw: RawManifest) -> np.ndarray | None:
 
 
 def known_hash(sums: np.ndarray | None, image_id: int) -> str:
-    """Return the sha256 of an image in hexadecimal digits; "" if it is unknown."""
+    """Return the sha256 of an image; "" if it is unknown."""
     if sums is None:
         return ""
     digest = bytes(sums["sha256"][image_id - 1])
@@ -397,22 +373,15 @@ def known_hash(sums: np.ndarray | None, image_id: int) -> str:
 
 
 def hash_of(data: bytes) -> str:
-    """Return the sha256 of an image's bytes in hexadecimal digits."""
+    """Return the sha256 of an image's bytes."""
     return hashlib.sha256(data).hexdigest()
 
 
 def write_arrays(raw: str, sums: np.ndarray, failures: list["Failure"]) -> tuple[str, str]:
-    """Write sizes, sums and failed.csv; return `content` and `sums` of the manifest.
-
-    Args:
-        raw: URI of the raw folder.
-        sums: rows of SUM by id - 1.
-        failures: the images that could not be fetched.
-    """
-    sizes = sums["bytes"]
-    content, data = content_of(sizes), _bytes(sums)
+    """Write sizes, sums (rows of SUM by id - 1) and failed.csv; return their digests."""
+    content, data = content_of(sums["bytes"]), _bytes(sums)
     digest = hashlib.sha256(data).hexdigest()
-    storage.write_bytes(sizes_uri(raw, content), _bytes(sizes), confirm=True)
+    storage.write_bytes(sizes_uri(raw, content), _bytes(sums["bytes"]), confirm=True)
     storage.write_bytes(storage.join(raw, f"sums-{digest[:16]}.npy"), data, confirm=True)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -445,12 +414,11 @@ class Failure(NamedTuple):
     reason: str
     detail: str
     requested: bool = True
-    """Whether the source was asked for it, so that it may answer otherwise next time; False if its listing
-    alone shows the fault."""
+    """Whether the source was asked for it; False if its listing shows the fault."""
 
     @property
     def message(self) -> str:
-        """Name the image and the reason."""
+        """The image and the reason."""
         return f"{self.split}/{self.file_name}: {self.detail}"
 
 
@@ -465,7 +433,7 @@ class Fetched(NamedTuple):
     """The images of one or all partitions of a download."""
 
     sums: np.ndarray
-    """Rows of SUM of all images of the plan by id - 1: 0 bytes if one was not fetched or is not known of."""
+    """Rows of SUM of all images of the plan by id - 1: 0 bytes if one was not fetched."""
     failures: dict[int, Failure]
     """By id."""
 
@@ -488,10 +456,10 @@ def write_report(planned: RawManifest, partition: int, partitions: int, fetched:
 
 
 def read_reports(planned: RawManifest, partitions: int) -> Fetched:
-    """Return what all partitions of a download fetched.
+    """Return the images that all partitions of a download fetched.
 
     Raises:
-        DamagedError: a report is not what was written.
+        DamagedError: a report is damaged.
         StorageError: a report is missing: that partition has not been fetched.
     """
     folder = storage.join(planned.uri, "fetched")
@@ -500,7 +468,7 @@ def read_reports(planned: RawManifest, partitions: int) -> Fetched:
 
 
 def known_fetched(planned: RawManifest) -> Fetched:
-    """Return what all readable reports tell, also those of downloads with other numbers of partitions.
+    """Return the images of all readable reports, also those of other numbers of partitions.
 
     If reports differ on why an image could not be fetched, a lasting reason is taken.
     """
@@ -511,7 +479,7 @@ def known_fetched(planned: RawManifest) -> Fetched:
             try:
                 reports.append(_report(storage.join(folder, name)))
             except DamagedError as error:
-                logger.warning("%s; mending it", error.message)
+                logger.warning("%s; repairing it", error.message)
     return _gathered(planned, reports)
 
 
@@ -524,7 +492,7 @@ def _report(uri: str) -> pa.Table:
     except (pa.ArrowException, OSError, KeyError) as error:
         check_resources(error, uri)
         raise DamagedError(
-            f"{uri} is damaged: {str(error).splitlines()[0]}", fix="run the download again: it writes it anew"
+            f"{uri} is damaged: {str(error).splitlines()[0]}", fix="run the download again: it replaces it"
         ) from None
 
 

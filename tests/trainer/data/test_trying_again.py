@@ -81,7 +81,7 @@ def test_a_source_that_is_down_fails_no_download_that_was_good_enough(source, tm
     first = download(uri, str(tmp_path), CONFIG)
     monkeypatch.setattr("trainer.data.fetch._PATIENCE", -6)
     assert download(uri, str(tmp_path), CONFIG) == first
-    assert "could not be fetched; the last: refused; going on without" in caplog.text
+    assert "could not be fetched; the last: refused; continuing without" in caplog.text
 
 
 def test_partitions_try_again(source, tmp_path):
