@@ -23,7 +23,7 @@ class Matches(NamedTuple):
     labels: Tensor
     """[B, N] int32: class of the matched target, BACKGROUND or IGNORED."""
     boxes: Tensor
-    """[B, N, 4] fp32: the matched target where there is one, else the anchor itself."""
+    """[B, N, 4] fp32: the matched target, or the anchor itself without one."""
     positive: Tensor
     """[B, N] bool: whether a target is matched."""
     weights: Tensor
@@ -32,13 +32,7 @@ class Matches(NamedTuple):
 
 
 def assign(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Matches:
-    """Match the anchors and look up what was matched.
-
-    Args:
-        boxes: [B, M, 4] targets in pixels, fp32.
-        labels: [B, M] int64 classes, PADDING where a row is padding.
-        anchors: [N, 4] fp32, pixels.
-    """
+    """Match the anchors and look up their targets; arguments as for `match`."""
     matched = match(boxes, labels, anchors)
     positive = matched >= 0
     index = matched.clamp(min=0)
@@ -55,14 +49,14 @@ def assign(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Matches:
 def match(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
     """Assign to every anchor a target, BACKGROUND or IGNORED.
 
-    An anchor takes the target it overlaps most if that IoU is at least FOREGROUND_IOU.
-    Besides, the anchors that overlap a target more than all others do keep their own best
-    target however small the overlap, so that every target has an anchor.
+    An anchor takes the target it overlaps most if that IoU is at least FOREGROUND_IOU. The anchors that
+    overlap a target most keep their own best target however small the overlap, so that every target has
+    an anchor.
 
     Args:
         boxes: [B, M, 4] targets in pixels, fp32.
-        labels: [B, M], PADDING where a row is padding.
-        anchors: [N, 4].
+        labels: [B, M] int64 classes, PADDING where a row is padding.
+        anchors: [N, 4] fp32, pixels.
 
     Returns:
         [B, N] int64, indices into the M targets, or BACKGROUND or IGNORED.
@@ -85,15 +79,12 @@ def _match(boxes: Tensor, valid: Tensor, anchors: Tensor) -> Tensor:
 
 
 def pad_targets(boxes: Tensor, labels: Tensor, *, least: int = 8) -> tuple[Tensor, Tensor]:
-    """Pad targets to the next power of two, so that few shapes occur and graphs are reused.
+    """Pad boxes [B, M, 4] and labels [B, M] to the next power of two, so that graphs are reused.
 
     Args:
-        boxes: [B, M, 4].
-        labels: [B, M].
+        boxes: targets.
+        labels: their classes.
         least: smallest number of rows.
-
-    Returns:
-        Boxes [B, P, 4] and labels [B, P], P >= M.
     """
     rows = boxes.shape[1]
     missing = max(least, 1 << (rows - 1).bit_length()) - rows

@@ -1,7 +1,7 @@
-"""What training, evaluation and export need of a detector, and nothing more.
+"""The interface of detectors: all that training, evaluation and export need of them.
 
-A detector is a subclass of `Architecture` with a line in `trainer/config/architectures.py`.
-No other module knows which one is in use. docs/architecture.md explains how to add one.
+A detector is a subclass of `Architecture` with a line in `trainer/config/architectures.py`; no other module
+knows which one is in use. docs/detectors.md explains how to add one.
 """
 
 from abc import ABC, abstractmethod
@@ -25,17 +25,17 @@ class UpstreamWeights(NamedTuple):
     state: dict[str, Tensor]
     """Tensors by name."""
     num_classes: int
-    """Outputs that the library's model has to be built with."""
+    """Number of classes to build the library's model with."""
     files: Mapping[str, bytes] = {}
-    """What else the library reads, by file name: then the weights are a folder, else one file."""
+    """Other files that the library reads, by name: then the weights are a folder, else one file."""
 
 
 class Architecture(nn.Module, ABC):
     """A detector: uint8 squares in; losses in training, detections otherwise.
 
     Images are uint8 [B, 3, S, S]; boxes are [x1, y1, x2, y2] in pixels of that square; labels are
-    contiguous from 0. Normalisation happens inside. All states that training changes are in
-    `state_dict()`, whose names are the library's of the architecture.
+    contiguous from 0. The detector normalises the images. `state_dict()` contains all state that training
+    changes, under the names of the architecture's library.
     """
 
     config: ModelConfig
@@ -45,18 +45,13 @@ class Architecture(nn.Module, ABC):
     unused_parameters: ClassVar[bool] = False
     """Whether a step may leave trained parameters without a gradient, which ranks then have to find."""
     needs_part: ClassVar[bool] = False
-    """Whether `forward` takes an argument `part`: what the batch is of the step's (`global_batch.Part`)."""
+    """Whether `forward` takes an argument `part`, the batch's part in the step (`global_batch.Part`)."""
     needs_survey: ClassVar[bool] = False
     """Whether the losses depend on predictions for the whole global batch. A step of several passes then
     calls `survey` for each of its batches first, which costs a forward pass."""
 
     def __init__(self, config: ModelConfig, num_classes: int) -> None:
-        """Build with random weights.
-
-        Args:
-            config: options of the architecture.
-            num_classes: classes, background not counted.
-        """
+        """Build with random weights; `num_classes` does not count the background."""
         super().__init__()
         self.config = config
         self.num_classes = num_classes
@@ -74,8 +69,8 @@ class Architecture(nn.Module, ABC):
             labels: int64 [B, M]; PADDING where a row is padding.
             color: fp32 [B, 3, 4], an affine map of RGB in 0..1 for each image (photometric
                 augmentation), or None.
-            verified: bool [B, C], the classes that may be negatives of each image (a target of another one
-                counts all the same), or None, which is all of them. Given only where `config.federated`.
+            verified: bool [B, C], the classes that may be negatives of each image (targets always count), or
+                None for all. Given only to detectors with `config.federated`.
 
         Returns:
             A scalar for each of `loss_names`, a mean over the images; their sum is minimised.
@@ -84,10 +79,9 @@ class Architecture(nn.Module, ABC):
     def survey(
         self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None, part: Any
     ) -> tuple[Any, Tensor]:
-        """Return what `forward` of this batch takes as `part.surveyed`, and a scalar to be summed over all.
+        """Return `part.surveyed` for `forward` of this batch, and a scalar to be summed over all batches.
 
-        Called without gradients. The arguments are those of `forward`. The running statistics that it changes
-        are reset.
+        Called without gradients, with the arguments of `forward`. Running statistics are reset afterwards.
         """
         raise NotImplementedError
 
@@ -97,26 +91,23 @@ class Architecture(nn.Module, ABC):
 
     @abstractmethod
     def deployment_graph(self, image_size: int) -> Graph:
-        """The graph that is exported: gives what `predict` does, in fp32, for squares of this size."""
+        """The graph to export: the detections of `predict`, in fp32, for squares of this size."""
 
     def raw_graph(self, image_size: int) -> Graph:
-        """The graph without suppression. Whoever has none names `raw` in its options' `left_out_formats`.
+        """The graph without suppression. Detectors without one list `raw` in `left_out_formats`.
 
         Raises:
-            ExportError: it has none, and does not name it.
+            ExportError: there is none.
         """
         raise ExportError(f"{self.title} has no raw graph", fix="leave raw out of export.formats")
 
     @abstractmethod
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
-        """Load weights of a detector or backbone in the library's layout, in place.
+        """Load weights of a detector or backbone in the library's layout, in place; returns a line to log.
 
         Args:
             state: tensors by name.
             source: where they come from, for errors.
-
-        Returns:
-            What was loaded and what was not, for the log.
 
         Raises:
             CheckpointError: they do not fit, or are of another architecture.
@@ -124,7 +115,7 @@ class Architecture(nn.Module, ABC):
 
     @abstractmethod
     def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
-        """Return the weights in the library's layout; `load_upstream` takes them back.
+        """Return the weights in the library's layout, which `load_upstream` reads.
 
         Args:
             names: of the classes, in label order.
@@ -133,45 +124,41 @@ class Architecture(nn.Module, ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """What the detector is, for people: `RetinaNet v2 on resnet50`."""
+        """Name for people: `RetinaNet v2 on resnet50`."""
 
     @property
     @abstractmethod
     def thresholds(self) -> dict[str, float]:
-        """What decides on detections: `score`, `detections_per_image`, and `nms` where there is one."""
+        """Limits of detections: `score`, `detections_per_image`, and `nms` if the detector has one."""
 
     def compile_network(self, mode: str) -> bool:
-        """Compile, for training, what may be compiled; the names of weights stay.
+        """Compile all that can be compiled for training in a mode of torch.compile, if anything can.
 
-        Args:
-            mode: one of torch.compile's.
-
-        Returns:
-            Whether anything is compiled.
+        The names of weights do not change.
         """
         return False
 
     def parameter_groups(self, config: TrainConfig) -> list[dict[str, Any]]:
         """Groups of the trained parameters, as an optimiser takes them.
 
-        A group's `lr_scale`, where it has one, is its learning rate relative to the training's.
+        `lr_scale` of a group, if given, is its learning rate relative to the training's.
         """
         return split_by_decay(self.parameters(), config.weight_decay)
 
     def folded(self) -> Self:
-        """The same function for inference, as fast as it can be. It can not be trained or saved any more."""
+        """The same function, faster, for inference only: it can no longer be trained or saved."""
         return self
 
 
 def split_by_decay(
     parameters: Iterable[nn.Parameter], weight_decay: float, **more: Any
 ) -> list[dict[str, Any]]:
-    """Two groups of the trained ones of some parameters: norms and biases are not decayed.
+    """Two groups of trained parameters: all but norms and biases decay.
 
     Args:
         parameters: trained or not.
-        weight_decay: of the others.
-        more: what else both groups have.
+        weight_decay: of those that decay.
+        more: further settings of both groups.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return [
@@ -181,25 +168,18 @@ def split_by_decay(
 
 
 def build(config: ModelConfig, num_classes: int) -> Architecture:
-    """Build the detector of a configuration with random weights.
-
-    Args:
-        config: options of its architecture.
-        num_classes: classes, background not counted.
+    """Build the detector of a configuration with random weights; `num_classes` excludes the background.
 
     Raises:
-        ConfigError: what the architecture needs is not installed.
+        ConfigError: a package that the architecture needs is not installed.
     """
     detector: Architecture = architectures.network_class(config.architecture)(config, num_classes)
-    if (
-        config.sync_batchnorm
-        and torch.distributed.is_initialized()
-        and torch.distributed.get_world_size() > 1
-    ):
+    distributed = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+    if config.sync_batchnorm and distributed:
         return nn.SyncBatchNorm.convert_sync_batchnorm(detector)
     return detector
 
 
 def has_running_statistics(detector: nn.Module) -> bool:
-    """Tell whether training changes buffers, BatchNorm's, which are of each process."""
+    """Tell whether training changes buffers (BatchNorm's), differently in each process."""
     return any(isinstance(module, _BatchNorm) for module in detector.modules())

@@ -19,16 +19,15 @@ def conv_backward(
     Returns:
         Of features, kernel and bias, in the type of the kernel; undefined where not computed.
     """
-    if products_pay(gradient):
-        return by_products(gradient, features, kernel, output_mask)
-    return by_library(gradient, features, kernel, output_mask)
+    compute = by_products if products_pay(gradient) else by_library
+    return compute(gradient, features, kernel, output_mask)
 
 
 def products_pay(gradient: Tensor) -> bool:
-    """Whether matrix products take less time, by the numbers of output channels and of places.
+    """Whether matrix products take less time than the library.
 
-    On a CPU oneDNN converts the kernel gradient to layouts of its own, at a cost that grows with the kernel:
-    0.1 s a call with 5409 outputs, however small the map. Matrix products copy the map nine times instead.
+    On a CPU oneDNN converts the kernel gradient's layout, which takes 0.1 s a call with 5409 outputs, however
+    small the map. Matrix products copy the map nine times instead.
     """
     places = gradient.shape[0] * gradient.shape[2] * gradient.shape[3]
     return gradient.device.type == "cpu" and places <= 2 * gradient.shape[1]
@@ -37,7 +36,7 @@ def products_pay(gradient: Tensor) -> bool:
 def by_library(
     gradient: Tensor, features: Tensor, kernel: Tensor, output_mask: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same as torch computes it: by oneDNN or cuDNN."""
+    """The gradients by oneDNN or cuDNN."""
     gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
         gradient, features, kernel, [len(kernel)], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, output_mask
     )
@@ -47,39 +46,26 @@ def by_library(
 def by_products(
     gradient: Tensor, features: Tensor, kernel: Tensor, output_mask: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same as matrix products with a row for each place: im2col and col2im."""
+    """The gradients by matrix products with a row for each place: im2col and col2im."""
     rows = gradient.permute(0, 2, 3, 1).flatten(0, 2)
-    channels = features.shape[1]
+    images, channels, height, width = features.shape
+    shape = images, height, width, 3, 3, channels
     of_features = of_kernel = of_bias = rows.new_empty(0)
     if output_mask[0]:
-        of_windows = rows @ kernel.permute(0, 2, 3, 1).flatten(1)
-        of_features = _folded(of_windows.view(*_places(features), 3, 3, channels)).to(kernel.dtype)
+        of_windows = (rows @ kernel.permute(0, 2, 3, 1).flatten(1)).view(shape)
+        exact = torch.promote_types(of_windows.dtype, torch.float32)
+        total = of_windows.new_zeros(images, height + 2, width + 2, channels, dtype=exact)
+        for row in range(3):
+            for column in range(3):
+                total[:, row : row + height, column : column + width] += of_windows[:, :, :, row, column]
+        of_features = total[:, 1:-1, 1:-1].permute(0, 3, 1, 2).to(kernel.dtype)
     if output_mask[1]:
-        of_kernel = (rows.t() @ _windows(features)).view(-1, 3, 3, channels).permute(0, 3, 1, 2)
+        padded = F.pad(features.permute(0, 2, 3, 1), (0, 0, 1, 1, 1, 1))
+        image, row_step, column_step, channel = padded.stride()
+        windows = padded.as_strided(
+            shape, (image, row_step, column_step, row_step, column_step, channel)
+        ).reshape(len(rows), -1)
+        of_kernel = (rows.t() @ windows).view(-1, 3, 3, channels).permute(0, 3, 1, 2)
     if output_mask[2]:
         of_bias = rows.sum(dim=0)
     return of_features, of_kernel, of_bias
-
-
-def _places(features: Tensor) -> tuple[int, int, int]:
-    return features.shape[0], features.shape[2], features.shape[3]
-
-
-def _windows(features: Tensor) -> Tensor:
-    """im2col: [B * h * w, 9 * F], the window of the convolution at each place."""
-    padded = F.pad(features.permute(0, 2, 3, 1), (0, 0, 1, 1, 1, 1))
-    image, row, column, channel = padded.stride()
-    shape = (*_places(features), 3, 3, padded.shape[3])
-    return padded.as_strided(shape, (image, row, column, row, column, channel)).flatten(3).flatten(0, 2)
-
-
-def _folded(of_windows: Tensor) -> Tensor:
-    """col2im: [B, F, h, w], channels_last, the sums over all windows [B, h, w, 3, 3, F] that hold a place."""
-    images, height, width, *_, channels = of_windows.shape
-    total = of_windows.new_zeros(
-        images, height + 2, width + 2, channels, dtype=torch.promote_types(of_windows.dtype, torch.float32)
-    )
-    for row in range(3):
-        for column in range(3):
-            total[:, row : row + height, column : column + width] += of_windows[:, :, :, row, column]
-    return total[:, 1:-1, 1:-1].permute(0, 3, 1, 2)

@@ -1,7 +1,7 @@
-"""The deployment graph of a detector: what all of them take and give, and the suppression's operator.
+"""Deployment graphs of detectors: their inputs and outputs, and a custom operator for suppression.
 
-Suppression is one operator of our own: in PyTorch it runs torchvision's, in ONNX it becomes
-NonMaxSuppression over per-class scores (exact; class offsets in fp32 are not).
+In PyTorch the operator runs torchvision's NMS; in ONNX it becomes NonMaxSuppression over per-class scores
+(exact; class offsets in fp32 are not).
 """
 
 from abc import abstractmethod
@@ -51,7 +51,7 @@ class Graph(nn.Module):
 def nms_keep(
     boxes: Tensor, scores: Tensor, labels: Tensor, classes: int, overlap: float, threshold: float
 ) -> Tensor:
-    """Suppress candidates within their class (NMS).
+    """Suppress candidates within their class (NMS): fp32 [B, T], 1 for those kept, else 0.
 
     Args:
         boxes: fp32 [B, T, 4].
@@ -60,9 +60,6 @@ def nms_keep(
         classes: number of classes.
         overlap: IoU above which the weaker box is dropped.
         threshold: scores not above it are dropped.
-
-    Returns:
-        fp32 [B, T], 1 where a candidate is kept, else 0.
     """
     kept = torch.zeros_like(scores)
     for row in range(boxes.shape[0]):
@@ -84,21 +81,21 @@ def _(
 def best_pairs(logits: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
     """Best pairs of anchor and class of one level: logits, anchors and labels, each [B, k], best first.
 
-    In two stages, first anchors by their best class: a pair among the best k has an anchor
-    among the best k, so it is exact, and sorting anchors x classes is avoided. The logits stay
-    in the convolution's order: at hundreds of classes a transposition costs more than the rest.
+    Exact in two stages: a pair among the best k has an anchor whose best class is among the best k, so only
+    the classes of k anchors are sorted. The logits keep the convolution's order: with hundreds of classes a
+    transposition costs more than the rest.
 
     Args:
         logits: [B, A, C, P], A anchors at each of P places.
         limit: k at most.
 
     Returns:
-        logits, and int64 the anchor (numbered by place and then by scale) and the class of each.
+        Logits, and int64 the anchor (numbered by place and then by scale) and the class of each.
     """
     _, each, classes, places = logits.shape
     total = each * places
     if total > limit:
-        # In the order of the memory: what is fetched for a class lies side by side.
+        # In memory order, so that values of a class are fetched from neighbouring places.
         column = torch.topk(logits.amax(dim=2).flatten(1), limit, dim=1).indices.sort(dim=1).values
     else:
         column = torch.arange(total, device=logits.device).expand(logits.shape[0], -1)
@@ -114,11 +111,11 @@ def best_pairs(logits: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def served(boxes: Tensor, scores: Tensor, labels: Tensor, rows: int) -> tuple[Tensor, ...]:
-    """The best candidates as a graph gives them: `Served`, but plain: programs can be saved with it.
+    """The best candidates as `Served`, but a plain tuple, with which programs can be saved.
 
     Args:
         boxes: [B, T, 4].
-        scores: [B, T], 0 where a candidate is none.
+        scores: [B, T], 0 for a suppressed candidate.
         labels: int64 [B, T].
         rows: K, at most T.
     """

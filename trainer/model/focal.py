@@ -1,10 +1,8 @@
 """Sigmoid focal loss (Lin et al. 2017, arXiv:1708.02002) on integer labels, with its own gradient.
 
-The loss is the sum of terms that each depend on one logit, so value and gradient come from one
-pass over the logits, and the gradient takes the logits' place in memory. There are no one-hot
-targets. In `conv_focal_loss` not even all logits exist at once: the last convolution, the loss
-and the convolution's gradients run over a few images of one level at a time, and the network's
-largest tensor by far is never kept for the backward pass.
+One pass over the logits gives value and gradient, and the gradient replaces the logits in memory.
+`conv_focal_loss` runs the last convolution, the loss and the gradients over a few images of one level at a
+time, so that the network's largest tensor never exists as a whole.
 """
 
 from typing import Any
@@ -28,46 +26,24 @@ CHUNK_BYTES = 128 * 1024 * 1024
 
 
 @fused
-def focal_and_gradient_(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+def focal_and_gradient_(
+    logits: Tensor, labels: Tensor, weights: Tensor, verified: Tensor | None = None
+) -> Tensor:
     """Loss of each row of logits, in the pass that writes the gradient over the logits.
 
     With z = x for a negative and -x for a positive logit x, and w = 1 - alpha or alpha:
     loss = w s(z)^2 softplus(z), d loss / dz = w s(z)^2 (2 s(-z) softplus(z) + s(z)).
 
     Args:
-        logits: [R, C], a row for each anchor; afterwards the gradient of the sum of what is returned.
+        logits: [R, C], a row for each anchor; afterwards the gradient of the sum of the result.
         labels: int [R], class of each row; any negative number makes all classes negative.
         weights: [R], fp32 (fp64 for fp64 logits), factor of each row's loss; 0 for an ignored row.
+        verified: bool [B, C], the classes that may be negatives of each image (Zhou et al. 2021,
+            arXiv:2103.07461); a positive always counts. Each image has R / B rows. None counts all.
 
     Returns:
         [R] in the type of the weights.
     """
-    positive, loss, slope = _terms(logits, labels, weights)
-    logits.copy_(torch.where(positive, -slope, slope))
-    return loss.sum(dim=1) * weights
-
-
-@fused
-def federated_focal_and_gradient_(
-    logits: Tensor, labels: Tensor, weights: Tensor, verified: Tensor
-) -> Tensor:
-    """The same, but of the negatives only those that are known (Zhou et al. 2021, arXiv:2103.07461).
-
-    Args:
-        logits: see `focal_and_gradient_`; each image has R / B rows, one image after the other.
-        labels: see there.
-        weights: see there.
-        verified: bool [B, C], the classes that may be negatives of each image; a positive always counts.
-    """
-    positive, loss, slope = _terms(logits, labels, weights)
-    rows = len(logits) // len(verified)
-    counted = positive | verified[:, None].expand(-1, rows, -1).reshape(logits.shape)
-    logits.copy_(torch.where(counted, torch.where(positive, -slope, slope), 0.0))
-    return torch.where(counted, loss, 0.0).sum(dim=1) * weights
-
-
-def _terms(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where each logit [R, C] is positive, its loss before the weight, and d loss / dz."""
     values = logits.to(torch.promote_types(logits.dtype, torch.float32))
     classes = torch.arange(values.shape[1], dtype=labels.dtype, device=labels.device)
     positive = labels[:, None] == classes
@@ -86,24 +62,24 @@ def _terms(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Ten
     softplus = z.clamp(min=0) + log1p
     factor = torch.where(positive, ALPHA, 1 - ALPHA) * (sigmoid * sigmoid)
     slope = factor * (2 * opposite * softplus + sigmoid) * weights[:, None]
-    return positive, factor * softplus, slope
-
-
-def _focal_and_gradient_(logits: Tensor, labels: Tensor, weights: Tensor, verified: Tensor | None) -> Tensor:
-    if verified is None:
-        return focal_and_gradient_(logits, labels, weights)
-    return federated_focal_and_gradient_(logits, labels, weights, verified)
+    loss = factor * softplus
+    if verified is not None:
+        rows = len(logits) // len(verified)
+        counted = positive | verified[:, None].expand(-1, rows, -1).reshape(logits.shape)
+        loss, slope = torch.where(counted, loss, 0.0), torch.where(counted, slope, 0.0)
+    logits.copy_(torch.where(positive, -slope, slope))
+    return loss.sum(dim=1) * weights
 
 
 class _FocalLoss(torch.autograd.Function):
-    """Focal loss of logits, which are left as they are."""
+    """Focal loss of logits, which keep their values."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor, verified: Tensor | None) -> Tensor:
         # The gradient is not multiplied with the loss scale yet: fp16 lacks the range for it.
         kept = torch.float32 if logits.dtype == torch.float16 else logits.dtype
         gradient = logits.detach().to(kept, copy=True)
-        loss = _focal_and_gradient_(gradient, labels, weights, verified).sum()
+        loss = focal_and_gradient_(gradient, labels, weights, verified).sum()
         ctx.save_for_backward(gradient)
         ctx.dtype = logits.dtype
         return loss
@@ -116,16 +92,13 @@ class _FocalLoss(torch.autograd.Function):
 
 
 def focal_loss(logits: Tensor, labels: Tensor, weights: Tensor, verified: Tensor | None = None) -> Tensor:
-    """Weighted sum of the focal losses of rows of logits.
+    """Weighted sum of the focal losses of rows of logits, which can be differentiated once.
 
     Args:
         logits: [R, C], a row for each anchor.
         labels: int [R], class of each row, BACKGROUND or IGNORED.
         weights: [R], fp32 (fp64 for fp64 logits), factor of each row's loss.
-        verified: see `federated_focal_and_gradient_`; None counts all negatives.
-
-    Returns:
-        Scalar in fp32 (fp64 for fp64 logits), differentiable by the logits, once.
+        verified: see `focal_and_gradient_`.
     """
     return _FocalLoss.apply(logits, labels, torch.where(labels == IGNORED, 0.0, weights), verified)
 
@@ -135,15 +108,9 @@ class _ConvFocalLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        dtype: torch.dtype,
-        verified: Tensor | None,
-        weight: Tensor,
-        bias: Tensor,
-        labels: tuple[Tensor, ...],
-        weights: tuple[Tensor, ...],
-        *levels: Tensor,
-    ) -> Tensor:
+        ctx: Any, dtype: torch.dtype, verified: Tensor | None, weight: Tensor, bias: Tensor,
+        labels: tuple[Tensor, ...], weights: tuple[Tensor, ...], *levels: Tensor,
+    ) -> Tensor:  # fmt: skip
         kernel, offset = weight.detach().to(dtype), bias.detach().to(dtype)
         output_mask = [any(ctx.needs_input_grad[6:]), *ctx.needs_input_grad[2:4]]
         weight_grad: Tensor | None = None
@@ -156,13 +123,13 @@ class _ConvFocalLoss(torch.autograd.Function):
                 features = level[images].to(dtype).contiguous(memory_format=torch.channels_last)
                 logits = F.conv2d(features, kernel, offset, padding=1)
                 logits = logits.contiguous(memory_format=torch.channels_last)
-                # Views, in the memory order of channels_last, so that the gradient lands in `logits`. As
-                # `data` they do not know that they are: the compiler would look at what they are views of,
-                # and compile once for square levels and once for others.
+                # Views in the memory order of channels_last, so that the gradient is written into `logits`.
+                # `data` hides that they are views: otherwise the compiler would compile once for square
+                # levels and once for others.
                 rows = logits.permute(0, 2, 3, 1).view(level_labels[images].numel(), -1).data
                 chunk = level_labels[images].flatten().data, level_weights[images].flatten().data
                 known = None if verified is None else verified[images].data
-                loss += _focal_and_gradient_(rows, *chunk, known).sum()
+                loss += focal_and_gradient_(rows, *chunk, known).sum()
                 if any(output_mask):
                     of_features, of_kernel, of_bias = conv_backward(logits, features, kernel, output_mask)
                     parts.append(of_features)
@@ -194,15 +161,11 @@ def _chunks(level: Tensor, channels: int, dtype: torch.dtype) -> list[slice]:
 
 
 def _merged(levels: list[Tensor], fill: float) -> list[Tensor]:
-    """Keep the first two levels and put the others into one map: the third, right of it the rest in a column.
+    """Keep the first two levels [B, X, h, w] and join the others to one map, with borders of `fill`.
 
-    Each has a border of `fill` to its neighbours, so that a 3x3 convolution of the map is that of
-    the levels. A convolution with thousands of channels costs the same for 2x2 places as for 8x8:
-    reading its weights and writing their gradient.
-
-    Args:
-        levels: [B, X, h, w] each, from the finest on.
-        fill: value where no level is.
+    The third level is on the left, the rest in a column on its right. The borders make a 3x3 convolution of
+    the map equal that of the levels. A convolution with thousands of channels costs the same for 2x2 places
+    as for 8x8: it reads its weights and writes their gradient.
     """
     third, rest = levels[2], levels[3:]
     width = max(level.shape[3] for level in rest)
@@ -226,19 +189,10 @@ def conv_focal_loss(
     levels: list[Tensor], weight: Tensor, bias: Tensor, labels: list[Tensor], weights: list[Tensor],
     verified: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """The class head's last convolution and the focal loss of its output, computed chunk by chunk.
+    """`focal_loss` of the class head's last convolution, in chunks that need the memory of a few images.
 
-    Equal to `focal_loss` of the convolution's output, at the memory of a few images' logits.
-    The convolution computes in autocast's type where autocast is on. Not for fp16: see
+    Computes in autocast's type. Can be differentiated once, by levels, weight and bias. Not for fp16: see
     `supports`.
-
-    The number of operations grows with the chunks, and these with the logits: in bf16 at 800 px there
-    are as many for 8 images as for one with 91 classes, but a chunk more for every image with 600, of
-    whose finest level an image has 108 MB. A GPU does not wait for their launch. A chunk takes eight
-    operations and one or two kernels of the compiled loss (for which the plain one has 56), and every
-    chunk but a level's last fills more than half of CHUNK_BYTES, for which the convolution and its
-    two gradients do 6 * 9 * F floating-point operations a logit: with F = 256 in bf16 4.6e11 or
-    more, 0.6 ms of an H200 at its peak (7.5e11 and 0.9 ms in that finest level).
 
     Args:
         levels: features [B, F, h, w] of each pyramid level.
@@ -246,10 +200,10 @@ def conv_focal_loss(
         bias: [A * C].
         labels: int [B, h * w * A] for each level: class, BACKGROUND or IGNORED.
         weights: fp32 [B, h * w * A] for each level, factor of each anchor's loss.
-        verified: bool [B, C], see `federated_focal_and_gradient_`; None counts all negatives.
+        verified: bool [B, C], see `focal_and_gradient_`.
 
     Returns:
-        Scalar fp32, differentiable by levels, weight and bias, once.
+        Scalar fp32.
     """
     kind = weight.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
@@ -264,7 +218,7 @@ def conv_focal_loss(
 
 
 def supports(device: torch.device) -> bool:
-    """Whether `conv_focal_loss` can be used under the present autocast: not in fp16.
+    """Whether `conv_focal_loss` works under the present autocast: not in fp16.
 
     Its gradients are computed before the loss scale is known; fp16 lacks the range for them.
     """

@@ -1,7 +1,7 @@
-"""Functions that torch.compile fuses into one kernel, where a compiler is installed.
+"""Functions that torch.compile fuses into one kernel, if a compiler is installed.
 
-The functions marked with `fused` run uncompiled until `choose` is called: a process that only
-detects, or a test, does not pay for the start of the compiler.
+Functions marked with `fused` run uncompiled until `choose` is called, so that a process that only detects
+does not start the compiler.
 """
 
 import functools
@@ -22,7 +22,7 @@ _LOG = logging.getLogger("compile")
 _NAMES = {"cpu": "CPU", "cuda": "GPU"}
 _EXACT = {
     "cpp.enable_floating_point_contract_flag": "off",
-    # For GPUs. The first is about casts to bf16, of which there are none, and turns off Triton's fma as well.
+    # For GPUs. The first is for casts to bf16, which do not occur here, and turns off Triton's fma as well.
     "emulate_precision_casts": True,
     "eager_numerics.division_rounding": True,
 }
@@ -35,15 +35,12 @@ class _Choice:
 
 
 def choose(enabled: bool, device: torch.device, *, tell: bool = True) -> bool:
-    """Decide for this process whether `fused` functions are compiled.
+    """Decide whether this process compiles `fused` functions: if enabled and the tools are installed.
 
     Args:
-        enabled: what the configuration asks for.
-        device: where they will run.
-        tell: whether to log it; of several processes one is enough.
-
-    Returns:
-        Whether they are: `enabled`, and the tools for the device are there.
+        enabled: setting of the configuration.
+        device: where the functions will run.
+        tell: whether to log the decision.
     """
     missing = missing_tool(device.type) if enabled else None
     _Choice.compiles = enabled and missing is None
@@ -58,22 +55,19 @@ def choose(enabled: bool, device: torch.device, *, tell: bool = True) -> bool:
             "train.compile=off", missing,
         )  # fmt: skip
     elif enabled:
-        _LOG.info(
-            "the loss is compiled for the %s in the first step, which takes longer", _NAMES[device.type]
-        )
+        _LOG.info("the first step compiles the loss for the %s and takes longer", _NAMES[device.type])
     else:
-        _LOG.info("computing without compilation, which a short run would not earn back (train.compile=off)")
+        _LOG.info("computing without compilation (train.compile=off)")
     return _Choice.compiles
 
 
 def missing_tool(device_type: str) -> str | None:
-    """What torch.compile lacks for a device, in words; None if nothing."""
+    """Describe what torch.compile lacks for a device; None if nothing."""
     # On a GPU Triton needs a C compiler as well, for the launchers of its kernels.
-    compilers = (("CC", ("gcc", "clang")),) if device_type == "cuda" else (("CXX", ("g++", "clang++")),)
-    for variable, usual in compilers:
-        names = (os.environ[variable],) if variable in os.environ else usual
-        if not any(shutil.which(name) for name in names):
-            return f"there is no compiler ({' or '.join(names)}) on the path"
+    variable, usual = ("CC", ("gcc", "clang")) if device_type == "cuda" else ("CXX", ("g++", "clang++"))
+    names = (os.environ[variable],) if variable in os.environ else usual
+    if not any(shutil.which(name) for name in names):
+        return f"there is no compiler ({' or '.join(names)}) on the path"
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         return "the compiler needs Python's headers (the package python3-dev)"
     if device_type == "cuda" and importlib.util.find_spec("triton") is None:
@@ -82,7 +76,7 @@ def missing_tool(device_type: str) -> str | None:
 
 
 def fused(function: _Function) -> _Function:
-    """Decorate a function, whose first argument is a tensor, to be compiled once `choose` has decided so.
+    """Decorate a function, whose first argument is a tensor, to be compiled if `choose` decides so.
 
     Shapes are dynamic in every dimension, with two exceptions of torch.compile that compile again: a
     length of 1, and a batch whose first length equalled a constant dimension (4 images, as boxes have 4
@@ -95,8 +89,7 @@ def fused(function: _Function) -> _Function:
 def fused_exactly(function: _Function) -> _Function:
     """Like `fused`, with results that equal the uncompiled function's to the last bit.
 
-    Every operation is rounded by itself: no multiply-add, and on a GPU divisions are rounded to nearest
-    instead of approximated.
+    There is no multiply-add, and a GPU rounds divisions to nearest instead of approximating them.
     """
     return _fused(function, _EXACT)
 
@@ -118,9 +111,9 @@ def _fused(function: _Function, options: dict[str, Any]) -> _Function:
 
 
 def guarded(compiled: Callable[..., Any], function: _Function) -> _Function:
-    """Call the compiled function, and the original one once the compiler has failed.
+    """Call the compiled function, and the original one after the compiler has failed.
 
-    The failure is logged, and from then on no `fused` function is compiled either.
+    The failure is logged and ends the compilation of all `fused` functions.
     """
     failed = False
 
@@ -136,7 +129,7 @@ def guarded(compiled: Callable[..., Any], function: _Function) -> _Function:
         try:
             return compiled(*arguments)
         except (TorchDynamoException, FailOnRecompileLimitHit, InductorError) as error:
-            # Compilation ends before the first kernel runs: the arguments are still as they were.
+            # Compilation ends before the first kernel runs, so the arguments have not changed.
             # The first line may name only the compiler's part; after a blank one comes advice for developers.
             reason = " ".join(str(error).strip().partition("\n\n")[0].splitlines()[:2])
             _LOG.warning("going on uncompiled, the compiler failed: %s", reason)

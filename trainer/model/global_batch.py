@@ -1,7 +1,7 @@
-"""What a batch is of a step's global batch, for detectors whose loss is no mean over images.
+"""A batch's part in the step's global batch, for detectors whose loss is no mean over images.
 
-A loss that is divided by the number of boxes needs that of the whole step, on all processes; and random
-numbers that a detector draws must be the same however the images are spread.
+Such a loss is divided by the number of boxes of the whole step, on all processes; and random numbers that a
+detector draws must not depend on how the images are spread over processes.
 """
 
 from collections.abc import Sequence
@@ -23,32 +23,32 @@ class Part(NamedTuple):
     """One batch of a step."""
 
     keys: Tensor
-    """int64 [B], from which the random numbers of each image follow: a hash of seed, step and image."""
+    """int64 [B], seeds of the random numbers of each image: a hash of seed, step and image."""
     counts: list[int]
     """Targets of each image."""
     targets: int
     """Targets of the global batch."""
     most: int
-    """Targets of the image of the global batch that has most."""
+    """Largest number of targets of an image of the global batch."""
     images: int
     """Images of the global batch."""
     world: World = SINGLE
     """The processes that share the global batch."""
     surveyed: Any = None
-    """What `Architecture.survey` found in this batch, if the step has several passes."""
+    """Result of `Architecture.survey` for this batch, if the step has several passes."""
     counted: Tensor | None = None
-    """What `survey` counted, over the global batch."""
+    """The count of `survey`, over the global batch."""
 
     def sum_over_step(self, count: Tensor) -> Tensor:
         """The sum of a scalar over the global batch, of which this is the only batch of this process.
 
-        A collective, unless the step has several passes: then it is what a survey of them counted.
+        A collective, unless the step has several passes: then the survey has counted.
         """
         return summed(count, self.world) if self.counted is None else self.counted.to(count)
 
 
 def parts(batches: Sequence[Batch], seed: int, step: int, images: int, world: World) -> list[Part]:
-    """What each batch of this rank's is of the step's. A collective, and with several ranks a wait for them.
+    """The part of each batch of this rank. A collective, for which several ranks wait.
 
     Args:
         batches: of this rank in the step.
@@ -64,40 +64,23 @@ def parts(batches: Sequence[Batch], seed: int, step: int, images: int, world: Wo
         summed(both[:1], world)
         dist.all_reduce(both[1:], dist.ReduceOp.MAX)
         targets, most = both.tolist()
+    keys = [random_keys(seed, step, batch.image_ids, batch.images.device) for batch in batches]
     return [
-        Part(
-            random_keys(seed, step, batch.image_ids, batch.images.device),
-            batch.counts,
-            targets,
-            most,
-            images,
-            world,
-        )
-        for batch in batches
+        Part(key, batch.counts, targets, most, images, world)
+        for key, batch in zip(keys, batches, strict=True)
     ]
 
 
 def random_keys(seed: int, step: int, image_ids: Sequence[int], device: torch.device) -> Tensor:
-    """Key of each image in a step, int64 [B]: a hash of seed, step and image.
-
-    Args:
-        seed: of the run.
-        step: number of the optimiser's step.
-        image_ids: of the images.
-        device: where the keys are needed.
-    """
+    """Key of each image in a step, int64 [B]: a hash of the run's seed, the step's number and the image."""
     run = _mixed(_mixed(torch.tensor([seed])) ^ step)
     return to_device(_mixed(run ^ torch.tensor(image_ids, dtype=torch.int64)), device)
 
 
 def uniform(keys: Tensor, count: int) -> Tensor:
-    """Random numbers in [0, 1) that follow from keys alone: fp32 [B, count], the same on every device.
+    """`count` random numbers in [0, 1) for each of B keys: fp32 [B, count], the same on every device.
 
     SplitMix64 (Steele et al. 2014), its integers wrapping around, counted from each key.
-
-    Args:
-        keys: int64 [B].
-        count: numbers for each key.
     """
     counter = torch.arange(1, count + 1, device=keys.device) * _GOLDEN
     # The upper 24 bits, which fp32 holds exactly.

@@ -1,7 +1,6 @@
-"""The RetinaNet loss (Lin et al. 2017, arXiv:1708.02002) on padded targets.
+"""The RetinaNet loss (Lin et al. 2017, arXiv:1708.02002), equal to torchvision's, for a batch at once.
 
-The same numbers as torchvision's per-image loops, for a whole batch at once: targets are
-padded to one length, so no shape depends on the data and no step waits for the device.
+Targets are padded to one length, so no shape depends on the data and no step waits for the device.
 """
 
 from typing import NamedTuple
@@ -57,15 +56,7 @@ def classification_loss(
     features: list[Tensor], last: nn.Conv2d, matches: Matches, sizes: list[int],
     verified: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Focal loss of the class head, from the input of its last convolution; a scalar.
-
-    Args:
-        features: [B, F, h, w] of each level.
-        last: the convolution to A * C channels.
-        matches: for all levels after one another.
-        sizes: anchors of each level.
-        verified: see `retinanet_loss`.
-    """
+    """Focal loss of the class head; a scalar. `sizes` are the anchors of each level; see `retinanet_loss`."""
     labels = [part.contiguous() for part in matches.labels.split(sizes, dim=1)]
     weights = [part.contiguous() for part in matches.weights.split(sizes, dim=1)]
     assert last.bias is not None
@@ -87,10 +78,10 @@ def box_loss(offsets: Tensor, kind: str, anchors: Tensor, matches: Matches) -> T
         offsets: [B, N, 4] predicted.
         kind: "l1" or "smooth_l1" (on offsets, beta 1), or "giou" (on decoded boxes).
         anchors: [N, 4] fp32.
-        matches: what they have to learn.
+        matches: targets of the anchors.
     """
-    # Anchors without a target have themselves as target: with zero offsets the loss and its
-    # gradient are finite there, and the mask below cannot turn into 0 * inf.
+    # Anchors without a target have themselves as target: with zero offsets loss and gradient are
+    # finite, and the mask below cannot turn into 0 * inf.
     offsets = torch.where(matches.positive[:, :, None], offsets.float(), 0.0)
     if kind == "giou":
         each = box_ops.giou_loss(box_ops.decode(offsets, anchors), matches.boxes)

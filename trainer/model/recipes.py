@@ -1,4 +1,4 @@
-"""Recipes: named whole configurations, and files that change one."""
+"""Recipes: named configurations, and files with a recipe and overrides."""
 
 from typing import Any
 
@@ -32,20 +32,19 @@ RECIPES = {
         detr_recipes.dfine_finetune,
     )
 }
-"""Recipes by name. Each is a function that returns a whole configuration, defined next to its detector."""
+"""Recipes by name: functions that return a configuration, defined next to their detector."""
 
 WITH_WEIGHTS: dict[str, dict[str, Any]] = {
     "small": {"model.weights": "torchvision:ResNet18_Weights.IMAGENET1K_V1", "train.lr": 1e-3}
 }
-"""Published weights that recipes start from where they are to be had, and what else is different then."""
+"""Overrides of recipes if their published weights are available."""
 
 
 def load(name: str, overrides: dict[str, Any] | None = None) -> Config:
     """Return the recipe of that name with dotted overrides applied.
 
     Raises:
-        ConfigError: there is no such recipe, no such key, a value does not fit, or random weights
-            would be frozen.
+        ConfigError: an unknown recipe or key, a value that does not fit, or frozen random weights.
     """
     if name not in RECIPES:
         raise ConfigError(f"no recipe {name!r}", fix=f"use one of: {', '.join(RECIPES)}")
@@ -59,12 +58,12 @@ _FILE_FIX = "write `recipe: small` and below it `set:` with lines like `  train.
 
 
 def named(name: str) -> tuple[str, dict[str, Any]]:
-    """Return what a name or a file (*.yaml, *.yml) stands for: the recipe, and overrides of it.
+    """Return the recipe's name and the overrides of a recipe or a file (*.yaml, *.yml).
 
-    A file holds `recipe: NAME` and `set:`, dotted keys with their values, as `kubedet tune` writes it.
+    A file contains `recipe: NAME` and `set:`, dotted keys with their values, as `kubedet tune` writes it.
 
     Raises:
-        ConfigError: the file is not of that form.
+        ConfigError: the file has another form.
         StorageError: it cannot be read.
     """
     if not name.endswith((".yaml", ".yml")):
@@ -73,14 +72,15 @@ def named(name: str) -> tuple[str, dict[str, Any]]:
         tree = yaml_value(storage.read_bytes(name), _LONGEST)
     except ValueError as error:
         raise ConfigError(f"{name} is not YAML: {str(error).splitlines()[0]}", fix=_FILE_FIX) from None
-    sound = (
-        isinstance(tree, dict) and isinstance(tree.get("recipe"), str) and not tree.keys() - {"recipe", "set"}
-    )
-    overrides = (tree.get("set") or {}) if sound else None
+    match tree:
+        case {"recipe": str(recipe), **rest} if not rest.keys() - {"set"}:
+            overrides = rest.get("set") or {}
+        case _:
+            overrides = None
     if not isinstance(overrides, dict) or not all(isinstance(key, str) for key in overrides):
         raise ConfigError(f"{name} is not a recipe's file", fix=_FILE_FIX)
-    load(tree["recipe"], overrides)
-    return tree["recipe"], overrides
+    load(recipe, overrides)
+    return recipe, overrides
 
 
 def file_text(name: str, overrides: dict[str, Any]) -> str:
@@ -89,10 +89,10 @@ def file_text(name: str, overrides: dict[str, Any]) -> str:
 
 
 def load_here(name: str, overrides: dict[str, Any] | None = None) -> Config:
-    """Return what `load` does, where it is to be used: before hours of work that come first.
+    """Load a recipe and check that its detector's packages are installed, before hours of other work.
 
     Raises:
-        ConfigError: as `load`, or what the detector needs is not installed here.
+        ConfigError: see `load`; or a package is missing.
     """
     config = load(name, overrides)
     architectures.require(config.model.architecture)

@@ -123,7 +123,7 @@ def normalize_as_on_a_gpu(values, *arguments, **options):
         return NORMALIZE(values.float(), *arguments, **options)
 
 
-def loss_in_one_kernel(logits, labels, weights):
+def loss_in_one_kernel(logits, labels, weights, verified):
     """Compiled, the focal loss takes memory for nothing but what it returns."""
     return torch.empty(len(logits))
 
