@@ -4,17 +4,11 @@
 
     python -I guarded_process.py LIFELINE GRACE COMMAND [ARGUMENT ...]
 
-LIFELINE is the number of an inherited pipe whose other end only the caller holds: when the
-caller is gone, however it went, the pipe ends and the command is stopped. (A parent-death
-signal would need code between fork and exec, and would reach the direct child alone, while
-torchrun's workers are in sessions of their own.) The guard is a "child subreaper": whatever
-loses its parent becomes the guard's child, so that it finds every descendant.
-
-Stopping is SIGTERM to the command, GRACE seconds to end by itself, then SIGKILL to all that
-is left; a second SIGTERM to the guard ends the patience. A process whose parent died while
-the command goes on (a worker of a killed pool) is ended too: it would keep pipes open.
-
-The exit code is the command's, 128 + n where signal n ended it.
+LIFELINE is the number of an inherited pipe whose other end only the caller holds: when the caller is gone,
+the pipe ends and the guard stops the command: SIGTERM, GRACE seconds to end, then SIGKILL to all that
+is left. A second SIGTERM to the guard ends the grace period. The guard is a "child subreaper": orphans become
+its children, so it finds every descendant, and it ends orphans while the command goes on, because they would
+keep pipes open. The exit code is the command's, or 128 + n if signal n ended it.
 """
 
 import contextlib
@@ -37,8 +31,16 @@ _ORPHAN_SECONDS = 2.0
 class GuardedProcess:
     """A command that is stopped, with all it started, when this process ends in any way.
 
-    Its stdout and stderr come as one stream of lines, unless they are to go elsewhere. Use it as
-    a context manager: leaving the block stops what still runs and waits for it.
+    A context manager: leaving the block stops what still runs and waits for it.
+
+    Args:
+        command: program and arguments; no shell is between.
+        env: the whole environment; None is this process's.
+        cwd: the folder in which it starts; None is this process's.
+        grace_seconds: how long it may take to end before it is killed.
+        keep_open: file descriptors that the guard holds until all is over (a lock).
+        stdout: as subprocess.Popen takes it; None is this process's.
+        stderr: as stdout.
     """
 
     def __init__(
@@ -52,17 +54,6 @@ class GuardedProcess:
         stdout: int | None = subprocess.PIPE,
         stderr: int | None = subprocess.STDOUT,
     ) -> None:
-        """Start it.
-
-        Args:
-            command: program and arguments; no shell is between.
-            env: the whole environment; None is this process's.
-            cwd: the folder in which it starts; None is this process's.
-            grace_seconds: how long it may take to end before it is killed.
-            keep_open: file descriptors that the guard holds until all is over (a lock).
-            stdout: as subprocess.Popen takes it; None is this process's.
-            stderr: as stdout.
-        """
         lifeline, self._lifeline = os.pipe()
         try:
             self._process = subprocess.Popen(
@@ -110,7 +101,7 @@ class GuardedProcess:
 
 
 class _Guard:
-    """One command and all that descends from it."""
+    """A command and its descendants."""
 
     def __init__(self, lifeline: int, grace: float, command: list[str]) -> None:
         self._lifeline, self._grace = lifeline, grace

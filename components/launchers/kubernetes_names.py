@@ -1,7 +1,7 @@
 """Checks of names, quantities and paths by Kubernetes' rules, before anything is sent.
 
-Each function returns its text, or raises ValueError saying what is wrong with it.
-Source: Kubernetes' apimachinery, `validation` (names, qualified names) and `resource.Quantity`.
+Each function returns its text, or raises ValueError with the problem. Source: Kubernetes' apimachinery,
+`validation` (names, qualified names) and `resource.Quantity`.
 """
 
 import re

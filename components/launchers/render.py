@@ -1,8 +1,7 @@
 """Renders a job's specification as manifests or command lines: pure functions, no requests.
 
-For clusters without a controller of training jobs there is a plain Job: its nodes find each other by
-torchrun's c10d rendezvous, which pod 0 holds, through a headless Service. Source: Kubernetes, "Jobs"
-(completion mode Indexed, pod failure policy) and "DNS for Services".
+Clusters without a controller of training jobs run an indexed Job: its nodes find each other by torchrun's
+c10d rendezvous at pod 0, through a headless Service. Source: Kubernetes, "Jobs" and "DNS for Services".
 """
 
 import shlex
@@ -21,10 +20,7 @@ commands: of 2.20 and later, of 2.13 to 2.19, and before."""
 
 
 def render(target: str, job: JobSpec) -> str:
-    """Render a job for one of TARGETS, as text that can be applied or pasted.
-
-    Returns:
-        YAML documents, or a command line for a POSIX shell.
+    """Render a job for one of TARGETS: YAML documents, or a command line for a POSIX shell.
 
     Raises:
         ConfigError: there is no such target, or it cannot run this job.
@@ -37,7 +33,6 @@ def render(target: str, job: JobSpec) -> str:
         return _documents(KINDS[target].manifests(job, lambda *_: True))
     if target == "indexed-job":
         return _documents([_service(job), _job(job)])
-
     unsupported = runai.left_out(job, target)
     notes = [f"# Run:ai's command line has no option for: {', '.join(unsupported)}"] if unsupported else []
     return "\n".join([*notes, _wrapped(runai.command(job, target))]) + "\n"
@@ -77,7 +72,8 @@ def _service(job: JobSpec) -> Body:
 
 def _job(job: JobSpec) -> Body:
     template = pod_template.template(job, env=pod_template.rendezvous(job, f"{job.name}-0.{job.name}"))
-    template["spec"] = {"subdomain": job.name, "restartPolicy": _restart(job), **template["spec"]}
+    restart = "OnFailure" if job.restart_policy == "OnFailure" else "Never"
+    template["spec"] = {"subdomain": job.name, "restartPolicy": restart, **template["spec"]}
     spec: Body = {
         "completionMode": "Indexed",
         "completions": job.nodes,
@@ -85,7 +81,11 @@ def _job(job: JobSpec) -> Body:
         "backoffLimit": 0 if job.restart_policy == "Never" else job.backoff * job.nodes,
     }
     if job.restart_policy == "ExitCode":
-        spec["podFailurePolicy"] = {"rules": _rules()}
+        # As the operator: a lost node is replaced, a program's error fails the Job.
+        codes = {"containerName": pod_template.CONTAINER, "operator": "NotIn", "values": _WORTH_A_RETRY}
+        lost = [{"type": "DisruptionTarget", "status": "True"}]
+        rules = [{"action": "Ignore", "onPodConditions": lost}, {"action": "FailJob", "onExitCodes": codes}]
+        spec["podFailurePolicy"] = {"rules": rules}
     if job.ttl is not None:
         spec["ttlSecondsAfterFinished"] = job.ttl
     if job.deadline:
@@ -94,16 +94,3 @@ def _job(job: JobSpec) -> Body:
         spec["suspend"] = True
     spec["template"] = template
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": pod_template.job_metadata(job), "spec": spec}
-
-
-def _restart(job: JobSpec) -> str:
-    return "OnFailure" if job.restart_policy == "OnFailure" else "Never"
-
-
-def _rules() -> list[Body]:
-    """The operator's ExitCode as rules: a lost node is replaced, a program's error fails the Job."""
-    codes = {"containerName": pod_template.CONTAINER, "operator": "NotIn", "values": _WORTH_A_RETRY}
-    return [
-        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {"action": "FailJob", "onExitCodes": codes},
-    ]

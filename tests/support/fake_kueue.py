@@ -38,7 +38,7 @@ def give_kueue(cluster, serves=BOTH, versions=("v1beta2", "v1beta1")):
 
     Args:
         cluster: the FakeApi.
-        serves: what its configuration names of our kinds.
+        serves: the kinds of jobs for which it makes Workloads.
         versions: of its API.
     """
     kueue = FakeKueue(cluster, tuple(serves), versions)
@@ -52,12 +52,6 @@ def give_kueue(cluster, serves=BOTH, versions=("v1beta2", "v1beta1")):
     cluster.create_job = create_and_adopt
     server = cluster._server
     server.RequestHandlerClass = type("Handler", (_Kueue, server.RequestHandlerClass), {"kueue": kueue})
-    frameworks = "".join(f"\n  - {name}" for name in serves)
-    config = f"apiVersion: config.kueue.x-k8s.io/v1beta2\nkind: Configuration\nintegrations:\n  frameworks:{frameworks or ' []'}\n"  # fmt: skip # noqa: E501
-    meta = {"name": "kueue-manager-config"}
-    cluster.add(
-        "configmaps", "kueue-system", {"metadata": meta, "data": {"controller_manager_config.yaml": config}}
-    )
     pod = {"spec": {"containers": [{"name": "manager", "image": "registry.k8s.io/kueue/kueue:v0.19.2"}]}}
     cluster.add("deployments", "kueue-system", {
         "metadata": {"name": "kueue-controller-manager"}, "status": {"readyReplicas": 1},

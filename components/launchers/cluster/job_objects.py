@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _TRIES = 3  # To create an object while the cluster is deleting one of its name.
+_INSTALL = "install Kubeflow Trainer (v2.3) or the Training Operator (v1.9), or start what is installed"
 
 
 def rehearse(cluster: Cluster, kind: Kind, body: Body) -> Body:
@@ -63,7 +64,7 @@ def create_all(cluster: Cluster, manifests: list[Body]) -> str:
         for dependency in dependencies:
             _create_or_orphan(cluster, dependency, job)
         try:
-            uid = str(_request(cluster, "create", job)["metadata"]["uid"])
+            uid = str(cluster.request("create", _resource(job), _name(job), body=job)["metadata"]["uid"])
             break
         except ApiError as error:
             # A controller's cache lags behind; and the deletion of an earlier job may have taken it along.
@@ -78,7 +79,7 @@ def create_all(cluster: Cluster, manifests: list[Body]) -> str:
             if not error.passing and error.status != 409:  # Else there may be a job that needs them.
                 for dependency in dependencies:
                     with suppress(ApiError):  # The refusal of the job says more.
-                        _request(cluster, "delete", dependency)
+                        cluster.request("delete", _resource(dependency), _name(dependency))
             raise
     add_owner(cluster, manifests, uid)
     return uid
@@ -93,9 +94,8 @@ def add_owner(cluster: Cluster, manifests: list[Body], uid: str) -> None:
         try:
             _patch_metadata(cluster, dependency, {"ownerReferences": [owner]})
         except ApiError as error:
-            logger.warning(
-                "the %s %s stays when its job goes: %s", dependency["kind"], _name(dependency), error.message
-            )
+            kind, name = dependency["kind"], _name(dependency)
+            logger.warning("the %s %s stays when its job is deleted: %s", kind, name, error.message)
 
 
 def _create_or_orphan(cluster: Cluster, dependency: Body, job: Body) -> None:
@@ -105,7 +105,7 @@ def _create_or_orphan(cluster: Cluster, dependency: Body, job: Body) -> None:
     """
     for _ in range(_TRIES):
         try:
-            _request(cluster, "create", dependency)
+            cluster.request("create", _resource(dependency), _name(dependency), body=dependency)
             return
         except ApiError as error:
             if error.status != 409 or cluster.find(_resource(job), _name(job)) is not None:
@@ -123,12 +123,6 @@ def _patch_metadata(cluster: Cluster, body: Body, metadata: Body) -> None:
     cluster.request("patch", _resource(body), _name(body), body=patch)
 
 
-def _request(cluster: Cluster, verb: str, body: Body) -> Body:
-    options: Body = {"body": body} if verb == "create" else {}
-    answer: Body = cluster.request(verb, _resource(body), _name(body), **options)
-    return answer
-
-
 def _resource(body: Body) -> Resource:
     group, _, version = body["apiVersion"].partition("/")
     return Resource(group, version, f"{body['kind'].lower()}s")
@@ -139,12 +133,8 @@ def _name(body: Body) -> str:
 
 
 def delete(cluster: Cluster, kind: Kind, name: str, *, uid: str = "", patience: float | None = None) -> None:
-    """Delete a job, without waiting; one that is gone is no error.
-
-    With a uid only the job of this uid is deleted, not a later one of the same name.
-    """
-    precondition = {"uid": uid} if uid else None
-    options = V1DeleteOptions(propagation_policy="Background", preconditions=precondition)
+    """Delete a job (with a uid only the job of this uid), without waiting; a missing one is no error."""
+    options = V1DeleteOptions(propagation_policy="Background", preconditions={"uid": uid} if uid else None)
     try:
         cluster.request("delete", kind.resource, name, body=options, patience=patience)
     except ApiError as error:
@@ -161,8 +151,7 @@ def await_absence(cluster: Cluster, kind: Kind, name: str, *, uid: str = "") -> 
         LaunchError: something still exists after Timings.removal.
     """
     timings = cluster.timings
-    end = time.monotonic() + timings.removal
-    waits = timings.waits()
+    waits, end = timings.waits(), time.monotonic() + timings.removal
     while True:
         job = cluster.find(kind.resource, name)
         if job is not None and uid and job["metadata"]["uid"] != uid:
@@ -201,23 +190,22 @@ class Kinds:
         timings = self._cluster.timings
         waits, end = timings.waits(), time.monotonic() + timings.outage
         while self._chosen is None:
-            refusals: list[tuple[Kind, ApiError]] = []
+            refusals: dict[Kind, ApiError] = {}
             for kind in self.possible:
                 refusal = self._refusal(kind)
                 if refusal is None:
                     self._chosen = kind
-                    problems = "; ".join(_problem(*item) for item in refusals)
-                    others = f" ({problems})" if problems else ""
-                    logger.info("jobs are %ss here, of %s%s", kind.title, kind.controller, others)
+                    others = "; ".join(_problem(*item) for item in refusals.items())
+                    suffix = f" ({others})" if others else ""
+                    logger.info("jobs are %ss here, of %s%s", kind.title, kind.controller, suffix)
                     return kind
-                refusals.append((kind, refusal))
-            for _, refusal in refusals:
-                if refusal.forbidden:
-                    raise refusal
-            away = [refusal for _, refusal in refusals if refusal.webhook_away]
-            if not away or time.monotonic() > end:
-                raise _nothing_here(refusals)
-            self._cluster.trouble.tell(away[-1].message)
+                refusals[kind] = refusal
+            if forbidden := next((error for error in refusals.values() if error.forbidden), None):
+                raise forbidden
+            away = next((error for error in refusals.values() if error.webhook_away), None)
+            if away is None or time.monotonic() > end:
+                raise _no_jobs(refusals)
+            self._cluster.trouble.tell(away.message)
             time.sleep(next(waits))
         return self._chosen
 
@@ -233,7 +221,7 @@ class Kinds:
         return "" if refusal is None or refusal.forbidden else _problem(kind, refusal).partition(": ")[2]
 
     def _refusal(self, kind: Kind) -> ApiError | None:
-        """Return why jobs of a kind cannot be created; None if its controller answered, whatever it said."""
+        """Return why jobs of a kind cannot be created; None if its controller answered, in any way."""
         try:
             rehearse(self._cluster, kind, kind.probe())
         except ApiError as error:
@@ -251,13 +239,9 @@ class Kinds:
             ApiError: the cluster does not say.
             ConfigError: it knows none of the kinds.
         """
-        known_kind = self._kinds.get(name)
-
-        def get(kind: Kind) -> Body | None:
-            job: Body | None = self._cluster.find(kind.resource, name, patience=patience)
-            return job
-
-        for kind, job in self._answers([known_kind] if known_kind else self.possible, get):
+        kinds = [self._kinds[name]] if name in self._kinds else self.possible
+        get = self._cluster.find
+        for kind, job in self._answers(kinds, lambda kind: get(kind.resource, name, patience=patience)):
             self._answering = self._answering or kind
             if job is not None:
                 self._kinds[name] = kind
@@ -271,16 +255,16 @@ class Kinds:
             ApiError: the cluster does not say.
             ConfigError: it knows none of the kinds.
         """
-        selector = f"{LABEL_MANAGED}={MANAGED_BY}"
 
         def managed(kind: Kind) -> list[Body]:
+            selector = f"{LABEL_MANAGED}={MANAGED_BY}"
             return list(self._cluster.request("list", kind.resource, label_selector=selector)["items"])
 
         return list(self._answers(self.possible, managed))
 
     def _answers(self, kinds: Iterable[Kind], request: Callable[[Kind], T]) -> Iterator[tuple[Kind, T]]:
         """Yield each kind's answer, without kinds that are absent or forbidden unless all are."""
-        refusals: list[tuple[Kind, ApiError]] = []
+        refusals: dict[Kind, ApiError] = {}
         answered = False
         for kind in kinds:
             try:
@@ -288,12 +272,12 @@ class Kinds:
             except ApiError as error:
                 if len(self.possible) == 1 or not (error.unknown or error.status == 403):
                     raise
-                refusals.append((kind, error))
+                refusals[kind] = error
                 continue
             answered = True
             yield kind, answer
         if refusals and not answered:
-            raise next((error for _, error in refusals if not error.unknown), _nothing_here(refusals))
+            raise next((error for error in refusals.values() if not error.unknown), _no_jobs(refusals))
 
     def kind_of(self, name: str) -> Kind:
         """Return the kind of a job that this process read or created; of any other that of a new job."""
@@ -304,11 +288,9 @@ class Kinds:
         self._kinds[name] = kind
 
 
-def _nothing_here(refusals: Iterable[tuple[Kind, ApiError]]) -> ConfigError:
-    return ConfigError(
-        "this cluster runs no training jobs:\n" + "\n".join(f"  {_problem(*item)}" for item in refusals),
-        fix="install Kubeflow Trainer (v2.3) or the Training Operator (v1.9), or start what is installed",
-    )
+def _no_jobs(refusals: dict[Kind, ApiError]) -> ConfigError:
+    problems = "\n".join(f"  {_problem(*item)}" for item in refusals.items())
+    return ConfigError(f"this cluster runs no training jobs:\n{problems}", fix=_INSTALL)
 
 
 def _problem(kind: Kind, refusal: ApiError) -> str:

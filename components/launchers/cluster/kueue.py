@@ -5,7 +5,6 @@ Source: Kueue, `workload_types.go` and the visibility API.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -16,7 +15,6 @@ from kubernetes import client
 from components.launchers.backend import JobStatus, Phase, Timings
 from components.launchers.cluster.client import ApiError, Cluster
 from components.launchers.cluster.kinds import KINDS, Body, Kind, Resource, holding
-from trainer.base.safe_text import yaml_value
 
 GROUP, VISIBILITY = "kueue.x-k8s.io", "visibility.kueue.x-k8s.io"
 VERSIONS = ("v1beta2", "v1beta1")
@@ -171,10 +169,8 @@ def in_vain(job: JobStatus, seconds: float) -> bool:
 
 
 NAMESPACE = "kueue-system"
-_MANAGER, _CONFIG = "kueue-controller-manager", "kueue-manager-config"
+_MANAGER = "kueue-controller-manager"
 _SETUP_PATIENCE = 2.0
-_LONGEST_CONFIG = 1_000_000  # A ConfigMap has at most 1 MiB.
-_DEFAULT_FRAMEWORKS = ("batch/job",)
 
 
 @dataclass(frozen=True)
@@ -219,38 +215,19 @@ def _serves(cluster: Cluster, version: str) -> bool:
     return True
 
 
-def frameworks(cluster: Cluster) -> list[str]:
-    """Return the kinds of jobs that Kueue's configuration names: trainer.kubeflow.org/trainjob, ...
-
-    Raises:
-        ApiError: the configuration may not be read, or is elsewhere.
-    """
-    read = partial(cluster.core.read_namespaced_config_map, _CONFIG, NAMESPACE)
-    config_map = cluster.call("get", "configmaps", read, name=_CONFIG, patience=_SETUP_PATIENCE)
-    for text in (config_map.data or {}).values():
-        with suppress(ValueError):
-            body = yaml_value(text, _LONGEST_CONFIG)
-            if isinstance(body, dict) and body.get("kind") == "Configuration":
-                return list((body.get("integrations") or {}).get("frameworks") or _DEFAULT_FRAMEWORKS)
-    return list(_DEFAULT_FRAMEWORKS)
-
-
 def framework(kind: Kind) -> str:
     """Return what Kueue's configuration calls a kind of job."""
     return f"{kind.group}/{kind.name}"
 
 
 def explain(cluster: Cluster, status: JobStatus) -> list[str]:
-    """Explain a suspended job that Kueue ignores: return the installed version and configuration."""
+    """Explain a suspended job that Kueue ignores: return the installed version."""
     if status.reason not in (UNSERVED, ADMITTED):
         return []
     try:
-        lines = [str(release(cluster))]
+        return [str(release(cluster))]
     except ApiError as error:
         return [f"the installed Kueue is not known: {error.message}"]
-    with suppress(ApiError):  # Few may read it.
-        lines.append(f"its configuration names {', '.join(frameworks(cluster))}")
-    return lines
 
 
 def remedy(status: JobStatus) -> str:
@@ -273,9 +250,9 @@ def remedy(status: JobStatus) -> str:
     first = " (needs Kueue 0.14 or later)" if kind.title == "TrainJob" else ""
     others = " or ".join(other.name for other in KINDS.values() if other is not kind)
     return (
-        f"name {framework(kind)} in integrations.frameworks of Kueue's configuration (ConfigMap {_CONFIG} in "
-        f"{NAMESPACE}){first}, do not exclude this namespace by its managedJobsNamespaceSelector, and run "
-        f"the same again; or make it a {others} (launcher, --backend), or leave kueue_queue out"
+        f"name {framework(kind)} in integrations.frameworks of Kueue's configuration (ConfigMap "
+        f"kueue-manager-config in {NAMESPACE}){first}, do not exclude this namespace by its "
+        f"managedJobsNamespaceSelector, and run the same again; or make it a {others} (launcher, --backend), or leave kueue_queue out"
     )
 
 

@@ -47,10 +47,9 @@ def test_status_of_a_job_that_nobody_serves_says_what_to_do(kubedet, submit, fak
     assert "fix: " not in kubedet("job", "status", "a")[1]  # It is there since a moment.
     fake_cluster.job("a")["metadata"]["creationTimestamp"] = LONG_AGO
     lines = kubedet("job", "status", "a")[1].splitlines()
-    assert lines[-4:-1] == [
+    assert lines[-3:-1] == [
         "a: in queue gpus: Kueue has no Workload for it",
         "Kueue (API kueue.x-k8s.io/v1beta2)",
-        "its configuration names batch/job",
     ]
     assert lines[-1].startswith("fix: name kubeflow.org/pytorchjob in integrations.frameworks")
 

@@ -99,4 +99,4 @@ def test_a_runtime_that_may_not_be_given_away_is_told_of_and_the_job_runs(backen
     fake_cluster.denied.add(("patch", RUNTIMES))
     backend.submit(job(backoff=3))
     assert fake_cluster.job("train")
-    assert "stays when its job goes" in caplog.text
+    assert "stays when its job is deleted" in caplog.text
