@@ -252,7 +252,8 @@ def remedy(status: JobStatus) -> str:
     return (
         f"name {framework(kind)} in integrations.frameworks of Kueue's configuration (ConfigMap "
         f"kueue-manager-config in {NAMESPACE}){first}, do not exclude this namespace by its "
-        f"managedJobsNamespaceSelector, and run the same again; or make it a {others} (launcher, --backend), or leave kueue_queue out"
+        f"managedJobsNamespaceSelector, and run the same again; or make it a "
+        f"{others} (launcher, --backend), or leave kueue_queue out"
     )
 
 
