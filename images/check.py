@@ -14,7 +14,6 @@ _EXTRA = {
     "components": "pipeline",
     "operations": "pipeline",
     "pipelines": "pipeline",
-    "operations.tuning.page": "tune",
     "operations.tuning.search": "tune",
     "operations.tuning.study": "tune",
     "operations.tuning.work": "tune",

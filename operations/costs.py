@@ -1,4 +1,4 @@
-"""What a run used and cost, by step: sums of the records that `usage` keeps, with a small file of prices.
+"""Usage and cost of a run by step: sums of usage records, with a small file of prices.
 
 The number of AMD's GPUs is unknown: a sum that lacks it is shown as `>=1.23`, and as `-` if all of it is
 unknown.
@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import pydantic.dataclasses
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -33,12 +33,12 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 @pydantic.dataclasses.dataclass(config=ConfigDict(extra="forbid", use_attribute_docstrings=True), frozen=True)
 class Prices:
-    """What is not named is not paid for."""
+    """Prices; those that are not named are 0."""
 
     currency: str = ""
-    """In what prices are, e.g. EUR."""
+    """E.g. EUR."""
     node_hour: Amount = 0.0
-    """Price of a node for an hour, without its GPUs if these have a price of their own."""
+    """Price of a node for an hour, without its GPUs if these have their own price."""
     gpu_hour: Amount = 0.0
     """Price of a GPU for an hour."""
     gb_read: Amount = 0.0
@@ -86,12 +86,11 @@ def read_prices(uri: str) -> Prices:
         raise ConfigError(f"{uri} is not YAML: {str(error).splitlines()[0]}", fix=fix) from None
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     """A sum of which parts may be unknown."""
 
     known: float = 0.0
-    """The sum of what is known."""
+    """The sum of the known parts."""
     lacks: bool = False
     """Whether a part is unknown."""
 
@@ -111,7 +110,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Used:
-    """What a step, or a whole run, used and cost."""
+    """Usage and cost of a step, or of a whole run."""
 
     step: str
     tries: int
@@ -156,7 +155,7 @@ class Used:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a run used, by step and in all."""
+    """Usage and cost of a run, by step and in total."""
 
     steps: tuple[Used, ...]
     """In the order of their begins."""
@@ -173,7 +172,7 @@ class Costs:
         return parts | ({"currency": self.currency} if self.currency else {})
 
     def table(self) -> list[tuple[str, ...]]:
-        """Return a header, a row a step and one of all; nothing if nothing is known."""
+        """Return a header, a row for each step and one for the total; nothing if nothing is known."""
         if not self.steps:
             return []
         header = ["step", "node h", "GPU h", "GB read", "GB written"]
@@ -189,7 +188,7 @@ class Costs:
         )
 
     def numbers(self) -> dict[str, float]:
-        """Return what is known in all, by name, as Kubeflow shows metadata of an artifact."""
+        """Return the known totals by name, for the metadata of an artifact in Kubeflow."""
         if not self.steps:
             return {}
         total = self.total
@@ -201,16 +200,16 @@ class Costs:
 
 
 def of_run(data_root: str, *run_ids: str) -> Costs:
-    """Return what a run, by all the ids that it may have, has used up to now; problems cost a warning."""
+    """Return what a run, known by one or more ids, has used so far; problems are only logged."""
     try:
         return summed(usage.of_run(data_root, *run_ids), find_prices(data_root))
     except KubedetError as error:
-        logger.warning("what the run used is not told: %s", error)
+        logger.warning("the usage of the run is unknown: %s", error)
         return summed([])
 
 
 def summed(records: Iterable[Record], prices: Prices | None = None) -> Costs:
-    """Return what the records of one run tell, by step and in all."""
+    """Return the sums of one run's records, by step and in total."""
     ordered = sorted(records, key=lambda record: record.began)
     names = dict.fromkeys(record.step for record in ordered)
     steps = tuple(Used.sum(name, [each for each in ordered if each.step == name], prices) for name in names)

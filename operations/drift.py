@@ -1,13 +1,13 @@
 """How far two sets of images are apart, each distance from 0 (the same) to 1, with its confidence.
 
-A distance is a function of how often each image counts. Its interval comes from the bootstrap over the images
-of each set, its p-value from a permutation test in which images change sides. Boxes of an image are drawn
+A distance is a function of the weight of each image. Its interval comes from the bootstrap over the images of
+each set, its p-value from a permutation test in which images change sides. Boxes of an image are drawn
 together, because they are not independent.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,6 +42,8 @@ _BATCH = 16
 _PICTURES = 200
 """Images of each set whose pixels a rule of the gate looks at."""
 _OF_PIXELS = {"drift/brightness", "drift/sharpness", "drift/features"}
+_CLASSES = 20
+"""Classes whose shares are drawn: those that changed most."""
 
 View = Shards | RawImages | SourceRows
 Distance = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -60,9 +62,9 @@ class Shift:
     high: float
     """Ends of its 95 % interval."""
     p: float
-    """How often sets that differ by chance alone are as far apart."""
+    """Probability that sets that differ by chance alone are as far apart."""
     chance: float
-    """The distance below which 95 % of these are."""
+    """95 % of such distances are below it."""
 
     @property
     def sure(self) -> bool:
@@ -70,21 +72,20 @@ class Shift:
         return self.p < SIGNIFICANCE
 
 
-@dataclass(frozen=True)
-class Numbers:
+class Numbers(NamedTuple):
     """Numbers that are measured of images."""
 
     values: np.ndarray
     """[m]."""
     images: np.ndarray
     """[m] the image of each, 0 to n - 1."""
-    count: int
+    total: int
     """n."""
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """What is measured of a split of a set."""
+    """The measured properties of a split of a set."""
 
     uri: str
     split: str
@@ -92,9 +93,9 @@ class Measurements:
     """In the split."""
     classes: list[str]
     counts: np.ndarray
-    """[n, K] boxes of each class in each image that was looked at."""
+    """[n, K] boxes of each class in each image."""
     numbers: Mapping[str, Numbers]
-    """By the names in metrics.DRIFT; what could not be measured is not there."""
+    """By the names in metrics.DRIFT, without those that could not be measured."""
     features: np.ndarray
     """[p, D]; [p, 0] without a detector."""
 
@@ -110,7 +111,7 @@ class Drift:
     shares: np.ndarray
     """[2, K] share of each class among the boxes of each set."""
     shifts: Mapping[str, Shift]
-    """By the names in metrics.DRIFT; what could not be measured is not there."""
+    """By the names in metrics.DRIFT, without those that could not be measured."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -118,17 +119,15 @@ class Drift:
         return {name: shift.value for name, shift in self.shifts.items()}
 
     def medians(self, name: str) -> list[float]:
-        """Return the median of both sets' numbers; [] for what is no number."""
+        """Return the median of both sets' numbers; [] for a property that is no number."""
         pair = [part.numbers.get(name) for part in (self.one, self.other)]
         return [float(np.median(numbers.values)) for numbers in pair if numbers]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what drift.json holds."""
+        """Return the content of drift.json."""
+        sets = (self.one, self.other)
         return {
-            "sets": [
-                {"uri": part.uri, "split": part.split, "images": part.images}
-                for part in (self.one, self.other)
-            ],
+            "sets": [{"uri": part.uri, "split": part.split, "images": part.images} for part in sets],
             "metrics": self.metrics,
             "shifts": {name: asdict(shift) for name, shift in self.shifts.items()},
             "medians": {name: found for name in self.shifts if (found := self.medians(name))},
@@ -140,15 +139,15 @@ def compare_data(
     one_uri: str, other_uri: str, *, split: str = "", pictures: int = _PICTURES, samples: int = 200,
     seed: int = 0, model_uri: str = "", data: DataConfig | None = None,
 ) -> Drift:  # fmt: skip
-    """Tell how far two sets of data are apart.
+    """Measure how far two sets of data are apart.
 
     Args:
-        one_uri: shards, raw images or a source, as `trainer.data.data_views.open_view` takes it.
+        one_uri: shards, raw images or a source, see `trainer.data.data_views.open_view`.
         other_uri: likewise.
         split: of both; empty is train if both have it, else the first that both have.
-        pictures: images of each whose pixels are looked at, drawn at random.
+        pictures: images of each whose pixels are measured, drawn at random.
         samples: bootstrap samples, and permutations.
-        seed: of what is drawn.
+        seed: of the random draws.
         model_uri: checkpoint of a detector whose backbone gives features; empty leaves these out.
         data: how sources are read.
 
@@ -166,21 +165,14 @@ def compare_data(
                 f"{view.uri} has no split {chosen}", fix=f"its splits are {', '.join(view.splits)}"
             )
     one, other = (_measure_set(view, chosen, pictures, seed, embed) for view in views)
-    shifts = {
-        name: measure(*distance, samples=samples, seed=seed)
-        for name, distance in _distances(one, other).items()
-    }
     classes = list(dict.fromkeys([*one.classes, *other.classes]))
     totals = np.array([_counts(part, classes).sum(axis=0) for part in (one, other)])
-    return Drift(one, other, classes, totals / np.maximum(totals.sum(axis=1, keepdims=True), 1), shifts)
+    shares = totals / np.maximum(totals.sum(axis=1, keepdims=True), 1)
+    return Drift(one, other, classes, shares, _shifts(one, other, samples=samples, seed=seed))
 
 
 def compare_listings(one: RawManifest, other: RawManifest) -> dict[str, float]:
-    """Return how far the annotations of two listings are apart, 0 to 1 by name; no image is looked at.
-
-    Args:
-        one: plan or manifest of a folder of raw images, as `trainer.data.raw_folder` reads it.
-        other: likewise.
+    """Return how far the annotations of two raw folders are apart, 0 to 1 by name; reads no image.
 
     Raises:
         DataError: they have no split in common, or a table is damaged.
@@ -189,11 +181,11 @@ def compare_listings(one: RawManifest, other: RawManifest) -> dict[str, float]:
     views: list[View] = [Listing(one), Listing(other)]
     split = _common_split(views)
     measured = [_measure_set(view, split, 0, 0, None) for view in views]
-    return {name: measure(*distance, samples=0).value for name, distance in _distances(*measured).items()}
+    return {name: shift.value for name, shift in _shifts(*measured, samples=0, seed=0).items()}
 
 
 def for_gate(request: DriftRequest) -> dict[str, float]:
-    """Return the distances that rules of the gate ask for; write page and record beside the evaluation."""
+    """Return the distances in rules of the gate; write page and record into the evaluation's folder."""
     drift = compare_data(
         request.before, request.now, seed=request.seed,
         pictures=_PICTURES if request.names & _OF_PIXELS else 0,
@@ -220,8 +212,8 @@ def _common_split(views: list[View]) -> str:
     return "train" if "train" in common else common[0]
 
 
-def _distances(one: Measurements, other: Measurements) -> dict[str, tuple[Distance, int, int]]:
-    """Return what measures the sets by the names in metrics.DRIFT, with their numbers of images."""
+def _shifts(one: Measurements, other: Measurements, *, samples: int, seed: int) -> dict[str, Shift]:
+    """Return the shifts by the names in metrics.DRIFT."""
     classes = list(dict.fromkeys([*one.classes, *other.classes]))
     counts = [_counts(part, classes) for part in (one, other)]
     distances: dict[str, tuple[Distance, int, int]] = {}
@@ -229,13 +221,14 @@ def _distances(one: Measurements, other: Measurements) -> dict[str, tuple[Distan
         distances["drift/classes"] = (of_frequencies(np.concatenate(counts)), len(counts[0]), len(counts[1]))
     for name in one.numbers.keys() & other.numbers.keys():
         left, right = one.numbers[name], other.numbers[name]
-        images = np.r_[left.images, right.images + left.count]
-        distance = of_values(np.r_[left.values, right.values], images)
-        distances[name] = (distance, left.count, right.count)
+        images = np.r_[left.images, right.images + left.total]
+        distances[name] = (of_values(np.r_[left.values, right.values], images), left.total, right.total)
     if one.features.size and other.features.size:
         distance = of_vectors(np.concatenate([one.features, other.features]))
         distances["drift/features"] = (distance, len(one.features), len(other.features))
-    return {name: distances[name] for name in DRIFT if name in distances}
+    return {
+        name: measure(*distances[name], samples=samples, seed=seed) for name in DRIFT if name in distances
+    }
 
 
 def _counts(part: Measurements, classes: list[str]) -> np.ndarray:
@@ -253,7 +246,7 @@ def measure(distance: Distance, one: int, other: int, *, samples: int = 200, see
         one: images of the one set, at least one.
         other: images of the other.
         samples: of the bootstrap, and permutations; 0 leaves the confidence out.
-        seed: of what is drawn.
+        seed: of the random draws.
     """
     sets = np.arange(one), np.arange(one, one + other)
 
@@ -270,28 +263,22 @@ def measure(distance: Distance, one: int, other: int, *, samples: int = 200, see
     spread = np.array([value])
     if min(one, other) > 1 < samples:  # Of one image there is one sample, and of one sample no spread.
         spread = bootstrap(sets, statistic, method="percentile", **options).bootstrap_distribution
-    # Sets that are drawn again are further apart than the sets that they are drawn from: shifted by the bias.
+    # Resampled sets are further apart than the sets that they are drawn from: shifted by the bias.
     ends = np.percentile(spread, [2.5, 97.5]) - (spread.mean() - value)
-    low, high = np.clip(ends, 0, 1)
+    low, high = map(float, np.clip(ends, 0, 1))
     test = permutation_test(sets, statistic, alternative="greater", **options)
-    return Shift(
-        value, float(low), float(high), float(test.pvalue), float(np.percentile(test.null_distribution, 95))
-    )
+    return Shift(value, low, high, float(test.pvalue), float(np.percentile(test.null_distribution, 95)))
 
 
 def _weights(images: np.ndarray, total: int) -> np.ndarray:
-    """[total, S] how often each image counts in S samples, given as [S, m] or [m] numbers of images."""
+    """[total, S] weight of each image in S samples, given as [S, m] or [m] numbers of images."""
     samples = np.atleast_2d(images).astype(int)
     shifted = samples + total * np.arange(len(samples))[:, None]
     return np.bincount(shifted.ravel(), minlength=total * len(samples)).reshape(-1, total).T.astype(float)
 
 
 def of_frequencies(counts: np.ndarray) -> Distance:
-    """Total variation: the share of the boxes that would have to be of another class.
-
-    Args:
-        counts: [n, K] boxes of each class in each image.
-    """
+    """Total variation of the class frequencies; counts: [n, K] boxes of each class in each image."""
 
     def distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
         totals = (counts.T @ weights for weights in (one, other))
@@ -302,12 +289,7 @@ def of_frequencies(counts: np.ndarray) -> Distance:
 
 
 def of_values(values: np.ndarray, images: np.ndarray) -> Distance:
-    """Kolmogorov and Smirnov's: the largest difference between the shares of values up to a bound.
-
-    Args:
-        values: [m].
-        images: [m] the image of each.
-    """
+    """Distance of Kolmogorov and Smirnov; values: [m]; images: [m] the image of each."""
     order = np.argsort(values, kind="stable")
     ordered, of_image = values[order], images[order]
     last = np.flatnonzero(np.r_[ordered[1:] != ordered[:-1], True])
@@ -321,12 +303,9 @@ def of_values(values: np.ndarray, images: np.ndarray) -> Distance:
 
 
 def of_vectors(vectors: np.ndarray) -> Distance:
-    """The energy distance as a share: 0 for the same distributions, 1 if each is one point.
+    """The energy distance as a share: 0 for the same distributions, 1 if each is one point; vectors: [n, D].
 
     (Szekely and Rizzo, Energy statistics, 2013: the coefficient of inhomogeneity.)
-
-    Args:
-        vectors: [n, D].
     """
     between = cdist(vectors, vectors)
 
@@ -449,47 +428,32 @@ def _maps(output: Any) -> list[Tensor]:
     return [one for part in parts for one in _maps(part)] if isinstance(output, dict | list | tuple) else []
 
 
-_CLASSES = 20
-"""Classes whose shares are drawn: those that changed most."""
-_BINS = 24
-_LEGEND = ((SERIES[0], "A"), (SERIES[1], "B"))
-_AXES = {
-    "drift/boxes_per_image": "boxes",
-    "drift/box_size": "side, px",
-    "drift/image_size": "longer side, px",
-    "drift/brightness": "mean luminance, 0 to 1",
-    "drift/sharpness": "log of the squared Laplacian",
-}
-
-
 def page(drift: Drift) -> str:
     """Return the page as HTML that needs no other file."""
-    plots = [_plot_distances(drift), _plot_classes(drift)]
-    plots += [_plot_distribution(drift, name) for name in _AXES if name in drift.shifts]
+    changes = drift.shares[1] - drift.shares[0]
+    classes = [  # With shares and change, the largest change first.
+        (drift.classes[place], *drift.shares[:, place].tolist(), float(changes[place]))
+        for place in np.argsort(-np.abs(changes), kind="stable")
+    ]
+    plots = [_plot_distances(drift)]
+    if classes:
+        names, one, other, _ = zip(*classes[:_CLASSES], strict=True)
+        drawn, _ = bars("share of the boxes", names, one, other)
+        plots.append(as_plot("Classes that changed most", drawn, ((SERIES[0], "A"), (SERIES[1], "B"))))
     rows = [
         {"name": name, "meaning": DRIFT[name], "shift": shift,
          "medians": [f"{value:.4g}" for value in drift.medians(name)] or ["-", "-"]}
         for name, shift in drift.shifts.items()
     ]  # fmt: skip
     return render(
-        "drift_page.html.jinja",
-        drift=drift, plots=[plot for plot in plots if plot], rows=rows,
-        missing=[DRIFT[name] for name in DRIFT if name not in drift.shifts], classes=_class_rows(drift),
-        sure=[DRIFT[name] for name, shift in drift.shifts.items() if shift.sure], few=_CLASSES,
+        "drift_page.html.jinja", drift=drift, plots=plots, rows=rows, classes=classes, few=_CLASSES,
+        missing=[DRIFT[name] for name in DRIFT if name not in drift.shifts],
+        sure=[DRIFT[name] for name, shift in drift.shifts.items() if shift.sure],
     )  # fmt: skip
 
 
-def _class_rows(drift: Drift) -> list[tuple[str, float, float, float]]:
-    """Each class with its shares and what changed; the largest change first."""
-    changes = drift.shares[1] - drift.shares[0]
-    return [
-        (drift.classes[place], *drift.shares[:, place].tolist(), float(changes[place]))
-        for place in np.argsort(-np.abs(changes), kind="stable")
-    ]
-
-
 def _plot_distances(drift: Drift) -> Plot:
-    """Each distance with its interval, beside what chance alone gives."""
+    """Each distance with its interval, beside the distances by chance."""
     drawn, axes = figure("distance, 0 to 1", "")
     shifts = list(drift.shifts.values())
     places = np.arange(len(shifts))[::-1]
@@ -502,37 +466,7 @@ def _plot_distances(drift: Drift) -> Plot:
     axes.set_xlim(0, max(0.2, *(1.1 * max(shift.high, shift.chance) for shift in shifts)))
     axes.locator_params(axis="x", nbins=5)
     legend = (
-        (SERIES[1], "more than chance"),
-        (SERIES[0], "may be chance"),
-        (TEXT, "95 % interval"),
-        (GRID, "95 % of what chance gives"),
-    )
+        (SERIES[1], "more than chance"), (SERIES[0], "may be chance"), (TEXT, "95 % interval"),
+        (GRID, "95 % of distances by chance"),
+    )  # fmt: skip
     return as_plot("How far apart", drawn, legend)
-
-
-def _plot_classes(drift: Drift) -> Plot | None:
-    rows = _class_rows(drift)[:_CLASSES]
-    if not rows:
-        return None
-    names, one, other, _ = zip(*rows, strict=True)
-    drawn, _ = bars("share of the boxes", names, one, other)
-    title = "Classes" if len(rows) == len(drift.classes) else f"The {len(rows)} classes that changed most"
-    return as_plot(title, drawn, _LEGEND)
-
-
-def _plot_distribution(drift: Drift, name: str) -> Plot:
-    drawn, axes = figure(_AXES[name], "share")
-    pair = [part.numbers[name].values for part in (drift.one, drift.other)]
-    both = np.concatenate(pair)
-    # Without the outermost half per cent: one huge box would make one bar of all others.
-    low, high = np.percentile(both, [0.5, 99.5])
-    if name == "drift/boxes_per_image":
-        edges = np.arange(low, high + 2, max(1, np.ceil((high - low + 1) / _BINS))) - 0.5
-    else:
-        edges = np.linspace(low, high if high > low else low + 1, _BINS + 1)
-    for color, values in zip(SERIES, pair, strict=False):
-        counts = np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0]
-        axes.stairs(counts / max(counts.sum(), 1), edges, color=color, linewidth=1.8)
-    axes.set_ylim(bottom=0)
-    axes.locator_params(nbins=5)
-    return as_plot(DRIFT[name].capitalize(), drawn, _LEGEND)

@@ -1,8 +1,8 @@
-"""`kubedet data forget`: takes images out of the data root, and out of all that is made from now on.
+"""`kubedet data forget`: removes images from the data root, and from all data that is prepared later.
 
-The list (`trainer.data.exclusions`) is written first: from then on no download brings them. Then their bytes
-and the raw tables and shards that hold them are deleted, the file that makes a folder whole first: what is
-killed in between is finished by the same command. What was seen stays, to tell whom it concerns.
+The list (`trainer.data.exclusions`) is written first: then no download fetches them. Then their bytes and the
+raw tables and shards with them are deleted, the file that marks a folder as complete first. Run the same
+command to finish an interrupted one. The records of trainings stay.
 """
 
 from dataclasses import dataclass
@@ -13,20 +13,19 @@ from trainer.base.errors import ConfigError
 from trainer.data import exclusions, training_record
 from trainer.data.exclusions import Exclusion
 
-_WHOLE = {"raw": ("manifest.json", "plan.json"), "shards": ("index.json",)}
-"""Files that make a folder whole."""
+_MARKERS = {"raw": ("manifest.json", "plan.json"), "shards": ("index.json",)}
+"""Files that mark a folder as complete."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What forgetting images would delete, and who saw them."""
+    """What forgetting images would delete, and the runs and models that used them."""
 
     images: list[Exclusion]
-    """To be put on the list."""
     files: list[str]
     """URIs of their bytes."""
     folders: list[str]
-    """Raw tables and shards that hold them, relative to the data root."""
+    """Raw tables and shards with them, relative to the data root."""
     runs: list[str]
     running: list[str]
     """Of the runs, those without a result."""
@@ -34,10 +33,10 @@ class Plan:
 
 
 def plan(data_root: str, names: list[str]) -> Plan:
-    """Tell what forgetting images, given by keys or file names, would delete, and who saw them.
+    """Plan to forget images, given by keys or file names.
 
     Raises:
-        ConfigError: an image was seen nowhere.
+        ConfigError: no shards had an image.
         StorageError: the data root cannot be read, or a record is damaged: a run might still train on them.
     """
     seen_in = lineage.saw(data_root, frozenset(names))
@@ -71,29 +70,29 @@ def plan(data_root: str, names: list[str]) -> Plan:
 
 
 def forget(data_root: str, planned: Plan) -> None:
-    """Do what `plan` told.
+    """Execute a plan.
 
     Raises:
-        ConfigError: a run goes on with the images; nothing was deleted.
+        ConfigError: a run trains on the images; nothing was deleted.
         StorageError: the data root cannot be written.
     """
     if planned.running:
         raise ConfigError(
             f"these runs still train with the images: {', '.join(planned.running)}",
-            fix="wait for their end or stop them and delete their folders; then give the same command again",
+            fix="wait for their end or stop them and delete their folders; then run the same command again",
         )
     exclusions.add(data_root, planned.images)
     for folder in planned.folders:
         uri = storage.join(data_root, folder)
-        whole = _WHOLE[folder.partition("/")[0]]
-        for name in [*whole, *(each for each in storage.list_files(uri) if each not in whole)]:
+        markers = _MARKERS[folder.partition("/")[0]]
+        for name in [*markers, *(each for each in storage.list_files(uri) if each not in markers)]:
             storage.delete(storage.join(uri, name))
     for uri in planned.files:
         storage.delete(uri)
 
 
 def _files(data_root: str, images: set[str]) -> list[str]:
-    """Return the files with the bytes of images, given as KEY-DIGEST, whatever source they are of."""
+    """Return the files with the bytes of images, given as KEY-DIGEST, of all sources."""
     root = storage.join(data_root, "images")
     folders = {image.rpartition("-")[2][:2] for image in images}
     sources = {name.partition("/")[0] for name in storage.list_files(root)} if images else set()

@@ -1,4 +1,4 @@
-"""What became of the runs of a schedule: their verdicts, what they used and cost, as rows and as a page."""
+"""The runs of a schedule: their verdicts, usage and cost, as rows and as a page."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +19,7 @@ NOTHING_KNOWN = costs.summed([])
 _METRIC = "coco/AP"
 _USED = ("node h", "GPU h", "cost")
 HEADER = ("began", "hours", "state", "verdict", "AP", *_USED, "run")
-"""What the cells of a run are."""
+"""Names of the cells of a run."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,13 @@ class Run:
     run_id: str
     began: datetime
     hours: float | None
-    """How long it took; None while it goes on."""
+    """None while it goes on."""
     state: str
     verdict: str = ""
-    """"passed", "held back" or "nothing new"; empty if nothing was evaluated, or nobody could look."""
+    """"passed", "held back", "nothing new", or empty if unknown."""
     ap: float | None = None
     """coco/AP of its evaluation, 0 to 1."""
     used: Costs = NOTHING_KNOWN
-    """What it used and cost."""
 
     def cells(self) -> tuple[str, ...]:
         """Return the run as a row, see HEADER."""
@@ -47,30 +46,22 @@ class Run:
             total = self.used.total
             money = _NONE if total.money is None else f"{total.money.shown(2)} {self.used.currency}".strip()
             used = f"{total.node_hours:.2f}", total.gpu_hours.shown(2), money
-        return (
-            f"{self.began:%Y-%m-%d %H:%M}",
-            hours,
-            self.state,
-            self.verdict or _NONE,
-            ap,
-            *used,
-            self.run_id,
-        )
+        began = f"{self.began:%Y-%m-%d %H:%M}"
+        return (began, hours, self.state, self.verdict or _NONE, ap, *used, self.run_id)
 
     def numbers(self) -> dict[str, float]:
-        """Return what is known of its AP, time, use and cost, by what it is."""
+        """Return the known numbers by name."""
         total = self.used.total
         known = {"AP": self.ap, "hours": self.hours}
         if self.used:
             known |= {"node hours": total.node_hours, "GPU hours": total.gpu_hours.value}
-            known[f"cost, {self.used.currency}".removesuffix(", ")] = (
-                total.money.value if total.money else None
-            )
-        return {what: value for what, value in known.items() if value is not None}
+            cost = f"cost, {self.used.currency}".removesuffix(", ")
+            known[cost] = total.money.value if total.money else None
+        return {name: value for name, value in known.items() if value is not None}
 
 
 def complete(runs: Sequence[Run], data_root: str) -> tuple[list[Run], str]:
-    """Add to runs what the records of their data root tell; also return why these could not be read, if so.
+    """Add verdicts and usage from the data root to runs; also return why it could not be read, if so.
 
     Raises:
         ConfigError: the prices cannot be used.
@@ -99,21 +90,21 @@ def complete(runs: Sequence[Run], data_root: str) -> tuple[list[Run], str]:
 
 
 def table(runs: Sequence[Run]) -> list[tuple[str, ...]]:
-    """Return a header, and a row a run; without columns of use that are known of none."""
+    """Return a header, and a row for each run; without columns of usage that are unknown for all."""
     columns = list(zip(HEADER, *(run.cells() for run in runs), strict=True))
     known = [each for each in columns if each[0] not in _USED or set(each[1:]) != {_NONE}]
     return list(zip(*known, strict=True))
 
 
 def page(name: str, runs: Sequence[Run], remark: str) -> str:
-    """Return a page with plots over time and a row a run, as HTML that needs no other file."""
+    """Return a page with plots over time and a row for each run, as HTML that needs no other file."""
     from trainer.report.figures import render
 
     series: dict[str, list[tuple[datetime, float, str]]] = {}
     for run in runs:
-        for what, value in run.numbers().items():
-            kind = run.state if what == "hours" else run.verdict or run.state
-            series.setdefault(what, []).append((run.began, value, kind))
+        for title, value in run.numbers().items():
+            kind = run.state if title == "hours" else run.verdict or run.state
+            series.setdefault(title, []).append((run.began, value, kind))
     header, *rows = table(runs)
     return render(
         "plots_page.html.jinja", title=f"Runs of the schedule {name}", remark=remark, recipe="",

@@ -30,7 +30,7 @@ class _Operations(Hooks):
         if end.began:
             from operations import openlineage
 
-            openlineage.tell(end)
+            openlineage.report(end)
         if end.step not in ("evaluate", "export") or not end.data_root:
             return {}
         from operations import costs

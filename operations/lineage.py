@@ -1,7 +1,4 @@
-"""Where models and runs came from, and who saw an image: reads the records that steps write.
-
-The records (`components.records`) say what each run and version trained on.
-"""
+"""Origin of models and runs, and use of images, from the records of steps (`components.records`)."""
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -29,16 +26,12 @@ def runs(data_root: str, *, strict: bool = False) -> list[RunRecord]:
 
 
 def verdicts(data_root: str) -> dict[str, VerdictRecord]:
-    """Return what the gate decided, by the run's name; damaged records are left out with a warning."""
+    """Return the gate's decisions by the run's name; skips damaged records with a warning."""
     return {record.run: record for record in VerdictRecord.read_all(data_root)}
 
 
 def without_news(data_root: str) -> frozenset[str]:
-    """Return the ids of the runs that ended because there was nothing new.
-
-    Raises:
-        StorageError: the data root cannot be read.
-    """
+    """Return the ids of the runs that ended because there was nothing new; raises StorageError."""
     names = storage.list_files(NothingNewRecord.place(data_root))
     return frozenset(name.removesuffix(".json") for name in names)
 
@@ -59,9 +52,9 @@ class Version:
     name: str
     version: str
     shards: str
-    """Fingerprint of those it was trained on."""
+    """Fingerprint."""
     run: str
-    """"" where it is not known."""
+    """"" if it is not known."""
     current: bool
     checkpoint: str
     code: dict[str, Any]
@@ -74,7 +67,7 @@ class Version:
 
 
 def versions(data_root: str, *exported: bundle.Bundle) -> list[Version]:
-    """Return the versions that bundles are, by default all of all models; damaged ones are left out."""
+    """Return the versions in bundles, by default all of all models; skips damaged ones."""
     records = {record.name: record for record in PublishedRecord.read_all(data_root)}
     found = []
     for each in exported or (
@@ -88,10 +81,11 @@ def versions(data_root: str, *exported: bundle.Bundle) -> list[Version]:
         by_place = storage.parent(storage.parent(each.metadata.checkpoint)).rpartition("/")[2]
         current = published_models.current(data_root, name)
         is_current = current is not None and current.version == version
+        run, registry = (record.run, record.registry) if record else (by_place, "")
         found.append(
             Version(
-                name, version, each.metadata.shards, record.run if record else by_place, is_current,
-                each.metadata.checkpoint, each.metadata.versions, record.registry if record else "",
+                name, version, each.metadata.shards, run, is_current, each.metadata.checkpoint,
+                each.metadata.versions, registry,
             )
         )  # fmt: skip
     return found
@@ -106,16 +100,13 @@ def saw(data_root: str, names: frozenset[str]) -> dict[str, list[RecordedImage]]
     return {each: rows for each, rows in results.items() if rows}
 
 
-def trace(what: str, data_root: str) -> dict[str, Any]:
-    """Tell what something was made from, or who saw it.
+def trace(name: str, data_root: str) -> dict[str, Any]:
+    """Return the origin of a model or run, or the runs and models that used an image, as JSON.
 
     Args:
-        what: a model (NAME, NAME@VERSION or a bundle's folder), a run (its name, id or folder), or an image
+        name: a model (NAME, NAME@VERSION or a bundle's folder), a run (its name, id or folder), or an image
             (key, file name, or digest of its bytes or annotations, 16 hex digits).
-        data_root: URI under which data are kept.
-
-    Returns:
-        kind ("model", "run" or "image"), and what is known.
+        data_root: URI of the data.
 
     Raises:
         ConfigError: nothing of that name is known.
@@ -123,21 +114,21 @@ def trace(what: str, data_root: str) -> dict[str, Any]:
     """
     exported = None
     with suppress(StorageError, ConfigError):
-        exported = published_models.load(what, data_root)
+        exported = published_models.load(name, data_root)
     if exported is not None:
         return _trace_model(exported, data_root)
     for record in runs(data_root):
-        if what in (record.run, record.run_id) or below(what, data_root) == record.output:
+        if name in (record.run, record.run_id) or below(name, data_root) == record.output:
             return {"kind": "run", **_trace_run(record, data_root)}
-    results = saw(data_root, frozenset({what}))
+    results = saw(data_root, frozenset({name}))
     if not results:
         raise ConfigError(
-            f"{what!r} is no model, no run and no image that is known in {data_root}",
+            f"{name!r} is no model, no run and no image that is known in {data_root}",
             fix="`kubedet model list` shows models; a run has the name of its folder; an image its key or "
             "the name of its file. Runs and images are known since version 0.2.0",
         )
-    who = [_who(each, rows, data_root) for each, rows in results.items()]
-    return {"kind": "image", "image": what, "seen": who}
+    seen = [_trace_image(each, rows, data_root) for each, rows in results.items()]
+    return {"kind": "image", "image": name, "seen": seen}
 
 
 def _trace_model(exported: bundle.Bundle, data_root: str) -> dict[str, Any]:
@@ -161,7 +152,7 @@ def _trace_run(record: RunRecord, data_root: str) -> dict[str, Any]:
     description |= {"run_code": record.code, "models": freed + exported, "freed": freed}
     ran = ImagesRecord.of_run(data_root, record.run)
     images = {"step": ran.step, "training": ran.training}
-    description["run_images"] = {who: digests for who, digests in images.items() if digests}
+    description["run_images"] = {pod: digests for pod, digests in images.items() if digests}
     description |= _trace_shards(record.fingerprint, data_root)
     return description | {"raw": record.raw, "source": record.source}
 
@@ -177,8 +168,8 @@ def _trace_shards(fingerprint: str, data_root: str) -> dict[str, Any]:
     return description
 
 
-def _who(fingerprint: str, rows: list[RecordedImage], data_root: str) -> dict[str, Any]:
-    """Return the runs and versions that had a set of shards, and what it had of an image."""
+def _trace_image(fingerprint: str, rows: list[RecordedImage], data_root: str) -> dict[str, Any]:
+    """Return the runs and versions of a set of shards, and its records of an image."""
     of_runs = [item.run for item in runs(data_root) if item.fingerprint == fingerprint]
     of_models = [item.shown for item in versions(data_root) if item.shards == fingerprint]
     freed = _freed(set(of_runs), data_root)
@@ -192,7 +183,7 @@ def _who(fingerprint: str, rows: list[RecordedImage], data_root: str) -> dict[st
 
 
 def _freed(names: set[str], data_root: str) -> list[str]:
-    """Return versions that runs of these names have published and that are gone: somebody may use them."""
+    """Return the published versions of these runs that were deleted here: they may still be in use."""
     present = {item.shown for item in versions(data_root)}
     published = [item.name for item in PublishedRecord.read_all(data_root) if item.run in names]
     return [shown for shown in published if shown not in present]

@@ -1,8 +1,8 @@
-"""Whether a run pays: whether its source holds enough that the current model was not trained on.
+"""The condition of a run: whether its source has enough images that the current model was not trained on.
 
-It is asked when the source has been listed and before any image is fetched. What the settings are does not
-count: who wants another recipe tried on the same images asks for a run without a condition. Images on which
-a model was trained that the gate refused are not new either.
+It is checked when the source has been listed and before any image is fetched. Other settings do not count as
+new: a run with another recipe on the same images needs a run without a condition. Images of a model that the
+gate refused are not new either.
 """
 
 import logging
@@ -28,24 +28,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Condition:
-    """When a run pays. Other classes, and an image that must be forgotten, always make it pay."""
+    """When a run trains. It also trains if classes differ or an image must be forgotten."""
 
     min_new_images: int = 0
-    """How many images must be new, changed or removed; 0: a run always pays."""
+    """How many images must be new, changed or removed; 0: a run always trains."""
     min_drift: float = 0.0
-    """How far the annotations must have moved besides, 0 to 1: the largest distance of classes, boxes in an
+    """How far the annotations must also have moved, 0 to 1: the largest distance of classes, boxes in an
     image and sizes. 0: it does not matter."""
 
-    def __bool__(self) -> bool:
-        """Whether there is a condition at all."""
-        return self.min_new_images != 0
-
     def check(self) -> None:
-        """Refuse numbers that cannot be.
-
-        Raises:
-            ConfigError: saying what they may be.
-        """
+        """Raise ConfigError for numbers that are out of range."""
         if self.min_new_images < 0:
             raise ConfigError(
                 f"min_new_images {self.min_new_images} is less than zero",
@@ -60,63 +52,60 @@ class Condition:
 def nothing_new(
     planned: RawManifest, data_root: str, config: Config, condition: Condition
 ) -> NothingNew | None:
-    """Return why nothing is new, or None if the run pays.
+    """Return why nothing is new, or None if the run trains.
 
-    That there is nothing new is noted in the lineage, and told to the webhook, once for each run.
+    That nothing is new is recorded in the lineage, and sent to the webhook, once for each run.
 
     Args:
         planned: what `download.plan` returned, or a raw manifest.
-        data_root: URI under which data are kept.
+        data_root: URI of the data.
         config: export.name is used.
-        condition: when it pays.
+        condition: for training.
 
     Raises:
-        ConfigError: the condition cannot be.
+        ConfigError: the condition is out of range.
         StorageError: the data root cannot be read or written.
     """
     condition.check()
-    if not condition:
+    if not condition.min_new_images:
         return None
     name = config.export.name or name_of(planned.source)
     current = published_models.current(data_root, name)
     if current is None:
         logger.info("no version of %s is current yet: this run trains", name)
         return None
-    since = f"{name} {current.version}"
-    uri = training_record.place(data_root, current.fingerprint)
-    if not storage.exists(uri):
-        logger.info("what %s was trained on is not known (%s is not there): this run trains", since, uri)
-        return None
-    excluded = exclusions.names(data_root, planned.source)
-    differences = training_record.diff(planned, uri, excluded)
-    too_little = _too_little(planned, uri, differences, condition)
-    if too_little is None:
+    references = {f"{name} {current.version}": current.fingerprint}
+    # Otherwise every night would train on the images of a model that was refused the night before.
+    if run := lineage.held_back(data_root, planned.source):
+        references[f"{run.run}, whose model was held back"] = run.fingerprint
+    for since, fingerprint in references.items():
+        uri = training_record.place(data_root, fingerprint)
+        if not storage.exists(uri):
+            logger.info("the training data of %s are not known (%s is missing)", since, uri)
+            break
+        differences = training_record.diff(planned, uri, exclusions.names(data_root, planned.source))
+        too_little = _too_little(planned, uri, differences, condition)
+        if too_little is not None:
+            found = NothingNew(since, f"{differences}{too_little}")
+            _report(found, data_root, name, current.version)
+            return found
         must_go = f", {differences.excluded} of them to be forgotten" if differences.excluded else ""
         logger.info("since %s: %s%s", since, differences, must_go)
-        # Else every night would train on the same images what was refused the night before.
-        if run := lineage.held_back(data_root, planned.source):
-            uri = training_record.place(data_root, run.fingerprint)
-            if storage.exists(uri):
-                since, differences = (
-                    f"{run.run}, whose model was held back",
-                    training_record.diff(planned, uri, excluded),
-                )
-                too_little = _too_little(planned, uri, differences, condition)
-    if too_little is None:
-        logger.info("this run trains")
-        return None
-    found = f"{differences}{too_little}"
-    logger.info("%s since %s: %s", NOTHING_NEW, since, found)
-    run_id = environment.run_id()
-    record = NothingNewRecord(run_id, since, found, now())
-    if not run_id or storage.create(NothingNewRecord.place(data_root, run_id), record.encoded()):
-        reason = f"{NOTHING_NEW} since {since}: {found}"
-        notifications.tell(Outcome(NOTHING_NEW, run_id, reason, name, current.version))
-    return NothingNew(since, found)
+    logger.info("this run trains")
+    return None
+
+
+def _report(found: NothingNew, data_root: str, name: str, version: str) -> None:
+    reason = f"{NOTHING_NEW} since {found.since}: {found.found}"
+    logger.info("%s", reason)
+    record = NothingNewRecord(environment.run_id(), found.since, found.found, now())
+    uri = NothingNewRecord.place(data_root, record.run_id)
+    if not record.run_id or storage.create(uri, record.encoded()):
+        notifications.tell(Outcome(NOTHING_NEW, record.run_id, reason, name, version))
 
 
 def _too_little(planned: RawManifest, uri: str, differences: DatasetDiff, condition: Condition) -> str | None:
-    """Return why what is new since `uri` was seen is too little, in brackets; None if it is enough."""
+    """Return why the differences are too small, in brackets; None if they are enough."""
     if differences.other_classes or differences.excluded:
         return None
     if differences.images < condition.min_new_images:
@@ -133,13 +122,13 @@ def _drift(planned: RawManifest, uri: str) -> float:
     if not storage.exists(storage.join(before, raw_folder.PLAN)):
         logger.warning("%s is gone: how far the data have moved since is not known", before)
         return math.inf
-    from operations import drift  # Its torch is more than the process of a step that waits needs.
+    from operations import drift  # It imports torch; the waiting process of a step stays small.
 
     return max(drift.compare_listings(raw_folder.read_plan(before), planned).values())
 
 
 def of_form(values: dict[str, Any]) -> None:
-    """Take the condition out of a pipeline's parameters where there is none: a form of its own has it."""
+    """Remove an empty condition from a pipeline's parameters: only conditional pipelines have them."""
     if values["min_drift"]:
         values["min_new_images"] = values["min_new_images"] or 1
     if not values["min_new_images"]:

@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def check_name(name: str) -> str:
-    """Return the name of a run or search; raise ConfigError if it cannot be the name of a folder."""
+    """Return the name of a run or search; raise ConfigError if no folder can have it."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"the name {name!r} cannot be a folder's",

@@ -1,25 +1,27 @@
-"""Trains the trials of a search, some at a time, and publishes what they found.
+"""Trains the trials of a search, some at a time, and publishes the results.
 
 A trial that falls behind the others at a validation is stopped by SIGTERM, as a pod is. A search that was
-stopped or killed goes on with the trials that it had begun, from their own checkpoints.
+stopped or killed continues with the trials that it had begun, from their own checkpoints.
 """
 
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from matplotlib.ticker import MaxNLocator
+
 from components import starting_weights
 from components.launchers.guarded_process import GuardedProcess
 from operations.tuning import ENDED
-from operations.tuning.page import page
 from operations.tuning.study import COMPLETE, FAILED, PRUNED, RUNNING, Search, Study, Trial
 from trainer import storage
 from trainer.base.errors import EXIT_RETRY, Interrupted, TrainingError
@@ -28,17 +30,18 @@ from trainer.config import parsing
 from trainer.data.shard_index import data_root_of
 from trainer.launching.stop_signals import StopRequest, stop_request
 from trainer.model import recipes
+from trainer.report.figures import SERIES, Plot, as_plot, bars, figure, render
 from trainer.trackers.training_log import read_rows
 
 PAGE, BEST = "tuning.html", "best.yaml"
 """Files beside the study."""
 _POLL_SECONDS = 0.5
 _METRICS_SECONDS = 5.0
-"""Time between two looks at the metrics of a training that writes them to a bucket."""
+"""Time between two reads of the metrics of a training that writes them to a bucket."""
 _GRACE_SECONDS = 30.0
 """How long a training that is stopped may take to save its state."""
 _ONE_AT_A_TIME = Lock()
-"""For what is called when trials end: it draws a page."""
+"""For the callback at the end of a trial: it draws a page."""
 
 Start = Callable[[Trial, ExitStack], "LocalTraining"]
 """Begins the training of a trial, or resumes it; closing the stack ends it."""
@@ -60,7 +63,7 @@ def train(
         shown: called with a line for each trial that ends here.
 
     Raises:
-        Interrupted: stopped by a signal; trainings have saved their state, and the same call goes on.
+        Interrupted: stopped by a signal; trainings have saved their state, and the same call continues.
         StorageError: the study cannot be read or written.
     """
     with stop_request() as stop, ThreadPoolExecutor(parallel) as threads:
@@ -95,7 +98,7 @@ def _follow(study: Study, trial: Trial, training: "LocalTraining", stop: StopReq
     code = None
     while code is None:
         time.sleep(_POLL_SECONDS)
-        code = training.poll()  # First: what an ended training wrote is then complete.
+        code = training.poll()  # First: the files of an ended training are then complete.
         for value in training.validations()[len(trial.validations) :]:
             is_behind |= study.report(trial, value)
         if code is None and not asked and (is_behind or stop.requested):
@@ -113,10 +116,9 @@ def _follow(study: Study, trial: Trial, training: "LocalTraining", stop: StopReq
     study.end(trial)
 
 
-def _stopped(what: str) -> Interrupted:
+def _stopped(subject: str) -> Interrupted:
     return Interrupted(
-        f"{what} was stopped; its training has saved its state",
-        fix="run the same command again and it goes on",
+        f"{subject} was stopped; its training has saved its state", fix="run the same command to continue"
     )
 
 
@@ -124,9 +126,9 @@ class LocalTraining:
     """A training in processes of this machine, begun or resumed from its checkpoint.
 
     Args:
-        search: what is searched.
+        search: of the trial.
         trial: whose values it has.
-        folder: URI of its own folder.
+        folder: URI of its folder.
         stack: ends it when closed.
         processes: that train, one for each GPU.
         parallel: how many trainings share the machine.
@@ -138,7 +140,6 @@ class LocalTraining:
         parallel: int = 1, log: Path | None = None,
     ) -> None:  # fmt: skip
         given = {**search.overrides, **trial.params}
-        # What follows from the recipe's weights, as in any other run of it.
         values = starting_weights.chosen(search.recipe, given, data_root_of(search.shards)) | given
         config = recipes.load(search.recipe, values)
         self._metric, self._output = config.evaluation.metric, storage.join(folder, "train")
@@ -165,7 +166,7 @@ class LocalTraining:
     def poll(self) -> int | None:
         code = self._process.poll()
         if code is not None:
-            self._next_look = 0.0  # What it wrote last must be read.
+            self._next_look = 0.0  # The last rows must be read.
         return code
 
     def validations(self) -> list[float]:
@@ -181,7 +182,7 @@ class LocalTraining:
 
 
 def metric_of(search: Search) -> str:
-    """Return the metric of which a search looks for the highest value."""
+    """Return the metric that a search maximizes."""
     return recipes.load(search.recipe, dict(search.overrides)).evaluation.metric
 
 
@@ -210,3 +211,52 @@ def finish(study: Study, name: str, *folders: str) -> Trial:
         f"none of {len(study.trials())} trials came to a result",
         fix="read the trials' logs, and try again under another --name",
     )
+
+
+def page(
+    name: str, metric: str, trials: Sequence[Trial], importances: Mapping[str, float], recipe: str
+) -> str:
+    """Return the page of a search, as HTML that needs no other file.
+
+    `recipe` is the text of the file with the best configuration; it may be empty, as may `importances`.
+    """
+    plots = [_plot_history(metric, trials), _plot_validations(metric, trials)]
+    if importances:
+        drawn, _ = bars("share of what the keys explain", list(importances), list(importances.values()))
+        plots.append(as_plot("Importance of each key", drawn))
+    keys = list(dict.fromkeys(key for trial in trials for key in trial.params))
+    ranked = sorted(trials, key=lambda trial: (trial.state != COMPLETE, -(trial.value or 0.0)))
+    rows = [
+        [str(trial.number), trial.state, *map(_cell, [trial.value, *(trial.params.get(key) for key in keys)])]
+        for trial in ranked
+    ]
+    return render(
+        "plots_page.html.jinja", title=f"Search {name}", remark="", recipe=recipe,
+        header=["trial", "state", metric, *keys], rows=rows, plots=plots,
+    )  # fmt: skip
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _plot_history(metric: str, trials: Sequence[Trial]) -> Plot:
+    drawn, axes = figure("trial", metric)
+    for color, state in zip(SERIES, (COMPLETE, PRUNED), strict=False):
+        points = {trial.number: trial.value for trial in trials if trial.state == state}
+        axes.plot(list(points), list(points.values()), "o", color=color)
+        if state == COMPLETE:
+            axes.step(list(points), list(accumulate(points.values(), max)), where="post", color=color)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    legend = zip(SERIES, (COMPLETE, PRUNED), strict=False)
+    return as_plot("History: each trial, and the best so far", drawn, legend)
+
+
+def _plot_validations(metric: str, trials: Sequence[Trial]) -> Plot:
+    drawn, axes = figure("validation", metric)
+    for trial in trials:
+        color = SERIES[1] if trial.state == PRUNED else SERIES[0]
+        counts = range(1, len(trial.validations) + 1)
+        axes.plot(counts, trial.validations, "o-", color=color, linewidth=0.9, markersize=3)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return as_plot("Validations of each trial", drawn)

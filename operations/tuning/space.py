@@ -79,11 +79,7 @@ _SHARED = ("data.", "evaluation.", "export.", "recipe")
 
 
 def builtin(recipe: str, overrides: Mapping[str, Any]) -> Space:
-    """Return the space of a recipe: around its own values, without the keys that are overridden.
-
-    Raises:
-        ConfigError: there is no such recipe, or an override cannot be used.
-    """
+    """Return a space around the recipe's values, without the overridden keys; raises ConfigError."""
     config = recipes.load(recipe, dict(overrides))
     train, loader = config.train, config.loader
     space: Space = {"train.lr": Range(train.lr / 5, train.lr * 5, log=True)}
@@ -98,9 +94,9 @@ def builtin(recipe: str, overrides: Mapping[str, Any]) -> Space:
 
 
 def parse(content: str | bytes, recipe: str, overrides: Mapping[str, Any], name: str) -> Space:
-    """Return the space that YAML holds, or the recipe's own if it is empty.
+    """Return the space in YAML, or `builtin` if it is empty; errors call the space `name`.
 
-    Both ends of each range, and each choice, are tried with the recipe. Errors call the space `name`.
+    Both ends of each range, and each choice, are checked with the recipe.
 
     Raises:
         ConfigError: naming every key that cannot be used, and why.
@@ -109,7 +105,7 @@ def parse(content: str | bytes, recipe: str, overrides: Mapping[str, Any], name:
     if not space:
         raise ConfigError(
             f"{name}: nothing is left to search: all of it is set",
-            fix="leave some keys to the search, or give a space with --space",
+            fix="set fewer keys, or give a space with --space",
         )
     wrong = [f"  {key}: all trials share it; choose it by --set" for key in space if key.startswith(_SHARED)]
     columns = {key: one.choices if isinstance(one, Choices) else [one.low, one.high]
@@ -129,10 +125,8 @@ def _parsed(content: str | bytes, name: str) -> Space:
     try:
         return _ADAPTER.validate_python(yaml_value(content, _LONGEST))
     except ValidationError as error:
-        lines = []
-        for item in error.errors():
-            key, _kind_of_space, *rest = (*map(str, item["loc"]), "", "")
-            lines.append(f"  {'.'.join(filter(None, [key, *rest]))}: {item['msg']}")
+        found = [(list(map(str, item["loc"])), item["msg"]) for item in error.errors()]
+        lines = [f"  {'.'.join(place[:1] + place[2:])}: {message}" for place, message in found]
         raise ConfigError("\n".join([f"{name} cannot be used:", *lines]), fix=_FIX) from None
     except ValueError as error:
         raise ConfigError(f"{name} is not YAML: {str(error).splitlines()[0]}", fix=_FIX) from None
@@ -144,7 +138,7 @@ def to_json(space: Space) -> dict[str, Any]:
 
 
 def text(space: Space, *, one_line: bool = False) -> str:
-    """Return a space as YAML that `parse` takes."""
+    """Return a space as YAML that `parse` accepts."""
     # PyYAML writes 1e-05 as 1.0e-05, and reads that as a number.
     flow, width = (True, 2**30) if one_line else (None, 80)
     written = yaml.safe_dump(to_json(space), sort_keys=False, default_flow_style=flow, width=width)

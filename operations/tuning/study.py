@@ -1,8 +1,8 @@
-"""The study of a search: draws the values of trials, compares them, and keeps their results.
+"""The study of a search: chooses the values of trials, compares them, and keeps their results.
 
-On a disk or a volume it is a study in Optuna's journal, which any number of processes share. A bucket has no
-such file: there the values of a trial follow from the study's seed and the trial's number, and a trial that
-has ended is a JSON object. A trial keeps its number and values however often its training is begun.
+On a disk or a volume it is Optuna's journal, which any number of processes share. In a bucket trials share
+nothing: values follow from the study's seed and the trial's number, and a trial that has ended is a JSON
+object. A trial keeps its number and values however often its training is begun.
 """
 
 import fcntl
@@ -10,7 +10,7 @@ import secrets
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,16 @@ from optuna.distributions import (
     IntDistribution,
 )
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
-from optuna.pruners import MedianPruner, SuccessiveHalvingPruner
+from optuna.pruners import SuccessiveHalvingPruner
 from optuna.samplers import RandomSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState
 
 from operations.tuning import ENDED
 from operations.tuning.space import Choices, Range, Space, to_json
 from trainer import storage
+from trainer.base import typed_json
 from trainer.base.errors import ConfigError
 from trainer.storage import Form, records
 
@@ -41,16 +42,11 @@ _STATES = {
 }  # fmt: skip
 _NAMES = {state: name for name, state in _STATES.items()}
 _VERSION = 2
-_KEPT = ("number", "params", "state", "value", "validations")
-"""Fields of a trial that are written."""
 _STARTUP = 5
 """Trials that are drawn at random before Optuna's model begins, at most."""
 _NUMBER = "number"
-"""Attribute of Optuna's trials: the number here. Optuna's own follows the order of the beginnings."""
-_TRIAL = Form(
-    "trial", 1, {"number": int, "params": {}, "state": str, "validations": [float]},
-    "delete it, and run the same command again: it trains that trial again",
-)  # fmt: skip
+"""Attribute of Optuna's trials: the number here. Optuna's own numbers follow the order of the beginnings."""
+_TRIAL = Form("trial", 1, remedy="delete it, and run the same command again: it trains that trial again")
 
 
 @dataclass(frozen=True)
@@ -92,7 +88,7 @@ class Trial:
 
 
 class Study:
-    """The study in a folder: that which is there, or a new one.
+    """The study in a folder, which is created if it does not exist.
 
     `trials` is how many there are to be: a third of them, five at most, are drawn at random first.
 
@@ -105,14 +101,13 @@ class Study:
         self.uri, self.search = uri, search
         self._seed = _open(storage.join(uri, "study.json"), search)
         self._distributions = {key: _distribution(one) for key, one in search.space.items()}
-        self._lock = threading.Lock()
-        self._shared = storage.is_local(uri)
+        self._mutex = threading.Lock()
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._study = optuna.create_study(direction="maximize", pruner=MedianPruner())
-        if self._shared:
+        self._journal: optuna.Study | None = None
+        if storage.is_local(uri):
             path = storage.join(storage.absolute(uri), "optuna.log")
             startup = min(_STARTUP, max(1, trials // 3))
-            self._study = optuna.create_study(
+            self._journal = optuna.create_study(
                 storage=JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path))),
                 study_name="search", load_if_exists=True, direction="maximize",
                 sampler=TPESampler(constant_liar=True, n_startup_trials=startup),
@@ -124,48 +119,56 @@ class Study:
     def begin(self, number: int, stack: ExitStack) -> Trial | None:
         """Return a trial, whether or not it has ended; None if another process trains it.
 
-        No other process gets it until `stack` is closed.
+        No other process gets it until `stack` is closed, except in a bucket.
         """
-        lock = None
-        if self._shared:
-            path = Path(storage.absolute(self.uri), "locks", f"{number:05d}")
-            path.parent.mkdir(exist_ok=True)
-            lock = stack.enter_context(path.open("w")).fileno()
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return None
-            except OSError:  # A volume that has no locks: there each trial has one pod.
-                pass
-        with self._lock:
-            if number not in self._known():
-                if not self._shared:  # Values must not depend on which others were drawn before.
-                    self._study.sampler = RandomSampler(seed=(self._seed + number) % 2**32)
-                self._study.ask(self._distributions).set_user_attr(_NUMBER, number)
-            return replace(_as_trial(self._known()[number]), lock=lock)
+        if self._journal is None:
+            if storage.exists(self._place(number)):
+                return self._read(number)
+            study = optuna.create_study(sampler=RandomSampler(seed=(self._seed + number) % 2**32))
+            return Trial(number, study.ask(self._distributions).params)
+        path = Path(storage.absolute(self.uri), "locks", f"{number:05d}")
+        path.parent.mkdir(exist_ok=True)
+        lock = stack.enter_context(path.open("w")).fileno()
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        except OSError:  # A volume that has no locks: there each trial has one pod.
+            pass
+        with self._mutex:
+            if number not in (known := _by_number(self._journal)):
+                self._journal.ask(self._distributions).set_user_attr(_NUMBER, number)
+                known = _by_number(self._journal)
+            return replace(_as_trial(known[number]), lock=lock)
 
     def report(self, trial: Trial, value: float) -> bool:
         """Note the next validation of a trial; return whether it is behind the others and should end."""
         trial.validations.append(value)
-        with self._lock:
-            live = self._live(trial)
+        if self._journal is None:
+            return False
+        with self._mutex:
+            live = self._live(self._journal, trial)
             live.report(value, len(trial.validations))
             return live.should_prune()
 
     def end(self, trial: Trial) -> None:
         """Keep how a trial ended."""
+        if self._journal is None:
+            result = {key: value for key, value in asdict(trial).items() if key != "lock"}
+            storage.write_json(self._place(trial.number), {"kind": _TRIAL.kind, "version": 1, **result})
+            return
         # Of a pruned trial Optuna takes the last validation.
         value = None if trial.state == PRUNED else trial.value
-        with self._lock:
-            self._study.tell(self._live(trial), value, _STATES[trial.state])
-        if not self._shared:
-            record = {"kind": _TRIAL.kind, "version": 1} | {name: vars(trial)[name] for name in _KEPT}
-            storage.write_json(self._place(trial.number), record)
+        with self._mutex:
+            self._journal.tell(self._live(self._journal, trial), value, _STATES[trial.state])
 
     def trials(self) -> list[Trial]:
-        """Return the known trials, by number."""
-        with self._lock:
-            return [_as_trial(known) for _, known in sorted(self._known().items())]
+        """Return the known trials by number; in a bucket only those that have ended."""
+        if self._journal is None:
+            names = storage.list_files(storage.join(self.uri, "trials"))
+            return [self._read(int(name.removesuffix(".json"))) for name in sorted(names)]
+        with self._mutex:
+            return [_as_trial(known) for _, known in sorted(_by_number(self._journal).items())]
 
     def best(self) -> Trial | None:
         """Return the best trial that was trained to its end; None if there is none."""
@@ -176,38 +179,30 @@ class Study:
         """Return how much each key matters for being among the best, the largest first.
 
         Returns:
-            Shares that sum to 1; {} if there are fewer than four results, or all are the same.
+            Shares that sum to 1; {} in a bucket, with fewer than four results, or if all are the same.
         """
-        done = [trial for trial in self.trials() if trial.state == COMPLETE]
-        if len(done) < 4 or len({trial.value for trial in done}) < 2:
+        done = [trial.value for trial in self.trials() if trial.state == COMPLETE]
+        if self._journal is None or len(done) < 4 or len(set(done)) < 2:
             return {}
-        return dict(get_param_importances(self._study, evaluator=PedAnovaImportanceEvaluator()))
+        return dict(get_param_importances(self._journal, evaluator=PedAnovaImportanceEvaluator()))
 
-    def _known(self) -> dict[int, FrozenTrial]:
-        """Return the trials of Optuna's study; of one in a bucket with those that other processes ended."""
-        known = self._optunas()
-        names = [] if self._shared else storage.list_files(storage.join(self.uri, "trials"))
-        missing = {int(name.removesuffix(".json")) for name in names} - known.keys()
-        for number in missing:
-            tree = storage.read_json(self._place(number), _TRIAL)
-            self._study.add_trial(
-                create_trial(
-                    state=_STATES[tree["state"]], value=tree["value"], params=tree["params"],
-                    distributions=self._distributions, user_attrs={_NUMBER: number},
-                    intermediate_values=dict(enumerate(tree["validations"], 1)),
-                )
-            )  # fmt: skip
-        return self._optunas() if missing else known
+    def _live(self, journal: optuna.Study, trial: Trial) -> optuna.Trial:
+        return optuna.Trial(journal, _by_number(journal)[trial.number]._trial_id)
 
-    def _optunas(self) -> dict[int, FrozenTrial]:
-        every = self._study.get_trials(deepcopy=False)
-        return {each.user_attrs[_NUMBER]: each for each in every if _NUMBER in each.user_attrs}
-
-    def _live(self, trial: Trial) -> optuna.Trial:
-        return optuna.Trial(self._study, self._known()[trial.number]._trial_id)
+    def _read(self, number: int) -> Trial:
+        uri = self._place(number)
+        tree = storage.read_json(uri, _TRIAL)
+        return typed_json.load(
+            Trial, {key: tree[key] for key in tree.keys() - {"kind", "version"}}, uri, _TRIAL.remedy
+        )
 
     def _place(self, number: int) -> str:
         return storage.join(self.uri, "trials", f"{number:05d}.json")
+
+
+def _by_number(journal: optuna.Study) -> dict[int, FrozenTrial]:
+    trials = journal.get_trials(deepcopy=False)
+    return {each.user_attrs[_NUMBER]: each for each in trials if _NUMBER in each.user_attrs}
 
 
 def _as_trial(known: FrozenTrial) -> Trial:
@@ -217,19 +212,19 @@ def _as_trial(known: FrozenTrial) -> Trial:
 
 
 def _open(place: str, search: Search) -> int:
-    """Write what is searched, or compare it with what was written; return the study's seed."""
+    """Write what is searched, or compare it with the existing file; return the study's seed."""
     about = search.to_json()
     begun = {"kind": "search", "version": _VERSION, "seed": secrets.randbits(32), **about}
     if not storage.create(place, records.encode(begun)):
         begun = storage.read_json(place)
         if begun.get("version") != _VERSION:
             raise ConfigError(
-                f"{storage.parent(place)} holds a search of an older kubedet, which cannot be continued",
+                f"{storage.parent(place)} contains a search of an older kubedet, which cannot be continued",
                 fix="give this one another --name; best.yaml of the older one can still be used",
             )
         if other := [name for name, value in about.items() if begun.get(name) != value]:
             raise ConfigError(
-                f"{storage.parent(place)} holds a search with another {', '.join(other)}",
+                f"{storage.parent(place)} contains a search with another {', '.join(other)}",
                 fix="give this one another --name",
             )
     return int(begun["seed"])

@@ -1,6 +1,7 @@
 """The work of a search's steps in Kubeflow: a trial in each pod, and the best of all."""
 
 from contextlib import ExitStack
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,12 +27,10 @@ class Request(NamedTuple):
     def open(self) -> tuple[Study, str]:
         """Return the study and its name."""
         name, config = study_name(self.name, self.recipe), recipes.load(self.recipe, self.overrides)
-        overrides = dict(self.overrides)
-        for key, value in overrides.items():  # Kubeflow makes 4.0 of 4, and people read the file.
-            section, _, field = key.partition(".")
-            current = getattr(getattr(config, section), field, value)
-            if isinstance(value, float) and isinstance(current, int):
-                overrides[key] = int(value)
+        overrides = {  # Kubeflow makes 4.0 of 4, and people read the file.
+            key: attrgetter(key)(config) if isinstance(value, float) else value
+            for key, value in self.overrides.items()
+        }
         given = space.parse(self.space, self.recipe, overrides, "the space")
         searched = Search(self.recipe, overrides, given, self.data["uri"])
         return Study(study_folder(self.data_root, name), searched, self.trials), name
@@ -44,7 +43,7 @@ def train(searched: tuple[Any, ...], number: str, gpus: int) -> str:
 
     Raises:
         ConfigError: the space cannot be used, or the name has a study of something else.
-        Interrupted: stopped by a signal; the same call goes on.
+        Interrupted: stopped by a signal; the same call continues.
         StorageError: the data root cannot be reached.
     """
     request = Request(*searched)
@@ -61,12 +60,7 @@ def train(searched: tuple[Any, ...], number: str, gpus: int) -> str:
 
 
 def choose(searched: tuple[Any, ...], ended: list[str], paths: tuple[str, str]) -> dict[str, dict[str, Any]]:
-    """Write the page and the best configuration of a search, also into two local files.
-
-    Args:
-        searched: the fields of a `Request`.
-        ended: a line about each trial.
-        paths: local files that receive page and configuration.
+    """Write the page and the best configuration of a search, also into two local files, `paths`.
 
     Returns:
         The artifact's `metrics`, and what is `shown` with the configuration.

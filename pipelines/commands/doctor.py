@@ -144,7 +144,9 @@ def _check_options(options: argparse.Namespace) -> None:
     from pipelines import sizes
     from trainer.launching.doctor import size
 
-    not_used = {"means nothing with --local": _IN_CLUSTER + _IN_PODS} if options.local else {}
+    not_used: dict[str, tuple[str, ...]] = (
+        {"means nothing with --local": _IN_CLUSTER + _IN_PODS} if options.local else {}
+    )
     not_used |= {} if options.local or options.job else {"needs --job": _IN_PODS}
     problems = [
         f"--{name.replace('_', '-')} {reason}"

@@ -1,7 +1,6 @@
 """A version of the data: the same images and boxes again, whatever has become of the source."""
 
 import json
-import re
 import shutil
 from dataclasses import replace
 
@@ -9,7 +8,7 @@ import pytest
 from PIL import Image
 
 from components import data_versions
-from components.data_versions import SCHEDULED_TIME, fetch, label
+from components.data_versions import fetch
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError, StorageError
 from trainer.config.schema import DataConfig
@@ -121,14 +120,3 @@ def test_a_version_is_part_of_a_files_name(source, tmp_path):
             data_versions.check(bad)
     with pytest.raises(ConfigError, match="cannot be a name"):
         fetch("sample", str(tmp_path), CONFIG, "a/b")
-
-
-def test_a_macro_that_the_cluster_leaves_becomes_the_present_time(source, tmp_path, caplog):
-    manifests = fetch(source(2), str(tmp_path / "data"), CONFIG, SCHEDULED_TIME)
-    assert re.fullmatch(r"20\d{12}", manifests.data_version)
-    assert "does not replace [[ScheduledTime]]" in caplog.text
-
-
-def test_the_version_goes_with_what_is_made_from_it():
-    assert label({"data_version": "monday", "uri": "x"}) == {"data_version": "monday"}
-    assert label({"uri": "x"}) == {} == label({"data_version": ""})

@@ -149,23 +149,6 @@ def test_one_kind_of_jobs_is_enough_and_the_one_that_is_taken_is_named(look, fak
         assert ("does not know them" in checks[title].detail) is (plural not in installed)
 
 
-def test_the_kind_that_may_be_made_is_the_one_that_is_taken(look, fake_cluster):
-    fake_cluster.installed = {"pytorchjobs", "trainjobs"}
-    fake_cluster.denied.add(("create", "pytorchjobs"))
-    checks = look()
-    assert "only launcher=pytorchjob takes" in checks[OPERATOR].detail
-    assert "launcher=kubernetes takes" in checks[TRAINER].detail
-    assert checks["permissions on pytorchjobs"].state == "warning"
-    assert "only launcher=pytorchjob needs it" in checks["permissions on pytorchjobs"].detail
-    assert healthy(checks.values())
-    fake_cluster.denied.add(("create", "trainjobs"))
-    checks = look()
-    assert (
-        "you may create none" in checks[OPERATOR].detail and "you may create none" in checks[TRAINER].detail
-    )
-    assert checks["permissions on trainjobs"].state == "missing"
-
-
 def test_a_controller_that_does_not_answer_is_told_and_the_other_taken(look, fake_cluster):
     fake_cluster.installed = {"pytorchjobs", "trainjobs"}
     silent(fake_cluster, "pytorchjobs")
@@ -307,17 +290,6 @@ def test_what_other_pods_request_is_no_room_for_a_step(look, fake_cluster):
     assert found["nvidia.com/gpu"].state == "warning" and "0 of them now" in found["nvidia.com/gpu"].detail
 
 
-def test_init_containers_sidecars_and_overhead_are_counted_as_the_scheduler_does(look, fake_cluster):
-    def init(cpu, **further):
-        return {"name": f"i{cpu}", "resources": {"requests": {"cpu": cpu}}, **further}
-
-    node(fake_cluster, "a", {"cpu": "8"})
-    inits = [init("500m", restartPolicy="Always"), init("3"), init("1")]
-    pod(fake_cluster, "x", "a", cpu="1", owner="StatefulSet", initContainers=inits, overhead={"cpu": "250m"})
-    detail = look(step={"cpu": "5"})["room for a step (cpu 5)"].detail  # max(0.5 + 1, 3) + 0.25
-    assert "pods request 3.25" in detail
-
-
 @pytest.fixture
 def backend_of_both(fake_cluster):
     fake_cluster.installed |= {"trainjobs"}
@@ -402,14 +374,3 @@ def test_an_image_without_the_trainer_is_told(two_pods, monkeypatch, command, de
     monkeypatch.setattr(doctor, "_command", lambda needs: command)
     checks = list(doctor.check_pods(two_pods, "two", machine.Needs()))
     assert [check.state for check in checks] == ["missing"] * 2 and detail in checks[0].detail
-
-
-def test_a_job_that_is_not_there_or_does_not_run_is_told(two_pods, fake_cluster):
-    assert [check.detail for check in doctor.check_pods(two_pods, "none", machine.Needs())] == [
-        "namespace default has none"
-    ]
-    fake_cluster.lives["late-master-0"] = lambda pod: pod.sleep(60)
-    two_pods.submit(JobSpec(name="late", image="i:1", command=("true",)))
-    assert [check.detail for check in doctor.check_pods(two_pods, "late", machine.Needs())] == [
-        "is pending, no pod runs"
-    ]

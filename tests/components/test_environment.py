@@ -30,15 +30,6 @@ def test_settings_are_not_secret(monkeypatch):
     assert not set(environment.settings()) & set(environment.secret_variables().values())
 
 
-def test_in_a_cluster_minio_means_kubeflows_own(monkeypatch):
-    environment.set_defaults()
-    assert "MINIO_ENDPOINT" not in environment.settings()
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    monkeypatch.setenv("MINIO_ENDPOINT", "mine:9000")
-    environment.set_defaults()
-    assert environment.settings()["MINIO_ENDPOINT"] == "mine:9000"
-
-
 @pytest.mark.parametrize(
     ("services", "found"),
     [

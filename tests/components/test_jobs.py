@@ -1,14 +1,13 @@
 """A run's training job: what of the pipeline's parameters reaches it, its name, and its end."""
 
 import re
-import sys
 import time
 
 import pytest
 from fake_api import Fault
 from fake_pod import endless, fine
 
-from components import environment, job_limits, jobs
+from components import environment, job_limits
 from components.jobs import Request, name_of, remove
 from components.launchers.cluster import client
 from components.launchers.cluster.backend import ClusterBackend
@@ -60,16 +59,6 @@ def test_kubeflow_makes_texts_of_what_a_run_asks_for():
     assert [line.partition(":")[0].strip() for line in lines[1:3]] == ["nodes", "gpus"]
 
 
-@pytest.mark.parametrize("image", ["a b:1", 'image"', "image\\1", "image\n"])
-def test_what_cannot_be_an_image_is_told(image):
-    with pytest.raises(ConfigError, match=r"image: .* is no container image"):
-        on_cluster(image=image).spec(COMMAND)
-
-
-def test_the_steps_own_image_is_the_default():
-    assert on_cluster(image="", default_image="steps:2").spec(COMMAND).image == "steps:2"
-
-
 def test_no_secret_value_of_the_step_stands_in_the_job(monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://store:9000")
@@ -112,12 +101,6 @@ def test_all_mistakes_are_told_at_once():
     ):
         assert said in lines
     assert any(line.startswith("  nodes: ") for line in lines)
-
-
-def test_a_field_of_the_wrong_kind_is_told():
-    with pytest.raises(ConfigError) as caught:
-        on_cluster(job={"env": ["A=1"], "mounts": "sets:/data"}).spec(COMMAND)
-    assert "  job.env: " in str(caught.value) and "  job.mounts: " in str(caught.value)
 
 
 def test_what_means_nothing_to_processes_of_the_step_is_refused():
@@ -168,11 +151,6 @@ def test_a_job_that_cannot_be_looked_at_or_deleted_is_not_passed_over(fake_clust
     fake_cluster.faults.append(Fault(verb, "pytorchjobs", status=403, times=3))
     with pytest.raises(KubedetError, match="403"):
         remove("kubernetes", RUN)
-
-
-def test_nothing_is_asked_of_a_cluster_for_processes_of_the_step(monkeypatch):
-    monkeypatch.setitem(sys.modules, "components.launchers.cluster", None)
-    jobs.remove("local", RUN)
 
 
 def test_the_root_of_the_steps_own_image_is_read_only_unless_the_job_says_otherwise():

@@ -7,7 +7,7 @@ from bundles import make_bundle
 from registry_server import RegistryServer
 
 from components.model_registry import register_model
-from trainer.base.errors import ConfigError, ExportError, StorageError
+from trainer.base.errors import ConfigError, ExportError
 
 pytest.importorskip("model_registry")
 
@@ -56,14 +56,6 @@ def test_a_retry_completes_what_was_begun(server, exported, at):
     assert len(server.models) == len(server.versions) == len(server.artifacts) == 1
 
 
-def test_a_second_version_belongs_to_the_same_model(server, exported, tmp_path):
-    register_model(exported, server.url, "")
-    register_model({"model": make_bundle(tmp_path / "next", version="v2")}, server.url, "")
-    assert len(server.models) == 1
-    assert [version["registeredModelId"] for version in server.versions] == ["1", "1"]
-    assert "modelSourceId" not in server.artifacts[1] or not server.artifacts[1]["modelSourceId"]
-
-
 def test_the_token_of_the_pod_is_sent(server, exported, tmp_path, monkeypatch):
     (tmp_path / "token").write_text("abc\n")
     monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "token"))
@@ -95,11 +87,3 @@ def test_https_without_a_token(exported, tmp_path, monkeypatch):
     monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="needs a token"):
         register_model(exported, "https://registry.example", "")
-
-
-def test_a_damaged_bundle_is_not_registered(server, exported, tmp_path):
-    with (tmp_path / "made" / "model_metadata.json").open("a") as file:
-        file.write(" ")
-    with pytest.raises(StorageError, match="model_metadata"):
-        register_model(exported, server.url, "")
-    assert not server.calls

@@ -10,7 +10,7 @@ from components import environment, model_registry, publishing
 from components.export import export as component
 from components.publishing import export_and_publish
 from trainer import storage
-from trainer.base.errors import ConfigError, ExportError
+from trainer.base.errors import ExportError
 from trainer.config.parsing import to_json
 from trainer.export import published_models
 from trainer.launching.usage.record import Record
@@ -77,15 +77,6 @@ def test_a_failed_export_leaves_the_version_that_was_current(trained, exports, t
     with pytest.raises(ExportError):
         export_and_publish(trained)
     assert published_models.current(str(tmp_path / "data_root"), "pets").version == "v0"
-
-
-def test_a_name_that_is_none_is_refused_before_any_work(trained, exports, tmp_path):
-    calls = exports("v1")
-    text = (tmp_path / "run" / "config.json").read_text()
-    (tmp_path / "run" / "config.json").write_text(text.replace('"name": "pets"', '"name": "current"'))
-    with pytest.raises(ConfigError, match="'current' cannot name a model"):
-        export_and_publish(trained)
-    assert not calls
 
 
 def test_the_component_takes_the_model_and_the_name_of_a_secret(trained, exports, tmp_path, monkeypatch):

@@ -3,17 +3,15 @@
 import json
 
 import pytest
-import torch
 from small_index import index
 
 from components.jobs import Request
 from components.run_plan import Images, choose, planned
 from components.training import prepare
-from trainer import storage
 from trainer.base.errors import DamagedError
 from trainer.config import parsing
 from trainer.model import recipes
-from trainer.training.machine_speed import images_per_second, measure
+from trainer.training.machine_speed import measure
 
 SMALL = recipes.load("small")
 PHOTOGRAPHS = Images(300, 60, 30)
@@ -116,12 +114,6 @@ def test_a_damaged_plan_is_made_anew_unless_the_run_was_begun(tmp_path):
     assert "another name" in caught.value.fix
 
 
-def test_recipes_without_a_time_are_left_alone(tmp_path):
-    debug = recipes.load("debug")
-    assert planned(debug, {}, PHOTOGRAPHS, 2, str(tmp_path), never) == debug
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_machine_whose_speed_nobody_can_tell_trains_the_whole_recipe(tmp_path, capsys):
     assert planned(SMALL, {}, PHOTOGRAPHS, 2, str(tmp_path), lambda config: 0.0) == SMALL
     assert "could not be measured" in capsys.readouterr().out
@@ -146,25 +138,6 @@ def test_the_train_step_writes_what_was_chosen(indexed, monkeypatch, capsys):
     expected, _ = choose(SMALL, {}, Images(300, 60), 2, lambda config: 4.5)
     assert (config.train.epochs, config.loader) == (expected.train.epochs, expected.loader)
     assert "300 images: " in capsys.readouterr().out
-
-
-def test_pods_elsewhere_train_the_recipe_as_it_stands(indexed, monkeypatch):
-    monkeypatch.setattr("trainer.training.machine_speed.measure", never)
-    request = Request(
-        "kubernetes",
-        {"image": "registry/kubedet:1"},
-        {"mounts": [{"claim": "a", "path": str(indexed)}]},
-        run_id="1",
-    )
-    prepare(str(indexed), str(indexed), "small", {}, request)
-    config = parsing.read(str(indexed / "config.json"))
-    assert config.train.epochs == SMALL.train.epochs
-    assert list(storage.read_json(str(indexed / "plan.json"))) == ["weights"]
-
-
-def test_the_speed_is_one_of_this_machine():
-    config = recipes.load("debug", {"loader.image_size": 96, "train.batch_size": 2})
-    assert images_per_second(config, 2, torch.device("cpu"), seconds=0.1) > 0
 
 
 @pytest.mark.slow

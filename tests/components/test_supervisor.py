@@ -62,13 +62,6 @@ def test_what_passes_is_tried_again_in_another_process(tmp_path, first):
     assert len(set(pids)) == 3 and str(os.getpid()) not in pids
 
 
-def test_what_does_not_pass_ends_at_once_as_it_is(tmp_path):
-    work = Work(tmp_path, wrong)
-    with pytest.raises(DataError) as caught:
-        supervisor.run("prepare", work, QUICK)
-    assert (work.count, caught.value.fix, caught.value.exit_code) == (1, "name a folder with images", 2)
-
-
 def test_a_bug_is_tried_again_only_where_the_work_goes_on_elsewhere(tmp_path, capfd):
     work = Work(tmp_path, bug, made)
     with pytest.raises(Crashed, match="ZeroDivisionError: a bug"):
@@ -94,10 +87,6 @@ def test_after_a_while_without_trouble_counting_begins_anew(tmp_path):
     work = Work(tmp_path, away, away, away, away, away, made)
     steady = Patience(tries=2, first_wait=0.0, longest_wait=0.0, steady=0.0)
     assert supervisor.run("prepare", work, steady) == {"images": 3}
-
-
-def test_one_try_works_in_this_very_process():
-    assert supervisor.run("prepare", os.getpid, Patience(tries=1)) == os.getpid()
 
 
 @pytest.mark.parametrize(

@@ -123,11 +123,6 @@ def test_a_job_in_pods_ends_without_its_launcher(indexed, tmp_path, fields, opti
     assert main.arguments[0] == "train"
 
 
-def test_a_local_training_has_no_heartbeat(indexed, tmp_path):
-    command = prepare(indexed, str(tmp_path / "run"), "debug", {}, Request()).command
-    assert "--heartbeat" not in command
-
-
 def test_a_run_has_a_folder_of_its_own(tmp_path):
     assert folder_of("", "s3://bucket/root", {}, "r1") == "s3://bucket/root/runs/r1"
     versioned = {"data_version": "20261121020000"}

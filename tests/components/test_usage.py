@@ -11,7 +11,6 @@ from components import environment, jobs, preparation, steps, supervisor, usage
 from components.jobs import Request
 from trainer import storage
 from trainer.launching.usage import meter
-from trainer.launching.usage.record import Record
 
 ONE_PROCESS = {"data.processes": 1, "data.threads": 1}
 RUN = "0b5f6a3e-1111-4222-8333-444455556666"
@@ -85,13 +84,6 @@ def test_a_damaged_record_is_left_out(tmp_path, capfd):
     assert "train-x.json" in said and "note.txt" not in said
 
 
-def test_the_data_steps_keep_theirs_below_their_data_root(tmp_path):
-    arguments = ("sample:images=6,size=96", "debug", ONE_PROCESS, str(tmp_path), "", str(tmp_path / "page"))
-    steps.run("prepare", "components.preparation:prepare", *arguments)
-    (record,) = usage.of_run(str(tmp_path), RUN)
-    assert record.step == "prepare" and record.gpus == 0
-
-
 def test_the_nodes_of_a_job_are_told_where_to_keep_theirs():
     parameters = {"launcher": "pytorchjob", "nproc": "2", "nodes": "1", "gpus": "0", "image": "kubedet:1"}
     request = Request.of(parameters, usage=f"s3://bucket/kubedet/usage/{RUN}", run_id=RUN)
@@ -99,9 +91,3 @@ def test_the_nodes_of_a_job_are_told_where_to_keep_theirs():
     assert request.processes == 2
     assert meter.FOLDER not in Request.of(parameters, run_id=RUN).spec(("train",)).env
     assert jobs.name_of(RUN) in request.spec(("train",)).name
-
-
-def test_a_record_reads_back_and_needs_no_key_of_later_versions(tmp_path):
-    record = Record(RUN, "train", 1, "2026-11-23T00:00:00+00:00", True, 2.5, 1, None, 4, 5)
-    storage.write_bytes(str(tmp_path / "usage" / RUN / "x.json"), record.encoded())
-    assert usage.of_run(str(tmp_path), RUN) == [record]

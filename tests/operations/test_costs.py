@@ -53,12 +53,6 @@ def test_unknown_numbers_of_gpus_make_sums_and_money_a_lower_bound():
     assert money is not None and money.shown(2) == "2.00"
 
 
-def test_what_kubeflow_shows_are_numbers_that_are_known():
-    numbers = costs.summed([record("train", 1, gpus=None)], Prices(node_hour=3.0)).numbers()
-    assert numbers["used/node_hours"] == 1.0 and numbers["used/money"] == 3.0
-    assert "used/gpu_hours" not in numbers and all(isinstance(value, float) for value in numbers.values())
-
-
 def test_prices_that_cannot_be_used_cost_a_warning_and_not_the_step(tmp_path, caplog):
     (tmp_path / "prices.yaml").write_text("gpu: 2")
     assert not costs.of_run(str(tmp_path), "r")

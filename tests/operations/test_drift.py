@@ -2,7 +2,6 @@
 
 import json
 
-import browser
 import numpy as np
 import pytest
 from PIL import Image
@@ -69,11 +68,6 @@ def test_shards_are_compared_with_features_of_a_detector(shards, saved):
     assert drift.one.features.shape[0] == 6 and drift.one.features.shape[1] > 1
 
 
-def test_annotations_alone_are_compared_without_reading_an_image(sets):
-    drift = compare_data(sets["first"], sets["other"], pictures=0, samples=20)
-    assert set(drift.metrics) == ANNOTATED - {"drift/brightness", "drift/sharpness"}
-
-
 def test_what_cannot_be_compared_is_said(sets, tmp_path):
     with pytest.raises(DataError, match="has no split night"):
         compare_data(sets["first"], sets["same"], split="night")
@@ -90,15 +84,7 @@ def test_the_page_and_the_record_hold_every_distance(sets, tmp_path):
     assert all(name in page for name in drift.metrics) and "://" not in page.replace("http://www.w3.org", "")
     assert "More than chance moved:" in page and DRIFT["drift/classes"] in page
     assert "Not measured: features of a detector&#39;s backbone" in page
-    assert page.count("<figure>") == 2 + 5
-
-
-@pytest.mark.slow
-@browser.needed
-def test_the_page_fits_a_telephone(sets, tmp_path):
-    write(compare_data(sets["first"], sets["other"], pictures=20, samples=50), str(tmp_path))
-    with browser.page((tmp_path / "drift.html").as_uri(), width=390) as (page, _):
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.count("<figure>") == 2
 
 
 RANDOM = np.random.default_rng(7)

@@ -6,7 +6,6 @@ import logging
 import pkgutil
 import sys
 import time
-import uuid
 from datetime import UTC, datetime
 
 import attr
@@ -101,7 +100,7 @@ def canned(monkeypatch):
 
 def test_a_run_from_its_source_to_the_published_version(server, canned, data_root, shards, tmp_path):
     arguments = (SOURCE, *ASKED, data_root, "", str(tmp_path / "page.html"))
-    (raw, _), (made, shown) = run_step("prepare", preparation.prepare(*arguments), *arguments)
+    (raw, _), (made, _) = run_step("prepare", preparation.prepare(*arguments), *arguments)
     assert made["uri"] == shards
     folder = f"{data_root}/runs/first"
     trained = {"output": folder, "config": f"{folder}/config.json", "shards": shards, "best_step": 12,
@@ -125,10 +124,6 @@ def test_a_run_from_its_source_to_the_published_version(server, canned, data_roo
     assert names(publishing["outputs"]) == [("file", f"{data_root}/models/sample/v1")]
     of_shards = facets_of(prepared["outputs"][1])
     assert of_shards["version"]["datasetVersion"] == made["fingerprint"]
-    images = sum(count for key, count in shown.items() if key.endswith("_samples"))
-    assert of_shards["outputStatistics"]["rowCount"] == images == 32
-    assert of_shards["dataQualityMetrics"]["columnMetrics"]["boxes"]["count"] >= images
-    assert facets_of(training["inputs"][0])["inputStatistics"]["rowCount"] == images
     assert facets_of(training["outputs"][0])["version"]["datasetVersion"] == "step 12"
     (rule,) = facets_of(scoring["inputs"][0])["dataQualityAssertions"]["assertions"]
     assert (rule["assertion"], rule["success"]) == (RULES, False)
@@ -215,7 +210,7 @@ def test_a_server_that_is_not_there_is_one_warning_without_its_address(
     log.setup(logging.DEBUG)
     assert run_step("prepare", MADE, *ARGUMENTS) == MADE
     shown = "".join(capfd.readouterr())
-    assert shown.count("OpenLineage's server was not told") == 1 and "geheim" not in shown
+    assert shown.count("not reported to the OpenLineage server") == 1 and "geheim" not in shown
 
 
 def test_one_that_refuses_or_hangs_is_a_warning(server, canned, monkeypatch, capfd):
@@ -230,31 +225,17 @@ def test_one_that_refuses_or_hangs_is_a_warning(server, canned, monkeypatch, cap
 
 def test_what_cannot_be_described_or_sent_fails_no_step(server, canned, monkeypatch, capfd):
     assert run_step("train", ({}, {}), MADE[1][0], "", "root") == ({}, {})
-    assert "was not told of this step: KeyError" in capfd.readouterr().err
+    assert "OpenLineage server: KeyError" in capfd.readouterr().err
     monkeypatch.setitem(sys.modules, "openlineage.client", None)
     run_step("prepare", MADE, *ARGUMENTS)
     assert "pip install 'kubedet[lineage]'" in capfd.readouterr().err
-
-
-def test_the_environment_names_the_jobs_and_the_endpoint(server, canned, monkeypatch):
-    monkeypatch.setenv("OPENLINEAGE_NAMESPACE", "night shift")
-    monkeypatch.setenv("OPENLINEAGE_ENDPOINT", "events")
-    monkeypatch.delenv(environment.RUN_ID, raising=False)
-    run_step("prepare", MADE, *ARGUMENTS)
-    assert [(check(event)["eventType"], event["job"]["namespace"]) for event in server.posted] == [
-        ("START", "night shift"), ("COMPLETE", "night shift"),
-    ]  # fmt: skip
-    assert server.asked[0][0].endswith("/events")
-    # Of no run: both have one id, and no parent.
-    assert len({event["run"]["runId"] for event in server.posted}) == 1
-    assert "parent" not in server.posted[0]["run"]["facets"]
 
 
 def test_a_server_that_hangs_is_not_waited_for_long(server, monkeypatch, caplog):
     monkeypatch.setattr(openlineage, "_PATIENCE", 0.1)
     server.release.clear()
     began = time.monotonic()
-    openlineage.tell(End("prepare", datetime.now(UTC).isoformat(), ARGUMENTS, error="x"))
+    openlineage.report(End("prepare", datetime.now(UTC).isoformat(), ARGUMENTS, error="x"))
     assert "it took too long" in caplog.text and time.monotonic() - began < 2
 
 
@@ -266,9 +247,3 @@ def test_arguments_are_named_as_those_of_the_work():
         work = pkgutil.resolve_name(f"components.{works[step]}")
         named = [name for name in inspect.signature(describe).parameters if name != "rest"][1:]
         assert named == list(inspect.signature(work).parameters)[: len(named)], step
-
-
-def test_a_run_of_one_machine_has_an_id_that_follows_from_its_name_and_data():
-    assert openlineage.run_of(RUN, "/root") == uuid.UUID(RUN)
-    ids = [openlineage.run_of(name, root) for name, root in (("a", "/r"), ("b", "/r"), ("a", "/s"))]
-    assert len(set(ids)) == 3 and openlineage.run_of("a", "/r/") == ids[0]

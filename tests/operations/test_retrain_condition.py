@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -107,15 +106,6 @@ def test_a_drift_below_the_threshold_ends_the_run(champion, tmp_path, caplog):
         ended(1.5)
 
 
-@pytest.mark.slow
-def test_a_drift_that_nobody_can_tell_any_more_lets_the_run_train(champion, tmp_path, caplog):
-    (raw,) = Path(champion, "raw").iterdir()
-    shutil.rmtree(raw)
-    arguments = (SOURCE.replace("24", "26"), *ASKED, champion, "", str(tmp_path / "page"))
-    (_, (shards, _)) = preparation.prepare(*arguments, trains=True, min_new_images=1, min_drift=0.9)
-    assert shards["kind"] != "nothing new" and "is gone: how far the data have moved" in caplog.text
-
-
 def test_nothing_new_is_told_and_noted_once_for_a_run(champion, tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(retrain_condition.notifications, "tell", told.append)
@@ -127,11 +117,6 @@ def test_nothing_new_is_told_and_noted_once_for_a_run(champion, tmp_path, monkey
     reason = "nothing new since sample v7: 0 new, 0 changed, 0 removed images"
     assert told == [Outcome(NOTHING_NEW, run, reason, "sample", "v7") for run in ("night-2", "night-3")]
     assert lineage.without_news(champion) == {"night-2", "night-3"}
-
-
-def test_a_number_less_than_zero_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="min_new_images -1"):
-        prepare(SOURCE, str(tmp_path / "root"), tmp_path, -1)
 
 
 def test_a_warm_start_has_the_champions_weights_and_a_quarter_of_the_epochs(champion, caplog):

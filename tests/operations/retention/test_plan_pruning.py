@@ -48,18 +48,13 @@ def test_pinned_registered_and_signed_stay_with_their_data(root):
     root, old, _ = root
     assert pin(str(root), "night-01") == "runs/night-01"
     (root / "models" / "sample" / "v2" / bundle.SIGNATURE).write_text("{}")
+    records.PublishedRecord("sample", "v1", "night-01", "http://registry").write(str(root))
     why = judged(root)
     assert why["runs/night-01"] == ["pinned", "sample@v1 was made by it"]
-    assert why["models/sample/v1"] == ["made by night-01: pinned"]
+    assert why["models/sample/v1"] == ["registered at http://registry", "made by night-01: pinned"]
     assert "signed" in why["models/sample/v2"] and why["runs/night-02"]
     assert "run night-01 has it" in why[f"shards/{old['fingerprint']}"]
     assert not [name for name, reasons in why.items() if not reasons]
-
-
-def test_registered_stays(root):
-    root = root[0]
-    records.PublishedRecord("sample", "v1", "night-01", "http://registry").write(str(root))
-    assert judged(root)["models/sample/v1"] == ["registered at http://registry"]
 
 
 def test_a_running_run_keeps_its_data_and_what_it_began_with(root, began):

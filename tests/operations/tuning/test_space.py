@@ -44,8 +44,3 @@ def test_a_space_reads_back_as_it_was_written(one_line):
 def test_a_space_that_cannot_be_used_is_refused_by_key(text, said):
     with pytest.raises(ConfigError, match=said):
         spaces.parse(text, "debug", {}, "it")
-
-
-def test_a_space_of_which_all_is_set_is_refused():
-    with pytest.raises(ConfigError, match="nothing is left to search"):
-        spaces.parse("", "debug", dict.fromkeys(spaces.builtin("debug", {}), 0.1), "it")

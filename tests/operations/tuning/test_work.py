@@ -79,14 +79,6 @@ def test_a_pod_that_is_tried_again_goes_on_with_its_trial_which_counts_once(aske
     assert after.state != "running"
 
 
-def test_a_trial_that_fails_does_not_fail_its_pod_nor_the_search(asked, tmp_path):
-    Pod.ends.update({0: 1, 2: 137})
-    ended = [work.train(asked, str(number), 1) for number in range(3)]
-    assert [line.split()[2] for line in ended] == ["failed", "complete", "failed"]
-    paths = str(tmp_path / "page"), str(tmp_path / "configuration")
-    assert work.choose(asked, ended, paths)["metrics"]["trial"] == 1
-
-
 @pytest.mark.parametrize(
     ("place", "value", "said"),
     [
