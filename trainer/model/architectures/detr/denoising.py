@@ -1,8 +1,7 @@
 """Denoising queries of a training batch (Zhang et al. 2022, arXiv:2203.03605): targets with noise.
 
-The layout is the authors' (groups of a positive and a negative query for each box of the image that has
-most), but the noise of an image is a hash of seed, step and image: it does not depend on the other
-images of the batch, on the number of processes or on any state.
+The layout is the authors': groups of a positive and a negative query for each box of the fullest image.
+The noise is a hash of seed, step and image, so it does not depend on other images, processes or state.
 """
 
 from typing import NamedTuple
@@ -16,12 +15,12 @@ from trainer.model.architectures.detr.hungarian import Pairs
 from trainer.model.global_batch import uniform
 
 _NUMBERS = 10
-"""Random numbers of a query: whether its label is another, which one, and sign and size for four sides."""
+"""Random numbers of a query: whether to redraw its label, the new label, sign and size for four sides."""
 _EPSILON = 1e-5
 
 
 class Denoising(NamedTuple):
-    """Denoising queries of a batch, which come before the others; Q of them in an image."""
+    """Q denoising queries of each image, which come before the other queries."""
 
     labels: Tensor
     """int64 [B, Q]; the number of classes where a query is padding."""
@@ -33,10 +32,9 @@ class Denoising(NamedTuple):
     """How often each target occurs among the positive queries."""
 
     def visible(self, queries: int) -> Tensor:
-        """Which query may look at which, bool [Q + queries, Q + queries]: groups see themselves and the rest.
+        """Attention mask, bool [Q + queries, Q + queries]: groups see themselves and the other `queries`.
 
-        Args:
-            queries: the other queries, which see none of these.
+        The others see no denoising query.
         """
         own = self.labels.shape[1]
         group = torch.arange(own, device=self.labels.device) // (own // self.groups)
@@ -58,14 +56,14 @@ def denoising(
         counts: targets of each image.
         keys: int64 [B], of the images, see `global_batch.Part`.
         classes: number of classes.
-        most: targets of the image that has most of them in the whole step.
-        queries: pairs that there are about; more where an image has more targets.
-        label_noise: share of labels of which half are drawn anew.
-        box_noise: how far sides move, relative to half of the box.
-        unfold: what to do with opposite sides that passed each other: whether the box between them is
-            taken (D-FINE), or one without a size (RT-DETRv2).
+        most: largest number of targets of an image in the step.
+        queries: approximate number of pairs; more if an image has more targets.
+        label_noise: share of labels of which half are redrawn.
+        box_noise: largest move of a side of a positive query, relative to half of the box.
+        unfold: if opposite sides passed each other, take the box between them (D-FINE) instead of one
+            without a size (RT-DETRv2).
     """
-    # Without a box in the step: one pair of queries, as RT-DETRv2's authors have it.
+    # Without a box in the step: one pair of queries, as in RT-DETRv2's code.
     groups = max(1, queries // most) if most else 1
     most = max(1, most)
     batch, device = len(labels), labels.device

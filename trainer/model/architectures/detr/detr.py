@@ -1,13 +1,11 @@
-"""D-FINE and RT-DETRv2: the networks of transformers with the losses of their authors.
+"""D-FINE and RT-DETRv2: transformers' networks, and names of weights, with the losses of their authors.
 
-The modules of transformers compute everything up to the decoder's outputs, and the weights have their names.
-Ours are the selection of queries, the denoising queries, the losses and the detections.
+This module selects the queries, adds denoising queries and decodes the detections.
 """
 
 import contextlib
 import math
 import re
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
@@ -17,10 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import (
-    DFineConfig,
     DFineForObjectDetection,
     PreTrainedModel,
-    RTDetrV2Config,
     RTDetrV2ForObjectDetection,
 )
 from transformers.models.d_fine.modeling_d_fine import (
@@ -41,10 +37,14 @@ from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import TrainConfig
 from trainer.data.batch import PADDING
 from trainer.model.architecture import Architecture, UpstreamWeights, split_by_decay
-from trainer.model.architectures.detr import detr_sizes
 from trainer.model.architectures.detr.denoising import Denoising, denoising
 from trainer.model.architectures.detr.detr_criterion import Criterion, Outputs, Targets, at_least_fp32
-from trainer.model.architectures.detr.detr_options import DetrOptions, DFineOptions, RTDetrOptions
+from trainer.model.architectures.detr.detr_options import (
+    DetrOptions,
+    DFineOptions,
+    RTDetrOptions,
+    library_arguments,
+)
 from trainer.model.batchnorm_folding import TRANSFORMERS, apply_in_convolutions, fold
 from trainer.model.deployment import Graph
 from trainer.model.global_batch import Part
@@ -52,26 +52,25 @@ from trainer.model.postprocess import Detections
 from trainer.model.upstream_fitting import COUNTER, differences
 
 _LABEL_NOISE, _BOX_NOISE = 0.5, 1.0
-"""How noisy denoising queries are; see `denoising`."""
+"""Noise of denoising queries; see `denoising`."""
 _ANCHOR = 0.05
 """Side of a query's first box on the finest level, relative to the image; twice that on the next."""
 _MARGIN = 0.01
 """Places whose first box is nearer to a border than this become no query."""
 _CHANCE = 0.01
-"""Score of every class before anything is learnt (Lin et al. 2017), however many classes there are."""
-_AS_IT_IS = ("sampling_offsets", "attention_weights", "gate", "value_proj", "output_proj")
-"""Layers that transformers draws as the authors do."""
+"""First score of every class (Lin et al. 2017), for any number of classes."""
+_AS_TRANSFORMERS = ("sampling_offsets", "attention_weights", "gate", "value_proj", "output_proj")
+"""Layers that transformers draws like the authors."""
 _BOXES = re.compile(r"(enc_bbox_head|pre_bbox_head|bbox_embed\.\d+|lqe_layers\.\d+\.reg_conf)")
-"""Heads that at first leave boxes and scores as they are: their last layer is nothing."""
+"""Heads whose last layer starts at zero, so that boxes and scores do not change at first."""
 _CLASSES = re.compile(r"(enc_score_head|class_embed\.\d+)")
-_EVEN = re.compile(r"(layers\.\d+\.mlp\..*|query_pos_head\.layers\.\d+|enc_output\.0)")
-"""Layers whose outputs vary as much as their inputs (Glorot and Bengio 2010)."""
-_EVEN_OF_RTDETR = re.compile(r"decoder_input_proj\.\d+\.0")
-"""Further ones: D-FINE's authors leave them to PyTorch."""
+_XAVIER = re.compile(r"(layers\.\d+\.mlp\..*|query_pos_head\.layers\.\d+|enc_output\.0)")
+"""Layers that are drawn as in Glorot and Bengio 2010."""
+_XAVIER_OF_RTDETR = re.compile(r"decoder_input_proj\.\d+\.0")
+"""Further ones, which D-FINE's authors leave to PyTorch."""
 _WITH_CLASSES = ("enc_score_head.", "decoder.class_embed.", "denoising_class_embed.")
-"""Beginnings of the names of the tensors that know of the classes, in the inner model."""
+"""Prefixes of the tensors that depend on the classes, in the inner model."""
 _INNER, _BACKBONE = "model.", "model.backbone.model."
-_WEIGHTS = "model.safetensors"
 _CLASSIFIER = ("fc.", "head.", "last_conv.")
 _RENAMED = (
     (re.compile(r"^stem\."), "embedder."),
@@ -79,11 +78,11 @@ _RENAMED = (
     (re.compile(r"\.conv\."), ".convolution."),
     (re.compile(r"\.bn\."), ".normalization."),
 )
-"""PPHGNetV2 by its authors, by D-FINE's and by timm -> by transformers."""
+"""Names of PPHGNetV2's tensors by its authors, D-FINE's and timm -> by transformers."""
 
 
 class Detr(Architecture):
-    """What both have in common."""
+    """D-FINE or RT-DETRv2."""
 
     config: DetrOptions
     needs_part = True
@@ -94,33 +93,29 @@ class Detr(Architecture):
 
     def __init__(self, config: DetrOptions, num_classes: int) -> None:
         super().__init__(config, num_classes)
-        self.library_config = self.make_library_config()
+        self.library_config = self.upstream.config_class(**library_arguments(config), num_labels=num_classes)
         # Without the outer model, which has the heads a second time under other names.
         self.model = self.upstream(self.library_config).model
         _draw_first_weights(self.model)
         _use_exact_types(self.model, self.library_config)
         # Always: on a CPU the BatchNorm of torch 2.15 gives a batch of one that is not in NHWC order a wrong
-        # gradient where the next operation is a transposition.
+        # gradient if the next operation is a transposition.
         self.model.to(memory_format=torch.channels_last)
         if config.frozen_stem:
             self.model.backbone.model.embedder.requires_grad_(False)
         self._criterion = self.make_criterion()
         self._compiled: Callable[[Tensor], list[Tensor]] | None = None
-        self._places: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
+        self._anchors_of: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of all modules."""
         super().train(mode)
-        # In training they look for values that are not finite, for which the host waits; the step looks, too.
-        # Nothing else of theirs depends on the mode: they have no dropout.
+        # In training these layers check for values that are not finite, which makes the host wait; the step
+        # checks as well. Nothing else depends on their mode: they have no dropout.
         for module in self.model.encoder.modules():
             if isinstance(module, (DFineEncoderLayer, RTDetrV2EncoderLayer)):
                 module.training = False
         return self
-
-    @abstractmethod
-    def make_library_config(self) -> Any:
-        """The library's configuration of this network."""
 
     def make_criterion(self) -> Criterion:
         """The losses of this network."""
@@ -130,21 +125,12 @@ class Detr(Architecture):
         self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None,
         verified: Tensor | None = None, part: Part | None = None,
     ) -> dict[str, Tensor]:  # fmt: skip
-        """Losses of a batch, each the sum over all sets of predictions.
-
-        Args:
-            images: uint8 [B, 3, S, S].
-            boxes: fp32 [B, M, 4], targets before padding.
-            labels: int64 [B, M].
-            color: fp32 [B, 3, 4] or None.
-            verified: bool [B, C] or None, the classes of each image that queries learn to be absent.
-            part: what the batch is of the step's global batch.
-        """
+        """Losses of a batch, each the sum over all sets of predictions; see `Architecture.forward`."""
         assert part is not None
         outputs, targets, noise = self._with_targets(images, boxes, labels, color, part)
         with torch.autocast(images.device.type, enabled=False):
             losses = self._criterion(outputs, targets._replace(verified=verified), noise, part)
-        # As means over these images, whose share of the global batch they are weighed by.
+        # As means over these images, which the step weights by their share of the global batch.
         return {name: losses[name].sum() * part.images / len(images) for name in self.loss_names}
 
     def survey(
@@ -202,7 +188,7 @@ class Detr(Architecture):
         return [project(level) for project, level in zip(self.model.decoder_input_proj, encoded, strict=True)]
 
     def outputs(self, pixels: Tensor, noise: Denoising | None) -> Outputs:
-        """What the decoder says of images [B, 3, S, S] in 0..1, in evaluation the last layer alone."""
+        """The decoder's outputs for images [B, 3, S, S] in 0..1."""
         levels = self.features(pixels)
         memory = torch.cat([level.flatten(2).transpose(1, 2) for level in levels], dim=1)
         shapes = [(level.shape[-2], level.shape[-1]) for level in levels]
@@ -219,7 +205,7 @@ class Detr(Architecture):
             encoder_hidden_states=memory,
             encoder_attention_mask=mask,
             reference_points=references,
-            # Python's integers: what the layers compare must neither wait for the device nor be exported.
+            # Python's integers: the layers' comparisons must neither wait for the device nor be exported.
             spatial_shapes=np.array(shapes, dtype=object),
             spatial_shapes_list=shapes,
             level_start_index=None,
@@ -252,29 +238,27 @@ class Detr(Architecture):
         """First boxes as logits [1, N, 4], in fp32 or more, and which places are valid [1, N, 1]."""
         exact = torch.promote_types(memory.dtype, torch.float32)
         key = (*shapes, memory.device, exact, memory.dtype)
-        if key not in self._places:
+        if key not in self._anchors_of:
             with torch.inference_mode(False):
                 boxes = torch.cat(
                     [_first_boxes(*shape, level, exact, memory.device) for level, shape in enumerate(shapes)]
                 )
                 valid = ((boxes > _MARGIN) & (boxes < 1 - _MARGIN)).all(dim=-1, keepdim=True)
                 logits = torch.where(valid, torch.log(boxes / (1 - boxes)), torch.finfo(exact).max)
-                self._places[key] = logits[None], valid[None].to(memory.dtype)
-        return self._places[key]
+                self._anchors_of[key] = logits[None], valid[None].to(memory.dtype)
+        return self._anchors_of[key]
 
     def _backbone(self, pixels: Tensor) -> list[Tensor]:
         # A survey is rare: not worth another graph.
-        if self._compiled and self.training and torch.is_grad_enabled():
-            return self._compiled(pixels)
+        compiled = self.training and torch.is_grad_enabled()
+        return (self._compiled if compiled and self._compiled else self._levels)(pixels)
+
+    def _levels(self, pixels: Tensor) -> list[Tensor]:
         return list(self.model.backbone.model(pixels).feature_maps)
 
     def compile_network(self, mode: str) -> bool:
-        """Compile the backbone: the encoder asks for values, the number of queries changes with a batch."""
-
-        def backbone(pixels: Tensor) -> list[Tensor]:
-            return list(self.model.backbone.model(pixels).feature_maps)
-
-        compiled = torch.compile(backbone, mode=mode, dynamic=False)
+        """Compile the backbone: the encoder reads values, and the number of queries depends on the batch."""
+        compiled = torch.compile(self._levels, mode=mode, dynamic=False)
 
         def run(pixels: Tensor) -> list[Tensor]:
             torch.compiler.cudagraph_mark_step_begin()
@@ -284,7 +268,7 @@ class Detr(Architecture):
         return True
 
     def parameter_groups(self, config: TrainConfig) -> list[dict[str, Any]]:
-        """The backbone's, with a learning rate of their own, and the rest."""
+        """The backbone's, with their learning rate, and the rest."""
         backbone = dict(self.model.backbone.named_parameters(prefix="backbone"))
         rest = [value for name, value in self.model.named_parameters() if name not in backbone]
         return [
@@ -299,11 +283,11 @@ class Detr(Architecture):
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
         """Load a detector or a backbone as transformers writes it, in place; see `Architecture`.
 
-        Heads of other classes stay as they are; any other tensor must fit.
+        Heads of other classes are skipped; any other tensor must fit.
         """
         backbone = not any(name.startswith(_INNER) for name in state)
         if backbone:
-            # Of a classifier: its backbone's names have no prefix, its last layers are of no use.
+            # Of a classifier, whose backbone's names have no prefix.
             state = {
                 _BACKBONE + _library_name(name): value
                 for name, value in state.items()
@@ -311,12 +295,9 @@ class Detr(Architecture):
             }
         with _quiet():
             whole, report = self.upstream.from_pretrained(
-                None,
-                config=self.library_config,
-                state_dict=state,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-            )
+                None, config=self.library_config, state_dict=state,
+                output_loading_info=True, ignore_mismatched_sizes=True,
+            )  # fmt: skip
         inner: dict[str, Tensor] = whole.model.state_dict()
         replaced = {name.removeprefix(_INNER): shapes for name, *shapes in report["mismatched_keys"]}
         missing = {name.removeprefix(_INNER) for name in report["missing_keys"]}
@@ -349,18 +330,18 @@ class Detr(Architecture):
         whole.config.label2id = {name: label for label, name in enumerate(names)}
         with temporary_folder() as temporary, _quiet():
             whole.save_pretrained(temporary)
-            state = safetensors.torch.load_file(temporary / _WEIGHTS)
+            state = safetensors.torch.load_file(temporary / "model.safetensors")
             files = {"config.json": (temporary / "config.json").read_bytes()}
         return UpstreamWeights(state, len(names), files)
 
     def folded(self) -> Self:
-        """Its batch normalisation is in the convolutions; see `batchnorm_folding.fold`."""
+        """Fold its BatchNorm into the convolutions."""
         fold(self.model, TRANSFORMERS)
         return self
 
     @property
     def thresholds(self) -> dict[str, float]:
-        """What decides on detections."""
+        """Score and number of detections."""
         config = self.config
         return {"score": config.score_threshold, "detections_per_image": config.detections_per_image}
 
@@ -373,11 +354,6 @@ class DFine(Detr):
     needs_survey = True
     upstream = DFineForObjectDetection
     unfolds_boxes = True
-
-    def make_library_config(self) -> DFineConfig:
-        """The library's configuration of this size."""
-        sizes = detr_sizes.dfine(self.config.size, self.config.width)
-        return DFineConfig(**sizes, **_common(self.config, self.num_classes))
 
     def make_criterion(self) -> Criterion:
         """The losses of this size."""
@@ -396,16 +372,11 @@ class RTDetr(Detr):
     loss_names = ("vfl", "bbox", "giou")
     upstream = RTDetrV2ForObjectDetection
 
-    def make_library_config(self) -> RTDetrV2Config:
-        """The library's configuration of this size."""
-        sizes = detr_sizes.rtdetr(self.config.size, self.config.width)
-        return RTDetrV2Config(**sizes, **_common(self.config, self.num_classes))
-
     def refined(self, boxes: Tensor) -> Tensor:
         """Let each layer's box also train the box of the layer before, which transformers detaches.
 
-        Source: `TransformerDecoder` in rtdetrv2_pytorch/src/zoo/rtdetr/rtdetrv2_decoder.py of
-        github.com/lyuwenyu/RT-DETR (068dfde). The values stay as they are.
+        Only gradients change. Source: `TransformerDecoder` in
+        rtdetrv2_pytorch/src/zoo/rtdetr/rtdetrv2_decoder.py of github.com/lyuwenyu/RT-DETR (068dfde).
         """
         if not torch.is_grad_enabled():
             return boxes
@@ -420,14 +391,14 @@ class RTDetr(Detr):
 
 
 class DetrGraph(Graph):
-    """uint8 [B, 3, S, S] in, the best pairs of query and class out, as `predict` gives them."""
+    """uint8 [B, 3, S, S] in, the detections of `predict` out."""
 
     def __init__(self, detector: Detr, image_size: int) -> None:
         super().__init__()
         self.detector, self.image_size = detector.eval(), image_size
         with torch.no_grad():
             blank = torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8)
-            # It also builds the constants of this size, which no exporter can trace.
+            # This also builds the constants of this size, which no exporter can trace.
             self.rows = detector.predict(blank).scores.shape[1]
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -462,15 +433,6 @@ def best_pairs(logits: Tensor, boxes: Tensor, image_size: int, config: DetrOptio
     )
 
 
-def _common(config: DetrOptions, num_classes: int) -> dict[str, Any]:
-    return {
-        "num_labels": num_classes,
-        "num_queries": config.queries,
-        "num_denoising": config.denoising,
-        "freeze_backbone_batch_norms": config.frozen_norm,
-    }
-
-
 def _narrow(config: DetrOptions) -> str:
     return f", {config.width:g} times as wide" if config.width != 1 else ""
 
@@ -487,22 +449,21 @@ def _first_boxes(height: int, width: int, level: int, dtype: torch.dtype, device
 def _draw_first_weights(model: PreTrainedModel) -> None:
     """Draw the weights of encoder and decoder as the authors of D-FINE and RT-DETR do, in place.
 
-    transformers draws nearly all of them with a deviation of 0.01, and of RT-DETRv2 the factors of the
-    encoder's BatchNorm too: three such layers in a row pass on a ten-thousandth of a gradient. Source:
-    `_reset_parameters` in src/zoo/dfine/dfine_decoder.py of github.com/Peterande/D-FINE (0eb0cfe) and in
-    rtdetrv2_pytorch/src/zoo/rtdetr/rtdetrv2_decoder.py of github.com/lyuwenyu/RT-DETR (366ce51).
-    What these do not draw is drawn as PyTorch does.
+    transformers draws nearly all with a deviation of 0.01, which passes on a ten-thousandth of a gradient
+    through three layers. Source: `_reset_parameters` in src/zoo/dfine/dfine_decoder.py of
+    github.com/Peterande/D-FINE (0eb0cfe) and in rtdetrv2_pytorch/src/zoo/rtdetr/rtdetrv2_decoder.py of
+    github.com/lyuwenyu/RT-DETR (366ce51), with PyTorch's defaults for the rest.
     """
     is_rtdetr = model.config.model_type.startswith("rt_detr")
     modules = {name: module for name, module in model.named_modules() if not name.startswith("backbone")}
     for name, module in modules.items():
-        if name.endswith(_AS_IT_IS):
+        if name.endswith(_AS_TRANSFORMERS):
             continue
         if isinstance(module, (nn.Linear, nn.Conv2d, nn.Embedding, _BatchNorm)):
             module.reset_parameters()
         if isinstance(module, nn.Linear):
             _draw_linear(name.removeprefix("decoder."), module)
-        elif isinstance(module, nn.Conv2d) and is_rtdetr and _EVEN_OF_RTDETR.fullmatch(name):
+        elif isinstance(module, nn.Conv2d) and is_rtdetr and _XAVIER_OF_RTDETR.fullmatch(name):
             nn.init.xavier_uniform_(module.weight)
     for name, module in modules.items():
         layers = getattr(module, "layers", None)
@@ -515,7 +476,7 @@ def _draw_linear(name: str, layer: nn.Linear) -> None:
     if name.endswith(("q_proj", "k_proj", "v_proj")):
         # As in PyTorch's attention, where the three are one matrix.
         nn.init.xavier_uniform_(layer.weight, gain=1 / math.sqrt(2))
-    elif _EVEN.fullmatch(name):
+    elif _XAVIER.fullmatch(name):
         nn.init.xavier_uniform_(layer.weight)
     if name.endswith(("q_proj", "k_proj", "v_proj", "o_proj")):
         nn.init.zeros_(layer.bias)
@@ -524,9 +485,9 @@ def _draw_linear(name: str, layer: nn.Linear) -> None:
 
 
 def _use_exact_types(model: Any, library_config: Any) -> None:
-    """Replace what autocast computes in 32 bits where 16 do, or in 16 where 32 are needed, in place.
+    """Replace layers that autocast computes in 32 bits although 16 suffice, or the reverse, in place.
 
-    Parameters, buffers and names stay the same; without autocast results change by rounding only.
+    Parameters, buffers and names do not change; without autocast results change by rounding only.
     """
     apply_in_convolutions(model.backbone, (DFineFrozenBatchNorm2d, RTDetrV2FrozenBatchNorm2d), TRANSFORMERS)
     for parent in list(model.modules()):
@@ -538,9 +499,9 @@ def _use_exact_types(model: Any, library_config: Any) -> None:
 
 
 class _Affine(HGNetV2LearnableAffineBlock):
-    """A scale and a shift for all channels, in the type of what they change.
+    """A scale and a shift for all channels, in the type of the input.
 
-    With 16 bits in, the fp32 parameters would give 32, which the next convolution casts back.
+    The fp32 parameters would turn 16 bits into 32, which the next convolution casts back.
     """
 
     def __init__(self, part: HGNetV2LearnableAffineBlock) -> None:
@@ -571,7 +532,7 @@ def _library_name(name: str) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers' progress bars and reports off the terminal: ours says what matters."""
+    """Hide transformers' progress bars and reports."""
     level = library_logging.get_verbosity()
     library_logging.set_verbosity_error()
     library_logging.disable_progress_bar()

@@ -5,8 +5,8 @@ D-FINE (arXiv:2410.13842): `src/zoo/dfine/dfine_criterion.py`, `dfine_utils.py` 
 `src/zoo/rtdetr/rtdetrv2_criterion.py` and `configs/rtdetrv2/include/rtdetrv2_r50vd.yml` in `rtdetrv2_pytorch`
 of github.com/lyuwenyu/RT-DETR (068dfde).
 
-Every divisor is that of the whole global batch, as the authors have it on one process. So the losses and
-gradients of slices add up to those of the whole, however it is split.
+Every divisor is that of the whole global batch, like the authors' on one process, so the losses and gradients
+of slices add up to those of the whole.
 """
 
 import functools
@@ -26,15 +26,15 @@ _WEIGHTS = {"vfl": 1.0, "bbox": 5.0, "giou": 2.0, "fgl": 0.15, "ddf": 1.5}
 _ALPHA = 0.75
 """Weight of negatives in the varifocal loss; its exponent is 2."""
 _TEMPERATURE = 5.0
-"""Of the distributions that layers learn from the last one."""
+"""Temperature of the last layer's distributions, which teach the others."""
 _UP = 0.5
 """Bounds of the distances, relative to the scale of the distributions."""
 
 
 class Outputs(NamedTuple):
-    """What a network gives in training. S sets of predictions, B images, Q queries, of which D denoise.
+    """Outputs in training: S sets of predictions, B images, Q queries, of which D denoise.
 
-    Sets are the decoder's L layers, of D-FINE one more at the front: boxes and logits before refinement.
+    Sets are the decoder's L layers; D-FINE has one more in front: boxes and logits before refinement.
     """
 
     logits: Tensor
@@ -44,7 +44,7 @@ class Outputs(NamedTuple):
     corners: Tensor | None
     """[B, L, Q, 4 * bins] distributions of the sides' distances; None for RT-DETRv2."""
     references: Tensor | None
-    """[B, L, Q, 4] the boxes that the distances are from, the same in all layers; None for RT-DETRv2."""
+    """[B, L, Q, 4] reference boxes of the distances, the same in all layers; None for RT-DETRv2."""
     encoder_logits: Tensor
     """[B, Q - D, C] of the places that became queries."""
     encoder_boxes: Tensor
@@ -64,16 +64,16 @@ class Targets(NamedTuple):
     labels: Tensor
     """int64 [B, M], PADDING where a row is padding."""
     verified: Tensor | None = None
-    """bool [B, C], the classes of each image that may be negatives; None is all of them."""
+    """bool [B, C], the classes that may be negatives of each image; None for all."""
 
 
 class Matches(NamedTuple):
-    """What the queries without noise learn, on the host."""
+    """Targets of the queries without noise, on the host."""
 
     own: Pairs
     """The assignment of each set of predictions, the encoder's last."""
     union: Pairs | None
-    """What trains the boxes and distributions of all sets; None for RT-DETRv2, where `own` does."""
+    """Pairs for the boxes and distributions of all sets; None for RT-DETRv2, which uses `own`."""
 
     @property
     def joined(self) -> int:
@@ -82,7 +82,7 @@ class Matches(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """The denoising queries, or the others with the encoder, and what they learn."""
+    """The denoising queries, or the others with the encoder, and their targets."""
 
     logits: Tensor
     boxes: Tensor
@@ -90,7 +90,7 @@ class _Group(NamedTuple):
     """Number of the first of these queries in a layer."""
     own: Pairs
     learnt: Pairs
-    """What trains boxes and distributions."""
+    """Pairs for boxes and distributions."""
     targets: int
     """Divisor of the varifocal loss."""
     pairs: Tensor
@@ -101,21 +101,13 @@ class Criterion:
     """Computes the losses of one kind of network; holds no weights."""
 
     def __init__(self, bins: int = 0, scale: float = 0.0) -> None:
-        """Prepare.
-
-        Args:
-            bins: steps between the values of D-FINE's distributions, the authors' `reg_max`; 0 for RT-DETRv2.
-            scale: of these values, the authors' `reg_scale`.
-        """
+        """Take the authors' `reg_max` (bins of D-FINE's distributions; 0 for RT-DETRv2) and `reg_scale`."""
         self._bins, self._scale = bins, scale
 
     def match(self, outputs: Outputs, targets: Targets, counts: list[int]) -> Callable[[], Matches]:
         """Start to match the queries without noise; the returned function waits and returns the matches.
 
-        Args:
-            outputs: of the network, in fp32 or more.
-            targets: of this slice.
-            counts: targets of each image.
+        `outputs` are in fp32 or more; `counts` are the targets of each image.
         """
         costs = hungarian.costs(*_with_encoder(outputs), targets.boxes, targets.labels)
         arriving = hungarian.copy_to_host(costs)
@@ -130,24 +122,23 @@ class Criterion:
     def __call__(
         self, outputs: Outputs, targets: Targets, noise: Denoising | None, part: Part
     ) -> dict[str, Tensor]:
-        """Losses by name: vfl, bbox, giou, and of D-FINE fgl and ddf; this slice's share in each.
+        """Share of this slice in the losses vfl, bbox, giou, and for D-FINE fgl and ddf.
 
-        Each is a vector, of the sets of predictions that it is the sum of: first the sets of the denoising
-        queries, then those of the others with the encoder's last. fgl is of the layers alone, ddf of the
-        layers but the last.
+        Each is a vector with a value for each set of predictions: first the sets of the denoising queries,
+        then those of the others with the encoder's last. fgl has only the layers, ddf all but the last.
 
         Args:
             outputs: of the network, in fp32 or more.
             targets: of this slice.
-            noise: its denoising queries, or None.
-            part: what the slice is of the global batch.
+            noise: its denoising queries, if any.
+            part: the slice's part in the global batch.
         """
         scalar, boxes = outputs.logits.new_full, max(1, part.targets)
         first = outputs.logits.shape[2] - outputs.encoder_logits.shape[1]
         matched = part.surveyed or self.match(outputs, targets, part.counts)
         groups: list[_Group] = []
         terms: list[dict[str, Tensor]] = []
-        # Without a box in the step D-FINE's authors have no denoising queries. Here they are padding.
+        # Without a box in the step D-FINE's code has no denoising queries. Here they are padding.
         if noise and (part.targets or not self._bins):
             # The device computes these losses while the costs travel and are assigned.
             (own,) = hungarian.to_device([noise.pairs], outputs.logits.device)
@@ -166,7 +157,7 @@ class Criterion:
         return {name: _WEIGHTS[name] * torch.cat([each[name] for each in terms]) for name in terms[0]}
 
     def _terms(self, outputs: Outputs, targets: Targets, group: _Group) -> dict[str, Tensor]:
-        """The losses of a group but for ddf; of D-FINE also `overlap`, the IoU of pairs in each layer."""
+        """The losses of a group without ddf; for D-FINE also `overlap`, the IoU of pairs in each layer."""
         image, query, target = group.learnt
         sets = torch.arange(group.logits.shape[1], device=image.device)[:, None]
         predicted, truth = group.boxes[image, sets, query], targets.boxes[image, target]
@@ -190,14 +181,7 @@ class Criterion:
         return terms
 
     def _varifocal(self, targets: Targets, group: _Group, sets: Tensor, overlap: Tensor) -> Tensor:
-        """Varifocal loss (Zhang et al. 2021, arXiv:2008.13367) of each set.
-
-        Args:
-            targets: of this slice.
-            group: of queries.
-            sets: [S, 1] their numbers.
-            overlap: [S, P] IoU of the pairs that train the boxes.
-        """
+        """Varifocal loss (arXiv:2008.13367) of each set; `overlap` [S, P] is of the pairs for boxes."""
         image, query, target = group.own
         if group.learnt is not group.own:
             with torch.no_grad():
@@ -214,11 +198,9 @@ class Criterion:
         return each.sum((0, 2, 3)) / group.targets
 
     def _goals(self, references: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-        """The bins on both sides of the true distances, and how much of each: both [P, 4, 2].
+        """The bins on both sides of the true distances, and their shares: both [P, 4, 2].
 
-        Args:
-            references: [P, 4] centre and size of the boxes that the distances are from.
-            truth: [P, 4] x1 y1 x2 y2.
+        `references` [P, 4] are given by centre and size, `truth` [P, 4] by x1 y1 x2 y2.
         """
         values = _bin_values(self._bins, self._scale, references.dtype, references.device)
         centre = references[:, :2]
@@ -233,15 +215,9 @@ class Criterion:
     ) -> Tensor:
         """Divergence of each layer but the last from the last layer's distributions, [L - 1].
 
-        A mean over the sides that are matched and one over the others. Their weights are the roots of the
-        numbers of sides among the queries without noise, also for the denoising queries.
-
-        Args:
-            outputs: of the network.
-            group: of queries.
-            overlap: [L, P] of the pairs.
-            pairs: of the queries without noise in the global batch.
-            images: of the global batch.
+        A mean over matched sides and one over the others, weighted by the roots of their numbers among the
+        queries without noise, also for the denoising queries. `overlap` is [L, P]; `pairs` counts the pairs
+        of the queries without noise in the global batch of so many `images`.
         """
         assert outputs.corners is not None
         queries, others = group.logits.shape[2], outputs.encoder_logits.shape[1]
@@ -273,7 +249,7 @@ def _with_encoder(outputs: Outputs) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def _bin_values(bins: int, scale: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The distance that each bin stands for, [bins + 1]: W(n) of D-FINE's paper."""
+    """The distance of each bin, [bins + 1]: W(n) of D-FINE's paper."""
     bound = _UP * scale
     inner = (bound + 1) ** (torch.arange(1, bins // 2, dtype=torch.float64) * 2 / (bins - 2)) - 1
     ends = torch.tensor([2 * bound], dtype=torch.float64)
@@ -281,5 +257,5 @@ def _bin_values(bins: int, scale: float, dtype: torch.dtype, device: torch.devic
 
 
 def at_least_fp32(values: Tensor) -> Tensor:
-    """The same in fp32, or in fp64 where it is."""
+    """The same values in fp32 or fp64."""
     return values.to(torch.promote_types(values.dtype, torch.float32))

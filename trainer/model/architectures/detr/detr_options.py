@@ -1,20 +1,96 @@
-"""Options of D-FINE and RT-DETRv2."""
+"""Options of D-FINE and RT-DETRv2, and their published sizes."""
 
-from typing import Annotated, Any, ClassVar, Literal
+import re
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from trainer.config.schema import ModelConfig
 from trainer.config.types import STRICT, Count, Fraction, Positive
-from trainer.model.architectures.detr.detr_sizes import STRIDE, published_size
+
+_UNIT = 8
+"""Channels of a narrower network are multiples of it; the queries' of four times that, for 8 heads."""
+_HUB = "hf:"
+_NAMES = {"nano": "n", "small": "s", "medium": "m", "large": "l", "xlarge": "x"}
+"""Sizes in the names of the hub."""
+
+
+class _HgNet(NamedTuple):
+    """PPHGNetV2: channels of the stem and stages, blocks of each stage, layers of each block.
+
+    `affine`: a learnt scale and shift follows each activation.
+    """
+
+    stem: list[int]
+    inward: list[int]
+    middle: list[int]
+    outward: list[int]
+    blocks: list[int]
+    layers: int
+    affine: bool
+
+
+_B0 = _HgNet([16, 16], [16, 64, 256, 512], [16, 32, 64, 128], [64, 256, 512, 1024], [1, 1, 2, 1], 3, True)
+_B2 = _HgNet([24, 32], [32, 96, 384, 768], [32, 64, 128, 256], [96, 384, 768, 1536], [1, 1, 3, 1], 4, True)
+_B4 = _HgNet(
+    [32, 48], [48, 128, 512, 1024], [48, 96, 192, 384], [128, 512, 1024, 2048], [1, 1, 3, 1], 6, False
+)
+_B5 = _HgNet(
+    [32, 64], [64, 128, 512, 1024], [64, 128, 256, 512], [128, 512, 1024, 2048], [1, 2, 5, 2], 6, False
+)
+
+
+class _Size(NamedTuple):
+    """Encoder and decoder of a published size; the defaults are D-FINE-L's and RT-DETRv2-R50's."""
+
+    backbone: _HgNet = _B4
+    resnet_blocks: tuple[int, ...] = (3, 4, 6, 3)
+    """Blocks of each stage of RT-DETRv2's ResNet-vd; `basic` ones or bottlenecks."""
+    basic: bool = False
+    hidden: int = 256
+    """Width of the encoder."""
+    feed_forward: int = 1024
+    """Width between the two layers of a feed-forward network of the decoder."""
+    encoder_feed_forward: int = 1024
+    points: tuple[int, ...] = (3, 6, 3)
+    """Points that a query samples on each level."""
+    layers: int = 6
+    """Layers of the decoder."""
+    expansion: float = 1.0
+    """Width of the pyramid's blocks, and their depth."""
+    depth: float = 1.0
+    scale: float = 4.0
+    """Scale of D-FINE's distributions."""
+
+
+_SIZES = {
+    "dfine": {
+        "n": _Size(
+            _B0, hidden=128, feed_forward=512, encoder_feed_forward=512, points=(6, 6), layers=3,
+            expansion=0.34, depth=0.5,
+        ),
+        "s": _Size(_B0, layers=3, expansion=0.5, depth=0.34),
+        "m": _Size(_B2, layers=4, depth=0.67),
+        "l": _Size(_B4),
+        "x": _Size(_B5, hidden=384, encoder_feed_forward=2048, scale=8.0),
+    },
+    "rtdetr": {
+        "r18": _Size(resnet_blocks=(2, 2, 2, 2), basic=True, layers=3, expansion=0.5),
+        "r34": _Size(basic=True, layers=4, expansion=0.5),
+        "r50": _Size(),
+        "r101": _Size(resnet_blocks=(3, 4, 23, 3), hidden=384, encoder_feed_forward=2048),
+    },
+}  # fmt: skip
+"""D-FINE: `configs/dfine/dfine_hgnetv2_{n,s,m,l,x}_coco.yml` of github.com/Peterande/D-FINE (4a1f73a).
+RT-DETRv2: `rtdetrv2_pytorch/configs/rtdetrv2` of github.com/lyuwenyu/RT-DETR (068dfde). Both Apache-2.0."""
 
 
 @dataclass(config=STRICT, frozen=True)
 class DetrOptions(ModelConfig):
-    """What both have in common."""
+    """Options of both."""
 
-    stride: ClassVar[int] = STRIDE
+    stride: ClassVar[int] = 32
     left_out_formats: ClassVar[tuple[str, ...]] = ("raw",)
     library: ClassVar[str] = "transformers"
     federated: ClassVar[bool] = True
@@ -24,20 +100,20 @@ class DetrOptions(ModelConfig):
     width: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Channels relative to the published size; below 1 no published weights fit."""
     queries: Positive = 300
-    """Objects that are looked for at once; no image can have more detections of a class."""
+    """Queries of an image; it can have no more detections of a class."""
     denoising: Count = 100
-    """Pairs of denoising queries that an image gets in training, about; 0 trains without."""
+    """Approximate number of pairs of denoising queries of an image in training; 0 trains without."""
     frozen_norm: bool = False
-    """Leave the backbone's BatchNorm as it is in the pretrained weights, as D-FINE-L, X and RT-DETRv2 on
-    ResNet50 and 101 were trained."""
+    """Keep the backbone's BatchNorm of the pretrained weights, as the authors trained D-FINE-L and X and
+    RT-DETRv2 on ResNet50 and 101."""
     frozen_stem: bool = False
-    """Leave the backbone's first convolutions as they are in the pretrained weights; as above."""
+    """Keep the backbone's first convolutions of the pretrained weights; as above."""
     backbone_lr: Fraction = 0.1
     """Learning rate of the backbone, relative to train.lr."""
 
     def misfit(self) -> str:
-        """Tell what published weights are of, by their name alone, where it is another size or width."""
-        named = published_size(self.weights)
+        """Say whether published weights are of another size or width, by their name alone."""
+        named = _published_size(self.weights)
         if named and named != (self.architecture, self.size):
             architecture, size = named
             return (
@@ -49,7 +125,7 @@ class DetrOptions(ModelConfig):
         return ""
 
     def freezing(self) -> dict[str, Any]:
-        """Return the options that keep weights as they were loaded, each with the value that does not."""
+        """Return the options that keep loaded weights, each with the value that trains them."""
         return {key: False for key in ("frozen_norm", "frozen_stem") if getattr(self, key)}
 
 
@@ -71,3 +147,87 @@ class RTDetrOptions(DetrOptions):
     """Kind of detector. Each has its own options: those of another are refused."""
     size: Literal["r18", "r34", "r50", "r101"] = "r50"
     """Published backbone; with r18 20, r34 31, r50 43 and r101 77 million parameters."""
+
+
+def _published_size(uri: str) -> tuple[str, str] | None:
+    """Architecture and size of the hub's published weights, if their name says so."""
+    words = re.split(r"[-_/:@]", uri.lower()) if uri.startswith(_HUB) else []
+    for architecture, sizes in _SIZES.items():
+        if architecture in words:
+            after = words[words.index(architecture) + 1 :]
+            named = (_NAMES.get(word, word.removesuffix("vd")) for word in after)
+            return next(((architecture, size) for size in named if size in sizes), None)
+    return None
+
+
+def library_arguments(config: DetrOptions) -> dict[str, Any]:
+    """Arguments of transformers' DFineConfig or RTDetrV2Config for a size and width."""
+    size, width = _SIZES[config.architecture][config.size], config.width
+    (hidden,) = _scaled([size.hidden], width, 4 * _UNIT)
+    make_backbone = _dfine_backbone if config.architecture == "dfine" else _rtdetr_backbone
+    arguments = make_backbone(size, width)
+    levels = len(arguments["encoder_in_channels"])
+    return {
+        **arguments,
+        "hidden_expansion": size.expansion,
+        "decoder_layers": size.layers,
+        # The queries of X and R101 are 256 wide although the encoder is 384 wide.
+        "d_model": min(hidden, 256),
+        "encoder_hidden_dim": hidden,
+        "decoder_in_channels": [hidden] * levels,
+        "encoder_ffn_dim": _scaled([size.encoder_feed_forward], width)[0],
+        "decoder_ffn_dim": _scaled([size.feed_forward], width)[0],
+        "num_queries": config.queries,
+        "num_denoising": config.denoising,
+        "freeze_backbone_batch_norms": config.frozen_norm,
+    }
+
+
+def _dfine_backbone(size: _Size, width: float) -> dict[str, Any]:
+    net, levels = size.backbone, len(size.points)
+    outward, stem = _scaled(net.outward, width), _scaled(net.stem, width)
+    # Two levels of D-FINE-N, three of the others: the last ones of the backbone.
+    return {
+        "backbone_config": {
+            "model_type": "hgnet_v2",
+            "out_indices": [2, 3, 4][-levels:],
+            "hidden_sizes": outward,
+            "embedding_size": stem[-1],
+            "stem_channels": [3, *stem],
+            "stage_in_channels": _scaled(net.inward, width),
+            "stage_mid_channels": _scaled(net.middle, width),
+            "stage_out_channels": outward,
+            "stage_num_blocks": net.blocks,
+            "stage_numb_of_layers": [net.layers] * 4,
+            "use_learnable_affine_block": net.affine,
+        },
+        "encoder_in_channels": outward[-levels:],
+        "feat_strides": [8, 16, 32][-levels:],
+        "encode_proj_layers": [levels - 1],
+        "num_feature_levels": levels,
+        "decoder_n_points": list(size.points),
+        "depth_mult": size.depth,
+        "reg_scale": size.scale,
+    }
+
+
+def _rtdetr_backbone(size: _Size, width: float) -> dict[str, Any]:
+    hidden_sizes = _scaled([64, 128, 256, 512] if size.basic else [256, 512, 1024, 2048], width)
+    return {
+        "backbone_config": {
+            "model_type": "rt_detr_resnet",
+            "out_indices": [2, 3, 4],
+            "embedding_size": _scaled([64], width, 2 * _UNIT)[0],
+            "hidden_sizes": hidden_sizes,
+            "depths": list(size.resnet_blocks),
+            "layer_type": "basic" if size.basic else "bottleneck",
+        },
+        "encoder_in_channels": hidden_sizes[1:],
+    }
+
+
+def _scaled(channels: list[int], width: float, unit: int = _UNIT) -> list[int]:
+    """Channels times `width`, in whole units, one at least; unchanged at width 1."""
+    if width == 1:
+        return channels
+    return [max(unit, round(count * width / unit) * unit) for count in channels]

@@ -1,7 +1,6 @@
 """Bipartite matching of queries and targets (Carion et al. 2020, arXiv:2005.12872).
 
-The costs of all sets of predictions are computed on the device at once and copied to the host once. scipy
-assigns there.
+The device computes the costs of all sets of predictions at once; scipy assigns on the host.
 """
 
 import itertools
@@ -22,9 +21,9 @@ _ALPHA = 0.25
 
 
 class Pairs(NamedTuple):
-    """P pairs of a query and a target in each of S sets of predictions: NumPy arrays, or tensors of a device.
+    """P pairs of a query and a target in each of S sets of predictions, or in all (S is 1).
 
-    S is 1 if all sets have the same pairs.
+    NumPy arrays, or tensors on a device.
     """
 
     image: Any
@@ -37,9 +36,7 @@ class Pairs(NamedTuple):
 
 @torch.no_grad()
 def costs(logits: Tensor, boxes: Tensor, targets: Tensor, labels: Tensor) -> Tensor:
-    """Cost of giving each query each target, [B, S, Q, M].
-
-    The costs and their weights are those of D-FINE's and RT-DETRv2's `HungarianMatcher`.
+    """Cost of each pair of query and target, [B, S, Q, M], as D-FINE's and RT-DETRv2's `HungarianMatcher`.
 
     Args:
         logits: [B, S, Q, C] of S sets of predictions.
@@ -54,7 +51,7 @@ def costs(logits: Tensor, boxes: Tensor, targets: Tensor, labels: Tensor) -> Ten
     distance = (boxes[:, :, :, None] - targets[:, None, None]).abs().sum(-1)
     _, overlap = overlaps(boxes[:, :, :, None], targets[:, None, None])
     total = _CLASS_COST * (positive - negative) + _DISTANCE_COST * distance - _OVERLAP_COST * overlap
-    # Values that are not finite are matched last; the loss reports them.
+    # Values that are not finite match last; the loss reports them.
     worst = torch.finfo(total.dtype).max
     return torch.nan_to_num(total, nan=worst, posinf=worst, neginf=worst)
 
@@ -91,10 +88,9 @@ def assign(values: Tensor, counts: Sequence[int]) -> Pairs:
 
 
 def union(pairs: Pairs) -> Pairs:
-    """The pairs of all sets together: each query that any set matches, with the target it has most often.
+    """Each query that any set matches, with its most frequent target; of equally frequent ones the first.
 
-    Of targets that a query has equally often it takes the one with the lowest number; D-FINE's authors
-    leave that open.
+    D-FINE's authors do not define the order of equally frequent targets.
     """
     image = np.broadcast_to(pairs.image, pairs.query.shape)
     each = np.stack([part.ravel() for part in (image, pairs.query, pairs.target)])
@@ -106,7 +102,7 @@ def union(pairs: Pairs) -> Pairs:
 
 
 def to_device(groups: Sequence[Pairs | None], device: torch.device) -> list[Any]:
-    """The same pairs on a device, by one copy."""
+    """Copy pairs to a device at once."""
     arrays = [part for pairs in groups if pairs for part in pairs]
     joined = batch.to_device(torch.from_numpy(np.concatenate([part.ravel() for part in arrays])), device)
     sent = joined.split([part.size for part in arrays])
@@ -121,12 +117,7 @@ def corners(boxes: Tensor) -> Tensor:
 
 
 def overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """IoU and GIoU (Rezatofighi et al. 2019, arXiv:1902.09630), element by element: [..., 4] -> [...].
-
-    Args:
-        boxes: centre and size.
-        others: the same.
-    """
+    """IoU and GIoU (arXiv:1902.09630) of pairs of boxes given by centre and size: [..., 4] -> [...]."""
     first, second = corners(boxes), corners(others)
     low, high = torch.maximum(first[..., :2], second[..., :2]), torch.minimum(first[..., 2:], second[..., 2:])
     shared = (high - low).clamp(min=0).prod(-1)

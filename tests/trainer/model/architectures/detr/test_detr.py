@@ -6,8 +6,7 @@ from transformers import DFineForObjectDetection, RTDetrV2ForObjectDetection
 
 from trainer.config.schema import TrainConfig
 from trainer.model.architecture import build
-from trainer.model.architectures.detr import detr_sizes
-from trainer.model.architectures.detr.detr_options import DFineOptions, RTDetrOptions
+from trainer.model.architectures.detr.detr_options import DFineOptions, RTDetrOptions, library_arguments
 
 UPSTREAM = {"dfine": DFineForObjectDetection, "rtdetr": RTDetrV2ForObjectDetection}
 
@@ -169,4 +168,9 @@ def test_sizes_are_the_published_ones(options):
 def test_a_narrower_network_has_a_name_of_its_own(network):
     assert network("dfine").title == "D-FINE-N, 0.25 times as wide"
     assert build(RTDetrOptions(size="r18"), 2).title == "RT-DETRv2 on ResNet18-vd"
-    assert detr_sizes.dfine("n", 0.5)["backbone_config"]["stage_out_channels"] == [32, 128, 256, 512]
+    assert library_arguments(DFineOptions(size="n", width=0.5))["backbone_config"]["stage_out_channels"] == [
+        32,
+        128,
+        256,
+        512,
+    ]
