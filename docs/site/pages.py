@@ -20,6 +20,7 @@ EXAMPLES = "deploy/examples/jobs/README.md"
 DOCUMENTS = {
     "Home": "README.md",
     "Guides": {
+        "One machine": "docs/run.md",
         "Installation": "docs/install.md",
         "Networks": "docs/networks.md",
         "Kubeflow": "docs/kubeflow.md",

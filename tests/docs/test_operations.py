@@ -55,17 +55,16 @@ def test_commands_exist_and_know_their_options(page):
         assert options <= set(known[command]._option_string_actions), (command, options)
 
 
-def test_the_readme_names_every_recipe_and_source():
-    recipes_table = PAGES["README.md"].partition("| recipe | for |")[2].partition("\n\n")[0]
+def test_the_tables_have_every_recipe_and_source():
+    recipes_table = PAGES["docs/run.md"].partition("| recipe | for |")[2].partition("\n\n")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", recipes_table, re.MULTILINE)) == set(recipes.RECIPES)
-    kinds = set(
-        re.findall(r"`(\w+)(?=[:`])", PAGES["README.md"].partition("| source |")[2].partition("\n\n")[0])
-    )
+    sources_table = PAGES["docs/data.md"].partition("| source |")[2].partition("\n\n")[0]
+    kinds = set(re.findall(r"`(\w+)(?=[:`])", sources_table))
     assert kinds >= set(re.findall(r"^    (\w+)[: ]", sources.__doc__, re.MULTILINE)) - {"PATH"}
 
 
-def test_the_readmes_steps_can_be_given():
-    commands = re.findall(r"^    python -m trainer (.*)$", PAGES["README.md"], re.MULTILINE)
+def test_the_steps_can_be_given():
+    commands = re.findall(r"^    python -m trainer (.*)$", PAGES["docs/run.md"], re.MULTILINE)
     assert len(commands) == 5
     for command in commands:
         trainer_parser().parse_args(shlex.split(command))

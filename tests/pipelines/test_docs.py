@@ -60,8 +60,8 @@ def test_its_tables_are_whole(tmp_path):
     assert set(SECRET_KEYS) | set(SECRET_KEYS.values()) <= set(re.findall(r"`(\w+)`", keys))
 
 
-def test_the_readme_lists_the_options_of_a_local_run():
-    text = (ROOT / "README.md").read_text().partition("| option | meaning |")[2].partition("\n\n")[0]
+def test_the_options_of_a_local_run_are_listed():
+    text = (ROOT / "docs" / "run.md").read_text().partition("| option | meaning |")[2].partition("\n\n")[0]
     parser = cli.make_parser("run")
     (commands,) = (action for action in parser._actions if action.choices)
     options = [action.option_strings[-1] for action in commands.choices["run"]._actions]
