@@ -1,35 +1,22 @@
 """The pod of a node: the same for every kind of job that starts containers.
 
-Source of the variables' names: NCCL's user guide, "Environment Variables"; torch.distributed for gloo's;
-PyTorch's "CUDA semantics", "Memory management", for the allocator's.
+Source of the variables: NCCL's user guide, "Environment Variables"; PyTorch's "CUDA semantics".
 """
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 from components.launchers import kubernetes_names
-from components.launchers.spec import JobSpec
+from components.launchers.spec import JobSpec, Spread
 
 Body = dict[str, Any]
 """An object of the cluster, as it is written in YAML."""
 
-LABEL_SPEC = "kubedet/spec-hash"
-"""Hash of the specification: tells whether an existing job is the same."""
-
-LABEL_NAME = "app.kubernetes.io/instance"
-"""Name of the job, on each of its pods."""
-
-LABEL_MANAGED = "app.kubernetes.io/managed-by"
-"""Who created the object; those of others are never touched."""
-
-MANAGED_BY = "kubedet"
-"""The value of LABEL_MANAGED."""
-
-LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
-"""Kueue's queue that admits a job."""
-
-RUNAI_SCHEDULER = "runai-scheduler"
-"""Scheduler that knows Run:ai's queues."""
+LABEL_SPEC = "kubedet/spec-hash"  # Hash of the specification, by which a job is adopted or replaced.
+LABEL_NAME = "app.kubernetes.io/instance"  # Name of the job, on each of its pods.
+LABEL_MANAGED, MANAGED_BY = "app.kubernetes.io/managed-by", "kubedet"  # Other objects are never touched.
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue's queue that admits a job.
 
 
 def pod_labels(job: JobSpec) -> dict[str, str]:
@@ -54,15 +41,12 @@ def job_metadata(job: JobSpec) -> Body:
 
 
 ALLOCATOR = "PYTORCH_ALLOC_CONF"
-"""PyTorch's settings of a GPU's memory."""
-ALLOCATORS = frozenset((ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF"))
-"""That variable and the older name of it, which wins."""
-EXPANDABLE = "expandable_segments:True"
-"""Expandable segments: batches of several sizes else fragment the memory."""
+ALLOCATORS = frozenset((ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF"))  # The older name wins.
+EXPANDABLE = "expandable_segments:True"  # Otherwise batches of several sizes fragment a GPU's memory.
 
 
 def process_variables(job: JobSpec) -> dict[str, str]:
-    """Return the variables of every process: the profile's, the allocator's, and over them the job's own."""
+    """Return the variables of every process: of network profile and allocator, and the job's, which win."""
     network = job.network
     values: dict[str, str] = {ALLOCATOR: _allocator(job), "NCCL_DEBUG": network.debug}
     values |= {"NCCL_SOCKET_IFNAME": network.interface, "GLOO_SOCKET_IFNAME": network.interface}
@@ -83,8 +67,7 @@ def _allocator(job: JobSpec) -> str:
     return EXPANDABLE if nvidia and not named & ALLOCATORS else ""
 
 
-PORT = 29400
-"""Port of torchrun's c10d rendezvous."""
+PORT = 29400  # Of torchrun's c10d rendezvous.
 
 
 def rendezvous(job: JobSpec, first: str) -> dict[str, str]:
@@ -100,26 +83,19 @@ def rendezvous(job: JobSpec, first: str) -> dict[str, str]:
     }
 
 
-CONTAINER = "pytorch"
-"""The container's name: the Training Operator asks for this one."""
-
-
+CONTAINER = "pytorch"  # The Training Operator requires this name.
+MAIN = (
+    "kubectl.kubernetes.io/default-container"  # Annotation: the container that trains; others may be added.
+)
 _TMP = "/tmp"  # noqa: S108
-"""What a program may count on being able to write."""
-
-MAIN = "kubectl.kubernetes.io/default-container"
-"""Annotation that tells which container of a pod is the job's own; others may be added to it."""
 
 
 def template(job: JobSpec, *, container: str = CONTAINER, env: dict[str, str] | None = None) -> Body:
-    """Return the pod template of a job (Kubernetes' PodTemplateSpec, as it stands in YAML).
-
-    The variables in `env`, e.g. of the rendezvous, win over the job's.
-    """
+    """Return the pod template of a job (Kubernetes' PodTemplateSpec); `env` wins over the job's variables."""
     volumes, mounts = _volumes(job)
     annotations = {"sidecar.istio.io/inject": "false", MAIN: container, **job.annotations}
     spec = {
-        "schedulerName": job.scheduler or (RUNAI_SCHEDULER if job.runai_queue else ""),
+        "schedulerName": job.scheduler or ("runai-scheduler" if job.runai_queue else ""),
         "priorityClassName": job.priority_class,
         "serviceAccountName": job.service_account,
         # Training asks nothing of the cluster: no token that could be stolen, no list of services.
@@ -127,7 +103,7 @@ def template(job: JobSpec, *, container: str = CONTAINER, env: dict[str, str] | 
         "enableServiceLinks": False,
         "imagePullSecrets": [{"name": name} for name in job.image_pull_secrets],
         "nodeSelector": dict(job.node_selector),
-        "tolerations": [_toleration(item) for item in job.tolerations],
+        "tolerations": [_without_empty(asdict(item)) for item in job.tolerations],
         "topologySpreadConstraints": [_spread(item, job) for item in job.spread],
         "securityContext": _pod_security(job),
         "terminationGracePeriodSeconds": math.ceil(job.grace_seconds),
@@ -218,9 +194,8 @@ def _volumes(job: JobSpec) -> tuple[list[Body], list[Body]]:
         volumes.append({"name": "tmp", "emptyDir": {}})
         mounts.append({"name": "tmp", "mountPath": _TMP})
     # A claim that is mounted twice is still one volume.
-    names = {
-        claim: f"claim-{number}" for number, claim in enumerate(dict.fromkeys(m.claim for m in job.mounts))
-    }
+    claims = dict.fromkeys(mount.claim for mount in job.mounts)
+    names = {claim: f"claim-{number}" for number, claim in enumerate(claims)}
     volumes += [
         {"name": name, "persistentVolumeClaim": {"claimName": claim}} for claim, name in names.items()
     ]
@@ -230,13 +205,7 @@ def _volumes(job: JobSpec) -> tuple[list[Body], list[Body]]:
     return volumes, mounts
 
 
-def _toleration(item: Any) -> Body:
-    return _without_empty(
-        {"key": item.key, "operator": item.operator, "value": item.value, "effect": item.effect}
-    )
-
-
-def _spread(item: Any, job: JobSpec) -> Body:
+def _spread(item: Spread, job: JobSpec) -> Body:
     return {
         "maxSkew": item.max_skew,
         "topologyKey": item.topology_key,
@@ -246,5 +215,5 @@ def _spread(item: Any, job: JobSpec) -> Body:
 
 
 def _without_empty(fields: Body) -> Body:
-    """Leave out what was not asked for: the cluster's own default counts. False and 0 stay."""
+    """Leave out what was not asked for, so that the cluster's defaults apply. False and 0 stay."""
     return {key: value for key, value in fields.items() if value not in (None, "", [], {})}

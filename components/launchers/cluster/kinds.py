@@ -1,18 +1,13 @@
-"""The kinds of training jobs that a cluster may run; the rest of the launcher names no kind.
+"""The kinds of training jobs of a cluster: PyTorchJobs and TrainJobs. Other modules name no kind.
 
-- PyTorchJobs of the Training Operator (kubeflow.org/v1, release 1.9).
-- TrainJobs of Kubeflow Trainer (trainer.kubeflow.org/v1alpha1, release 2.3). A TrainJob refers to a
-  TrainingRuntime, a template, and says what differs from it. Ours (SHARED) has what every job of kubedet
-  needs. A job that needs more (a priority class, a scheduler, its number of restarts) brings a runtime of
-  its own.
-
-Source: kubeflow/trainer v2.3.0, pkg/apis/trainer/v1alpha1 and pkg/runtime/framework; kubernetes-sigs/jobset
-v0.12, failure policies; Kubernetes, "Pod failure policy".
+A TrainJob refers to a TrainingRuntime, a template, and contains the differences. The runtime SHARED has what
+every job of kubedet needs; a job that needs more (a priority class, a scheduler, its number of restarts)
+comes with another runtime. Source: kubeflow/trainer v2.3.0, pkg/apis/trainer/v1alpha1 and
+pkg/runtime/framework; kubernetes-sigs/jobset v0.12, failure policies; Kubernetes, "Pod failure policy".
 """
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from components.launchers import pod_template
@@ -33,36 +28,26 @@ class Resource(NamedTuple):
     plural: str
 
 
-@dataclass(frozen=True)
-class Standing:
+class Standing(NamedTuple):
     """A job's state according to its conditions."""
 
-    phase: Phase | None = None
-    """Its end or suspension; None leaves it to the pods."""
+    phase: Phase | None = None  # Its end or suspension; None leaves it to the pods.
     reason: str = ""
-    """One word on why."""
     message: str = ""
-    """A sentence on why."""
-    restarting: bool = False
-    """Whether its controller says that it recreates pods."""
+    restarting: bool = False  # Whether its controller says that it recreates pods.
 
 
 class Kind(Protocol):
     """One kind of training job. Methods with a body are defaults."""
 
-    name: str
-    """What users call it: pytorchjob."""
-    title: str
-    """What the cluster calls it: PyTorchJob."""
-    controller: str
-    """Who makes its pods, in words."""
+    name: str  # Of the launcher: pytorchjob.
+    title: str  # In the cluster: PyTorchJob.
+    controller: str  # What makes its pods, for messages.
     group: str
     version: str
     plural: str
-    pod_label: str
-    """Label of a pod that names its job."""
-    attempt_label: str = ""
-    """Label of a pod that counts the pods before it in its place; empty if there is none."""
+    pod_label: str  # Label of a pod that names its job.
+    attempt_label: str = ""  # Label of a pod that counts the pods before it in its place.
 
     @property
     def resource(self) -> Resource:
@@ -74,7 +59,7 @@ class Kind(Protocol):
         ...
 
     def problems(self, manifests: list[Body]) -> list[str]:
-        """Return what the controller would refuse or overwrite, a line for each problem."""
+        """Return what the controller would refuse or overwrite, one line each."""
         return []
 
     def left_out(self, job: JobSpec) -> list[str]:
@@ -120,9 +105,8 @@ def by_condition(conditions: Mapping[str, Body], phases: Mapping[str, Phase | No
     """Return a job's state by the first of these condition types that is True."""
     for name, phase in phases.items():
         if condition := conditions.get(name):
-            return Standing(
-                phase, condition.get("reason") or "", condition.get("message") or "", restarting=phase is None
-            )
+            reason, message = condition.get("reason") or "", condition.get("message") or ""
+            return Standing(phase, reason, message, restarting=phase is None)
     return None
 
 
@@ -135,7 +119,7 @@ _INDEX = "training.kubeflow.org/replica-index"
 
 
 class PyTorchJob(Kind):
-    """A Master and Workers, or for an elastic job Workers alone: the operator sets torchrun's variables."""
+    """A Master and Workers; an elastic job has only Workers. The operator sets torchrun's variables."""
 
     name = "pytorchjob"
     title = "PyTorchJob"
@@ -160,12 +144,8 @@ class PyTorchJob(Kind):
         return [self._body(pod_template.job_metadata(job), spec)]
 
     def _body(self, metadata: Body, spec: Body) -> Body:
-        return {
-            "apiVersion": f"{self.group}/{self.version}",
-            "kind": self.title,
-            "metadata": metadata,
-            "spec": spec,
-        }
+        version = f"{self.group}/{self.version}"
+        return {"apiVersion": version, "kind": self.title, "metadata": metadata, "spec": spec}
 
     def probe(self) -> Body:
         container = {"name": pod_template.CONTAINER, "image": "none"}
@@ -194,14 +174,12 @@ class PyTorchJob(Kind):
 
 
 def _replicas(job: JobSpec) -> Body:
-    if job.elastic:
-        return {"Worker": _replica(job, job.nodes)}
-    workers = {"Worker": _replica(job, job.nodes - 1)} if job.nodes > 1 else {}
-    return {"Master": _replica(job, 1), **workers}
-
-
-def _replica(job: JobSpec, number: int) -> Body:
-    return {"replicas": number, "restartPolicy": job.restart_policy, "template": pod_template.template(job)}
+    counts = {"Worker": job.nodes} if job.elastic else {"Master": 1, "Worker": job.nodes - 1}
+    return {
+        role: {"replicas": count, "restartPolicy": job.restart_policy, "template": pod_template.template(job)}
+        for role, count in counts.items()
+        if count
+    }
 
 
 def _run_policy(job: JobSpec) -> Body:
@@ -217,29 +195,24 @@ def _run_policy(job: JobSpec) -> Body:
 
 GROUP = "trainer.kubeflow.org"
 API_VERSION = f"{GROUP}/v1alpha1"
-RUNTIME = "TrainingRuntime"
 SHARED = "kubedet"
 """Name of the runtime that deploy/ puts into a namespace."""
-ELASTIC = "kubedet/elastic"
-"""Annotation of an elastic job: its fewest and most nodes, MIN:MAX."""
-NODE = "node"
-"""Name of the replicated job and of its container: the controller asks for this one."""
-
+_RUNTIME = "TrainingRuntime"
+_ELASTIC = "kubedet/elastic"  # Annotation of an elastic job: its fewest and most nodes, MIN:MAX.
+_NODE = "node"  # Name of the replicated job and of its container, which the controller requires.
 _ANCESTOR = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 _MANAGER = "kubedet.dev/launcher"
-_RESTARTS = 10
-"""Restarts for each one that `backoff` allows: the launcher forgives those that a checkpoint followed."""
+_RESTARTS = 10  # For each one that `backoff` allows: the launcher forgives those that a checkpoint followed.
 
+# Fields of a pod and of a container that a TrainJob can patch; names in a container and in `spec.trainer`;
+# and fields of all pods of kubedet, which SHARED sets.
 _OF_POD = (
     "serviceAccountName", "volumes", "imagePullSecrets", "securityContext", "nodeSelector", "tolerations",
     "terminationGracePeriodSeconds",
 )  # fmt: skip
-"""Fields of a pod that a TrainJob can patch."""
 _OF_CONTAINER = ("volumeMounts", "securityContext")
 _OF_TRAINER = {"image": "image", "command": "command", "env": "env", "resources": "resourcesPerNode"}
-"""What it says of the container: names there and in `spec.trainer`."""
 _FIXED = {"automountServiceAccountToken": False, "enableServiceLinks": False}
-"""Fields of all pods of kubedet, set by SHARED."""
 
 _TRAINJOB_PHASES = {"Failed": Phase.FAILED, "Complete": Phase.SUCCEEDED, "Suspended": Phase.SUSPENDED}
 _LONGEST_NAME = 63
@@ -268,7 +241,7 @@ class TrainJob(Kind):
         job = manifests[-1]
         trainer, name = job["spec"]["trainer"], job["metadata"]["name"]
         nodes = trainer["numNodes"]
-        longest = _LONGEST_NAME - _RANDOM - len(f"-{NODE}-0-{nodes - 1}")
+        longest = _LONGEST_NAME - _RANDOM - len(f"-{_NODE}-0-{nodes - 1}")
         reserved = [item["name"] for item in trainer.get("env") or [] if item["name"] in _RESERVED]
         problems = [f"spec.trainer.env: {name} is set by the controller" for name in reserved]
         if len(name) > longest:
@@ -294,7 +267,7 @@ class TrainJob(Kind):
         return (job["spec"].get("trainer") or {}).get("numNodes") or 1
 
     def bounds(self, job: Body) -> tuple[int, int] | None:
-        text = (job["metadata"].get("annotations") or {}).get(ELASTIC, "")
+        text = (job["metadata"].get("annotations") or {}).get(_ELASTIC, "")
         fewest, _, most = text.partition(":")
         return (int(fewest), int(most)) if text else None
 
@@ -314,7 +287,7 @@ class TrainJob(Kind):
         return Progress(status["progressPercentage"], status.get("estimatedRemainingSeconds"), metrics)
 
     def event_objects(self, name: str) -> tuple[tuple[str, str], ...]:
-        return ((self.title, name), ("JobSet", name), ("Job", f"{name}-{NODE}-0"))
+        return ((self.title, name), ("JobSet", name), ("Job", f"{name}-{_NODE}-0"))
 
 
 def shared_runtime() -> Body:
@@ -324,7 +297,7 @@ def shared_runtime() -> Body:
         "app.kubernetes.io/name": "kubedet",
         pod_template.LABEL_MANAGED: pod_template.MANAGED_BY,
     }
-    spec = {"restartPolicy": "Never", **_FIXED, "containers": [{"name": NODE}]}
+    spec = {"restartPolicy": "Never", **_FIXED, "containers": [{"name": _NODE}]}
     # Without any metadata the controller fails, for a moment, at jobs that Kueue has evicted.
     template = {"metadata": {"labels": runtime_labels}, "spec": spec}
     return _runtime({"name": SHARED, "labels": runtime_labels}, job, template)
@@ -342,7 +315,7 @@ def fits_shared(job: JobSpec) -> bool:
 
 
 def _reference(name: str) -> dict[str, str]:
-    return {"apiGroup": GROUP, "kind": RUNTIME, "name": name}
+    return {"apiGroup": GROUP, "kind": _RUNTIME, "name": name}
 
 
 def _numbers(job: JobSpec) -> Body:
@@ -356,7 +329,7 @@ def _trainjob(job: JobSpec, spec: Body) -> Body:
         spec["activeDeadlineSeconds"] = job.deadline
     metadata = pod_template.job_metadata(job)
     if job.elastic:
-        metadata["annotations"] = {ELASTIC: f"{job.elastic.min_nodes}:{job.elastic.max_nodes}"}
+        metadata["annotations"] = {_ELASTIC: f"{job.elastic.min_nodes}:{job.elastic.max_nodes}"}
     return {"apiVersion": API_VERSION, "kind": TrainJob.title, "metadata": metadata, "spec": spec}
 
 
@@ -367,10 +340,10 @@ def _with_patches(job: JobSpec) -> Body:
     of_container = {name: container[name] for name in _OF_CONTAINER if name in container}
     patch = {
         "metadata": template["metadata"],
-        "spec": {**of_pod, "containers": [{"name": NODE, **of_container}]},
+        "spec": {**of_pod, "containers": [{"name": _NODE, **of_container}]},
     }
     trainer = {field: container[name] for name, field in _OF_TRAINER.items() if name in container}
-    patched = {"name": NODE, "template": {"spec": {"template": patch}}}
+    patched = {"name": _NODE, "template": {"spec": {"template": patch}}}
     jobset = {"spec": {"replicatedJobs": [patched]}}
     body = {
         "runtimeRef": _reference(SHARED),
@@ -382,22 +355,22 @@ def _with_patches(job: JobSpec) -> Body:
 
 def _template(job: JobSpec) -> Body:
     # Trainer has no elastic jobs, and would fix their number: the nodes meet by torchrun's c10d.
-    env = pod_template.rendezvous(job, f"{job.name}-{NODE}-0-0.{job.name}") if job.elastic else {}
-    template = pod_template.template(job, container=NODE, env=env)
+    env = pod_template.rendezvous(job, f"{job.name}-{_NODE}-0-0.{job.name}") if job.elastic else {}
+    template = pod_template.template(job, container=_NODE, env=env)
     restart = "OnFailure" if job.restart_policy == "OnFailure" else "Never"
     return {**template, "spec": {"restartPolicy": restart, **template["spec"]}}
 
 
 def _runtime(metadata: Body, job: JobSpec, template: Body) -> Body:
     replicated = {
-        "name": NODE,
+        "name": _NODE,
         "template": {"metadata": {"labels": _ANCESTOR}, "spec": {**_pod_failures(job), "template": template}},
     }
     spec = {
         "mlPolicy": {"numNodes": job.nodes, **({} if job.elastic else {"torch": {}})},
         "template": {"spec": {"failurePolicy": _job_failures(job), "replicatedJobs": [replicated]}},
     }
-    return {"apiVersion": API_VERSION, "kind": RUNTIME, "metadata": metadata, "spec": spec}
+    return {"apiVersion": API_VERSION, "kind": _RUNTIME, "metadata": metadata, "spec": spec}
 
 
 def _pod_failures(job: JobSpec) -> Body:
@@ -410,7 +383,7 @@ def _pod_failures(job: JobSpec) -> Body:
     if job.restart_policy != "ExitCode":
         on_failure = job.restart_policy == "OnFailure"  # Then this counts the containers of all pods.
         return {"backoffLimit": _RESTARTS * job.backoff * job.nodes if on_failure else 0}
-    codes = {"containerName": NODE, "operator": "In", "values": list(range(1, 128))}
+    codes = {"containerName": _NODE, "operator": "In", "values": list(range(1, 128))}
     lost = {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     rules = [
         {"action": "Ignore" if job.elastic else "Count", **lost},

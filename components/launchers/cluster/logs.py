@@ -1,16 +1,16 @@
 """The logs of pods: one followed without loss or repetition, several merged, and the progress in them."""
 
-import contextlib
 import logging
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Collection, Generator, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from queue import Empty, Full, Queue
-from typing import Any
+from typing import Any, NamedTuple
 
 from kubernetes.client import ApiException
 from urllib3.exceptions import HTTPError
@@ -20,12 +20,14 @@ from components.launchers.cluster.client import ApiError, Cluster, api_error
 from components.launchers.cluster.pods import main_container, main_name
 from trainer.launching import job_status
 
+logger = logging.getLogger(__name__)
+
 _OVERLAP = timedelta(seconds=1)  # stdout and stderr may be a little out of order in a log.
 _PREVIOUS_TRIES = 5  # To read the log of a container's previous instance, which the node may have dropped.
+_PROGRESS_LINES = 200  # Of the end of a log: a validation may print many.
 
 
-@dataclass(frozen=True)
-class _State:
+class _State(NamedTuple):
     """The parts of a pod's status that concern its log."""
 
     restarts: int
@@ -37,7 +39,7 @@ class PodLog:
     """The log of one pod, through streams that drop, stall or end early, and restarts.
 
     Every line has the time at which it was printed. A new stream asks for the lines since shortly before the
-    last one, and drops those that were read: each is known by time and text, equal ones are counted.
+    last one, and drops those that were read: they are recognised by time and text, equal ones are counted.
 
     Args:
         cluster: where the pod is.
@@ -56,7 +58,7 @@ class PodLog:
         self._seen: Counter[bytes] = Counter()
         self._since: datetime | None = None
         self._rest = b""
-        """The end of what was read last, if it was no whole line."""
+        """What was read after the last end of a line."""
         self._read_lines = 0
         self._container = ""
 
@@ -79,21 +81,21 @@ class PodLog:
                 return
             read_before, rest = self._read_lines, self._rest
             if state.restarts > restarts:
-                # What the last container said after its stream was lost, before the new one's.
-                whole = yield from self._read(previous=True)
+                # The last container may have printed lines after its stream was lost.
+                complete = yield from self._read(previous=True)
                 previous_tries += 1
-                if whole or previous_tries == _PREVIOUS_TRIES:
+                if complete or previous_tries == _PREVIOUS_TRIES:
                     restarts, previous_tries = state.restarts, 0
                     continue
             else:
-                whole = state.started and (yield from self._read(follow=not state.ended))
+                complete = state.started and (yield from self._read(follow=not state.ended))
             if self._read_lines > read_before:
                 waits, progress, ends = timings.waits(), time.monotonic(), 0
                 continue
             if not state.ended:
-                progress = time.monotonic()  # Silence is no trouble.
-            if whole and state.ended:
-                # The server ends a stream well that it lost: only what ends so again is whole.
+                progress = time.monotonic()  # A pod may print nothing for long.
+            if complete and state.ended:
+                # A stream that the server lost ends like a complete one, so it is read again.
                 ends = ends + 1 if self._rest == rest else 0
                 if ends > (1 if rest else 0):
                     if rest:
@@ -104,21 +106,18 @@ class PodLog:
             self._stopped.wait(min(next(waits), timings.backoff if state.ended else timings.poll))
 
     def _present(self, state: _State) -> Iterator[str]:
-        whole = state.started and (yield from self._read())
+        complete = state.started and (yield from self._read())
         if self._rest:
             yield _split(self._rest)[1]
-        if state.started and not whole:
+        if state.started and not complete:
             raise ApiError(f"the log of pod {self._pod} could not be read to its end", fix="try again")
 
     def _state(self) -> _State | None:
+        """Return the state of the pod; None if it is gone."""
+        cluster = self._cluster
+        request = partial(cluster.core.read_namespaced_pod, self._pod, cluster.namespace)
         try:
-            pod = self._cluster.call(
-                "get",
-                "pods",
-                lambda: self._cluster.core.read_namespaced_pod(self._pod, self._cluster.namespace),
-                name=self._pod,
-                patience=self._cluster.timings.outage,
-            )
+            pod = cluster.call("get", "pods", request, name=self._pod, patience=cluster.timings.outage)
         except ApiError as error:
             if error.status == 404:
                 return None
@@ -126,25 +125,24 @@ class PodLog:
         if pod.metadata.uid != self._uid:
             return None
         container, self._container = main_container(pod), main_name(pod)
-        state = container and container.state
-        return _State(
-            restarts=container.restart_count if container else 0,
-            started=bool(state and (state.running or state.terminated))
-            or bool(container and container.last_state and container.last_state.terminated),
-            ended=pod.status.phase in ("Succeeded", "Failed"),
-        )
+        ended = pod.status.phase in ("Succeeded", "Failed")
+        if container is None:
+            return _State(0, False, ended)
+        now, before = container.state, container.last_state
+        started = bool((now and (now.running or now.terminated)) or (before and before.terminated))
+        return _State(container.restart_count, started, ended)
 
     def _read(self, *, follow: bool = False, previous: bool = False) -> Generator[str, None, bool]:
-        """Yield what is new in one stream; returns whether it ended properly."""
+        """Yield the new lines of one stream; returns whether it ended properly."""
         replay = self._seen.copy()
         try:
             response = self._open(follow, previous)
         except ApiException as error:
-            self._refused(error)
+            self._check(error)
             return previous and error.status in (400, 404)  # There is none.
         except (HTTPError, OSError):
             return False
-        rest, whole = b"", False
+        rest, complete = b"", False
         try:
             for chunk in response.stream(1 << 16):
                 *raws, rest = (rest + chunk).split(b"\n")
@@ -153,9 +151,9 @@ class PodLog:
                         yield _split(raw)[1]
                 if self._stopped.is_set():
                     return False
-            whole = True
+            complete = True
         except (HTTPError, OSError):
-            rest = b""  # Its line comes again, whole.
+            rest = b""  # The next stream has its whole line.
         finally:
             response.close()
         if previous:
@@ -164,65 +162,60 @@ class PodLog:
                 yield _split(rest)[1]
         else:
             self._rest = rest if not replay[rest] else b""
-        return whole
+        return complete
+
+    def _check(self, error: ApiException) -> None:
+        if error.status == 401:
+            self._cluster.refresh()
+        elif error.status == 403:
+            raise api_error(error, "get", "pods/log", self._pod, self._cluster.namespace)
 
     def _open(self, follow: bool, previous: bool) -> Any:
-        """Open a stream: the SDK's own method knows no sinceTime."""
-        query = {"container": self._container, "timestamps": "true"}
-        if follow:
-            query["follow"] = "true"
-        if previous:
-            query["previous"] = "true"
-        if self._since:
-            query["sinceTime"] = f"{self._since:%Y-%m-%dT%H:%M:%SZ}"
-        if self._tail:
-            query["tailLines"] = str(self._tail)
+        """Open a stream: the SDK's own method has no sinceTime."""
+        query = {
+            "container": self._container,
+            "timestamps": "true",
+            "follow": "true" if follow else "",
+            "previous": "true" if previous else "",
+            "sinceTime": f"{self._since:%Y-%m-%dT%H:%M:%SZ}" if self._since else "",
+            "tailLines": str(self._tail or ""),
+        }
         timings = self._cluster.timings
         return self._cluster.api.call_api(
             "/api/v1/namespaces/{namespace}/pods/{name}/log",
             "GET",
             {"namespace": self._cluster.namespace, "name": self._pod},
-            list(query.items()),
+            [(name, value) for name, value in query.items() if value],
             auth_settings=["BearerToken"],
             _return_http_data_only=True,
             _preload_content=False,
             _request_timeout=(timings.connect, timings.quiet),
         )
 
-    def _refused(self, error: ApiException) -> None:
-        """Raise errors that retries do not fix; 400 is a container that has not started, 404 a lost pod."""
-        if error.status == 401:
-            self._cluster.refresh()
-        elif error.status == 403:
-            raise api_error(error, "get", "pods/log", self._pod, self._cluster.namespace)
-
     def _is_new(self, raw: bytes, replay: Counter[bytes]) -> bool:
+        """Record a line, unless `replay` says that it was read; keeps those of the last whole seconds."""
         if replay[raw] > 0:
             replay[raw] -= 1
             return False
-        printed, _ = _split(raw)
-        if printed is None:  # The node's own words, e.g. that the log cannot be read.
-            self._seen[raw] = 1
-        else:
-            self._remember(printed, raw)
         self._read_lines += 1
-        return True
-
-    def _remember(self, printed: datetime, raw: bytes) -> None:
-        """Keep the lines of the last whole seconds: streams begin anew at a whole second."""
+        printed, _ = _split(raw)
+        if printed is None:  # A message of the node, e.g. that the log cannot be read.
+            self._seen[raw] = 1
+            return True
         self._recent.append((printed, raw))
         self._seen[raw] += 1
         newest = max(printed, self._since + _OVERLAP) if self._since else printed
-        self._since = (newest - _OVERLAP).replace(microsecond=0)
+        self._since = (newest - _OVERLAP).replace(microsecond=0)  # Streams begin at a whole second.
         while self._recent[0][0] < self._since:
             _, old = self._recent.popleft()
             self._seen[old] -= 1
             if not self._seen[old]:
                 del self._seen[old]
+        return True
 
 
 def _split(raw: bytes) -> tuple[datetime | None, str]:
-    """Return a line's time and text; no time where the line does not begin with one."""
+    """Return a line's time and text; no time if the line does not begin with one."""
     stamp, space, text = raw.partition(b" ")
     try:
         printed = datetime.fromisoformat(stamp.decode()) if space else None
@@ -233,13 +226,10 @@ def _split(raw: bytes) -> tuple[datetime | None, str]:
     return printed.astimezone(UTC), text.decode(errors="replace").removesuffix("\r")
 
 
-logger = logging.getLogger(__name__)
-
-
 class MergedLogs:
     """The lines of several pods, each log read by a thread; a context manager.
 
-    With `follow` it reads on as lines come, else only what is there now.
+    With `follow` it reads on as lines come, otherwise only those that exist now.
     """
 
     def __init__(self, cluster: Cluster, *, follow: bool = True) -> None:
@@ -265,7 +255,7 @@ class MergedLogs:
         """Yield the lines that come within a time."""
         end = time.monotonic() + seconds
         while (remaining := end - time.monotonic()) > 0:
-            with contextlib.suppress(Empty):
+            with suppress(Empty):
                 yield self._lines.get(timeout=remaining)
 
     def rest(self, seconds: float, ended: Collection[str] | None = None) -> Iterator[LogLine]:
@@ -298,13 +288,8 @@ class MergedLogs:
 
     def _put(self, line: LogLine) -> None:
         while not self._stopped.is_set():
-            try:
+            with suppress(Full):
                 return self._lines.put(line, timeout=1.0)
-            except Full:
-                continue
-
-
-_PROGRESS_LINES = 200  # Of the end of a log: a validation may print many.
 
 
 def with_progress(cluster: Cluster, status: JobStatus) -> JobStatus:
@@ -312,7 +297,7 @@ def with_progress(cluster: Cluster, status: JobStatus) -> JobStatus:
     if status.progress is not None or status.phase is not Phase.RUNNING:
         return status
     for pod in status.pods:
-        # Of an elastic job any pod may have rank 0, and one that has not says nothing of it.
+        # Any pod of an elastic job may have rank 0; the logs of others have no progress.
         if pod.phase == "Running" and (pod.rank == 0 or status.elastic):
             log = PodLog(cluster, pod.name, pod.uid, threading.Event(), tail=_PROGRESS_LINES)
             with suppress(ApiError):  # Progress is optional: the log may be forbidden or not readable now.

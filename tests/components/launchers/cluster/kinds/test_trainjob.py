@@ -88,7 +88,7 @@ def test_how_far_it_is_stands_in_its_status(backend, job, fake_cluster):
 
 def test_what_it_has_no_field_for_is_said(backend, job, fake_cluster, caplog):
     backend.submit(job(clean_pods="All", ttl=60))
-    assert "a TrainJob knows nothing of: clean_pods, ttl" in caplog.text
+    assert "a TrainJob does not support: clean_pods, ttl" in caplog.text
     assert "ttl" not in str(fake_cluster.job("train"))
 
 
