@@ -66,12 +66,8 @@ def fetch(
 ) -> RawManifest:  # fmt: skip
     """Fetch a source's images and annotations under the data root, or return those of a known version.
 
-    Args:
-        source: see `trainer.data.sources`.
-        data_root: URI of the data.
-        config: the data section of the configuration.
-        version: name for the present data, or a known one; empty is none.
-        fetch_raw: fetches the present data; by default `download`.
+    `version` is a name for the present data, or a known one; empty is none. `fetch_raw` fetches the present
+    data, by default `download`.
 
     Raises:
         ConfigError: the version cannot be a name.

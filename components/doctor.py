@@ -78,13 +78,9 @@ def check_cluster(
 ) -> Iterator[Check]:  # fmt: skip
     """Check a cluster for what runs need; if its API server does not answer, that is the only result.
 
-    Args:
-        backend: of the cluster.
-        nodes: machines of a job.
-        resources: devices of each machine, e.g. {"nvidia.com/gpu": 8, "rdma/hca": 1}; 0 only counts them.
-        secret: Secret with the object store's keys; empty is none.
-        claim: PersistentVolumeClaim with the data root; empty is none.
-        step: requests of a step's pod, e.g. {"cpu": "2", "memory": "8Gi"}; None checks none.
+    `nodes` are machines of a job, `resources` devices of each, e.g. {"nvidia.com/gpu": 8, "rdma/hca": 1} (0
+    only counts them). `secret` has the object store's keys, `claim` the data root; empty is none. `step` has
+    the requests of a step's pod, e.g. {"cpu": "2", "memory": "8Gi"}.
     """
     cluster = backend.cluster
     try:

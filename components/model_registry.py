@@ -22,10 +22,7 @@ def register_model(exported: dict[str, Any], server: str, run_id: str) -> dict[s
     Model, version and artifact are each looked up first: a retry completes an earlier attempt and creates
     nothing twice.
 
-    Args:
-        exported: manifest of the exported model.
-        server: URL of the registry, e.g. http://model-registry-service.kubeflow:8080.
-        run_id: the pipeline run that made the model; "" is unknown.
+    `exported` is the manifest of the model, `server` the URL of the registry, `run_id` may be empty.
 
     Returns:
         Ids in the registry: model, version, artifact.

@@ -22,18 +22,10 @@ def prepare(
 ) -> tuple[Published, Published]:  # fmt: skip
     """Fetch a source's images and annotations into the data root, and write them as shards.
 
-    Args:
-        source: `sample`, `coco:PATH`, `voc:PATH` or a URI.
-        recipe: name of a recipe, of which this uses the `data` section.
-        overrides: dotted configuration keys and their values.
-        data_root: URI of the data.
-        version: name for the present data, or a known one; empty is none.
-        page_path: local file that receives the statistics, as a page.
-        trains: whether a training follows: its pretrained weights are then fetched first.
-        min_new_images: how many images must differ for the run to train; 0: it always trains.
-        min_drift: how far the annotations must also have moved, 0 to 1.
-        prune: how many runs are kept at the end; 0 keeps all.
-        partitions: pods that share the work, see `sharing.lead`.
+    `version` is a name for the present data or a known one, or empty. `page_path` is a local file that
+    receives the statistics. If `trains`, the pretrained weights are fetched first. The run ends without
+    training if fewer than `min_new_images` differ, or if the annotations moved less than `min_drift` (0 to
+    1). `prune` is how many runs are kept at the end; 0 keeps all. `partitions` pods share the work.
 
     Returns:
         Of the raw images and of the shards; if the run ends here, both say that there is nothing new.

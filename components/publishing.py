@@ -23,11 +23,8 @@ def export_and_publish(
 
     Versions are stored in `<data_root>/models/NAME`; the data root is that of the shards.
 
-    Args:
-        trained: manifest of the trained model.
-        signing: Secret with the key that signs it, see `environment.signing_key`.
-        registry: URL of a Kubeflow Model Registry; empty is none.
-        run_id: the run's id.
+    `signing` is the name of a Secret, see `environment.signing_key`; `registry` is the URL of a Kubeflow
+    Model Registry, or empty.
 
     Returns:
         The manifest of the exported model: as `trainer.export.export`, with the published version as

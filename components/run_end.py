@@ -40,11 +40,8 @@ class Failure(NamedTuple):
 def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
     """Delete the run's training job if it still exists, write how the run ended, call the hooks on failure.
 
-    Args:
-        launcher: of the training; empty if the run trains nothing.
-        run_id: the run's id.
-        state: of the steps: COMPLETE in a cluster, SUCCEEDED in Kubeflow's local runner, FAILED, ...
-        path: local file that receives the report, as Markdown.
+    `launcher` is empty if the run trains nothing; `state` is COMPLETE in a cluster, SUCCEEDED in Kubeflow's
+    local runner, FAILED, ...; `path` is a local file that receives the report, as Markdown.
 
     Returns:
         state (STOPPED if a user ended the run), and reason: the last message of a failed step, or what ended

@@ -54,13 +54,8 @@ def planned(
 ) -> Config:
     """Return the configuration with the values chosen for these data on this machine, and print them.
 
-    Args:
-        config: of the recipe with the overrides; without `train.minutes` it is returned unchanged.
-        fixed: dotted keys that the user set, which stay.
-        images: of the data.
-        processes: of the training.
-        folder: URI of the run's folder, which keeps the plan.
-        speed: called only if no plan is stored.
+    Values of the keys in `fixed`, which the user set, stay. The plan is stored in `folder`, the URI of the
+    run's folder; `speed` is called only without a stored plan.
     """
     if not config.train.minutes:
         return config
@@ -81,11 +76,7 @@ def kept(
 ) -> dict[str, Any]:
     """Return the plan of a run: from its folder, or chosen now and stored there.
 
-    Args:
-        folder: URI of the run's folder.
-        part: of the plan.
-        settings: input of the choice; other settings need another choice.
-        choose: not called for a run that was begun without a plan.
+    Other `settings` need another choice. `choose` is not called for a run that was begun without a plan.
     """
     uri = storage.join(folder, FILE)
     begun = storage.exists(storage.join(folder, "config.json"))

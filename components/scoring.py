@@ -22,12 +22,9 @@ NOT_THERE = -1.0
 def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdict: str) -> dict[str, Any]:
     """Score the best checkpoint, write the report, and apply the gate's rules to the metrics.
 
-    Args:
-        trained: manifest of the trained model.
-        rules: separated by commas; empty takes the configuration's.
-        report: local file that receives the report, as a page.
-        summary: local file that receives the summary of the report, as Markdown.
-        verdict: local file that receives the gate's decision and its reason, as Markdown.
+    `trained` is the manifest of the trained model; `rules` are separated by commas, empty takes the
+    configuration's. `report`, `summary` and `verdict` are local files that receive a page and two Markdown
+    texts.
 
     Returns:
         metrics (all, by name), shown (those that have a value, and what the run has used) and verdict: word,
@@ -64,10 +61,7 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
 def judge(trained: dict[str, Any], metrics: dict[str, float], rules: str) -> dict[str, str]:
     """Apply the gate's rules to an evaluation, and write `evaluation/gate.json` in the run's folder.
 
-    Args:
-        trained: manifest of the trained model.
-        metrics: by name, e.g. {"coco/AP50": 0.61}.
-        rules: as `trainer.evaluation.gate` reads them; empty takes the configuration's.
+    `trained` and `rules` are those of `score`, `metrics` e.g. {"coco/AP50": 0.61}.
 
     Returns:
         verdict ("pass" or "fail"), reason and rules.

@@ -188,11 +188,7 @@ def lead(data_root: str, config: DataConfig, pods: int) -> Iterator[Team]:
 def assist(data_root: str, recipe: str, overrides: dict[str, Any], patience: float = PATIENCE) -> None:
     """Do parts of the work of the pod that leads this run, until that pod has all data.
 
-    Args:
-        data_root: URI of the data.
-        recipe: name of a recipe, of which this uses the `data` section.
-        overrides: dotted configuration keys and their values.
-        patience: seconds, see `PATIENCE`.
+    `patience` in seconds, see `PATIENCE`.
 
     Raises:
         ConfigError: the recipe or an override cannot be used.

@@ -53,11 +53,6 @@ def chosen(recipe: str, overrides: dict[str, Any], data_root: str) -> dict[str, 
 
     It does not fetch the recipe's default weights: `secure` has done so.
 
-    Args:
-        recipe: name of a recipe.
-        overrides: dotted configuration keys and their values.
-        data_root: see `trainer.weights.weights_mirror.obtain`.
-
     Raises:
         CheckpointError, ConfigError, StorageError: named weights cannot be fetched.
     """

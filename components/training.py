@@ -35,17 +35,9 @@ def train(
 ) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
     """Train to the end; resume a training that was started before.
 
-    Args:
-        data: manifest of the shards.
-        output: see `folder_of`.
-        data_root: URI of the data.
-        recipe: name of a recipe.
-        overrides: dotted configuration keys and their values.
-        parameters: see `Request.of`.
-        job: further fields of JobSpec.
-        placed: tolerations and node selector of the task, see `jobs.placed`.
-        rules: of the gate, see `prepare`.
-        warm_start: see `prepare`.
+    `data` is the manifest of the shards, `output` see `folder_of`, `parameters` see `Request.of`, `job` has
+    further fields of JobSpec, `placed` tolerations and node selector of the task; for `rules` and
+    `warm_start` see `prepare`.
 
     Returns:
         The manifest of the trained model, and what is shown with it.
@@ -95,14 +87,9 @@ def prepare(
 ) -> JobSpec:  # fmt: skip
     """Write the run's configuration file and return the job that trains by it.
 
-    Args:
-        shards: URI of the shards' folder.
-        output: URI of the run's folder, which receives config.json and train/.
-        recipe: name of a recipe.
-        overrides: dotted configuration keys and their values.
-        request: what the run asks of the launcher.
-        rules: of the gate, separated by commas; empty takes the recipe's. Checked before days of training.
-        warm_start: "" or `starting_weights.CHAMPION`. A run that was started before keeps its weights.
+    `shards` and `output` are URIs of folders; config.json and train/ are written into `output`. `rules` of
+    the gate are checked before days of training; empty takes the recipe's. `warm_start` is empty or
+    `starting_weights.CHAMPION`; a run that was started before keeps its weights.
 
     Raises:
         ConfigError: an unknown recipe, key or value, an impossible job, a folder that its pods cannot read,

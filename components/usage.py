@@ -47,10 +47,8 @@ def metered(step: str) -> Iterator[None]:
 def keep(data_root: str, *, processes: int = 0, nodes: int = 1) -> None:
     """Store what this step uses below a data root from now on; nothing if it is not metered.
 
-    Args:
-        data_root: its URI.
-        processes: that compute on a GPU each, if there are GPUs.
-        nodes: 0 if the step only waits for others, which have their own records; else 1.
+    `processes` compute on a GPU each, if there are GPUs. `nodes` is 0 if the step only waits for others,
+    which have their own records.
     """
     run_id = environment.run_id()
     for meter in _meters:

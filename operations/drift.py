@@ -241,12 +241,8 @@ def _counts(part: Measurements, classes: list[str]) -> np.ndarray:
 def measure(distance: Distance, one: int, other: int, *, samples: int = 200, seed: int = 0) -> Shift:
     """Return a distance with its confidence.
 
-    Args:
-        distance: of the images of both sets, those of the one first.
-        one: images of the one set, at least one.
-        other: images of the other.
-        samples: of the bootstrap, and permutations; 0 leaves the confidence out.
-        seed: of the random draws.
+    `distance` is of the images of both sets, the `one` (at least one) first. `samples` of the bootstrap, and
+    permutations; 0 leaves the confidence out.
     """
     sets = np.arange(one), np.arange(one, one + other)
 

@@ -75,10 +75,8 @@ class Notice(Outcome):
 def tell(outcome: Outcome, folder: str = "") -> bool:
     """Tell the webhook, if there is one and it is to hear of this event. Raises nothing.
 
-    Args:
-        outcome: what is told.
-        folder: URI of the run's folder, which keeps that it was told: a step that is tried again does
-            not tell it twice. Empty if nothing is kept.
+    `folder` is the URI of the run's folder, which records that the notice was sent: a step that is retried
+    does not send it twice. Empty records nothing.
 
     Returns:
         Whether the webhook took it now.

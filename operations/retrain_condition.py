@@ -56,11 +56,7 @@ def nothing_new(
 
     That nothing is new is recorded in the lineage, and sent to the webhook, once for each run.
 
-    Args:
-        planned: what `download.plan` returned, or a raw manifest.
-        data_root: URI of the data.
-        config: export.name is used.
-        condition: for training.
+    `planned` is the result of `download.plan`, or a raw manifest; `config.export.name` is used.
 
     Raises:
         ConfigError: the condition is out of range.

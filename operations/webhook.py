@@ -18,13 +18,8 @@ def post(
 ) -> str:  # fmt: skip
     """Post JSON; return what went wrong, without the address, or nothing.
 
-    Args:
-        url: the address.
-        body: the JSON.
-        variable: what the address is called in what is returned: the variable that holds it.
-        timeout: of each try.
-        waits: seconds before the second try, the third, and so on.
-        headers: besides the type of the content.
+    `variable` names the address in the result; `waits` are seconds before the second try, the third, and so
+    on.
 
     Raises:
         StorageError: the CA bundle that the environment names cannot be used.

@@ -31,12 +31,8 @@ def judge(
 ) -> dict[str, Artifact]:
     """Return what the data root holds by name, each with the reasons to keep it.
 
-    Args:
-        data_root: URI under which data are kept.
-        keep: how many of the newest runs are kept, and how many versions `model rollback` can go back.
-        grace: seconds, see `GRACE`.
-        now: seconds since 1970; None asks the clock.
-        runs: see `inventory`.
+    `keep` is the number of newest runs, and of versions for `model rollback`; `grace` in seconds, see
+    `GRACE`; `now` in seconds since 1970, None asks the clock; `runs` see `inventory`.
 
     Raises:
         StorageError: it cannot be read, or a record in it is damaged.

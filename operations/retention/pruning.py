@@ -69,12 +69,7 @@ def plan(
 ) -> Pruned:
     """Tell what `prune` would free, and why the rest is kept.
 
-    Args:
-        data_root: URI under which data are kept.
-        keep: how many of the newest runs are kept, and how many versions can be gone back to.
-        grace: seconds for which whatever was written is kept.
-        runs: URI of a folder elsewhere whose folders are runs; may be empty.
-        now: seconds since 1970; None asks the clock.
+    The arguments are those of `plan_pruning.judge`.
 
     Raises:
         ConfigError: keep is less than one.

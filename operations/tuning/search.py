@@ -55,12 +55,8 @@ def train(
     Other processes may train trials of a study on a disk at the same time: this one trains the rest, and then
     waits for theirs.
 
-    Args:
-        study: of the search.
-        numbers: numbers of the trials.
-        parallel: how many train here at the same time.
-        start: begins a trial's training.
-        shown: called with a line for each trial that ends here.
+    `parallel` trainings run here at the same time; `start` begins a trial's training; `shown` is called with
+    a line for each trial that ends here.
 
     Raises:
         Interrupted: stopped by a signal; trainings have saved their state, and the same call continues.
@@ -125,14 +121,8 @@ def _stopped(subject: str) -> Interrupted:
 class LocalTraining:
     """A training in processes of this machine, begun or resumed from its checkpoint.
 
-    Args:
-        search: of the trial.
-        trial: whose values it has.
-        folder: URI of its folder.
-        stack: ends it when closed.
-        processes: that train, one for each GPU.
-        parallel: how many trainings share the machine.
-        log: file that receives its output; None is this process's stdout.
+    It trains in `processes`, one for each GPU, and shares the machine with `parallel` trainings in all;
+    `stack` ends it when closed. `log` receives its output; None is this process's stdout.
     """
 
     def __init__(
