@@ -233,7 +233,7 @@ def _cell(value: Any) -> str:
 def _plot_history(metric: str, trials: Sequence[Trial]) -> Plot:
     drawn, axes = figure("trial", metric)
     for color, state in zip(SERIES, (COMPLETE, PRUNED), strict=False):
-        points = {trial.number: trial.value for trial in trials if trial.state == state}
+        points = {each.number: each.value or 0.0 for each in trials if each.state == state}
         axes.plot(list(points), list(points.values()), "o", color=color)
         if state == COMPLETE:
             axes.step(list(points), list(accumulate(points.values(), max)), where="post", color=color)
