@@ -56,20 +56,11 @@ _OBJECTS = {
     "volume claim": "namespaced_persistent_volume_claim",
 }  # fmt: skip
 """Kinds of objects, as the methods of the API's client name them."""
+_ABSENT = "the cluster does not know them"
 _PATIENCE = 5.0
 _SHOWN = 5  # Nodes or jobs that are named.
 _SERVICES = {"DaemonSet", "Node", "ReplicaSet", "StatefulSet"}
 """Owners of pods that do not end by themselves."""
-
-
-@dataclass(frozen=True)
-class _Trouble:
-    """Why jobs of a kind would not run."""
-
-    state: Literal["absent", "silent", "unknown"]
-    """silent: it is installed, and its controller does not answer."""
-    detail: str
-    fix: str
 
 
 def check_cluster(
@@ -91,16 +82,32 @@ def check_cluster(
         return
     yield Check("API server", "ok", f"{info.git_version} at {cluster.api.configuration.host}")
     yield from _object(cluster, "namespace", cluster.namespace)
-    troubles = {kind: _trouble(cluster, kind) for kind in KINDS.values()}
-    running = tuple(kind for kind, trouble in troubles.items() if trouble is None)
+    kinds = {kind: _kind(cluster, kind) for kind in KINDS.values()}
+    running = tuple(kind for kind, check in kinds.items() if check.state == "ok")
+    absent = {kind.group for kind, check in kinds.items() if check.detail == _ABSENT}
     new = None
     with suppress(ApiError, ConfigError):  # The check of the permissions reports them.
         new = Kinds(cluster, running).of_new() if running else None
-    yield from _kinds(troubles, new)
+    for kind, check in kinds.items():
+        if kind in running:
+            launcher = "launcher=kubernetes takes" if kind is new else f"only launcher={kind.name} takes"
+            taken = f"{launcher} them" if new else "you may create none"
+            yield replace(check, detail=f"{check.detail}; {taken}")
+        elif running and kind.group in absent:
+            detail = f"{check.detail}; {running[0].title}s are enough"
+            yield replace(check, state="ok", detail=detail, fix="")
+        else:
+            yield replace(check, state="warning") if running else check
     if KINDS["trainjob"] in running:
         yield from _guarded(f"runtime {SHARED}", partial(_runtime, cluster))
-    yield from _permissions(cluster, troubles, new)
-    if any(trouble is None or trouble.state != "absent" for trouble in troubles.values()):
+    optional = _OPTIONAL | {
+        kind.plural: f"only launcher={kind.name} needs it" for kind in kinds if new and kind is not new
+    }
+    for (group, resource), verbs in PERMISSIONS.items():
+        if group not in absent:
+            title, without = f"permissions on {resource}", optional.get(resource, "")
+            yield from _guarded(title, partial(_permission, cluster, title, group, resource, verbs, without))
+    if len(absent) < len(kinds):
         yield from _guarded("jobs of ended runs", partial(_orphaned, backend))
     if secret:
         yield from _object(cluster, "secret", secret, _check_secret)
@@ -118,35 +125,19 @@ def _guarded(title: str, check: Callable[[], Iterator[Check]]) -> Iterator[Check
         yield Check(title, "warning", f"not known: {error.message}", error.fix)
 
 
-def _trouble(cluster: Cluster, kind: Kind) -> _Trouble | None:
+def _kind(cluster: Cluster, kind: Kind) -> Check:
     """Ask for the jobs of a kind, as the launcher does, and whether its controller would run a new one."""
+    title = f"{kind.title}s ({kind.controller.removeprefix('the ').partition(' (')[0]})"
     try:
         cluster.request("list", kind.resource, limit=1, patience=_PATIENCE)
         problem = Kinds(cluster, (kind,)).trouble(kind)
     except ApiError as error:
         if error.unknown and "namespaces" not in error.message:
-            return _Trouble("absent", "the cluster does not know them", f"install {kind.controller}")
-        return _Trouble("unknown", f"not known: {error.message}", error.fix)
-    if not problem:
-        return None
-    return _Trouble("silent", problem, f"look at the pods and logs of {kind.controller}")
-
-
-def _kinds(troubles: dict[Kind, _Trouble | None], new: Kind | None) -> Iterator[Check]:
-    """Check each kind of jobs. One kind is enough; `new` is that of a new job."""
-    running = [kind for kind, trouble in troubles.items() if trouble is None]
-    for kind, trouble in troubles.items():
-        title = f"{kind.title}s ({kind.controller.removeprefix('the ').partition(' (')[0]})"
-        if trouble is None:
-            launcher = "launcher=kubernetes takes" if kind is new else f"only launcher={kind.name} takes"
-            detail = f"{launcher} them" if new else "you may create none"
-            yield Check(title, "ok", f"the cluster runs them; {detail}")
-        elif trouble.state != "unknown" and not running:
-            yield Check(title, "missing", trouble.detail, trouble.fix)
-        elif trouble.state == "absent":
-            yield Check(title, "ok", f"{trouble.detail}; {running[0].title}s are enough")
-        else:
-            yield Check(title, "warning", trouble.detail, trouble.fix)
+            return Check(title, "missing", _ABSENT, f"install {kind.controller}")
+        return Check(title, "warning", f"not known: {error.message}", error.fix)
+    if problem:
+        return Check(title, "missing", problem, f"look at the pods and logs of {kind.controller}")
+    return Check(title, "ok", "the cluster runs them")
 
 
 def _runtime(cluster: Cluster) -> Iterator[Check]:
@@ -175,19 +166,6 @@ def _contains(actual: Any, expected: Any) -> bool:
         same = isinstance(actual, list) and len(expected) == len(actual)
         return same and all(map(_contains, actual, expected))
     return bool(expected == actual)
-
-
-def _permissions(
-    cluster: Cluster, troubles: dict[Kind, _Trouble | None], new: Kind | None
-) -> Iterator[Check]:
-    absent = {kind.group for kind, trouble in troubles.items() if trouble and trouble.state == "absent"}
-    optional = _OPTIONAL | {
-        kind.plural: f"only launcher={kind.name} needs it" for kind in troubles if new and kind is not new
-    }
-    for (group, resource), verbs in PERMISSIONS.items():
-        if group not in absent:
-            title, without = f"permissions on {resource}", optional.get(resource, "")
-            yield from _guarded(title, partial(_permission, cluster, title, group, resource, verbs, without))
 
 
 def _permission(

@@ -64,14 +64,6 @@ class Work:
     kind: str = _FORM.kind
     version: int = _FORM.version
 
-    def do(self, data_root: str, config: DataConfig, part: int) -> None:
-        """Do a part of it."""
-        assert self.manifest is not None
-        if self.phase == FETCH:
-            download.fetch_partition(self.manifest, config, part, self.parts)
-        else:
-            shards.shard_partition(self.manifest, data_root, config, part, self.parts)
-
 
 def check(pods: int) -> None:
     """Raise ConfigError for a number of pods that is not from 1 to MOST."""
@@ -79,62 +71,49 @@ def check(pods: int) -> None:
         raise ConfigError(f"partitions {pods} is not from 1 to {MOST}", fix="choose another number")
 
 
-class _Phase:
-    """The parts of one phase, as one pod sees them."""
-
-    def __init__(self, folder: str, work: Work, data_root: str, config: DataConfig) -> None:
-        self._uri = storage.join(folder, work.token, work.phase)
-        self._work, self._data_root, self._config = work, data_root, config
-        self._watches: dict[int, leases.Watch] = defaultdict(leases.Watch)
-
-    def unfinished(self, *, unclaimed: bool = False) -> list[int]:
-        """Return the parts that are not finished, or only those that no pod has begun."""
-        names = storage.list_files(self._uri)
-        out = {name.removeprefix("finished/") for name in names if name.startswith("finished/")}
-        if unclaimed:
-            out |= {name.partition("/")[0] for name in names}
-        return [part for part in range(self._work.parts) if str(part) not in out]
-
-    def do(self, part: int) -> bool:
-        """Do a part; returns False if another pod is doing it."""
-        finished = storage.join(self._uri, "finished", str(part))
-        lease = leases.hold(storage.join(self._uri, str(part)), _pod(), patience=0, watch=self._watches[part])
-        with suppress(leases.HeldError), lease:
-            if not storage.exists(finished):
-                self._work.do(self._data_root, self._config, part)
-                storage.create(finished, b"")
-            return True
-        return False
-
-
 class Team:
-    """The leader's view of the pods that prepare the data."""
+    """The pods that prepare the data of a run, as one of them sees them; `pods` is their number."""
 
-    def __init__(self, data_root: str, config: DataConfig, pods: int) -> None:
+    def __init__(self, data_root: str, config: DataConfig, pods: int = MOST) -> None:
         self._data_root, self._config = data_root, config
         self._alone = pods == 1
         self._parts = 1 if self._alone else min(MOST, _PARTS_PER_POD * pods)
-        self._folder, self._token = "" if self._alone else _folder(data_root), secrets.token_hex(4)
+        self._folder = "" if self._alone else storage.join(data_root, "sharing", environment.run_id())
+        self._token = secrets.token_hex(4)
+        self._watches: dict[str, leases.Watch] = defaultdict(leases.Watch)
 
-    @contextmanager
-    def lead(self) -> Iterator[None]:
-        """Hold the leader's lease while the block runs, and let the assistants end with it."""
-        if self._alone:
-            yield
-            return
-        _remove_old(self._data_root)
-        again = False
-        with leases.hold(_leader(self._folder, self._token), _pod(), patience=0):
-            self.announce("")
-            try:
-                yield
-            except KubedetError as error:
-                again = error.passing  # The step is tried again, and may still need the assistants.
-                raise
-            finally:
-                if not again:
-                    with suppress(StorageError):
-                        self.announce(_ENDED)
+    def announce(self, phase: str, manifest: RawManifest | None = None) -> Work:
+        """Tell the assistants what to do now."""
+        work = Work(self._token, phase, self._parts, manifest)
+        body = vars(work) | {"manifest": manifest.to_json() if manifest else None}
+        storage.write_json(storage.join(self._folder, "work.json"), body)
+        return work
+
+    def announced(self) -> Work | None:
+        """Return what the leader needs done now; None if no leader has begun."""
+        with suppress(MissingError):
+            uri = storage.join(self._folder, "work.json")
+            return typed_json.load(Work, storage.read_json(uri, _FORM), uri, _FORM.remedy)
+        return None
+
+    def unfinished(self, work: Work, *, unclaimed: bool = False) -> list[int]:
+        """Return the parts that are not finished, or only those that no pod has begun."""
+        names = storage.list_files(storage.join(self._folder, work.token, work.phase))
+        out = {name.removeprefix("finished/") for name in names if name.startswith("finished/")}
+        if unclaimed:
+            out |= {name.partition("/")[0] for name in names}
+        return [part for part in range(work.parts) if str(part) not in out]
+
+    def do_part(self, work: Work, part: int) -> bool:
+        """Do a part; returns False if another pod is doing it."""
+        phase = storage.join(self._folder, work.token, work.phase)
+        uri, finished = storage.join(phase, str(part)), storage.join(phase, "finished", str(part))
+        with suppress(leases.HeldError), leases.hold(uri, _pod(), patience=0, watch=self._watches[uri]):
+            if not storage.exists(finished):
+                self._work(work, part)
+                storage.create(finished, b"")
+            return True
+        return False
 
     def do(self, phase: str, manifest: RawManifest) -> int:
         """Do all parts of a phase, together with the assistants; returns the number of parts.
@@ -149,24 +128,46 @@ class Team:
         """
         in_use.renew(self._data_root)
         if self._alone:
-            Work(self._token, phase, 1, manifest).do(self._data_root, self._config, 0)
+            self._work(Work(self._token, phase, 1, manifest), 0)
             return 1
         work = self.announce(phase, manifest)
-        shared = _Phase(self._folder, work, self._data_root, self._config)
-        while parts := shared.unfinished(unclaimed=True):
-            shared.do(parts[0])
+        while parts := self.unfinished(work, unclaimed=True):
+            self.do_part(work, parts[0])
         # Parts of other pods. Those of a pod that failed are free at once, of one that died after a while.
-        while parts := shared.unfinished():
-            if not any(shared.do(part) for part in parts):
+        while parts := self.unfinished(work):
+            if not any(self.do_part(work, part) for part in parts):
                 time.sleep(_LOOK_SECONDS)
         return self._parts
 
-    def announce(self, phase: str, manifest: RawManifest | None = None) -> Work:
-        """Tell the assistants what to do now."""
-        work = Work(self._token, phase, self._parts, manifest)
-        body = vars(work) | {"manifest": manifest.to_json() if manifest else None}
-        storage.write_json(storage.join(self._folder, "work.json"), body)
-        return work
+    @contextmanager
+    def lead(self) -> Iterator[None]:
+        """Hold the leader's lease while the block runs, and let the assistants end with it."""
+        if self._alone:
+            yield
+            return
+        again = False
+        with leases.hold(self.leader(self._token), _pod(), patience=0):
+            self.announce("")
+            try:
+                yield
+            except KubedetError as error:
+                again = error.passing  # The step is tried again, and may still need the assistants.
+                raise
+            finally:
+                if not again:
+                    with suppress(StorageError):
+                        self.announce(_ENDED)
+
+    def leader(self, token: str) -> str:
+        """Return the URI of the lease of a leader's attempt."""
+        return storage.join(self._folder, token, "leader")
+
+    def _work(self, work: Work, part: int) -> None:
+        assert work.manifest is not None
+        if work.phase == FETCH:
+            download.fetch_partition(work.manifest, self._config, part, work.parts)
+        else:
+            shards.shard_partition(work.manifest, self._data_root, self._config, part, work.parts)
 
 
 @contextmanager
@@ -181,6 +182,8 @@ def lead(data_root: str, config: DataConfig, pods: int) -> Iterator[Team]:
     """
     check(pods)
     team = Team(data_root, config, pods if environment.run_id() else 1)
+    if pods > 1:
+        _remove_old(data_root)
     with team.lead():
         yield team
 
@@ -199,21 +202,20 @@ def assist(data_root: str, recipe: str, overrides: dict[str, Any], patience: flo
         logger.info("there is no pod to assist: this process belongs to no run")
         return
     usage.keep(data_root)
-    config = recipes.load_here(recipe, overrides).data
-    folder, watch, seen = _folder(data_root), leases.Watch(), time.monotonic()
+    team = Team(data_root, recipes.load_here(recipe, overrides).data)
+    watch, seen = leases.Watch(), time.monotonic()
     before: Work | None = None
     while True:
-        work = _announced(folder)
+        work = team.announced()
         if work and work.phase == _ENDED:
             logger.info("the data need no more work")
             return
         if work and work != before and work.phase:
-            phase = _Phase(folder, work, data_root, config)
             # From the other end than the leader.
-            while _announced(folder) == work and (parts := phase.unfinished(unclaimed=True)):
-                phase.do(parts[-1])
+            while team.announced() == work and (parts := team.unfinished(work, unclaimed=True)):
+                team.do_part(work, parts[-1])
             before, seen = work, time.monotonic()
-        elif work and not watch.is_free(_leader(folder, work.token)):
+        elif work and not watch.is_free(team.leader(work.token)):
             seen = time.monotonic()
         elif time.monotonic() - seen > patience:
             logger.warning("no step `prepare` of this run has been at work for %.0f s: ending", patience)
@@ -221,26 +223,11 @@ def assist(data_root: str, recipe: str, overrides: dict[str, Any], patience: flo
         time.sleep(_LOOK_SECONDS)
 
 
-def _announced(folder: str) -> Work | None:
-    with suppress(MissingError):
-        uri = storage.join(folder, "work.json")
-        return typed_json.load(Work, storage.read_json(uri, _FORM), uri, _FORM.remedy)
-    return None
-
-
 def _remove_old(data_root: str) -> None:
     folder = storage.join(data_root, "sharing")
     for name, state in storage.list_states(folder, recursive=True).items():
         if state.modified is not None and time.time() - state.modified > _KEEP_SECONDS:
             storage.delete(storage.join(folder, name))
-
-
-def _folder(data_root: str) -> str:
-    return storage.join(data_root, "sharing", environment.run_id())
-
-
-def _leader(folder: str, token: str) -> str:
-    return storage.join(folder, token, "leader")
 
 
 def _pod() -> str:

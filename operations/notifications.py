@@ -1,7 +1,7 @@
-"""Notices: a webhook is told how runs end, in Slack's form or as JSON.
+"""Notices to a webhook when runs end, in Slack's form or as JSON.
 
-The address is itself the right to post: steps have it in their environment, from a Secret, and it stands in
-no log, error, specification or artifact. A notice never is a reason for a step to fail.
+The address is a secret: steps have it in their environment, and it is in no log, error, specification or
+artifact. A notice never makes a step fail.
 """
 
 import json
@@ -21,7 +21,7 @@ from trainer.base.errors import KubedetError
 logger = logging.getLogger(__name__)
 
 NOTIFY = "kubedet-notify"
-"""Name of the Secret, where nobody names another. It need not exist: then nobody is told."""
+"""Default name of the Secret. Without it nothing is sent."""
 
 URL, KIND, ON = "KUBEDET_NOTIFY_URL", "KUBEDET_NOTIFY_KIND", "KUBEDET_NOTIFY_ON"
 
@@ -29,7 +29,7 @@ SECRET_KEYS = {"url": URL, "kind": KIND, "on": ON}
 """Keys of the Secret, of which `url` is required, and the variables they become."""
 
 SLACK, JSON = KINDS = ("slack", "json")
-"""What is posted: {"text": ...}, as Slack and those that take its form want it, or all fields of a notice."""
+"""Content of a post: {"text": ...} as for Slack, or all fields of a notice."""
 
 _HEADLINES = {
     FAILED: "failed",
@@ -47,11 +47,11 @@ _WAITS = (1.0, 3.0)
 
 
 class Notice(Outcome):
-    """What is told of a run."""
+    """The outcome of a run, as it is posted."""
 
     @property
     def text(self) -> str:
-        """Return the notice for people to read."""
+        """Return the notice as text."""
         lines = [f"kubedet: run {self.run} {_HEADLINES[self.event]}"]
         if self.model:
             lines.append(f"model {self.model} {self.model_version}".rstrip())
@@ -63,30 +63,30 @@ class Notice(Outcome):
         return "\n".join(lines)
 
     def body(self, kind: str) -> dict[str, Any]:
-        """Return what is posted, of one of KINDS."""
+        """Return the content of a post, of one of KINDS."""
         if kind == SLACK:
             text = self.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
             return {"text": text}
-        # The id is the same however often a notice is sent: who receives may tell repeated ones.
+        # The id is the same however often a notice is sent.
         notice_id = f"{self.run}/{self.event}"
         return {"kind": "notice", "version": 1, "id": notice_id, **asdict(self), "text": self.text}
 
 
 def tell(outcome: Outcome, folder: str = "") -> bool:
-    """Tell the webhook, if there is one and it is to hear of this event. Raises nothing.
+    """Post a notice, if there is a webhook for this event. Raises nothing.
 
     `folder` is the URI of the run's folder, which records that the notice was sent: a step that is retried
     does not send it twice. Empty records nothing.
 
     Returns:
-        Whether the webhook took it now.
+        Whether the webhook accepted it now.
     """
     headline = _HEADLINES[outcome.event]
     try:
         if not _is_wanted(outcome.event) or not _is_first(outcome.event, folder):
             return False
         problem = _post(Notice(**vars(outcome)).body(_kind()))
-    except Exception as error:  # Whatever it is, the run goes on; its text may hold the address.
+    except Exception as error:  # Its text may contain the address.
         problem = type(error).__name__
     if problem:
         logger.warning("the webhook was not told that the run %s: %s", headline, problem)
@@ -107,18 +107,18 @@ def _setting(name: str) -> str:
 
 
 def _kind() -> str:
-    """Return what is posted: what the environment says, else what the address tells."""
+    """Return the kind of post: from the environment, or else from the address."""
     kind = _setting(KIND).lower()
     if kind and kind not in KINDS:
-        logger.warning("%s is none of %s: taken for %s", KIND, ", ".join(KINDS), JSON)
+        logger.warning("%s is none of %s: using %s", KIND, ", ".join(KINDS), JSON)
     of_slack = (urlsplit(_setting(URL)).hostname or "").endswith("slack.com")
     return kind if kind in KINDS else SLACK if of_slack and not kind else JSON
 
 
 def _is_first(event: str, folder: str) -> bool:
-    """Note in the run's folder that an event is told; False if it was before.
+    """Record in the run's folder that a notice is sent; False if it was sent before.
 
-    Noted before it is sent: a step that is killed between the two tells nothing, and none tells twice.
+    It is recorded before it is sent, so that no notice is sent twice.
     """
     if not folder:
         return True
@@ -131,6 +131,6 @@ def _is_first(event: str, folder: str) -> bool:
 
 
 def _post(body: dict[str, Any]) -> str:
-    """Post a notice; returns what went wrong, without the address, or nothing."""
+    """Post a notice; returns the problem, without the address, or nothing."""
     name = f"{URL} (`url` of the Secret)"
     return webhook.post(_setting(URL), json.dumps(body).encode(), name, timeout=_TIMEOUT, waits=_WAITS)

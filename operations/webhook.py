@@ -16,7 +16,7 @@ def post(
     url: str, body: bytes, variable: str, *, timeout: urllib3.Timeout, waits: Sequence[float],
     headers: Mapping[str, str] | None = None,
 ) -> str:  # fmt: skip
-    """Post JSON; return what went wrong, without the address, or nothing.
+    """Post JSON; return the problem, without the address, or nothing.
 
     `variable` names the address in the result; `waits` are seconds before the second try, the third, and so
     on.
@@ -31,13 +31,13 @@ def post(
     for wait in (0.0, *waits):
         time.sleep(wait)
         try:
-            # A redirect would carry it to somebody whom nobody named.
+            # A redirect would send it to another server than the configured one.
             response = client.request(
                 "POST", url, body=body, headers={"Content-Type": "application/json", **(headers or {})},
                 timeout=timeout, redirect=False, retries=False,
             )  # fmt: skip
         except urllib3.exceptions.ReadTimeoutError:
-            return "it took it and did not answer"  # Another try might tell it twice.
+            return "it did not answer"  # Another try might post it twice.
         except urllib3.exceptions.HTTPError as error:
             problem = type(error).__name__
             continue

@@ -1,4 +1,4 @@
-"""What is below a data root, as it is kept or freed: in whole folders, and of sources each image; pins."""
+"""The artifacts below a data root: whole folders, and single images of sources; pins."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,7 @@ _PATIENCE = 600.0
 
 @dataclass
 class Artifact:
-    """Something below a data root that is kept or freed as a whole."""
+    """A part of a data root that is kept or deleted as a whole."""
 
     name: str
     """Of its folder or file, relative to the data root."""
@@ -24,13 +24,13 @@ class Artifact:
     size: int = 0
     """Bytes."""
     modified: float | None = 0.0
-    """When the newest of its files was written, in seconds since 1970; None if a store does not tell."""
+    """Time of its newest file, in seconds since 1970; None if the store does not say."""
     files: list[str] = field(default_factory=list)
-    """Names relative to its folder; [""] if it is a file itself, [] of images, which may be millions."""
+    """Names relative to its folder; [""] if it is a file itself; [] for images, which may be millions."""
     why: list[str] = field(default_factory=list)
-    """Reasons to keep it; none: it may go."""
+    """Reasons to keep it."""
     spare: dict[str, int] = field(default_factory=dict)
-    """Of images that are kept: those that nothing kept refers to, and their bytes."""
+    """Of kept images: those that nothing kept refers to, and their bytes."""
 
     def keep(self, reason: str) -> None:
         """Note down a reason to keep it, once."""
@@ -44,15 +44,15 @@ class Artifact:
 
     @property
     def freed(self) -> int:
-        """Bytes that go."""
+        """Bytes to be deleted."""
         return sum(self.spare.values()) if self.why else self.size
 
     def has(self, uri: str) -> bool:
-        """Whether a file is one of its own, given its URI, which may begin otherwise on another machine."""
+        """Whether it contains a file, given its URI, which may have another root on another machine."""
         return f"/{self.name}/" in f"/{uri}" or uri.startswith(f"{self.place}/")
 
     def see(self, name: str, state: storage.FileState) -> None:
-        """Count a file of it in."""
+        """Add one of its files."""
         self.size += state.size
         known = state.modified is not None and self.modified is not None
         self.modified = max(self.modified or 0.0, state.modified or 0.0) if known else None
@@ -73,7 +73,7 @@ def read_listed(uri: str) -> dict[str, Any]:
 
 
 def inventory(data_root: str, runs: str = "") -> dict[str, Artifact]:
-    """Return what the data root holds by name; `runs` is the URI of a folder elsewhere with further runs.
+    """Return the artifacts by name; `runs` is the URI of a folder elsewhere with further runs.
 
     Raises:
         StorageError: it cannot be listed.
@@ -104,7 +104,7 @@ def pin(data_root: str, name: str, runs: str = "") -> str:
     """Keep an artifact, given by its name or that of a run alone, from now on; return its name.
 
     Raises:
-        ConfigError: there is none; HeldError: somebody frees space all the time.
+        ConfigError: there is none; HeldError: a pruning takes too long.
     """
     with leases.hold(leases.of_data_root(data_root), "a pin", patience=_PATIENCE):
         everything = inventory(data_root, runs)
@@ -119,7 +119,7 @@ def pin(data_root: str, name: str, runs: str = "") -> str:
 
 
 def unpin(data_root: str, name: str) -> str:
-    """Let an artifact go again when nothing else needs it; return its name, or raise ConfigError."""
+    """Unpin an artifact; return its name, or raise ConfigError."""
     known = pinned(data_root)
     whole = name if name in known else f"runs/{name}"
     if whole not in known:

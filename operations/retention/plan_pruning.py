@@ -1,6 +1,6 @@
-"""What of a data root is needed, and why: nothing here writes or deletes.
+"""Decides which artifacts of a data root are needed, and why; it writes and deletes nothing.
 
-Whatever cannot be judged is kept, and says so.
+An artifact that cannot be judged is kept, with the reason.
 """
 
 import time
@@ -29,7 +29,7 @@ _YOUNG = "written a short time ago"
 def judge(
     data_root: str, keep: int, grace: float = GRACE, now: float | None = None, runs: str = ""
 ) -> dict[str, Artifact]:
-    """Return what the data root holds by name, each with the reasons to keep it.
+    """Return the artifacts of a data root by name, with the reasons to keep them.
 
     `keep` is the number of newest runs, and of versions for `model rollback`; `grace` in seconds, see
     `GRACE`; `now` in seconds since 1970, None asks the clock; `runs` see `inventory`.
@@ -54,7 +54,7 @@ class _Judge:
             self._keep(name, "pinned")
         for artifact in self.artifacts.values():
             if artifact.modified is None:
-                artifact.keep("its store does not tell its age")
+                artifact.keep("its age is unknown")
             elif now - artifact.modified < grace:
                 artifact.keep(_YOUNG)
         self._judge_runs()
@@ -92,7 +92,7 @@ class _Judge:
             record = self._records.get(name)
             is_recorded = record is not None and record.folder(self._root) == storage.absolute(run.place)
             if run.place != storage.join(self._root, "runs", name) and not is_recorded:
-                run.keep("no record of the data root tells that it is a run")
+                run.keep("no record of the data root says that it is a run")
             if name in newest[: self._keep_last]:
                 run.keep(f"one of the newest {self._keep_last} runs")
             if self._is_recent(run.modified) and name not in published and not _is_held_back(run):
@@ -102,7 +102,7 @@ class _Judge:
         known = {item.shown: item for item in lineage.versions(self._root)}
         for name in published_models.names(self._root):
             current = published_models.current(self._root, name)
-            # A history grows by a version a night; one can be gone back to, whatever `keep` is.
+            # At least one earlier version can be restored, whatever `keep` is.
             for version in (current.history if current else [])[-max(self._keep_last, 1) :]:
                 self._keep(f"models/{name}/{version}", "`model rollback` goes to it")
             if current:
@@ -113,7 +113,7 @@ class _Judge:
             if item is None:
                 if bundle.CHECKSUMS in artifact.files:
                     artifact.keep("it is damaged: `kubedet model list` says how")
-                continue  # Without it, it is what a copy or a pruning that was killed has left.
+                continue  # Without it, it is left over from an interrupted copy or pruning.
             if bundle.SIGNATURE in artifact.files:
                 artifact.keep("signed")
             if item.registry:
@@ -125,18 +125,18 @@ class _Judge:
         return kept
 
     def _judge_data(self, versions: list[lineage.Version]) -> None:
-        """Judge runs of kept versions, then what kept runs and versions are made of."""
+        """Judge runs of kept versions, then the data of kept runs and versions."""
         for item in versions:
             self._keep(f"runs/{item.run}", f"{item.shown} was made by it")
             self._keep(f"shards/{item.shards}", f"{item.shown} was trained on it")
-        # Before any of them keeps another: whoever only lent its weights needs its own data no more.
+        # Before any of them keeps another: a run that only lent its weights does not need its data.
         for name in [name for name, run in self._of("runs").items() if run.why]:
             if name in self._records:
                 self._keep_origin(name)
                 continue
             for artifact in self.artifacts.values():
                 if artifact.kind in _DATA:
-                    artifact.keep(f"no record tells what run {name} was made of")
+                    artifact.keep(f"run {name} has no record of its data")
         for name, record in self._records.items():
             if f"runs/{name}" in self.artifacts:
                 continue
@@ -144,7 +144,7 @@ class _Judge:
                 self._keep_origin(name)  # Its folder may be elsewhere.
 
     def _keep_origin(self, name: str) -> None:
-        """Keep what a run was made of: its data, and the run or version whose weights it began with."""
+        """Keep the data of a run, and the run or version whose weights it began with."""
         record = self._records[name]
         # By its fingerprint: the root may have had another address when the record was written.
         for place in (f"shards/{record.fingerprint}", record.raw):
@@ -156,7 +156,7 @@ class _Judge:
                     lender.keep(f"run {name} began with its weights")
 
     def _judge_studies(self) -> None:
-        """Keep records of searches, and of those that were gone on with lately trainings and shards."""
+        """Keep records of searches, and trainings and shards of recent ones."""
         folder = storage.join(self._root, "tuning")
         newest: dict[str, float] = defaultdict(float)
         for path, state in storage.scan(folder):
@@ -192,7 +192,7 @@ class _Judge:
             except (StorageError, DataError):
                 are_known = False
                 for artifact in self._of("images").values():
-                    artifact.keep(f"raw/{name} does not tell which images it has")
+                    artifact.keep(f"the images of raw/{name} are unknown")
         for images, digests in referred.items() if are_known else ():
             self._find_spare(images, np.unique(np.concatenate(digests)))
         for version in self._of("versions").values():
@@ -201,12 +201,7 @@ class _Judge:
                 version.keep(f"{raw_name} is kept")
 
     def _find_spare(self, images: str, referred: np.ndarray) -> None:
-        """Note which images of a source no kept tables refer to.
-
-        Args:
-            images: the source's name.
-            referred: sorted digests of the places of those that are referred to, uint64.
-        """
+        """Note the images of a source, by its name, that are not `referred` to (sorted digests, uint64)."""
         artifact = self.artifacts.get(f"images/{images}")
         # A run that begins, or an unmeasured age, keeps all of them.
         if artifact is None or artifact.modified is None:
@@ -230,7 +225,7 @@ def _is_held_back(run: Artifact) -> bool:
 
 
 def _digests(plan: RawManifest) -> np.ndarray:
-    """Return the digests of the places of all images that raw tables list, uint64."""
+    """Return the digests of the places of all images in raw tables, uint64."""
     columns = ["key", "file_name", "origin", "version"]
     digests: list[int] = []
     for split in plan.splits:

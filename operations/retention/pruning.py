@@ -1,4 +1,4 @@
-"""Frees what nothing needs. An interrupted prune never leaves partial data that looks complete."""
+"""Deletes what nothing needs. An interrupted prune never leaves partial data that looks complete."""
 
 import logging
 import time
@@ -18,41 +18,41 @@ from trainer.storage import local
 logger = logging.getLogger(__name__)
 
 _ORDER = ("models", "runs", "tuning", "shards", "raw", "versions", "images")
-"""What refers to others goes before them."""
+"""Artifacts are deleted before those that they refer to."""
 _FIRST = {"models": (bundle.CHECKSUMS,), "raw": ("manifest.json", "plan.json"), "shards": ("index.json",)}
-"""Files that make a folder whole: without them it is not taken for one."""
+"""Files that mark a folder as complete."""
 _LAST = {"runs": ("evaluation/gate.json", "train/result.json")}
-"""Files by which the rest of a folder is known for something that may go."""
+"""Files by which the rest of a folder is recognized as deletable."""
 _AT_ONCE = 32
 _BATCH = 512
 _PATIENCE = 2 * leases.LAPSE
-"""Seconds for which another pruning is waited for: as long as it takes to find out that it died."""
+"""Seconds to wait for another pruning: as long as it takes to notice that it died."""
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """What a pruning found and did."""
+    """The artifacts that a pruning found."""
 
     artifacts: dict[str, Artifact]
     """All, by name."""
 
     @property
     def freed(self) -> list[Artifact]:
-        """Those that went as a whole."""
+        """Those that were deleted as a whole."""
         return [artifact for artifact in self.artifacts.values() if not artifact.why]
 
     @property
     def size(self) -> int:
-        """Bytes that went."""
+        """Deleted bytes."""
         return sum(artifact.freed for artifact in self.artifacts.values())
 
     @property
-    def told(self) -> str:
-        """What went, in a line."""
+    def summary(self) -> str:
+        """What was deleted, in a line."""
         kinds = [artifact.kind for artifact in self.freed]
         spare = sum(len(artifact.spare) for artifact in self.artifacts.values() if artifact.why)
         words = [f"{kinds.count(kind)} of {kind}" for kind in _ORDER if kind in kinds]
-        words += [f"{spare:,} images that nothing refers to"] if spare else []
+        words += [f"{spare:,} unused images"] if spare else []
         return f"{', '.join(words) or 'nothing'}: {self.size / 1e6:,.1f} MB"
 
 
@@ -67,7 +67,7 @@ def check(keep: int) -> None:
 def plan(
     data_root: str, keep: int, *, grace: float = GRACE, runs: str = "", now: float | None = None
 ) -> Pruned:
-    """Tell what `prune` would free, and why the rest is kept.
+    """Return what `prune` would delete, and why the rest is kept.
 
     The arguments are those of `plan_pruning.judge`.
 
@@ -83,10 +83,10 @@ def plan(
 def prune(
     data_root: str, keep: int, *, grace: float = GRACE, runs: str = "", now: float | None = None
 ) -> Pruned:
-    """Free what nothing needs; see `plan`. What is killed is gone on with by the next call.
+    """Delete what nothing needs; see `plan`. The next call continues an interrupted one.
 
     Raises:
-        HeldError: another one goes on.
+        HeldError: another one is running.
     """
     check(keep)
     holder = f"a pruning ({environment.run_id() or 'by hand'})"
@@ -121,10 +121,10 @@ def _in_order(pruned: Pruned) -> Iterator[list[str]]:
 
 
 def prune_after(data_root: str, keep: int) -> None:
-    """Free what nothing needs at the end of a step of the data; 0 keeps all. A problem is only a warning."""
+    """Prune at the end of a step of the data; 0 keeps all. A problem is only logged."""
     if not keep:
         return
     try:
-        logger.info("freed %s", prune(data_root, keep).told)
+        logger.info("freed %s", prune(data_root, keep).summary)
     except KubedetError as error:
         logger.warning("nothing was freed: %s", error)

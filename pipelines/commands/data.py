@@ -408,7 +408,7 @@ def _prune(options: argparse.Namespace) -> int:
         print(json.dumps(head | {"things": things}, indent=2))
         return 0
     print(columns(list(_pruned_rows(pruned, "freed" if options.yes else "would go")), right={1}))
-    print(f"{'freed' if options.yes else 'would free'} {pruned.told}")
+    print(f"{'freed' if options.yes else 'would free'} {pruned.summary}")
     if options.dry_run:
         print("nothing was deleted; --yes deletes it")
     return 0

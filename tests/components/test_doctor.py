@@ -93,20 +93,11 @@ def test_a_missing_permission_names_the_rule_to_add(look, fake_cluster):
     assert not healthy(checks.values())
 
 
-@pytest.mark.parametrize(
-    ("verb", "resource", "lost"),
-    [
-        ("create", "pods/exec", "kubedet job exec"),
-        ("watch", "workflows", "ends its training job minutes later"),
-        ("create", "trainingruntimes", "the namespace's runtime"),
-    ],
-)
-def test_what_can_be_done_without_is_a_warning(look, fake_cluster, verb, resource, lost):
-    fake_cluster.installed = {"pytorchjobs", "trainjobs"}
-    fake_cluster.denied.add((verb, resource))
+def test_what_can_be_done_without_is_a_warning(look, fake_cluster):
+    fake_cluster.denied.add(("create", "pods/exec"))
     checks = look()
-    assert checks[f"permissions on {resource}"].state == "warning"
-    assert lost in checks[f"permissions on {resource}"].detail
+    assert checks["permissions on pods/exec"].state == "warning"
+    assert "kubedet job exec" in checks["permissions on pods/exec"].detail
     assert healthy(checks.values())
 
 
@@ -246,22 +237,6 @@ def test_devices_are_counted_on_nodes_that_take_pods(look, fake_cluster):
     assert checks["rdma/other"].state == "warning"
     assert look(resources={"nvidia.com/gpu": 8}, nodes=2)["nvidia.com/gpu"].state == "missing"
     assert look(resources={"nvidia.com/gpu": 4}, nodes=2)["nvidia.com/gpu"].state == "ok"
-
-
-def test_a_step_must_fit_on_a_ready_node(look, fake_cluster):
-    node(fake_cluster, "a", {"cpu": "1930m", "memory": "7650000Ki"})
-    node(fake_cluster, "b", {"cpu": "8", "memory": "4Gi"})
-    node(fake_cluster, "c", {"cpu": "64", "memory": "256Gi"}, ready="False")
-    title = "room for a step (cpu 2, memory 8Gi)"
-    finding = look(step={"cpu": "2", "memory": "8Gi"})[title]
-    assert finding.state == "missing" and "--size" in finding.fix
-    assert finding.detail.endswith("; a has cpu 1930m, memory 7650000Ki; b has memory 4Gi")
-    node(fake_cluster, "d", {"cpu": "2", "memory": "8Gi"})
-    finding = look(step={"cpu": "2", "memory": "8Gi"})[title]
-    assert finding.state == "ok" and finding.detail.startswith(
-        "1 of 3 ready nodes can hold it, 1 of them now"
-    )
-    assert look(step={"cpu": "1500m"})["room for a step (cpu 1500m)"].state == "ok"
 
 
 def pod(cluster, name, on, cpu="", owner="", phase="Running", gpus=0, **spec):

@@ -70,7 +70,7 @@ def test_a_running_run_keeps_its_data_and_what_it_began_with(root, began):
 def test_a_run_without_a_record_keeps_all_data(root):
     root, old, _ = root
     (root / "lineage" / "runs" / "night-04.json").unlink()
-    assert judged(root)[f"shards/{old['fingerprint']}"] == ["no record tells what run night-04 was made of"]
+    assert judged(root)[f"shards/{old['fingerprint']}"] == ["run night-04 has no record of its data"]
 
 
 def test_a_run_that_begins_keeps_all_data_and_then_its_own(root, monkeypatch):
@@ -147,6 +147,6 @@ def test_runs_elsewhere_are_judged_where_a_record_tells_of_them(root, tmp_path, 
     storage.write_json(str(record), content | {"output": str(elsewhere / "night-91")})
     shutil.copytree(elsewhere / "night-91", elsewhere / "night-01")
     things = plan_pruning.judge(str(root), 1, now=time.time() + LATER, runs=str(elsewhere))
-    assert things["runs/night-90"].why[0] == "no record of the data root tells that it is a run"
+    assert things["runs/night-90"].why[0] == "no record of the data root says that it is a run"
     assert things["runs/night-91"].why == ["one of the newest 1 runs"]
     assert "has a run of that name too" in things["runs/night-01"].why[0]

@@ -52,7 +52,7 @@ def test_what_is_needed_stays_whole_and_the_rest_is_gone(root):
     assert readable(root, new)
     assert not root.joinpath("shards", old["fingerprint"]).exists()
     assert published_models.current(str(root), "sample").version == "v4"
-    assert freed(root).told == "nothing: 0.0 MB"
+    assert freed(root).summary == "nothing: 0.0 MB"
     assert published_models.rollback(str(root), "sample").version == "v3"
 
 
@@ -200,5 +200,5 @@ def test_a_bucket_is_freed_likewise(bucket, tmp_path):
     assert [thing.name for thing in inventory(root).values() if thing.name.startswith("shards/")] == [
         f"shards/{new['fingerprint']}"
     ]
-    assert readable(root, new) and freed(root).told == "nothing: 0.0 MB"
+    assert readable(root, new) and freed(root).summary == "nothing: 0.0 MB"
     assert not [name for name, _ in storage.scan(root) if name.startswith(tuple(gone))]
