@@ -1,23 +1,59 @@
-"""Write the components as the community's repository takes them, and compile each as its checks do."""
+"""Write the components in the form of the community's repository."""
 
 import argparse
-import importlib.util
 import shutil
-import sys
-import tempfile
 import tomllib
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
-from kfp import compiler
 
 from community import readme, source
-from community.catalogue import ENTRIES, EXTRAS, GROUP, IMAGE, STABILITY
+from pipelines.kubeflow import OLDEST
 from pipelines.parameters import TABLE
 
 ROOT = Path(__file__).parents[1]
+
+GROUP = "kubedet"
+"""The folder of our components below each category."""
+
+IMAGE = f"ghcr.io/kubeflow/pipelines-components-{GROUP}:main"
+"""The image that the community builds from our Containerfile; its checks allow no other registry."""
+
+EXTRAS = "pipeline,signing,registry,mlflow,wandb,detr,lineage,tune"
+"""Extras of the steps, as in `images/component.Dockerfile`."""
+
+_PIPELINES = ("Pipelines", f">={OLDEST[0]}.{OLDEST[1]}.0")
+_TRAINER = ("Trainer", ">=2.3.0")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One component."""
+
+    category: str
+    """Folder of the catalogue."""
+    tags: tuple[str, ...]
+    kubeflow: tuple[tuple[str, str], ...] = (_PIPELINES,)
+    """Required parts of Kubeflow with their versions."""
+
+
+_DATA = "data_processing"
+
+ENTRIES = {
+    "prepare": Entry(_DATA, ("object_detection", "dataset_preparation", "coco", "open_images")),
+    "assist": Entry(_DATA, ("object_detection", "dataset_preparation", "parallel", "webdataset")),
+    "train": Entry("training", ("object_detection", "pytorch", "distributed"), (_PIPELINES, _TRAINER)),
+    "cleanup": Entry("training", ("object_detection", "exit_handler"), (_PIPELINES, _TRAINER)),
+    "trial": Entry("training", ("object_detection", "pytorch", "hyper_parameters", "optuna")),
+    "best": Entry("training", ("object_detection", "hyper_parameters", "optuna", "report")),
+    "evaluate": Entry("evaluation", ("object_detection", "coco_metrics", "report", "gate")),
+    "export": Entry("deployment", ("object_detection", "onnx", "model_registry", "signing")),
+}
+"""Each component of the pipeline by its name."""
+
 _CONTAINERFILE = """\
 # The image of kubedet's components. Its versions are those that kubedet was tested with.
 FROM python:3.11-slim
@@ -37,7 +73,7 @@ WORKDIR /tmp
 
 
 class _Dumper(yaml.SafeDumper):
-    """As the catalogue's linter wants YAML: lists stand further in than what they belong to."""
+    """Indents lists, as the catalogue's linter requires."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
@@ -56,15 +92,9 @@ def file_of(name: str) -> Path:
 
 
 def write(folder: Path, owners: dict[str, list[str]], links: dict[str, str]) -> list[Path]:
-    """Write `components/` of the catalogue, as far as it is ours.
+    """Write our part of the catalogue into an empty folder or a clone of it; return the components' folders.
 
-    Args:
-        folder: an empty one, or the root of a clone of the catalogue.
-        owners: approvers and reviewers, by their names at GitHub.
-        links: addresses that each page shows.
-
-    Returns:
-        The components' folders.
+    `owners` are names at GitHub, `links` addresses that each page shows.
     """
     for category in {entry.category for entry in ENTRIES.values()}:
         shutil.rmtree(folder / "components" / category / GROUP, ignore_errors=True)  # An earlier version's.
@@ -76,7 +106,7 @@ def write(folder: Path, owners: dict[str, list[str]], links: dict[str, str]) -> 
         component = source.convert(file_of(name).read_text(), IMAGE, meanings)
         metadata: dict[str, Any] = {
             "name": f"{GROUP}_{name}",
-            "stability": STABILITY,
+            "stability": readme.STABILITY,
             "dependencies": {
                 "kubeflow": [{"name": part, "version": required} for part, required in entry.kubeflow]
             },
@@ -94,13 +124,13 @@ def write(folder: Path, owners: dict[str, list[str]], links: dict[str, str]) -> 
             "README.md": readme.page(component, metadata, owners),
         }
         _write(place, files)
-        _compile(place / "component.py", name)
         groups.setdefault(group, {})[name] = (metadata["name"], component)
         folders.append(place)
     for group, components in groups.items():
         docstring = f'"""Components of kubedet: {", ".join(components)}."""\n'
         _write(
-            group, {"__init__.py": docstring, "OWNERS": _yaml(owners), "README.md": readme.index(components)}
+            group,
+            {"__init__.py": docstring, "OWNERS": _yaml(owners), "README.md": readme.index(GROUP, components)},
         )
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     image = _CONTAINERFILE.format(extras=EXTRAS, version=version)
@@ -119,33 +149,15 @@ def _write(folder: Path, files: dict[str, str]) -> None:
         (folder / name).write_text(text)
 
 
-def _compile(path: Path, name: str) -> None:
-    """Load a component alone and compile it: so `lastVerified` says what was done."""
-    with tempfile.TemporaryDirectory() as temporary:
-        # A copy of it: Python leaves bytecode beside what it loads.
-        copy = shutil.copy(path, temporary)
-        spec = importlib.util.spec_from_file_location(f"community_{name}", copy)
-        assert spec and spec.loader
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # kfp looks up a function's source by its module.
-        spec.loader.exec_module(module)
-        compiler.Compiler().compile(getattr(module, name), f"{temporary}/{name}.yaml")
-
-
 def main() -> None:
-    """Write what the command line asks for."""
+    """Write the files of the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m community", description=__doc__)
     parser.add_argument(
         "--owner", action="append", required=True, metavar="NAME",
-        help="who approves changes there, by the name at GitHub: a member of Kubeflow's community; again for "
-        "more",
+        help="GitHub name of an approver, a member of Kubeflow's community; may be repeated",
     )  # fmt: skip
-    parser.add_argument(
-        "--reviewer", action="append", default=[], metavar="NAME", help="who reviews them, too"
-    )
-    parser.add_argument(
-        "--documentation", metavar="URL", help="address of the documentation, which pages link to"
-    )
+    parser.add_argument("--reviewer", action="append", default=[], metavar="NAME", help="of a reviewer")
+    parser.add_argument("--documentation", metavar="URL", help="address of the documentation")
     parser.add_argument(
         "-o", "--output", default="build/community", metavar="DIR",
         help="folder to write, or a clone of the catalogue (default: %(default)s)",

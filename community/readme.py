@@ -4,26 +4,20 @@ import textwrap
 from datetime import datetime
 from typing import Any
 
-from community.catalogue import GROUP
 from community.source import Component
+
+STABILITY = "alpha"
+"""The catalogue's word for a component that others have not used yet."""
 
 _WIDTH = 120
 
 
 def page(component: Component, metadata: dict[str, Any], owners: dict[str, list[str]]) -> str:
-    """Return a component's page.
-
-    Args:
-        component: it.
-        metadata: what `metadata.yaml` holds.
-        owners: what `OWNERS` holds.
-    """
-    stability = metadata["stability"]
+    """Return a component's page from it and the content of `metadata.yaml` and `OWNERS`."""
     parts = [f"# {title(metadata['name'])} ✨"]
-    if stability != "stable":
-        parts.append(f"> ⚠️ **Stability: {stability}** — This asset is not yet stable and may change.")
+    parts.append(f"> ⚠️ **Stability: {STABILITY}** — This asset is not yet stable and may change.")
     parts += ["## Overview 🧾", _wrapped(component.overview), "## Inputs 📥"]
-    # Its generator knows no required arguments: what has no default has None.
+    # The catalogue's generator writes None for required arguments.
     rows = [
         f"| `{name}` | `{kind}` | `None` | {description} |" for name, kind, description in component.arguments
     ]
@@ -42,17 +36,13 @@ def page(component: Component, metadata: dict[str, Any], owners: dict[str, list[
     return "\n\n".join(parts) + "\n"
 
 
-def index(components: dict[str, tuple[str, Component]]) -> str:
-    """Return the page of a group.
-
-    Args:
-        components: the name in `metadata.yaml` and the component, by folder.
-    """
+def index(group: str, components: dict[str, tuple[str, Component]]) -> str:
+    """Return the page of a group: by folder the name in `metadata.yaml` and the component."""
     lines = sorted(
         (title(name), f"- [{title(name)}](./{folder}/README.md): {item.overview.splitlines()[0][:_WIDTH]}")
         for folder, (name, item) in components.items()
     )
-    group = title(GROUP)
+    group = title(group)
     head = f"# {group}\n\nThis subcategory contains components in the **{group}** group:\n\n"
     return head + "\n".join(line for _, line in lines) + "\n"
 
@@ -71,7 +61,7 @@ def _wrapped(text: str) -> str:
 
 
 def _value(value: Any, depth: int = 0) -> str:
-    """Return a value of the metadata as a part of a list: behind the colon, or in lines below it."""
+    """Format a value of the metadata for a list: after the colon, or in lines below it."""
     below = "\n" + "  " * (depth + 1) + "- "
     if isinstance(value, dict):
         return "".join(f"{below}{title(name)}:{_value(item, depth + 1)}" for name, item in value.items())
@@ -87,5 +77,5 @@ def _item(value: Any) -> str:
 
 
 def timestamp(moment: datetime) -> str:
-    """Return a moment as the catalogue writes it."""
+    """Return a time in the catalogue's format."""
     return f"{moment:%Y-%m-%dT%H:%M:%SZ}"

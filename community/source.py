@@ -17,41 +17,33 @@ _WIDTH = 120
 
 @dataclass(frozen=True)
 class Component:
-    """What is written of a component."""
+    """A component in the catalogue's form."""
 
     name: str
-    """Of its function."""
     text: str
-    """Of its module."""
+    """Its module."""
     overview: str
-    """What its docstring says above the arguments."""
     arguments: tuple[tuple[str, str, str], ...]
     """Name, type and meaning of each."""
     returns: tuple[str, str] | None
-    """Type and meaning of what it returns; None where it returns nothing."""
+    """Type and meaning of the result."""
 
 
 def convert(text: str, image: str, meanings: Mapping[str, str]) -> Component:
-    """Convert a module of `components` that holds one component.
+    """Convert the text of a module with one component so that it imports none of our modules.
 
-    Args:
-        text: of the module.
-        image: container image that the component names.
-        meanings: of the arguments that the module leaves to the table of the pipeline's parameters.
-
-    Returns:
-        The component, whose module needs no module of ours to be compiled.
+    `meanings` describe the arguments that are parameters of the pipeline.
     """
     lines = text.splitlines()
     for node in ast.parse(text).body:
         if isinstance(node, ast.ImportFrom) and node.module == _OWN_IMAGE:
-            del lines[node.lineno - 2 : node.lineno]  # With the empty line above it.
+            del lines[node.lineno - 2 : node.lineno]  # With the empty line before it.
     written = "\n".join(lines).replace("base_image=COMPONENT_IMAGE", f'base_image="{image}"')
-    # A function without an annotation returns nothing to kfp; the catalogue would list "None" as an output.
+    # The catalogue would list "None" as an output.
     written = written.replace("\n) -> None:", "\n):")
     written = _TOLD_ELSEWHERE.sub(lambda match: match[1] + meanings[match[2]], written)
     if any(len(line) > _WIDTH for line in written.splitlines()):
-        # One line for each argument: the catalogue's generator copies them into cells of a table.
+        # One line for each argument, for the generator's tables.
         written = written.replace('\n    """\n', '\n    """  # noqa: E501\n', 1)
     function = _function(written)
     docstring = parse(ast.get_docstring(function) or "")

@@ -1,4 +1,4 @@
-"""Check an image from inside, as its last build step and as its user: all that it needs is there."""
+"""Check an image from inside, as its last build step and user."""
 
 import argparse
 import importlib
@@ -27,7 +27,7 @@ _EXTRA = {
 
 
 def main() -> None:
-    """Import every module of ours, compare versions with what is asked for, run one operator."""
+    """Import all our modules, compare versions with the requirements, run one operator."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--extras", default="", help="extras that must be there, parted by commas")
     extras = [extra for extra in parser.parse_args().extras.split(",") if extra]
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _check_versions(extras: list[str]) -> None:
-    """Compare versions with the requirements: whoever keeps a base's torch sees here if it is too old."""
+    """Compare versions with the requirements; a base's torch may be too old."""
     wrong = []
     for text in requires("kubedet") or []:
         requirement = Requirement(text)
@@ -64,7 +64,7 @@ def _check_versions(extras: list[str]) -> None:
 
 
 def modules_for(extras: list[str]) -> list[str]:
-    """Names of our modules that these extras, and what is always installed, are enough for."""
+    """Return the names of our modules that need no other extras."""
     absent = [name for name, extra in _EXTRA.items() if extra not in extras]
     return [
         name
@@ -86,7 +86,7 @@ def _modules(package: str, absent: list[str]) -> list[str]:
 
 
 def _check_torch() -> None:
-    """Run an operator of torchvision: one built for another torch fails here, not in the first training."""
+    """Run an operator of torchvision, which fails if it was built for another torch."""
     import torch
     import torchvision
 
@@ -99,7 +99,7 @@ def _check_torch() -> None:
 
 
 def _check_compiler() -> None:
-    """Compile the loss's kernel for a CPU, or say that trainings will do without."""
+    """Compile the loss's kernel for a CPU, or warn that it is not possible."""
     import torch
 
     from trainer.model import focal, fused_functions

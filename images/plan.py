@@ -1,8 +1,7 @@
-"""Plan what an image installs: runs in the base image, writes files for pip.
+"""Plan what an image installs: runs in the base image with Python alone, and writes files for pip.
 
-A base image may bring a torch of its own, built for its drivers and libraries. That torch,
-with its CUDA packages, is then pinned as it is; every other package has the tested version, and the bytes
-whose hashes are in the image's lock. Needs nothing but Python: it runs before anything is installed.
+A torch of the base image, built for its drivers, is kept with its CUDA packages; every other package has the
+tested version and the hashes of the image's lock.
 """
 
 import argparse
@@ -12,32 +11,31 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 _TORCH = re.compile(r"(torch|torchvision|(pytorch-)?triton|nvidia-.+|cuda-.+)")
-"""Packages that fit together only as a set: torch and what it brings along."""
+"""Torch and its packages, which fit together only as a set."""
 
 
 def plan(
     project: dict, pins: dict[str, str], lock: dict[str, str], installed: dict[str, str], extras: list[str]
 ) -> dict[str, str]:
-    """Decide what pip is asked for.
+    """Return the texts of pip's files.
 
     Args:
         project: the `project` table of pyproject.toml.
         pins: tested versions by normalised name.
-        lock: lines of a requirements file for each package that the image needs, by normalised name.
+        lock: lines of the image's lock for each package by normalised name.
         installed: versions of the base's packages by normalised name.
-        extras: optional dependencies to install as well.
+        extras: optional dependencies to install.
 
     Returns:
-        Texts of `build.txt` (what builds our wheel), `torch.txt` (torch's set, nothing where the base has
-        torch), `packages.txt` (the others), and of what sees that nothing lacks, `requirements.txt` (what
-        is needed) and `constraints.txt` (versions of everything).
+        `build.txt` builds our wheel, `torch.txt` is torch's set (empty if the base has torch), `packages.txt`
+        the rest; pip checks with `requirements.txt` and `constraints.txt` that nothing is missing.
     """
     kept = {name: version for name, version in installed.items() if _TORCH.fullmatch(name)}
     kept = kept if "torch" in kept else {}
     tested = {name: version for name, version in pins.items() if _TORCH.fullmatch(name)}
     others = {name: version for name, version in pins.items() if name not in tested}
     needed = list(dict.fromkeys([*project["dependencies"], *_of_extras(project, extras)]))
-    # What must fit a base's own torch, as torchvision, has no tested version and no hash.
+    # A torchvision for the base's torch has no tested version and no hash.
     fitted = {name for name in lock if name in ("torch", "torchvision")} if kept else set()
     needed = needed if fitted - installed.keys() else ["--no-index", *needed]
     return {
@@ -50,7 +48,7 @@ def plan(
 
 
 def _of_extras(project: dict, extras: list[str]) -> list[str]:
-    """Return what extras need. One that takes in another names this very project, which no index has."""
+    """Return the requirements of extras, which may name other extras of this project."""
     steps = []
     for extra in extras:
         for line in project["optional-dependencies"][extra]:
@@ -64,7 +62,7 @@ def _lines(versions: dict[str, str]) -> str:
 
 
 def _normalised(name: str) -> str:
-    """Return a package's one spelling (PEP 503)."""
+    """Return the normalised name of a package (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -76,11 +74,9 @@ def read_pins(text: str) -> dict[str, str]:
 
 
 def read_lock(text: str, *, hashes: bool = True) -> dict[str, str]:
-    """Return the lines of each package of a lock by normalised name.
+    """Return the lines of each package of a lock by normalised name, with or without its hashes.
 
-    Args:
-        text: of a requirements file: `NAME==VERSION ; MARKER` and, continued by backslashes, hashes.
-        hashes: whether to keep them; not for an index whose files are others under the same versions.
+    Without hashes another index may have other files of the same versions.
     """
     entries: dict[str, str] = {}
     for entry in re.split(r"^(?=\w)", text, flags=re.MULTILINE)[1:]:

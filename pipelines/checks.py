@@ -1,4 +1,4 @@
-"""Makes all checks of a run before it is started, and reports every problem in one error."""
+"""Makes all checks of a run before it starts, and reports every problem in one error."""
 
 from collections.abc import Callable, Iterable
 
@@ -6,13 +6,10 @@ from trainer.base.errors import ConfigError, KubedetError
 
 
 def make_all(checks: Iterable[Callable[[], object]]) -> None:
-    """Make every check, and refuse the run if any of them fails.
-
-    Args:
-        checks: each raises a KubedetError where it finds something that cannot be used.
+    """Make every check; each raises a KubedetError if it finds a problem.
 
     Raises:
-        ConfigError: naming all that they found.
+        ConfigError: with all problems.
     """
     problems = [line for check in checks for line in _problems(check)]
     if problems:
@@ -25,6 +22,6 @@ def _problems(check: Callable[[], object]) -> list[str]:
     except KubedetError as error:
         lines = error.message.splitlines()
         if len(lines) > 1 and lines[1].startswith("  "):
-            return lines[1:]  # Without its heading: the error has one already.
+            return lines[1:]  # Without its heading.
         return [f"  {line}" for line in lines[:-1]] + [f"  {lines[-1]}{'; ' if error.fix else ''}{error.fix}"]
     return []

@@ -1,8 +1,8 @@
-"""Client of the API of Kubeflow Pipelines: connects as kfp does; errors say what failed and what to do.
+"""Client of the API of Kubeflow Pipelines, with readable errors.
 
-kfp's client decides on the server and the user: a host, or the service of the cluster that this runs in, or
-the API server of a kubeconfig; a token from the environment or the one that a pod is given. Its
-other calls have neither timeouts nor readable errors, so those of kfp_server_api are used.
+kfp's client chooses the server (a host, the service of this cluster, or the API server of a kubeconfig) and
+the token (from the environment or the pod). Its other calls have neither timeouts nor readable errors, so
+those of kfp_server_api are used.
 """
 
 import json
@@ -26,23 +26,20 @@ from pipelines.access import HOSTS, UI, Access
 from trainer.base.errors import ConfigError, KubedetError, LaunchError
 
 TOKEN = "KFP_EXISTING_TOKEN"  # noqa: S105 (a name)
-"""Variable with a token, as kfp's command line names it. There is no option for it: other users of
-a machine would see it in the list of processes."""
+"""Variable with a token, as in kfp's command line. An option would show it in the list of processes."""
 
 _TOKEN_FIX = (
     f"put a token into {TOKEN}, e.g. of `kubectl create token default-editor --namespace NAMESPACE "
     "--audience pipelines.kubeflow.org`"
 )
 TESTED = "2.17.0"
-"""The version that runs of this pipeline were tested on."""
+"""The tested version."""
 
 OLDEST = (2, 16)
-"""Earlier versions refuse the compiled pipeline: it has lists of values (`literals`). They also end the runs
-of a schedule that is deleted."""
+"""Earlier versions refuse `literals` in the compiled pipeline, and end the runs of a deleted schedule."""
 
 _TAG = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:[-+].*)?")
-_MESSAGE_LIMIT = 1000  # Characters of a message in JSON.
-_TEXT_LIMIT = 300  # Characters of a response that is no JSON.
+_MESSAGE_LIMIT = 500  # Characters of a message.
 
 _SECONDS = (10, 60)
 """To connect, and to wait for an answer."""
@@ -53,7 +50,7 @@ ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 
 
 def stopped(run: Any) -> bool:
-    """Whether a run was or is being cancelled: such a run is CANCELING first, and FAILED at the end."""
+    """Whether a run was or is being cancelled: its states are CANCELING and then FAILED."""
     states = [item.state for item in run.state_history or []]
     while states and states[-1] == "FAILED":
         states.pop()
@@ -74,7 +71,7 @@ class _Client(kfp.Client):
 
         def refresh_token(changed: kfp_server_api.Configuration) -> None:
             refresh(changed)
-            # A kubeconfig's takes away this hook, and the way to the service behind the API server.
+            # A kubeconfig's hook removes itself, and the path of the service behind the API server.
             changed.host, changed.refresh_api_key_hook = host, refresh_token
 
         if refresh is not None:
@@ -86,7 +83,7 @@ class _Client(kfp.Client):
         return kfp_server_api.V2beta1GetHealthzResponse(multi_user=bool(health.get("multi_user")))
 
     def health(self) -> dict[str, Any]:
-        """Return the server's health response as a dict: the model of kfp's client leaves out the version."""
+        """Return the server's health response; kfp's model of it leaves out the version."""
         health = self.healthzs.api_client.call_api(
             "/apis/v2beta1/healthz", "GET", header_params={"Accept": "application/json"},
             response_type="object", auth_settings=["Bearer"], _return_http_data_only=True,
@@ -101,13 +98,13 @@ class _Client(kfp.Client):
 
 
 class Server:
-    """One Kubeflow Pipelines. All methods raise KubedetErrors that say what was refused."""
+    """One Kubeflow Pipelines. All methods raise a KubedetError if a request fails."""
 
     def __init__(self, access: Access) -> None:
         """Connect.
 
         Raises:
-            ConfigError: there is nothing to connect to, or the token is not accepted.
+            ConfigError: no server is configured, or it rejects the token.
             Unavailable: it does not answer.
         """
         _check_configured(access)
@@ -115,7 +112,7 @@ class Server:
         token_file = os.environ.get(KF_PIPELINES_SA_TOKEN_ENV) or KF_PIPELINES_SA_TOKEN_PATH
         projected = ServiceAccountTokenVolumeCredentials() if Path(token_file).exists() else None
         with warnings.catch_warnings(), self._explained("connect"):
-            warnings.simplefilter("ignore")  # Of versions before 2.0, which there are no more.
+            warnings.simplefilter("ignore")  # About versions before 2.0.
             self._client = _Client(
                 host=access.host or None,
                 existing_token=os.environ.get(TOKEN, "").strip() or None,
@@ -125,12 +122,12 @@ class Server:
         self.namespace = access.namespace or self._client.get_user_namespace() or ""
 
     def version(self) -> str:
-        """Return the version that the server reports; a custom build reports none, or anything."""
+        """Return the version that the server reports; a custom build may report none, or any text."""
         with self._explained("ask for the version"):
             return str(self._client.health().get("tag_name") or "")
 
     def experiment(self, name: str) -> str:
-        """Return the id of the experiment of that name, which is created if there is none."""
+        """Return the id of the experiment of a name; create it if there is none."""
         if experiment_id := self._find_experiment(name):
             return experiment_id
         body = kfp_server_api.V2beta1Experiment(display_name=name, namespace=self.namespace or None)
@@ -140,7 +137,7 @@ class Server:
                     experiment=body, _request_timeout=_SECONDS
                 )
             except kfp_server_api.ApiException as error:
-                # Of two that submit their first runs at the same time, one creates it.
+                # Another first run may create it at the same time.
                 if error.status == 409 and (experiment_id := self._find_experiment(name)):
                     return experiment_id
                 raise
@@ -157,15 +154,7 @@ class Server:
         self, name: str, experiment: str, package: dict[str, Any], parameters: dict[str, Any],
         description: str = "",
     ) -> str:  # fmt: skip
-        """Start a run, and return its id.
-
-        Args:
-            name: how people see it.
-            experiment: id of its experiment.
-            package: the compiled pipeline, as the API takes it.
-            parameters: of the pipeline.
-            description: shown with it; may be empty.
-        """
+        """Start a run of a compiled pipeline in the experiment of an id; return its id."""
         body = kfp_server_api.V2beta1Run(
             display_name=name,
             experiment_id=experiment,
@@ -237,13 +226,13 @@ class Server:
         """Return the log of a run's pod, from the API or else from the UI; empty if neither has it."""
         query = {"podname": pod, "runid": run_id, "podnamespace": self.namespace}
         parameters = [item for item in query.items() if item[1]]
-        # Without a version of its own in v2beta1; the UI may be behind another address.
+        # v2beta1 has no such request; the UI may have another address.
         return self._text(f"/apis/v1alpha1/runs/{run_id}/nodes/{pod}/log", []) or self._text(
             "/k8s/pod/logs", parameters, self._ui()
         )
 
     def _text(self, path: str, query: list[tuple[str, str]], host: str = "") -> str:
-        """Return a response of plain text; empty where there is none or it is something else."""
+        """Return a response of plain text, or an empty text."""
         try:
             text = self._client.runs.api_client.call_api(
                 path, "GET", query_params=query, response_type="object", auth_settings=["Bearer"],
@@ -251,13 +240,13 @@ class Server:
             )  # fmt: skip
         except (kfp_server_api.ApiException, urllib3.exceptions.HTTPError, OSError):
             return ""
-        # Errors are JSON with status 200; a login page has status 200 too.
+        # Errors (JSON) and login pages have status 200 too.
         return text if isinstance(text, str) and "<html" not in text.lower() else ""
 
-    def link(self, kind: str, what: str) -> str:
+    def link(self, kind: str, item_id: str) -> str:
         """Return the address of a run (`runs`) or schedule (`recurringrun`) in the UI."""
-        # In a cluster nobody knows under which name people reach its UI.
-        return f"{self._ui() or '<Kubeflow Pipelines>'}/#/{kind}/details/{what}"
+        # Inside the cluster the UI's public name is unknown.
+        return f"{self._ui() or '<Kubeflow Pipelines>'}/#/{kind}/details/{item_id}"
 
     def _ui(self) -> str:
         base = os.environ.get(UI) or self._access.host
@@ -277,8 +266,8 @@ class Server:
 
     @contextmanager
     def _explained(self, verb: str, *, creates: bool = False) -> Iterator[None]:
-        """Turn what the client raises into an error that says what failed and what to do."""
-        hint = "; look at the UI first: it may have been taken all the same" if creates else ""
+        """Turn the client's exceptions into errors with a remedy."""
+        hint = "; look at the UI first: the request may have succeeded" if creates else ""
         try:
             yield
         except kfp_server_api.ApiException as error:
@@ -291,7 +280,7 @@ class Server:
             ) from None
 
     def _from_response(self, error: kfp_server_api.ApiException, verb: str, hint: str) -> KubedetError:
-        """Return the error that a response stands for: Unavailable if the same may work later."""
+        """Return the error for a response: Unavailable if the same request may work later."""
         message = _message(error)
         text = f"cannot {verb}: {self._where} answers {error.status} {error.reason or ''}".rstrip()
         text += f": {message}" if message else ""
@@ -300,9 +289,9 @@ class Server:
         namespace = getattr(self, "namespace", "")
         of = f"the namespace {namespace}" if namespace else "your namespace"
         remedies = {
-            0: "if the server's certificate is your own authority's, give --ca FILE",
+            0: "if your own authority signed the server's certificate, give --ca FILE",
             401: _TOKEN_FIX,
-            403: f"name a --namespace that you may use, or ask for the role kubeflow-edit in {of}",
+            403: f"name a --namespace that you may use, or request the role kubeflow-edit in {of}",
             404: "check the name, and --host: a Kubeflow's ends with /pipeline",
         }
         other = "correct what it names; a Kubeflow for several users needs --namespace"
@@ -310,7 +299,7 @@ class Server:
 
 
 def check_version(tag: str) -> str:
-    """Return a warning about a server that reports this version; empty for the tested one.
+    """Return a warning about a server's version; empty for the tested one.
 
     Raises:
         ConfigError: it is too old.
@@ -331,7 +320,7 @@ def _equals(key: str, value: str) -> str:
 
 
 def _check_configured(access: Access) -> None:
-    """Refuse to connect where kfp's client would fall back on a guessed address."""
+    """Refuse to connect if kfp's client would guess an address."""
     if access.ca and not Path(access.ca).is_file():
         raise ConfigError(f"--ca {access.ca} is no file", fix="name a file with a certificate (PEM)")
     if access.host or os.environ.get("KUBERNETES_SERVICE_HOST"):
@@ -340,26 +329,25 @@ def _check_configured(access: Access) -> None:
         kubernetes.config.load_kube_config(client_configuration=kubernetes.client.Configuration())
     except (kubernetes.config.ConfigException, yaml.YAMLError, OSError) as error:
         raise ConfigError(
-            f"no Kubeflow Pipelines to talk to: no host is named, and of the kubeconfig: {error}",
+            f"no Kubeflow Pipelines is configured: no host is named, and no kubeconfig usable: {error}",
             fix=f"name its URL with --host or {HOSTS[0]}; a Kubeflow's ends with /pipeline",
         ) from None
 
 
 def not_the_api(where: str) -> ConfigError:
-    """Return the error for a response that is not the API's: a login page also comes with status 200."""
+    """Return the error for a response that is not the API's, such as a login page."""
     return ConfigError(
-        f"{where} answers, but not as the API of Kubeflow Pipelines does",
-        fix=f"if it is a page to log in at, {_TOKEN_FIX}; else correct --host: a Kubeflow's ends "
-        "with /pipeline",
+        f"{where} answers, but not as the API of Kubeflow Pipelines",
+        fix=f"if it is a login page, {_TOKEN_FIX}; else correct --host: a Kubeflow's ends with /pipeline",
     )
 
 
 def _message(error: kfp_server_api.ApiException) -> str:
-    """Return the message in a response: a field of its JSON, or the beginning of its text."""
+    """Return the message of an error response in JSON or text."""
     body = error.body.decode(errors="replace") if isinstance(error.body, bytes) else error.body or ""
     try:
         response = json.loads(body)
     except ValueError:
-        return "" if "<html" in body.lower() else body.strip()[:_TEXT_LIMIT]
+        return "" if "<html" in body.lower() else body.strip()[:_MESSAGE_LIMIT]
     message = response.get("message") or response.get("error") if isinstance(response, dict) else None
     return str(message or "")[:_MESSAGE_LIMIT]

@@ -1,8 +1,7 @@
-"""Compiles the pipeline and executes the file on this machine with Kubeflow's own local runner.
+"""Compiles the pipeline and executes it on this machine with Kubeflow's local runner.
 
-A process of its own, `python -m pipelines.local FILE ROOT ARGUMENTS`, which `kubedet run`
-starts and watches: the runner writes its log and the steps' output to stdout. (Importing
-kfp takes two seconds; the process that a person looks at does not.)
+`kubedet run` starts `python -m pipelines.local FILE ROOT ARGUMENTS`, which imports kfp and writes the
+runner's log and the steps' output to stdout.
 """
 
 import json
@@ -27,35 +26,26 @@ _stopping = threading.Event()
 
 
 def execute(file: Path, root: Path, arguments: dict[str, Any]) -> int:
-    """Execute a compiled pipeline; the steps' output goes to stdout.
-
-    Args:
-        file: YAML as `kubedet cluster compile` writes it.
-        root: folder for the steps' artifacts.
-        arguments: pipeline parameters.
+    """Execute a compiled pipeline with these parameters; `root` is the folder for artifacts.
 
     Returns:
-        Exit code: 0, 1 where a step failed, 143 when it was stopped.
+        Exit code: 0, 1 if a step failed, 143 if it was stopped.
     """
-    # Of no use here: resources and display names are ignored, and the image's name is no matter.
+    # The local runner ignores resources, display names and images.
     warnings.filterwarnings("ignore", message=".*have no effect in the current local runner")
     warnings.filterwarnings("ignore", message=".*non-Python base image", category=RuntimeWarning)
     local.init(runner=local.SubprocessRunner(use_venv=False), pipeline_root=str(root))
     pipeline = components.load_component_from_text(for_this_machine(file.read_text()))
     try:
         pipeline(**arguments)
-    except RuntimeError as error:  # It names the step, whose output told the reason.
+    except RuntimeError as error:  # It names the step, which has printed the reason.
         print(error, flush=True)
         return EXIT_RETRY if _stopping.is_set() else EXIT_FAILURE
     return EXIT_RETRY if _stopping.is_set() else 0
 
 
 def for_this_machine(text: str) -> str:
-    """Take out of a compiled pipeline what only a cluster needs.
-
-    Retries answer lost pods; here the local runner would repeat a user's mistake after half a minute,
-    and then again. For the clean-up, a guard ends what a step has started.
-    """
+    """Remove retries, which are for lost pods, and the clean-up, which the process guard does here."""
     spec = next(yaml.safe_load_all(text))
     for graph in [spec["root"], *spec.get("components", {}).values()]:
         tasks = graph.get("dag", {}).get("tasks", {})
@@ -67,16 +57,16 @@ def for_this_machine(text: str) -> str:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Ask the running step, and any the runner still starts, to end; then the runner ends itself.
+    """Ask the running step, and any the runner still starts, to end; then the runner ends.
 
-    The runner must not be interrupted: it would close the pipe that the step still writes to.
+    An interrupted runner would close the pipe that the step still writes to.
     """
     if not _stopping.is_set():
         _stopping.set()
-        threading.Thread(target=_ask_again_and_again, daemon=True).start()
+        threading.Thread(target=_stop_steps, daemon=True).start()
 
 
-def _ask_again_and_again() -> None:
+def _stop_steps() -> None:
     while True:
         os.killpg(0, signal.SIGTERM)
         time.sleep(1)

@@ -1,7 +1,7 @@
 """Reads from the pods of a run why a step is pending or failed.
 
-Kubeflow Pipelines shows RUNNING for a step whose pod is pending, and FAILED without a cause. The cluster's
-API knows more; if it cannot be reached this finds no pods.
+Kubeflow Pipelines shows RUNNING for a step whose pod is pending, and FAILED without a cause. If the cluster's
+API cannot be reached, a run has no pods here.
 """
 
 import re
@@ -24,33 +24,29 @@ LABEL = "pipeline/runid"
 """Label of a run's pods, with the run's id."""
 
 MAIN = "main"
-"""The container that does the work of a step."""
+"""The container of a step's code."""
 
-_NODE = "workflows.argoproj.io/node-name"  # Annotation: the way to a pod's step.
+_NODE = "workflows.argoproj.io/node-name"  # Annotation with the names of a pod's step and its graphs.
 _STANDALONE = "kubeflow"  # Namespace of the runs if Kubeflow Pipelines is not for several users.
 _TIMINGS = Timings(connect=3.0, read=10.0, patience=0.0)
-_AWAY = 60.0  # Seconds until an API server that did not answer is asked again.
-_SLOW = 30.0  # Seconds after which the events of a pod that only gets ready are read.
+_AWAY = 60.0  # Seconds until an API server that did not answer is tried again.
+_SLOW = 30.0  # Seconds after which the events of a starting pod are read.
 _USUAL = (None, "PodInitializing", "ContainerCreating")
-_LINES = 200  # Of a log, among which the error is looked for.
-_LAST = 5  # Lines of a log without an error that are shown.
+_LINES = 200  # Of a log, which are searched for the error.
+_LAST = 5  # Lines to show of a log without an error.
 _REASON_LIMIT = 500  # Characters of a reason.
-_FATAL = re.compile(r"F\d{4} \S+ +\d+ \S+\] KFP driver: (.*)")  # What a driver ends with.
+_FATAL = re.compile(r"F\d{4} \S+ +\d+ \S+\] KFP driver: (.*)")  # The last line of a driver that fails.
 _AROUND = re.compile(r"[IWEF]\d{4} |time=\S+ level=|Error: exit status")  # Lines of Kubeflow and Argo.
 _FIX = re.compile(r"\n\s*fix: ")
-_MEMORY = (
-    "take a larger --size (or step_memory), or make less at once of it: what was finished is found again"
-)
+_MEMORY = "use a larger --size (or step_memory); finished work is reused"
 
 
 @dataclass(frozen=True)
 class Step:
-    """Which pod of which step."""
+    """A step, or the pod of Kubeflow Pipelines that prepares it."""
 
     title: str
-    """As people see the step."""
     driver: bool = False
-    """Whether it is the pod of Kubeflow Pipelines that prepares the step."""
 
     def __str__(self) -> str:
         return f"{self.title} (its driver)" if self.driver else self.title
@@ -80,12 +76,9 @@ class Wait:
 
 
 class Pods:
-    """The pods of one run.
+    """The pods of one run; `titles` are those of the steps by name.
 
-    Args:
-        run_id: the run.
-        namespace: where they are; empty is that of the kubeconfig or of this pod, or `kubeflow`.
-        titles: of the steps, by name.
+    An empty namespace is that of the kubeconfig or of this pod, or `kubeflow`.
     """
 
     def __init__(self, run_id: str, namespace: str, titles: dict[str, str]) -> None:
@@ -100,7 +93,7 @@ class Pods:
         self._places = [cluster.within(name) for name in dict.fromkeys(names)]
 
     def waiting(self) -> list[Wait]:
-        """Return what holds pods back that are to start: those of the run, and of its training job."""
+        """Return why pods of the run and of its training job do not start."""
         pods = [(cluster, pod, self._step(pod)) for cluster, pod in self._newest()]
         training = self._titles.get("train", "train")
         for cluster, pod in self._all(f"{LABEL_NAME}={jobs.name_of(self._run_id)}") if pods else ():
@@ -108,7 +101,7 @@ class Pods:
         return [wait for cluster, pod, step in pods for wait in _waits(cluster, pod, step)]
 
     def failed(self) -> list[Cause]:
-        """Return why the steps failed whose last pod did."""
+        """Return why steps failed: those whose last pod failed."""
         found = ((pod, _failure_of(cluster, pod)) for cluster, pod in self._newest())
         return [Cause.of(self._step(pod), text) for pod, text in found if text]
 
@@ -128,7 +121,7 @@ class Pods:
         return ""
 
     def without_secret(self, name: str) -> str:
-        """Return the run's namespace if it has no such Secret; empty if it has, or if that is not known."""
+        """Return the run's namespace if the Secret is missing there; empty if it exists, or if unknown."""
         for cluster in self._places[:1]:
             read = partial(cluster.core.read_namespaced_secret, name, cluster.namespace)
             try:
@@ -138,11 +131,11 @@ class Pods:
         return ""
 
     def namespace(self) -> str:
-        """Return the namespace that the run's pods are in; empty if they are not seen."""
+        """Return the namespace of the run's pods; empty if unknown."""
         return next((cluster.namespace for cluster, _ in self._newest()), "")
 
     def _newest(self) -> list[tuple[Cluster, Any]]:
-        """Return the last pod (V1Pod) of every step; those before it were tried again."""
+        """Return the last pod (V1Pod) of every step."""
         newest: dict[str, tuple[Cluster, Any]] = {}
         for cluster, pod in self._all(f"{LABEL}={self._run_id}"):
             node = re.sub(r"\(\d+\)$", "", _node(pod))
@@ -174,12 +167,7 @@ class Pods:
 
 
 def step_of(node: str, titles: dict[str, str]) -> Step:
-    """Return the step that a node of the workflow belongs to.
-
-    Args:
-        node: its name, with those above it: `run(0).root(0).exit-handler-1(0).train(0).executor(0)`.
-        titles: of the steps, by name.
-    """
+    """Return the step of a workflow node, e.g. `run(0).root(0).exit-handler-1(0).train(0).executor(0)`."""
     names = [part.partition("(")[0] for part in node.split(".")]
     driver = names[-1].endswith("-driver")
     plain = [name.removesuffix("-driver") for name in names]
@@ -225,7 +213,7 @@ def _short(text: str | None) -> str:
 
 
 def _failure_of(cluster: Cluster, pod: Any) -> str:
-    if pod.status.phase == "Failed" and pod.status.reason:  # Evicted, NodeLost, ...: the pod as a whole.
+    if pod.status.phase == "Failed" and pod.status.reason:  # Evicted, NodeLost, ...
         return f"{pod.status.reason}: {_short(pod.status.message)}"
     ended = [(item.name, item.state.terminated) for item in _containers(pod) if item.state]
     bad = [(name, state) for name, state in ended if state and state.exit_code != 0]
@@ -234,7 +222,7 @@ def _failure_of(cluster: Cluster, pod: Any) -> str:
     if state is None:
         return f"the pod {name} failed" if pod.status.phase == "Failed" else ""
     if state.reason == "OOMKilled":
-        return f"it was killed for the memory it took (OOMKilled)\n  fix: {_MEMORY}"
+        return f"it used too much memory and was killed (OOMKilled)\n  fix: {_MEMORY}"
     if state.message and state.message.strip():
         return state.message.strip().removeprefix("error: ")
     read = partial(
@@ -250,7 +238,7 @@ def _failure_of(cluster: Cluster, pod: Any) -> str:
 
 
 def error_of_log(log: str) -> str:
-    """Return the error that a log ends with, or else its last lines."""
+    """Return the error at the end of a log, or else its last lines."""
     lines = [line.rstrip() for line in log.splitlines() if line.strip()]
     if message := output.own_message(lines):
         return message

@@ -17,16 +17,16 @@ from pipelines.submission import Submission
 from trainer.base.errors import ConfigError
 
 _MARK = "made by kubedet schedule, "
-"""Prefix of the fingerprint in the description of recurring runs that kubedet made."""
+"""Starts the description of kubedet's recurring runs, before a fingerprint."""
 
 _FORMER = ", after "
-"""Between the fingerprint and the ids of the recurring runs that it replaced: their runs are its history."""
+"""After the fingerprint, before the ids of replaced recurring runs, whose runs are its history."""
 
 _MOST_FORMER = 50
-"""Ids that a description names: an id has 36 characters."""
+"""Ids in a description."""
 
 _STARTED = "started by kubedet schedule --run-now"
-"""Description of a run that was started by hand, as earlier versions wrote it too."""
+"""Description of a run that was started by hand, also by earlier versions."""
 
 _UNKNOWN_DAYS = re.compile(r"[Ll#]|(?<![\d/])7(?!\d)")
 
@@ -37,7 +37,7 @@ def parse_cron(text: str) -> str:
     Kubeflow's parser, https://pkg.go.dev/github.com/robfig/cron@v1.2.0, rejects `L`, `#` and 7 for Sunday.
 
     Raises:
-        ConfigError: it cannot be read, or is never due.
+        ConfigError: it is invalid, or never due.
     """
     fields = text.split()
     if len(fields) not in (5, 6):
@@ -66,24 +66,18 @@ def due_times(cron: str, after: datetime) -> Iterator[datetime]:
 
 
 def put(server: Server, submission: Submission, cron: str) -> tuple[str, str]:
-    """Create or replace the schedule of that name.
+    """Create or replace the schedule of a submission's name, at the times of `parse_cron`.
 
-    Kubeflow Pipelines cannot change a recurring run. The former one is deleted after the new one was
-    created: if the second call fails there are two, and the next call leaves one.
-
-    Args:
-        server: where it is kept.
-        submission: its name, and what it runs.
-        cron: when, as `parse_cron` returns it.
+    Kubeflow Pipelines cannot change a recurring run. The old one is deleted after the new one was created:
+    if the deletion fails there are two, and the next call leaves one.
 
     Returns:
-        Its id, and what was done: "created", "replaced", "enabled" or "unchanged".
+        Its id, and "created", "replaced", "enabled" or "unchanged".
 
     Raises:
         ConfigError: a recurring run that kubedet did not create has the name.
     """
     package = submission.package()
-    # 16 hex digits that identify what the schedule runs, and when.
     parts = [submission.experiment, dict(submission.parameters), cron, package]
     mark = _MARK + hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     existing = _own(server, submission.name)
@@ -114,7 +108,7 @@ def _body(
         pipeline_spec=package,
         runtime_config=kfp_server_api.V2beta1RuntimeConfig(parameters=dict(submission.parameters)),
         trigger=kfp_server_api.V2beta1Trigger(cron_schedule=kfp_server_api.V2beta1CronSchedule(cron=cron)),
-        # The next run waits for the end of this one; missed runs are not started later.
+        # One run at a time; missed runs are not started later.
         max_concurrency="1",
         no_catchup=True,
         mode=kfp_server_api.RecurringRunMode.ENABLE,
@@ -122,10 +116,10 @@ def _body(
 
 
 def start(server: Server, name: str) -> str:
-    """Start a run of a schedule now, with its parameters, and return its id; its times stay as they are.
+    """Start a run of a schedule now, with its parameters, and return its id.
 
     Raises:
-        ConfigError: there is none of that name, or one of its runs has not ended.
+        ConfigError: there is no such schedule, or one of its runs has not ended.
     """
     schedule = named(server, name)[-1]
     if unfinished := [run.run_id for run in runs(server, name) if run.state not in ENDED]:
@@ -136,7 +130,7 @@ def start(server: Server, name: str) -> str:
     package, experiment = schedule.pipeline_spec, schedule.experiment_id
     if package is None or experiment is None:
         raise ConfigError(
-            f"Kubeflow Pipelines does not report what the schedule {name!r} runs",
+            f"Kubeflow Pipelines does not report the pipeline of the schedule {name!r}",
             fix="start the same with `kubedet submit`",
         )
     return server.create_run(f"{name} now", experiment, package, parameters_of(schedule), _STARTED)
@@ -152,10 +146,7 @@ def runs(server: Server, name: str) -> list[Any]:
 def past(server: Server, name: str, data_root: str = "") -> tuple[list[history.Run], str]:
     """Return the runs of a schedule, the oldest first, and why their records could not be read, if so.
 
-    Args:
-        server: where the schedule is.
-        name: the schedule's.
-        data_root: where this machine sees the runs' data; empty is where they see it themselves.
+    `data_root` is the location of the runs' data for this machine, if it differs from the runs'.
 
     Raises:
         ConfigError: there is no schedule of that name, or the prices cannot be used.
@@ -189,7 +180,7 @@ def made_by_kubedet(server: Server) -> list[Any]:
 
 
 def parameters_of(schedule: Any) -> dict[str, Any]:
-    """Return the parameters that a recurring run gives the pipeline."""
+    """Return the pipeline's parameters in a recurring run."""
     return (schedule.runtime_config.parameters if schedule.runtime_config else None) or {}
 
 

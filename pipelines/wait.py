@@ -1,7 +1,7 @@
-"""Follows a run in a cluster to its end, and says why it failed.
+"""Follows a run in a cluster to its end, and explains a failure.
 
-Kubeflow Pipelines 2.17 leaves the `error` of runs and steps empty. So the state of the pods is read, and if
-the cluster's API cannot be reached the logs in Kubeflow's API or UI; else the message names the log.
+Kubeflow Pipelines 2.17 leaves the `error` of runs and steps empty. So the pods' state is read, or if the
+cluster's API cannot be reached the logs in Kubeflow's API or UI; else the message names the log.
 """
 
 import textwrap
@@ -15,43 +15,43 @@ from trainer.base.errors import LaunchError
 from trainer.base.log import clock
 
 SECONDS = 5.0
-"""Between two looks."""
+"""Between two requests."""
 
 PATIENCE = 900.0
-"""How long Kubeflow Pipelines may be away before nobody waits any more, in seconds."""
+"""Seconds of an outage of Kubeflow Pipelines after which `follow` gives up."""
 
 _STEPS = TITLES | ASSIST | SEARCH | CLEANUP
 _NAMES = _STEPS | {title: title for title in _STEPS.values()}
 _ORDER = ("FAILED", "CANCELING", "RUNNING", "PENDING")
-"""What is shown of a step that several pods do: the first that any of them is."""
+"""The state of a step with several pods is the first that any of them has."""
 
 _IMPLEMENTATIONS = ("retry-system-container-impl", "system-container-impl")
 _DRIVERS = ("system-container-driver", "system-dag-driver")
-"""Templates of Kubeflow's workflows, whose names are in the names of their pods."""
+"""Templates of Kubeflow's workflows, which are part of the names of their pods."""
 
-_AGAIN = "what it had finished is found by a new one, and by this one after `Retry` in the UI"
+_AGAIN = "finished work is reused by a new run, and by this one after `Retry` in the UI"
 
 
 def follow(
     server: Server, run_id: str, *, deadline: int = 0, conditional: bool = False, secret: str = ""
 ) -> None:
-    """Print how a run and its steps go on, and what holds them back, until it has ended.
+    """Print the states of a run and its steps, and reasons for waiting, until it has ended.
 
     Args:
-        server: where it runs.
+        server: runs it.
         run_id: its id.
-        deadline: seconds after which it is to be ended; 0 is never.
-        conditional: whether it trains only if its source holds something new.
-        secret: the Secret that it was asked to take the object store's keys from; empty is none.
+        deadline: seconds after which Kubeflow ends it; 0 is never.
+        conditional: whether it may skip training.
+        secret: the Secret with its object store's keys, if one was named.
 
     Raises:
-        LaunchError: it failed, with the steps that did and what they said, or it was stopped.
-        Unavailable: Kubeflow Pipelines was away for too long; the run may go on.
+        LaunchError: it failed, with the errors of its steps, or it was stopped.
+        Unavailable: Kubeflow Pipelines did not answer for too long; the run may continue.
     """
     shown: dict[str, str] = {}
     reported: set[tuple[str, str]] = set()
     pods = Pods(run_id, server.namespace, _NAMES)
-    start = seen = time.monotonic()
+    start = last_answer = time.monotonic()
     away = False
 
     def show(text: str) -> None:
@@ -61,25 +61,25 @@ def follow(
         try:
             run = server.run(run_id)
         except Unavailable as error:
-            if time.monotonic() - seen > PATIENCE:
+            if time.monotonic() - last_answer > PATIENCE:
                 raise
             if not away:
                 show(f"no answer, trying again: {error.message}")
             away = True
             time.sleep(SECONDS)
             continue
-        seen, away = time.monotonic(), False
-        for what, state in (_states(run) | {"run": run.state}).items():
-            if state and state != shown.get(what):
-                shown[what] = state
-                # Who ends a run makes its steps fail.
-                show(f"{what}: {'stopped' if state == 'FAILED' and stopped(run) else state.lower()}")
+        last_answer, away = time.monotonic(), False
+        for name, state in (_states(run) | {"run": run.state}).items():
+            if state and state != shown.get(name):
+                shown[name] = state
+                # The steps of a stopped run fail.
+                show(f"{name}: {'stopped' if state == 'FAILED' and stopped(run) else state.lower()}")
         if run.state in ENDED:
             if left := _job_left(pods):
                 show(left)
             raise_failure(server, run, pods, _NAMES, deadline, secret)
             if conditional and TITLES["train"] not in shown:
-                show("nothing new: nothing was trained; the step of the data says since when")
+                show("nothing new: nothing was trained; see the step that prepares the data")
             return
         for wait in pods.waiting():
             if (str(wait.step), wait.reason) not in reported:
@@ -89,17 +89,16 @@ def follow(
 
 
 def _job_left(pods: Pods) -> str:
-    """Describe a training job that outlives its run; one that is being deleted gets some seconds."""
-    left = pods.job_left()
+    """Describe a training job that outlives its run; its deletion may take some seconds."""
     for _ in range(3):
-        if left:
-            time.sleep(SECONDS)
-            left = pods.job_left()
-    return left
+        if not pods.job_left():
+            return ""
+        time.sleep(SECONDS)
+    return pods.job_left()
 
 
 def _states(run: Any) -> dict[str, str]:
-    """Return the states of the pipeline's steps by title; drivers and inner graphs are no steps."""
+    """Return the states of the pipeline's steps by title, without drivers and inner graphs."""
     states: dict[str, set[str]] = {}
     for item in _tasks(run):
         if item.display_name in _NAMES and item.state:
@@ -117,7 +116,7 @@ def raise_failure(
     """Raise an error unless a run, which has ended, succeeded; `titles` are those of the steps, by name.
 
     Raises:
-        LaunchError: it failed, with the steps that did and what they said; or it was stopped.
+        LaunchError: it failed, with the errors of its steps, or it was stopped.
     """
     if run.state == "SUCCEEDED":
         return
@@ -130,12 +129,12 @@ def raise_failure(
     if deadline and took >= deadline:
         raise LaunchError(
             f"{name} was ended at its deadline of {deadline} s",
-            fix="raise --deadline: a new run finds what this one had finished",
+            fix="raise --deadline: a new run reuses finished work",
         )
     causes = _causes(server, run, pods, titles)
     lines = [line for cause in causes for line in _lines(cause, alone=len(causes) == 1)]
     remedy = _remedy(server, run, causes, pods)
-    # Last, for the search of the causes finds the namespace. Without keys a step blames region or network.
+    # After the causes, whose search finds the namespace. Without keys a step blames region or network.
     if secret and (namespace := pods.without_secret(secret)):
         missing = f"there is no Secret {secret} in namespace {namespace}: its steps had no keys from it"
         lines.insert(0, f"  {missing}")
@@ -151,7 +150,7 @@ def _causes(server: Server, run: Any, pods: Pods, titles: dict[str, str]) -> lis
         if message := _message(task.error):
             causes[step] = Cause.of(step, message)
     missing = {step: item for step, item in steps.items() if step not in causes}
-    # The API names no pods of a step itself: they are children of tasks `executor`, which name no step.
+    # In the API a step's pods are children of tasks `executor`, which do not name the step.
     executors = [item for item in failed if item.display_name == "executor"]
     if sum(not step.driver for step in missing) != 1:
         executors = []
@@ -167,7 +166,7 @@ def _causes(server: Server, run: Any, pods: Pods, titles: dict[str, str]) -> lis
 
 
 def _step(name: str, titles: dict[str, str]) -> Step | None:
-    """Return the step of a task; the graphs around steps, and attempts, are none."""
+    """Return the step of a task; None for graphs around steps, and for attempts."""
     if name.endswith("-driver"):
         plain = name.removesuffix("-driver")
         return Step(titles.get(plain, plain), driver=True)
@@ -184,7 +183,7 @@ def _log(server: Server, run: Any, node: str, *, driver: bool) -> str:
 
 
 def _lines(cause: Cause, *, alone: bool) -> list[str]:
-    """Return the lines of a cause in the message; the fix of a single cause becomes that of the error."""
+    """Return the lines of a cause; the fix of a single cause is that of the whole error."""
     first, *rest = f"{cause.step}: {cause.text.strip()}".splitlines()
     fix = [f"fix: {cause.fix}"] if cause.fix and not alone else []
     return [f"  {first}", *(f"    {line}" for line in [*textwrap.dedent("\n".join(rest)).splitlines(), *fix])]
@@ -195,10 +194,10 @@ def _remedy(server: Server, run: Any, causes: list[Cause], pods: Pods) -> str:
         return causes[0].fix
     if causes and all(cause.fix for cause in causes):
         return "see the steps above"
-    which = " and ".join(dict.fromkeys(str(cause.step) for cause in causes)) or "the step that failed"
+    steps = " and ".join(dict.fromkeys(str(cause.step) for cause in causes)) or "the step that failed"
     namespace = pods.namespace() or server.namespace or "kubeflow"
     return (
-        f"look at the log of {which}: in the UI at {server.link('runs', run.run_id)}, or "
+        f"look at the log of {steps}: in the UI at {server.link('runs', run.run_id)}, or "
         f"`kubectl -n {namespace} logs -l {LABEL}={run.run_id} -c {MAIN} --prefix --tail 50`"
     )
 

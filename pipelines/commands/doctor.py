@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.commands import Commands
 from pipelines.commands import options as shared
+from pipelines.commands.parser import option
 from trainer.base.errors import EXIT_FAILURE, ConfigError, KubedetError
 from trainer.base.safe_text import whole_number
 
@@ -29,61 +30,50 @@ def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "doctor",
-        description="Check what a run in the cluster of KUBECONFIG needs, or with --local what `kubedet run` "
-        "needs of this machine. Exit code: 0 if a run can be started, 1 if something is missing.",
+        description="Check the requirements of a run in the cluster of KUBECONFIG, or with --local those of "
+        "`kubedet run` on this machine. Exit code: 0 if a run can be started, 1 if something is missing.",
     )
-    parser.add_argument("--local", action="store_true", help="check this machine alone")
-    parser.add_argument(
-        "--data-root", default="", metavar="URI", help="write, read and delete a small file there, from here"
-    )
-    parser.add_argument("--gpus", type=int, default=0, metavar="N", help="GPUs of each machine")
-    parser.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: text")
+    option(parser, "--local", "check only this machine")
+    option(parser, "--data-root URI", "write, read and delete a small file there, from here")
+    option(parser, "--gpus N", "GPUs of each machine", 0)
+    option(parser, "-o --output text|json", "default: text", "text")
     cluster = parser.add_argument_group("in a cluster")
-    cluster.add_argument("-n", "--namespace", default="", metavar="NAME", help="default: KUBECONFIG's")
-    cluster.add_argument(
-        "--credentials", default="", metavar="SECRET", help="Secret with the object store's keys"
-    )
-    cluster.add_argument("--claim", default="", metavar="PVC", help="PersistentVolumeClaim of the data root")
-    cluster.add_argument("--nodes", type=int, default=1, metavar="N", help="machines of a job (default: 1)")
-    cluster.add_argument(
-        "--resource", action="append", default=[], metavar="NAME[=N]",
-        help="devices of each machine, e.g. rdma/hca=1; without a number they are counted",
+    option(cluster, "-n --namespace NAME", "default: KUBECONFIG's")
+    option(cluster, "--credentials SECRET", "Secret with the object store's keys")
+    option(cluster, "--claim PVC", "PersistentVolumeClaim of the data root")
+    option(cluster, "--nodes N", "machines of a job", 1)
+    option(
+        cluster, "--resource NAME[=N]...",
+        "devices of each machine, e.g. rdma/hca=1; without a number print the available ones",
     )  # fmt: skip
-    cluster.add_argument(
-        "--queue", default="", metavar="NAME",
-        help="LocalQueue of Kueue: does it take jobs, does Kueue serve their kind, does any wait in vain",
-    )  # fmt: skip
+    text = "LocalQueue of Kueue: whether it admits jobs, and Kueue manages their kinds"
+    option(cluster, "--queue NAME", text)
     shared.add_sizes(cluster, "default: not checked")
-    cluster.add_argument(
-        "--host", default="", metavar="URL", help="Kubeflow Pipelines' API (default: $KFP_ENDPOINT)"
-    )
-    cluster.add_argument("--ca", default="", metavar="FILE", help="certificate of that host's own authority")
+    option(cluster, "--host URL", "Kubeflow Pipelines' API (default: $KFP_ENDPOINT)")
+    option(cluster, "--ca FILE", "certificate of that host's own authority")
     pods = parser.add_argument_group("in the pods of a job")
-    pods.add_argument(
-        "--job", default="", metavar="NAME",
-        help="check the pods of a running job: /dev/shm, network interfaces, GPUs, memlock, RDMA",
-    )  # fmt: skip
-    pods.add_argument("--shared-memory", default="", metavar="SIZE", help="least /dev/shm, e.g. 8Gi")
-    pods.add_argument("--interface", default="", metavar="NAME", help="network interface of NCCL, e.g. net1")
-    pods.add_argument("--rdma", action="store_true", help="an RDMA device and unlimited locked memory")
+    text = "check the pods of a running job: /dev/shm, network interfaces, GPUs, memlock, RDMA"
+    option(pods, "--job NAME", text)
+    option(pods, "--shared-memory SIZE", "required /dev/shm, e.g. 8Gi")
+    option(pods, "--interface NAME", "network interface of NCCL, e.g. net1")
+    option(pods, "--rdma", "an RDMA device and unlimited locked memory")
     parser.set_defaults(command=_doctor)
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    from trainer.launching import doctor as machine
+
     _check_options(options)
-    results = _local(options) if options.local else chain(_cluster(options), _pipelines(options))
+    if options.local:
+        results = machine.check_machine(machine.Needs(gpus=options.gpus, output=options.data_root))
+    else:
+        results = chain(_cluster(options), _pipelines(options))
     if options.output == "json":
         checks = list(results)
         print(json.dumps([asdict(check) for check in checks], indent=2))
     else:
         checks = _print_checks(results)
     return EXIT_FAILURE if any(check.state == "missing" for check in checks) else 0
-
-
-def _local(options: argparse.Namespace) -> "Iterator[Check]":
-    from trainer.launching import doctor as machine
-
-    yield from machine.check_machine(machine.Needs(gpus=options.gpus, output=options.data_root))
 
 
 def _cluster(options: argparse.Namespace) -> "Iterator[Check]":
@@ -144,16 +134,9 @@ def _check_options(options: argparse.Namespace) -> None:
     from pipelines import sizes
     from trainer.launching.doctor import size
 
-    not_used: dict[str, tuple[str, ...]] = (
-        {"means nothing with --local": _IN_CLUSTER + _IN_PODS} if options.local else {}
-    )
-    not_used |= {} if options.local or options.job else {"needs --job": _IN_PODS}
-    problems = [
-        f"--{name.replace('_', '-')} {reason}"
-        for reason, names in not_used.items()
-        for name in names
-        if getattr(options, name)
-    ]
+    reason = "has no effect with --local" if options.local else "needs --job"
+    useless = (*_IN_CLUSTER, *_IN_PODS) if options.local else () if options.job else _IN_PODS
+    problems = [f"--{name.replace('_', '-')} {reason}" for name in useless if getattr(options, name)]
     problems += [f"--nodes {options.nodes} is less than one"] if options.nodes < 1 else []
     problems += [f"--gpus {options.gpus} is less than zero"] if options.gpus < 0 else []
     for text in options.resource:

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they ask for."""
+"""Options that several commands share, and the objects that they describe."""
 
 import argparse
 import os
@@ -22,28 +22,27 @@ Options = argparse.Namespace
 Group = argparse._ActionsContainer
 
 BY_SOURCE = "default: small for sample, large for coco:2017 and openimages:, else medium"
-"""The help on leaving out the size."""
 
 _SIZES = ("step_cpu", "step_memory")
-"""Parameters that a size stands for."""
+"""Parameters that --size sets."""
 
 
 def add_overrides(parser: Group) -> None:
-    """Declare --set and its short forms --boxes and --merge-classes, in a parser or a group of it."""
+    """Declare --set and its short forms --boxes and --merge-classes."""
     option(
         parser, "--set KEY=VALUE...", "change one value of the configuration, e.g. train.lr=0.01; may be "
-        "given again; `kubedet recipes --explain` says what there is", dest="overrides",
+        "repeated; `kubedet recipes --explain` lists the keys", dest="overrides",
     )  # fmt: skip
     option(
         parser, "--boxes auto|xywh|xyxy|normalised",
-        "how the boxes of a COCO JSON are written; auto (the default) reads xywh in pixels, and fails "
-        "if they look different; short for --set data.box_format=...",
+        "format of the boxes of a COCO JSON; auto (the default) reads xywh in pixels, and fails if they "
+        "look different; short for --set data.box_format=...",
         action=_Set, const="data.box_format", dest="overrides", default=argparse.SUPPRESS,
     )  # fmt: skip
     parser.add_argument(
         "--merge-classes", action="append_const", const="data.merge_classes=true", dest="overrides",
         default=argparse.SUPPRESS,
-        help="make one class of names that differ only by case, spaces or Unicode form; short for "
+        help="merge classes whose names differ only by case, spaces or Unicode form; short for "
         "--set data.merge_classes=true",
     )  # fmt: skip
 
@@ -56,9 +55,9 @@ class _Set(argparse.Action):
 
 
 def read_recipe(options: Options) -> dict[str, Any]:
-    """Return the overrides of --set, and put a recipe's name in the place of a file that --recipe names.
+    """Return the overrides of --set and of a recipe file; replace the file in the options by its recipe.
 
-    What the file sets is among the overrides; --set goes before it.
+    --set wins over the file.
 
     Raises:
         ConfigError: either cannot be used; StorageError: the file cannot be read.
@@ -71,25 +70,25 @@ def read_recipe(options: Options) -> dict[str, Any]:
 
 
 def add_parameter(parser: Group, item: Parameter) -> None:
-    """Declare the option of a parameter of the pipeline; it is None if nobody gives it."""
+    """Declare the option of a parameter of the pipeline; its default is None."""
     option(parser, f"{item.option} {item.metavar}", item.help(), None, type=item.kind)
 
 
-def add_published(parser: Group, what: str = "where published models are") -> None:
-    """Declare the data root, and what it is to the command."""
-    option(parser, "--data-root URI", what, LOCAL["data_root"].default)
+def add_published(parser: Group, meaning: str = "where published models are") -> None:
+    """Declare the data root, and its meaning for the command."""
+    option(parser, "--data-root URI", meaning, LOCAL["data_root"].default)
 
 
 def add_prices(parser: Group) -> None:
     """Declare --prices."""
     option(
-        parser, "--prices FILE", "prices of hours and bytes, as YAML (default: what KUBEDET_PRICES names, or "
-        "prices.yaml in the data root)",
+        parser, "--prices FILE", "prices of hours and bytes, as YAML (default: the file in KUBEDET_PRICES, "
+        "or prices.yaml in the data root)",
     )  # fmt: skip
 
 
 def use_prices(options: Options) -> str:
-    """Let this process, and those that it starts, take the prices of --prices; return their absolute URI.
+    """Set the prices of --prices for this process and its children; return their absolute URI.
 
     Raises:
         ConfigError: the file cannot be used; StorageError: it cannot be read.
@@ -106,12 +105,9 @@ def use_prices(options: Options) -> str:
 
 
 def add_model(parser: Group) -> None:
-    """Declare which exported model is meant."""
-    parser.add_argument(
-        "model", metavar="MODEL",
-        help="an exported model's folder (RUN/model, also on s3://), or NAME or NAME@VERSION of a "
-        "published one",
-    )  # fmt: skip
+    """Declare an exported model."""
+    text = "an exported model's folder (RUN/model, also on s3://), or NAME or NAME@VERSION of a published one"
+    parser.add_argument("model", metavar="MODEL", help=text)
     add_published(parser)
 
 
@@ -123,12 +119,11 @@ def add_inference(parser: Group) -> None:
     )  # fmt: skip
     option(
         parser, "--format F", "format of the model to run: onnx, openvino, onnx-int8, torch-export (default: "
-        "the first there is)", dest="kind",
+        "the first available)", dest="kind",
     )  # fmt: skip
     option(
-        parser, "--run-code", "open torch-export's model.pt2 too, which is a program: it can do on this "
-        "machine whatever you can",
-    )  # fmt: skip
+        parser, "--run-code", "open torch-export's model.pt2 too, which is a program with your permissions"
+    )
 
 
 def checked_pixel_limit(options: Options) -> int:
@@ -147,8 +142,8 @@ def add_access(parser: argparse.ArgumentParser) -> None:
     """Declare where Kubeflow Pipelines is."""
     group = parser.add_argument_group(
         "Kubeflow Pipelines",
-        "The token, if one is needed, is in the variable KFP_EXISTING_TOKEN, as for kfp itself; a pod's "
-        "own is found. Without a host: the cluster around this process, or that of the kubeconfig.",
+        "A token, if needed, is read from the variable KFP_EXISTING_TOKEN, as by kfp, or from the pod. "
+        "Without a host: the cluster around this process, or that of the kubeconfig.",
     )
     option(group, "--host URL", "its API (default: $KFP_ENDPOINT)")
     option(group, "--namespace NAME", "your profile's, if several users share it (default: $KFP_NAMESPACE)")
@@ -156,8 +151,8 @@ def add_access(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser, *, without: tuple[str, ...] = ()) -> None:
-    """Declare what to run: the pipeline's parameters, but those that the command gives itself."""
-    group = parser.add_argument_group("what to run")
+    """Declare the pipeline's parameters except for `without`, which the command sets."""
+    group = parser.add_argument_group("parameters")
     for name, item in parameters.TABLE.items():
         if item.metavar and name not in (*_SIZES, *without):
             add_parameter(group, item)
@@ -165,20 +160,20 @@ def add_run(parser: argparse.ArgumentParser, *, without: tuple[str, ...] = ()) -
     add_overrides(group)
     option(
         group, "--job FIELD=VALUE...", "set one further field of the training job, e.g. memory_limit=64Gi or "
-        "network.profile=rdma; may be given again; `kubedet job fields` says what there is",
+        "network.profile=rdma; may be repeated; `kubedet job fields` lists them",
     )  # fmt: skip
     add_experiment(group)
 
 
 def add_experiment(group: Group) -> None:
-    """Declare which experiment a run belongs to."""
+    """Declare the experiment of a run."""
     option(group, "--experiment NAME", "experiment of the runs", "kubedet")
 
 
 def add_sizes(group: Group, default: str) -> None:
-    """Declare how much the pods of the heavy steps ask for; `default` tells of leaving it out."""
+    """Declare the resource requests of the heavy steps; `default` describes the default."""
     sizes = "; ".join(f"{name}: {cpu} cores, {memory}" for name, (cpu, memory) in SIZES.items())
-    text = f"what the pods that prepare, evaluate and export ask for: {sizes} ({default})"
+    text = f"resource requests of the pods that prepare, evaluate and export: {sizes} ({default})"
     option(group, f"--size {'|'.join(SIZES)}", text)
     for name in _SIZES:
         add_parameter(group, parameters.TABLE[name])
@@ -187,19 +182,17 @@ def add_sizes(group: Group, default: str) -> None:
 def add_compile_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options that are fixed when the pipeline is compiled."""
     group = parser.add_argument_group("compile options", "Fixed in the compiled pipeline.")
-    text = "end there: `shards` makes the data ready and trains nothing"
+    text = "end there: `shards` prepares the data and trains nothing"
     option(group, "--until UNTIL", text, choices=["shards"], metavar=None)
-    option(
-        group, "--partitions N", "pods that share the download and the sharding of a big set, 1 to 256; the "
-        "result is the same", 1,
-    )  # fmt: skip
+    text = "pods that share download and sharding of a big set, 1 to 256; the result is the same"
+    option(group, "--partitions N", text, 1)
     add_limits(group)
 
 
 def add_limits(group: Group) -> None:
-    """Declare how long a run may take, and how long it is kept."""
+    """Declare time limits of a run and of its objects."""
     option(group, "--deadline SECONDS", "end a run that takes longer (default: none)", 0)
-    text = "delete a run's pods and Workflow so long after its end (default: as the cluster is set up)"
+    text = "delete a run's pods and Workflow this long after its end (default: the cluster's setting)"
     option(group, "--ttl SECONDS", text, 0)
 
 
@@ -211,7 +204,7 @@ def access(options: Options) -> "Access":
 
 
 def connect(access: "Access") -> "Server":
-    """Return the server that is to take a run, and warn if it is not the tested version.
+    """Return the server, and warn if it is not the tested version.
 
     Raises:
         ConfigError: there is none, or it is too old.
@@ -228,16 +221,16 @@ def connect(access: "Access") -> "Server":
 def submission(
     options: Options, name: str, *, overrides: dict[str, Any] | None = None, **settings: int
 ) -> "Submission":
-    """Return what the options ask for, checked.
+    """Return the run or schedule `name` that the options describe, checked.
 
     Args:
-        options: of `add_run`, and those that it was to leave out.
+        options: of `add_run`.
         name: of the run or schedule.
-        overrides: what `read_recipe` has returned; None calls it.
+        overrides: the result of `read_recipe`; None calls it.
         settings: further fields of CompileOptions.
 
     Raises:
-        ConfigError: naming all that cannot be run.
+        ConfigError: with all problems.
     """
     from operations import retrain_condition
     from pipelines import sizes
@@ -245,7 +238,7 @@ def submission(
 
     size = options.size or sizes.of_source(options.source or parameters.default("source"))
     overrides = read_recipe(options) if overrides is None else overrides
-    # Some are of other forms than this command sends, and it has no options of theirs.
+    # The command has no options for parameters of other compile options.
     values: dict[str, Any] = {name: getattr(options, name, None) for name in parameters.TABLE}
     values |= {"overrides": overrides, "job": _job(options.job)}
     values |= sizes.request(size, options.step_cpu or "", options.step_memory or "")
@@ -258,7 +251,7 @@ def submission(
 
 
 def _job(texts: list[str]) -> dict[str, Any]:
-    """Read `field=value` texts as `kubedet job` does: what JobSpec says is text stays text."""
+    """Read `field=value` texts as `kubedet job` does: strings of JobSpec stay strings."""
     from components.launchers.spec import JobSpec
     from pipelines.commands.job_options import set_field
 
@@ -268,6 +261,6 @@ def _job(texts: list[str]) -> dict[str, Any]:
     if problems:
         raise ConfigError(
             "--job cannot be used:\n" + "\n".join(problems),
-            fix="correct these; `kubedet job fields` says what each means",
+            fix="correct these; `kubedet job fields` explains each",
         )
     return tree

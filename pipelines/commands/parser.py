@@ -1,4 +1,4 @@
-"""The parser of `kubedet` and its commands: how options are declared, and how a mistake is answered."""
+"""The parser of `kubedet` and its commands, and how they declare options."""
 
 import argparse
 import difflib
@@ -11,10 +11,7 @@ _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, with the usage of the command that is wrong, and a guess.
-
-    An option must be written in full: what abbreviates one today may stand for two tomorrow.
-    """
+    """argparse's parser with suggestions for misspelt options, which cannot be abbreviated."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **settings})
@@ -22,7 +19,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]  # argparse has overloads for other namespaces.
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse; words that are left over are an error of this command, not of the program."""
+        """Parse; unknown words are an error of this command, not of the program."""
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
             known = [option for option in self._option_string_actions if option.startswith("--")]
@@ -31,7 +28,7 @@ class Parser(argparse.ArgumentParser):
         return options, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and what is wrong, and end with exit code 2."""
+        """Print the usage and the message, and exit with code 2."""
         if self._subparsers and message.startswith("the following arguments are required"):
             self.print_help(sys.stderr)
             self.exit(2)
@@ -41,7 +38,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def guess(words: Iterable[str], known: Sequence[str]) -> str:
-    """Return the remedy of misspelt words, which names the closest ones; empty if none is close."""
+    """Return a remedy for misspelt words that names the closest ones; empty if none is close."""
     close = [match for word in words for match in difflib.get_close_matches(word, known, n=1)]
     return f"did you mean {' or '.join(close)}?" if close else ""
 
@@ -53,15 +50,15 @@ def _as_fix(remedy: str) -> str:
 def option(
     parser: "argparse._ActionsContainer", names: str, text: str, default: Any = "", **settings: Any
 ) -> None:
-    """Declare an option.
+    """Declare an option in the parser of a command or a group of it.
 
     Args:
-        parser: of the command, or a group of it.
-        names: its names and what its value is called, "-o --output DIR"; "one|other" are the only values,
-            "KEY=VALUE..." may be given several times, and without a value it is a switch.
+        parser: parser or group.
+        names: its names and its metavar, "-o --output DIR"; "one|other" are the only values,
+            "KEY=VALUE..." may be repeated, and without a metavar it is a switch.
         text: its help; a default that is not empty is added.
-        default: a number's type is that of the value.
-        settings: further ones of argparse.
+        default: if it is a number, the value has its type.
+        settings: further arguments of argparse.
     """
     *flags, value = names.split()
     if value.startswith("-"):
@@ -76,7 +73,7 @@ def option(
         is_shown = isinstance(default, str | int | float) and default not in ("", 0, argparse.SUPPRESS)
         if is_shown and "default:" not in text:
             text += f" (default: {default})"
-    # argparse takes a percent sign for a format.
+    # argparse formats the help with %.
     parser.add_argument(*flags, help=text.replace("%", "%%"), **settings)
 
 
@@ -84,16 +81,7 @@ def verb(
     verbs: Any, name: str, command: Callable[[argparse.Namespace], int], text: str, description: str = "",
     **settings: Any,
 ) -> Any:  # fmt: skip
-    """Declare a verb of a command, and return its parser.
-
-    Args:
-        verbs: what `add_subparsers` returned.
-        name: of the verb.
-        command: runs it; returns the exit code.
-        text: what it does, in the list of verbs.
-        description: at the top of its help; empty is `text` as a sentence.
-        settings: further ones of argparse.
-    """
+    """Declare a verb that calls `command`, and return its parser; an empty description is `text`."""
     description = description or f"{text[0].upper()}{text[1:]}."
     parser = verbs.add_parser(name, help=text, description=description, **settings)
     parser.set_defaults(command=command)

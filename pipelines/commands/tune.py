@@ -79,7 +79,7 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"--{name} must be 1 or more, not {value}", fix=f"use --{name} 1")
     if arguments.submit and arguments.output is not None:
         raise ConfigError(
-            "--output means nothing with --submit: all of a search is kept under its data root",
+            "--output has no effect with --submit: a search is stored in its data root",
             fix="leave it out",
         )
     further = ("wait", "dry_run", "trial_gpus", "size", "deadline", "ttl", "host", "namespace", "ca")
@@ -87,7 +87,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if given and not arguments.submit:
         words = ", ".join(f"--{name.replace('trial_', '').replace('_', '-')}" for name in given)
         raise ConfigError(
-            f"{words}: means nothing to a search on this machine", fix="add --submit to search in Kubeflow"
+            f"{words}: no effect in a search on this machine", fix="add --submit to search in Kubeflow"
         )
 
 

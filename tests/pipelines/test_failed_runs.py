@@ -69,26 +69,6 @@ def test_the_log_that_is_shown_is_read_where_no_cluster_is_reached(judged, kfp_s
     assert str(error) == "the run try failed\n  Train: no disk\n  fix: free some"
 
 
-def test_the_log_of_a_driver_is_read_from_the_ui(judged, kfp_server):
-    kfp_server.logs["kubedet-abcde-system-dag-driver-5"] = "x\nthe end"
-    task = {
-        "display_name": "train-driver",
-        "state": "FAILED",
-        "child_tasks": [{"pod_name": "kubedet-abcde-5"}],
-    }
-    assert "Train (its driver): x\n    the end" in judged([task]).message
-
-
-def test_no_log_is_taken_for_that_of_another_step(judged, kfp_server):
-    kfp_server.logs["kubedet-abcde-system-container-impl-77"] = "error: no disk"
-    assert "no disk" not in judged(failed("train", "evaluate", nodes=[77])).message
-
-
-def test_a_page_to_log_in_at_is_no_log(judged, kfp_server):
-    kfp_server.logs["kubedet-abcde-system-container-impl-77"] = "<html>Log in</html>"
-    assert "Log in" not in judged(failed("train", nodes=[77])).message
-
-
 def test_what_to_look_at_is_named_where_nobody_knows_more(judged, kfp_server):
     error = judged(failed("train-driver", "evaluate"))
     assert error.message == "the run try failed\n  Train (its driver): failed\n  Evaluate: failed"

@@ -34,7 +34,7 @@ def test_a_kubeconfig_leads_there_by_the_api_server(kfp_server, monkeypatch, tmp
     monkeypatch.delenv("KFP_ENDPOINT")
     (tmp_path / ".kube").mkdir()
     (tmp_path / ".kube" / "config").write_text("clusters: [")
-    with pytest.raises(ConfigError, match="no host is named, and of the kubeconfig: "):
+    with pytest.raises(ConfigError, match="no host is named, and no kubeconfig usable: "):
         Server(Access.find())
     (tmp_path / ".kube" / "config").write_text(json.dumps(config))
     assert Server(Access.find()).experiment("e")
@@ -97,22 +97,11 @@ def test_what_may_have_been_taken_is_not_sent_again(kfp_server):
     assert len(kfp_server.asked("POST")) == 1
 
 
-def test_a_refusal_at_the_first_word_is_told_at_once(kfp_server):
-    kfp_server.token = "s3cr3t"
-    with pytest.raises(ConfigError, match=r"cannot connect: .* answers 401"):
-        Server(Access.find())
-    assert len(kfp_server.requests) == 1
-
-
 def test_a_page_to_log_in_at_is_not_taken_for_an_answer(kfp_server):
     server = Server(Access.find())
     kfp_server.failures = [("POST", "/experiments", 200, "<html>Log in to Dex</html>")]
-    with pytest.raises(ConfigError, match="not as the API of Kubeflow Pipelines does"):
+    with pytest.raises(ConfigError, match="not as the API of Kubeflow Pipelines"):
         server.experiment("nightly")
-
-
-def test_the_version_is_read(kfp_server):
-    assert Server(Access.find()).version() == "2.17.0"
 
 
 @pytest.mark.parametrize("tag", ["2.15.3", "2.14.0-rc.1", "v2.5.0", "1.8.22", "2.14"])
@@ -146,7 +135,7 @@ def test_nobody_there(kfp_server, monkeypatch, tmp_path):
     with pytest.raises(Unavailable, match=r"cannot be reached: .*refused"):
         Server(Access.find())
     monkeypatch.delenv("KFP_ENDPOINT")
-    with pytest.raises(ConfigError, match="no Kubeflow Pipelines to talk to"):
+    with pytest.raises(ConfigError, match="no Kubeflow Pipelines is configured"):
         Server(Access.find())
     with pytest.raises(ConfigError, match="is no file"):
         Server(Access("https://kfp", ca=str(tmp_path / "ca.pem")))

@@ -80,12 +80,6 @@ def test_a_pod_whose_log_is_forbidden_is_told_by_name(cluster):
     assert cause.text == f"main ended with exit code 7; see `kubectl -n kubeflow logs {name} -c main`"
 
 
-def test_a_step_that_took_too_much_memory_is_told_the_remedy(cluster):
-    cluster.put("train(0).executor(0)", main=ended(137, "OOMKilled"))
-    (cause,) = seen().failed()
-    assert "OOMKilled" in cause.text and "--size" in cause.fix
-
-
 def test_the_last_attempt_counts(cluster):
     cluster.put("train(0).executor(0)", reason="Evicted", message="low")
     assert len(seen().failed()) == 1
@@ -147,25 +141,11 @@ def test_the_namespace_is_found(cluster, namespace, expected):
     assert seen(namespace).namespace() == expected
 
 
-def test_other_runs_are_not_looked_at(cluster):
-    run_pods.put(cluster, "another", "train(0).executor(0)", main=ended())
-    assert seen().failed() == [] and seen().namespace() == ""
-
-
 def test_without_a_cluster_there_are_no_pods(monkeypatch, tmp_path):
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert seen().failed() == [] and seen().waiting() == []
-
-
-def test_who_may_not_look_does_not_ask_again(cluster):
-    cluster.put("train(0).executor(0)", main=ended())
-    cluster.denied.add(("list", "pods"))
-    pods = seen()
-    assert pods.failed() == []
-    requests = len(cluster.requests("GET", "/pods"))
-    assert pods.failed() == [] and len(cluster.requests("GET", "/pods")) == requests
 
 
 def test_an_api_server_that_is_away_is_asked_again_after_a_while(cluster, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 
 from operations import costs
 from operations.costs import Prices
-from pipelines.display import RunProgress
+from pipelines.display import RunProgress, describe_step
 from pipelines.run import RunRecord, report
 from trainer.launching.usage.record import Record
 
@@ -101,3 +101,15 @@ def test_a_run_that_was_stopped_goes_on_with_one_command(record, folder, capsys)
     record.status, record.error = "interrupted", {"step": "train", "message": "stopped", "exit_code": 143}
     tell(record, folder)
     assert capsys.readouterr().err == f"\ninterrupted in step train; to continue:\n  {AGAIN}\n"
+
+
+@pytest.mark.parametrize(("passed", "status"), [(False, "succeeded"), (True, "failed")])
+def test_a_run_succeeds_without_an_export_only_if_the_gate_failed(record, folder, passed, status):
+    progress = RunProgress(folder / "events")
+    for name in ("prepare", "train", "evaluate"):
+        progress.steps[name].state = "done"
+    record.gate["passed"] = passed
+    progress.finish()
+    record.end(progress)
+    assert record.status == status and bool(record.error) == passed
+    assert "held back by the gate" in describe_step(progress.steps["export"])

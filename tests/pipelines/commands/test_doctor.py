@@ -45,7 +45,7 @@ def test_a_queue_is_looked_at(kubedet, fake_cluster):
     assert "fix: name kubeflow.org/pytorchjob in integrations.frameworks" in out
     code, _, err = kubedet("doctor", "--local", "--queue", "gpus")
     assert code == 2
-    assert "--queue means nothing with --local" in err
+    assert "--queue has no effect with --local" in err
 
 
 @pytest.mark.slow
@@ -104,12 +104,12 @@ def test_the_version_of_kubeflow_pipelines_is_judged(kfp_server, kubedet, monkey
     [
         (
             ["--local", "--claim", "c", "--resource", "a"],
-            "--claim means nothing with --local; --resource means",
+            "--claim has no effect with --local; --resource has",
         ),
         (["--nodes", "0", "--gpus", "-1"], "--nodes 0 is less than one; --gpus -1 is less than zero"),
         (["--rdma", "--interface", "x"], "--interface needs --job; --rdma needs --job"),
         (["--job", "a", "--shared-memory", "big"], "'big' is not an amount of memory"),
-        (["--local", "--size", "small", "--host", "h"], "--size means nothing with --local; --host means"),
+        (["--local", "--size", "small", "--host", "h"], "--size has no effect with --local; --host has"),
         (["--step-cpu", "many"], "step_cpu: 'many' is not an amount"),
         (["--resource", "gpu=many", "--resource", "=1"], "'gpu=many' is not NAME or NAME=N; --resource '=1'"),
     ],

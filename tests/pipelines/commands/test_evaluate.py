@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -85,38 +83,6 @@ def test_a_model_of_other_classes_is_refused_with_their_names(kubedet, write_mod
     assert "; a, b, c, d, e only in the model" in err and not (tmp_path / "e").exists()
 
 
-def test_a_model_of_broken_numbers_is_refused_with_its_tensors(kubedet, write_model, shards, tmp_path):
-    state = torch.load(write_model(), weights_only=True)["model"]
-    state["backbone.body.conv1.weight"][0] = float("nan")
-    broken = write_model("broken.pt", model=state)
-    code, _, err = kubedet("evaluate", broken, "--shards", shards, "-o", tmp_path / "e")
-    assert code == 2 and "1 tensors of the model" in err and "not finite: backbone.body.conv1.weight" in err
-
-
-def test_an_empty_split_is_refused_with_what_there_is(kubedet, model, shards, tmp_path):
-    copy = tmp_path / "shards"
-    shutil.copytree(shards, copy)
-    index = storage.read_json(str(copy / "index.json"))
-    del index["splits"]["val"]
-    (copy / "index.json").write_text(json.dumps(index))
-    code, _, err = kubedet("evaluate", model, "--shards", copy, "-o", tmp_path / "e", "--split", "val")
-    assert code == 2 and "no images of the split val" in err and "train (24 images)" in err
-
-
-def test_kept_predictions_that_cannot_be_right_are_refused_with_examples(kubedet, model, shards, tmp_path):
-    words = ("evaluate", model, "--shards", shards, "--set", "evaluation.bootstrap=5")
-    kept = tmp_path / "kept"
-    assert kubedet(*words, "-o", kept, "--set", "evaluation.predictions=json")[0] == 0
-    items = json.loads((kept / "predictions.json").read_text())
-    items[0]["image_id"], items[1]["score"], items[2]["bbox"] = 987654, float("nan"), [90, 90, 50, 50]
-    (kept / "predictions.json").write_text(json.dumps(items))
-    code, _, err = kubedet(*words, "-o", tmp_path / "e", "--baseline", kept)
-    assert code == 2 and f"the baseline's detections ({len(items)} in all) cannot be scored" in err
-    assert "1 with an unknown image id: 987654 (item 0)" in err
-    assert "1 with a non-finite score: nan (item 1)" in err
-    assert re.search(r"1 with a box outside of its image: \[90.0, 90.0, 50.0, 50.0\] \(item 2\)", err)
-
-
 def test_files_of_detections_are_scored_and_compared(kubedet, tmp_path):
     truth, found = tmp_path / "truth.json", tmp_path / "found.json"
     box = {"image_id": 1, "category_id": 3, "bbox": [10, 10, 40, 40]}
@@ -146,21 +112,16 @@ def test_a_model_and_files_cannot_be_scored_at_once(kubedet, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_several_processes_end_where_only_the_command_is_told_to(model, shards, tmp_path, number):
+def test_several_processes_end_with_the_command(model, shards, tmp_path):
     output, stderr_file = str(tmp_path / "by itself"), tmp_path / "said"
     command = [sys.executable, "-m", "pipelines.cli", "evaluate", model, "--shards", shards, "-o", output]
     with stderr_file.open("wb") as stderr:
         process = subprocess.Popen([*command, "--nproc", "2"], stderr=stderr)
     # The command, its guard, the launcher and two workers.
     started = wait_for(lambda: len(running(output)) >= 5)
-    os.kill(process.pid, number)
-    assert process.wait(timeout=60) == (-9 if number == signal.SIGKILL else 143), stderr_file.read_text()
-    assert started, stderr_file.read_text()
-    if number == signal.SIGKILL:
-        wait_for(lambda: not running(output))
-    else:
-        assert "error: the evaluation was stopped" in stderr_file.read_text()
+    process.terminate()
+    assert process.wait(timeout=60) == 143 and started, stderr_file.read_text()
+    assert "error: the evaluation was stopped" in stderr_file.read_text()
     assert running(output) == [] and not os.path.exists(f"{output}/metrics.json")
 
 

@@ -3,13 +3,7 @@
 import re
 from dataclasses import asdict
 
-import pytest
-
 from components.launchers.spec import JobSpec
-from pipelines.commands import recipes as field_help
-from pipelines.commands.recipes import describe, model_kinds
-from trainer.config.architectures import ARCHITECTURES
-from trainer.config.schema import Config
 from trainer.model import recipes
 
 
@@ -50,11 +44,3 @@ def test_what_is_looked_for_is_found_in_names_and_meanings(kubedet):
     assert code == 0 and "train.warmup_steps = " in out and "train.schedule = " in out and "hue" not in out
     code, _, error = kubedet("job", "fields", "zebra")
     assert code == 2 and "no field holds 'zebra'" in error
-
-
-@pytest.mark.parametrize("width", [40, 80, 200])
-def test_lines_fit_the_terminal(width, monkeypatch):
-    monkeypatch.setattr(field_help.shutil, "get_terminal_size", lambda: type("Size", (), {"columns": width}))
-    text = describe(Config, kinds=model_kinds(ARCHITECTURES))
-    lines = [line for line in text.splitlines() if line.startswith(" ")]
-    assert max(map(len, lines)) <= min(width, 110) and len(lines) > 90

@@ -1,13 +1,7 @@
 """`kubedet job`, against a fake API server."""
 
-import os
-import signal
-import threading
-
 import pytest
 import yaml
-from fake_api import Fault
-from fake_exec import give_exec
 from fake_pod import endless
 from patience import until
 
@@ -37,12 +31,6 @@ def fails(pod):
     pod.exit(3)
 
 
-def table(text):
-    """Cells of a table by the head of their column."""
-    head, *lines = text.splitlines()
-    return [dict(zip(head.split(), line.split(), strict=True)) for line in lines]
-
-
 def test_submit_sends_the_job_and_says_what_to_do_next(kubedet, fake_cluster):
     words = ["-n", "team", "--name", "big", "--image", "i:1", "--nodes", 2, "--", "train", "--", "-x"]
     code, out, _ = kubedet("job", "submit", *words)
@@ -50,20 +38,6 @@ def test_submit_sends_the_job_and_says_what_to_do_next(kubedet, fake_cluster):
     assert "kubedet job status -n team big" in out
     container = fake_cluster.job("big", "team")["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     assert container["containers"][0]["command"] == ["train", "--", "-x"]
-
-
-def test_submit_that_is_interrupted_says_that_the_job_may_be_there(kubedet, fake_cluster):
-    fake_cluster.faults.append(Fault("POST", "pytorchjobs", delay=2))
-
-    def interrupt():
-        until(lambda: fake_cluster.requests("POST"))
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt).start()
-    code, _, err = kubedet("job", "submit", "-n", "team", "--name", "big", "--image", "i:1", "--", "train")
-    assert code == 130
-    assert "may have been created: `kubedet job status -n team big`" in err
-    assert "`kubedet job stop -n team big` ends it" in err
 
 
 def test_bad_input_is_refused_before_anything_is_sent(kubedet, fake_cluster):
@@ -90,24 +64,6 @@ def test_submit_and_wait_shows_the_log_and_ends_as_the_job_did(submit):
     code, _, err = submit("bad", fails, "--wait")
     assert code == 3
     assert "the loss is nan" in err
-
-
-def test_list_is_a_table_of_kubedets_jobs(kubedet, submit, fake_cluster):
-    other = {"metadata": {"name": "other"}, "spec": {"pytorchReplicaSpecs": {}}}
-    fake_cluster.create_job("default", other)
-    submit("one")
-    submit("two", endless, "--nodes", 2)
-    until(lambda: fake_cluster.pod("two-worker-0").body["status"]["phase"] == "Running")
-    code, out, _ = kubedet("job", "list")
-    rows = {row["NAME"]: row for row in table(out)}
-    assert code == 0
-    assert set(rows) == {"one", "two"}
-    assert (rows["two"]["PHASE"], rows["two"]["PODS"]) == ("running", "2/2")
-
-
-def test_list_says_that_there_is_nothing_on_stderr(kubedet):
-    assert kubedet("job", "list") == (0, "", "no jobs of kubedet in namespace default\n")
-    assert kubedet("job", "list", "-o", "json")[:2] == (0, "[]\n")
 
 
 def test_status_shows_pods_and_says_what_holds_them_back(kubedet, submit, fake_cluster):
@@ -146,26 +102,6 @@ def test_logs_of_the_job_and_of_one_pod(kubedet, submit, fake_cluster):
     assert "two has no pod of rank 5\n  fix: its pods: two-master-0, two-worker-0" in err
 
 
-def test_logs_are_followed_to_the_end(kubedet, submit):
-    def life(pod):
-        pod.run()
-        for number in range(20):
-            pod.say(f"step {number}")
-            pod.sleep(0.01)
-        pod.exit(0)
-
-    submit("a", life)
-    lines = [f"a-master-0: step {number}" for number in range(20)]
-    assert kubedet("job", "logs", "--follow", "a")[1].splitlines() == lines
-
-
-def test_wait_has_a_limit(kubedet, submit):
-    submit("a")
-    code, _, err = kubedet("job", "wait", "a", "--timeout", "0.05")
-    assert code == 1
-    assert "a is still" in err
-
-
 def test_wait_notices_a_job_that_goes_away(kubedet, submit, fake_cluster):
     before = []
 
@@ -182,26 +118,6 @@ def test_wait_notices_a_job_that_goes_away(kubedet, submit, fake_cluster):
     assert "a is gone" in err
 
 
-def test_exec_runs_a_command_and_ends_with_its_code(kubedet, submit, fake_cluster):
-    give_exec(fake_cluster)
-    submit("two", endless, "--nodes", 2)
-    until(lambda: fake_cluster.pod("two-worker-0").body["status"]["phase"] == "Running")
-    command = ["sh", "-c", "echo $0 -- $1; exit 5", "--rank", "x y"]
-    assert kubedet("job", "exec", "two", "--rank", 1, "--", *command) == (5, "--rank -- x y\n", "")
-    assert fake_cluster.executed == [("two-worker-0", ["pytorch"], command)]
-    code, _, err = kubedet("job", "exec", "two")
-    assert code == 2
-    assert "no command is given" in err
-
-
-def test_exec_needs_a_pod_that_runs(kubedet, submit, fake_cluster):
-    submit("a", lambda pod: (pod.wait("ImagePullBackOff"), pod.sleep(60)))
-    until(lambda: "containerStatuses" in fake_cluster.pod("a-master-0").body["status"])
-    code, _, err = kubedet("job", "exec", "a", "--", "sh")
-    assert code == 1
-    assert "a-master-0 is Pending (ImagePullBackOff): nothing runs in it" in err
-
-
 @pytest.mark.parametrize("target", ["pytorchjob", "indexed-job", "runai"])
 def test_render_prints_and_sends_nothing(kubedet, fake_cluster, target):
     code, out, _ = kubedet(
@@ -215,15 +131,6 @@ def test_render_prints_and_sends_nothing(kubedet, fake_cluster, target):
     else:
         kinds = {document["kind"] for document in yaml.safe_load_all(out)}
         assert kinds == {"pytorchjob": {"PyTorchJob"}, "indexed-job": {"Service", "Job"}}[target]
-
-
-def test_a_target_that_does_not_exist_is_told(kubedet):
-    code, _, err = kubedet(
-        "job", "render", "--name", "it", "--name", "it", "--target", "slurm", "--image", "i:1", "--", "true"
-    )
-    assert code == 2
-    assert "no target 'slurm'" in err
-    assert "indexed-job" in err
 
 
 def test_without_a_cluster_the_message_says_what_to_set(kubedet, monkeypatch, tmp_path):

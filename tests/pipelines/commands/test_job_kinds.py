@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import yaml
 from fake_exec import give_exec
 from fake_pod import endless
 from kinds import plain, pod_name
@@ -25,10 +24,10 @@ def kind(request):
     return KINDS[request.param]
 
 
-@pytest.fixture(params=["the only one", "asked for"])
-def backend(request, kind, fake_cluster):
-    """Further words of a command: none where the cluster runs no other kind of jobs."""
-    alone = request.param == "the only one"
+@pytest.fixture
+def backend(kind, fake_cluster):
+    """Further words of a command: none if the cluster runs no other kind of jobs."""
+    alone = kind.name == "trainjob"
     fake_cluster.installed = {kind.plural} if alone else {of.plural for of in KINDS.values()}
     return [] if alone else ["--backend", kind.name]
 
@@ -110,32 +109,3 @@ def test_how_far_a_trainjob_is_stands_in_the_tables(kubedet, fake_cluster):
     running(fake_cluster, KINDS["trainjob"], 1)
     assert " 43% " in kubedet("job", "list")[1]
     assert "43% done, about 12m5s to go" in kubedet("job", "status", "train")[1]
-
-
-def test_without_any_kind_it_says_what_to_install(kubedet, fake_cluster):
-    fake_cluster.installed = set()
-    code, _, err = kubedet("job", "list")
-    assert code == 2
-    assert "this cluster runs no training jobs" in err and "install Kubeflow Trainer (v2.3)" in err
-
-
-def test_a_trainjob_that_is_rendered_is_what_would_be_sent(kubedet, fake_cluster):
-    fake_cluster.installed = {"trainjobs"}
-    code, out, _ = kubedet(
-        "job",
-        "render",
-        "--target",
-        "trainjob",
-        "--name",
-        "train",
-        "--image",
-        "i:1",
-        "--nodes",
-        2,
-        "--",
-        "a",
-        "b c",
-    )
-    assert code == 0 and not fake_cluster.seen
-    *_, shown = yaml.safe_load_all(out)
-    assert shown["kind"] == "TrainJob" and shown["spec"]["trainer"]["numNodes"] == 2

@@ -52,11 +52,6 @@ def test_the_flags_are_fields():
     assert [(mount.claim, mount.path) for mount in spec.mounts] == [("data", "/data"), ("models", "/models")]
 
 
-def test_a_job_without_a_name_would_take_anothers_place():
-    with pytest.raises(ConfigError, match="name: is missing"):
-        specification(parse("--image", "i:1", "--", "true"))
-
-
 def test_everything_after_two_dashes_is_the_command():
     words = ("python", "-m", "trainer", "launch", "--", "train", "--image", "x")
     spec = job("--name", "a", command=("--", *words))
@@ -118,15 +113,6 @@ def test_json_and_stdin_are_read(write, monkeypatch):
     assert specification(parse("--spec", "-")).name == "j"
 
 
-def test_a_date_in_yaml_stays_text(write):
-    assert job("--name", "it", "--spec", write("labels: {day: 2026-11-21}")).labels == {"day": "2026-11-21"}
-
-
-def test_anchors_and_merges_are_yaml(write):
-    file = write("env: &base {A: '1'}\nlabels: {<<: *base, B: '2'}")
-    assert job("--name", "it", "--spec", file).labels == {"A": "1", "B": "2"}
-
-
 def test_all_problems_are_told_at_once(write):
     message = refused(
         "--spec", write("nodes: 0\ncolour: red\nelastic: {min_nodes: 3, max_nodes: 2}"),
@@ -168,16 +154,3 @@ def test_a_file_that_is_no_specification_is_refused(write, text, message):
     assert message in error
     assert file in error
     assert "fix: " in error
-
-
-def test_a_file_that_is_not_there_is_told(tmp_path):
-    assert "No such file" in refused("--spec", str(tmp_path / "none.yaml"))
-    assert "Is a directory" in refused("--spec", str(tmp_path))
-
-
-def test_set_through_a_value_of_another_kind_is_told(write):
-    message = refused(
-        "--spec", write("env: text\nmounts: {claim: a}"), "--set", "env.A=b", "--set", "mounts.0.path=/a"
-    )
-    assert "env.A: what is given before is no mapping" in message
-    assert "mounts.0.path: what is given before is no list" in message

@@ -35,12 +35,6 @@ def test_status_tells_place_and_reason(kubedet, submit, fake_cluster):
     assert status["message"] == f"position 2 in queue gpus: {QUOTA}"
 
 
-def test_list_has_one_word_on_it(kubedet, submit, fake_cluster):
-    give_kueue(fake_cluster)
-    submit("a")
-    assert kubedet("job", "list")[1].splitlines()[1].split()[-1] == "Queued"
-
-
 def test_status_of_a_job_that_nobody_serves_says_what_to_do(kubedet, submit, fake_cluster):
     give_kueue(fake_cluster, serves=())
     submit("a")
@@ -52,12 +46,3 @@ def test_status_of_a_job_that_nobody_serves_says_what_to_do(kubedet, submit, fak
         "Kueue (API kueue.x-k8s.io/v1beta2)",
     ]
     assert lines[-1].startswith("fix: name kubeflow.org/pytorchjob in integrations.frameworks")
-
-
-def test_status_of_a_job_of_an_absent_queue_says_so_at_once(kubedet, submit, fake_cluster):
-    give_kueue(fake_cluster)
-    del fake_cluster.objects["localqueues", "default", "gpus"]
-    submit("a")
-    lines = kubedet("job", "status", "a")[1].splitlines()
-    assert lines[-2] == "a: in queue gpus: LocalQueue gpus doesn't exist"
-    assert lines[-1].startswith("fix: see `kubectl get localqueues`")

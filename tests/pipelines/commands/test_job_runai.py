@@ -51,25 +51,6 @@ def test_submit_says_what_to_do_next(job, runai):
     assert (runai.workload("a")["kind"], runai.workload("a")["projectName"]) == ("pytorch", "team")
 
 
-def test_the_backend_may_be_named_before_the_verb(kubedet, runai):
-    words = ("--set", "runai_queue=mine", "--", "true")
-    assert kubedet("job", "--backend", "runai", "--project", "team", "submit", *SUBMIT, *words)[0] == 0
-    assert runai.workload("a")["projectName"] == "team"  # The option wins over the field.
-
-
-def test_render_takes_the_project_and_calls_nothing(kubedet, runai):
-    code, out, _ = kubedet("job", "render", "--target", "runai", "--project", "team", *SUBMIT, "--", "true")
-    assert code == 0
-    assert out.startswith("runai training standard submit a \\\n  --project team")
-    assert runai.calls == []
-
-
-def test_list_is_the_programs_own(job):
-    job("submit", *SUBMIT, "--", "true")
-    assert job("list")[:2] == (0, "Workload\na\n")
-    assert json.loads(job("list", "-o", "json")[1]) == ["a"]
-
-
 def test_status(job, runai):
     job("submit", *SUBMIT, "--", "true")
     runai.change("a", phase="Pending", phaseMessage="no GPUs are free")

@@ -48,14 +48,6 @@ def test_a_job_is_told_with_its_pods_by_rank():
     ]
 
 
-def test_lines_on_a_job_take_the_place_of_the_clusters_own():
-    assert job_tables.status(BIG, ["because"], NOW).endswith("\n\nbecause")
-
-
-def test_a_job_that_nothing_is_known_of_is_one_line():
-    assert job_tables.status(JobStatus("gone", Phase.GONE), now=NOW) == "gone  gone"
-
-
 @pytest.mark.parametrize(
     ("time", "text"),
     [

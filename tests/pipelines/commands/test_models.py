@@ -80,14 +80,6 @@ def test_predict_refuses_more_pixels_than_the_limit_by_the_header(kubedet, publi
     assert kubedet("serve", "pets", "--port", "0", "--max-pixels", "0")[0] == 2
 
 
-def test_predict_keeps_apart_what_has_the_same_name(kubedet, published, images, tmp_path):
-    Image.new("RGB", (96, 96)).save(images / "a.png")
-    (tmp_path / "more").mkdir()
-    Image.new("RGB", (96, 96)).save(tmp_path / "more" / "a.jpg")
-    assert kubedet("predict", "pets", "images", "more/a.jpg", "-o", "out")[0] == 0
-    assert len([name for name in os.listdir("out") if name.endswith(".jpg")]) == 4
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -118,34 +110,6 @@ def test_versions_are_listed_promoted_and_rolled_back(kubedet, published):
     assert (
         "no models are published under elsewhere" in kubedet("model", "list", "--data-root", "elsewhere")[1]
     )
-
-
-def test_verify_finds_a_changed_byte(kubedet, published, tmp_path):
-    code, out, _ = kubedet("model", "verify", "pets")
-    assert code == 0 and "4 files are as they were written" in out
-    with (tmp_path / "data_root/models/pets/v2/model.safetensors").open("ab") as file:
-        file.write(b"x")
-    code, _, err = kubedet("model", "verify", "pets")
-    assert code == 2 and "model.safetensors: its bytes have changed" in err and "Traceback" not in err
-
-
-def test_a_damaged_version_does_not_hide_the_others(kubedet, published, tmp_path):
-    with (tmp_path / "data_root/models/pets/v2/model_metadata.json").open("ab") as file:
-        file.write(b"x")
-    code, out, _ = kubedet("model", "list")
-    assert code == 0 and out.splitlines()[1].startswith("  v1  2026")
-    assert out.splitlines()[2] == (
-        "* v2  damaged: model_metadata.json: its bytes have changed since the bundle was written"
-    )
-
-
-def test_a_damaged_current_does_not_hide_the_versions(kubedet, published, tmp_path):
-    (tmp_path / "data_root/models/pets/current").write_text('{"kind": "current model", "version": 3}')
-    code, out, err = kubedet("model", "list")
-    assert code == 0 and [line[:4] for line in out.splitlines()] == ["pets", "  v1", "  v2"]
-    assert "current lacks name" in err and "kubedet model promote pets VERSION" in err
-    assert kubedet("model", "promote", "pets", "v2")[0] == 0
-    assert "* v2" in kubedet("model", "list")[1]
 
 
 @pytest.mark.parametrize("file", ["model_metadata.json", "model.onnx"])

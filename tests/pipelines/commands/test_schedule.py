@@ -71,14 +71,6 @@ def test_one_that_could_not_be_deleted_goes_the_next_time(kfp_server, capsys):
     assert only(kfp_server)["runtime_config"]["parameters"]["nodes"] == 2
 
 
-def test_the_old_one_stays_until_there_is_a_new_one(kfp_server):
-    cli.main(NIGHTLY)
-    before = only(kfp_server)
-    kfp_server.failures = [("POST", "/recurringruns", 403, {"error": "no"})]
-    assert cli.main([*NIGHTLY, "--nodes", "2"]) == 2
-    assert only(kfp_server) == before
-
-
 def running(server):
     """Let the only schedule have a run that goes on, and one that has ended."""
     of = {"recurring_run_id": only(server)["recurring_run_id"]}
@@ -93,15 +85,6 @@ def test_a_run_outlives_its_schedule(kfp_server, capsys, arguments):
     assert cli.main(arguments) == 0
     assert run["state"] == "RUNNING"
     assert before not in [item["recurring_run_id"] for item in kfp_server.schedules]
-
-
-def test_another_form_is_another_schedule(kfp_server, capsys):
-    cli.main(NIGHTLY)
-    assert cli.main([*NIGHTLY, "--deadline", "3600"]) == 0
-    shown = capsys.readouterr().out
-    assert "schedule kubedet: replaced" in shown and "  compiled    --deadline 3600\n" in shown
-    platform = only(kfp_server)["pipeline_spec"]["platform_spec"]
-    assert "3600" in str(platform)
 
 
 def test_others_schedules_are_left_alone(kfp_server, capsys):
@@ -148,11 +131,6 @@ def test_mistakes_are_refused_before_anything_is_sent(kfp_server, capsys, argume
     assert message in capsys.readouterr().err and kfp_server.requests == []
 
 
-def test_a_dry_run_sends_nothing(kfp_server, capsys):
-    assert cli.main([*NIGHTLY, "--dry-run"]) == 0
-    assert kfp_server.requests == [] and "0 0 2 * * *" in capsys.readouterr().out
-
-
 def test_a_run_is_started_now_with_what_the_schedule_runs(kfp_server, capsys):
     cli.main([*NIGHTLY, "--name", "weekly", "--nodes", "2"])
     before = dict(only(kfp_server))
@@ -191,13 +169,6 @@ def test_the_runs_of_a_schedule_that_was_replaced_stay_in_its_history(kfp_server
     shown = capsys.readouterr().out
     assert [f"night-{number}" in shown for number in range(3)] == [True] * 3
     assert len(shown.splitlines()) == 4
-
-
-def test_no_run_is_started_beside_one_that_goes_on(kfp_server, capsys):
-    cli.main(NIGHTLY)
-    running(kfp_server)["state"] = "PENDING"
-    assert cli.main(["schedule", "run"]) == 2
-    assert "has not ended: r2" in capsys.readouterr().err and len(kfp_server.runs) == 2
 
 
 def test_a_schedule_is_paused_and_resumed_and_its_run_goes_on(kfp_server, capsys):
@@ -248,15 +219,6 @@ def test_the_history_tells_what_became_of_each_run(past, capsys):
         ["2026-11-25", "02:00", "-", "running", "-", "-", "id-5"],
     ]
     assert shown.err == ""
-
-
-def test_the_history_as_a_page_has_plots_and_every_run(past, tmp_path):
-    page = tmp_path / "history.html"
-    arguments = ["schedule", "history", "--name", "weekly", "--data-root", past, "--html", str(page)]
-    assert cli.main(arguments) == 0
-    text = page.read_text()
-    assert text.count("<svg") == 2 and all(f"id-{number}" in text for number in range(1, 6))
-    assert "held back" in text and "http://" not in text.replace("http://www.w3.org", "")
 
 
 def test_the_history_tells_what_each_run_used_and_cost(past, tmp_path, capsys, monkeypatch):

@@ -137,21 +137,12 @@ def test_the_lines_for_kfp_compile_and_start_the_same_search(kfp_server, capsys,
     assert words["space"] == sent["runtime_config"]["parameters"]["space"]
 
 
-def test_a_recipes_file_gives_a_search_in_kubeflow_its_keys(kfp_server, tmp_path):
-    (tmp_path / "own.yaml").write_text("recipe: small\nset: {train.epochs: 7, train.lr: 0.02}\n")
-    assert cli.main([*SUBMIT[:4], "--recipe", str(tmp_path / "own.yaml"), "--trials", "2"]) == 0
-    given = kfp_server.runs[0]["runtime_config"]["parameters"]
-    assert (given["recipe"], given["study"]) == ("small", "tune-small")
-    assert given["overrides"] == {"train.epochs": 7, "train.lr": 0.02}
-    assert "train.lr" not in yaml.safe_load(given["space"])
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--claim", "sets", "--dry-run"], "--claim, --dry-run: means nothing to a search on this machine"),
+        (["--claim", "sets", "--dry-run"], "--claim, --dry-run: no effect in a search on this machine"),
         (["--host", "http://127.0.0.1:1"], "add --submit"),
-        (["--submit", "--output", "runs"], "--output means nothing with --submit"),
+        (["--submit", "--output", "runs"], "--output has no effect with --submit"),
         (["--submit", "--data-root", "./data"], "no pod finds ./data"),
         (["--submit", "--data-root", "s3://bucket/root", "--trials", "0"], "--trials must be 1 or more"),
     ],
