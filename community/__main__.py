@@ -12,7 +12,7 @@ import yaml
 
 from community import readme, source
 from pipelines.kubeflow import OLDEST
-from pipelines.parameters import TABLE
+from pipelines.parameters import STEP_ARGUMENTS
 
 ROOT = Path(__file__).parents[1]
 
@@ -101,9 +101,8 @@ def write(folder: Path, owners: dict[str, list[str]], links: dict[str, str]) -> 
     verified = datetime.now(UTC).replace(microsecond=0)
     groups: dict[Path, dict[str, tuple[str, source.Component]]] = {}
     folders = []
-    meanings = {name: item.description for name, item in TABLE.items()}
     for name, entry in ENTRIES.items():
-        component = source.convert(file_of(name).read_text(), IMAGE, meanings)
+        component = source.convert(file_of(name).read_text(), IMAGE, STEP_ARGUMENTS)
         metadata: dict[str, Any] = {
             "name": f"{GROUP}_{name}",
             "stability": readme.STABILITY,

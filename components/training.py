@@ -6,7 +6,16 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from components import data_versions, environment, jobs, launchers, records, run_plan, starting_weights, usage
+from components import (
+    auto_schedule,
+    data_versions,
+    environment,
+    jobs,
+    launchers,
+    records,
+    starting_weights,
+    usage,
+)
 from components.jobs import Request
 from components.launchers.backend import JobStatus
 from components.launchers.spec import JobSpec, with_heartbeat
@@ -142,7 +151,7 @@ def _with_weights(recipe: str, overrides: dict[str, Any], data_root: str, output
             print("starts from weights: " + ", ".join(f"{key}={value}" for key, value in values.items()))
         return {"chosen": values}
 
-    plan = run_plan.kept(output, "weights", {"recipe": recipe, "network": network}, choose)
+    plan = auto_schedule.kept(output, "weights", {"recipe": recipe, "network": network}, choose)
     return recipes.load(recipe, plan.get("chosen", {}) | overrides)
 
 
@@ -152,9 +161,11 @@ def _planned(
     """Choose the settings that depend on the number of images and the speed of this machine."""
     from trainer.training.machine_speed import measure  # PyTorch, which takes seconds to start.
 
-    images = run_plan.Images(**{split: index.samples.get(split, 0) for split in ("train", "val", "test")})
+    images = auto_schedule.Images(
+        **{split: index.samples.get(split, 0) for split in ("train", "val", "test")}
+    )
     speed = partial(measure, classes=len(index.categories), processes=processes)
-    return run_plan.planned(config, overrides, images, processes, output, speed)
+    return auto_schedule.planned(config, overrides, images, processes, output, speed)
 
 
 def _with_global_batch(config: Config, job: JobSpec, samples: int) -> Config:

@@ -53,9 +53,14 @@ def _correct(spec: Spec) -> None:
     pass_parameters(spec)
     inline_conditions(spec)
     for component in spec["components"].values():
-        for name, argument in component.get("inputDefinitions", {}).get("parameters", {}).items():
-            if argument.get("description") == parameters.ELSEWHERE:
-                argument["description"] = parameters.TABLE[name].description
+        inputs, outputs = component.get("inputDefinitions", {}), component.get("outputDefinitions", {})
+        for items in (
+            inputs.get("parameters", {}),
+            inputs.get("artifacts", {}),
+            outputs.get("artifacts", {}),
+        ):
+            for name in items.keys() & parameters.STEP_ARGUMENTS.keys():
+                items[name]["description"] = parameters.STEP_ARGUMENTS[name]
     for name, parameter in spec["root"]["inputDefinitions"]["parameters"].items():
         if choices := parameters.TABLE[name].choices:
             parameter["literals"] = list(choices)  # kfp's compiler does not support them yet (2.17.0).

@@ -19,9 +19,6 @@ from pipelines.sizes import DEFAULT, SIZES
 from trainer.base.errors import ConfigError
 from trainer.model import recipes
 
-ELSEWHERE = "see the pipeline's parameters."
-"""A component's description of an argument that is a parameter of the pipeline."""
-
 REQUIRED = inspect.Parameter.empty
 """The default of a parameter that has none."""
 
@@ -268,6 +265,32 @@ LOCAL: Mapping[str, Parameter] = {
     item.name: replace(item, **item.local) for item in _ALL if item.local is not None
 }
 """The parameters of `kubedet run`."""
+
+STEP_ARGUMENTS: Mapping[str, str] = {name: item.description for name, item in TABLE.items()} | {
+    "configuration": "the best configuration, a file that `--recipe` takes.",
+    "ended": "the lines that `trial` returned.",
+    "exported": "manifest of the exported model.",
+    "metrics": "metrics of the evaluated model, or of the best trial.",
+    "model": "manifest of the trained model.",
+    "number": "number of the trial, from 0, as text.",
+    "outcome": "how the run ended, with the message of a failed step.",
+    "page": "history, importances and all trials.",
+    "partitions": "pods that share the work: this one and those of the step `assist`.",
+    "raw": "manifest of the raw images.",
+    "report": "the whole report, as a page.",
+    "request": "the job's fields, as in `components.jobs.Request`; every value is a text.",
+    "rules": "rules of the gate, separated by commas; empty is the recipe's.",
+    "run_id": "the run's id.",
+    "shards": "manifest of the shards.",
+    "statistics": "statistics of the shards, as a page.",
+    "status": "the state of the run's steps, from Kubeflow.",
+    "summary": "the report in short, as text.",
+    "task_config": "tolerations and node selectors of this task.",
+    "trains": "whether a training follows, whose published weights are then fetched.",
+    "trials": "number of trials of the search.",
+    "verdict": "the gate's decision and its reasons.",
+}
+"""Descriptions of the arguments of all steps."""
 
 TRAINING = tuple(item.name for item in _ALL if item.trains)
 """Names of those that only a pipeline with one training has."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
 
-from components import environment, run_plan, starting_weights
+from components import auto_schedule, environment, starting_weights
 from components.launchers.guarded_process import GuardedProcess
 from operations import costs, retrain_condition, tuning
 from operations.costs import Costs
@@ -169,7 +169,7 @@ class RunRecord:
         done = {step.name for step in progress.steps.values() if step.state == "done"}
         if "train" in done:
             self.training = storage.read_json(str(folder / "train" / "result.json"))
-            plan = str(folder / run_plan.FILE)
+            plan = str(folder / auto_schedule.FILE)
             self.plan = storage.read_json(plan) if storage.exists(plan) else {}
         if "evaluate" in done:
             metrics = storage.read_json(str(folder / "evaluation" / "metrics.json"))

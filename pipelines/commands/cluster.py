@@ -1,4 +1,4 @@
-"""`kubedet cluster`: the files that a cluster takes, its manifests and the compiled pipeline."""
+"""`kubedet cluster`: the files for a cluster: its manifests and the compiled pipeline."""
 
 import argparse
 import shutil
@@ -11,39 +11,37 @@ from pipelines.parameters import PARALLELISM, CompileOptions
 from trainer.base.errors import ConfigError, StorageError
 
 MANIFESTS = Path(__file__).parents[1] / "deploy"
-"""`deploy/`, as the wheel carries it; in a checkout a link to it."""
+"""`deploy/` in the wheel; in a checkout a link to it."""
 
 
 def add(commands: Commands) -> None:
     """Declare the command and its verbs."""
     parser = commands.add_parser(
-        "cluster", description="Write what a cluster needs: its manifests, and the compiled pipeline."
+        "cluster", description="Write the files for a cluster: its manifests, and the compiled pipeline."
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     manifests = verb(
-        verbs, "manifests", _manifests, "write the files that a cluster needs, for kubectl",
+        verbs, "manifests", _manifests, "write the manifests of a cluster, for kubectl",
         "Write the folder deploy/ of this version: permissions, a volume, the runtime of TrainJobs, overlays "
-        "for each kind of installation and example jobs. Its README.md says which of them to apply.",
+        "for each kind of installation and example jobs. Its README.md explains which to apply.",
     )  # fmt: skip
     option(manifests, "-o --output DIR", "folder to write", "deploy")
     compiled = verb(
-        verbs, "compile", _compile, "write the pipeline as a cluster takes it",
-        "Write the pipeline as one YAML file, to be uploaded in the UI or given to `kfp run create`. "
-        "KUBEDET_IMAGE names the container image of its steps.",
+        verbs, "compile", _compile, "write the compiled pipeline",
+        "Write the pipeline as one YAML file for the UI or `kfp run create`. KUBEDET_IMAGE names the image "
+        "of its steps.",
     )  # fmt: skip
     option(compiled, "-o --output FILE", "file to write", "pipeline.yaml")
     option(
-        compiled, "--volume", "keep the data on a shared volume instead of in a bucket: every step mounts "
-        "the PersistentVolumeClaim that the run's parameter `claim` names, at /data",
+        compiled, "--volume", "keep the data on a shared volume: every step mounts the PersistentVolumeClaim "
+        "of the parameter `claim` at /data",
     )  # fmt: skip
     option(
         compiled,
         "--conditional",
         "skip training if fewer images changed than the run's parameter `min_new_images`",
     )
-    option(
-        compiled, "--trials N", "search for hyper-parameters, as `kubedet tune` does, by so many trials", 0
-    )
+    option(compiled, "--trials N", "search for hyper-parameters with N trials, as `kubedet tune` does", 0)
     option(compiled, "--parallelism N", "trials that train at the same time; 0 is no limit", PARALLELISM)
     option(compiled, "--gpus N", "GPUs of each trial's pod (default: 0)", 0)
     options.add_compile_options(compiled)

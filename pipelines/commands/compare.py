@@ -15,18 +15,16 @@ def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "compare",
-        description="Compare two evaluations of the same images: what B changes against A, with 95 % "
-        "confidence by a paired bootstrap over the images. A and B are folders of evaluations or runs, or "
-        "files of detections. Exit code: 0, whichever is better; 2 for a mistake in what was asked or given.",
+        description="Compare two evaluations of the same images with 95 % confidence by a paired bootstrap. "
+        "A and B are folders of evaluations or runs, or files of detections. Exit code: 0, whichever is "
+        "better; 2 for a mistake in options or data.",
     )
     parser.add_argument("one", metavar="A", help="a run, an evaluation, or a file of detections")
     parser.add_argument("other", metavar="B", help="likewise")
-    option(
-        parser, "--truth FILE", "ground truth in COCO's JSON form (default: what an evaluation was scored on)"
-    )
+    option(parser, "--truth FILE", "ground truth in COCO's JSON form (default: that of an evaluation)")
     option(parser, "--clip", "clip boxes that leave their image, instead of refusing a file")
     option(parser, "--samples N", "bootstrap samples", 200)
-    option(parser, "-o --output URI", "folder for comparison.json, and for B's report.html beside A")
+    option(parser, "-o --output URI", "folder for comparison.json and report.html")
     parser.set_defaults(command=_compare)
 
 

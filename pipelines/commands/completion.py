@@ -8,20 +8,20 @@ from pipelines.commands import Commands
 
 SHELLS = ("bash", "zsh", "fish")
 _CHOICES = {item.option: item.choices for item in parameters.TABLE.values() if item.choices}
-"""Values of options that argparse does not hold to a list: a mistake is told with all others, later."""
+"""Values of options that argparse does not check: mistakes are reported together."""
 
 _CHOICES["--show"] = _CHOICES["--recipe"]
 _FILES = ("FILE", "URI", "MODEL", "IMAGES")
-"""What options and arguments are called that may be a path."""
+"""Metavars of paths."""
 
 
 def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "completion",
-        description="Print a script that lets a shell complete commands, options, their choices, recipes and "
-        'paths. For this session: eval "$(kubedet completion bash)". For all: put the script where the shell '
-        "looks for it (the README says where); print it again after an update.",
+        description="Print a script for shell completion. For this session: "
+        'eval "$(kubedet completion bash)". For all sessions: put the script into the shell\'s folder (see '
+        "the README), again after each update.",
     )
     parser.add_argument("shell", choices=SHELLS, help="which shell")
     parser.set_defaults(command=_completion)

@@ -1,8 +1,7 @@
-"""`kubedet evaluate`: score any model on any shards, or a file of detections against one of ground truth."""
+"""`kubedet evaluate`: score a model on shards, or a file of detections against ground truth."""
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from typing import Any
@@ -16,17 +15,17 @@ from trainer.config.parsing import parse_overrides
 
 _CONFIG = "config.json"
 _GRACE_SECONDS = 10.0
-"""How long processes that are stopped may take to end; there is nothing for them to save."""
+"""Time for stopped processes to end; they have nothing to save."""
 
 
 def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "evaluate",
-        description="Score a checkpoint or an exported model on shards, or with --truth and --predictions "
-        "detections of any model in a file; compare it with a baseline, hold it against the gate, and write "
-        "report.html, metrics.json and the predictions. Exit code: 0; 1 if the rules of --gate do not hold; "
-        "2 for a mistake in what was asked or given.",
+        description="Score a checkpoint or an exported model on shards, or with --truth and --predictions a "
+        "file of detections; compare it with a baseline, check the gate, and write report.html, metrics.json "
+        "and the predictions. Exit code: 0; 1 if the rules of --gate fail; 2 for a mistake in options or "
+        "data.",
     )
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", default="",
@@ -41,11 +40,11 @@ def add(commands: Commands) -> None:
     option(parser, "-o --output URI", "folder for the evaluation", required=True)
     option(parser, "--split train|val|test", "what to score (default: test, or val if there is no test)")
     option(
-        parser, "--baseline URI", "what to compare with: a run, an evaluation or a model; with --truth an "
-        "evaluation or another file of detections; none compares with nothing (default: the model of that "
-        "name that passed last)",
+        parser, "--baseline URI", "a run, an evaluation or a model to compare with; with --truth an "
+        "evaluation or another file of detections; none: no comparison (default: the last model of that "
+        "name that passed)",
     )  # fmt: skip
-    text = "rules parted by commas, e.g. 'coco/AP >= 0.3, AP[person] >= 0.2, coco/AP >= baseline - 0.01'"
+    text = "rules separated by commas, e.g. 'coco/AP >= 0.3, AP[person] >= 0.2, coco/AP >= baseline - 0.01'"
     option(parser, "--gate RULES", text)
     option(
         parser, "--nproc N", "processes that share the images (default: one for each GPU; without GPUs one, "
@@ -68,7 +67,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _of_model(options: argparse.Namespace, rules: list[str]) -> dict[str, Any] | int:
-    """Return the summary of a model's evaluation, or the exit code of processes that failed."""
+    """Return the summary of a model's evaluation, or the exit code of failed processes."""
     from operations import drift
     from trainer import storage
     from trainer.base import log
@@ -112,7 +111,7 @@ def _of_files(options: argparse.Namespace, rules: list[str]) -> dict[str, Any] |
 
 
 def _check_given(options: argparse.Namespace, needed: tuple[str, ...], others: tuple[str, ...]) -> None:
-    """Refuse what is neither a model on shards nor a file of detections and its ground truth."""
+    """Refuse options of neither or both: a model on shards, detections and their ground truth."""
     missing = [name for name in needed if not getattr(options, name)]
     strange = [name for name in others if getattr(options, name)]
     if missing or strange:
@@ -147,11 +146,7 @@ def _share(options: argparse.Namespace, config_uri: str, count: int) -> int:
     with (
         stop_request() as stop,
         GuardedProcess(
-            command,
-            env=dict(os.environ),
-            grace_seconds=_GRACE_SECONDS,
-            stdout=subprocess.DEVNULL,
-            stderr=None,
+            command, grace_seconds=_GRACE_SECONDS, stdout=subprocess.DEVNULL, stderr=None
         ) as process,
         stop.at_once(lambda: Interrupted("the evaluation was stopped", fix="run it again")),
     ):

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 Backends: TypeAlias = "ClusterBackend | RunaiBackend"
 
-_PATIENCE_SECONDS = 15.0  # As long as a person likes to wait for an API server that does not answer.
-_POLL_SECONDS = 5.0  # Between two looks at a job, in `wait`.
+_PATIENCE_SECONDS = 15.0  # For an API server that does not answer.
+_POLL_SECONDS = 5.0  # Of `wait`.
 _SPEC = "[--spec FILE] [--set FIELD=VALUE ...] [FLAGS] [-- COMMAND ...]"
 _BACKENDS = ("kubernetes", "pytorchjob", "trainjob", "runai")
-"""The cluster, with all kinds of jobs or one alone, or Run:ai's command line."""
+
+_SHELL = ("sh", "-c", "if command -v bash >/dev/null; then exec bash; else exec sh; fi")
+_KEYS = "i N details, l N log, e N [RANK] shell, d N delete, s FILE submit, Enter list again, q quit"
 
 
 def add(commands: Commands) -> None:
@@ -40,7 +42,7 @@ def add(commands: Commands) -> None:
         usage=f"kubedet job submit {_SPEC} [--wait]",
     )  # fmt: skip
     add_specification(submit)
-    option(submit, "--wait", "show its log to its end, and end with its result; Ctrl-C deletes the job")
+    option(submit, "--wait", "print its log and exit with its result; Ctrl-C deletes the job")
     render = _verb(
         verbs, "render", _render, "print a job for other tools, and send nothing",
         usage=f"kubedet job render [--target TARGET] {_SPEC}",
@@ -51,22 +53,22 @@ def add(commands: Commands) -> None:
     )  # fmt: skip
     add_specification(render)
     fields = verb(
-        verbs, "fields", _fields, "say what each field of a job means",
-        "Say what each field of a job means, and its default; * stands for a number.",
+        verbs, "fields", _fields, "explain the fields of a job",
+        "Explain each field of a job, with its default; * stands for a number.",
     )  # fmt: skip
-    fields.add_argument("text", nargs="?", default="", metavar="TEXT", help="only those that name it")
+    fields.add_argument("text", nargs="?", default="", metavar="TEXT", help="only fields that contain it")
     listing = _verb(verbs, "list", _list, "list the jobs of the namespace")
-    status = _verb(verbs, "status", _status, "show how a job and its pods are")
+    status = _verb(verbs, "status", _status, "show the state of a job and its pods")
     logs = _verb(verbs, "logs", _logs, "print the log of a job")
-    option(logs, "-f --follow", "go on until the job has ended, with pods that fail")
+    option(logs, "-f --follow", "continue until the job has ended, with pods that fail")
     stop = _verb(verbs, "stop", _stop, "delete a job and its pods; its checkpoints stay")
     execute = _verb(
         verbs, "exec", _exec, "run a command in a pod of a job, on this terminal",
         usage="kubedet job exec NAME [--rank N] -- COMMAND ...",
     )  # fmt: skip
     execute.takes_command = True
-    wait = _verb(verbs, "wait", _wait, "wait for the end of a job, and end with its result")
-    option(wait, "--timeout SECONDS", "give up after so long", 0.0)
+    wait = _verb(verbs, "wait", _wait, "wait for the end of a job, and exit with its result")
+    option(wait, "--timeout SECONDS", "give up after this time", 0.0)
     _verb(verbs, "menu", _menu, "list the jobs, and handle one of them by keys")
     for parser in (status, logs, stop, execute, wait):
         parser.add_argument("name", metavar="NAME", help="name of the job")
@@ -88,13 +90,13 @@ def _verb(
 
 
 def _add_backend(parser: argparse.ArgumentParser, **settings: Any) -> None:
-    """Declare where jobs are: before the verb, or behind it, which wins with argparse.SUPPRESS as default."""
+    """Declare --backend and --project before the verb, or after it with argparse.SUPPRESS as default."""
     option(
-        parser, f"--backend {'|'.join(_BACKENDS)}", "kubernetes is the cluster, with all kinds of "
-        "jobs; pytorchjob and trainjob are those alone; runai is the program of that name",
+        parser, f"--backend {'|'.join(_BACKENDS)}", "kubernetes is the cluster with all kinds of jobs; "
+        "pytorchjob and trainjob only that kind; runai is Run:ai's program",
         **{"default": _BACKENDS[0]} | settings,
     )  # fmt: skip
-    text = "Run:ai's project, with --backend runai (default: what `runai project set` chose)"
+    text = "Run:ai's project, with --backend runai (default: that of `runai project set`)"
     option(parser, "--project NAME", text, **settings)
 
 
@@ -114,20 +116,15 @@ def _submit(options: argparse.Namespace) -> int:
 
         try:
             watch.run(backend, job)
-        except BrokenPipeError:  # Whoever read the lines has gone; the job has not.
-            print(
-                f"the job {job.name} goes on: kubedet job logs{backend.options} -f {job.name}",
-                file=sys.stderr,
-            )
+        except BrokenPipeError:
+            print(f"the job continues: kubedet job logs{backend.options} -f {job.name}", file=sys.stderr)
             raise
         return 0
     try:
         backend.submit(job)
     except KeyboardInterrupt:
-        print(
-            f"the job {job.name} may have been created: `kubedet job status{backend.options} {job.name}` "
-            f"shows it, and `kubedet job stop{backend.options} {job.name}` ends it", file=sys.stderr,
-        )  # fmt: skip
+        command = f"`kubedet job status{backend.options} {job.name}`"
+        print(f"the job {job.name} may have been created: see {command}", file=sys.stderr)
         raise
     name = job.name
     print(
@@ -242,24 +239,70 @@ def _wait(options: argparse.Namespace) -> int:
 
 
 def _menu(options: argparse.Namespace) -> int:
+    """List the jobs and run `kubedet job` commands by keys, until `q` or the end of input."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     from components.launchers.cluster.backend import ClusterBackend
-    from pipelines.commands import job_menu
+    from pipelines import cli
+    from pipelines.commands import job_tables
 
     backend = _backend(options)
     if not isinstance(backend, ClusterBackend):
         raise ConfigError("the menu shows the jobs of a cluster", fix="leave --backend runai out")
-    return job_menu.run(options, backend)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError("the menu needs a terminal", fix="use the other verbs of `kubedet job` in scripts")
+    where = ["--namespace", backend.cluster.namespace, "--backend", options.backend]
+    console = Console()
+    while True:
+        jobs = job_tables.newest([backend.with_progress(job) for job in backend.list_jobs()])
+        table = Table("", *job_tables.JOBS, title=Text(str(backend.place)), caption=_KEYS, box=SIMPLE_HEAD)
+        for number, job in enumerate(jobs, start=1):
+            table.add_row(str(number), *map(Text, job_tables.row(job)))
+        console.print(table)
+        try:
+            words = console.input("> ").split()
+        except EOFError:
+            return 0
+        if words == ["q"]:
+            return 0
+        if words and (command := _menu_command(words, jobs)):
+            # A mistake, a failed job or Ctrl-C ends the command, not the menu.
+            cli.main(["job", command[0], *where, *command[1:]])
+
+
+def _menu_command(words: list[str], jobs: "list[JobStatus]") -> list[str]:
+    """Return the arguments of a `kubedet job` command for a line of the menu; empty if there is none."""
+    from rich.prompt import Confirm
+
+    key, *rest = words
+    if key == "s" and len(rest) == 1:
+        return ["submit", "--spec", rest[0]]
+    job = jobs[int(rest[0]) - 1] if rest and rest[0] in map(str, range(1, len(jobs) + 1)) else None
+    if job is None or key not in "iled":
+        print(f"{' '.join(words)}: not a key and the number of a job")
+        return []
+    if key == "d":
+        question = f"Delete {job.name}, which is {job.phase}, and its pods? Its checkpoints stay."
+        return ["stop", job.name] if Confirm.ask(question, default=False) else []
+    return {
+        "i": ["status", job.name],
+        "l": ["logs", job.name] if job.phase.final else ["logs", "--follow", job.name],
+        "e": ["exec", job.name, "--rank", (rest[1:] or ["0"])[0], "--", *_SHELL],
+    }[key]
 
 
 def _failure(backend: "Backends", job: "JobStatus") -> KubedetError:
-    """Make an error of a job that did not end well, with the last lines of the pod that is to blame."""
+    """Return the error of a failed job, with the last lines of the pod that failed first."""
     from components.launchers.cluster.watch import culprit, of_job
     from components.launchers.output import LAST_LINES, Hints
 
     hints = Hints(rdma=False)
     lines: deque[str] = deque(maxlen=LAST_LINES)
     if pod := culprit(job.pods):
-        with suppress(LaunchError):  # The failure is reported without the log, too.
+        with suppress(LaunchError):  # The log may be gone.
             lines.extend(backend.pod_lines(job.name, pod, follow=False, tail=LAST_LINES))
     for line in lines:
         hints.line(line)
@@ -269,16 +312,13 @@ def _failure(backend: "Backends", job: "JobStatus") -> KubedetError:
 def _backend(
     options: argparse.Namespace, *, patience: float | None = _PATIENCE_SECONDS, namespace: str = ""
 ) -> "Backends":
-    """Return the jobs of a namespace, or of a project of Run:ai.
+    """Return the jobs of a namespace (a job's own wins over the option), or of a project of Run:ai.
 
-    Args:
-        options: of the command line.
-        patience: seconds until a request to the API server that fails is given up; None is the usual.
-        namespace: the job's own; it wins over the option.
+    `patience` is the seconds for which failing requests are repeated; None is the launcher's default.
     """
     import logging
 
-    # The messages on adopted or replaced jobs, and on repeated requests.
+    # For messages about adopted or replaced jobs, and repeated requests.
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("components").setLevel(logging.INFO)
     if options.backend == "runai":

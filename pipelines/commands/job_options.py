@@ -1,4 +1,4 @@
-"""The specification of a job as an operator gives it: a file, `--set`, the common flags, a command."""
+"""The specification of a job on the command line: a file, `--set`, the common flags, a command."""
 
 import argparse
 import sys
@@ -28,11 +28,7 @@ _WHERE = "the job's specification"
 
 
 class CommandParser(Parser):
-    """A parser that leaves everything after the first `--` alone, in `options.arguments`.
-
-    argparse itself cannot have options between a name and a list of words, and takes a `--`
-    out of the words.
-    """
+    """A parser that puts everything after the first `--` unchanged into `options.arguments`."""
 
     takes_command = False
     """Whether there may be something after `--`."""
@@ -49,7 +45,7 @@ class CommandParser(Parser):
 
 
 def add_specification(parser: CommandParser) -> None:
-    """Declare how a job is described; `--namespace` is declared apart."""
+    """Declare the description of a job without `--namespace`."""
     parser.takes_command = True
     option(parser, "--spec FILE", "the job's fields as YAML or JSON; - reads stdin")
     text = "set one field, nested ones with dots: network.profile=rdma; may be given again"
@@ -62,12 +58,10 @@ def add_specification(parser: CommandParser) -> None:
 
 
 def specification(options: argparse.Namespace) -> "JobSpec":
-    """Build the job that the options describe: the file first, then --set, then the flags.
-
-    A job in a cluster needs an image, which one on this machine does not.
+    """Return the job of the options: the file first, then --set, then the flags.
 
     Raises:
-        ConfigError: naming every problem of all of them.
+        ConfigError: with all problems.
     """
     from components.launchers.spec import JobSpec, from_fields
 
@@ -97,12 +91,12 @@ def specification(options: argparse.Namespace) -> "JobSpec":
         if not error.message.startswith(f"{_WHERE} cannot be used:"):
             raise
         problems += error.message.splitlines()[1:]
-    # Without a name of its own a job would take the place of another's.
+    # A job with a default name would replace another's.
     problems += [f"  {field}: is missing" for field in ("name", "image") if not tree.get(field)]
     if problems:
         raise ConfigError(
             "\n".join([f"{_WHERE} cannot be used:", *problems]),
-            fix="correct these; `kubedet job fields` says what each means",
+            fix="correct these; `kubedet job fields` explains each",
         )
     return job
 
@@ -133,15 +127,10 @@ def _from_file(name: str) -> dict[str, Any]:
 
 
 def set_field(tree: dict[str, Any], kind: Any, text: str) -> list[str]:
-    """Put one `path=value` into a tree of fields.
-
-    Args:
-        tree: what is changed: mappings and lists.
-        kind: the dataclass that says which fields there are, and how their values are read.
-        text: path with dots, =, value.
+    """Put one `path=value` into a tree of mappings and lists with the fields of a dataclass, `kind`.
 
     Returns:
-        What is wrong with it as lines, nothing if it was put in.
+        Its problems as lines.
     """
     path, equals, value = text.partition("=")
     path = path.strip()
@@ -152,16 +141,10 @@ def set_field(tree: dict[str, Any], kind: Any, text: str) -> list[str]:
 
 
 def _put(node: Any, kind: Any, path: str, value: str) -> str:
-    """Follow a path down a tree and set what it ends at; returns what is wrong with it, or nothing.
+    """Set the value at a path below a node whose type is `kind`; return the problem, if any.
 
-    The types of the fields say how a part is read: a mapping's key may hold dots
-    (kubernetes.io/arch), a list's is a number, and what is text stays text (cpu_limit=4).
-
-    Args:
-        node: mapping or list of the tree.
-        kind: type of JobSpec's that belongs there.
-        path: parts with dots between.
-        value: what is set, as text.
+    The types of the fields decide: a mapping's key may contain dots (kubernetes.io/arch), a list's is a
+    number, and a string's value is not parsed (cpu_limit=4).
     """
     container = get_origin(kind) or kind
     key, _, rest = (path, "", "") if container is Mapping else path.partition(".")
@@ -199,10 +182,10 @@ def _plain(kind: Any) -> Any:
 
 
 def _value(kind: Any, text: str) -> Any:
-    """Read a value as its type asks: text verbatim, all else as YAML (and so as JSON)."""
+    """Read a value by its type: strings unchanged, everything else as YAML."""
     if kind is str:
         return text
     try:
         return yaml_value(text, _LONGEST)
     except ValueError:
-        return text  # What is no YAML is of no type but text: the specification says what it should be.
+        return text  # The specification reports the expected type.

@@ -1,4 +1,4 @@
-"""Jobs as people and programs read them: aligned columns, or JSON."""
+"""Jobs as aligned columns or JSON."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ PODS = ("RANK", "POD", "PHASE", "RESTARTS", "EXIT", "NODE", "REASON")
 
 
 def jobs(statuses: Iterable[JobStatus], now: datetime | None = None) -> str:
-    """Describe jobs, one on a line, the newest first; without `now` the clock is asked."""
+    """Return a table of jobs, the newest first; `now` is for tests."""
     return columns([JOBS, *(row(job, now) for job in newest(statuses))])
 
 
@@ -45,7 +45,7 @@ def row(job: JobStatus, now: datetime | None = None) -> tuple[str, ...]:
 
 
 def status(job: JobStatus, reasons: Sequence[str] = (), now: datetime | None = None) -> str:
-    """Describe one job and its pods, with lines on why it is as it is, by default what the cluster says."""
+    """Describe one job and its pods, with the reasons of its state (default: the cluster's messages)."""
     lines = [f"{job.name}  {job.phase}"]
     if job.created:
         nodes = "1 node" if job.nodes == 1 else f"{job.nodes} nodes"
@@ -62,7 +62,7 @@ def status(job: JobStatus, reasons: Sequence[str] = (), now: datetime | None = N
 
 
 def progress(training: Progress) -> str:
-    """Say how far a training is: `43% done, about 12m5s to go; loss 0.532, images/s 41, AP 0.312`."""
+    """Return e.g. `43% done, about 12m5s to go; loss 0.532, images/s 41, AP 0.312`."""
     seconds = training.remaining_seconds
     time_left = "" if seconds is None else f", about {span(seconds)} to go"
     numbers = ", ".join(f"{_METRICS.get(name, name)} {value:.4g}" for name, value in training.metrics.items())
@@ -70,7 +70,7 @@ def progress(training: Progress) -> str:
 
 
 def why(job: JobStatus) -> list[str]:
-    """Say what the cluster says of a job and of its pods, one on a line; nothing where all is well."""
+    """Return the cluster's messages about a job and its pods."""
     of_pods = [(pod.name, pod.message) for pod in sorted(job.pods, key=lambda pod: pod.rank)]
     repeated = any(text == job.message for _, text in of_pods)
     messages = of_pods if repeated else [(job.name, job.message), *of_pods]
@@ -84,7 +84,7 @@ def as_json(statuses: JobStatus | Iterable[JobStatus]) -> str:
 
 
 def age(created: str, now: datetime | None = None) -> str:
-    """Return how long ago a time, in RFC 3339, was, e.g. 3m12s; "-" for no time."""
+    """Return the age of a time in RFC 3339, e.g. 3m12s; "-" for no time."""
     if not created:
         return "-"
     passed = (now or datetime.now(UTC)) - datetime.fromisoformat(created)

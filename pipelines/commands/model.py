@@ -1,4 +1,4 @@
-"""`kubedet model`: published models, their versions, where they came from, and what servers need of them."""
+"""`kubedet model`: published models, their versions, their origin, and files for servers."""
 
 import argparse
 import json
@@ -17,8 +17,8 @@ def add(commands: Commands) -> None:
     """Declare the command and its verbs."""
     parser = commands.add_parser(
         "model",
-        description="List and show exported models, compare one with its checksums and signature, make "
-        "another version of a published one the current one, and lay one out for Triton and KServe.",
+        description="List, show and verify exported models, choose the current version of a published one, "
+        "trace their origin, and write files for Triton and KServe.",
     )
     verbs = parser.add_subparsers(required=True, metavar="ACTION")
     options.add_published(verb(verbs, "list", _list, "list models and their versions"))
@@ -31,15 +31,14 @@ def add(commands: Commands) -> None:
     rollback = verb(verbs, "rollback", _rollback, "go back to the version before the current one")
     for switch in (promote, rollback):
         options.add_published(switch)
-        switch.add_argument("name", metavar="NAME", help="of the model, as `kubedet model list` shows it")
-        option(switch, "--other-classes", "even if its classes are not those of the current version")
-    promote.add_argument("version", metavar="VERSION", help="one of its versions, in full")
+        switch.add_argument("name", metavar="NAME", help="of the model, see `kubedet model list`")
+        option(switch, "--other-classes", "allow other classes than those of the current version")
+    promote.add_argument("version", metavar="VERSION", help="one of its versions")
     trace = verb(
-        verbs, "trace", _trace, "tell what a model or run was made from, and who saw an image",
-        "From a model or a run: run, checkpoint, configuration, code, images, shards, raw data, source, and "
-        "what the run used and cost. From an image: every set of shards that had it, in which split, and the "
-        "runs and versions that were made of it, also if the data are gone. Exit code: 0; 2 if nothing of "
-        "that name is known.",
+        verbs, "trace", _trace, "show the origin of a model or run, or the use of an image",
+        "For a model or a run: run, checkpoint, configuration, code, images, shards, raw data, source, use "
+        "and cost. For an image: every set of shards with it, its split, and the runs and versions that used "
+        "it, also if the data are deleted. Exit code: 0; 2 if the name is unknown.",
     )  # fmt: skip
     trace.add_argument(
         "what", metavar="MODEL|RUN|IMAGE",
@@ -54,7 +53,7 @@ def add(commands: Commands) -> None:
     option(layout, "-o --output URI", "folder to write to", required=True)
     option(layout, "--format F", "onnx, onnx-int8 or openvino", "onnx", dest="kind")
     option(layout, "--max-batch N", "largest batch", 8)
-    text = "where KServe finds the Triton repository (default: where it was written, if that is a bucket)"
+    text = "URI of the Triton repository for KServe (default: --output, if that is in a bucket)"
     option(layout, "--storage-uri URI", text)
     option(layout, "--service-account NAME", "service account with the bucket's keys")
 
@@ -70,7 +69,7 @@ def _list(options: argparse.Namespace) -> int:
         try:
             record = published_models.current(options.data_root, name)
             current = record.version if record else ""
-        except (StorageError, DataError) as error:  # One damaged record does not hide the others.
+        except (StorageError, DataError) as error:  # Show the others.
             print(f"error: {error}", file=sys.stderr)
             current = ""
         print(name)
@@ -181,7 +180,7 @@ def _layout(options: argparse.Namespace) -> int:
     model = _load(options)
     repository = storage.join(options.output, "triton")
     place = options.storage_uri or ("" if storage.is_local(repository) else repository)
-    # Before anything is written: it may refuse the place.
+    # First, because it may refuse the URI.
     service = kserve_service(model.metadata, place, options.service_account) if place else {}
     written = write_triton(model, repository, kind=options.kind, max_batch=options.max_batch)
     print(f"Triton: {written}")

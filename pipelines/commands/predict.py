@@ -16,16 +16,13 @@ def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "predict",
-        description="Detect objects with an exported model. For every image NAME the folder receives "
-        "NAME.jpg with the detections drawn and NAME.json with them as numbers, and at last "
-        "detections.json with all of them. Exit code: 0; 2 if an image or the model cannot be used "
-        "(the other images are done nevertheless).",
+        description="Detect objects with an exported model. For every image NAME the folder gets NAME.jpg "
+        "with drawn detections and NAME.json, and detections.json has all. Exit code: 0; 2 if the model "
+        "or an image cannot be used (the other images are processed).",
     )
     add_model(parser)
-    parser.add_argument(
-        "images", nargs="+", metavar="IMAGES",
-        help="image files, folders whose images are taken, or patterns such as 'images/*.jpg'",
-    )  # fmt: skip
+    text = "image files, folders of images, or patterns such as 'images/*.jpg'"
+    parser.add_argument("images", nargs="+", metavar="IMAGES", help=text)
     option(parser, "-o --output DIR", "folder for the results", required=True)
     option(parser, "--score S", "least score", 0.3)
     add_inference(parser)
@@ -69,10 +66,9 @@ def _predict(options: argparse.Namespace) -> int:
         storage.write_bytes(os.path.join(options.output, "detections.json"), (whole + "\n").encode())
     if failed:
         lines = "\n".join(failed)
-        many = f"{len(failed)} of {len(paths)} images cannot be used:\n{lines}"
-        where = f"the others are done, in {options.output}" if everything else "nothing was written"
+        where = f"the results of the others are in {options.output}" if everything else "nothing was written"
         raise ConfigError(
-            many if len(paths) > 1 else lines.strip(),
+            f"{len(failed)} of {len(paths)} images cannot be used:\n{lines}",
             fix=f"{where}; check the paths, and give JPEG, PNG, WebP, BMP, GIF or TIFF files",
         )
     print(f"results in {options.output}")
@@ -80,7 +76,7 @@ def _predict(options: argparse.Namespace) -> int:
 
 
 def _images(patterns: list[str]) -> list[Path]:
-    """Files as they are named, folders as the images in them, patterns as what they match."""
+    """Return the named files, the images of folders, and the matches of patterns."""
     from trainer.data.images import IMAGE_SUFFIXES
 
     paths: list[Path] = []
@@ -103,14 +99,8 @@ def _images(patterns: list[str]) -> list[Path]:
 
 
 def _result_names(paths: list[Path]) -> dict[Path, str]:
-    """The stem of each image; with its suffix, and then its folder, if stems collide."""
-    candidates = (
-        lambda path: path.stem,
-        lambda path: path.name,
-        lambda path: "_".join(part for part in path.parts if part not in ("/", "..", ".")),
-    )
-    for name in candidates:
-        names = {path: name(path) for path in paths}
-        if len(set(names.values())) == len(paths) and "detections" not in names.values():
-            return names
+    """Return the stem of each image, with a number if stems collide."""
+    names = {path: path.stem for path in paths}
+    if len(set(names.values())) == len(paths) and "detections" not in names.values():
+        return names
     return {path: f"{number:05d}_{path.stem}" for number, path in enumerate(paths)}

@@ -1,4 +1,4 @@
-"""`kubedet recipes`: the named configurations, and what the fields of a configuration mean."""
+"""`kubedet recipes`: the named configurations, and the meaning of their fields."""
 
 import argparse
 import json
@@ -22,20 +22,19 @@ _INDENT = "    "
 _WIDEST = 110
 
 Kinds = Mapping[type, Mapping[str, type]]
-"""Subclasses of a section's dataclass, by the names that are shown with fields of their own."""
+"""Subclasses of a section's dataclass, by name."""
 
 
 def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "recipes",
-        description="List the named configurations; a run takes one (--recipe) and changes single keys of it "
-        "(--set).",
+        description="List the named configurations; a run uses one (--recipe) and changes keys (--set).",
     )
     option(parser, "--show NAME", "print one with all its keys, as JSON")
     option(
-        parser, "--explain TEXT", "say what each key means, or each that names TEXT, e.g. train. or anchor; "
-        "with the values of --show NAME, or the defaults", None, nargs="?", const="",
+        parser, "--explain TEXT", "explain all keys, or those that contain TEXT, e.g. train. or anchor; with "
+        "the values of --show NAME, or the defaults", None, nargs="?", const="",
     )  # fmt: skip
     parser.set_defaults(command=_recipes)
 
@@ -53,20 +52,20 @@ def _recipes(options: argparse.Namespace) -> int:
 
 
 def model_kinds(names: Iterable[str]) -> Kinds:
-    """The kinds of the section `model`: the options of architectures, by their names."""
+    """Return the options of architectures, by name, which are kinds of the section `model`."""
     return {ModelConfig: {name: architectures.options_class(name) for name in names}}
 
 
 def describe(
     kind: type, text: str = "", values: Mapping[str, Any] | None = None, kinds: Kinds | None = None
 ) -> str:
-    """Describe the fields of a tree of dataclasses, one paragraph each.
+    """Describe the fields of a pydantic dataclass, one paragraph each.
 
     Args:
-        kind: a dataclass of pydantic's whose fields have docstrings.
-        text: describes only fields whose name, with dots, or meaning holds it.
-        values: a tree of values to show; without it, each field's default.
-        kinds: of a section that has several kinds.
+        kind: the dataclass, whose fields have docstrings.
+        text: only fields whose name or meaning contains it.
+        values: a tree of values to show in place of the defaults.
+        kinds: the kinds of sections that have several.
 
     Raises:
         ConfigError: no field holds the text.
@@ -78,7 +77,7 @@ def describe(
         if text.lower() in f"{item.name} {item.meaning} {item.kind}".lower()
     ]
     if not paragraphs:
-        raise ConfigError(f"no field holds {text!r}", fix="leave it out to see all of them")
+        raise ConfigError(f"no field contains {text!r}", fix="leave it out to see all of them")
     return "\n".join(paragraphs)
 
 
@@ -92,11 +91,11 @@ class _Field(NamedTuple):
 
 
 def _fields(kind: Any, kinds: Kinds, prefix: str = "") -> Iterator[_Field]:
-    """Yield the fields below which there are no others; of a list's items with * for the number."""
+    """Yield the fields without fields below them; a list's items have * for the number."""
     for name, field in kind.__pydantic_fields__.items():
         inner, many = _dataclass_in(field.annotation)
         if inner is None:
-            # Pydantic gives subclasses none of the lines below their fields.
+            # Pydantic does not inherit docstrings of fields.
             declared = (getattr(each, "__pydantic_fields__", {}).get(name) for each in kind.__mro__)
             texts = (each.description for each in declared if each and each.description)
             yield _Field(prefix + name, field, " ".join(next(texts, "").split()))
@@ -113,7 +112,7 @@ def _fields(kind: Any, kinds: Kinds, prefix: str = "") -> Iterator[_Field]:
 
 
 def _dataclass_in(annotation: Any) -> tuple[Any, bool]:
-    """Return the dataclass that a field holds, and whether it holds any number of them."""
+    """Return the dataclass of a field, and whether the field is a list of them."""
     if isinstance(annotation, type) and is_dataclass(annotation):
         return annotation, False
     for part in get_args(annotation):

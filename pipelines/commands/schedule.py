@@ -1,4 +1,4 @@
-"""`kubedet schedule`: recurring runs of the pipeline, each on the data as they are then."""
+"""`kubedet schedule`: recurring runs of the pipeline."""
 
 import argparse
 import json
@@ -27,12 +27,11 @@ def add(commands: Commands) -> None:
     create = verb(
         verbs, "create", _create, "create a recurring run, or replace the one of the same name",
         "Create a recurring run of the pipeline, or replace the one of the same name. One run at a time; "
-        "missed runs are not made up for. Each run uses the data as they are then, with the scheduled time "
-        "as their version.",
+        "missed runs are skipped. Each run uses the current data, with the scheduled time as its version.",
     )  # fmt: skip
     option(
-        create, "--cron TEXT", "when: minute, hour, day of the month, month, day of the week (0 is Sunday), "
-        "and before them the second if you like; '0 2 * * *' is every night at 2, in the cluster's time zone "
+        create, "--cron TEXT", "minute, hour, day of the month, month, day of the week (0 is Sunday), "
+        "optionally with the second first; '0 2 * * *' is every night at 2, in the cluster's time zone "
         "(mostly UTC)", required=True,
     )  # fmt: skip
     option(create, "--dry-run", "print what would be sent, and send nothing")
@@ -43,8 +42,7 @@ def add(commands: Commands) -> None:
         verbs, "history", _history, "show the runs of a schedule: times, state, verdict, AP, use and cost"
     )
     option(history, "--html FILE", "write a page too, with plots")
-    text = "where this machine sees the runs' data, to read verdicts and costs (default: as the runs do)"
-    option(history, "--data-root URI", text)
+    option(history, "--data-root URI", "location of the runs' data for this machine, if it differs")
     options.add_prices(history)
     named = [
         create, history, verb(verbs, "run", _run, "start a run of a schedule now"),
@@ -72,7 +70,7 @@ def _create(arguments: argparse.Namespace) -> int:
     cron = schedules.parse_cron(arguments.cron)
     arguments.data_version = SCHEDULED_TIME
     if arguments.output:
-        # Every run would find the first one's training finished there.
+        # Every run would find the first run's finished training there.
         raise ConfigError("--output would be one folder for all runs of a schedule", fix="leave it out")
     submission = options.submission(arguments, arguments.name)
     if arguments.dry_run:
@@ -130,7 +128,7 @@ def _resume(arguments: argparse.Namespace) -> int:
 
     server = _server(arguments)
     server.enable_schedule(schedules.named(server, arguments.name)[-1].recurring_run_id)
-    print(f"schedule {arguments.name}: resumed; missed runs are not made up for")
+    print(f"schedule {arguments.name}: resumed; missed runs are skipped")
     return 0
 
 
@@ -155,8 +153,7 @@ def _history(arguments: argparse.Namespace) -> int:
     print(columns(history.table(runs)) if runs else f"the schedule {arguments.name} has no runs")
     remark = f"verdicts, APs and costs could not be read: {obstacle}" if obstacle else ""
     if remark:
-        fix = "name where this machine sees the data with --data-root"
-        print(f"warning: {remark}\n  fix: {fix}", file=sys.stderr)
+        print(f"warning: {remark}\n  fix: give the data's location with --data-root", file=sys.stderr)
     if arguments.html:
         page = history.page(arguments.name, runs, remark)
         storage.write_bytes(arguments.html, page.encode())

@@ -21,8 +21,7 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "submit",
         description="Compile the pipeline and start a run of it in Kubeflow Pipelines. Exit code: 0; 2 for "
-        "a mistake in what was asked; 1 if Kubeflow Pipelines does not answer or, with --wait, the run "
-        "does not end well.",
+        "a mistake in the options; 1 if Kubeflow Pipelines does not answer or, with --wait, the run fails.",
     )
     option(parser, "--name NAME", "name of the run (default: the recipe and the time)")
     add_sending(parser)
@@ -34,7 +33,7 @@ def add(commands: Commands) -> None:
 
 def add_sending(parser: options.Group) -> None:
     """Declare --wait and --dry-run."""
-    option(parser, "--wait", "follow the run to its end; its exit code")
+    option(parser, "--wait", "follow the run to its end")
     option(parser, "--dry-run", "print what would be sent, and send nothing")
 
 
@@ -47,14 +46,12 @@ def _submit(arguments: argparse.Namespace) -> int:
 def send(arguments: argparse.Namespace, submission: "Submission") -> int:
     """Start a run, or print what would be sent; returns the exit code.
 
-    Args:
-        arguments: those of `add_sending` and `options.add_access`.
-        submission: the run.
+    `arguments` are those of `add_sending` and `options.add_access`.
 
     Raises:
-        KubedetError: it is refused, or, with `wait`, did not end well.
+        KubedetError: it is refused, or, with `wait`, failed.
     """
-    access, form = options.access(arguments), submission.options
+    access, compiled = options.access(arguments), submission.options
     if arguments.dry_run:
         print("nothing is sent; this would be:")
         _describe(submission, access)
@@ -74,15 +71,17 @@ def send(arguments: argparse.Namespace, submission: "Submission") -> int:
     _describe(submission, access)
     print(f"run {run_id}\n{link}")
     launcher = launchers.entry(submission.parameters.get("launcher", parameters.default("launcher")))
-    if not (form.until or form.trials) and launcher.pods:
+    if not (compiled.until or compiled.trials) and launcher.pods:
         where = f" -n {server.namespace}" if server.namespace else ""
-        print(f"its training, once the data are ready: kubedet job status{where} {jobs.name_of(run_id)}")
+        print(f"its training, when the data is ready: kubedet job status{where} {jobs.name_of(run_id)}")
     sys.stdout.flush()
     if arguments.wait:
         try:
-            wait.follow(server, run_id, deadline=form.deadline, conditional=form.conditional, secret=secret)
+            wait.follow(
+                server, run_id, deadline=compiled.deadline, conditional=compiled.conditional, secret=secret
+            )
         except KeyboardInterrupt:
-            print(f"the run goes on: {link}", file=sys.stderr)
+            print(f"the run continues: {link}", file=sys.stderr)
             raise
     return 0
 

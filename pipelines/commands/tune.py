@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from operations.tuning.study import Trial
 
 _IN_CLUSTER = ("claim", "credentials", "data_version", "notify", "prune", "step_cpu", "step_memory")
-"""Parameters of the pipeline that only a search in Kubeflow has."""
+"""Parameters of a search in Kubeflow only."""
 _HERE = ("recipe", "source", "data_root", "output")
 
 
@@ -25,25 +25,24 @@ def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "tune",
-        help="search for a recipe's best hyper-parameters, here or in a cluster",
-        description="Train trials of a recipe on the same shards, with values that Optuna's TPE chooses, end "
-        "at a validation those that are behind (ASHA), and write the best as a file that --recipe takes. "
-        "Stopped or killed, the same command goes on, and no trial counts twice. Exit code: 0; 2 for a "
-        "mistake in what was asked or given; 143 when stopped; 1 otherwise.",
+        description="Train trials of a recipe on the same shards, with values from Optuna's TPE, stop those "
+        "that fall behind (ASHA), and write the best as a recipe file. Repeat the command to continue a "
+        "stopped search. Exit code: 0; 2 for a mistake in options or data; 143 if it was stopped; 1 "
+        "otherwise.",
     )
     for name in _HERE:
         options.add_parameter(parser, parameters.LOCAL[name])
-    text = "YAML with the keys to search and what they may be (default: the recipe's own space)"
+    text = "YAML with the keys to search and their ranges (default: the recipe's space)"
     option(parser, "--space FILE", text)
-    option(parser, "--show-space", "print the space as such a file, and end")
-    option(parser, "--trials N", "trials, those of earlier calls among them", 20)
+    option(parser, "--show-space", "print the space as such a file, and exit")
+    option(parser, "--trials N", "number of trials, with those of earlier calls", 20)
     option(parser, "--parallel M", "trainings at the same time", 1)
     option(parser, "--name NAME", "name of the search (default: tune-RECIPE)")
     options.add_overrides(parser)
     group = parser.add_argument_group(
-        "in Kubeflow", "With --submit the search is one run of Kubeflow Pipelines, each trial in its own pod."
+        "in Kubeflow", "With --submit the search is one run of Kubeflow Pipelines, with a pod for each trial."
     )
-    option(group, "--submit", "search there, and not on this machine")
+    option(group, "--submit", "search in Kubeflow")
     submit.add_sending(group)
     text = "GPUs of each trial's pod, a training process each (default: 0)"
     option(group, "--gpus N", text, 0, dest="trial_gpus")
@@ -92,7 +91,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _submit(arguments: argparse.Namespace, name: str, overrides: dict[str, Any], space: str) -> int:
-    # Options of `kubedet submit` that this command has otherwise, or not.
+    # Options of `kubedet submit` that this command lacks or names differently.
     arguments.study, arguments.space, arguments.job = name, space, []
     arguments.output, arguments.until, arguments.partitions = None, "", 1
     submission = options.submission(

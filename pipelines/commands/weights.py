@@ -1,4 +1,4 @@
-"""`kubedet weights`: published weights that recipes start from, and what a data root has of them."""
+"""`kubedet weights`: fetch and list the published weights that recipes start from."""
 
 import argparse
 import json
@@ -22,20 +22,19 @@ def add(commands: Commands) -> None:
     """Declare the command and what it can do."""
     parser = commands.add_parser(
         "weights",
-        description="Fetch published weights into a data root, where steps and trainings look first, so that "
-        "a cluster without internet has them; or list what recipes need and what is there.",
+        description="Fetch published weights into a data root, e.g. for a cluster without internet, or list "
+        "them.",
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     fetch = verb(
         verbs, "fetch", _fetch, "fetch weights into DATA_ROOT/weights",
-        "Fetch weights into DATA_ROOT/weights and compare them with their hashes; what is there already is "
-        "compared, and fetched again if it is damaged. To carry them to a cluster, fetch into a folder and "
-        "copy its weights/ below the cluster's data root. Exit code: 0; 2 if they cannot be had.",
+        "Fetch weights into DATA_ROOT/weights and check their hashes; damaged files are fetched again. For a "
+        "cluster, fetch into a folder and copy its weights/ into the cluster's data root. Exit code: 0; 2 if "
+        "they cannot be fetched.",
     )  # fmt: skip
     listing = verb(
-        verbs, "list", _list, "list what recipes need, and what is there",
-        "List weights with their size, hash, recipes, and whether DATA_ROOT/weights has them. Only the data "
-        "root is asked.",
+        verbs, "list", _list, "list the weights of recipes",
+        "List weights with their size, hash, recipes, and whether DATA_ROOT/weights has them.",
     )  # fmt: skip
     for parser in (fetch, listing):
         parser.add_argument("names", nargs="*", metavar="NAME", help=_NAMES)

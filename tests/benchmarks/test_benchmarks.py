@@ -101,7 +101,6 @@ FIGURES = {
 """What documents and goals speak of."""
 
 
-SMALL_LOADER = ["--cases", "", "--images", "16", "--cold-images", "0", "--workers", "1"]
 OTHERS_CALL = {"large_split", "local_store", "slow_link", "slow_server"}
 LONG = {"accuracy", "same_time"}
 """What `make bench` leaves out."""
@@ -156,24 +155,6 @@ for name in {list(runner.NEEDS)}:
     assert done.stdout.splitlines() == [f"it needs {', '.join(needed)}" for needed in runner.NEEDS.values()]
 
 
-@pytest.mark.slow
-@pytest.mark.extra
-def test_without_kfp_all_of_them_run():
-    """Without all else that they do not name, too: what they import as they run included."""
-    needed = {package for packages in runner.NEEDS.values() for package in packages}
-    done = importing(
-        runner.SETS["gpu"],
-        set(NOT_ON_A_BARE_MACHINE) - needed,
-        f"""
-from benchmarks import loader
-sys.argv = ["benchmarks/loader.py", "--rounds", "1", "--device", "cpu", *{SMALL_LOADER}]
-loader.main()
-""",
-    )
-    assert done.returncode == 0, done.stderr
-    assert runner._result("loader", done.stdout.splitlines()[-1])
-
-
 BROKEN = {
     "fails": "import json; print(json.dumps(dict(name='fails', ratio=1.0))); raise SystemExit(3)",
     "silent": "print('no result')",
@@ -209,14 +190,6 @@ def test_the_pools_of_cuda_graphs_count_as_memory_of_a_step():
         for size, pool in ((5, (0, 0)), (7, (0, 1)), (9, [1, 0]))
     ]
     assert step.graph_memory(segments) == 16
-
-
-@pytest.mark.slow
-def test_one_by_the_runner(capsys):
-    figures = runner.run("openimages_csv", ["--boxes", "1000", "--rounds", "1"])
-    assert figures.result and figures.failure == "" and figures.cpu > 0
-    assert figures.result["command"].startswith("python -m benchmarks.openimages_csv --boxes 1000")
-    assert '"name": "openimages_csv"' in capsys.readouterr().out
 
 
 @pytest.mark.slow

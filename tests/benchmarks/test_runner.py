@@ -37,11 +37,6 @@ def test_the_whole_set_has_a_time_to_keep(ran, capsys):
     assert f"\nall {count} took 901 s, more than the 900 s that they may take\n" in capsys.readouterr().out
 
 
-def test_a_part_of_it_has_none(ran, capsys):
-    assert ran("loss", "step", seconds=1000) == ["loss", "step"]
-    assert "may take" not in capsys.readouterr().out
-
-
 def test_the_set_for_a_gpu_is_not_begun_without_one(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(runner, "run", lambda name, options: pytest.fail(f"{name} was begun"))

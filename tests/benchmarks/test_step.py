@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from benchmarks import common, step
-from trainer.base.errors import ConfigError
 from trainer.model.recipes import load
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -22,14 +21,6 @@ def test_cases(text, case, label):
     assert step.parse(text) == case and step.parse(text).label == label
 
 
-@pytest.mark.parametrize(
-    "text", ["", "91", "91:", "x:256", "91:256@", "91:256@x", "91:256:mlperf:v2", "91:-1"]
-)
-def test_what_is_no_case(text):
-    with pytest.raises(ConfigError, match="--cases"):
-        step.parse(text)
-
-
 @pytest.mark.parametrize("recipe", ["coco_r50", "openimages_r50", "mlperf"])
 def test_torchvision_has_the_network_of_a_recipe(recipe):
     ours = {
@@ -40,9 +31,3 @@ def test_torchvision_has_the_network_of_a_recipe(recipe):
     }
     model = common.stock_model(4, 96, CPU, load(recipe).model)
     assert {name: tuple(value.shape) for name, value in model.named_parameters()} == ours
-
-
-@pytest.mark.parametrize("recipe", ["finetune", "small", "debug"])
-def test_or_it_is_not_compared_with(recipe):
-    with pytest.raises(ConfigError, match=r"torchvision has no RetinaNet like that .*model\."):
-        common.stock_model(4, 96, CPU, load(recipe).model)

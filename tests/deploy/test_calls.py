@@ -52,11 +52,3 @@ def test_all_that_the_launcher_asks_for_is_granted_and_nothing_else(the, fake_cl
     granted = {(verb, what) for rule in rules for what in rule["resources"] for verb in rule["verbs"]}
     # Of Kueue itself the launcher reads what the user may read: no namespace's Role grants it.
     assert fake_cluster.asked - {("get", "deployments"), ("get", "configmaps")} == granted
-
-
-@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
-def test_both_kinds_of_jobs_are_granted_alike(the, kind):
-    rules = the("Role", "kubedet-launcher")["rules"]
-    (rule,) = [rule for rule in rules if kind.plural in rule["resources"]]
-    assert rule["apiGroups"] == [kind.group]
-    assert set(rule["verbs"]) == {"create", "get", "list", "delete"}

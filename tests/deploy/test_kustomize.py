@@ -22,10 +22,6 @@ def test_every_folder_builds(folder, build):
     assert len(by_name(objects)) == len(objects) > 0
 
 
-def test_what_is_built_here_is_what_kustomize_builds(folder, builders):
-    assert by_name(builders["python"](folder)) == by_name(builders["tool"](folder))
-
-
 def test_an_overlay_is_in_one_namespace(folder, build):
     objects = [item for item in build(folder) if item["kind"] not in CLUSTER_SCOPED]
     spaces = {item["metadata"].get("namespace") for item in objects}
@@ -34,11 +30,6 @@ def test_an_overlay_is_in_one_namespace(folder, build):
     else:
         assert len(spaces) == (1 if objects else 0)
         assert None not in spaces
-
-
-def test_objects_of_the_whole_cluster_are_in_none(folder, build):
-    objects = [item for item in build(folder) if item["kind"] in CLUSTER_SCOPED]
-    assert not [item for item in objects if "namespace" in item["metadata"]]
 
 
 @pytest.mark.parametrize("overlay", ACCOUNTS)
@@ -50,11 +41,6 @@ def test_the_launcher_role_is_bound_to_the_account_of_the_steps(overlay, build, 
     assert (account["kind"], account["name"]) == ("ServiceAccount", ACCOUNTS[overlay])
     if overlay != "base":
         assert account["namespace"] == binding["metadata"]["namespace"]
-
-
-def test_an_overlay_for_every_place_is_known_here(folder, deploy):
-    if folder.parent.name == "overlays" and folder.name != "openshift-cluster":
-        assert str(folder.relative_to(deploy)) in ACCOUNTS
 
 
 def test_accounts_that_are_bound_have_a_namespace(folder, build):
@@ -77,12 +63,6 @@ def test_a_cluster_without_trainer_takes_an_overlay(overlay, build, deploy):
     """It would refuse all that is applied together with an object of a kind that it does not know."""
     known = ("v1", "rbac.authorization.k8s.io/v1")
     assert {item["apiVersion"] for item in build(deploy / overlay)} <= set(known)
-
-
-def test_the_shared_runtime_is_applied_beside_an_overlay(build, deploy):
-    (runtime,) = build(deploy / "trainer")
-    assert runtime["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "kubedet"
-    assert runtime["metadata"]["namespace"] == "kubeflow"
 
 
 def test_no_secret_is_applied_with_an_overlay(folder, build):

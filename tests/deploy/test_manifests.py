@@ -1,7 +1,6 @@
 """Every object under deploy/: the API would take it, and it grants what is needed and no more."""
 
 import base64
-import tomllib
 from ipaddress import ip_address, ip_network
 
 import kubernetes_validate
@@ -63,17 +62,6 @@ def test_the_shared_runtime_is_the_one_that_the_launcher_counts_on(the):
     assert the("TrainingRuntime", SHARED) == shared_runtime()
 
 
-def test_no_finished_job_is_made_anew_by_the_shared_runtime(the):
-    """Trainer makes the JobSet of a failed TrainJob anew when it is gone, again and again."""
-    assert "ttlSecondsAfterFinished" not in the("TrainingRuntime", SHARED)["spec"]["template"]["spec"]
-
-
-def test_no_role_grants_everything_of_anything(manifest):
-    assert not [
-        item for rule in manifest.get("rules", []) for items in rule.values() for item in items if item == "*"
-    ]
-
-
 def test_the_example_secret_is_the_one_that_the_steps_read(the):
     secret = the("Secret", environment.CREDENTIALS)
     assert set(secret["stringData"]) <= set(environment.SECRET_KEYS)
@@ -88,15 +76,6 @@ def test_it_holds_no_key_of_anybody(manifest):
         values = {key: value for key, value in manifest["stringData"].items() if key in secret}
         assert set(values.values()) == {"REPLACE-ME"}
         assert "data" not in manifest
-
-
-def test_the_volume_can_be_mounted_on_many_nodes(the):
-    assert the("PersistentVolumeClaim", "kubedet-data")["spec"]["accessModes"] == ["ReadWriteMany"]
-
-
-def test_crio_sets_no_limit_to_locked_memory(deploy):
-    settings = tomllib.loads((deploy / "nodes" / "99-ulimits.conf").read_text())
-    assert settings == {"crio": {"runtime": {"default_ulimits": ["memlock=-1:-1"]}}}
 
 
 def test_the_machine_config_carries_the_same_file(the, deploy):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import browser
 import pytest
-import yaml
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
@@ -141,19 +140,3 @@ def test_the_search_finds_documents_and_docstrings(address, words, place):
         links = page.locator(".md-search-result__link").evaluate_all("links => links.map(link => link.href)")
         assert any(place in link for link in links), links
         assert [url for url in heard.requests if not url.startswith((address, "blob:"))] == []
-
-
-@pytest.mark.parametrize("link", ["docs/nothing.md", "docs/data.md#nowhere", "deploy/nothing.yaml"])
-def test_a_broken_link_fails_the_build(pages, tmp_path, link):
-    settings = pages.write(tmp_path)
-    configuration = yaml.safe_load(settings.read_text())
-    kept = tmp_path / "few"
-    (kept / "docs").mkdir(parents=True)
-    (kept / "index.md").write_text(f"# Home\n\n[a link]({link})\n\n[another](docs/data.md#where)\n")
-    (kept / "docs/data.md").write_text("# Data\n\n## Where\n")
-    configuration |= {"docs_dir": kept.name, "nav": ["index.md", "docs/data.md"], "extra_css": []}
-    settings.write_text(yaml.safe_dump(configuration))
-    done = build(settings)
-    assert done.returncode != 0
-    (warning,) = [line for line in done.stderr.splitlines() if line.startswith("WARNING")]
-    assert link in warning

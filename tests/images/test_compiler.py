@@ -72,12 +72,6 @@ def test_a_base_without_a_package_manager_is_told_what_to_do(path, headers):
     assert ran.returncode == 1 and "COMPILER=" in ran.stderr and "g++" in ran.stderr
 
 
-def test_a_mirror_that_cannot_be_reached_ends_the_build(path, headers):
-    path("apt-get", "exit 100")
-    path.python(headers)
-    assert run(path.folder).returncode != 0
-
-
 def test_the_question_for_the_headers_is_right(path):
     """The path that the script asks a real interpreter for."""
     path("g++")

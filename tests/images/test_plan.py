@@ -56,23 +56,9 @@ def test_a_base_with_all_of_torch_needs_no_index(planner):
     assert files["requirements.txt"].startswith("--no-index\n") and files["torch.txt"] == ""
 
 
-def test_cuda_packages_without_torch_are_no_reason_to_keep_them(planner):
-    files = planner.plan(PROJECT, PINS, LOCK, {"nvidia-nccl-cu13": "2.29"}, [])
-    assert "nvidia-nccl-cu13==2.30\n" in files["constraints.txt"] and LOCK["torch"] in files["torch.txt"]
-
-
-def test_extras_are_installed_on_demand(planner):
-    assert planner.plan(PROJECT, PINS, LOCK, {}, ["export"])["requirements.txt"].endswith("minio\nonnx\n")
-
-
 @pytest.mark.parametrize("extras", [["pipeline"], ["pipeline", "export"]])
 def test_an_extra_that_takes_in_another_is_what_that_one_needs_and_no_package_of_an_index(planner, extras):
     assert planner.plan(PROJECT, PINS, LOCK, {}, extras)["requirements.txt"].endswith("minio\nonnx\nkfp\n")
-
-
-def test_names_have_one_spelling(planner):
-    text = "# tested\nTyping_Extensions==4.16.0\nzope.interface==7.0  # why\n\n"
-    assert planner.read_pins(text) == {"typing-extensions": "4.16.0", "zope-interface": "7.0"}
 
 
 @pytest.fixture

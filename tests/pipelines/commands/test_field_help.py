@@ -43,4 +43,4 @@ def test_what_is_looked_for_is_found_in_names_and_meanings(kubedet):
     code, out, _ = kubedet("recipes", "--explain", "WARM-UP")
     assert code == 0 and "train.warmup_steps = " in out and "train.schedule = " in out and "hue" not in out
     code, _, error = kubedet("job", "fields", "zebra")
-    assert code == 2 and "no field holds 'zebra'" in error
+    assert code == 2 and "no field contains 'zebra'" in error

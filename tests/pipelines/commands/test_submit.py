@@ -193,7 +193,7 @@ def test_who_stops_waiting_learns_that_the_run_goes_on(kfp_server, capsys, monke
     kfp_server.states = ["RUNNING"]
     monkeypatch.setattr(wait.time, "sleep", interrupted)
     assert cli.main([*ARGUMENTS, "--wait"]) == 130
-    assert "the run goes on: http" in capsys.readouterr().err
+    assert "the run continues: http" in capsys.readouterr().err
 
 
 def test_a_recipe_may_be_a_file_of_which_the_pipeline_gets_name_and_keys(kfp_server, tmp_path):

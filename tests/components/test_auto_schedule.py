@@ -5,8 +5,8 @@ import json
 import pytest
 from small_index import index
 
+from components.auto_schedule import Images, choose, planned
 from components.jobs import Request
-from components.run_plan import Images, choose, planned
 from components.training import prepare
 from trainer.base.errors import DamagedError
 from trainer.config import parsing
