@@ -207,16 +207,14 @@ def _hash_stored(task: Task) -> Result:
 
 def _fault(origin: str, data: bytes | memoryview, is_named: bool) -> str:
     """Return why bytes are not stored as an image; "" if they are."""
-    if not is_named:
-        try:
+    try:
+        if not is_named:
             images.check(bytes(data))
-        except images.UnreadableImage as error:
-            return f"{origin} gave {len(data)} bytes: {error}"
-    if not data:
-        return "the file is empty"
-    if storage.scheme(origin) in storage.WEB and not images.begins_as_image(bytes(data[:16])):
-        return f"{origin} gave bytes that are no image"
-    return ""
+        elif storage.scheme(origin) in storage.WEB:
+            images.measure(bytes(data))
+    except images.UnreadableImage as error:
+        return f"{origin} gave {len(data)} bytes: {error}"
+    return "" if data else "the file is empty"
 
 
 def read_again(source_text: str, origin: str, hosts: tuple[str, ...]) -> bytes:

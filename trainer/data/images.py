@@ -30,7 +30,7 @@ _WITHOUT_LENGTH = frozenset((0x01, *range(0xD0, 0xD9)))
 _FRAMES = frozenset(marker for marker in range(0xC0, 0xD0) if marker not in (0xC4, 0xC8, 0xCC))
 _BASELINE, _TABLES_HUFFMAN, _TABLES_QUANTISATION, _SCAN, _APP1 = 0xC0, 0xC4, 0xDB, 0xDA, 0xE1
 _SAMPLINGS = frozenset((0x11, 0x21, 0x22, 0x12, 0x41, 0x14))
-"""Horizontal and vertical sampling of the brightness, four bits each, that every decoder knows."""
+"""Horizontal and vertical sampling of the brightness, four bits each, that every decoder supports."""
 
 
 @dataclass(frozen=True)
@@ -38,35 +38,18 @@ class JpegHeader:
     """The headers before a JPEG's first scan."""
 
     width: int
-    """In pixels; as stored, whatever its Exif block says."""
+    """In pixels, as stored."""
     height: int
-    baseline: bool
-    """Sequential, of 8 bits, Huffman coded (SOF0)."""
-    sampling: tuple[int, ...]
-    """Horizontal and vertical sampling of each component, four bits each."""
+    plain: bool
+    """Whether every decoder supports it: baseline, grey or three components, with its own tables."""
     app1: tuple[tuple[int, int], ...]
     """Begin and end of its Exif and XMP blocks."""
     scan: int
-    """Where its first scan begins."""
-    tables: frozenset[int]
-    """Markers of the kinds of tables that it brings."""
-
-    @property
-    def plain(self) -> bool:
-        """Whether every decoder supports it: baseline, grey or three components, with its own tables."""
-        if not (self.baseline and self.width and self.height):
-            return False
-        if not {_TABLES_HUFFMAN, _TABLES_QUANTISATION} <= self.tables:
-            return False
-        if len(self.sampling) == 1:
-            return True
-        return (
-            len(self.sampling) == 3 and self.sampling[0] in _SAMPLINGS and self.sampling[1:] == (0x11, 0x11)
-        )
+    """Offset of its first scan."""
 
 
 def parse_jpeg(data: bytes) -> JpegHeader | None:
-    """Parse the headers; None where it is no JPEG or ends before its first scan."""
+    """Parse the headers; None if it is no JPEG or ends before its first scan."""
     if data[:2] != _START:
         return None
     at: int = 2
@@ -88,8 +71,7 @@ def parse_jpeg(data: bytes) -> JpegHeader | None:
             frame = at
         elif marker == _APP1:
             app1.append((at, end))
-        elif marker in (_TABLES_HUFFMAN, _TABLES_QUANTISATION):
-            tables.add(marker)
+        tables.add(marker)
         at = end
     return None
 
@@ -100,19 +82,21 @@ def _header(
     if frame is None or frame + 10 > scan:
         return None
     marker, _, bits, height, width, components = struct.unpack_from(">BHBHHB", data, frame + 1)
-    sampling = data[frame + 11 : frame + 10 + 3 * components : 3]
-    baseline = marker == _BASELINE and bits == 8 and len(sampling) == components
-    return JpegHeader(width, height, baseline, tuple(sampling), tuple(app1), scan, frozenset(tables))
+    sampling = tuple(data[frame + 11 : frame + 10 + 3 * components : 3])
+    is_complete = len(sampling) == components and tables >= {_TABLES_HUFFMAN, _TABLES_QUANTISATION}
+    is_known = len(sampling) == 1 or (sampling[1:] == (0x11, 0x11) and sampling[0] in _SAMPLINGS)
+    is_baseline = marker == _BASELINE and bits == 8 and width > 0 and height > 0
+    return JpegHeader(width, height, is_baseline and is_complete and is_known, tuple(app1), scan)
 
 
 def is_whole(data: bytes, header: JpegHeader) -> bool:
-    """Tell whether the end-of-image marker is present; no other bytes of a scan can look like it."""
-    # Nearly always it is at the very end: look there first.
+    """Return whether the end-of-image marker is present; no other bytes of a scan equal it."""
+    # Nearly always it is at the very end.
     return data.rfind(_END, max(header.scan, len(data) - _TAIL)) >= 0 or data.find(_END, header.scan) >= 0
 
 
 def without_app1(data: bytes, header: JpegHeader) -> bytes:
-    """Return a JPEG without its Exif and XMP blocks; all else stays byte for byte."""
+    """Return a JPEG without its Exif and XMP blocks."""
     kept, after = [], 0
     for begin, end in header.app1:
         kept.append(data[after:begin])
@@ -125,45 +109,31 @@ IMAGE_SUFFIXES = (
 )  # fmt: skip
 
 MAX_PIXELS = 178_956_970
-"""Larger images are refused before they are decoded, by Pillow too: a small file can claim any size."""
+"""Larger images are refused before they are decoded: a small file can claim any size."""
 
 _SCANS = 10
-"""Of a progressive JPEG, as libjpeg writes it (jcparam.c, `jpeg_simple_progression`). One with more must have
-fewer pixels: each scan goes over all of them, and a few bytes are enough for a scan."""
+"""Of a progressive JPEG, as libjpeg writes it (jcparam.c, `jpeg_simple_progression`). With more scans fewer
+pixels are allowed: decoding a scan of a few bytes visits all pixels."""
 _BEGIN_OF_SCAN = b"\xff\xda"
 
-# Importing a plugin registers it; formats that run other programs (EPS) stay out. JPEG includes MPO.
+# Importing a plugin registers it; formats that run other programs (EPS) are not used. JPEG includes MPO.
 register_heif_opener()
 _PLUGINS = (
     JpegImageFile, PngImageFile, WebPImageFile, BmpImageFile, GifImageFile, TiffImageFile, AvifImageFile,
     HeifImageFile,
 )  # fmt: skip
 _FORMATS = [plugin.format for plugin in _PLUGINS]
-_BEGINNINGS = (
-    b"\xff\xd8\xff",
-    b"\x89PNG\r\n\x1a\n",
-    b"GIF87a",
-    b"GIF89a",
-    b"BM",
-    b"II*\0",
-    b"MM\0*",
-    b"II+\0",
-    b"MM\0+",
-)
-_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
-"""Of the files of HEIF (ISO/IEC 23008-12) that hold images: AVIF and HEIC."""
-
 _BITS_PER_SAMPLE = 258
 """TIFF tag."""
 
 _RANGE = (0.1, 99.9)
-"""Percentiles of a 16-bit image that become black and white: a few broken pixels must not decide."""
+"""Percentiles of a 16-bit image that become black and white, so that a few broken pixels do not matter."""
 
 SHARES = (1, 1)
-"""Annotated size of an image whose boxes are shares of its sides as it is stored."""
+"""Annotated size of an image whose boxes are fractions of its stored sides."""
 
 SHARES_UPRIGHT = (-1, -1)
-"""The same, of its sides as it is displayed, its orientation applied."""
+"""Annotated size of an image whose boxes are fractions of its displayed sides."""
 
 _ORIENTATION = 0x0112
 _TRANSPOSES = {
@@ -179,11 +149,11 @@ _TRANSPOSES = {
 
 
 class UnreadableImage(Exception):
-    """The bytes are no usable image; the message says why."""
+    """The bytes are no usable image."""
 
 
 class TooManyPixels(UnreadableImage):
-    """The image is larger than what is decoded."""
+    """The image has more pixels than the limit."""
 
 
 @dataclass(frozen=True)
@@ -195,43 +165,41 @@ class NormalImage:
     """Of the JPEG, in pixels."""
     height: int
     stored_width: int
-    """Of the original image, in pixels, before its orientation was applied."""
+    """Of the original image in pixels, before its orientation was applied."""
     stored_height: int
     orientation: int
     """Exif orientation that was applied, 1 to 8; 1 is none."""
     deep: bool = False
-    """Whether the original has 16 bits a channel, which were scaled to the range of its values."""
+    """Whether the original has 16 bits a channel."""
 
     @property
     def turned(self) -> bool:
-        """Tell whether the orientation exchanges width and height."""
+        """Whether the orientation exchanges width and height."""
         return self.orientation >= 5
 
 
 def normalize(
     data: bytes, max_side: int, quality: int, orientation: int = 0, *, decode: bool = False
 ) -> NormalImage:
-    """Return an image as baseline JPEG; an image that is one already only loses its Exif block.
-
-    The block goes because some decoders turn the image by it and others do not. Where an image can
-    stay as it is, its headers and its end are looked at, and no pixel; all others are decoded.
+    """Return an image as baseline JPEG. One that is baseline JPEG only loses its Exif block, and is not
+    decoded.
 
     Args:
         data: a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC or AVIF file.
         max_side: images with a longer side are shrunk to it, in pixels.
         quality: of JPEGs that have to be written, 1 to 100.
-        orientation: Exif orientation to apply, 1 to 8, whatever the file says; 0 takes the file's.
-        decode: decode those that can stay as they are too, for that alone finds damage inside.
+        orientation: Exif orientation to apply, 1 to 8; 0 takes the file's.
+        decode: decode all images, which finds damage between the headers and the end.
 
     Raises:
         UnreadableImage: it is no image, cut off, or too large to decode.
     """
     header = parse_jpeg(data)
     if header is None or not header.plain or max(header.width, header.height) > max_side:
-        return _written_anew(data, max_side, quality, orientation)
+        return _encoded(data, max_side, quality, orientation)
     turned = orientation or (_orientation(_open(data)) if header.app1 else 1)
     if turned != 1 or not is_whole(data, header):
-        return _written_anew(data, max_side, quality, orientation)
+        return _encoded(data, max_side, quality, orientation)
     if decode:
         _decode(data)
     size = (header.width, header.height)
@@ -239,7 +207,7 @@ def normalize(
 
 
 def _decode(data: bytes) -> None:
-    """Refuse a JPEG that the decoder of the training would refuse."""
+    """Refuse a JPEG that the decoder of the training refuses."""
     try:
         simplejpeg.decode_jpeg(data, fastdct=True, fastupsample=True)
     except (ValueError, MemoryError) as error:
@@ -247,7 +215,7 @@ def _decode(data: bytes) -> None:
         raise UnreadableImage(f"damaged: {error}") from error
 
 
-def _written_anew(data: bytes, max_side: int, quality: int, orientation: int) -> NormalImage:
+def _encoded(data: bytes, max_side: int, quality: int, orientation: int) -> NormalImage:
     image = _open(data)
     stored = image.size
     orientation = orientation or _orientation(image)
@@ -269,14 +237,10 @@ def _written_anew(data: bytes, max_side: int, quality: int, orientation: int) ->
 
 
 def read_upright(data: bytes, most_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Decode an image as people see it, and as `normalize` makes it for the shards: upright, 8 bits, RGB.
-
-    Args:
-        data: a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC or AVIF file.
-        most_pixels: images with more are refused by their header, up to MAX_PIXELS.
+    """Decode an image as it is displayed: upright, 8 bits, RGB.
 
     Raises:
-        TooManyPixels: it has more.
+        TooManyPixels: its header says that it has more than `most_pixels`.
         UnreadableImage: it is no image, or cut off.
     """
     image = _open(data, most_pixels)
@@ -289,11 +253,7 @@ def read_upright(data: bytes, most_pixels: int = MAX_PIXELS) -> Image.Image:
 
 
 def measure(data: bytes, orientation: int = 0) -> NormalImage:
-    """Return the sizes of an image as it is stored and displayed, from its header, without a JPEG.
-
-    Args:
-        data: a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC or AVIF file.
-        orientation: as in `normalize`.
+    """Return the stored and displayed sizes of an image from its header; `jpeg` is empty.
 
     Raises:
         UnreadableImage: it is no image, or too large to decode.
@@ -306,42 +266,25 @@ def measure(data: bytes, orientation: int = 0) -> NormalImage:
 
 
 def check(data: bytes) -> None:
-    """Refuse bytes that are no image, or cannot be decoded.
-
-    Args:
-        data: a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC or AVIF file; a JPEG is decoded at an eighth
-            of its size.
+    """Decode an image, a JPEG at an eighth of its size.
 
     Raises:
-        UnreadableImage: saying why.
+        UnreadableImage: it is no image, or damaged.
     """
     image = _open(data)
     image.draft(None, (max(1, image.width // 8), max(1, image.height // 8)))
     _load(image)
 
 
-def begins_as_image(data: bytes) -> bool:
-    """Tell whether bytes begin as a file of one of the formats does that images are read from."""
-    webp = data[:4] == b"RIFF" and data[8:12] == b"WEBP"
-    return data.startswith(_BEGINNINGS) or webp or (data[4:8] == b"ftyp" and data[8:12] in _BRANDS)
-
-
 def place_box(
     bbox: list[float], image: NormalImage, annotated_width: int, annotated_height: int
 ) -> list[float]:
-    """Return a box in pixels of the normal image.
+    """Return an annotated box [x, y, width, height] in pixels of the normal image.
 
-    Boxes belong to the image as it is displayed, its orientation applied, which is what labelling
-    tools show. But if the annotated size is that of the stored pixels and not of the displayed
-    ones, they are in stored pixels and are turned along. If the annotated size is neither, but has
-    the same proportions, the image was resized after it was annotated, and the boxes follow. An
-    annotated size of SHARES or SHARES_UPRIGHT says that boxes are shares of the image's sides.
-
-    Args:
-        bbox: [x, y, width, height] as annotated.
-        image: what `normalize` returned.
-        annotated_width: as the source says, in pixels; 0 if it does not.
-        annotated_height: as the source says, in pixels; 0 if it does not.
+    Boxes belong to the displayed image, which labelling tools show. If the annotated size is that of the
+    stored pixels, they are turned. If it has the same proportions, the image was resized after it was
+    annotated, and the boxes are scaled. With SHARES or SHARES_UPRIGHT they are fractions of the image's
+    sides; 0 is unknown.
     """
     annotated = (annotated_width, annotated_height)
     stored = (image.stored_width, image.stored_height)
@@ -366,7 +309,7 @@ def place_box(
 
 
 def size_agrees(image: NormalImage, annotated_width: int, annotated_height: int) -> bool:
-    """Tell whether the annotated size is absent or that of the image, turned or not."""
+    """Return whether the annotated size is unknown or that of the image, turned or not."""
     stored = (image.stored_width, image.stored_height)
     annotated = (annotated_width, annotated_height)
     has_size = annotated not in (SHARES, SHARES_UPRIGHT) and 0 not in annotated
@@ -376,13 +319,9 @@ def size_agrees(image: NormalImage, annotated_width: int, annotated_height: int)
 def size_fault(
     image: NormalImage, annotated_width: int, annotated_height: int, boxes: list[list[float]]
 ) -> str:
-    """Return the problem of an annotated size, one of `trainer.data.problem_counts`; "" if there is none.
+    """Return the problem of an annotated size, see `trainer.data.problem_counts`; "" if there is none.
 
-    Args:
-        image: what `normalize` or `measure` returned.
-        annotated_width: as the source says.
-        annotated_height: as the source says.
-        boxes: [x, y, width, height] of each, in pixels of the normal image.
+    `boxes` are [x, y, width, height] in pixels of the normal image.
     """
     if size_agrees(image, annotated_width, annotated_height):
         return ""
@@ -399,7 +338,7 @@ def _open(data: bytes, most_pixels: int = MAX_PIXELS) -> Image.Image:
         raise UnreadableImage("the file is empty")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of sizes, which are checked below, and of odd metadata
+            warnings.simplefilter("ignore")  # about sizes, which are checked below, and odd metadata
             image = Image.open(io.BytesIO(data), formats=_FORMATS)
     except Image.DecompressionBombError as error:
         raise TooManyPixels(f"more than the limit of {min(most_pixels, MAX_PIXELS):,} pixels") from error
@@ -432,7 +371,7 @@ def _load(image: Image.Image) -> None:
 def _orientation(image: Image.Image) -> int:
     try:
         value = image.getexif().get(_ORIENTATION, 1)
-    except Exception as error:  # an Exif block that cannot be read says nothing
+    except Exception as error:  # an unreadable Exif block is ignored
         check_resources(error)
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
@@ -441,20 +380,16 @@ def _orientation(image: Image.Image) -> int:
 def plain(image: Image.Image, data: bytes = b"") -> Image.Image:
     """Return the image as 8-bit greyscale or RGB; transparent parts become white.
 
-    The values of 16-bit images are scaled so that the range that an image uses becomes 0 to 255: cameras with
-    10, 12 or 14 bits write 16-bit files too.
-
-    Args:
-        image: as Pillow opened it.
-        data: the file, of which 16-bit colours are read; Pillow has 8 bits of them.
+    The range of values of 16-bit greyscale becomes 0 to 255: cameras with 12 bits write 16-bit files too. Of
+    16-bit colours Pillow reads the upper 8 bits.
 
     Raises:
-        UnreadableImage: its pixels have a depth without an agreed white.
+        UnreadableImage: white is undefined for its depth, or a file `data` of 16-bit colours uses fewer bits.
     """
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         return _from_deep(np.asarray(image))
-    if _is_deep(image, data):
-        return _from_deep_colors(image, data)
+    if _is_deep(image, data) and np.asarray(image.convert("RGB")).max() < 128:
+        raise UnreadableImage("its 16-bit colours do not use the upper bits: save it with 8 bits")
     if image.mode in ("L", "RGB"):
         return image
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
@@ -465,60 +400,22 @@ def plain(image: Image.Image, data: bytes = b"") -> Image.Image:
 
 
 def _is_deep(image: Image.Image, data: bytes) -> bool:
-    """Whether a file has 16 bits a channel, by its header."""
+    """Return whether a file has 16 bits a channel."""
     if image.format == "PNG":
         return data[24:25] == b"\x10"
     bits = image.tag_v2.get(_BITS_PER_SAMPLE, (8,)) if isinstance(image, TiffImageFile) else (8,)
     return max(bits) == 16
 
 
-def _from_deep_colors(image: Image.Image, data: bytes) -> Image.Image:
-    """Return colours, or greyscale with transparency, of 16 bits as 8 bits."""
-    channels = _channels_of_png(data) if image.format == "PNG" else None
-    if channels is None:
-        upper_bits = image.convert("RGB")
-        if np.asarray(upper_bits).max() < 128:
-            raise UnreadableImage(
-                "its colours have 16 bits, and do not use the upper ones: save it with 8 bits"
-            )
-        return upper_bits
-    transparent = len(channels) % 2 == 0
-    colors = _from_deep(channels[: len(channels) - transparent].transpose(1, 2, 0))
-    if not transparent:
-        return colors
-    alpha = Image.fromarray((channels[-1] * (255.0 / max(1, channels[-1].max()))).astype(np.uint8))
-    return Image.composite(colors, Image.new("RGB", colors.size, "white"), alpha)
-
-
-def _channels_of_png(data: bytes) -> np.ndarray | None:
-    """Return the channels of a PNG of 16 bits, uint16 [C, H, W]; None without a decoder for them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        try:
-            import torch
-            from torchvision.io import decode_png
-        except ImportError:
-            return None
-        try:
-            channels: np.ndarray = decode_png(torch.frombuffer(bytearray(data), dtype=torch.uint8)).numpy()
-        except RuntimeError as error:
-            check_resources(error)
-            raise UnreadableImage(f"damaged or cut off: {error}") from error
-    return channels
-
-
 def _from_deep(pixels: np.ndarray) -> Image.Image:
-    """Scale values of 16 bits, [H, W] or [H, W, C], to 8 bits; other depths have no agreed white."""
+    """Scale greyscale values of 16 bits, [H, W], to 8 bits."""
     if pixels.dtype.kind == "f" or pixels.min() < 0 or pixels.max() > 65535:
         raise UnreadableImage("pixels are neither of 8 nor of 16 bits")
     low, high = np.percentile(pixels, _RANGE)
     if low == high:
         low, high = pixels.min(), max(pixels.max(), pixels.min() + 1)
     scaled = np.clip((pixels.astype(np.float32) - low) * (255 / (high - low)), 0, 255)
-    grey_or_rgb = np.rint(scaled).astype(np.uint8)
-    if grey_or_rgb.ndim == 3 and grey_or_rgb.shape[2] == 1:
-        grey_or_rgb = np.repeat(grey_or_rgb, 3, axis=2)
-    return Image.fromarray(grey_or_rgb)
+    return Image.fromarray(np.rint(scaled).astype(np.uint8))
 
 
 def _same_proportions(a: tuple[int, int], b: tuple[int, int]) -> bool:
@@ -526,7 +423,7 @@ def _same_proportions(a: tuple[int, int], b: tuple[int, int]) -> bool:
 
 
 def _turn(bbox: list[float], width: int, height: int, orientation: int) -> list[float]:
-    """Turn a box of a stored image of that size the way `orientation` turns the image."""
+    """Turn a box of a stored image of that size by an Exif orientation."""
     if orientation == 1:
         return bbox
     x, y, w, h = bbox
