@@ -6,6 +6,7 @@ from typing import Any
 from components import data_versions, hooks, in_use, sharing, starting_weights, usage
 from trainer import storage
 from trainer.config.schema import Config, DataConfig
+from trainer.config.types import Overrides
 from trainer.data import download, shards
 from trainer.data.raw_folder import RawManifest
 from trainer.model import recipes
@@ -16,7 +17,7 @@ Published = tuple[dict[str, Any], dict[str, Any]]
 
 
 def prepare(
-    source: str, recipe: str, overrides: dict[str, Any], data_root: str, version: str, page_path: str,
+    source: str, recipe: str, overrides: Overrides, data_root: str, version: str, page_path: str,
     trains: bool = False, min_new_images: int = 0, min_drift: float = 0.0,
     prune: int = 0, partitions: int = 1,
 ) -> tuple[Published, Published]:  # fmt: skip

@@ -23,6 +23,7 @@ from components.images import COMPONENT_IMAGE
 from trainer import storage
 from trainer.base import typed_json
 from trainer.base.errors import DamagedError, FormError
+from trainer.config.types import Overrides
 from trainer.data.shard_folder import read_index
 from trainer.storage import Form, records
 
@@ -112,7 +113,7 @@ class RunRecord(
     source: str
     data_version: str
     recipe: str
-    overrides: dict[str, Any]
+    overrides: Overrides
     weights: str
     """Initial weights; may be empty."""
     code: dict[str, Any]
@@ -204,7 +205,7 @@ def _read_sound(kind: type[Any], uri: str) -> Any:
 
 
 def record_run(
-    data_root: str, output: str, run_id: str, data: dict[str, Any], recipe: str, overrides: dict[str, Any],
+    data_root: str, output: str, run_id: str, data: dict[str, Any], recipe: str, overrides: Overrides,
     weights: str,
 ) -> None:  # fmt: skip
     """Write the record of a run; `data` is the shards' manifest. A resumed run's record stays.

@@ -19,13 +19,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 from components import environment, in_use, usage
 from trainer import storage
 from trainer.base import typed_json
 from trainer.base.errors import ConfigError, KubedetError, MissingError, StorageError
 from trainer.config.schema import DataConfig
+from trainer.config.types import Overrides
 from trainer.data import download, shards
 from trainer.data.raw_folder import RawManifest
 from trainer.launching import leases
@@ -188,7 +188,7 @@ def lead(data_root: str, config: DataConfig, pods: int) -> Iterator[Team]:
         yield team
 
 
-def assist(data_root: str, recipe: str, overrides: dict[str, Any], patience: float = PATIENCE) -> None:
+def assist(data_root: str, recipe: str, overrides: Overrides, patience: float = PATIENCE) -> None:
     """Do parts of the work of the pod that leads this run, until that pod has all data.
 
     `patience` in seconds, see `PATIENCE`.

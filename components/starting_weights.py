@@ -1,10 +1,10 @@
 """Initial weights of a training: named ones, those of its recipe, or the current version of its model."""
 
 import logging
-from typing import Any
 
 from trainer import storage
 from trainer.base.errors import ConfigError, StorageError
+from trainer.config.types import Overrides
 from trainer.export import bundle, published_models
 from trainer.model import recipes
 from trainer.weights.weights_mirror import look_up, obtain
@@ -22,7 +22,7 @@ _SHARE = 4
 """A training that starts from the current version has one epoch of so many of the recipe's."""
 
 
-def secure(recipe: str, overrides: dict[str, Any], data_root: str) -> None:
+def secure(recipe: str, overrides: Overrides, data_root: str) -> None:
     """Fetch the weights of a training before hours of work, and check that they fit.
 
     If the default weights of a recipe cannot be fetched, that is only printed. The arguments are those of
@@ -48,7 +48,7 @@ def secure(recipe: str, overrides: dict[str, Any], data_root: str) -> None:
         check_pretrained(recipes.load(recipe, values).model, data_root)
 
 
-def chosen(recipe: str, overrides: dict[str, Any], data_root: str) -> dict[str, Any]:
+def chosen(recipe: str, overrides: Overrides, data_root: str) -> Overrides:
     """Return the values of further keys that follow from the weights of a recipe.
 
     It does not fetch the recipe's default weights: `secure` has done so.
@@ -75,7 +75,7 @@ def chosen(recipe: str, overrides: dict[str, Any], data_root: str) -> dict[str, 
     return {key: value for key, value in values.items() if key not in overrides}
 
 
-def _default(recipe: str, overrides: dict[str, Any]) -> str:
+def _default(recipe: str, overrides: Overrides) -> str:
     """Return the published weights that a recipe takes by default; empty for none."""
     weights = recipes.WITH_WEIGHTS.get(recipe, {})
     return "" if overrides.keys() & set(NETWORK) else weights.get(WEIGHTS, "")
@@ -90,7 +90,7 @@ def check_warm_start(warm_start: str) -> None:
         )
 
 
-def from_champion(recipe: str, overrides: dict[str, Any], data_root: str, name: str) -> dict[str, Any]:
+def from_champion(recipe: str, overrides: Overrides, data_root: str, name: str) -> Overrides:
     """Return the overrides of a training that starts from the current version of the model `name`.
 
     Heads for another number of classes start from scratch, see `trainer.model.pretrained.load_pretrained`.

@@ -25,6 +25,7 @@ from trainer.base.errors import ConfigError, KubedetError, LaunchError
 from trainer.config import parsing
 from trainer.config.parsing import with_overrides
 from trainer.config.schema import Config
+from trainer.config.types import Overrides
 from trainer.data.sample_order import global_batch
 from trainer.data.shard_folder import ShardIndex, read_index
 from trainer.data.shard_index import data_root_of
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 def train(
-    data: dict[str, Any], output: str, data_root: str, recipe: str, overrides: dict[str, Any],
+    data: dict[str, Any], output: str, data_root: str, recipe: str, overrides: Overrides,
     parameters: dict[str, Any], job: dict[str, Any],
     placed: tuple[list[dict[str, Any]] | None, dict[str, str] | None], rules: str, warm_start: str = "",
 ) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
@@ -91,7 +92,7 @@ def folder_of(output: str, data_root: str, data: dict[str, Any], run_id: str) ->
 
 
 def prepare(
-    shards: str, output: str, recipe: str, overrides: dict[str, Any], request: Request, *,
+    shards: str, output: str, recipe: str, overrides: Overrides, request: Request, *,
     rules: str = "", warm_start: str = "",
 ) -> JobSpec:  # fmt: skip
     """Write the run's configuration file and return the job that trains by it.
@@ -139,7 +140,7 @@ def prepare(
     return job
 
 
-def _with_weights(recipe: str, overrides: dict[str, Any], data_root: str, output: str) -> Config:
+def _with_weights(recipe: str, overrides: Overrides, data_root: str, output: str) -> Config:
     """Return the recipe with the overrides, and the values that follow from its initial weights."""
     if recipe not in recipes.WITH_WEIGHTS:
         return recipes.load(recipe, overrides)
@@ -155,9 +156,7 @@ def _with_weights(recipe: str, overrides: dict[str, Any], data_root: str, output
     return recipes.load(recipe, plan.get("chosen", {}) | overrides)
 
 
-def _planned(
-    config: Config, overrides: dict[str, Any], index: ShardIndex, output: str, processes: int
-) -> Config:
+def _planned(config: Config, overrides: Overrides, index: ShardIndex, output: str, processes: int) -> Config:
     """Choose the settings that depend on the number of images and the speed of this machine."""
     from trainer.training.machine_speed import measure  # PyTorch, which takes seconds to start.
 

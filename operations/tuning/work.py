@@ -9,6 +9,7 @@ from components import usage
 from operations.tuning import search, space, study_folder, study_name
 from operations.tuning.study import Search, Study, Trial
 from trainer import storage
+from trainer.config.types import Overrides
 from trainer.model import recipes
 
 
@@ -19,7 +20,7 @@ class Request(NamedTuple):
     """Manifest of the shards."""
     name: str
     recipe: str
-    overrides: dict[str, Any]
+    overrides: Overrides
     space: str
     data_root: str
     trials: int

@@ -137,7 +137,6 @@ except Interrupted as error:
     ("kind", "said"),
     [
         ("handles", ["working", "saved", "interrupted: the training was stopped"]),
-        ("dies", ["working", "interrupted: the step train was stopped"]),
         ("passes", ["interrupted: the step train was stopped"]),
     ],
 )

@@ -53,12 +53,6 @@ def test_unknown_numbers_of_gpus_make_sums_and_money_a_lower_bound():
     assert money is not None and money.shown(2) == "2.00"
 
 
-def test_prices_that_cannot_be_used_cost_a_warning_and_not_the_step(tmp_path, caplog):
-    (tmp_path / "prices.yaml").write_text("gpu: 2")
-    assert not costs.of_run(str(tmp_path), "r")
-    assert "prices.yaml" in caplog.text
-
-
 def test_what_is_named_is_read_and_the_rest_costs_nothing(tmp_path):
     (tmp_path / "p.yaml").write_text("currency: EUR\nnode_hour: 0.5\ngpu_hour: 2\n")
     read = costs.read_prices(str(tmp_path / "p.yaml"))

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from operations.drift import compare_data, measure, of_frequencies, of_values, of_vectors, write
+from operations.drift import compare_data, measure, of_values, of_vectors, write
 from tests.trainer.conftest import config, saved
 from trainer import storage
 from trainer.base.errors import DataError
@@ -96,12 +96,6 @@ def weights(one, other):
     return sides, 1 - sides
 
 
-def test_frequencies_are_apart_by_what_would_have_to_move():
-    counts = np.array([[3, 1], [0, 0], [1, 3], [2, 2]])
-    assert of_frequencies(counts)(*weights(2, 2)) == pytest.approx([0.75 - 3 / 8])
-    assert of_frequencies(np.eye(2))(*weights(1, 1)) == pytest.approx([1])
-
-
 def test_values_are_apart_as_scipy_has_it():
     one, other = RANDOM.integers(0, 9, 60).astype(float), RANDOM.integers(2, 12, 45).astype(float)
     values = np.r_[one, other]
@@ -125,16 +119,6 @@ def test_sets_of_one_kind_are_not_called_apart_and_others_are():
     moved = measure(of_values(values, np.arange(300)), 150, 150)
     assert moved.sure and moved.p == pytest.approx(1 / 201)
     assert moved.low < moved.value < moved.high and moved.value > moved.chance
-
-
-def test_chance_is_called_a_change_as_seldom_as_it_should():
-    called = [
-        measure(
-            of_values(np.random.default_rng(seed).normal(size=80), np.arange(80)), 40, 40, samples=60
-        ).sure
-        for seed in range(60)
-    ]
-    assert sum(called) <= 9  # 3 are expected; more than 9 come once in a thousand.
 
 
 def test_boxes_of_an_image_count_as_one_observation():

@@ -14,6 +14,9 @@ StorageError. So this module need not know of stores."""
 NO_WEIGHTS = "none"
 """Value of model.weights for random ones: as an override it turns the freezing of layers off as well."""
 
+Overrides = dict[str, Any]
+"""Dotted configuration keys and their values, e.g. {"train.lr": 0.02}."""
+
 STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
 """How every dataclass of a configuration is read; an architecture's options too."""
 

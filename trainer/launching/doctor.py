@@ -137,17 +137,18 @@ def _gib(count: int) -> str:
 
 
 def _shared_memory(needs: Needs, root: Path) -> Check:
-    title, required = "shared memory", needs.shared_memory
+    required = needs.shared_memory
     try:
         file_system = os.statvfs(root / "dev" / "shm")
     except OSError as error:
-        return Check(title, "missing", f"no /dev/shm: {error.strerror}", "mount a memory volume there")
+        detail = f"no /dev/shm: {error.strerror}"
+        return Check("shared memory", "missing", detail, "mount a memory volume there")
     total, free = file_system.f_frsize * file_system.f_blocks, file_system.f_frsize * file_system.f_bavail
     asked = f"; {_gib(required)} asked for" if required else ""
     return _check(
-        title, f"{_gib(total)} in /dev/shm, {_gib(free)} free{asked}",
+        "shared memory", f"{_gib(total)} in /dev/shm, {_gib(free)} free{asked}",
         good=total >= max(required, 2**30), needed=total < required,
-        fix="set shared_memory of the job (a container has 64 MiB otherwise; NCCL dies of a bus error)",
+        fix="set shared_memory of the job (the default of a container is 64 MiB, too little for NCCL)",
     )  # fmt: skip
 
 
@@ -212,11 +213,9 @@ def _limits() -> Check:
     numbers = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
     limits = {name: resource.getrlimit(number)[0] for name, number in numbers.items()}
     low = [f"{name} {least}" for name, least in _LEAST_LIMITS.items() if 0 <= limits[name] < least]
-    return _check(
-        "limits", ", ".join(f"{name} {'unlimited' if n < 0 else n}" for name, n in limits.items()),
-        good=not low,
-        fix=f"raise them on the nodes (ulimits of the container runtime) to at least {', '.join(low)}",
-    )  # fmt: skip
+    detail = ", ".join(f"{name} {'unlimited' if n < 0 else n}" for name, n in limits.items())
+    fix = f"raise them on the nodes (ulimits of the container runtime) to at least {', '.join(low)}"
+    return _check("limits", detail, good=not low, fix=fix)
 
 
 def _locked_memory(needs: Needs, root: Path) -> Check:

@@ -40,10 +40,6 @@ def test_only_what_nothing_needs_may_go(root):
     assert [name.partition("/")[0] for name in kept].count("images") == 1
 
 
-def test_what_was_written_a_short_time_ago_stays(root):
-    assert all(judged(root[0], later=0).values())
-
-
 def test_pinned_registered_and_signed_stay_with_their_data(root):
     root, old, _ = root
     assert pin(str(root), "night-01") == "runs/night-01"
@@ -100,15 +96,6 @@ def test_a_run_that_passed_is_not_over_before_its_model_is_published(root, began
     assert judged(root)["runs/night-00"] == ["it has not ended"]
     records.PublishedRecord("sample", "v0", folder.name, "").write(str(root))
     assert not judged(root)["runs/night-00"]
-
-
-def test_the_shards_of_a_search_that_goes_on_are_kept(root):
-    root, old, _ = root
-    (root / "tuning" / "lr").mkdir(parents=True)
-    study = root / "tuning" / "lr" / "study.json"
-    study.write_text(f'{{"shards": "s3://bucket/root/shards/{old["fingerprint"]}"}}')
-    assert judged(root)[f"shards/{old['fingerprint']}"] == ["the search lr trains on it"]
-    assert not judged(root, later=2 * UNENDED)[f"shards/{old['fingerprint']}"]
 
 
 def test_trainings_of_a_search_go_when_all_its_trials_have_ended(root):

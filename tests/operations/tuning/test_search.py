@@ -13,7 +13,7 @@ from operations.tuning.space import Choices, Range
 from operations.tuning.study import COMPLETE, FAILED, PRUNED, RUNNING, Search, Study
 from tests.trainer.conftest import bucket, object_store_server
 from trainer import storage
-from trainer.base.errors import EXIT_RETRY, ConfigError, TrainingError
+from trainer.base.errors import EXIT_RETRY, ConfigError
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
@@ -118,32 +118,10 @@ def test_failed_trials_count_and_a_search_ends_when_all_have_ended(place):
     assert not storage.exists(ended)
 
 
-def test_it_is_an_error_if_no_trial_comes_to_a_result(tmp_path):
-    study = run(str(tmp_path), 2, lambda trial, stack: Fake(trial, code=1))
-    with pytest.raises(TrainingError, match="none of 2 trials"):
-        search.finish(study, "it")
-
-
 def test_another_search_of_the_same_name_is_refused(tmp_path):
     run(str(tmp_path), 1)
     with pytest.raises(ConfigError, match="another overrides"):
         Study(str(tmp_path), Search("debug", {}, SPACE, "/shards"), 1)
-
-
-def test_a_search_of_an_older_version_is_refused(tmp_path):
-    (tmp_path / "study.json").write_text('{"recipe": "debug", "shards": "/shards"}')
-    with pytest.raises(ConfigError, match="older kubedet"):
-        Study(str(tmp_path), WHAT, 1)
-
-
-def test_on_a_disk_a_trial_belongs_to_one_process_at_a_time(tmp_path):
-    one, other = (Study(str(tmp_path), WHAT, 4) for _ in range(2))
-    with ExitStack() as first, ExitStack() as second:
-        trial = one.begin(0, first)
-        assert other.begin(0, second) is None
-        assert other.begin(1, second).params != trial.params
-    with ExitStack() as stack:
-        assert other.begin(0, stack).params == trial.params
 
 
 def test_in_a_bucket_values_follow_from_seed_and_number(bucket):
