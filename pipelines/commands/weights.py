@@ -73,9 +73,9 @@ def _list(options: argparse.Namespace) -> int:
         return 0
     rows = [("weights", "recipes", "size", "SHA-256", "state")]
     for mirrored, needed_by in weights:
-        hashes = " ".join(one.sha256[:8] for one in mirrored.files) or "-"
+        digits = mirrored.file.sha256[:8] if mirrored.file else "-"
         state = "there" if mirrored.complete else "missing"
-        rows.append((mirrored.uri, ", ".join(needed_by), _size(mirrored), hashes, state))
+        rows.append((mirrored.uri, ", ".join(needed_by), _size(mirrored), digits, state))
     print(f"{weights_mirror.mirror_of(options.data_root)}\n\n{columns(rows, right={2})}")
     return 0
 
@@ -100,14 +100,14 @@ def _choose(names: list[str]) -> dict[str, list[str]]:
 
 
 def _row(mirrored: "MirroredWeights", needed_by: list[str]) -> dict[str, Any]:
-    absent = mirrored.missing
     files = [
-        {"name": one.name, "bytes": one.size or None, "sha256": one.sha256, "there": one.name not in absent}
-        for one in mirrored.files
+        {"name": one.name, "bytes": one.size or None, "sha256": one.sha256, "there": mirrored.complete}
+        for one in (mirrored.file,)
+        if one
     ]
     return {"weights": mirrored.uri, "recipes": needed_by, "complete": mirrored.complete, "files": files}
 
 
 def _size(mirrored: "MirroredWeights") -> str:
-    count = sum(one.size for one in mirrored.files)
-    return f"{count / 1e6:,.1f} MB" if count else "-"
+    size = mirrored.file.size if mirrored.file else 0
+    return f"{size / 1e6:,.1f} MB" if size else "-"

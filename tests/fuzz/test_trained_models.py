@@ -4,15 +4,14 @@ import json
 
 import pytest
 import torch
-from hostile import as_json, damaged, examples, refused, spoiled, tried, values
+from hostile import as_json, damaged, examples, refused, spoiled, tried
 from hypothesis import given
-from hypothesis import strategies as st
 
 from trainer.base.errors import ConfigError
 from trainer.config import parsing
 from trainer.model import recipes
 from trainer.training import checkpoint
-from trainer.weights.weights_mirror import WeightFiles
+from trainer.weights.weights_mirror import WeightFile
 
 CATEGORIES = [{"id": 0, "name": "cat", "original_id": 7}]
 
@@ -79,14 +78,6 @@ def test_damaged_weights(tmp_path, name):
     @given(damaged(whole))
     def run(content):
         path.write_bytes(content)
-        tried(WeightFiles(str(path), {name: path}).state)
+        tried(WeightFile(str(path), path).state)
 
     run()
-
-
-@examples(60)
-@given(st.one_of(values.map(as_json), damaged(b'{"model_type": "d_fine", "id2label": {"0": "cat"}}')))
-def test_what_is_published_beside_weights(tmp_path, content):
-    path = tmp_path / "config.json"
-    path.write_bytes(content)
-    tried(WeightFiles("x", {"config.json": path}).config)

@@ -11,8 +11,8 @@ from trainer.config import architectures
 from trainer.config.parsing import check_frozen, with_overrides
 from trainer.config.schema import Config
 from trainer.model.architectures.detr import detr_recipes
-from trainer.model.architectures.faster_rcnn import faster_rcnn_recipes
-from trainer.model.architectures.fcos import fcos_recipes
+from trainer.model.architectures.faster_rcnn.faster_rcnn_options import faster_rcnn_r50
+from trainer.model.architectures.fcos.fcos_options import fcos_r50
 from trainer.model.architectures.retinanet import retinanet_recipes
 
 RECIPES = {
@@ -24,8 +24,8 @@ RECIPES = {
         retinanet_recipes.openimages_r50,
         retinanet_recipes.mlperf,
         retinanet_recipes.finetune,
-        fcos_recipes.fcos_r50,
-        faster_rcnn_recipes.faster_rcnn_r50,
+        fcos_r50,
+        faster_rcnn_r50,
         detr_recipes.dfine_small,
         detr_recipes.dfine_s,
         detr_recipes.dfine_l,

@@ -7,18 +7,18 @@ import json
 import pytest
 import safetensors.torch
 import torch
-from torchvision.models import ResNet18_Weights, ResNet50_Weights, ResNeXt50_32X4D_Weights
+from torchvision.models import ResNet18_Weights, ResNet50_Weights
 from weights_server import COMMIT, WeightsServer, weights_server
 
 from trainer.base.errors import ConfigError, StorageError
 from trainer.model import recipes
 from trainer.weights.weights_mirror import (
     check_available,
-    folder,
     is_published,
     look_up,
     obtain,
-    published_files,
+    place_of,
+    published_file,
     source,
     torchvision_file,
 )
@@ -26,22 +26,12 @@ from trainer.weights.weights_mirror import (
 __all__ = ["weights_server"]
 
 
-@pytest.mark.parametrize(
-    ("uri", "weights", "prefix"),
-    [
-        ("torchvision:ResNet50_Weights.IMAGENET1K_V2", ResNet50_Weights.IMAGENET1K_V2, "11ad3fa6"),
-        (
-            "torchvision:ResNeXt50_32X4D_Weights.IMAGENET1K_V1",
-            ResNeXt50_32X4D_Weights.IMAGENET1K_V1,
-            "7cdf4587",
-        ),
-    ],
-)
-def test_a_name_of_torchvision_is_the_file_that_its_enumeration_names(uri, weights, prefix, monkeypatch):
+def test_a_name_of_torchvision_is_the_file_of_its_enumeration(monkeypatch):
     monkeypatch.delenv("KUBEDET_TORCHVISION_URL", raising=False)
+    uri, weights = "torchvision:ResNet50_Weights.IMAGENET1K_V2", ResNet50_Weights.IMAGENET1K_V2
     described = torchvision_file(uri)
     assert described.url == weights.url == source(uri)
-    assert described.name == weights.url.rpartition("/")[2] and described.sha256 == prefix
+    assert described.name == weights.url.rpartition("/")[2] and described.sha256 == "11ad3fa6"
     assert described.size / 2**20 == pytest.approx(weights.meta["_file_size"], abs=0.01)
     monkeypatch.setenv("KUBEDET_TORCHVISION_URL", "https://mirror.example/tv/")
     assert torchvision_file(uri).url == f"https://mirror.example/tv/{described.name}"
@@ -51,44 +41,37 @@ def test_every_recipe_names_weights_that_exist():
     uris = {recipe().model.weights for recipe in recipes.RECIPES.values()} - {""}
     assert uris
     for uri in uris:
-        assert is_published(uri) and folder(uri)
+        assert is_published(uri) and place_of(uri, "root").startswith("root/weights/")
         if uri.startswith("torchvision:"):
             assert torchvision_file(uri).sha256
 
 
-def test_a_model_of_the_hub_is_pinned_to_a_commit_and_told_with_hashes(weights_server):
-    files = {
-        "model.safetensors": b"tensors",
-        "config.json": b"{}",
-        "README.md": b"#",
-        "pytorch_model.bin": b"",
-    }
+def test_a_model_of_the_hub_is_pinned_to_a_commit_and_described_with_its_hash(weights_server):
+    files = {"model.safetensors": b"tensors", "config.json": b"{}", "pytorch_model.bin": b""}
     weights_server.add_model("org/name", files)
-    described = {one.name: one for one in published_files("hf:org/name")}
-    assert sorted(described) == ["config.json", "model.safetensors"]
-    tensors = described["model.safetensors"]
-    assert tensors.url == f"{weights_server.url}/org/name/resolve/{COMMIT}/model.safetensors"
-    assert len(tensors.sha256) == 64 and tensors.size == 7
-    assert len(described["config.json"].git_sha1) == 40
-    assert folder("hf:org/name") == "hf/org/name/main" and folder("hf:org/name@v1") == "hf/org/name/v1"
+    described = published_file("hf:org/name")
+    assert described.url == f"{weights_server.url}/org/name/resolve/{COMMIT}/model.safetensors"
+    assert len(described.sha256) == 64 and described.size == 7
+    assert place_of("hf:org/name", "r") == "r/weights/hf/org/name/main"
+    assert place_of("hf:org/name@v1", "r") == "r/weights/hf/org/name/v1"
 
 
-def test_a_model_without_safetensors_is_refused_with_what_it_holds(weights_server):
+def test_a_model_without_safetensors_is_refused_with_its_files(weights_server):
     weights_server.add_model("org/old", {"pytorch_model.bin": b"pickle"})
     with pytest.raises(StorageError, match=r"holds no model\.safetensors, but pytorch_model\.bin"):
-        published_files("hf:org/old")
+        published_file("hf:org/old")
 
 
-def test_a_file_of_the_web_may_tell_its_hash():
-    (plain,) = published_files("https://host/a/w.pth")
-    (hashed,) = published_files("https://host/a/w.pth#sha256=0123456789")
+def test_a_file_of_the_web_may_name_its_hash():
+    plain = published_file("https://host/a/w.pth")
+    hashed = published_file("https://host/a/w.pth#sha256=0123456789")
     assert (plain.name, plain.url, plain.sha256) == ("w.pth", "https://host/a/w.pth", "")
     assert (hashed.name, hashed.url, hashed.sha256) == ("w.pth", "https://host/a/w.pth", "0123456789")
-    assert folder(plain.url) != folder("https://host/b/w.pth")
+    assert place_of(plain.url, "r") != place_of("https://host/b/w.pth", "r")
 
 
-@pytest.mark.parametrize("uri", ["/a/w.pth", "w.pth", "s3://bucket/w.pth", "file:///a/w.pth", "minio://b/w"])
-def test_what_has_a_place_of_its_own_is_not_mirrored(uri):
+@pytest.mark.parametrize("uri", ["/a/w.pth", "s3://bucket/w.pth", "file:///a/w.pth"])
+def test_paths_and_objects_are_not_mirrored(uri):
     assert not is_published(uri)
 
 
@@ -105,7 +88,7 @@ def test_what_has_a_place_of_its_own_is_not_mirrored(uri):
 )
 def test_what_can_be_no_weights_is_refused_by_key_and_name(uri, words):
     with pytest.raises(ConfigError, match=r"model\.weights: ") as caught:
-        published_files(uri)
+        published_file(uri)
     assert words in caught.value.message and caught.value.fix
 
 
@@ -127,7 +110,7 @@ def resnet18(weights_server, monkeypatch):
 
 def test_weights_are_fetched_once_and_then_come_from_the_mirror(weights_server, resnet18, tmp_path):
     root = str(tmp_path / "root")
-    assert look_up(RESNET18, root).missing == (resnet18,)
+    assert look_up(RESNET18, root).file.name == resnet18 and not look_up(RESNET18, root).complete
     assert torch.equal(obtain(RESNET18, root).state()["conv1.weight"], TENSORS["conv1.weight"])
     assert (tmp_path / "root/weights/torchvision" / resnet18).is_file()
     weights_server.stop()
@@ -189,34 +172,39 @@ def test_where_they_cannot_be_had_key_address_and_remedy_are_told(weights_server
     check_available("", str(tmp_path))
 
 
-def test_a_model_of_the_hub_is_mirrored_with_its_description(weights_server, tmp_path):
-    files = {"model.safetensors": safetensors.torch.save(TENSORS), "config.json": b'{"model_type": "d_fine"}'}
-    weights_server.add_model("org/name", files)
+def test_a_model_of_the_hub_is_mirrored_and_repaired(weights_server, tmp_path):
+    content = safetensors.torch.save(TENSORS)
+    weights_server.add_model("org/name", {"model.safetensors": content, "config.json": b"{}"})
     obtain("hf:org/name", str(tmp_path))
     place = tmp_path / "weights/hf/org/name/main"
-    listing = json.loads((place / "files.json").read_text())["files"]
-    assert {item["name"]: item["sha256"] for item in listing} == {
-        name: hashlib.sha256(content).hexdigest() for name, content in files.items()
-    }
+    (item,) = json.loads((place / "files.json").read_text())["files"]
+    assert item["name"] == "model.safetensors" and item["sha256"] == hashlib.sha256(content).hexdigest()
+    (place / "model.safetensors").write_bytes(b"damaged")
+    assert list(obtain("hf:org/name", str(tmp_path)).state()) == ["conv1.weight"]
     weights_server.stop()
-    weights = obtain("hf:org/name", str(tmp_path))
-    assert weights.config() == {"model_type": "d_fine"} and list(weights.state()) == ["conv1.weight"]
-
-
-def test_a_damaged_model_of_the_hub_is_fetched_again(weights_server, tmp_path):
-    weights_server.add_model("org/name", {"model.safetensors": b"x", "config.json": b'{"a": 1}'})
-    obtain("hf:org/name", str(tmp_path))
-    (tmp_path / "weights/hf/org/name/main/config.json").write_bytes(b"{}")
-    assert obtain("hf:org/name", str(tmp_path)).config() == {"a": 1}
-    (tmp_path / "weights/hf/org/name/main/config.json").write_bytes(b"{}")
-    weights_server.files.clear()
+    assert list(obtain("hf:org/name", str(tmp_path)).state()) == ["conv1.weight"]
+    (place / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(StorageError, match="cannot be fetched from"):
         obtain("hf:org/name", str(tmp_path))
 
 
-def test_a_model_whose_fetching_broke_off_is_not_taken_for_whole(weights_server, tmp_path):
-    weights_server.add_model("org/name", {"model.safetensors": b"x", "config.json": b"{}"})
-    cut_off = next(path for path in weights_server.files if path.endswith("/config.json"))
+def test_a_mirror_of_an_earlier_version_with_further_files(weights_server, tmp_path):
+    place = tmp_path / "weights/hf/org/name/main"
+    place.mkdir(parents=True)
+    contents = {"config.json": b"{}", "model.safetensors": safetensors.torch.save(TENSORS)}
+    files = []
+    for name, content in contents.items():
+        (place / name).write_bytes(content)
+        digest = hashlib.sha256(content).hexdigest()
+        files.append({"name": name, "url": "u", "sha256": digest, "size": 1, "git_sha1": "0"})
+    (place / "files.json").write_text(json.dumps({"kind": "weights", "version": 1, "files": files}))
+    assert list(obtain("hf:org/name", str(tmp_path)).state()) == ["conv1.weight"]
+    assert not weights_server.requests
+
+
+def test_an_interrupted_fetch_is_not_complete(weights_server, tmp_path):
+    weights_server.add_model("org/name", {"model.safetensors": b"x"})
+    cut_off = next(path for path in weights_server.files if path.endswith("/model.safetensors"))
     content = weights_server.files.pop(cut_off)
     with pytest.raises(StorageError, match=r"hf:org/name is not in .* cannot be fetched"):
         obtain("hf:org/name", str(tmp_path))
@@ -246,14 +234,12 @@ def test_files_and_folders_are_taken_where_they_are(bucket, tmp_path):
     for path in folder.iterdir():
         (bucket / "saved" / path.name).write_bytes(path.read_bytes())
     for uri in (str(folder), f"{folder}/", f"file://{folder}", "s3://bucket/saved"):
-        weights = obtain(uri, "unused")
-        assert sorted(weights.paths) == ["config.json", "model.safetensors"], uri
-        assert list(weights.state()) == ["conv1.weight"]
+        assert list(obtain(uri, "unused").state()) == ["conv1.weight"], uri
     assert list(obtain(f"{folder}/model.safetensors", "unused").state()) == ["conv1.weight"]
 
 
 def test_a_place_without_weights_is_told_before_any_training(tmp_path):
-    with pytest.raises(StorageError, match=r"model\.weights: .*neither a file nor a folder with weights"):
+    with pytest.raises(StorageError, match=r"model\.weights: .*neither a file nor a folder"):
         check_available(str(tmp_path), "unused")
     with pytest.raises(StorageError, match=r"model\.weights: .*gone\.pt"):
         check_available(str(tmp_path / "gone.pt"), "unused")
