@@ -66,17 +66,9 @@ class Scratch(threading.local):
 
 
 def decode(jpeg: bytes, width: int, height: int, divisor: int = 1, *, bgr: bool = False) -> Tensor:
-    """Decode a JPEG.
+    """Decode a JPEG of a size in pixels to uint8 RGB (or BGR) [3, H, W] in the memory format channels_last.
 
-    Args:
-        jpeg: its bytes.
-        width: of the stored image, pixels.
-        height: of the stored image, pixels.
-        divisor: 1, 2, 4 or 8: the sides are divided by it and rounded up.
-        bgr: return the channels in reverse order.
-
-    Returns:
-        uint8 RGB [3, H, W] in the memory format channels_last.
+    Its sides are divided by `divisor` (1, 2, 4 or 8) and rounded up.
 
     Raises:
         ValueError: it is no JPEG of that size, or damaged.
@@ -89,14 +81,9 @@ def decode(jpeg: bytes, width: int, height: int, divisor: int = 1, *, bgr: bool 
 def decode_into(
     pixels: np.ndarray, jpeg: bytes, divisor: int = 1, *, bgr: bool = False, strict: bool = True
 ) -> None:
-    """Decode a JPEG into existing memory; see `decode`.
+    """Decode a JPEG into contiguous uint8 [H, W, 3] of the divided size; see `decode`.
 
-    Args:
-        pixels: uint8 [H, W, 3], contiguous, of the size that the divided image must have.
-        jpeg: its bytes.
-        divisor: see `decode`.
-        bgr: see `decode`.
-        strict: refuse images that are damaged inside; otherwise decode as much as possible.
+    If it is damaged inside and not `strict`, as much as possible is decoded.
 
     Raises:
         ValueError: it is no JPEG of that size, or damaged.
@@ -164,13 +151,7 @@ class Decoder:
     """
 
     def __init__(self, dataset: ShardDataset, max_bad_fraction: float, *, pin: bool = False) -> None:
-        """Prepare.
-
-        Args:
-            dataset: the split.
-            max_bad_fraction: share of its images that may be damaged.
-            pin: whether batches use pinned memory, to be copied to a GPU.
-        """
+        """Prepare for a split with this share of damaged images at most; `pin` uses pinned memory."""
         self._dataset, self._max_bad_fraction, self._pin = dataset, max_bad_fraction, pin
         self._damaged: dict[int, str] = {}
         self._lock = threading.Lock()
@@ -191,10 +172,10 @@ class Decoder:
             indices: of the samples in their split.
             samples: as stored.
             views: of the images.
-            squares: uint8 [N, S, S, 3]; grey if nothing can be decoded.
+            squares: uint8 [N, S, S, 3].
 
         Returns:
-            Which of them could be decoded.
+            Which of them could be decoded; the squares of the others are grey.
 
         Raises:
             DataError: too many images are damaged.
@@ -209,15 +190,7 @@ class Decoder:
     def compose(
         self, samples: Sequence[Sequence[Sample]], picture: Composition, square: Tensor
     ) -> list[list[bool]]:
-        """Decode the samples of a picture and draw it.
-
-        Args:
-            samples: of each layer's tiles.
-            picture: what is shown of them, and where.
-            square: uint8 [S, S, 3].
-
-        Returns:
-            Which of them could be decoded, layer by layer; the tiles of the others are grey.
+        """Decode the samples of each layer of a picture and draw it into uint8 [S, S, 3]; see `draw`.
 
         Raises:
             DataError: too many images are damaged.

@@ -1,20 +1,18 @@
-"""Checks what annotations mean: data of the right form may still be wrong.
+"""Checks annotations of the right form for mistakes, and finds near duplicates across splits.
 
-What is almost certainly a mistake is an error with a remedy; what may be one is a warning, which goes with
-the data into the manifests and onto the pages. The checks cost about a microsecond a box.
+An almost certain mistake is an error with a remedy; a possible one is a warning, stored with the data.
 
-Pictures that are in two splits under different names make scores too good. They are compared by a
-difference hash of 256 bits: whether each of 16 x 16 cells is brighter than its left neighbour. Another size
-or quality of a picture changes some ten bits (BCCD: 26 at most, also without 5 pixels of each side), while
-different pictures differ in 80 or more.
+Pictures are compared by a difference hash of 256 bits: whether each of 16 x 16 cells is brighter than its
+left neighbour. Another size or quality of a picture changes some ten bits, different pictures differ in 80 or
+more.
 """
 
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,16 +29,16 @@ from trainer.data.statistics import SplitStatistics
 
 _CELLS = 16
 _CONTRAST = 1
-"""Grey levels that a cell must be brighter by: noise in flat areas is not."""
+"""Grey levels by which a cell must be brighter: more than noise in flat areas."""
 
 _FEWEST = 8
-"""Bits that a hash must have: with less, a picture is too flat to be recognised."""
+"""Least bits of a hash: a picture with fewer is too flat to be recognised."""
 
 _MOST, _RELATIVE = 24, 0.25
-"""Bits by which near duplicates differ at most, also relative to the bits that are set."""
+"""Most bits in which near duplicates differ, also relative to the bits that are set."""
 
 _BUCKET = 64
-"""Pictures that may share a part of the hash: a part that more have says nothing."""
+"""Most pictures with the same part of the hash that are compared."""
 
 WORDS = 4
 """64-bit words of a hash."""
@@ -60,10 +58,7 @@ class Pair(NamedTuple):
 
 
 def picture_hash(jpeg: bytes) -> bytes:
-    """Return the hash of a JPEG, 32 bytes; all zero if it is damaged or flat.
-
-    It is decoded at a fraction of its size: 0.6 ms for 640 x 480 pixels.
-    """
+    """Return the hash of a JPEG, 32 bytes; all zero if it is damaged or flat."""
     try:
         grey = simplejpeg.decode_jpeg(
             jpeg, "GRAY", fastdct=True, fastupsample=True, min_height=2 * _CELLS, min_width=2 * _CELLS,
@@ -79,18 +74,15 @@ def picture_hash(jpeg: bytes) -> bytes:
 
 
 def hashes_of(data: bytes) -> np.ndarray:
-    """Return hashes one after the other as an array, uint64 [N, WORDS]."""
+    """Return concatenated hashes as an array, uint64 [N, WORDS]."""
     return np.frombuffer(data, np.uint64).reshape(-1, WORDS)
 
 
 def near_duplicates(hashes: Mapping[str, np.ndarray]) -> list[Pair]:
-    """Return the near duplicates across splits, the most alike first.
+    """Return the near duplicates across splits, the most similar first, from the hashes of each split.
 
-    Each picture of a split comes with the most similar one of the splits before it. Two pictures are compared
-    if one of 16 parts of their hashes is the same, which is certain up to 15 bits, and 97 % likely for 24.
-
-    Args:
-        hashes: of each split, as `hashes_of` returns them; zeros are left out.
+    Each picture is paired with the most similar one of the splits before it. Two pictures are compared if one
+    of 16 parts of their hashes is the same: always if they differ in up to 15 bits, 97 % likely for 24.
     """
     pairs: list[Pair] = []
     splits = list(hashes)
@@ -130,14 +122,14 @@ def _alike(ones: np.ndarray, others: np.ndarray) -> tuple[list[int], list[int], 
 
 
 _SLACK = 0.01
-"""How far a box may leave its image, as a fraction of the side; in pixels one more is allowed."""
+"""Fraction of the side by which a box may leave its image; one pixel more is allowed."""
 
 _FEW = 0.05
 """Share of boxes that leave the image from which they are suspicious."""
 
 _NEARLY_ALL = 0.98
 _ENOUGH = 20
-"""Boxes below which a wrong form of the boxes is a suspicion and no certainty."""
+"""With fewer boxes a wrong form of the boxes is a warning, and no error."""
 
 _SMALL_BOXES = 0.1
 """Share of boxes under 4 pixels (the first bin of `statistics.BINS`) from which they are suspicious."""
@@ -148,10 +140,10 @@ _SHOWN = 3
 
 @dataclass
 class Findings:
-    """What is wrong with data."""
+    """Problems of data."""
 
     errors: list[tuple[str, str]] = field(default_factory=list)
-    """(what is almost certainly wrong, what to do)."""
+    """Problems and remedies."""
     warnings: list[str] = field(default_factory=list)
 
     def check(self, where: str) -> None:
@@ -164,15 +156,12 @@ class Findings:
 
 
 class AnnotationCheck:
-    """Gathers what the annotations of all splits show, a batch of rows at a time."""
+    """Checks the annotations of all splits, a batch of rows at a time."""
 
     def __init__(self, classes: Sequence[str], box_format: str, *, names: bool = True) -> None:
-        """Begin without any.
+        """Prepare for classes (names by label) and the `box_format` of the listing.
 
-        Args:
-            classes: names by label.
-            box_format: of the listing: how the boxes were read; "" where the format defines it.
-            names: whether names may not be alike.
+        With `names`, names that differ only by case, spaces or Unicode form are errors.
         """
         self._names = names
         self._classes, self._box_format = classes, box_format
@@ -201,11 +190,11 @@ class AnnotationCheck:
             lambda box: str(rows.column("file_name")[int(of_row[box])]),
         )
 
-    def _read(self, xywh: np.ndarray, size: np.ndarray, name_of: Any) -> None:
-        """Count the boxes, [4, N] in images of [2, N] pixels, that lie in their image under each reading."""
+    def _read(self, xywh: np.ndarray, size: np.ndarray, name_of: Callable[[int], str]) -> None:
+        """Count the boxes, [4, N] in images of [2, N] pixels, that are in their image under each reading."""
         shares = (np.abs(size) == 1).all(axis=0)  # images.SHARES or SHARES_UPRIGHT
         start, extent = xywh[:2], xywh[2:]
-        if self._box_format == "xyxy":  # As it is written in the file.
+        if self._box_format == "xyxy":  # As in the file.
             extent = start + extent
         side = np.where(shares, 1.0, np.where(size > 0, size, np.inf))
         slack = np.where(np.isfinite(side), _SLACK * side, 0) + ~shares
@@ -228,11 +217,7 @@ class AnnotationCheck:
             self._misfits.append(f"{name_of(box)} {numbers}")
 
     def findings(self, splits: Sequence[str] = ()) -> Findings:
-        """Return what is wrong.
-
-        Args:
-            splits: those that the source itself has; another one was held out of train.
-        """
+        """Return the problems; `splits` are those of the source, others were held out of train."""
         found = Findings()
         self._check_reading(found)
         if self._names:
@@ -276,7 +261,7 @@ class AnnotationCheck:
         for name, boxes in zip(self._classes, self._boxes_of_class, strict=True):
             if boxes:
                 groups[folded(name)].append(name)
-        # Letters of both cases are different classes.
+        # A letter in both cases may be two classes.
         alike = [names for key, names in groups.items() if len(names) > 1 and len(key) > 1]
         if alike:
             shown = "; ".join(" and ".join(map(repr, names)) for names in alike[:10])
@@ -289,15 +274,17 @@ class AnnotationCheck:
 
 def _check_scored(split: str, scored: int, crowds: int, found: Findings, *, held_out: bool = False) -> None:
     """Note a split that has no box to train on or to score with."""
-    if scored or (split == "train" and not crowds):  # Without any box train is refused elsewhere.
+    if scored or (split == "train" and not crowds):  # Train without any box is refused elsewhere.
         return
-    what = f"all {crowds:,} boxes of {split} are crowd regions" if crowds else f"{split} has no boxes"
+    problem = f"all {crowds:,} boxes of {split} are crowd regions" if crowds else f"{split} has no boxes"
     remedy = (
         "set iscrowd (in VOC: difficult) to 0 for boxes of single objects" if crowds
         else f"hold out more images with a larger data.{split}_fraction" if held_out
         else f"annotate {split}, or remove it from the source"
     )  # fmt: skip
-    found.errors.append((f"{what}: nothing {'is trained' if split == 'train' else 'can be scored'}", remedy))
+    found.errors.append(
+        (f"{problem}: nothing {'is trained' if split == 'train' else 'can be scored'}", remedy)
+    )
 
 
 _MEANINGS = {
@@ -310,15 +297,7 @@ _MEANINGS = {
 def note_image(
     name: str, image: NormalImage, annotated: tuple[int, int], boxes: list[list[float]], problems: Problems
 ) -> None:
-    """Count what is odd about an image: its size, how it is turned, its depth.
-
-    Args:
-        name: of the image.
-        image: what `normalize` returned.
-        annotated: width and height as the source says.
-        boxes: [x, y, width, height] of each, in pixels of the normal image.
-        problems: grows.
-    """
+    """Count problems of an image: its annotated size (see `size_fault`), its orientation, its depth."""
     stored = f"{image.stored_width}x{image.stored_height} stored"
     if fault := size_fault(image, *annotated, boxes):
         problems.add(fault, f"{name}: {annotated[0]}x{annotated[1]} annotated, {stored}")
@@ -329,7 +308,7 @@ def note_image(
 def check_samples(
     counts: dict[str, int], statistics: dict[str, SplitStatistics], looked_at: int | None = None
 ) -> Findings:
-    """Return what images and their boxes show together.
+    """Return the problems of images and their boxes.
 
     Args:
         counts: of problems, by reason.
@@ -354,20 +333,16 @@ def check_samples(
     if clipped > _CLIPPED * listed:
         found.warnings.append(f"{clipped / listed:.0%} of {listed:,} boxes leave their image")
     rotated, exchanged = (counts.get(reason, 0) for reason in (reasons.IMAGE_ROTATED, reasons.SIZE_EXCHANGED))
+    of_images = f"of {looked_at:,} images"
+    leaves = "width and height are exchanged in their annotations, and boxes leave the image"
     if 2 * (rotated + exchanged) > looked_at and 5 * rotated > rotated + exchanged:
-        found.errors.append(
-            (f"{rotated + exchanged:,} of {looked_at:,} images are rotated: width and height are exchanged "
-             "in their annotations, and boxes leave the image",
-             "annotate the images as they are now, or restore those that were annotated with their Exif data")
-        )  # fmt: skip
+        remedy = "annotate the images as they are now, or restore the annotated ones with their Exif data"
+        found.errors.append((f"{rotated + exchanged:,} {of_images} are rotated: {leaves}", remedy))
     elif rotated:
-        found.warnings.append(
-            f"{rotated:,} of {looked_at:,} images are rotated: width and height are exchanged in their "
-            "annotations, and boxes leave the image"
-        )
+        found.warnings.append(f"{rotated:,} {of_images} are rotated: {leaves}")
     elif exchanged:
         found.warnings.append(
-            f"{exchanged:,} of {looked_at:,} images have width and height exchanged in their annotations; "
+            f"{exchanged:,} {of_images} have width and height exchanged in their annotations; "
             "the boxes fit the images as they are"
         )
     if deep := counts.get(reasons.IMAGE_DEEP, 0):
@@ -378,12 +353,7 @@ def check_samples(
 
 
 def of_duplicates(pairs: Sequence[Pair], names: Sequence[Sequence[str]]) -> list[str]:
-    """Return the warning for near duplicates.
-
-    Args:
-        pairs: all of them.
-        names: file names of the first pairs.
-    """
+    """Return the warning for near duplicates, with the file names of the first pairs."""
     if not pairs:
         return []
     counts = Counter((pair.split, pair.other_split) for pair in pairs)
@@ -399,7 +369,7 @@ def folded(name: str) -> str:
 
 
 def merged(listing: Listing) -> Listing:
-    """Return a listing in which classes are one whose names are alike; the first one's name is taken."""
+    """Return a listing in which classes with equal `folded` names are one, named as the first of them."""
     kept: dict[str, int] = {}
     categories: list[Category] = []
     positions = []
@@ -415,7 +385,7 @@ def merged(listing: Listing) -> Listing:
 
 
 def _relabelled(rows: Rows, positions: np.ndarray, _: Problems) -> Iterator[pa.RecordBatch]:
-    """Yield rows with other positions of categories: by the old ones, the last being that of UNKNOWN."""
+    """Yield rows with new positions of categories; the last item of `positions` is for UNKNOWN."""
     for batch in rows.batches():
         column = batch.schema.get_field_index("boxes")
         boxes = batch.column(column)

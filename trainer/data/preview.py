@@ -21,13 +21,7 @@ from trainer.launching.distributed import World
 
 
 def training_pictures(dataset: ShardDataset, config: Config, count: int, epoch: int = 0) -> list[Picture]:
-    """Return the first samples of an epoch as a training on one CPU sees them.
-
-    Args:
-        dataset: the training split.
-        config: of the training.
-        count: how many, at most.
-        epoch: from 0.
+    """Return the first samples of an epoch (from 0) as a training on one CPU sees them.
 
     Raises:
         ConfigError: the training has no such epoch.
@@ -90,18 +84,17 @@ _PAPER, _INK, _MISSING = (250, 250, 250), (40, 40, 40), (160, 30, 30)
 def contact_sheet(
     text: str, count: int, split: str = "", seed: int = 0, config: DataConfig | None = None
 ) -> tuple[Image.Image, list[Picture], str]:
-    """Draw some images with their boxes.
+    """Draw some images of shards, raw images or a source with their boxes.
 
     Args:
-        text: a URI of shards or raw images, or a source.
-        count: how many images, at most.
-        split: train, val or test; "" is the first there is.
-        seed: which images: another one, others.
-        config: how a source is read; None as the defaults say.
+        text: see `open_view`.
+        count: most images.
+        split: train, val or test; "" is the first that exists.
+        seed: of the choice of images.
+        config: how a source is read; None takes the defaults.
 
     Returns:
-        the sheet, RGB, what is on it, and which split that is from; an image that cannot be read is a
-        field that says so.
+        the sheet, RGB, its pictures, and their split.
 
     Raises:
         DataError: there is no such split, or it is empty.
@@ -114,20 +107,14 @@ def contact_sheet(
     split = split or view.splits[0]
     pictures = view.pictures(split, count, np.random.default_rng(seed))
     if not pictures:
-        raise DataError(f"the split {split!r} of {text} holds no images", fix="name another with --split")
+        raise DataError(f"the split {split!r} of {text} has no images", fix="name another with --split")
     return sheet(pictures, view.names), pictures, split
 
 
 def training_sheet(
     uri: str, config: Config, count: int, epoch: int = 0
 ) -> tuple[Image.Image, list[Picture], str]:
-    """Draw training samples as an epoch of a training sees them; see `contact_sheet`.
-
-    Args:
-        uri: of shards.
-        config: of the training.
-        count: how many, at most.
-        epoch: from 0.
+    """Draw samples of shards as an epoch (from 0) of a training sees them; see `contact_sheet`.
 
     Raises:
         ConfigError: the training has no such epoch.
@@ -145,7 +132,7 @@ def training_sheet(
 
 
 def sheet(pictures: Sequence[Picture], names: Sequence[str], columns: int = 0) -> Image.Image:
-    """Lay pictures out in rows of some columns; with 0 as near to a square as they go."""
+    """Lay pictures out in rows of some columns; 0 makes the sheet nearly square."""
     columns = columns or int(np.ceil(np.sqrt(len(pictures))))
     tiles = [_tile(picture, names) for picture in pictures]
     rows = [tiles[first : first + columns] for first in range(0, len(tiles), columns)]
@@ -161,7 +148,7 @@ def sheet(pictures: Sequence[Picture], names: Sequence[str], columns: int = 0) -
 
 
 def _tile(picture: Picture, names: Sequence[str]) -> Image.Image:
-    """One picture, as large as fits into its field, with its name below."""
+    """Draw one picture with its name below."""
     shown = (
         _failed(picture.fault) if picture.image is None else _draw_boxes(picture.image, picture.boxes, names)
     )

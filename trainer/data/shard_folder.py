@@ -51,10 +51,9 @@ CRC-32 (ISO 3309, as in zlib) of both together."""
 
 @dataclass(frozen=True)
 class Shard:
-    """One shard of a split."""
+    """One shard of a split; its name is that of the tar file."""
 
     name: str
-    """Of its tar file."""
     samples: int
     boxes: int
     bytes: int
@@ -111,9 +110,9 @@ class ShardIndex:
     kind: str = "shards"
     version: int = VERSION
     uri: str = ""
-    """Of the folder; not stored, because a folder may be moved."""
+    """Not stored, because a folder may be moved."""
     hierarchy: dict[str, list[int]] = field(default_factory=dict)
-    """See `trainer.data.raw_folder.RawManifest`."""
+    """See `raw_folder.RawManifest`."""
     warnings: list[str] = field(default_factory=list)
     near_duplicates: list[DuplicatePair] = field(default_factory=list)
     quarantined: list[Quarantined] = field(default_factory=list)

@@ -65,11 +65,7 @@ class ShardCache:
     """Copies of shards in one folder, for any number of objects, threads and processes."""
 
     def __init__(self, folder: Path | None = None, limit: int | None = None) -> None:
-        """Set folder and limit; nothing is created before something is fetched.
-
-        Args:
-            folder: of the copies; by default as the environment says.
-            limit: most bytes of all copies, 0 for none; by default as the environment says.
+        """Set folder and most bytes of the copies, by default as the environment says.
 
         Raises:
             ConfigError: the environment's limit is no number.
@@ -85,13 +81,7 @@ class ShardCache:
     def fetch(
         self, uri: str, sha256: str, size: int, is_cancelled: Callable[[], bool] = lambda: False
     ) -> Fetched:
-        """Copy a shard here, unless it is here or there is no room.
-
-        Args:
-            uri: the shard.
-            sha256: its hash.
-            size: its bytes.
-            is_cancelled: called now and then.
+        """Copy a shard here, unless it is here or there is no room; `is_cancelled` is called now and then.
 
         Raises:
             StorageError: it cannot be read, or is damaged each time it is read.
@@ -288,12 +278,7 @@ class ShardDataset:
     """The samples of one split, read at random by any number of threads."""
 
     def __init__(self, uri: str, split: str, cache: ShardCache | None = None) -> None:
-        """Open the index.
-
-        Args:
-            uri: of the folder.
-            split: train, val or test.
-            cache: for shards in an object store; by default as the environment says.
+        """Open the index of a folder; `cache` is for shards in an object store.
 
         Raises:
             StorageError: there is no index.
@@ -309,9 +294,8 @@ class ShardDataset:
             )
         self.index = index
         self.names = Classes(index.categories, index.hierarchy)
-        """The classes with their hierarchy."""
         self.categories = self.names.categories
-        """id (the label), name and original_id of each class, in COCO's form."""
+        """In COCO's form, with original_id."""
         self.fingerprint = index.fingerprint
         self.shards = index.splits[split].shards
         self.samples = _read_table(index, split)
@@ -325,12 +309,12 @@ class ShardDataset:
 
     @property
     def image_ids(self) -> np.ndarray:
-        """Ids of the images in shard order, int64 [N]."""
+        """In shard order, int64 [N]."""
         return self.samples["image_id"]
 
     @property
     def shard_sizes(self) -> list[int]:
-        """Samples in each shard, in order; the samples of a shard follow each other."""
+        """Samples in each shard, in order."""
         return [shard.samples for shard in self.shards]
 
     @property

@@ -52,12 +52,10 @@ _OF_ANNOTATIONS = ["width", "height", "orientation", "extra", "boxes"]
 
 @dataclass(frozen=True)
 class Header:
-    """The origin of a record."""
+    """The origin of a record; shards and raw images by their fingerprints."""
 
     shards: str
-    """Fingerprint."""
     raw: str
-    """Fingerprint."""
     source: str
     classes: list[str]
     """Names by label."""
@@ -152,12 +150,9 @@ def header(uri: str) -> Header:
 
 
 def diff(planned: RawManifest, uri: str, excluded: frozenset[str] = frozenset()) -> DatasetDiff:
-    """Compare the tables of a source with a record; no image is read. Memory: 32 bytes an image.
+    """Compare the tables of a plan or raw manifest with a record; no image is read.
 
-    Args:
-        planned: what `download.plan` returned, or a raw manifest.
-        uri: of the record, see `place`.
-        excluded: keys and file names of images that `planned` leaves out on request.
+    `excluded` are keys and file names of images that the plan leaves out on request.
 
     Raises:
         DataError: a table is damaged.

@@ -59,18 +59,10 @@ def whole_view(width: int, height: int, size: int) -> View:
 
 
 def sample_draws(seed: int, epoch: int, index: int, *part: int) -> list[float]:
-    """Return all randomness of a sample in an epoch, as a function of nothing but these numbers.
+    """Return nine numbers, uniform in [0, 1), as a function of seed, epoch, sample (and part of its picture).
 
-    A hash (BLAKE2b, RFC 7693) takes a tenth of the time of setting up a generator.
-
-    Args:
-        seed: of the run.
-        epoch: from 0.
-        index: of the sample in its split.
-        part: a further number if the sample needs more than nine draws.
-
-    Returns:
-        Nine numbers, uniform in [0, 1): five for `random_view`, four for `color_map`.
+    Five are for `random_view`, four for `color_map`. A hash (BLAKE2b, RFC 7693) takes a tenth of the time of
+    setting up a generator.
     """
     key = b"%d %d %d" % (seed, epoch, index)
     for number in part:
@@ -85,13 +77,8 @@ def random_view(
 ) -> View:  # fmt: skip
     """Return a view with scale jitter, crop or padding at a random place, and flips.
 
-    Args:
-        width: of the stored image, pixels.
-        height: of the stored image, pixels.
-        config: sizes and probabilities.
-        draws: five numbers, uniform in [0, 1).
-        canvas: width and height of the target, whose longer side the image has before the jitter; by
-            default the square of `config.image_size`.
+    Before the jitter the longer side of the image is that of the canvas (width and height), by default the
+    square of `config.image_size`. `draws` are five numbers, uniform in [0, 1).
     """
     jitter, place_x, place_y, flip, flip_vertical = draws
     canvas_width, canvas_height = canvas or (config.image_size, config.image_size)
@@ -141,11 +128,8 @@ class Drawing:
     def __init__(self, pixels: np.ndarray, view: View, square: np.ndarray, spare: np.ndarray) -> None:
         """Fill the padding, and prepare the sources and targets of all copies.
 
-        Args:
-            pixels: uint8 [H, W, 3], contiguous: will hold the image, see `render`.
-            view: of it.
-            square: uint8 [H, W, 3], contiguous, receives it.
-            spare: uint8, contiguous, at least as large as `square`, for intermediate pixels.
+        `pixels` will contain the image, `square` its view, and `spare`, at least as large as `square`,
+        intermediate pixels: all are uint8 [H, W, 3], contiguous.
         """
         left, top, width, height = view.crop
         x, y, place_width, place_height = view.place
@@ -217,10 +201,7 @@ def move_boxes(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Transform the boxes of an image to its square; drop crowd regions and boxes that are mostly outside.
 
-    Args:
-        annotations: of the image.
-        view: of the image.
-        canvas: side of the square, or width and height of a tile, pixels.
+    `canvas` is the side of the square, or width and height of a tile, in pixels.
 
     Returns:
         Boxes fp32 [M, 4], x1 y1 x2 y2 in pixels of the square, and labels int64 [M].
@@ -264,12 +245,8 @@ def _box_map(view: View, right: int, below: int) -> tuple[tuple[float, float], t
 def color_map(config: LoaderConfig, draws: Sequence[float]) -> np.ndarray | None:
     """Return an affine map of RGB in 0..1 for brightness, contrast (about mid grey), saturation and hue.
 
-    Args:
-        config: the largest change of each.
-        draws: four numbers, uniform in [0, 1).
-
-    Returns:
-        fp32 [3, 4] (matrix and offset), or None if the configuration has no such change.
+    It is fp32 [3, 4] (matrix and offset), or None if the configuration has no such change. `draws` are four
+    numbers, uniform in [0, 1).
     """
     limits = (config.brightness, config.contrast, config.saturation, config.hue)
     if not any(limits):
