@@ -33,15 +33,12 @@ LIMIT = 1800
 SETS: dict[str, dict[str, str]] = {
     "cpu": {
         "loss": "--rounds 3",
-        "conv": "--rounds 3",
         "step": "--cases 91:256@5,601:256@3,601:512@1",
         "detr_step": "--cases 80:320:dfine_s@5",
         "postprocess": "--rounds 3",
         "scaling": "--rounds 3",
         "checkpoint": "",
-        "state": "",
         "loader": "",
-        "workers": "--rounds 2",
         "download": "--rounds 3",
         "storage": "",
         "conversion": "--rounds 3 --rows 30000",
@@ -51,20 +48,18 @@ SETS: dict[str, dict[str, str]] = {
     },
     "gpu": {
         "loss": "--size 800 --images 8 --rounds 20",
-        "conv": "--maps 100,50,25 --images 8 --rounds 20",
         "step": "--cases 91:800,264:800:mlperf,601:800 --images 16 --rounds 20 --network graphs",
         "detr_step": "--cases 80:640:dfine_s,80:640:dfine_l --images 16 --rounds 10 --network graphs",
         "postprocess": "--images 16 --rounds 20",
         "scaling": "--processes 0 --size 800 --images 16 --steps 5",
         "loader": "--cases 1024x768:800 --workers 16 --images 256 --cold-images 0",
-        "workers": "--recipe openimages_r50 --batch 16 --images 256 --workers 4,8,16 --steps 20 --rounds 2",
     },
 }
 """Benchmarks and their options. Left out: what takes hours, and what only others call."""
 SECONDS = {"cpu": 900}
 """What all of a set may take together."""
 _SHARDS = ("simplejpeg", "pyarrow", "ijson", "minio", "obstore", "urllib3", "certifi")
-NEEDS = {"detr_step": ("transformers", "scipy"), "loader": _SHARDS, "workers": _SHARDS}
+NEEDS = {"detr_step": ("transformers", "scipy"), "loader": _SHARDS}
 """Packages that a benchmark of the GPU's set needs beside those that all do."""
 
 

@@ -261,7 +261,7 @@ def report(
 def device_name(device: torch.device) -> str:
     """What a device calls itself."""
     if device.type == "cuda":
-        return torch.cuda.getdevice_name(device)
+        return torch.cuda.get_device_name(device)
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return f"{models[0] if models else platform.processor()} ({len(models) or '?'} cores)"

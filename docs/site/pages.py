@@ -41,6 +41,7 @@ DOCUMENTS = {
         "Architecture": "docs/architecture.md",
         "Detectors": "docs/detectors.md",
         "Log of measurements": "dev/LOG.md",
+        "How to work on it": "AGENTS.md",
         "Contributing": "CONTRIBUTING.md",
         "Tests on a cluster": "tests/cluster/README.md",
         "Changes": "CHANGELOG.md",

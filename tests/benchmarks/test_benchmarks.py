@@ -18,13 +18,11 @@ ROOT = Path(__file__).parents[2]
 TRAINS = ["--no-compile"]
 CASES = {
     "loss": ["--size", "128", "--images", "1", *TRAINS],
-    "conv": ["--maps", "4,2", "--images", "1"],
     "step": ["--cases", "5:128,4:96:mlperf@2", "--images", "1", *TRAINS],
     "detr_step": ["--cases", "4:128:dfine_small@1", "--images", "1", *TRAINS],
     "postprocess": ["--size", "128", "--images", "1"],
     "scaling": ["--size", "128", "--images", "1", "--classes", "3", "--steps", "1", *TRAINS],
     "checkpoint": ["--classes", "3"],
-    "state": [],
     "accuracy": ["--source", "sample:images=48,seed=3,size=96", "--epochs", "4", "--seeds", "1", *TRAINS],
     "same_time": [
         "--source",
@@ -42,19 +40,6 @@ CASES = {
         "--trial",
         "1",
     ],
-    "workers": [
-        "--recipe",
-        "debug",
-        "--images",
-        "16",
-        "--steps",
-        "1",
-        "--rounds",
-        "1",
-        "--workers",
-        "1,2",
-        *TRAINS,
-    ],
     "loader": ["--cases", "", "--images", "16", "--cold-images", "16", "--workers", "1"],
     "download": ["--images", "20", "--connections", "4"],
     "storage": ["--megabytes", "17", "--small", "20"],
@@ -66,10 +51,6 @@ CASES = {
 """Each in its smallest form."""
 FIGURES = {
     "loss": {"focal_91_ratio", "loss_601_ratio", "saved_601_ours_mb_per_image"},
-    "conv": {
-        "library_91_4_ms", "products_601_2_ms", "gain_91", "gain_601", "padding_gain_91", "padding_gain_601",
-    },
-    "workers": {"images_per_s_same_batch", "images_per_s_workers_2", "waiting_share_workers_1", "best"},
     "step": {
         "ratio_5_128px", "ratio_to_bf16_4_96px_mlperf", "ours_saved_gb_per_image_5_128px",
         "augmented_share_5_128px",
@@ -78,7 +59,6 @@ FIGURES = {
     "postprocess": {"ratio_91", "ratio_601", "differing_images_91", "differing_images_601"},
     "scaling": {"processes", "images_per_second_together", "limit_of_the_machine", "ratio"},
     "checkpoint": {"written_s", "held_s"},
-    "state": {"openimages_r50_all_mb", "mlperf_optimizer_mb"},
     "accuracy": {"ours_AP", "stock_AP"},
     "same_time": {"first_val_AP", "second_test_AP50", "first_images_seen", "second_seconds"},
     "loader": {

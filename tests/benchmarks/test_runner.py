@@ -53,7 +53,7 @@ def test_the_set_for_a_gpu_is_not_begun_without_one(monkeypatch, capsys):
         (1, SHARDS + DETR, {"scaling": "it compares several GPUs with one, and this machine has one"}),
         (8, SHARDS + DETR, {}),
         (8, SHARDS, {"detr_step": "it needs transformers, scipy"}),
-        (8, SHARDS[1:-1] + DETR, dict.fromkeys(["loader", "workers"], f"it needs {SHARDS[0]}, {SHARDS[-1]}")),
+        (8, SHARDS[1:-1] + DETR, {"loader": f"it needs {SHARDS[0]}, {SHARDS[-1]}"}),
     ],
 )
 def test_what_a_machine_with_gpus_cannot_run_is_left_out(gpus, packages, left_out, ran, monkeypatch, capsys):
