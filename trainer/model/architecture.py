@@ -42,8 +42,6 @@ class Architecture(nn.Module, ABC):
     """Options of the architecture."""
     loss_names: ClassVar[tuple[str, ...]]
     """Names of the losses, in the order in which they are added."""
-    unused_parameters: ClassVar[bool] = False
-    """Whether a step may leave trained parameters without a gradient, which ranks then have to find."""
     needs_part: ClassVar[bool] = False
     """Whether `forward` takes an argument `part`, the batch's part in the step (`global_batch.Part`)."""
     needs_survey: ClassVar[bool] = False

@@ -5,7 +5,6 @@ In PyTorch the operator runs torchvision's NMS; in ONNX it becomes NonMaxSuppres
 """
 
 from abc import abstractmethod
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,23 +15,10 @@ OUTPUTS = ("boxes", "scores", "labels", "num")
 RAW_OUTPUTS = ("boxes", "scores")
 
 
-class Served(NamedTuple):
-    """Outputs of the graph, best first, padded to K rows."""
-
-    boxes: Tensor
-    """fp32 [B, K, 4], x1 y1 x2 y2 in pixels of the input square; zeros where padded."""
-    scores: Tensor
-    """fp32 [B, K]; zero where padded."""
-    labels: Tensor
-    """int64 [B, K], contiguous from 0; -1 where padded."""
-    num: Tensor
-    """int64 [B], rows that are not padding."""
-
-
 class Graph(nn.Module):
     """A detector with pre- and postprocessing, no shape of which depends on data.
 
-    uint8 [B, 3, S, S] in, `Served` out; a raw graph gives `RAW_OUTPUTS` instead.
+    uint8 [B, 3, S, S] in; the tensors of `postprocess.Detections` out, or `RAW_OUTPUTS` of a raw graph.
     """
 
     names: tuple[str, ...] = OUTPUTS
@@ -59,7 +45,7 @@ def nms_keep(
         labels: int64 [B, T].
         classes: number of classes.
         overlap: IoU above which the weaker box is dropped.
-        threshold: scores not above it are dropped.
+        threshold: scores up to it are dropped.
     """
     kept = torch.zeros_like(scores)
     for row in range(boxes.shape[0]):
@@ -111,14 +97,7 @@ def best_pairs(logits: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def served(boxes: Tensor, scores: Tensor, labels: Tensor, rows: int) -> tuple[Tensor, ...]:
-    """The best candidates as `Served`, but a plain tuple, with which programs can be saved.
-
-    Args:
-        boxes: [B, T, 4].
-        scores: [B, T], 0 for a suppressed candidate.
-        labels: int64 [B, T].
-        rows: K, at most T.
-    """
+    """The `rows` best of T candidates as a graph's outputs; suppressed ones have the score 0."""
     best, index = torch.topk(scores, rows, dim=1)
     real = best > 0
     chosen = boxes.gather(1, index[:, :, None].expand(-1, -1, 4)) * real[:, :, None]

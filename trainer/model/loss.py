@@ -3,8 +3,6 @@
 Targets are padded to one length, so no shape depends on the data and no step waits for the device.
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,13 +11,6 @@ from trainer.model import boxes as box_ops
 from trainer.model.anchor_matching import Matches, assign, pad_targets
 from trainer.model.focal import conv_focal_loss, focal_loss, supports
 from trainer.model.fused_functions import fused
-
-
-class Losses(NamedTuple):
-    """Scalars, each a mean over the images of the sum over anchors per matched anchor."""
-
-    classification: Tensor
-    boxes: Tensor
 
 
 def retinanet_loss(
@@ -31,8 +22,10 @@ def retinanet_loss(
     boxes: Tensor,
     labels: Tensor,
     verified: Tensor | None = None,
-) -> Losses:
-    """Both losses of a batch. Call it under the autocast of the network.
+) -> dict[str, Tensor]:
+    """`classification` and `boxes`: means over the images of the sum over anchors per matched anchor.
+
+    Call it under the autocast of the network.
 
     Args:
         kind: see `box_loss`.
@@ -49,7 +42,8 @@ def retinanet_loss(
     with torch.autocast(offsets.device.type, enabled=False):
         matches = assign(*pad_targets(boxes, labels), together)
         box = box_loss(offsets, kind, together, matches)
-    return Losses(classification=classification_loss(features, last, matches, sizes, verified), boxes=box)
+    classes = classification_loss(features, last, matches, sizes, verified)
+    return {"classification": classes, "boxes": box}
 
 
 def classification_loss(

@@ -105,10 +105,7 @@ class DenseDetector(PyramidDetector):
         return torch.sigmoid(outputs.float())
 
     def anchors(self, shapes: list[tuple[int, int]], image_size: int) -> list[Tensor]:
-        """Anchors [n, 4] of each level, built once for an input size and device.
-
-        Always fp32: in bf16 they would move by up to 6 pixels at 800 px.
-        """
+        """Anchors [n, 4] of each level; always fp32: in bf16 they would move by up to 6 pixels at 800 px."""
         key = (image_size, self.mean.device)
         if key not in self._anchors:
             self.anchor_generator.set_cell_anchors(torch.float32, self.mean.device)
@@ -125,11 +122,7 @@ class DenseDetector(PyramidDetector):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Boxes [B, T, 4], scores and labels [B, T] of the best pairs of each level, the finest level first.
 
-        Args:
-            outputs: [B, A, C, h * w] of each level.
-            offsets: [B, N, 4].
-            anchors: [N, 4] of all levels.
-            image_size: side of the square, pixels.
+        `outputs` and `offsets` are those of `outputs()`, `anchors` [N, 4] those of all levels.
         """
         parts, start = [], 0
         for level in outputs:
@@ -160,7 +153,7 @@ class DenseDetector(PyramidDetector):
 
 
 class DenseGraph(Graph):
-    """uint8 [B, 3, S, S] in, `Served` out; anchors and thresholds are constants of the graph."""
+    """uint8 [B, 3, S, S] in, detections out; anchors and thresholds are constants of the graph."""
 
     anchors: Tensor
     """fp32 [N, 4] of all levels, x1 y1 x2 y2."""
@@ -236,7 +229,7 @@ def build_backbone(
 
     Args:
         config: network, width and trained stages.
-        first: first stage whose output the pyramid takes, C2 to C5; the last is always C5.
+        first: first stage of the pyramid, C2 to C5; the last is always C5.
         extra: makes the coarser levels from the channels of C5 and of the pyramid.
         norm_layer: normalisation within the pyramid, if any.
     """

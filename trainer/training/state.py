@@ -76,8 +76,6 @@ class TrainState:
         # Buffers are not broadcast in a step: training does not read those that change (BatchNorm's running
         # statistics). Rank 0's are saved; `share_buffers` broadcasts them before a validation.
         options: dict[str, Any] = {_SYNC_BUFFERS: False}
-        if self.detector.unused_parameters:
-            options["find_unused_parameters"] = True
         return DistributedDataParallel(
             self.detector,
             device_ids=[self.world.device.index] if self.world.device.type == "cuda" else None,

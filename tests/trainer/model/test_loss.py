@@ -111,9 +111,9 @@ def assert_equal_to_torchvision(version, classes, counts):
     expected, theirs = torchvision_says(head, features, anchors, lists)
     inputs = [level.requires_grad_() for level in features]
     losses = ours(head, head.regression_head._loss_type, inputs, anchors, boxes, labels)
-    assert torch.allclose(losses.classification.double(), expected["classification"], rtol=1e-5)
-    assert torch.allclose(losses.boxes.double(), expected["bbox_regression"], rtol=1e-5)
-    mine = torch.autograd.grad(sum(losses), [*inputs, *head.parameters()])
+    assert torch.allclose(losses["classification"].double(), expected["classification"], rtol=1e-5)
+    assert torch.allclose(losses["boxes"].double(), expected["bbox_regression"], rtol=1e-5)
+    mine = torch.autograd.grad(sum(losses.values()), [*inputs, *head.parameters()])
     names = [f"features of level {level}" for level in range(len(inputs))]
     names += [name for name, _ in head.named_parameters()]
     for name, one, other in zip(names, mine, theirs, strict=True):
@@ -163,8 +163,8 @@ def test_an_image_without_boxes_has_a_finite_loss_and_gradient():
     head = RetinaNetHead(CHANNELS, PER_PLACE, 3)
     features, anchors = pyramid(1)
     losses = ours(head, "giou", features, anchors, torch.zeros(1, 1, 4), torch.full((1, 1), PADDING))
-    sum(losses).backward()
-    assert losses.boxes == 0 and losses.classification > 0
+    sum(losses.values()).backward()
+    assert losses["boxes"] == 0 and losses["classification"] > 0
     assert (head.regression_head.bbox_reg.weight.grad == 0).all()
     assert torch.isfinite(head.classification_head.cls_logits.weight.grad).all()
 
@@ -187,8 +187,8 @@ def test_half_precision_takes_the_form_that_keeps_the_logits():
     exact = ours(head, "giou", features, anchors, boxes, labels)
     with torch.autocast("cpu", torch.float16):
         half = ours(head, "giou", features, anchors, boxes, labels)
-    assert torch.allclose(half.classification, exact.classification, rtol=0.01)
-    (half.classification * 2**10).backward()
+    assert torch.allclose(half["classification"], exact["classification"], rtol=0.01)
+    (half["classification"] * 2**10).backward()
     assert torch.isfinite(head.classification_head.cls_logits.weight.grad).all()
 
 

@@ -402,7 +402,7 @@ class DetrGraph(Graph):
             self.rows = detector.predict(blank).scores.shape[1]
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Detections of a batch of uint8 squares; see `Served`."""
+        """Detections of a batch of uint8 squares."""
         outputs = self.detector.outputs(self.detector.normalize(images), None)
         best = best_pairs(outputs.logits[:, -1], outputs.boxes[:, -1], self.image_size, self.detector.config)
         return best.boxes, best.scores, best.labels, best.num

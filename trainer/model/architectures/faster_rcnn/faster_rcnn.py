@@ -36,14 +36,14 @@ _SMALLEST_PROPOSAL = 1e-3
 _SMALLEST_DETECTION = 1e-2
 """Sides below which torchvision drops a box of either stage, in pixels."""
 _EMPTY = 0.0
-"""Score of what takes a place and is nothing; no other has it."""
+"""Score of an empty box; real proposals have more."""
 
 
 class FasterRcnn(PyramidDetector):
     """Faster R-CNN v2 in torchvision's state-dict layout (backbone.*, rpn.*, roi_heads.*).
 
-    Its losses are means over the anchors and proposals that are drawn in a forward pass: of each image by
-    random numbers that follow from seed, step and image, the same on any number of processes.
+    Losses are means over the anchors and proposals drawn in a forward pass. The draw is a hash of seed, step
+    and image, so it does not depend on the number of processes.
     """
 
     config: FasterRcnnOptions
@@ -78,7 +78,7 @@ class FasterRcnn(PyramidDetector):
         self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None,
         verified: Tensor | None = None, part: Part | None = None,
     ) -> dict[str, Tensor]:  # fmt: skip
-        """Losses of a batch: of both stages, what is there and where; `part` has the keys of its images."""
+        """Class and box losses of both stages; `part` has the keys of the images."""
         assert part is not None
         self.rpn.fg_bg_sampler.keys = self.roi_heads.fg_bg_sampler.keys = part.keys
         inputs = self.normalize(images, color)
@@ -153,10 +153,10 @@ def _padded(images: Sequence[Mapping[str, Tensor]], rows: int) -> Detections:
 
 
 class BalancedDraw(BalancedPositiveNegativeSampler):
-    """torchvision's draw of positives and negatives, by numbers of each image's own."""
+    """torchvision's draw of positives and negatives, by random numbers of each image."""
 
     keys: Tensor
-    """int64 [B], of the images that come next, see `global_batch.Part`."""
+    """int64 [B], of the images of the next call, see `global_batch.Part`."""
 
     def __init__(self, stock: BalancedPositiveNegativeSampler, stage: int) -> None:
         """Draw as many as `stock`; the draws of two stages are independent of each other."""
@@ -164,10 +164,9 @@ class BalancedDraw(BalancedPositiveNegativeSampler):
         self._stage = stage
 
     def __call__(self, matched: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Masks of the drawn positives and of the drawn negatives, uint8 [N] of each image.
+        """Masks of drawn positives and negatives, uint8 [N] of each image.
 
-        Args:
-            matched: of each image [N]: 1 and more is positive, 0 negative, below it neither.
+        `matched` [N] of an image is at least 1 for positives, 0 for negatives, and less for the rest.
         """
         positives, negatives = [], []
         for number, places in enumerate(matched):
@@ -217,9 +216,9 @@ def _listed(images: Tensor) -> ImageList:
 
 
 class FasterRcnnGraph(Graph):
-    """uint8 [B, 3, S, S] in, `Served` out; anchors and thresholds are constants of the graph.
+    """uint8 [B, 3, S, S] in, detections out; anchors and thresholds are constants of the graph.
 
-    Where an image has fewer proposals than places for them, empty boxes without a score take the rest.
+    An image always has P proposals; if it has fewer, the others are empty boxes without a score.
     """
 
     anchors: Tensor
@@ -246,7 +245,7 @@ class FasterRcnnGraph(Graph):
         self.rows = min(self.config.detections_per_image, self.candidates)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Detections of a batch of uint8 squares; see `Served`."""
+        """Detections of a batch of uint8 squares."""
         features = self.detector.features(self.detector.normalize(images))
         proposals, real = self.proposals(features)
         boxes, scores = self.classified(features, proposals)
@@ -292,18 +291,17 @@ class FasterRcnnGraph(Graph):
         return boxes.unflatten(0, (batch, self.places)), scores.unflatten(0, (batch, self.places))
 
     def pooled(self, features: list[Tensor], proposals: Tensor) -> Tensor:
-        """Features [B * P, channels, 7, 7] of proposals, of the level that their size asks for.
+        """Features [B * P, channels, 7, 7] of proposals, from the level for their size.
 
-        Each level is pooled for all of them, which keeps the shapes fixed: next to the second stage's
-        convolutions that costs little.
+        Each level is pooled for all proposals, which keeps shapes fixed and costs little compared with the
+        second stage's convolutions.
         """
         pool, batch = self.detector.roi_heads.box_roi_pool, proposals.shape[0]
         image = torch.arange(batch, device=proposals.device, dtype=proposals.dtype)
         rows = torch.cat([image[:, None, None].expand(-1, self.places, 1), proposals], dim=2).flatten(0, 1)
         side = torch.sqrt((rows[:, 3] - rows[:, 1]) * (rows[:, 4] - rows[:, 2]))
         bounds = [_CANONICAL * 2 ** (number - _EPSILON) for number in (-1, 0, 1)]
-        level = sum((side >= bound).to(torch.int64) for bound in bounds)
-        assert isinstance(level, Tensor)
+        level = torch.stack([side >= bound for bound in bounds]).sum(dim=0)
         total: Tensor | None = None
         for number, feature in enumerate(features[: len(pool.featmap_names)]):
             scale = feature.shape[-1] / self.image_size

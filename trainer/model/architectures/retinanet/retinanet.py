@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
-from torchvision.models.detection.retinanet import RetinaNetHead
+from torchvision.models.detection.retinanet import RetinaNetHead, _v1_to_v2_weights
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 from torchvision.ops.misc import Conv2dNormActivation, FrozenBatchNorm2d
 
@@ -54,7 +54,7 @@ class RetinaNet(DenseDetector):
     ) -> dict[str, Tensor]:  # fmt: skip
         """Losses of a batch: focal loss of the classes, regression loss of the boxes."""
         features, offsets = (self._compiled_trunk or self.trunk)(self.normalize(images, color))
-        losses = retinanet_loss(
+        return retinanet_loss(
             self.box_loss,
             features,
             self.head.classification_head.cls_logits,
@@ -65,7 +65,6 @@ class RetinaNet(DenseDetector):
             # The background output, if there is one, is never an object.
             verified if verified is None else F.pad(verified, (self.label_offset, 0), value=True),
         )
-        return losses._asdict()
 
     def trunk(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
         """The network up to the last classification convolution, for the loss.
@@ -117,7 +116,9 @@ class RetinaNet(DenseDetector):
             state, source, "RetinaNet", "head.classification_head.",
             foreign="head.regression_head.bbox_ctrness.",
         )  # fmt: skip
-        named = {_new_head_name(name): value for name, value in named.items()}
+        for branch in ("classification", "regression"):
+            # Names of torchvision before 0.14.
+            _v1_to_v2_weights(named, f"head.{branch}_head.")
         if not self.label_offset:
             named = class_outputs.from_torchvision(named, self.num_classes, self.anchors_at_a_place)
         return upstream_fitting.load(self, named, source, (class_outputs.LAYER,))
@@ -169,11 +170,3 @@ def _head_layer(config: RetinaNetOptions, norm_layer: object) -> nn.Module:
     if layer[0].bias is not None:
         nn.init.zeros_(layer[0].bias)
     return layer
-
-
-def _new_head_name(name: str) -> str:
-    """Rename the head convolutions of torchvision before 0.14: conv.2.weight -> conv.1.0.weight."""
-    parts = name.split(".")
-    if parts[0] == "head" and parts[2] == "conv" and len(parts) == 5:
-        return ".".join([*parts[:3], str(int(parts[3]) // 2), "0", parts[4]])
-    return name
