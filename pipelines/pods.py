@@ -14,11 +14,10 @@ from typing import Any
 from components import jobs
 from components.launchers import output
 from components.launchers.backend import Timings
-from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError, Cluster, connect
 from components.launchers.cluster.pods import events
 from components.launchers.pod_template import LABEL_NAME
-from trainer.base.errors import ConfigError, KubedetError
+from trainer.base.errors import ConfigError
 
 LABEL = "pipeline/runid"
 """Label of a run's pods, with the run's id."""
@@ -104,21 +103,6 @@ class Pods:
         """Return why steps failed: those whose last pod failed."""
         found = ((pod, _failure_of(cluster, pod)) for cluster, pod in self._newest())
         return [Cause.of(self._step(pod), text) for pod, text in found if text]
-
-    def job_left(self) -> str:
-        """Describe the run's training job if it has not ended; return "" if it has."""
-        name = jobs.name_of(self._run_id)
-        for cluster in self._places:
-            try:
-                phase = ClusterBackend(cluster).status(name).phase
-            except KubedetError:
-                continue
-            if not phase.final:
-                return (
-                    f"the training job {name} is still {phase}: it saves its state and ends by itself within "
-                    f"minutes, or at once by `kubedet job stop {name} --namespace {cluster.namespace}`"
-                )
-        return ""
 
     def without_secret(self, name: str) -> str:
         """Return the run's namespace if the Secret is missing there; empty if it exists, or if unknown."""

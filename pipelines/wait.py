@@ -75,8 +75,6 @@ def follow(
                 # The steps of a stopped run fail.
                 show(f"{name}: {'stopped' if state == 'FAILED' and stopped(run) else state.lower()}")
         if run.state in ENDED:
-            if left := _job_left(pods):
-                show(left)
             raise_failure(server, run, pods, _NAMES, deadline, secret)
             if conditional and TITLES["train"] not in shown:
                 show("nothing new: nothing was trained; see the step that prepares the data")
@@ -86,15 +84,6 @@ def follow(
                 reported.add((str(wait.step), wait.reason))
                 show(f"{wait.step} waits: {wait.reason}: {wait.text}")
         time.sleep(SECONDS)
-
-
-def _job_left(pods: Pods) -> str:
-    """Describe a training job that outlives its run; its deletion may take some seconds."""
-    for _ in range(3):
-        if not pods.job_left():
-            return ""
-        time.sleep(SECONDS)
-    return pods.job_left()
 
 
 def _states(run: Any) -> dict[str, str]:

@@ -84,11 +84,6 @@ FIGURES = {
 OTHERS_CALL = {"large_split", "local_store", "slow_link", "slow_server"}
 LONG = {"accuracy", "same_time"}
 """What `make bench` leaves out."""
-NOT_ON_A_BARE_MACHINE = (
-    "kfp", "kfp_kubernetes", "kubeflow", "kubernetes", "minio", "pyarrow", "simplejpeg", "pycocotools",
-    "hotcoco", "ijson", "tensorboard", "matplotlib", "jinja2", "rich", "onnx", "onnxruntime", "openvino",
-    "urllib3", "certifi", "obstore", "transformers", "scipy",
-)  # fmt: skip
 
 
 def test_make_bench_runs_all_but_the_long_one():
@@ -100,39 +95,6 @@ def test_make_bench_runs_all_but_the_long_one():
     assert runner.SETS["cpu"].keys() == modules - OTHERS_CALL - LONG - {"__main__"}
     assert runner.SETS["gpu"].keys() <= modules
     assert runner.SETS["gpu"].keys() >= {"loss", "step", "postprocess", "scaling", "loader"}
-
-
-def importing(modules, missing, then=""):
-    """Import benchmarks in a process of its own in which packages are missing."""
-    code = f"""
-import importlib, importlib.machinery, sys
-class Bare(importlib.machinery.PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        missing = name.split(".")[0] in {tuple(missing)}
-        return None if missing else super().find_spec(name, path, target)
-sys.meta_path[sys.meta_path.index(importlib.machinery.PathFinder)] = Bare
-for name in {list(modules)}:
-    importlib.import_module("benchmarks." + name).main
-{then}
-"""
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-@pytest.mark.slow
-def test_a_gpus_benchmarks_need_little_more_than_torch():
-    """Those that need more are left out, which is told."""
-    done = importing(
-        runner.SETS["gpu"].keys() - runner.NEEDS.keys(),
-        NOT_ON_A_BARE_MACHINE,
-        f"""
-from benchmarks.__main__ import left_out
-for name in {list(runner.NEEDS)}:
-    print(left_out(name))
-""",
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"it needs {', '.join(needed)}" for needed in runner.NEEDS.values()]
 
 
 BROKEN = {

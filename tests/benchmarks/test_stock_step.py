@@ -5,7 +5,6 @@ import torch
 
 from benchmarks import common, stock_step
 from trainer.base.errors import ConfigError
-from trainer.model.architectures.detr.detr_options import DFineOptions, RTDetrOptions
 from trainer.model.architectures.fcos.fcos_options import FcosOptions
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 
@@ -49,42 +48,6 @@ def test_torchvisions_steps_are_its_reference_scripts(dtype, channels_last, scal
     moved = (model.conv.weight - before).norm()
     assert model.conv.weight.grad is None
     assert 0 < moved < 1e-4, "the optimiser takes gradients without the scale"
-
-
-@pytest.fixture
-def networks(monkeypatch):
-    """The networks that `stock_step.build` makes, whose library's network is trained."""
-    pytest.importorskip("transformers")
-    built = []
-    real = stock_step.build
-    monkeypatch.setattr(stock_step, "build", lambda *options: built.append(real(*options)) or built[-1])
-    return built
-
-
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-@pytest.mark.parametrize(
-    "options",
-    [
-        DFineOptions(size="n", width=0.25, queries=20, denoising=10, frozen_stem=True, frozen_norm=True),
-        RTDetrOptions(size="r18", width=0.25, queries=20, denoising=10),
-    ],
-)
-def test_transformers_steps_train_its_network(options, dtype, networks, monkeypatch):
-    trained = []
-    real = torch.optim.AdamW.__init__
-    monkeypatch.setattr(
-        torch.optim.AdamW, "__init__",
-        lambda self, weights, **more: (trained.extend(weights), real(self, weights, **more))[0],
-    )  # fmt: skip
-    torch.manual_seed(0)
-    candidate = stock_step.stock(common.random_batch(2, 64, 3, CPU), options, 3, dtype)
-    before = [weight.detach().clone() for weight in trained]
-    assert candidate.forward().isfinite()
-    candidate.step()
-    assert any(not torch.equal(weight, old) for weight, old in zip(trained, before, strict=True))
-    assert all(weight.grad is None for weight in trained)
-    ours = sum(weight.numel() for weight in networks[0].parameters() if weight.requires_grad)
-    assert sum(weight.numel() for weight in trained) == ours
 
 
 def test_what_no_library_has_is_told():

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 
 from community.__main__ import ENTRIES, file_of, write
 from pipelines import ASSIST, CLEANUP, SEARCH, TITLES
@@ -103,25 +101,6 @@ def test_metadata_has_the_fields_in_their_order_and_of_their_types(folders):
         assert metadata["links"] == {"documentation": "https://docs.example"}
     names = [metadata_of(folder)["name"] for folder in folders.values()]
     assert len(set(names)) == len(names)
-
-
-def test_dependencies_have_versions_that_both_of_its_checks_read(folders):
-    for folder in folders.values():
-        dependencies = metadata_of(folder)["dependencies"]
-        assert set(dependencies) == {"kubeflow"}
-        assert "Pipelines" in [item["name"] for item in dependencies["kubeflow"]]
-        for item in dependencies["kubeflow"]:
-            assert set(item) == {"name", "version"}
-            assert VERSION.fullmatch(item["version"])
-            assert SpecifierSet(item["version"])
-    (trainer,) = [
-        item
-        for item in metadata_of(folders["train"])["dependencies"]["kubeflow"]
-        if item["name"] == "Trainer"
-    ]
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    (needed,) = [text for text in extras["pipeline"] if text.startswith("kubeflow-trainer-api")]
-    assert trainer["version"].startswith(str(Requirement(needed).specifier).split(",")[-1])
 
 
 def test_a_module_imports_python_and_kfp_alone_and_names_its_image_as_text(folders):

@@ -2,8 +2,6 @@
 
 import copy
 import json
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -58,28 +56,9 @@ def the():
 
 
 @pytest.fixture(scope="session")
-def builders():
-    """What builds a folder: the few rules that we use, in Python; and the real tool, where there is one."""
-    return {"python": _build_here, "tool": _build_by_tool}
-
-
-@pytest.fixture(params=["python", "tool"])
-def build(request, builders):
-    """Each of the builders."""
-    return builders[request.param]
-
-
-def _build_by_tool(folder):
-    """Return the objects of a folder as kubectl or kustomize builds them."""
-    if shutil.which("kustomize"):
-        command = ["kustomize", "build", str(folder)]
-    elif shutil.which("kubectl"):
-        command = ["kubectl", "kustomize", str(folder)]
-    else:
-        pytest.skip("neither kustomize nor kubectl is installed")
-    build = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert build.returncode == 0, build.stderr
-    return list(yaml.safe_load_all(build.stdout))
+def build():
+    """Builds a folder by the few rules of kustomize that deploy/ uses."""
+    return _build_here
 
 
 def _build_here(folder):

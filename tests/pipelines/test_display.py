@@ -141,13 +141,3 @@ def test_no_number_beside_a_bar_is_cut(run, events, width, done):
     shown = line.split("10:00:00")[-1].strip().split(", ") if width >= 60 else []
     assert {f"10:00:00 {piece}" if piece == "left" else piece for piece in shown} <= pieces
     assert width < 80 or f"{done}/200000 steps" in line
-
-
-@pytest.mark.parametrize("width", [80, 100])
-def test_paths_in_the_steps_lines_are_not_broken_where_they_have_room(run, width):
-    path = "/home/somebody/data_root/shards/d266177ff6a7617c/with/a/long/name"
-    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    TerminalDisplay(run, console).line(f"12:00:00 data: the shards of sample:images=200 are in {path}")
-    lines = console.file.getvalue().splitlines()
-    assert sum(path in line for line in lines) == 1 and all(len(line) <= width for line in lines)
-    assert all(line.startswith("  ") and line == line.rstrip() for line in lines)

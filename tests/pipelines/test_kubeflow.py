@@ -52,14 +52,6 @@ def test_an_experiment_is_found_or_made(kfp_server):
     assert {item["namespace"] for item in kfp_server.experiments} == {"team"}
 
 
-def test_an_experiment_that_another_creates_at_the_same_time_is_taken(kfp_server):
-    server = Server(Access.find(namespace="team"))
-    experiment_id = server.experiment("nightly")
-    kfp_server.failures = [("GET", "/experiments", 200, {})]  # The other's is not there yet.
-    assert server.experiment("nightly") == experiment_id
-    assert len(kfp_server.experiments) == 1
-
-
 def test_all_pages_of_schedules_are_read(kfp_server):
     kfp_server.schedules = [{"recurring_run_id": str(n), "display_name": f"s{n}"} for n in range(5)]
     assert [item.display_name for item in Server(Access.find()).schedules()] == ["s0", "s1", "s2", "s3", "s4"]
@@ -139,12 +131,6 @@ def test_nobody_there(kfp_server, monkeypatch, tmp_path):
         Server(Access.find())
     with pytest.raises(ConfigError, match="is no file"):
         Server(Access("https://kfp", ca=str(tmp_path / "ca.pem")))
-
-
-def test_nothing_is_written_to_the_users_home(kfp_server, tmp_path):
-    Server(Access.find()).experiment("e")
-    assert list(tmp_path.iterdir()) == []
-    assert Server(Access.find(namespace="team")).namespace == "team"
 
 
 @pytest.mark.parametrize(

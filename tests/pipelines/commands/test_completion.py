@@ -67,11 +67,6 @@ def test_options_are_completed(completed):
     assert "--nodes" not in completed("kubedet run --n")
 
 
-def test_choices_of_an_option_are_completed(completed):
-    assert set(SHELLS) <= set(completed("kubedet completion "))
-    assert completed("kubedet doctor -o js") == ["json"]
-
-
 def test_recipes_are_completed(completed):
     assert completed("kubedet run --recipe ") == sorted(RECIPES)
     assert completed("kubedet recipes --show coco") == ["coco_r50"]

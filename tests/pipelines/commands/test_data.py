@@ -133,20 +133,6 @@ def test_a_folder_that_cannot_be_used_is_an_error(data, tmp_path, name, content,
         assert code == 2 and not out and message in err and "  fix: " in err
 
 
-def test_raw_images_that_changed_are_named(data, tmp_path):
-    config = recipes.load("debug", {"data.processes": 1}).data
-    raw = download(SOURCE, str(tmp_path), config)
-    first, second = sorted(Path(raw.images).rglob("*.jpg"))[:2]
-    first.write_bytes(first.read_bytes()[:-100])
-    second.write_bytes(bytes(second.stat().st_size))
-    code, _, err = data("verify", raw.uri)
-    assert code == 2 and "2 problems" in err and "data verify --repair" in err
-    assert f"{first}: " in err and "bytes, not" in err and f"{second}: its sha256 is" in err
-    code, out, _ = data("verify", "--repair", raw.uri)
-    assert code == 0 and "every hash agrees" in out
-    assert data("verify", raw.uri)[0] == 0
-
-
 def test_a_source_cannot_be_verified(data):
     code, _, err = data("verify", SOURCE)
     assert code == 2 and "is a source: there is nothing to compare it with" in err
@@ -186,16 +172,6 @@ def test_a_sheet_shows_what_a_training_sees(data, prepared, tmp_path):
     data("preview", prepared[1], *common, "--seed", 1, "-o", tmp_path / "other.png")
     one, again, other = ((tmp_path / f"{name}.png").read_bytes() for name in ("first", "again", "other"))
     assert one == again != other
-
-
-def test_a_sheet_of_a_training_that_cannot_be_is_refused(data, prepared):
-    assert "a training reads shards" in data("preview", SOURCE, "--recipe", "debug")[2]
-    assert "there is no epoch 12: the training has 12" in data(
-        "preview", prepared[1], "--recipe", "debug", "--epoch", 12
-    )[2]  # fmt: skip
-    assert "add --recipe NAME" in data("preview", prepared[1], "--set", "loader.mosaic=1")[2]
-    assert "not --split val" in data("preview", prepared[1], "--recipe", "debug", "--split", "val")[2]
-    assert "no recipe 'x'" in data("preview", prepared[1], "--recipe", "x")[2]
 
 
 def test_what_cannot_be_read_is_on_the_sheet_and_told(data, broken, tmp_path):

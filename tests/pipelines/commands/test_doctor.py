@@ -64,24 +64,6 @@ def test_a_running_job_is_looked_into(kubedet, fake_cluster):
 
 
 @pytest.mark.parametrize(
-    ("options", "title"),
-    [
-        (["--size", "medium"], "room for a step (cpu 2, memory 8Gi)"),
-        (["--size", "medium", "--step-memory", "6Gi"], "room for a step (cpu 2, memory 6Gi)"),
-        (["--step-cpu", "3"], "room for a step (cpu 3)"),
-    ],
-)
-def test_nodes_must_hold_the_pods_of_a_size(kubedet, fake_cluster, options, title):
-    condition = {"type": "Ready", "status": "True"}
-    status = {"allocatable": {"cpu": "4", "memory": "7Gi"}, "conditions": [condition]}
-    fake_cluster.add("nodes", "", {"metadata": {"name": "n1"}, "spec": {}, "status": status})
-    code, out, _ = kubedet("doctor", *options)
-    short = "8Gi" in title
-    assert f"{'missing ' if short else 'ok      '} {title}: " in out and code == int(short)
-    assert ("n1 has memory 7Gi" in out) is short
-
-
-@pytest.mark.parametrize(
     ("tag", "line"),
     [
         ("2.17.0", "ok       Kubeflow Pipelines: 2.17.0 at http"),

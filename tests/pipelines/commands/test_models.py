@@ -64,22 +64,6 @@ def test_predict_does_the_other_images(kubedet, published, images):
     )
 
 
-@pytest.mark.slow
-def test_predict_refuses_more_pixels_than_the_limit_by_the_header(kubedet, published, images):
-    Image.new("1", (8000, 8000)).save(images / "large.png")
-    Image.new("1", (14_000, 14_000)).save(images / "huge.png")
-    code, out, err = kubedet("predict", "pets", "images", "-o", "out")
-    assert code == 2 and "Traceback" not in err and "images/a.jpg: 1 dog" in out
-    assert "large.png: 8000x8000 are 64,000,000 pixels, more than the limit of 50,000,000" in err
-    assert "huge.png: more than the limit of 50,000,000 pixels" in err and "--max-pixels" in err
-    code, out, _ = kubedet("predict", "pets", "images/large.png", "-o", "more", "--max-pixels", "64000000")
-    assert code == 0 and "large.png: nothing found" in out
-    for most in ("0", "-1", "999999999999"):
-        code, _, err = kubedet("predict", "pets", "images", "-o", "none", "--max-pixels", most)
-        assert code == 2 and f"--max-pixels must be from 1 to 178956970, not {most}" in err
-    assert kubedet("serve", "pets", "--port", "0", "--max-pixels", "0")[0] == 2
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -137,20 +121,6 @@ def test_layouts(kubedet, published, tmp_path):
     service = yaml.safe_load((tmp_path / "serving/kserve.yaml").read_text())
     assert service["kind"] == "InferenceService"
     assert service["spec"]["predictor"]["model"]["storageUri"] == "s3://bucket/triton"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--max-batch", "0"], "the largest batch must be 1 or more"),
-        (["--storage-uri", "/models"], "KServe cannot read models from /models"),
-        (["--format", "openvino"], "no format openvino that Triton serves"),
-    ],
-)
-def test_a_layout_that_cannot_be_writes_nothing(kubedet, published, tmp_path, options, message):
-    code, _, err = kubedet("model", "layout", "pets", "-o", "serving", *options)
-    assert code in (1, 2) and message in err
-    assert not (tmp_path / "serving").exists()
 
 
 @pytest.mark.slow

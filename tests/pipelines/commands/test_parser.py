@@ -21,7 +21,6 @@ def error_text(capsys, *words):
     ("words", "usage", "guess"),
     [
         (["run", "--sorce", "x"], "kubedet run ", "--source"),
-        (["run", "--sorce=x"], "kubedet run ", "--source"),
         (["job", "submitt"], "kubedet job ", "submit"),
         (["job", "submit", "--imge", "x", "--", "echo"], "kubedet job submit ", "--image"),
         (["data", "inspect", "x", "-o", "jsn"], "kubedet data inspect ", "json"),
@@ -55,13 +54,9 @@ def test_the_help_fits_a_small_screen_and_loads_no_command():
     [
         (["compile", "--help"], "cluster compile"),
         (["manifests", "--help"], "cluster manifests"),
-        (["menu", "--help"], "job menu"),
-        (["prune", "--help"], "data prune"),
         (["trace", "--help"], "model trace"),
         (["schedule", "--name", "a", "--cron", "0 2 * * *", "--help"], "schedule create"),
         (["schedule", "--name", "a", "--run-now", "--help"], "schedule run"),
-        (["schedule", "--list", "--help"], "schedule list"),
-        (["schedule", "--history", "--help"], "schedule history"),
         (["schedule", "--delete", "--help"], "schedule delete"),
     ],
 )

@@ -1,6 +1,5 @@
 """`kubedet tune`, and `--recipe FILE`."""
 
-import shlex
 import shutil
 
 import pytest
@@ -120,21 +119,6 @@ def test_a_search_in_kubeflow_is_one_run(kfp_server, capsys):
     spec = run["pipeline_spec"]["pipeline_spec"]
     (loop,) = [item for name, item in spec["components"].items() if name.startswith("comp-for-loop")]
     assert set(loop["dag"]["tasks"]) == {"trial"}
-
-
-def test_the_lines_for_kfp_compile_and_start_the_same_search(kfp_server, capsys, tmp_path):
-    assert cli.main([*SUBMIT, "--gpus", "1", "--dry-run"]) == 0
-    assert kfp_server.requests == []
-    *_, compiled, run = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert compiled == "kubedet cluster compile --parallelism 2 --trials 3 --gpus 1 --output pipeline.yaml"
-    assert cli.main([*shlex.split(compiled)[1:-1], str(tmp_path / "p.yaml")]) == 0
-    assert cli.main([*SUBMIT, "--gpus", "1"]) == 0
-    sent = kfp_server.runs[0]
-    assert (
-        next(yaml.safe_load_all((tmp_path / "p.yaml").read_text())) == sent["pipeline_spec"]["pipeline_spec"]
-    )
-    words = dict(word.split("=", 1) for word in shlex.split(run) if "=" in word)
-    assert words["space"] == sent["runtime_config"]["parameters"]["space"]
 
 
 @pytest.mark.parametrize(

@@ -61,15 +61,6 @@ def test_weights_of_a_recipe_are_fetched_and_then_listed(weights, recipe, weight
     assert len(weights_server.requests) == requests
 
 
-def test_weights_that_no_recipe_names_can_be_fetched_too(weights, weights_server, tmp_path):
-    weights_server.add_model("org/name", {"model.safetensors": b"tensors", "config.json": b"{}"})
-    code, out, _ = weights("fetch", "hf:org/name", "--data-root", tmp_path, "-o", "json")
-    (row,) = json.loads(out)
-    assert code == 0 and row["complete"]
-    assert [file["name"] for file in row["files"]] == ["model.safetensors"]
-    assert row["recipes"] == []
-
-
 def test_what_cannot_be_fetched_is_one_message_and_code_2(weights, weights_server, tmp_path):
     code, _, said = weights("fetch", "torchvision:ResNet50_Weights.IMAGENET1K_V2", "--data-root", tmp_path)
     assert code == 2 and said.count("error:") == 1 and "resnet50-11ad3fa6.pth" in said

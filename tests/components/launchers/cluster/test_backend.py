@@ -7,11 +7,10 @@ from fake_pod import endless
 from kinds import both, make_by_hand, plain, pod_name
 from patience import until
 
-from components import doctor, jobs
+from components import doctor
 from components.launchers.backend import Phase
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.spec import Elastic
-from pipelines.pods import Pods
 
 
 @both
@@ -151,13 +150,5 @@ def test_a_job_whose_run_has_ended_is_listed_as_such(backend, fake_cluster, job,
     assert status.orphaned is orphaned
     checks = {check.title: check for check in doctor.check_cluster(backend)}
     assert checks["jobs of ended runs"].state == ("warning" if orphaned else "ok")
-    assert Pods("r", "default", {}).job_left() == ""
     fake_cluster.denied.add(("get", "workflows"))
     assert not backend.list_jobs()[0].orphaned
-
-
-def test_a_job_that_outlives_its_run_is_said(backend, fake_cluster, job, kind):
-    name = jobs.name_of("r")
-    fake_cluster.lives[pod_name(kind, 0, name)] = endless
-    backend.submit(job(name=name))
-    assert f"kubedet job stop {name}" in Pods("r", "default", {}).job_left()
