@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from components.hooks import NOTHING_NEW
@@ -170,8 +169,8 @@ class RunProgress:
 
 _PLAIN_SECONDS = 10.0
 _WIDE = 100
-_MARGIN, _CLOCK, _BAR, _SHORT_BAR = 4, 7, 24, 8
-"""Columns: free at the right, of times, of a bar on a wide terminal and on a narrow one."""
+_BAR, _SHORT_BAR = 24, 8
+"""Columns of a bar on a wide terminal and on a narrow one."""
 _LOOKS = {
     "waiting": ("·", "dim"), "running": ("▸", "bold"), "done": ("✓", "green"), "failed": ("✗", "bold red"),
     "stopped": ("‖", "yellow"), "skipped": ("-", "dim"),
@@ -228,69 +227,47 @@ class TerminalDisplay:
 
     def __init__(self, run: RunProgress, console: Console | None = None) -> None:
         self._run = run
-        self._console = console or Console(highlight=False)
-        self._title_width = max(len(step.title) for step in run.steps.values())
-        self._live = Live(self._table(), console=self._console, auto_refresh=False)
+        console = console or Console(highlight=False)
+        rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        self._progress = Progress(
+            TextColumn("[{task.fields[style]}]{task.fields[mark]} {task.description}"),
+            TextColumn("{task.fields[clock]}", justify="right"),
+            BarColumn(_BAR if console.width >= _WIDE else _SHORT_BAR),
+            TextColumn("{task.fields[detail]}", "dim", markup=False, table_column=rest),
+            console=console, auto_refresh=False, expand=True,
+        )  # fmt: skip
+        self._rows: dict[str, TaskID] = {}
 
     def line(self, text: str) -> None:
         # Wrapped between words, so that paths stay whole if they fit on a line.
-        for part in Text(text, style="dim").wrap(self._console, self._console.width - 2):
+        console = self._progress.console
+        for part in Text(text, style="dim").wrap(console, console.width - 2):
             part.rstrip()
-            self._console.print(Text("  ") + part, soft_wrap=True)
+            console.print(Text("  ") + part, soft_wrap=True)
 
     def tick(self) -> None:
-        self._live.update(self._table(), refresh=True)
-
-    def _table(self) -> Table:
-        # Not to the last column: a terminal that echoes ^C there would start a new line.
-        table = Table.grid(padding=(0, 1), expand=True)
-        table.width = self._console.width - _MARGIN
-        # Only the last column shrinks on a narrow terminal.
-        table.add_column(width=1)
-        table.add_column(width=self._title_width)
-        table.add_column(width=_CLOCK, justify="right")
-        table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         for step in self._run.steps.values():
             mark, style = _LOOKS[step.state]
-            seconds = "" if step.state in ("waiting", "skipped") else clock(step.elapsed)
-            table.add_row(Text(mark, style), Text(step.title, style), seconds, self._detail(step))
-        return table
-
-    def _detail(self, step: Step) -> Table | Text:
-        if step.state != "running":
-            return Text(_outcome(step), "dim")
-        if not step.bar or step.bar["end"]:
-            return Text("finishing" if step.bar else "starting", "dim")
-        width = _BAR if self._console.width >= _WIDE else _SHORT_BAR
-        row = Table.grid(padding=(0, 1), expand=True)
-        row.add_column(width=width)
-        row.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
-        bar = ProgressBar(total=step.bar["total"], completed=step.bar["done"], width=width)
-        room = self._console.width - _MARGIN - 1 - self._title_width - _CLOCK - 3 - width - 1
-        row.add_row(bar, Text(_progress(step.name, step.bar, room), overflow="ellipsis"))
-        return row
+            fields: dict[str, Any] = {"mark": mark, "style": style, "detail": _outcome(step)}
+            fields["clock"] = "" if step.state in ("waiting", "skipped") else clock(step.elapsed)
+            total, done = 1, int(step.state == "done")
+            if step.state == "running":
+                fields["detail"] = "finishing" if step.bar else "starting"
+                if step.bar and not step.bar["end"]:
+                    fields["detail"] = describe(step.bar)
+                    total, done = step.bar["total"], step.bar["done"]
+            if step.name not in self._rows:
+                self._rows[step.name] = self._progress.add_task(step.title, **fields)
+            self._progress.update(self._rows[step.name], total=total, completed=done, **fields)
+        self._progress.refresh()
 
     def __enter__(self) -> "TerminalDisplay":
-        self._live.start()
+        self._progress.start()
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self.tick()
-        self._live.stop()
-
-
-def _progress(name: str, event: dict[str, Any], width: int) -> str:
-    """Describe a progress event in `width` columns; numbers that do not fit are left out, not cut."""
-    total = f"/{event['total']}" if event["total"] else ""
-    pieces = [f"{clock(event['eta'])} left"] if event["eta"] else []
-    pieces += [f"{event['done']}{total} {event['unit']}"]
-    pieces += [piece for piece in event["note"].split(", ") if piece] + [f"{event['rate']:.1f}/s"]
-    shown = ("" if event["task"] == name else f"{event['task']}: ") + pieces[0]
-    for piece in pieces[1:]:
-        if len(shown) + 2 + len(piece) > width:
-            break
-        shown += f", {piece}"
-    return shown
+        self._progress.stop()
 
 
 def describe_step(step: Step) -> str:

@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,36 +177,23 @@ class Server:
 
     def create_schedule(self, body: kfp_server_api.V2beta1RecurringRun) -> str:
         """Create a recurring run; returns its id."""
-        created = self._schedule("create", body.display_name or "", creates=True, recurring_run=body)
+        call = self._client.recurring_runs.recurring_run_service_create_recurring_run
+        created = self._call(
+            f"create the schedule {body.display_name}", call, creates=True, recurring_run=body
+        )
         return self._id_of(created.recurring_run_id)
 
-    def enable_schedule(self, schedule_id: str) -> None:
-        """Enable a recurring run that was disabled."""
-        self._schedule("enable", schedule_id, recurring_run_id=schedule_id)
-
-    def disable_schedule(self, schedule_id: str) -> None:
-        """Disable a recurring run; a run that it has started continues."""
-        self._schedule("disable", schedule_id, recurring_run_id=schedule_id)
-
-    def delete_schedule(self, schedule_id: str) -> None:
-        """Delete a recurring run; the runs that it has started stay."""
-        self._schedule("delete", schedule_id, recurring_run_id=schedule_id, propagation_policy="ORPHAN")
-
-    def _schedule(self, verb: str, name: str, **arguments: Any) -> Any:
+    def change_schedule(self, verb: str, schedule_id: str) -> None:
+        """Enable, disable or delete a recurring run; a run that it has started continues."""
         call = getattr(self._client.recurring_runs, f"recurring_run_service_{verb}_recurring_run")
-        return self._call(f"{verb} the schedule {name}", call, **arguments)
+        if verb == "delete":
+            call = partial(call, propagation_policy="ORPHAN")
+        self._call(f"{verb} the schedule {schedule_id}", call, recurring_run_id=schedule_id)
 
-    def runs_of(self, schedule_id: str) -> list[kfp_server_api.V2beta1Run]:
-        """Return the runs of a recurring run, with their states; it may be deleted."""
-        return self._runs("recurring_run_id", schedule_id)
-
-    def runs_named(self, name: str) -> list[kfp_server_api.V2beta1Run]:
-        """Return the runs of a name, with their states."""
-        return self._runs("display_name", name)
-
-    def _runs(self, key: str, value: str) -> list[kfp_server_api.V2beta1Run]:
-        call, what = self._client.runs.run_service_list_runs, f"list the runs whose {key} is {value}"
-        runs = self._pages(what, call, "runs", filter=_equals(key, value))
+    def runs_with(self, key: str, value: str) -> list[kfp_server_api.V2beta1Run]:
+        """Return the runs of a `recurring_run_id` (also after its deletion) or a `display_name`."""
+        call, request = self._client.runs.run_service_list_runs, f"list the runs whose {key} is {value}"
+        runs = self._pages(request, call, "runs", filter=_equals(key, value))
         return [run for run in runs if getattr(run, key) == value]
 
     def _pages(self, what: str, call: Callable[..., Any], field: str, **arguments: Any) -> list[Any]:

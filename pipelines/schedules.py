@@ -85,7 +85,7 @@ def put(server: Server, submission: Submission, cron: str) -> tuple[str, str]:
     if same:
         kept, done = same[0].recurring_run_id, "unchanged"
         if same[0].status != "ENABLED":
-            server.enable_schedule(kept)
+            server.change_schedule("enable", kept)
             done = "enabled"
     else:
         former = list(dict.fromkeys(each for item in existing for each in _ids(item)))
@@ -94,7 +94,7 @@ def put(server: Server, submission: Submission, cron: str) -> tuple[str, str]:
         done = "replaced" if existing else "created"
     for item in existing:
         if item.recurring_run_id != kept:
-            server.delete_schedule(item.recurring_run_id)
+            server.change_schedule("delete", item.recurring_run_id)
     return kept, done
 
 
@@ -139,8 +139,8 @@ def start(server: Server, name: str) -> str:
 def runs(server: Server, name: str) -> list[Any]:
     """Return the runs of a schedule, of those that it replaced, and of `start`; see `named` for errors."""
     ids = dict.fromkeys(each for item in named(server, name) for each in _ids(item))
-    started = [run for run in server.runs_named(f"{name} now") if run.description == _STARTED]
-    return [*(run for each in ids for run in server.runs_of(each)), *started]
+    started = [run for run in server.runs_with("display_name", f"{name} now") if run.description == _STARTED]
+    return [*(run for each in ids for run in server.runs_with("recurring_run_id", each)), *started]
 
 
 def past(server: Server, name: str, data_root: str = "") -> tuple[list[history.Run], str]:

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
 
 NAME = "kubedet"
 """Default name of a schedule."""
+
+_CHANGES = (
+    ("pause", "disable", "paused", "pause a schedule; a run that it has started continues"),
+    ("resume", "enable", "resumed; missed runs are skipped", "resume a schedule that was paused"),
+    ("delete", "delete", "deleted", "delete a schedule; the runs that it has started stay"),
+)
+"""Verbs with their call of the API, their message and their help."""
 
 
 def add(commands: Commands) -> None:
@@ -44,12 +52,9 @@ def add(commands: Commands) -> None:
     option(history, "--html FILE", "write a page too, with plots")
     option(history, "--data-root URI", "location of the runs' data for this machine, if it differs")
     options.add_prices(history)
-    named = [
-        create, history, verb(verbs, "run", _run, "start a run of a schedule now"),
-        verb(verbs, "pause", _pause, "pause a schedule; a run that it has started continues"),
-        verb(verbs, "resume", _resume, "resume a schedule that was paused"),
-        verb(verbs, "delete", _delete, "delete a schedule; the runs that it has started stay"),
-    ]  # fmt: skip
+    named = [create, history, verb(verbs, "run", _run, "start a run of a schedule now")]
+    for name, call, done, text in _CHANGES:
+        named.append(verb(verbs, name, partial(_change, verb=call, done=done), text))
     for parser in named:
         option(parser, "--name NAME", "name of the schedule", NAME)
     for parser in (*named, listing):
@@ -113,32 +118,14 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _pause(arguments: argparse.Namespace) -> int:
+def _change(arguments: argparse.Namespace, verb: str, done: str) -> int:
     from pipelines import schedules
 
     server = _server(arguments)
-    for item in schedules.named(server, arguments.name):
-        server.disable_schedule(item.recurring_run_id)
-    print(f"schedule {arguments.name}: paused; a run that it has started continues")
-    return 0
-
-
-def _resume(arguments: argparse.Namespace) -> int:
-    from pipelines import schedules
-
-    server = _server(arguments)
-    server.enable_schedule(schedules.named(server, arguments.name)[-1].recurring_run_id)
-    print(f"schedule {arguments.name}: resumed; missed runs are skipped")
-    return 0
-
-
-def _delete(arguments: argparse.Namespace) -> int:
-    from pipelines import schedules
-
-    server = _server(arguments)
-    for item in schedules.named(server, arguments.name):
-        server.delete_schedule(item.recurring_run_id)
-    print(f"deleted the schedule {arguments.name}; the runs that it has started stay")
+    found = schedules.named(server, arguments.name)
+    for item in found[-1:] if verb == "enable" else found:
+        server.change_schedule(verb, item.recurring_run_id)
+    print(f"schedule {arguments.name}: {done}")
     return 0
 
 

@@ -40,13 +40,6 @@ def step(run, name, *lines, ok=True):
     return [line for line in shown if line is not None]
 
 
-def screen(run, width):
-    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    display = TerminalDisplay(run, console)
-    console.print(display._table())
-    return console.file.getvalue().splitlines()
-
-
 @pytest.mark.parametrize(
     ("terminal", "kind", "shown"),
     [(True, "xterm-256color", TerminalDisplay), (True, "dumb", PlainDisplay), (False, "xterm", PlainDisplay)],
@@ -127,17 +120,16 @@ def test_a_step_that_went_on_says_what_it_did_itself(run, events, worked, outcom
     assert describe_step(run.steps["train"]) == f"Train: done in 0:00, {outcome}"
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 99, 100])
-@pytest.mark.parametrize("done", [109, 123_456])
-def test_no_number_beside_a_bar_is_cut(run, events, width, done):
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_terminal_shows_every_step_on_a_line(run, events, width):
     run.read_line(BEGINS.format("train"))
-    tell(events, TRAINING | {"done": done, "total": 200_000, "eta": 36_000.0})
+    tell(events, TRAINING)
     run.read_events()
-    lines = screen(run, width)
-    assert width < 60 or all(title in line for title, line in zip(TITLES.values(), lines, strict=True))
-    line = lines[1]
-    assert "…" not in line or width < 60
-    pieces = {"10:00:00 left", f"{done}/200000 steps", "loss 0.767", "114 images/s", "14.3/s"}
-    shown = line.split("10:00:00")[-1].strip().split(", ") if width >= 60 else []
-    assert {f"10:00:00 {piece}" if piece == "left" else piece for piece in shown} <= pieces
-    assert width < 80 or f"{done}/200000 steps" in line
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    display = TerminalDisplay(run, console)
+    display.tick()
+    console.print(display._progress.get_renderable())
+    lines = console.file.getvalue().splitlines()
+    assert all(title in line for title, line in zip(TITLES.values(), lines, strict=True))
+    assert "0:00" in lines[1] and "train 109/150 steps" in lines[1]
+    assert all(len(line) <= width for line in lines)
