@@ -28,7 +28,6 @@ MAIN = "main"
 _NODE = "workflows.argoproj.io/node-name"  # Annotation with the names of a pod's step and its graphs.
 _STANDALONE = "kubeflow"  # Namespace of the runs if Kubeflow Pipelines is not for several users.
 _TIMINGS = Timings(connect=3.0, read=10.0, patience=0.0)
-_AWAY = 60.0  # Seconds until an API server that did not answer is tried again.
 _SLOW = 30.0  # Seconds after which the events of a starting pod are read.
 _USUAL = (None, "PodInitializing", "ContainerCreating")
 _LINES = 200  # Of a log, which are searched for the error.
@@ -83,7 +82,6 @@ class Pods:
     def __init__(self, run_id: str, namespace: str, titles: dict[str, str]) -> None:
         self._run_id, self._titles = run_id, titles
         self._places: list[Cluster] = []
-        self._again = 0.0
         try:
             cluster = connect(namespace, timings=_TIMINGS)
         except ConfigError:
@@ -129,16 +127,12 @@ class Pods:
         return list(newest.values())
 
     def _all(self, label: str) -> Iterator[tuple[Cluster, Any]]:
-        if time.monotonic() < self._again:
-            return
         for cluster in list(self._places):
             listing = partial(cluster.core.list_namespaced_pod, cluster.namespace, label_selector=label)
             try:
                 pods = cluster.call("list", "pods", listing).items
             except ApiError as error:
-                if error.passing:
-                    self._again = time.monotonic() + _AWAY
-                else:
+                if not error.passing:
                     self._places.remove(cluster)
                 continue
             if pods:

@@ -4,7 +4,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import yaml
@@ -54,12 +54,24 @@ class Submission:
         Raises:
             ConfigError: with all problems.
         """
+        get = self._get
+        request = {name: get(name) for name in ("launcher", *jobs.PARAMETERS, "job")}
+        condition = retrain_condition.Condition(get("min_new_images"), get("min_drift"))
         checks.make_all(
             [
-                self._check_options, self._check_recipe, self._check_search, self._check_job,
-                self._check_settings, self._check_data_version, self._check_names, self._check_places,
+                self._check_options,
+                self._check_recipe,
+                lambda: jobs.Request.of(request, default_image="steps").spec(("train",)),
+                *(partial(parse, rule) for rule in split_rules(get("gate"))),
+                condition.check,
+                lambda: starting_weights.check_warm_start(get("warm_start")),
+                lambda: pruning.check(get("prune")) if get("prune") else None,
+                lambda: sizes.check(get("step_cpu"), get("step_memory")),
+                lambda: model_registry.check_server(get("registry")) if get("registry") else None,
+                self._check_names,
+                self._check_places,
             ]
-        )  # fmt: skip
+        )
 
     def package(self) -> dict[str, Any]:
         """Return the compiled pipeline as the API takes it.
@@ -93,46 +105,23 @@ class Submission:
             raise ConfigError("\n".join(f"{name}: has no effect in a {kind}" for name in useless))
 
     def _check_recipe(self) -> None:
-        overrides, launcher = self._get("overrides"), self._get("launcher")
-        recipes.load(self._get("recipe"), overrides)
-        known = launchers.LAUNCHERS.get(launcher)
-        if overrides.get(MINUTES) and known and known.pods and not self.settings.get("trials"):
+        recipe, overrides, launcher = (self._get(name) for name in ("recipe", "overrides", "launcher"))
+        recipes.load(recipe, overrides)
+        known, searches = launchers.LAUNCHERS.get(launcher), self.settings.get("trials")
+        if overrides.get(MINUTES) and known and known.pods and not searches:
             raise ConfigError(
                 f"{MINUTES}: has no effect with the launcher {launcher}, whose speed is not measured",
                 fix="set train.epochs, or train in the step itself with --launcher local",
             )
-
-    def _check_search(self) -> None:
-        if self.settings.get("trials"):
-            recipe, overrides = self._get("recipe"), self._get("overrides")
+        if searches:
             space.parse(self._get("space"), recipe, overrides, f"the space of {self.name}")
             study_name(self._get("study"), recipe)
 
-    def _check_job(self) -> None:
-        request = {name: self._get(name) for name in ("launcher", *jobs.PARAMETERS, "job")}
-        jobs.Request.of(request, default_image="steps").spec(("train",))
-
-    def _check_data_version(self) -> None:
+    def _check_names(self) -> None:
+        problems = []
         version = self._get("data_version")
         if version and version != data_versions.SCHEDULED_TIME:
             data_versions.check(version)
-
-    def _check_settings(self) -> None:
-        condition = retrain_condition.Condition(self._get("min_new_images"), self._get("min_drift"))
-        keep, registry = self._get("prune"), self._get("registry")
-        checks.make_all(
-            [
-                *(lambda rule=rule: parse(rule) for rule in split_rules(self._get("gate"))),
-                condition.check,
-                lambda: starting_weights.check_warm_start(self._get("warm_start")),
-                lambda: pruning.check(keep) if keep else None,
-                lambda: sizes.check(self._get("step_cpu"), self._get("step_memory")),
-                lambda: model_registry.check_server(registry) if registry else None,
-            ]
-        )
-
-    def _check_names(self) -> None:
-        problems = []
         for parameter in ("credentials", "claim", "signing", "notify"):
             try:
                 kubernetes_names.dns_required(self.parameters.get(parameter, parameter))

@@ -15,9 +15,7 @@ def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "compare",
-        description="Compare two evaluations of the same images with 95 % confidence by a paired bootstrap. "
-        "A and B are folders of evaluations or runs, or files of detections. Exit code: 0, whichever is "
-        "better; 2 for a mistake in options or data.",
+        description="Compare two evaluations of the same images with 95 % confidence by a paired bootstrap.",
     )
     parser.add_argument("one", metavar="A", help="a run, an evaluation, or a file of detections")
     parser.add_argument("other", metavar="B", help="likewise")

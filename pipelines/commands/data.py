@@ -44,8 +44,7 @@ def add(commands: Commands) -> None:
     inspect = verb(
         verbs, "inspect", _inspect, "count images, boxes, classes and problems",
         "Count images, boxes, classes and problems of shards, raw images or a source. The format of a path "
-        "without a scheme is detected, and the --source to use is printed. Exit code: 0; 2 if the data "
-        "cannot be used.",
+        "without a scheme is detected, and the --source to use is printed.",
     )  # fmt: skip
     inspect.add_argument(
         "uri", metavar="URI", help=f"{_STORED}, or a source: PATH, sample, coco:PATH, voc:PATH, ..."
@@ -61,7 +60,7 @@ def add(commands: Commands) -> None:
     verify = verb(
         verbs, "verify", _verify, "compare all hashes and decode every image",
         "Read all shards or raw images, compare sizes and hashes with the recorded ones, and decode every "
-        "image. Exit code: 0; 2 if anything is damaged or missing.",
+        "image. Exit code 2 if anything is damaged or missing.",
     )  # fmt: skip
     verify.add_argument("uri", metavar="URI", help=_STORED)
     text = "create missing or damaged files again: shards from raw images, raw images from their source"
@@ -85,7 +84,7 @@ def add(commands: Commands) -> None:
         verbs, "compare", _compare, "measure the drift between two sets: classes, sizes, pixels, features",
         "Compare frequencies of classes, boxes in an image, sizes of boxes and images, brightness, sharpness "
         "and, with --model, features of its backbone; each as a distance from 0 to 1 with a 95 % interval "
-        "and a p-value. Exit code: 0; 1 if a rule of --gate fails; 2 for a mistake in the options.",
+        "and a p-value. Exit code 1 if a rule of --gate fails.",
     )  # fmt: skip
     compare.add_argument("one", metavar="A", help="shards, raw images or a source, e.g. of the last model")
     compare.add_argument("other", metavar="B", help="likewise, e.g. of today")
@@ -105,8 +104,7 @@ def _add_changing(verbs: Commands) -> None:
         verbs, "merge", _merge, "merge a set with corrections of it",
         "Write a new COCO set of a set and of corrections, such as the page of `kubedet serve` exports, or "
         "of any other set. Classes are matched by name. An image in both (with the same bytes) gets the "
-        "boxes of the correction and stays in its split; new images are added to train. Exit code: 0; 2 if "
-        "something cannot be used, and then nothing is written.",
+        "boxes of the correction and stays in its split; new images are added to train.",
     )  # fmt: skip
     merge.add_argument("set", metavar="SET", help="the set, as --source of `kubedet run` takes it")
     text = "sets likewise, e.g. corrections.zip; later ones win if several have an image"
@@ -119,8 +117,7 @@ def _add_changing(verbs: Commands) -> None:
         verbs, "forget", _forget, "remove images from the data root and from all later runs",
         "Delete images, and the raw tables and shards that contain them, and exclude them from every later "
         "download. Lists the runs and models that used them; with --min-new-images the next run of such a "
-        "model trains. Models are not deleted. Exit code: 0; 2 if an image is unknown or a run still trains "
-        "with it.",
+        "model trains. Models are not deleted.",
     )  # fmt: skip
     forget.add_argument("keys", nargs="+", metavar="KEY", help="key or file name of an image")
     add_published(forget)
@@ -131,8 +128,7 @@ def _add_changing(verbs: Commands) -> None:
         verbs, "prune", _prune, "delete old runs, versions and data that nothing needs",
         "Delete runs with their checkpoints, versions of models, shards, raw tables and images of a data "
         "root. Kept is everything that these need: the newest runs, current versions, targets of `model "
-        "rollback`, signed, registered and pinned versions, unfinished runs, and recent files. Exit code: 0; "
-        "2 for a mistake, or while another pruning runs.",
+        "rollback`, signed, registered and pinned versions, unfinished runs, and recent files.",
     )  # fmt: skip
     action = prune.add_mutually_exclusive_group(required=True)
     option(action, "--dry-run", "show what would be deleted and why the rest is kept")

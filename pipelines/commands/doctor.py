@@ -31,7 +31,7 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "doctor",
         description="Check the requirements of a run in the cluster of KUBECONFIG, or with --local those of "
-        "`kubedet run` on this machine. Exit code: 0 if a run can be started, 1 if something is missing.",
+        "`kubedet run` on this machine. Exit code 1 if something is missing.",
     )
     option(parser, "--local", "check only this machine")
     option(parser, "--data-root URI", "write, read and delete a small file there, from here")

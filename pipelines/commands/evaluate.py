@@ -24,8 +24,7 @@ def add(commands: Commands) -> None:
         "evaluate",
         description="Score a checkpoint or an exported model on shards, or with --truth and --predictions a "
         "file of detections; compare it with a baseline, check the gate, and write report.html, metrics.json "
-        "and the predictions. Exit code: 0; 1 if the rules of --gate fail; 2 for a mistake in options or "
-        "data.",
+        "and the predictions. Exit code 1 if the rules of --gate fail.",
     )
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", default="",

@@ -38,7 +38,7 @@ def add(commands: Commands) -> None:
         verbs, "trace", _trace, "show the origin of a model or run, or the use of an image",
         "For a model or a run: run, checkpoint, configuration, code, images, shards, raw data, source, use "
         "and cost. For an image: every set of shards with it, its split, and the runs and versions that used "
-        "it, also if the data are deleted. Exit code: 0; 2 if the name is unknown.",
+        "it, also if the data are deleted.",
     )  # fmt: skip
     trace.add_argument(
         "what", metavar="MODEL|RUN|IMAGE",

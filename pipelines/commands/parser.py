@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
+_EXIT_CODES = "Exit codes: 0; 2 for a mistake in options or data; 143 if it was stopped; 1 otherwise."
 _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 
 
@@ -14,7 +15,7 @@ class Parser(argparse.ArgumentParser):
     """argparse's parser with suggestions for misspelt options, which cannot be abbreviated."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **settings})
+        super().__init__(**{"allow_abbrev": False, "epilog": _EXIT_CODES, **settings})
 
     def parse_known_args(  # type: ignore[override]  # argparse has overloads for other namespaces.
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None

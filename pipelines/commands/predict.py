@@ -17,8 +17,7 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "predict",
         description="Detect objects with an exported model. For every image NAME the folder gets NAME.jpg "
-        "with drawn detections and NAME.json, and detections.json has all. Exit code: 0; 2 if the model "
-        "or an image cannot be used (the other images are processed).",
+        "with drawn detections and NAME.json, and detections.json has all.",
     )
     add_model(parser)
     text = "image files, folders of images, or patterns such as 'images/*.jpg'"

@@ -17,8 +17,7 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "run",
         description="Download, shard, train, evaluate, and export on this machine. If it is stopped or "
-        "killed, repeat the command with the same --name to continue. Exit code: 0, also if the gate fails; "
-        "2 for a mistake in options or data; 143 if it was stopped; 1 otherwise.",
+        "killed, repeat the command with the same --name to continue. Exit code 0 also if the gate fails.",
     )
     for name, item in parameters.LOCAL.items():
         if name == "overrides":

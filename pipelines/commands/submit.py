@@ -20,8 +20,8 @@ def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "submit",
-        description="Compile the pipeline and start a run of it in Kubeflow Pipelines. Exit code: 0; 2 for "
-        "a mistake in the options; 1 if Kubeflow Pipelines does not answer or, with --wait, the run fails.",
+        description="Compile the pipeline and start a run of it in Kubeflow Pipelines. With --wait the exit "
+        "code is 1 if the run fails.",
     )
     option(parser, "--name NAME", "name of the run (default: the recipe and the time)")
     add_sending(parser)

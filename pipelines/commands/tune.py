@@ -27,8 +27,7 @@ def add(commands: Commands) -> None:
         "tune",
         description="Train trials of a recipe on the same shards, with values from Optuna's TPE, stop those "
         "that fall behind (ASHA), and write the best as a recipe file. Repeat the command to continue a "
-        "stopped search. Exit code: 0; 2 for a mistake in options or data; 143 if it was stopped; 1 "
-        "otherwise.",
+        "stopped search.",
     )
     for name in _HERE:
         options.add_parameter(parser, parameters.LOCAL[name])

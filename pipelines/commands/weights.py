@@ -29,8 +29,7 @@ def add(commands: Commands) -> None:
     fetch = verb(
         verbs, "fetch", _fetch, "fetch weights into DATA_ROOT/weights",
         "Fetch weights into DATA_ROOT/weights and check their hashes; damaged files are fetched again. For a "
-        "cluster, fetch into a folder and copy its weights/ into the cluster's data root. Exit code: 0; 2 if "
-        "they cannot be fetched.",
+        "cluster, fetch into a folder and copy its weights/ into the cluster's data root.",
     )  # fmt: skip
     listing = verb(
         verbs, "list", _list, "list the weights of recipes",

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import browser
 import pytest
-from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
 LOADED = re.compile(r"""<(?:script|img|iframe|link)[^>]*(?:src|href)=["']?((?:https?:)?//[^"' >]+)""")
@@ -65,27 +64,6 @@ def test_every_document_is_in_it(site):
     assert [
         str(place) for place in places if f'href="{place}"' not in front and place.name != "index.html"
     ] == []
-
-
-def documents(pages):
-    """Where each document stands in the repository and in the site."""
-    for name in pages._names(pages.DOCUMENTS):
-        path = Path(name).with_suffix(".html")
-        if (ROOT / name).exists():
-            yield name, path.with_name("index.html") if path.stem == "README" else path
-
-
-@pytest.mark.parametrize(
-    ("tag", "tokens"),
-    [("pre", {"fence", "code_block"}), ("table", {"table_open"}), ("li", {"list_item_open"})],
-)
-def test_code_tables_and_lists_are_what_the_repositorys_readers_see(pages, site, tag, tokens):
-    """The site's Markdown is an older one: code in a list is a sentence to it where it stands less far in."""
-    read = MarkdownIt("commonmark").enable("table")
-    for name, path in documents(pages):
-        article = (site / path).read_text().partition("<article")[2].partition("</article>")[0]
-        seen = sum(token.type in tokens for token in read.parse((ROOT / name).read_text()))
-        assert len(re.findall(rf"<{tag}\b", article)) == seen, name
 
 
 def test_every_module_has_a_page_of_its_docstrings(site):

@@ -64,8 +64,6 @@ def test_all_pages_of_schedules_are_read(kfp_server):
         (403, {"error": "User a is not authorized"}, ConfigError, "a is not", "in the namespace team"),
         (404, "<html>nothing</html>", ConfigError, "404", "/pipeline"),
         (400, {"error": "Invalid input error: name"}, ConfigError, "Invalid input error: name", "correct"),
-        (429, "slow down", Unavailable, "slow down", "try again later"),
-        (500, {"message": "Internal Server Error"}, Unavailable, "500", "try again later"),
         (503, "no healthy upstream", Unavailable, "no healthy upstream", "ml-pipeline"),
     ],
 )  # fmt: skip
@@ -96,7 +94,7 @@ def test_a_page_to_log_in_at_is_not_taken_for_an_answer(kfp_server):
         server.experiment("nightly")
 
 
-@pytest.mark.parametrize("tag", ["2.15.3", "2.14.0-rc.1", "v2.5.0", "1.8.22", "2.14"])
+@pytest.mark.parametrize("tag", ["2.15.3", "2.14.0-rc.1", "v2.5.0"])
 def test_a_version_that_refuses_the_pipeline_is_refused(tag):
     with pytest.raises(ConfigError, match=tag):
         check_version(tag)

@@ -31,11 +31,6 @@ def test_everything_that_is_wrong_is_told_at_once():
     assert all(part in line for part, line in zip(wrong, lines, strict=True))
 
 
-def test_the_recipes_own_gate_is_checked():
-    with pytest.raises(ConfigError, match="coco/AP is good"):
-        check(Options("a", {"overrides": {"evaluation.gate": ["coco/AP is good"]}}))
-
-
 @pytest.mark.parametrize(
     "options",
     [

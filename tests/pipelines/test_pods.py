@@ -2,10 +2,8 @@
 
 import pytest
 import run_pods
-from fake_api import Fault
 
 from components import jobs
-from pipelines import pods
 from pipelines.pods import Pods, Step, step_of
 
 RUN = "11111111-2222-3333-4444-555555555555"
@@ -146,14 +144,3 @@ def test_without_a_cluster_there_are_no_pods(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert seen().failed() == [] and seen().waiting() == []
-
-
-def test_an_api_server_that_is_away_is_asked_again_after_a_while(cluster, monkeypatch):
-    cluster.put("train(0).executor(0)", main=ended(message="x"))
-    cluster.faults.append(Fault("GET", "/pods", status=503, times=2))
-    of_run = seen()
-    assert of_run.failed() == []
-    requests = len(cluster.requests("GET", "/pods"))
-    assert of_run.failed() == [] and len(cluster.requests("GET", "/pods")) == requests
-    monkeypatch.setattr(pods.time, "monotonic", lambda: 1e9)
-    assert len(of_run.failed()) == 1

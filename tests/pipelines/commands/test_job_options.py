@@ -65,13 +65,9 @@ def test_everything_after_two_dashes_is_the_command():
         ("cpu_limit=4", "cpu_limit", "4"),
         ("env.WORKERS=1", "env", {"WORKERS": "1"}),
         ("node_selector.kubernetes.io/arch=arm64", "node_selector", {"kubernetes.io/arch": "arm64"}),
-        ("resources.openshift.io/mlxrdma=1", "resources", {"openshift.io/mlxrdma": 1}),
-        ("annotations.v1.cncf.io/networks=a/b", "annotations", {"v1.cncf.io/networks": "a/b"}),
         ("image_pull_secrets=[a, b]", "image_pull_secrets", ("a", "b")),
         ("image_pull_secrets.0=a", "image_pull_secrets", ("a",)),
-        ("suspend=true", "suspend", True),
         ("ttl=null", "ttl", None),
-        ("run_as_user=1000", "run_as_user", 1000),
         ('env={"A": "b"}', "env", {"A": "b"}),
     ],
 )  # fmt: skip

@@ -96,8 +96,8 @@ def test_versions_are_listed_promoted_and_rolled_back(kubedet, published):
     )
 
 
-@pytest.mark.parametrize("file", ["model_metadata.json", "model.onnx"])
-def test_a_changed_byte_is_refused_by_every_command(kubedet, published, images, tmp_path, file):
+def test_a_changed_byte_is_refused_by_every_command(kubedet, published, images, tmp_path):
+    file = "model.onnx"
     path = tmp_path / "data_root/models/pets/v2" / file
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1

@@ -42,20 +42,6 @@ def test_a_dry_run_needs_no_cluster(kfp_server, monkeypatch, capsys):
     assert "no Kubeflow Pipelines is configured" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("options", "cpu", "memory"),
-    [
-        ([], "500m", "2Gi"),
-        (["--source", "coco:2017", "--size", "small"], "500m", "2Gi"),
-        (["--source", "openimages:splits=validation", "--step-memory", "12G"], "6", "12G"),
-    ],
-)
-def test_pods_ask_for_what_the_source_needs_or_for_what_is_said(kfp_server, options, cpu, memory):
-    assert cli.main([*ARGUMENTS, *options]) == 0
-    parameters = kfp_server.runs[0]["runtime_config"]["parameters"]
-    assert (parameters["step_cpu"], parameters["step_memory"]) == (cpu, memory)
-
-
 @pytest.mark.parametrize("tag", ["2.14.3"])
 @pytest.mark.parametrize(
     "command", [ARGUMENTS, ["schedule", "create", "--cron", "0 2 * * *", *ARGUMENTS[1:3]]]
