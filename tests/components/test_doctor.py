@@ -176,14 +176,6 @@ def test_a_runtime_of_another_version_and_somebody_elses_are_told(look, fake_clu
     assert "not known" in look()[RUNTIME].detail
 
 
-def test_an_api_server_that_does_not_answer_is_the_only_finding(look, fake_cluster):
-    fake_cluster.faults.append(Fault("GET", "/version", status=503, times=10**6))
-    checks = look()
-    assert list(checks) == ["API server"]
-    assert checks["API server"].state == "missing"
-    assert checks["API server"].fix
-
-
 def test_a_namespace_that_is_not_there_is_missing(look, fake_cluster):
     fake_cluster.write_kubeconfig("nowhere")
     absent = Fault("POST", "dryRun", status=404, message='namespaces "nowhere" not found', times=10**6)

@@ -7,7 +7,7 @@ import pytest
 
 from components import environment
 from components.environment import SIGNING, signing_key
-from trainer.base.errors import ConfigError, DataError, StorageError
+from trainer.base.errors import ConfigError, StorageError
 
 
 @pytest.fixture(autouse=True)
@@ -65,24 +65,6 @@ def test_a_store_that_fails_for_want_of_keys_is_told_as_that(monkeypatch):
         error.fix.startswith("create the Secret team-keys with AWS_ACCESS_KEY_ID") and "check it" in error.fix
     )
     assert "team-keys" in str(error)
-
-
-@pytest.mark.parametrize(
-    ("error", "secret", "key"),
-    [
-        (StorageError("cannot read s3://bucket/x: AccessDenied"), "team-keys", "k"),
-        (StorageError("cannot write /data/x: the disk is full"), "team-keys", ""),
-        (StorageError("cannot read s3://bucket/x: AccessDenied"), "", ""),
-        (DataError("s3://bucket/set holds no images"), "team-keys", ""),
-    ],
-)
-def test_other_errors_stay_as_they_are(monkeypatch, error, secret, key):
-    for name in environment._STORE_KEYS:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
-    before = str(error)
-    environment.explain(error, secret)
-    assert str(error) == before
 
 
 @pytest.fixture

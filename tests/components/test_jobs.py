@@ -9,7 +9,6 @@ from fake_pod import endless, fine
 
 from components import environment, job_limits
 from components.jobs import Request, name_of, remove
-from components.launchers.cluster import client
 from components.launchers.cluster.backend import ClusterBackend
 from trainer.base.errors import ConfigError, KubedetError
 
@@ -73,15 +72,6 @@ def test_pods_are_told_of_the_trackers_that_kubeflow_tells_the_step_of_and_of_no
         monkeypatch.setenv(name, value)
     assert on_cluster().spec(COMMAND).env == told
     assert on_cluster(job={"env": {"MLFLOW_RUN_ID": "3"}}).spec(COMMAND).env == told | {"MLFLOW_RUN_ID": "3"}
-
-
-def test_what_the_job_names_itself_wins(monkeypatch):
-    monkeypatch.setenv("AWS_REGION", "eu-1")
-    own = {"name": "AWS_ACCESS_KEY_ID", "secret": "mine", "key": "id"}
-    job = {"env": {"AWS_REGION": "us-2"}, "secret_env": [own]}
-    spec = on_cluster(job=job).spec(COMMAND)
-    assert spec.env == {"AWS_REGION": "us-2"}
-    assert [item.secret for item in spec.secret_env if item.name == "AWS_ACCESS_KEY_ID"] == ["mine"]
 
 
 def test_all_mistakes_are_told_at_once():
@@ -201,14 +191,6 @@ def test_a_job_has_what_the_namespaces_owner_allows_and_no_more(monkeypatch, job
     added = named if key == "secrets" else f"{named[:3]}*"
     monkeypatch.setenv(job_limits.VARIABLES[key], f"{value} {environment.CREDENTIALS} {added}")
     on_cluster(job=job).spec(COMMAND)
-
-
-def test_networks_of_the_own_namespace_are_not_limited(monkeypatch, tmp_path):
-    monkeypatch.setenv(job_limits.VARIABLES["networks"], "")
-    (tmp_path / "namespace").write_text("team-a")
-    monkeypatch.setattr(client, "_NAMESPACE_FILE", tmp_path / "namespace")
-    for text in ("", "rdma", "rdma@eth1,team-a/b", '[{"name": "b", "namespace": "team-a"}]'):
-        on_cluster(job={"annotations": {NETWORKS: text}}).spec(COMMAND)
 
 
 @pytest.mark.parametrize("secret", ["kubedet-signing", "kubedet-notify", "kubedet-openlineage"])

@@ -10,19 +10,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import safetensors.torch
-import torch
 from at_once import at_once
 from weights_server import weights_server
 
-from components import environment, preparation, sharing, steps, supervisor, training, usage
-from components.jobs import Request
+from components import environment, preparation, sharing, steps, supervisor, usage
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError, StorageError
 from trainer.data import download, shards
 from trainer.launching import leases
 from trainer.model import recipes
-from trainer.model.architecture import build
 
 __all__ = ["weights_server"]
 
@@ -79,13 +75,6 @@ def test_the_result_is_that_of_one(tmp_path):
     index = shared(str(tmp_path / "4"), 4)
     assert {**index, "uri": ""} == {**one, "uri": ""} and contents(index) == contents(one)
     assert len(list((tmp_path / "4" / "raw").rglob("*-of-8.parquet"))) == 8
-
-
-def test_what_is_there_is_not_fetched_nor_written_again(tmp_path):
-    first = shared(str(tmp_path), 2)
-    before = written_times(tmp_path)
-    assert shared(str(tmp_path), 3) == prepare(str(tmp_path), 1) == first
-    assert written_times(tmp_path) == before
 
 
 def test_an_assistant_does_parts_of_both_phases(tmp_path):
@@ -213,18 +202,3 @@ def test_weights_that_cannot_be_had_are_told_before_any_data(weights_server, tmp
     assert not written_times(tmp_path) and not list(tmp_path.joinpath("retention", "uses").iterdir())
     # A pipeline that ends with the shards trains nothing.
     assert preparation.prepare(*arguments)
-
-
-def test_weights_lie_in_the_mirror_when_the_data_are_there(weights_server, tmp_path):
-    torch.manual_seed(0)
-    body = build(recipes.load("debug").model, 3).backbone.body.state_dict()
-    weights_server.files["w.safetensors"] = safetensors.torch.save(body)
-    asked = ("debug", {**GIVEN, "model.weights": f"{weights_server.url}/w.safetensors"})
-    root = str(tmp_path / "root")
-    _, written = preparation.prepare(SOURCE, *asked, root, "", str(tmp_path / "page"), trains=True)
-    weights_server.files.clear()
-    training.prepare(written[0]["uri"], str(tmp_path / "run"), *asked, Request(own={"nproc": 1}))
-    asked[1]["model.weights"] += "2"
-    with pytest.raises(StorageError, match=r"model\.weights: .*w\.safetensors2 is not in .*root/weights"):
-        training.prepare(written[0]["uri"], str(tmp_path / "other"), *asked, Request(own={"nproc": 1}))
-    assert not (tmp_path / "other").exists()
