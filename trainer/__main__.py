@@ -181,7 +181,7 @@ def _weights(options: argparse.Namespace) -> None:
 
 def _check_output(uri: str) -> None:
     """Refuse a folder that cannot be written, before this machine waits for the others."""
-    from trainer.storage.probe import check_writable
+    from trainer.storage import check_writable
 
     try:
         check_writable(uri)

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from trainer import storage
-from trainer.storage import location, retry_policy
+from trainer.storage import environment, location
 
 
 @dataclass
@@ -246,7 +246,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def hurry(**changed: float) -> None:
         values = {"connect": 1.0, "silence": 0.6, "first": 0.4, "total": 30.0, "wait": 0.03, **changed}
-        monkeypatch.setattr(retry_policy, "RETRIES", retry_policy.RetryPolicy(**values))
+        monkeypatch.setattr(environment, "RETRIES", environment.RetryPolicy(**values))
         location.forget_locations()
 
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:

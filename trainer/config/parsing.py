@@ -15,8 +15,7 @@ from trainer.base.safe_text import Unbounded, json_value
 from trainer.config import architectures
 from trainer.config.schema import Config, ModelConfig
 from trainer.config.types import NO_WEIGHTS, URI_CHECK
-from trainer.storage import records
-from trainer.storage.uris import check_bucket
+from trainer.storage import check_place, records
 
 _ADAPTER = TypeAdapter(Config)
 _ARCHITECTURE = "model.architecture"
@@ -98,7 +97,7 @@ def _read(text: str | bytes) -> tuple[Config | None, list[str]]:
 
 def _validated(adapter: TypeAdapter[Any], text: str | bytes, section: str = "") -> tuple[Any, list[str]]:
     try:
-        return adapter.validate_json(text, context={URI_CHECK: check_bucket}), []
+        return adapter.validate_json(text, context={URI_CHECK: check_place}), []
     except ValidationError as error:
         return None, _problems(error, section)
 

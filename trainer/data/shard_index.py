@@ -2,7 +2,7 @@
 
 The reader announces which shards it reads next, and these are copied to the cache in that order. Until a
 shard is cached it is read from the store range by range. The processes of a machine share the copies (see
-trainer/storage/copies.py).
+trainer/storage/cache.py).
 """
 
 import hashlib
@@ -39,7 +39,7 @@ from trainer.data.shard_folder import (
     read_known,
     sidecars,
 )
-from trainer.storage.copies import FOLDER, LIMIT, Busy, Copies
+from trainer.storage.cache import FOLDER, LIMIT, Busy, Copies
 from trainer.storage.records import decode
 
 _PIECE = 4 * 1024 * 1024

@@ -26,7 +26,7 @@ from trainer.export import loading
 from trainer.launching.distributed import World, broadcast, process_group
 from trainer.report import evaluation_page, gallery
 from trainer.report.evaluation_page import ReportData, Table
-from trainer.storage.probe import check_writable
+from trainer.storage import check_writable
 from trainer.trackers.training_log import read_rows
 
 _LOG = logging.getLogger("evaluate")

@@ -20,7 +20,7 @@ from trainer.evaluation.scoring import Scores
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.report import gallery
 from trainer.report.evaluation_page import ReportData, write_report
-from trainer.storage.probe import check_writable
+from trainer.storage import check_writable
 
 COMPARISON = "comparison.json"
 

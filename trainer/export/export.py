@@ -31,7 +31,7 @@ from trainer.export.published_models import name_for
 from trainer.export.verify import Check, verify
 from trainer.model.architecture import Architecture
 from trainer.model.deployment import INPUT, OUTPUTS, RAW_OUTPUTS
-from trainer.storage.probe import check_writable
+from trainer.storage import check_writable
 from trainer.training import checkpoint
 
 SIGNING_KEY = "KUBEDET_SIGNING_KEY"

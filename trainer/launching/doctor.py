@@ -22,7 +22,7 @@ from typing import Literal
 
 from trainer import storage
 from trainer.base.errors import ConfigError, StorageError, first_line
-from trainer.storage.probe import check_writable
+from trainer.storage import check_writable
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _CAP_IPC_LOCK = 14  # linux/capability.h

@@ -1,20 +1,20 @@
 """Bytes behind URIs: local paths, object stores (s3://, minio://, gs://, az://) and, to read, http(s)://.
 
-Whoever writes goes through `write_bytes`, `write_json`, `new_file`, `upload` or `create`: the file
-appears whole under its name or not at all. Whoever makes a folder of files writes the one that
-says what is in it last. What concerns servers is imported when first used.
+A file that is written appears whole under its name or not at all. Modules for servers are imported when they
+are first used.
 
     uris.py          names; FileState
     local.py         local files
     objects.py       files on servers: read, written, listed and deleted
-    location.py      buckets: where they are and how obstore reaches them; retry_policy.py: for how long
-    environment.py   endpoints and keys; clouds.py: those of Google and Azure; hub.py: the Hugging Face hub
-    failures.py      what servers refuse, as errors with remedies
+    location.py      buckets, and how obstore reaches them
+    environment.py   endpoints, keys, proxies and waiting times; hub.py: the Hugging Face hub
+    failures.py      refusals of servers as errors with remedies
     web.py           files of web servers, by a client that connects only where url_policy.py allows it
-    cache.py         local copies, in the folder of copies.py
-    records.py       our JSON: its hash, version and form
+    cache.py         local copies
+    records.py       kubedet's JSON files: hash, version and form
 """
 
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -45,24 +45,25 @@ if TYPE_CHECKING:
     from trainer.storage.url_policy import UrlPolicy
 
 __all__ = [
-    "OBJECT_STORES", "WEB", "FileState", "Form", "absolute", "check_place", "climbs", "create", "delete",
-    "exists", "forget_copy", "is_local", "join", "list_files", "list_states", "local_copy", "local_path",
-    "new_file", "open_reader", "parent", "read_buffer", "read_bytes", "read_json", "read_range",
-    "read_within", "remove_stale", "scan", "scheme", "size", "state", "upload", "write_bytes", "write_json",
+    "OBJECT_STORES", "WEB", "FileState", "Form", "absolute", "check_place", "check_writable", "climbs",
+    "create", "delete", "exists", "forget_copy", "is_local", "join", "list_files", "list_states",
+    "local_copy", "local_path", "new_file", "open_reader", "parent", "read_buffer", "read_bytes", "read_json",
+    "read_range", "read_within", "remove_stale", "scan", "scheme", "size", "state", "upload", "write_bytes",
+    "write_json",
 ]  # fmt: skip
 
 
 def state(uri: str) -> FileState | None:
-    """Return size, time of change and ETag of a file, or None if no file is there.
+    """Return size, modification time and ETag of a file, or None if there is no file.
 
     Raises:
-        StorageError: it cannot be reached, or one may not look.
+        StorageError: it cannot be reached, or access is denied.
     """
     return _files(uri).state(uri)
 
 
 def exists(uri: str) -> bool:
-    """Tell whether a file (not a folder) is there."""
+    """Return whether there is a file (not a folder)."""
     return state(uri) is not None
 
 
@@ -72,39 +73,30 @@ def size(uri: str) -> int:
     Raises:
         StorageError: it is missing or cannot be reached.
     """
-    file = state(uri)
-    if file is None:
-        raise missing(uri)
-    return file.size
+    return _existing(uri).size
 
 
 def read_bytes(uri: str, *, sha256: str = "") -> bytes:
     """Return a file's content.
 
-    Args:
-        uri: the file; a large one on a server is read in pieces side by side.
-        sha256: what its hash must be; "" for what a store tells of it, if anything.
+    Its hash must be `sha256`, or, without one, the hash that the store has, if any.
 
     Raises:
-        StorageError: it is missing, cannot be reached, or is another one.
+        StorageError: it is missing, cannot be reached, or its hash differs.
     """
     return bytes(_files(uri).read_buffer(uri, sha256))
 
 
 def read_buffer(uri: str, *, sha256: str = "") -> memoryview:
-    """Return a file's content as `read_bytes` does, but without a copy of it."""
+    """Return a file's content as `read_bytes` does, without copying it."""
     return memoryview(_files(uri).read_buffer(uri, sha256))
 
 
 def read_within(uri: str, policy: "UrlPolicy") -> bytes:
-    """Return a file's content, by an address from data: it leads only where the policy allows.
-
-    Args:
-        uri: the address, or a local path.
-        policy: see `trainer.storage.url_policy.UrlPolicy`.
+    """Return the content of a file whose address comes from data.
 
     Raises:
-        StorageError: it may not be read, is missing, too large, or cannot be reached.
+        StorageError: the address is not allowed, or the file is missing, too large or cannot be reached.
     """
     policy.check(uri)
     if scheme(uri) not in WEB:
@@ -115,47 +107,35 @@ def read_within(uri: str, policy: "UrlPolicy") -> bytes:
 
 
 def answers(uri: str, seconds: float) -> bool:
-    """Tell whether the server of a web address gives any answer; it is asked once.
-
-    Args:
-        uri: the address.
-        seconds: how long to wait, looking up its name included.
-    """
+    """Return whether the server of a web address gives any answer within some seconds; it is asked once."""
     from trainer.base.daemon_threads import DaemonThreadPool
     from trainer.storage import web
 
-    with DaemonThreadPool(1) as thread:  # Nothing limits the time of looking a name up.
-        asked = thread.submit(web.problem_of, uri, uri, seconds, seconds)
+    with DaemonThreadPool(1) as thread:  # A name lookup has no timeout.
         try:
-            problem = asked.result(timeout=seconds)
+            problem = thread.submit(web.problem_of, uri, uri, seconds, seconds).result(timeout=seconds)
         except TimeoutError:
             return False
         return problem is None or not problem.passing
 
 
 def read_range(uri: str, start: int, length: int) -> bytes:
-    """Return `length` bytes of a file from place `start` on.
+    """Return `length` bytes of a file from `start` on.
 
     Raises:
-        StorageError: it is missing, cannot be reached, or ends before.
+        StorageError: it is missing, cannot be reached, or is shorter.
     """
-    if not length:
-        return b""
-    data: bytes = _files(uri).read_range(uri, start, length)
+    data: bytes = _files(uri).read_range(uri, start, length) if length else b""
     if len(data) != length:
-        raise StorageError(
-            f"{uri} ends before byte {start + length}",
-            fix="it is cut off: run the command that writes it again",
-        )
+        fix = "it is truncated: run the command that writes it again"
+        raise StorageError(f"{uri} ends before byte {start + length}", fix=fix)
     return data
 
 
 def open_reader(uri: str, *, ahead: int = 8) -> IO[bytes]:
-    """Open a file to read, anywhere in it; of one on a server only a window is in memory.
+    """Open a file for reading, with seek; of one on a server, only some pieces are in memory.
 
-    Args:
-        uri: the file.
-        ahead: how many pieces of 4 MiB are fetched ahead while it is read in order.
+    While it is read in order, `ahead` pieces of 4 MiB are fetched ahead.
 
     Raises:
         StorageError: it is missing or cannot be reached; later too, from the file's methods.
@@ -167,14 +147,14 @@ def open_reader(uri: str, *, ahead: int = 8) -> IO[bytes]:
 
 
 def read_json(uri: str, form: Form | None = None) -> Any:
-    """Return the content of a JSON file, checked by the hash that is in it where `write_json` wrote it.
+    """Return the content of a JSON file, checked by its own hash if it has one.
 
     Raises:
-        StorageError: it is missing or cannot be reached; DamagedError: it is not JSON or has changed.
-        DataError: it is of another kind, newer version or shape than `form` tells (None takes any JSON).
+        StorageError: it is missing or cannot be reached; DamagedError: it is not JSON or its hash differs.
+        DataError: it does not have the `form`, or a newer version of it.
     """
     for _ in range(0 if is_local(uri) else 3):
-        with suppress(DamagedError):  # On its way, perhaps; other programs' copies carry no hash.
+        with suppress(DamagedError):  # Damaged during the transfer, perhaps.
             return records.decode(uri, read_bytes(uri), form)
     return records.decode(uri, read_bytes(uri), form)
 
@@ -185,8 +165,8 @@ def write_bytes(uri: str, data: bytes | memoryview, *, sync: bool = True, confir
     Args:
         uri: the file.
         data: its content.
-        sync: whether to wait until a local disk has it.
-        confirm: whether to read back what went to a store, and to write it again where it is lost or altered.
+        sync: wait until a local disk has stored it.
+        confirm: read back what a store got, and write it again if it differs.
 
     Raises:
         StorageError: it cannot be written (disk full, refused).
@@ -203,10 +183,10 @@ def write_json(uri: str, obj: Any, *, indent: int | None = None) -> None:
 
 
 def create(uri: str, data: bytes) -> bool:
-    """Write a file only if none is there, and tell whether it was written.
+    """Write a file only if there is none; return whether it was written.
 
-    Of several writers one succeeds, on local disks and in stores that know conditional writes
-    (`If-None-Match`); in others the last of those that write in the same moment.
+    Of several writers one succeeds, on local disks and in stores with conditional writes (`If-None-Match`).
+    In other stores the last of several simultaneous writers wins.
 
     Raises:
         StorageError: it cannot be written.
@@ -218,20 +198,16 @@ def create(uri: str, data: bytes) -> bool:
 def new_file(
     uri: str, *, sync: bool = True, sha256: Callable[[], str] | None = None, confirm: bool = False
 ) -> Iterator[Path]:
-    """Give a path to write to; what was written becomes the URI's content when the block ends.
-
-    Local files are written beside their final name and renamed; remote ones are written to a
-    temporary folder and uploaded. After an exception nothing is left.
+    """Give a temporary path; its content becomes that of the URI when the block ends without an exception.
 
     Args:
         uri: the file.
-        sync: whether to wait until a local disk has it.
-        sha256: tells, when the block has ended, the content's hash, where the writer knows it: what
-            goes to a store need not be read for it.
+        sync: wait until a local disk has stored it.
+        sha256: returns the content's hash after the block, if the writer knows it.
         confirm: see `write_bytes`.
 
     Raises:
-        StorageError: it cannot be written; an OSError inside the block is turned into one.
+        StorageError: it cannot be written; also for an OSError inside the block.
     """
     if is_local(uri):
         with local.new_file(uri, sync=sync) as path:
@@ -245,7 +221,7 @@ def new_file(
 
 
 def upload(source: str | Path, uri: str, *, confirm: bool = False) -> None:
-    """Copy a local file to a URI, whole or not at all; the file stays where it is.
+    """Copy a local file to a URI, whole or not at all.
 
     Raises:
         StorageError: the file is missing or the URI cannot be written; `confirm`: see `write_bytes`.
@@ -263,13 +239,12 @@ def local_copy(uri: str, cache_dir: Path | None = None, *, sha256: str = "") -> 
     """Return a local file with the URI's content: itself if local, else a cached download.
 
     Args:
-        uri: the file.
-        cache_dir: where downloads are kept; a folder of this user under the system's temporary
-            folder if None. A changed remote file is downloaded again.
-        sha256: what its hash must be; "" for what a store tells of it.
+        uri: the file. If it changes on the server, it is downloaded again.
+        cache_dir: where downloads are kept; by default the cache of all processes, see `cache.FOLDER`.
+        sha256: what its hash must be; "" for the hash that the store has, if any.
 
     Raises:
-        DamagedError: it is another one.
+        DamagedError: its hash differs.
         StorageError: the file is missing or cannot be reached, or the copy cannot be written.
     """
     if is_local(uri):
@@ -281,17 +256,15 @@ def local_copy(uri: str, cache_dir: Path | None = None, *, sha256: str = "") -> 
         return path
     from trainer.storage import cache
 
-    remote = state(uri)
-    if remote is None:
-        raise missing(uri)
-    return cache.copy(uri, remote, cache_dir, sha256)
+    return cache.local_copy(uri, _existing(uri), cache_dir, sha256)
 
 
 def forget_copy(uri: str) -> None:
-    """Drop the cached copy of a file on a server that turned out to be damaged: it is fetched again."""
+    """Remove the cached copy of a file, because it is damaged."""
     from trainer.storage import cache
 
-    cache.forget(uri)
+    if remote := state(uri):
+        cache.forget(uri, remote)
 
 
 def scan(uri: str, *, recursive: bool = True) -> Iterator[tuple[str, FileState]]:
@@ -304,12 +277,12 @@ def scan(uri: str, *, recursive: bool = True) -> Iterator[tuple[str, FileState]]
 
 
 def list_files(uri: str) -> list[str]:
-    """Return the names of all files under a folder, relative to it, sorted; none if it is missing."""
+    """Return the sorted relative names of all files under a folder; none if it is missing."""
     return sorted(name for name, _ in scan(uri))
 
 
 def list_states(uri: str, *, recursive: bool = False) -> dict[str, FileState]:
-    """Return what is known of the files in a folder by relative name; {} if it is missing.
+    """Return the states of the files in a folder by relative name; {} if it is missing.
 
     Raises:
         StorageError: it cannot be read, or the scheme cannot list.
@@ -318,7 +291,7 @@ def list_states(uri: str, *, recursive: bool = False) -> dict[str, FileState]:
 
 
 def delete(uri: str) -> None:
-    """Delete a file; one that is not there is no error.
+    """Delete a file, if it exists.
 
     Raises:
         StorageError: it cannot be deleted.
@@ -327,13 +300,35 @@ def delete(uri: str) -> None:
 
 
 def remove_stale(uri: str) -> None:
-    """Remove what killed writers left under a local folder: those of this machine, others after an hour."""
+    """Remove temporary files of killed writers under a local folder; of other machines after an hour."""
     if is_local(uri):
         local.remove_stale(uri)
 
 
+def check_writable(uri: str) -> None:
+    """Write a small file into a folder, read it and delete it.
+
+    Args:
+        uri: the folder; a local one is created if it is missing.
+
+    Raises:
+        StorageError: one of the three is refused.
+    """
+    probe = join(uri, f".writable-{secrets.token_hex(4)}")
+    write_bytes(probe, b"kubedet")
+    read_bytes(probe)
+    delete(probe)
+
+
+def _existing(uri: str) -> FileState:
+    file = state(uri)
+    if file is None:
+        raise missing(uri)
+    return file
+
+
 def _files(uri: str) -> Any:
-    """Return the module for a URI's files: `local`, or `objects` for those of servers."""
+    """Return the module for a URI's files: `local`, or `objects` for files on servers."""
     if is_local(uri):
         return local
     if scheme(uri) in (*OBJECT_STORES, *WEB):

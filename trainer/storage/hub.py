@@ -1,4 +1,4 @@
-"""Where the Hugging Face hub is, and who one is to it, from the variables that its own programs read."""
+"""The Hugging Face hub's address and token, from the variables that its own programs read."""
 
 import os
 from urllib.parse import urlsplit
@@ -6,42 +6,31 @@ from urllib.parse import urlsplit
 from trainer.base.errors import StorageError
 
 ADDRESS = "HF_ENDPOINT"
-"""Environment variable: the hub's address, where it is a mirror of yours."""
+"""Environment variable: the address of a mirror of the hub."""
 TOKEN = "HF_TOKEN"  # noqa: S105
-"""Environment variable: what may read private models, and gated ones whose conditions were accepted."""
-
-_HOME = "https://huggingface.co"
+"""Environment variable: a token for private models, and for gated ones whose conditions were accepted."""
 
 
 def address() -> str:
-    """Return the hub's address, without a last slash."""
-    return (os.environ.get(ADDRESS) or _HOME).rstrip("/")
+    """Return the hub's address, without a final slash."""
+    return (os.environ.get(ADDRESS) or "https://huggingface.co").rstrip("/")
 
 
 def has_token() -> bool:
-    """Tell whether the environment holds a token."""
+    """Return whether the environment has a token."""
     return bool(os.environ.get(TOKEN, "").strip())
 
 
 def authorization(url: str) -> dict[str, str]:
-    """Return the header that shows the token, for an address of the hub; {} for all others.
-
-    The clients leave it out where the hub sends them on to another server, which has files of the hub's.
+    """Return the header with the token for an address of the hub; {} for all others.
 
     Raises:
-        StorageError: the token has characters that no header can have; it is not told.
+        StorageError: the token cannot be sent in a header; the message does not contain it.
     """
-    token = os.environ.get(TOKEN, "").strip()
-    if not token or _origin(url) != _origin(address()):
+    token, parts, own = os.environ.get(TOKEN, "").strip(), urlsplit(url), urlsplit(address())
+    if not token or (parts.scheme.lower(), parts.netloc.lower()) != (own.scheme.lower(), own.netloc.lower()):
         return {}
     if not (token.isascii() and token.isprintable()) or " " in token:
-        raise StorageError(
-            f"{TOKEN} in the environment is no token: it holds spaces, line breaks or other such characters",
-            fix="set it to the token alone, hf_ and letters and digits",
-        )
+        message = f"{TOKEN} in the environment is no token: it contains spaces, line breaks or the like"
+        raise StorageError(message, fix="set it to the token alone, hf_ and letters and digits")
     return {"Authorization": f"Bearer {token}"}
-
-
-def _origin(url: str) -> tuple[str, str]:
-    parts = urlsplit(url)
-    return parts.scheme.lower(), parts.netloc.lower()

@@ -1,21 +1,25 @@
-"""Buckets: where each is and how obstore reaches it, as the environment said when it was first used."""
+"""Buckets: each is looked up once, with the environment of that time, and reached through obstore."""
 
 import os
-import re
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
-from datetime import timedelta
-from functools import cached_property, lru_cache, partial
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import obstore
-from obstore.store import HTTPStore, ObjectStore, S3Store
+from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 from urllib3.exceptions import HTTPError
 
+from trainer.base.daemon_threads import DaemonThreadPool
 from trainer.base.errors import StorageError
-from trainer.storage import clouds, environment, failures, hub, retry_policy, web
-from trainer.storage.uris import CLOUDS, check_bucket, scheme
+from trainer.storage import environment, failures, web
+from trainer.storage.uris import CLOUDS, check_place, scheme
+
+_CREDENTIAL_SECONDS = 10.0
+"""How long to wait for a cloud's metadata server."""
 
 
 class Location:
@@ -25,86 +29,137 @@ class Location:
         uri: of anything in it.
 
     Raises:
-        StorageError: the URI or the environment is wrong, or the server gives no answer.
+        StorageError: the URI or the environment cannot be used, or the server does not answer.
     """
 
+    reader: ObjectStore
+    """For short requests: objects of a few megabytes, parts, listings."""
+    writer: ObjectStore
+    """For long requests: while a body is sent no byte of an answer arrives."""
+    gives_ranges = True
+    """Whether the store gives parts of objects; some answer with the whole object."""
+
     def __init__(self, uri: str) -> None:
-        check_bucket(uri)
+        check_place(uri)
         kind, bucket = scheme(uri), uri.partition("://")[2].partition("/")[0]
+        waits = environment.RETRIES
+        options: dict[str, Any] = {}
         if kind in CLOUDS:
-            cloud = clouds.settings(kind)
-            self.server, self._make = cloud.url, partial(clouds.store, cloud, bucket)
+            self.server = environment.cloud_url(kind)
+            trial = _store(kind, bucket, self.server, (2.0, 5.0, 5.0), options)
+            _wait_for(self.server, uri)
+            _check_credentials(trial, kind)
         else:
             settings = environment.settings(kind)
-            environment.client(settings)  # It checks them.
+            environment.client(settings)  # Reports settings that cannot be used.
             self.server = settings.url
-        self._proxy, self._authorities = environment.proxy_of(self.server), environment.authorities()
-        self.gives_ranges = True
-        """Whether the store gives parts of objects; some answer with the whole object."""
-        if kind in CLOUDS:
-            _ = self.parts  # An identity that cannot be used is refused before anything is waited for.
-        _wait_for(self.server, uri)
-        if kind not in CLOUDS:
-            region = settings.region or _region(settings.url, bucket)
-            self._make = partial(_s3_store, settings, region, bucket)
-
-    @cached_property
-    def parts(self) -> ObjectStore:
-        """What reads an object of a few megabytes, or a part, and makes other short requests."""
-        return self._make(**self._options(retry_policy.RETRIES.silence, retry_policy.RETRIES.total / 2))
-
-    @cached_property
-    def whole(self) -> ObjectStore:
-        """What writes, and reads objects of any size: while a body is sent, no byte of an answer comes."""
-        return self._make(**self._options(retry_policy.RETRIES.total, 86_400.0))
-
-    def _options(self, silence: float, longest: float) -> dict[str, Any]:
-        waits = retry_policy.RETRIES
-        backoff = {
-            "init_backoff": timedelta(seconds=min(0.1, waits.wait)),
-            "max_backoff": timedelta(seconds=waits.wait),
-            "base": 2,
-        }
-        retries = {
-            "max_retries": 10_000, "backoff": backoff, "retry_timeout": timedelta(seconds=waits.total),
-        }  # fmt: skip
-        return {
-            "client_options": _client_options(self._proxy, silence, longest, self._authorities),
-            "retry_config": retries,
-        }
+            _wait_for(self.server, uri)
+            options = _s3_options(settings, bucket)
+        self.reader = _store(
+            kind, bucket, self.server, (waits.silence, waits.total / 2, waits.total), options
+        )
+        self.writer = _store(kind, bucket, self.server, (waits.total, 86_400.0, waits.total), options)
 
 
-def _client_options(proxy: str, silence: float, longest: float, authorities: str) -> Any:
-    client = {
+def client_options(server: str, silence: float, longest: float) -> dict[str, Any]:
+    """Return obstore's client options.
+
+    Args:
+        server: the address that is connected to.
+        silence: seconds without a byte of an answer.
+        longest: seconds of one request.
+    """
+    proxy = environment.proxy_of(server)
+    return {
         "allow_http": True,
-        "connect_timeout": timedelta(seconds=retry_policy.RETRIES.connect),
+        "connect_timeout": timedelta(seconds=environment.RETRIES.connect),
         "read_timeout": timedelta(seconds=silence),
         "timeout": timedelta(seconds=longest),
-        "root_certificate": authorities,
+        "root_certificate": environment.authorities(),
         "user_agent": "kubedet",
+        **({"proxy_url": proxy} if proxy else {}),
     }
-    return client | ({"proxy_url": proxy} if proxy else {})
 
 
-def _s3_store(settings: environment.Settings, region: str, bucket: str, **options: Any) -> ObjectStore:
-    arguments: dict[str, Any] = {"region": region, "skip_signature": not settings.source}
+def _store(
+    kind: str, bucket: str, server: str, seconds: tuple[float, float, float], options: dict[str, Any]
+) -> ObjectStore:
+    """Return obstore's store; `seconds`: of silence, of one request, of all its retries."""
+    silence, longest, total = seconds
+    client = client_options(server, silence, longest)
+    if kind in CLOUDS:  # The metadata server is on this machine, not behind a proxy.
+        client["proxy_excludes"] = "169.254.169.254,metadata.google.internal"
+    longest_wait = environment.RETRIES.wait
+    backoff = {
+        "init_backoff": timedelta(seconds=min(0.1, longest_wait)),
+        "max_backoff": timedelta(seconds=longest_wait),
+        "base": 2,
+    }
+    retries = {"max_retries": 10_000, "backoff": backoff, "retry_timeout": timedelta(seconds=total)}
+    make: Any = {"gs": GCSStore, "az": AzureStore}.get(kind, S3Store)
+    try:
+        store: ObjectStore = make(bucket, client_options=client, retry_config=retries, **options)
+        return store
+    except BaseException as error:
+        if kind not in CLOUDS or not (isinstance(error, Exception) or failures.is_panic(error)):
+            raise
+        raise _no_credentials(kind, error) from error
+
+
+def _check_credentials(trial: ObjectStore, kind: str) -> None:
+    """Refuse missing credentials soon: obstore waits for minutes for a missing metadata server."""
+    with DaemonThreadPool(1, "credentials") as thread:
+        try:
+            thread.submit(obstore.head, trial, "kubedet").result(timeout=_CREDENTIAL_SECONDS)
+        except FileNotFoundError:
+            pass
+        except Exception as error:
+            if not failures.status_of(error):
+                raise _no_credentials(kind, error) from error
+
+
+def _no_credentials(kind: str, error: BaseException) -> StorageError:
+    reason = str(error).partition("\n")[0].strip()[:300]
+    return StorageError(
+        f"cannot use {kind}://: {reason or 'nothing answers for credentials'}", fix=environment.IDENTITY[kind]
+    )
+
+
+def _s3_options(settings: environment.Settings, bucket: str) -> dict[str, Any]:
+    options: dict[str, Any] = {"region": settings.region or _region(settings.url, bucket)}
     if settings.url != environment.AMAZON:
-        # Of the two names for an endpoint the one that the environment cannot overrule.
-        arguments["aws_endpoint_url_s3"] = settings.url
-    if settings.source:
-        arguments["credential_provider"] = environment.library_keys(settings)
-    else:
-        # If nothing is signed, a hash goes with what is written all the same.
-        arguments["checksum_algorithm"] = "SHA256"
-    return S3Store(bucket, **arguments, **options)
+        # Of the two names of this option, the one that the environment cannot override.
+        options["aws_endpoint_url_s3"] = settings.url
+    provider = environment.credentials(settings)
+    if provider is None:  # An unsigned request needs a checksum of its body.
+        return {**options, "skip_signature": True, "checksum_algorithm": "SHA256"}
+
+    def keys() -> dict[str, Any]:
+        current = provider.retrieve()
+        # The provider renews expiring keys, so obstore has to ask it again soon.
+        soon = datetime.now(UTC) + timedelta(minutes=10)
+        return {
+            "access_key_id": current.access_key,
+            "secret_access_key": current.secret_key,
+            "token": current.session_token,
+            "expires_at": None if settings.source == "keys" else soon,
+        }
+
+    return {**options, "credential_provider": keys}
 
 
 def _region(url: str, bucket: str) -> str:
+    """Ask Amazon for a bucket's region: all its answers contain it.
+
+    (https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html)
+    """
     try:
-        return environment.bucket_region(url, bucket) or "us-east-1"
+        web_client = environment.web_client(url)
+        answer = web_client.request("HEAD", f"{url}/{bucket}", redirect=False, retries=3, timeout=10.0)
     except HTTPError as error:
         fix = "check the network, or set AWS_REGION"
         raise StorageError(f"cannot ask {url} for the region of {bucket}: {error}", fix=fix) from error
+    return answer.headers.get("x-amz-bucket-region", "") or "us-east-1"
 
 
 def _wait_for(server: str, uri: str) -> None:
@@ -113,29 +168,29 @@ def _wait_for(server: str, uri: str) -> None:
     Raises:
         StorageError: it gives none, or cannot be trusted.
     """
-    waits = retry_policy.RETRIES
+    waits = environment.RETRIES
     end = time.monotonic() + waits.first
     while problem := web.problem_of(server, uri, min(waits.connect, waits.first), waits.first):
         if not problem.passing or time.monotonic() > end:
             raise problem
-        time.sleep(min(1.0, retry_policy.RETRIES.wait))
+        time.sleep(min(1.0, waits.wait))
 
 
-_locations: dict[str, Location] = {}
-_pending: dict[str, "Future[Location]"] = {}
+_locations: dict[str, "Future[Location]"] = {}
 _lock = threading.Lock()
+_forked = False
 
 
 def locate(uri: str, *, folder: bool = False) -> tuple[Location, str]:
-    """Return the bucket and the key of an object; the key as it stands, without decoding.
+    """Return the bucket and the key of an object; the key is not decoded.
 
     Raises:
-        StorageError: it names none, the key would be another one after normalisation, or see `Location`.
+        StorageError: there is no key, the key would change by normalisation, or see `Location`.
     """
-    head, separator, rest = uri.partition("://")
+    head, _, rest = uri.partition("://")
     bucket, _, key = rest.partition("/")
-    name = f"{head}{separator}{bucket}"
-    location = _locations.get(name) or _new_location(name, uri)
+    future = _locations.get(f"{head}://{bucket}")
+    location = future.result() if future else _new_location(f"{head}://{bucket}", uri)
     if not key and not folder:
         raise StorageError(f"{uri} names no object", fix=f"use {scheme(uri)}://bucket/key")
     key = key.rstrip("/")
@@ -146,88 +201,33 @@ def locate(uri: str, *, folder: bool = False) -> tuple[Location, str]:
 
 
 def _new_location(name: str, uri: str) -> Location:
-    """Make a location once, however many threads ask for it at the same time."""
+    """Make a location once, for all threads that ask for it at the same time."""
     if _forked:
         raise StorageError(
             "this process was forked from one that had already read from a store",
             fix="start it by spawn, or fork before the first file of a store is read",
         )
     with _lock:
-        future = _pending.get(name)
+        future = _locations.get(name)
         if is_first := future is None:
-            future = _pending[name] = Future()
+            future = _locations[name] = Future()
     if is_first:
         try:
-            location = Location(uri)
-            if _pending.get(name) is future:  # The environment was not forgotten meanwhile.
-                _locations[name] = location
-            future.set_result(location)
+            future.set_result(Location(uri))
         except BaseException as error:
+            _locations.pop(name, None)
             future.set_exception(error)
-        finally:
-            _pending.pop(name, None)
     return future.result()
 
 
 def forget_locations() -> None:
     """Read the environment again when a bucket is used next."""
     _locations.clear()
-    _pending.clear()
-    _trusted_server.cache_clear()
-
-
-_STORE = re.compile(r"https://([a-z0-9.-]+\.)?(s3[.-]([a-z0-9-]+\.)?amazonaws\.com|storage\.googleapis\.com)")
-_PLAIN = re.compile(r"/[A-Za-z0-9/._~-]+")
-
-
-def read_at_once(uri: str, most: int) -> Any:
-    """Return a web file's content by one request of obstore, which takes half the time of urllib3.
-
-    obstore follows redirects wherever they lead, so it asks only Amazon's and Google's stores, and servers of
-    the network that this process is in, which users name.
-
-    Args:
-        uri: of a server that the user named.
-        most: bytes that it may have.
-
-    Returns:
-        A buffer; None if the answer is not a whole file, so that the client that checks has to ask.
-    """
-    origin = "/".join(uri.split("/", 3)[:3])
-    path = uri[len(origin) :]
-    if not _PLAIN.fullmatch(path) or "//" in path or "/." in path or path.endswith("/"):
-        return None
-    store = _trusted_server(origin)
-    if store is None:
-        return None
-    try:
-        answer = obstore.get(store, path[1:])
-        return answer.bytes() if answer.meta["size"] <= most else None
-    except FileNotFoundError:
-        raise failures.absent(uri) from None
-    except Exception:  # The client that checks retries, and says what is wrong.
-        return None
-
-
-@lru_cache(maxsize=256)
-def _trusted_server(origin: str) -> ObjectStore | None:
-    trusted = _STORE.fullmatch(origin) or web.policy_of_user(origin).anywhere
-    if not trusted or hub.authorization(origin):
-        return None
-    waits = retry_policy.RETRIES
-    proxy, authorities = environment.proxy_of(origin), environment.authorities()
-    options = _client_options(proxy, waits.silence, waits.total / 2, authorities)
-    try:
-        return HTTPStore(origin, client_options=options, retry_config={"max_retries": 0})
-    except ValueError:  # obstore refuses more names than DNS does.
-        return None
-
-
-_forked = False
+    web.forget_stores()
 
 
 def _note_fork() -> None:
-    # The threads of obstore are not in the child: a request would never end.
+    # obstore's threads do not exist in the child: a request would never end.
     global _forked  # noqa: PLW0603 (of this process)
     _forked = _forked or bool(_locations)
     _locations.clear()
@@ -236,25 +236,19 @@ def _note_fork() -> None:
 os.register_at_fork(after_in_child=_note_fork)
 
 
-class translated:
-    """A context that raises what obstore raises as StorageErrors; what the server says of itself is added."""
-
-    __slots__ = ("_location", "_uri", "_verb")
-
-    def __init__(self, location: Location, uri: str, verb: str) -> None:
-        self._location, self._uri, self._verb = location, uri, verb
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if error is None or isinstance(error, StorageError):
-            return
-        if not isinstance(error, Exception) and not clouds.is_panic(error):
-            return
-        problem = failures.translate(error, self._uri, self._verb)
+@contextmanager
+def translated(location: Location, uri: str, verb: str) -> Iterator[None]:
+    """Raise obstore's errors as StorageErrors."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and not failures.is_panic(error):
+            raise
+        problem = failures.translate(error, uri, verb)
         if not isinstance(problem, failures.Absent | failures.Transient):
             forget_locations()  # The environment may be corrected, in a notebook.
             if problem.passing and not failures.status_of(error):
-                problem = web.problem_of(self._location.server, self._uri, 5.0, 5.0) or problem
+                problem = web.problem_of(location.server, uri, 5.0, 5.0) or problem
         raise problem from error

@@ -1,15 +1,13 @@
-"""Files on servers: read whole or in parts, listed, written and deleted.
+"""Files on servers: read, written, listed and deleted.
 
-A file is read in pieces side by side, all of one version, and compared with its sha256: that which the caller
-knows, or the attribute `sha256` that every object of ours carries. What does not agree is read again.
+Large files are read in pieces, several at a time and all of one version. The content is compared with the
+sha256 that the caller knows, or with the attribute `sha256` of our objects. If it differs it is read again.
 """
 
 import hashlib
 import io
-import itertools
 import mimetypes
 import random
-import re
 import tempfile
 import threading
 import time
@@ -18,7 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar
 from xml.etree.ElementTree import ParseError
@@ -31,38 +29,38 @@ from urllib3.exceptions import HTTPError
 from trainer.base import traffic
 from trainer.base.daemon_threads import DaemonThreadPool, in_background, result_of
 from trainer.base.errors import Interrupted, StorageError
-from trainer.storage import environment, failures, retry_policy, web
-from trainer.storage.location import Location, locate, read_at_once, translated
+from trainer.storage import environment, failures, web
+from trainer.storage.location import Location, locate, translated
 from trainer.storage.uris import CLOUDS, WEB, FileState, climbs, scheme
 
 Result = TypeVar("Result")
 
 PIECE = 4 * 1024 * 1024
-"""Bytes of one request: large enough that 20 ms of waiting do not matter, small enough to repeat."""
+"""Bytes of one read request: large enough to hide 20 ms of latency, small enough to repeat."""
 
 THREADS = 16
 """Pieces of one file that are read at the same time."""
 
 PART = 8 * 1024 * 1024
-"""Bytes of a part of what is written; more if an object would have too many parts."""
+"""Bytes of one write request; more if an object would have too many parts."""
 
 _MOST_PARTS = 10_000
 _SENDERS = 6
 _TRIES = 4
 _ABORT_SECONDS = 5.0
-"""How long an upload that is interrupted may take to remove its parts, which no listing shows."""
+"""How long an interrupted upload may take to remove its parts, which no listing shows."""
 
 _BLOCK = 1024 * 1024
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _NO_RANGES = ("non-partial response", "Range request not supported")
-"""What obstore says of a store that answers with the whole object if a part was asked for."""
+"""obstore's errors for a store that answers with the whole object if a part was asked for."""
+
+
+class _NoRanges(Exception):
+    """The store gives objects only whole."""
 
 
 class _Object:
-    """An object whose first bytes have been asked for, which tells its size too.
-
-    Args:
-        uri: of the object.
+    """An object whose first piece has been asked for, which also gives its size.
 
     Raises:
         StorageError: it is missing or cannot be read.
@@ -70,82 +68,97 @@ class _Object:
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
-        self._bucket, self._key = locate(uri)
+        self._location, self._key = locate(uri)
         self._first: Any = None
-        with translated(self._bucket, uri, "read"):
-            self._answer = self._asked()
-            self.gives_parts = self._bucket.gives_ranges
-            self.size = self._answer.range[1]
-            if self.size >= PIECE:
-                self.size = self._answer.meta["size"]
-            elif self.gives_parts:
-                self._first = _received(self._answer)
+        try:
+            self._answer = _get(self._location, self._key, uri, range=(0, PIECE))
+        except (failures.PastEnd, _NoRanges):  # An empty object has no ranges.
+            self._answer = _get(self._location, self._key, uri)
+        self.gives_parts, self.size = self._location.gives_ranges, self._answer.range[1]
+        if self.gives_parts and self.size == PIECE:
+            self.size = self._answer.meta["size"]
 
-    @cached_property
-    def _etag(self) -> str:
-        return self._answer.meta["e_tag"] or ""
-
-    @cached_property
+    @property
     def sha256(self) -> str:
         """The hash that the object carries; "" if it carries none."""
-        return _known_hash(self._answer)
-
-    def _asked(self) -> "obstore.GetResult":
-        if self._bucket.gives_ranges:
-            try:
-                return _get(self._bucket, self._key, range=(0, PIECE))
-            except _WithoutRanges:
-                pass
-            except Exception as error:
-                if failures.status_of(error) != 416:  # An empty object has no part.
-                    raise
-        return _get(self._bucket, self._key)
+        return _attribute(self._answer)
 
     def first(self) -> Any:
-        """Return the first bytes, all of a small object."""
-        with translated(self._bucket, self.uri, "read"):
-            data = _received(self._answer) if self._first is None else self._first
-        end = min(PIECE, self.size)
-        # A proxy may have cut the answer off.
+        """Return the first piece: the whole of a small object."""
+        if self._first is None:
+            self._first = self._body(self._answer)
+        data, end = self._first, min(PIECE, self.size)
+        # A proxy may have truncated the answer.
         return data if len(data) >= end else bytes(data) + bytes(self.piece(len(data), end))
 
     def piece(self, start: int, stop: int) -> Any:
         """Return a part of the object, of the same version.
 
         Raises:
-            Changed: it is another version now.
+            Changed: there is another version now.
             StorageError: it cannot be read.
         """
+        size, etag = self._answer.meta["size"], self._answer.meta["e_tag"] or ""
         options: dict[str, Any] = {"range": (start, stop)}
-        if self._etag and not self._etag.startswith("W/"):  # A weak mark holds for no range.
-            options["if_match"] = self._etag
+        if etag and not etag.startswith("W/"):  # A weak ETag cannot be used with ranges.
+            options["if_match"] = etag
         try:
-            with translated(self._bucket, self.uri, "read"):
-                answer = _get(self._bucket, self._key, **options)
-                data = _received(answer)
-        except (failures.Absent, _WithoutRanges):
+            answer = _get(self._location, self._key, self.uri, **options)
+        except (failures.Absent, _NoRanges):
             raise failures.changed(self.uri) from None
-        meta = answer.meta
-        if (meta["size"], meta["e_tag"] or "") != (self.size, self._etag) or not len(data):
+        data = self._body(answer)
+        if (answer.meta["size"], answer.meta["e_tag"] or "") != (size, etag) or not len(data):
             raise failures.changed(self.uri)
-        if len(data) < stop - start:  # A proxy cut the answer off.
+        if len(data) < stop - start:
             return bytes(data) + bytes(self.piece(start + len(data), stop))
         return data
 
     def stream(self) -> Iterator[Any]:
-        """Yield all bytes as they arrive, of a store that gives no parts."""
-        with translated(self._bucket, self.uri, "read"):
+        """Yield all bytes as they arrive, from a store that gives no parts."""
+        with translated(self._location, self.uri, "read"):
             for block in self._answer.stream(min_chunk_size=_BLOCK):
                 traffic.read(len(block))
                 yield block
 
+    def _body(self, answer: "obstore.GetResult") -> Any:
+        with translated(self._location, self.uri, "read"):
+            data = answer.bytes()
+        traffic.read(len(data))
+        return data
 
-def _begin(uri: str) -> "_Object | web.WebFile":
+
+def _get(location: Location, key: str, uri: str, **options: Any) -> "obstore.GetResult":
+    """Ask for an object.
+
+    Raises:
+        _NoRanges: the store gives only whole objects.
+        PastEnd: the object ends before the range.
+        StorageError: it is missing or cannot be read.
+    """
+    if "range" in options and not location.gives_ranges:
+        raise _NoRanges
+    store = location.reader if location.gives_ranges else location.writer
+    with translated(location, uri, "read"):
+        try:
+            return obstore.get(store, key, options=options or None)  # type: ignore[arg-type]
+        except Exception as error:
+            if any(text in str(error) for text in _NO_RANGES):
+                location.gives_ranges = False
+                raise _NoRanges from error
+            raise
+
+
+def _attribute(answer: "obstore.GetResult") -> str:
+    """Return the attribute `sha256` of an object; "" if it has none."""
+    return str(answer.attributes.get("sha256", ""))
+
+
+def _open(uri: str) -> "_Object | web.WebFile":
     return web.WebFile(uri, PIECE) if scheme(uri) in WEB else _Object(uri)
 
 
-def retry_on_corruption(read: Callable[[], Result]) -> Result:
-    """Read or write again what was cut off, altered or changed meanwhile; signals are handled meanwhile.
+def retry_on_corruption(action: Callable[[], Result]) -> Result:
+    """Repeat a read or write whose bytes were cut off, altered or changed; signals are handled meanwhile.
 
     Raises:
         StorageError: of the last try.
@@ -154,10 +167,10 @@ def retry_on_corruption(read: Callable[[], Result]) -> Result:
     def tries() -> Result:
         for number in range(1, _TRIES):
             try:
-                return read()
+                return action()
             except failures.Transient:
-                time.sleep(random.uniform(0, min(retry_policy.RETRIES.wait, 0.2 * 2**number)))
-        return read()
+                time.sleep(random.uniform(0, min(environment.RETRIES.wait, 0.2 * 2**number)))
+        return action()
 
     return in_background(tries)
 
@@ -166,12 +179,7 @@ def read_buffer(uri: str, sha256: str = "") -> Any:
     """Return a file's content as a buffer; its hash must be `sha256` unless that is ""."""
 
     def read() -> Any:
-        if scheme(uri) in WEB:
-            data = read_at_once(uri, PIECE)
-            if data is not None and (not sha256 or hashlib.sha256(data).hexdigest() == sha256):
-                traffic.read(len(data))
-                return data
-        file = _begin(uri)
+        file = _open(uri)
         if not file.gives_parts or file.size > PIECE:
             return b"".join(_blocks(file, sha256))
         data = file.first()
@@ -186,19 +194,18 @@ def read_range(uri: str, start: int, length: int) -> bytes:
     """Return `length` bytes from `start` on, or as many as there are."""
 
     def read() -> bytes:
+        if length <= PIECE and scheme(uri) in WEB:
+            return web.read_range(uri, start, start + length)
         if length <= PIECE:
-            if scheme(uri) in WEB:
-                return web.read_range(uri, start, start + length)
-            bucket, key = locate(uri)
-            if bucket.gives_ranges:
-                with suppress(_WithoutRanges), translated(bucket, uri, "read"):
-                    try:
-                        return bytes(_received(_get(bucket, key, range=(start, start + length))))
-                    except Exception as error:
-                        if failures.status_of(error) != 416:
-                            raise
-                        return b""
-        file = _begin(uri)
+            location, key = locate(uri)
+            with suppress(_NoRanges), translated(location, uri, "read"):
+                try:
+                    data = _get(location, key, uri, range=(start, start + length)).bytes()
+                except failures.PastEnd:
+                    return b""
+                traffic.read(len(data))
+                return bytes(data)
+        file = _open(uri)
         if not file.gives_parts:
             return b"".join(_blocks(file, ""))[start : start + length]
         return b"".join(_pieces(file, start, min(start + length, file.size)))
@@ -210,8 +217,8 @@ def copy(uri: str, path: Path, sha256: str = "") -> None:
     """Write a file's content to a local path; its hash must be `sha256` unless that is ""."""
 
     def read() -> None:
-        with path.open("wb", buffering=0) as file:
-            _write_blocks(file, _blocks(_begin(uri), sha256))
+        with path.open("wb") as file:
+            file.writelines(_blocks(_open(uri), sha256))
 
     retry_on_corruption(read)
 
@@ -224,31 +231,18 @@ def open_reader(uri: str, ahead: int) -> IO[bytes]:
     Raises:
         StorageError: it is missing or cannot be read; later too, from any of its methods.
     """
-    file = in_background(partial(_begin, uri))
+    file = in_background(partial(_open, uri))
     if file.gives_parts:
-        if file.size > PIECE:
-            return io.BufferedReader(_Reader(file, ahead), 128 * 1024)
-        return io.BytesIO(read_buffer(uri))
-    copied = tempfile.TemporaryFile(prefix="kubedet-", buffering=0)  # noqa: SIM115 (the caller closes it)
-    try:
-
-        def read() -> None:
-            copied.seek(0)
-            copied.truncate()
-            _write_blocks(copied, _blocks(_begin(uri), ""))
-
-        retry_on_corruption(read)
-    except BaseException:
-        copied.close()
-        raise
-    copied.seek(0)
-    return io.BufferedReader(copied, 128 * 1024)
+        return io.BufferedReader(_Reader(file, ahead), 128 * 1024)
+    with tempfile.NamedTemporaryFile(prefix="kubedet-") as copied:
+        copy(uri, Path(copied.name))
+        return open(copied.name, "rb")
 
 
 class _Reader(io.RawIOBase):
-    """What `open_reader` returns, without a buffer. One thread at a time.
+    """What `open_reader` returns, without a buffer; for one thread.
 
-    If it is read from the start to the end in order, the hash is checked before the last bytes are given.
+    If it is read in order from start to end, the hash is checked before the last bytes are returned.
     """
 
     def __init__(self, file: "_Object | web.WebFile", ahead: int) -> None:
@@ -256,7 +250,7 @@ class _Reader(io.RawIOBase):
         self._file, self._ahead = file, max(1, ahead)
         self._threads = DaemonThreadPool(self._ahead, "read")
         self._pieces = {0: self._threads.submit(file.first)}
-        self._digest = hashlib.sha256() if file.sha256 else None
+        self._digest = hashlib.sha256()
         self._position = self._hashed = 0
         self._last = -1
 
@@ -272,7 +266,7 @@ class _Reader(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}[whence]
         if base + offset < 0:
-            raise ValueError(f"negative place {base + offset}")
+            raise ValueError(f"negative position {base + offset}")
         self._position = base + offset
         return self._position
 
@@ -281,7 +275,7 @@ class _Reader(io.RawIOBase):
             return 0
         number, start = divmod(self._position, PIECE)
         view = memoryview(buffer).cast("B")
-        data = memoryview(self._get(number))[start : start + len(view)]
+        data = memoryview(self._piece(number))[start : start + len(view)]
         view[: len(data)] = data
         self._position += len(data)
         return len(data)
@@ -289,13 +283,11 @@ class _Reader(io.RawIOBase):
     def close(self) -> None:
         if not self.closed:
             self._threads.shutdown(cancel_futures=True)
-            for future in self._pieces.values():
-                future.cancel()
             self._pieces.clear()
         super().close()
 
-    def _get(self, number: int) -> Any:
-        """Return a piece; if the pieces are read one after the other, fetch the next ones meanwhile."""
+    def _piece(self, number: int) -> Any:
+        """Return a piece; if pieces are read in order, fetch the next ones meanwhile."""
         size = self._file.size
         if number != self._last:
             ahead = self._ahead if number == self._last + 1 else 0
@@ -308,7 +300,7 @@ class _Reader(io.RawIOBase):
             for one in wanted[self._ahead + 2 :]:
                 self._pieces.pop(one).cancel()
         data = result_of(self._pieces[number])
-        if number == self._hashed and self._digest is not None:
+        if number == self._hashed and self._file.sha256:
             self._digest.update(data)
             self._hashed += 1
             if self._hashed * PIECE >= size:
@@ -316,34 +308,8 @@ class _Reader(io.RawIOBase):
         return data
 
 
-class _WithoutRanges(Exception):
-    """The store has just turned out to give objects only whole."""
-
-
-def _get(bucket: Location, key: str, **options: Any) -> "obstore.GetResult":
-    store = bucket.parts if bucket.gives_ranges else bucket.whole
-    try:
-        return obstore.get(store, key, options=options or None)  # type: ignore[arg-type]
-    except Exception as error:
-        if "range" in options and any(said in str(error) for said in _NO_RANGES):
-            bucket.gives_ranges = False
-            raise _WithoutRanges from error
-        raise
-
-
-def _received(answer: "obstore.GetResult") -> Any:
-    data = answer.bytes()
-    traffic.read(len(data))
-    return data
-
-
-def _known_hash(answer: "obstore.GetResult") -> str:
-    attribute = answer.attributes.get("sha256", "")
-    return attribute if _SHA256.fullmatch(attribute) else ""
-
-
 def _pieces(file: "_Object | web.WebFile", start: int, stop: int) -> Iterator[Any]:
-    """Yield the part of a file in order, in buffers, while the next ones are fetched."""
+    """Yield a part of a file in buffers, in order, while the next ones are fetched."""
     fetched: deque[Future[Any]] = deque()
     with DaemonThreadPool(min(THREADS, 1 + (stop - start) // PIECE), "read") as threads:
         for begin in range(start, stop, PIECE):
@@ -357,81 +323,58 @@ def _pieces(file: "_Object | web.WebFile", start: int, stop: int) -> Iterator[An
 
 
 def _blocks(file: "_Object | web.WebFile", sha256: str) -> Iterator[Any]:
-    """Yield the content of a file in buffers, in order; its hash is checked before the last one.
-
-    Raises:
-        Corrupt: it is another one.
-    """
-    expected = sha256 or file.sha256
-    digest, last = hashlib.sha256() if expected else None, None
-    if not file.gives_parts:
-        blocks = file.stream()
-    elif file.size <= PIECE:
-        blocks = iter((file.first(),))
-    else:
-        blocks = _pieces(file, 0, file.size)
-    for block in blocks:
-        if digest is not None:
+    """Yield the content of a file in buffers, in order, and check its hash at the end."""
+    expected, digest = sha256 or file.sha256, hashlib.sha256()
+    for block in _pieces(file, 0, file.size) if file.gives_parts else file.stream():
+        if expected:
             digest.update(block)
-        if last is not None:
-            yield last
-        last = block
-    if digest is not None:
+        yield block
+    if expected:
         _compare(file.uri, digest.hexdigest(), expected)
-    yield b"" if last is None else last
 
 
 def _compare(uri: str, digest: str, expected: str) -> None:
+    """Raise `Corrupt` if a hash differs."""
     if digest != expected:
-        raise failures.Corrupt(
-            f"{uri} is damaged: its sha256 is {digest}, not {expected}",
-            fix="it was read again and differs still: run the command that writes it again",
-        )
-
-
-def _write_blocks(file: Any, blocks: Iterator[Any]) -> None:
-    for block in blocks:
-        left = memoryview(block)
-        while left:
-            left = left[file.write(left) :]
+        fix = "it was read again and still differs: run the command that writes it again"
+        raise failures.Corrupt(f"{uri} is damaged: its sha256 is {digest}, not {expected}", fix=fix)
 
 
 def state(uri: str) -> FileState | None:
-    """Return a file's size, time and ETag as the server tells them, or None if it is missing."""
+    """Return a file's size, time and ETag as the server reports them, or None if it is missing."""
     if scheme(uri) in WEB:
         return web.state(uri)
-    bucket, key = locate(uri)
+    location, key = locate(uri)
 
-    def look() -> FileState:
-        with translated(bucket, uri, "read"):
+    def look() -> FileState | None:
+        with suppress(failures.Absent), translated(location, uri, "read"):
             try:
-                return _file_state(obstore.head(bucket.parts, key))
+                return _file_state(obstore.head(location.reader, key))
             except Exception as error:
                 if failures.status_of(error) in (301, 307, 400, 403):
-                    obstore.get(bucket.parts, key)  # The answer to a HEAD does not say why.
+                    obstore.get(location.reader, key)  # The answer to a HEAD has no reason.
                 raise
-
-    try:
-        return in_background(look)
-    except failures.Absent:
         return None
+
+    return in_background(look)
 
 
 def scan(uri: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
-    """Yield the objects under a prefix, by name relative to it; page by page in order if it is recursive.
+    """Yield the objects under a prefix by relative name, page by page.
 
     Raises:
         StorageError: it cannot be listed, or a name leads out of the folder.
     """
     if scheme(uri) in WEB:
-        fix = "name one file, or use a local folder or an object store"
-        raise StorageError(f"cannot list {uri}", fix=fix)
-    bucket, prefix = locate(uri, folder=True)
+        raise StorageError(
+            f"cannot list {uri}", fix="name one file, or use a local folder or an object store"
+        )
+    location, prefix = locate(uri, folder=True)
     skip, empty = len(prefix) + 1 if prefix else 0, True
-    for meta, following in itertools.pairwise(itertools.chain(_list(bucket, prefix, uri, recursive), [None])):
+    for meta in _list(location, prefix, uri, recursive):
         empty = False
         name = meta["path"][skip:]
-        if not name or _is_folder(bucket, uri, meta, following):
+        if not name:  # A console's marker of the folder itself.
             continue
         if climbs(name):
             fix = "rename the object: no '..' and no first '/'"
@@ -441,82 +384,63 @@ def scan(uri: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
         _check_listing(uri, prefix)
 
 
-def _list(bucket: Location, prefix: str, uri: str, recursive: bool) -> Iterator[Any]:
-    with translated(bucket, uri, "list"):
+def _list(location: Location, prefix: str, uri: str, recursive: bool) -> Iterator[Any]:
+    with translated(location, uri, "list"):
         if not recursive:
-            listing = in_background(lambda: obstore.list_with_delimiter(bucket.parts, prefix or None))
+            listing = in_background(lambda: obstore.list_with_delimiter(location.reader, prefix or None))
             yield from listing["objects"]
             return
         last, tries = None, 1
         while tries:
-            pages = obstore.list(bucket.parts, prefix or None, offset=last, chunk_size=1000)
+            pages = obstore.list(location.reader, prefix or None, offset=last, chunk_size=1000)
             try:
                 while metas := in_background(partial(next, pages, None)):
                     yield from metas
                     last, tries = metas[-1]["path"], 1
                 tries = 0
-            except GenericError:  # A page that is cut off is not retried by obstore.
+            except GenericError:  # obstore does not retry a page that is cut off.
                 tries += 1
                 if tries > _TRIES:
                     raise
 
 
-def _is_folder(bucket: Location, uri: str, meta: Any, following: Any) -> bool:
-    """Tell whether an object stands for a folder: its key ends in a slash, which obstore leaves out.
-
-    Consoles make them, empty. If no file of the folder follows, the store is asked for an object without
-    the slash; not for names that have a dot, of which there may be many that are files.
-    """
-    if meta["size"]:
-        return False
-    if following and following["path"].startswith(f"{meta['path']}/"):
-        return True
-    if "." in meta["path"].rpartition("/")[2]:
-        return False
-    try:
-        with translated(bucket, uri, "read"):
-            in_background(lambda: obstore.head(bucket.parts, meta["path"]))
-    except failures.Absent:
-        return True
-    return False
-
-
 def _check_listing(uri: str, prefix: str) -> None:
-    """Refuse an empty listing of something that is no store, such as a web page."""
+    """Refuse an empty listing from something that is no store, such as a web page."""
     client, bucket = environment.client(environment.settings(scheme(uri))), uri.split("/")[2]
     try:
         next(iter(client.list_objects(bucket, prefix=prefix)), None)
     except (MinioException, ParseError, ValueError) as error:
-        raise failures.no_store(uri, "list") from error
+        fix = "check that the endpoint is one of S3, not a console or a proxy's page"
+        raise StorageError(f"cannot list {uri}: this is no answer of an object store", fix=fix) from error
     except HTTPError:
-        pass  # obstore had an answer, which holds.
+        pass  # obstore had an answer.
 
 
 def _file_state(meta: "obstore.ObjectMeta") -> FileState:
     modified = meta["last_modified"]
     assert isinstance(modified, datetime)
-    # obstore gives the beginning of 1970 if a server does not tell.
+    # obstore returns the beginning of 1970 if a server does not report a time.
     return FileState(meta["size"], modified.timestamp() or None, (meta["e_tag"] or "").strip('"'))
 
 
 def delete(uri: str) -> None:
-    """Delete an object; one that is not there is no error."""
-    bucket, key = _locate_to_write(uri)
+    """Delete an object, if it exists."""
+    location, key = _locate_to_write(uri)
 
     def request() -> None:
-        with suppress(failures.Absent), translated(bucket, uri, "delete"):
-            obstore.delete(bucket.parts, key)
+        with suppress(failures.Absent), translated(location, uri, "delete"):
+            obstore.delete(location.reader, key)
 
     in_background(request)
 
 
 def write_bytes(uri: str, data: bytes | memoryview, *, confirm: bool = False) -> None:
-    """Write an object; `confirm` reads it back, and writes it again if it is not what was sent."""
+    """Write an object; `confirm` reads it back, and writes it again if it differs."""
     _Upload(uri, io.BytesIO(data), len(data), hashlib.sha256(data).hexdigest(), confirm).run("overwrite")
 
 
 def upload(path: Path, uri: str, sha256: str = "", *, confirm: bool = False) -> None:
-    """Write a local file's content as an object; in parts if it is large.
+    """Write a local file's content as an object, in parts if it is large.
 
     Args:
         path: the file.
@@ -530,51 +454,48 @@ def upload(path: Path, uri: str, sha256: str = "", *, confirm: bool = False) -> 
 
 
 def create(uri: str, data: bytes) -> bool:
-    """Write an object unless there is one; tell whether it was written.
+    """Write an object unless it exists; return whether it was written.
 
-    A store that does not know conditional writes overwrites what another writer puts there between
-    the look and the write.
+    A store without conditional writes overwrites what another writer puts there between check and write.
     """
     upload = _Upload(uri, io.BytesIO(data), len(data), hashlib.sha256(data).hexdigest())
     return state(uri) is None and upload.run("create")
 
 
 class _Upload:
-    """One object that is written, with as many tries as it takes.
+    """An object that is written, with retries.
 
-    It carries its sha256 as an attribute. With each request goes a hash of its body, signed or as a checksum,
-    with which the store compares what it gets.
+    It gets its sha256 as an attribute. Each request carries a hash of its body, which the store checks.
     """
 
     def __init__(self, uri: str, source: IO[bytes], size: int, sha256: str, confirm: bool = False) -> None:
         self._uri, self._confirm = uri, confirm
-        self._bucket, self._key = _locate_to_write(uri)
+        self._location, self._key = _locate_to_write(uri)
         self._source, self._size, self._sha256 = source, size, sha256
-        kind = mimetypes.guess_type(self._key)[0] or "application/octet-stream"
-        self._attributes = {"Content-Type": kind, "sha256": sha256}  # A browser wants to know what it is.
+        kind = mimetypes.guess_type(self._key)[0] or "application/octet-stream"  # For browsers.
+        self._attributes = {"Content-Type": kind, "sha256": sha256}
         self._interrupted, self._ended = False, threading.Event()
 
     def run(self, mode: Literal["create", "overwrite"]) -> bool:
-        """Write it; returns False if there is another one that was not to be overwritten."""
+        """Write it; returns False if it exists and was not to be overwritten."""
         try:
-            return retry_on_corruption(lambda: self._written(mode))
+            return retry_on_corruption(lambda: self._write(mode))
         except BaseException:
-            # An upload that goes on in another thread removes its parts when its source fails.
+            # The upload may go on in another thread: it removes its parts when its source fails.
             self._interrupted = True
             self._ended.wait(_ABORT_SECONDS)
             raise
 
-    def _written(self, mode: Literal["create", "overwrite"]) -> bool:
-        """Write it, and confirm that it is there: stores have lost or altered what they acknowledged."""
+    def _write(self, mode: Literal["create", "overwrite"]) -> bool:
         self._ended.clear()
         try:
-            with translated(self._bucket, self._uri, "write"):
+            with translated(self._location, self._uri, "write"):
                 written = self._send(mode)
         finally:
             self._ended.set()
-        if self._confirm:
+        if self._confirm:  # Stores have lost or altered what they acknowledged.
             try:
-                for _ in _blocks(_begin(self._uri), self._sha256):
+                for _ in _blocks(_open(self._uri), self._sha256):
                     pass
             except failures.Absent:
                 raise failures.not_kept(self._uri, "it is not there") from None
@@ -594,16 +515,16 @@ class _Upload:
             return True
         except AlreadyExistsError:
             if mode == "create":
-                return self._is_there()  # Another was first, or the answer to a try of ours was lost.
+                return self._is_there()  # Another process was first, or the answer to our first try was lost.
             raise
         except Exception as error:
-            # The last request of an upload may have been answered, and the answer been lost.
+            # The answer to the last request of an upload may have been lost.
             if "NoSuchUpload" in str(error) and self._is_there():
                 return True
             raise
 
     def _put(self, source: Any, **options: Any) -> None:
-        obstore.put(self._bucket.whole, self._key, source, attributes=self._attributes, **options)
+        obstore.put(self._location.writer, self._key, source, attributes=self._attributes, **options)
 
     def _parts(self, length: int) -> Iterator[bytes]:
         while block := self._source.read(length):
@@ -613,12 +534,12 @@ class _Upload:
             yield block
 
     def _is_there(self) -> bool:
-        """Tell whether the object is there as we write it."""
+        """Return whether the object exists as we write it."""
         try:
-            answer = obstore.get(self._bucket.whole, self._key)
+            answer = obstore.get(self._location.writer, self._key)
         except FileNotFoundError:
             return False
-        return (answer.meta["size"], _known_hash(answer)) == (self._size, self._sha256)
+        return (answer.meta["size"], _attribute(answer)) == (self._size, self._sha256)
 
 
 def _locate_to_write(uri: str) -> tuple[Location, str]:

@@ -1,4 +1,4 @@
-"""Names of files: URIs, how they are joined, and what is known of the file behind one."""
+"""URIs: their parts, how they are joined, and the state of the files behind them."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 from trainer.base.errors import MissingError, StorageError, refuse_userinfo
 
 CLOUDS = ("gs", "az")
-"""Object stores that are no S3."""
+"""Object stores other than S3."""
 OBJECT_STORES = ("s3", "minio", *CLOUDS)
 WEB = ("http", "https")
 
@@ -22,48 +22,36 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::([0-9]*))?")
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,63}")
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
 _PORTS = {"http": 80, "https": 443}
-_ENDS = "and begins and ends with a letter or digit"
-_AMAZONS = r"(?!.*(\.\.|\.-|-\.))(?!.*(-s3alias|--ol-s3)$)"
-_LAX = (
-    re.compile(f"{_AMAZONS}[A-Za-z0-9][A-Za-z0-9._:-]+[A-Za-z0-9]"),
-    f"a name has 3 to 63 of a-z 0-9 . - {_ENDS}",
-)
+_S3_BUCKET = re.compile(r"(?!.*(\.\.|\.-|-\.))[A-Za-z0-9][A-Za-z0-9._:-]{1,61}[A-Za-z0-9]")
 _BUCKETS = {
-    "amazon": (
-        re.compile(f"(?!xn--){_AMAZONS}[a-z0-9][a-z0-9.-]+[a-z0-9]"),
-        f"{_LAX[1]}; for another store than Amazon's set AWS_ENDPOINT_URL",
-    ),
-    "s3": _LAX,
-    "minio": _LAX,
-    "gs": (
-        re.compile(r"(?=[^.]{1,63}(\.[^.]{1,63})*$)[a-z0-9][a-z0-9._-]+[a-z0-9]"),
-        f"a name has 3 to 63 of a-z 0-9 . _ - {_ENDS}",
-    ),
-    "az": (re.compile(r"[a-z0-9]+(-[a-z0-9]+)*|\$root|\$web"), f"a name has 3 to 63 of a-z 0-9 - {_ENDS}"),
+    "s3": _S3_BUCKET,
+    "minio": _S3_BUCKET,
+    "gs": re.compile(r"(?=[^.]{1,63}(\.[^.]{1,63})*$)[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"),
+    "az": re.compile(r"(?=.{3,63}$)[a-z0-9]+(-[a-z0-9]+)*|\$root|\$web"),
 }
-"""What names of buckets are like, and what to do about others. Amazon's rules:
-https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html; Google's:
-https://cloud.google.com/storage/docs/buckets#naming; Azure's:
+"""Names of buckets. S3 stores other than Amazon's allow capitals, `_` and `:`.
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
+https://cloud.google.com/storage/docs/buckets#naming
 https://learn.microsoft.com/rest/api/storageservices/naming-and-referencing-containers--blobs--and-metadata"""
 
 
 class InvalidAddress(MissingError):
-    """An address of the web that no server can have: asking again gives the same answer."""
+    """A web address that no server can have."""
 
 
 class FileState(NamedTuple):
-    """What is known of a file without reading it."""
+    """The state of a file."""
 
     size: int
     """Bytes."""
     modified: float | None
-    """Seconds since 1970; None where a server does not tell. A listing may be finer than a single answer."""
+    """Seconds since 1970; None if the server does not report it. Listings may be more precise."""
     etag: str
-    """The store's mark of this content; of a local file, its time of change in nanoseconds."""
+    """The store's mark of this content; of a local file, its modification time in nanoseconds."""
 
     @property
     def version(self) -> str:
-        """Changes when the content does: the mark, or the time where there is none."""
+        """Changes with the content: the ETag, or the time if there is none."""
         return self.etag or ("" if self.modified is None else str(self.modified))
 
 
@@ -74,20 +62,20 @@ def scheme(uri: str) -> str:
 
 
 def host_and_port(uri: str) -> tuple[str, int]:
-    """Return the host of an address of the web, in lower case and without brackets, and its port.
+    """Return the host of a web address, in lower case and without brackets, and its port.
 
-    Clients disagree about odd hosts such as `0177.0.0.1`, so only what all read alike is accepted: names of
-    letters, digits, `-` and `_` (others as in IDNA), IPv4 as four decimal numbers, and IPv6 in brackets
-    (RFC 3986, section 3.2.2; RFC 1035, section 2.3.4; https://url.spec.whatwg.org/#host-parsing).
+    Clients disagree about odd hosts such as `0177.0.0.1`, so only hosts that all read alike are accepted:
+    names of letters, digits, `-` and `_` (others as in IDNA), IPv4 as four decimal numbers, and IPv6 in
+    brackets (RFC 3986, section 3.2.2; RFC 1035, section 2.3.4; https://url.spec.whatwg.org/#host-parsing).
 
     Raises:
-        InvalidAddress: it is none.
+        InvalidAddress: there is no such host or port.
     """
     authority = _AUTHORITY.match(uri)
     named = authority[1].rpartition("@")[2] if authority else ""
     try:
         return _host_and_port(named, _PORTS.get(scheme(uri), 0))
-    except ValueError as error:  # UnicodeError is one.
+    except ValueError as error:  # Also UnicodeError.
         raise invalid_address(uri, str(error)) from None
 
 
@@ -95,7 +83,7 @@ def host_and_port(uri: str) -> tuple[str, int]:
 def _host_and_port(named: str, default_port: int) -> tuple[str, int]:
     match = _HOST.fullmatch(named)
     if match is None:
-        raise ValueError("it names no host" if not named else f"{named!r} is no host and port")
+        raise ValueError(f"{named!r} is no host and port")
     host, port = match[1].lower(), int(match[2][:6] if match[2] else default_port)
     if not 0 < port < 2**16:
         raise ValueError(f"there is no port {match[2]}")
@@ -104,7 +92,7 @@ def _host_and_port(named: str, default_port: int) -> tuple[str, int]:
     labels = host.encode("idna").decode("ascii").removesuffix(".").split(".")
     ".".join(labels).encode("ascii").decode("idna")
     if not all(map(_LABEL.fullmatch, labels)) or len(".".join(labels)) > 253:
-        raise ValueError(f"no host can be named {host!r}")
+        raise ValueError(f"{host!r} cannot be a host name")
     if _NUMBER.fullmatch(labels[-1]) and not _is_address(".".join(labels)):
         raise ValueError(f"{host!r} is neither a name nor an IPv4 address")
     return host.removesuffix("."), port
@@ -116,7 +104,7 @@ def invalid_address(uri: str, reason: str) -> InvalidAddress:
 
 
 def is_local(uri: str) -> bool:
-    """Tell whether the URI is a path on this machine (plain or file:)."""
+    """Return whether the URI is a path on this machine (plain or file:)."""
     return scheme(uri) in ("", "file")
 
 
@@ -124,42 +112,35 @@ def local_path(uri: str) -> Path:
     """Return the absolute path of a local URI, without following links.
 
     Raises:
-        StorageError: a file: URI names another machine, or the name cannot be one.
+        StorageError: it names another machine, or cannot be a path.
     """
-    if scheme(uri) != "file":
-        return Path(os.path.abspath(_usable(uri)))
+    path = uri
+    if scheme(uri) == "file":
+        try:
+            parts = urlsplit(uri)
+        except ValueError as error:
+            raise StorageError(f"{uri} is no address: {error}", fix="write a plain path") from None
+        if parts.netloc not in ("", "localhost"):
+            fix = f"write file:///{parts.netloc}{parts.path} or a plain path"
+            raise StorageError(f"{uri} names a file of the machine {parts.netloc!r}", fix=fix)
+        path = unquote(parts.path)
     try:
-        parts = urlsplit(uri)
-    except ValueError as error:
-        raise StorageError(f"{uri} is no address: {error}", fix="write a plain path") from None
-    if parts.netloc not in ("", "localhost"):
-        raise StorageError(
-            f"{uri} names a file of the machine {parts.netloc!r}",
-            fix=f"write file:///{parts.netloc}{parts.path} or a plain path",
-        )
-    return Path(os.path.abspath(_usable(unquote(parts.path))))
-
-
-def _usable(path: str) -> str:
-    """Return a path; refuse what the system cannot have in one."""
-    try:
-        name = os.fsencode(path)
+        is_name = b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:
-        name = b"\0"
-    if b"\0" in name:
-        raise StorageError(
-            f"{path!r} cannot be the name of a file", fix="use letters, digits, '.', '_' and '-'"
-        )
-    return path
+        is_name = False
+    if not is_name:
+        fix = "use letters, digits, '.', '_' and '-'"
+        raise StorageError(f"{path!r} cannot be the name of a file", fix=fix)
+    return Path(os.path.abspath(path))
 
 
 def absolute(uri: str) -> str:
-    """Return one spelling of the URI: a local one as an absolute path, others without a last slash."""
+    """Return one spelling of the URI: a local one as an absolute path, others without a final slash."""
     return str(local_path(uri)) if is_local(uri) else uri.rstrip("/")
 
 
 def climbs(name: str) -> bool:
-    """Tell whether a relative name is empty, absolute, or leads out of the folder it is joined to."""
+    """Return whether a relative name is empty, absolute, or leads out of the folder it is joined to."""
     plain = name.replace("\\", "/")
     pieces = set(plain.split("/"))
     return plain.startswith("/") or ".." in pieces or "\0" in name or not pieces - {"", "."}
@@ -169,7 +150,7 @@ def join(uri: str, *parts: str) -> str:
     """Append names to a URI.
 
     Raises:
-        StorageError: a part is absolute or contains `..`: names must not climb out of a folder.
+        StorageError: a part is absolute or contains `..`.
     """
     for part in parts:
         if climbs(part):
@@ -177,27 +158,29 @@ def join(uri: str, *parts: str) -> str:
     return "/".join([uri.rstrip("/"), *parts])
 
 
-def check_bucket(uri: str, *, strict: bool = False) -> None:
-    """Refuse a URI of an object store whose bucket has a name that no bucket can have.
+def parent(uri: str) -> str:
+    """Return the folder of the URI's file."""
+    return os.path.dirname(absolute(uri)) if is_local(uri) else uri.rstrip("/").rpartition("/")[0]
 
-    Args:
-        uri: any; nothing is said against those of other schemes.
-        strict: whether the store takes what Amazon S3 takes and no more. Others of S3 know capitals, `_`
-            and `:` too, as buckets of Amazon's early years did; the minio client lets these pass.
+
+def check_place(uri: str) -> None:
+    """Refuse a URI that cannot name a file, without a request.
 
     Raises:
-        StorageError: no bucket can have this name.
+        StorageError: it has no valid bucket or host.
+        ConfigError: it contains a name or password.
     """
-    if scheme(uri) not in OBJECT_STORES:
+    refuse_userinfo(uri, "the URI")
+    kind = scheme(uri)
+    if kind in WEB:
+        host_and_port(uri)
+    if kind not in OBJECT_STORES:
         return
-    refuse_userinfo(uri, f"the {scheme(uri)}:// URI")
-    kind, bucket = scheme(uri), uri.partition("://")[2].partition("/")[0]
+    bucket = uri.partition("://")[2].partition("/")[0]
     if not bucket:
         raise StorageError(f"{uri} names no bucket", fix=f"use {kind}://bucket/key")
-    known, fix = _BUCKETS["amazon" if strict and kind not in CLOUDS else kind]
-    most = 222 if kind == "gs" and "." in bucket else 63
-    good = known.fullmatch(bucket) and 3 <= len(bucket) <= most and not _is_address(bucket)
-    if not good:
+    if not _BUCKETS[kind].fullmatch(bucket) or _is_address(bucket):
+        fix = "a name has 3 to 63 of a-z 0-9 . - and begins and ends with a letter or digit"
         raise StorageError(f"{uri}: no bucket can be named {bucket!r}", fix=fix)
 
 
@@ -205,26 +188,3 @@ def _is_address(text: str) -> bool:
     with suppress(ValueError):
         return bool(IPv4Address(text))
     return False
-
-
-def check_place(uri: str) -> None:
-    """Refuse, without asking anybody, a URI that can name no file in the store that it would lead to.
-
-    Raises:
-        StorageError: the name of its bucket cannot be one.
-        ConfigError: it holds a name or password.
-    """
-    refuse_userinfo(uri, "the URI")
-    if scheme(uri) in WEB:
-        host_and_port(uri)
-    elif scheme(uri) in CLOUDS:
-        check_bucket(uri)
-    elif scheme(uri) in OBJECT_STORES:
-        from trainer.storage import environment
-
-        check_bucket(uri, strict=environment.is_amazon(scheme(uri)))
-
-
-def parent(uri: str) -> str:
-    """Return the folder that holds the URI's file."""
-    return os.path.dirname(absolute(uri)) if is_local(uri) else uri.rstrip("/").rpartition("/")[0]

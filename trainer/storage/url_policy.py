@@ -1,8 +1,8 @@
-"""Which servers addresses may lead to that stand in data, and in redirects, rather than in a user's hand.
+"""Which servers may be read by addresses from data and by redirects.
 
-Whoever writes annotations writes addresses, and a server answers with redirects: either could lead into the
-network that the pod is in, to a node's metadata service, or to a bucket that the pod's keys open. What the
-user named may be read; besides that only public addresses, and what the user allows by name.
+Authors of annotations choose addresses, and servers choose redirects. Either could lead into the pod's
+network, to a node's metadata service, or to a bucket that the pod's keys open. Allowed are the servers and
+buckets that the user named, public addresses, and what the user allows by name.
 """
 
 import ipaddress
@@ -17,13 +17,13 @@ from trainer.base.safe_text import has_userinfo
 from trainer.storage.uris import OBJECT_STORES, WEB, InvalidAddress, host_and_port, scheme
 
 MOST_BYTES = 64 * 1024 * 1024
-"""Of a file from an address that stands in data; a server could send for ever."""
+"""Of a file whose address comes from data; a server could send without end."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]")
 
-# Own lists: what the standard library takes for global has changed with its patch releases. Ranges with a few
-# reachable addresses for infrastructure (anycast relays, Teredo, 6to4) are left out as a whole: they hold no
-# web servers, and some lead to an IPv4 address of any kind.
+# The standard library's idea of a global address has changed with its patch releases. Ranges with a few
+# reachable addresses for infrastructure (anycast relays, Teredo, 6to4) are refused whole: they have no web
+# servers, and some lead to any IPv4 address.
 # https://www.iana.org/assignments/iana-ipv4-special-registry (2025-10-22), .../iana-ipv6-special-registry
 _SPECIAL_IPV4 = tuple(map(ipaddress.IPv4Network, (
     "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
@@ -33,29 +33,29 @@ _SPECIAL_IPV4 = tuple(map(ipaddress.IPv4Network, (
     "168.63.129.16/32",
 )))  # fmt: skip
 _ALLOCATED = ipaddress.IPv6Network("2000::/3")
-"""All that is allocated as global unicast (https://www.iana.org/assignments/ipv6-address-space)."""
+"""All global unicast addresses (https://www.iana.org/assignments/ipv6-address-space)."""
 _SPECIAL_IPV6 = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-"""A translator puts the packet on to the IPv4 address in the last 32 bits (RFC 6052)."""
+"""A translator forwards packets to the IPv4 address in the last 32 bits (RFC 6052)."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Refused(StorageError):
-    """An address that nobody allowed."""
+    """An address that is not allowed."""
 
 
 @dataclass(frozen=True)
 class UrlPolicy:
-    """What addresses in data may lead to.
+    """Which addresses from data are allowed.
 
     Args:
         named: URIs that the user named; their servers and buckets may be read.
-        allowed: further ones: `host`, `host:port`, `10.0.0.0/8`, `s3://bucket`.
+        allowed: others: `host`, `host:port`, `10.0.0.0/8`, `s3://bucket`.
         anywhere: whether all servers may be read.
 
     Raises:
-        ConfigError: one of the allowed is of no such form.
+        ConfigError: one of `allowed` has another form.
     """
 
     named: tuple[str, ...] = ()
@@ -64,80 +64,71 @@ class UrlPolicy:
 
     def __post_init__(self) -> None:
         for text in self.allowed:
-            if not _is_usable(text):
-                raise ConfigError(
-                    f"data.allow_hosts: cannot use {text!r}",
-                    fix="write host, host:port, a network as 10.0.0.0/8, or a bucket as s3://bucket",
-                )
+            if not _is_valid(text):
+                fix = "write host, host:port, a network as 10.0.0.0/8, or a bucket as s3://bucket"
+                raise ConfigError(f"data.allow_hosts: cannot use {text!r}", fix=fix)
 
     def is_named(self, uri: str) -> bool:
-        """Tell whether a URI is on a server, or in a bucket, that the user named; local files are."""
+        """Return whether a URI is local, or on a server or in a bucket that the user named."""
         place = _place(uri)
-        return scheme(uri) in ("", "file") or (
-            bool(place) and any(_place(known) == place for known in self.named)
-        )
+        return scheme(uri) in ("", "file") or (bool(place) and place in map(_place, self.named))
 
     def check(self, uri: str) -> None:
-        """Refuse what is seen from an address alone; where its host's name leads `check_peer` tells.
+        """Refuse an address by its text alone; `check_names` looks up its host.
 
         Raises:
-            Refused: nobody allowed it.
+            Refused: it is not allowed.
         """
         kind = scheme(uri)
         if has_userinfo(uri):
-            raise Refused(
-                f"refused {uri}: it has a name or password in it", fix="leave that out of the address"
-            )
+            fix = "remove it from the address"
+            raise Refused(f"refused {uri}: it contains a name or password", fix=fix)
+        host = host_and_port(uri)[0] if kind in WEB else ""
         if self.anywhere or self.is_named(uri):
-            if kind in WEB:
-                host_and_port(uri)
             return
         if kind in OBJECT_STORES:
             place = _place(uri)
-            if place not in {_place(text) for text in self.allowed}:
-                raise Refused(
-                    f"refused {uri}: this bucket is not the source's, but this process' keys may open it",
-                    fix=f"where it may be: --set 'data.allow_hosts=[\"{place}\"]'",
-                )
+            if place not in map(_place, self.allowed):
+                fix = f"to allow it: --set 'data.allow_hosts=[\"{place}\"]'"
+                raise Refused(f"refused {uri}: this bucket is not the source's", fix=fix)
         elif kind in WEB:
-            host, _ = host_and_port(uri)
-            with suppress(ValueError):
+            with suppress(ValueError):  # A name.
                 self.check_peer(uri, host)
         else:
             raise Refused(f"refused {uri}: no address of a server", fix="write http://, https:// or a bucket")
 
     def check_peer(self, uri: str, peer: str) -> None:
-        """Refuse an IP address that an address in the web leads to, if it is none of the public network.
+        """Refuse an IP address that is not public.
 
         Args:
-            uri: the address.
-            peer: the IP address, as it is about to be connected to.
+            uri: the web address that leads there.
+            peer: the IP address that is about to be connected to.
 
         Raises:
-            Refused: nobody allowed it.
+            Refused: it is not allowed.
             ValueError: `peer` is no IP address.
         """
         address = ipaddress.ip_address(peer.partition("%")[0].strip("[]"))
         if self.anywhere or _is_public(address):
             return
         host, port = host_and_port(uri)
-        if self.is_named(uri) or any(_is_meant(text, host, port, address) for text in self.allowed):
+        if self.is_named(uri) or any(_allows(text, host, port, address) for text in self.allowed):
             return
         at = f"{host} is at {address}" if host != str(address) else str(address)
         raise Refused(
             f"refused {uri}: {at}, which is no address of the public network",
-            fix=f"where it may be read: --set 'data.allow_hosts=[\"{host}\"]'",
+            fix=f"to allow it: --set 'data.allow_hosts=[\"{host}\"]'",
         )
 
     def check_names(self, uri: str) -> list[Any]:
-        """Look a host's name up, and refuse it if any of its addresses is refused.
+        """Look up a host, and refuse it if any of its addresses is refused.
 
         Returns:
-            What `socket.getaddrinfo` gave: who connects, connects to these.
+            The result of `socket.getaddrinfo`: the addresses to connect to.
 
         Raises:
             OSError: the name is not known.
-            Refused: nobody allowed it.
+            Refused: an address is not allowed.
         """
         host, port = host_and_port(uri)
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -147,36 +138,34 @@ class UrlPolicy:
 
 
 def _place(uri: str) -> str:
-    """Return host and port of an address in the web, scheme and bucket of an object; "" for what has none."""
+    """Return host and port of a web address, scheme and bucket of an object; "" for others."""
     kind = scheme(uri)
     if kind in OBJECT_STORES:
         return f"{kind}://{uri.partition('://')[2].partition('/')[0]}"
-    if kind not in WEB:
-        return ""
-    try:
-        return "{}:{}".format(*host_and_port(uri))
-    except InvalidAddress:
-        return ""
+    with suppress(InvalidAddress):
+        return "{}:{}".format(*host_and_port(uri)) if kind in WEB else ""
+    return ""
 
 
-def _is_usable(text: str) -> bool:
+def _is_valid(text: str) -> bool:
     if scheme(text) in OBJECT_STORES and "://" in text:
-        return bool(text.partition("://")[2].strip("/")) and "/" not in text.partition("://")[2].rstrip("/")
+        bucket = text.partition("://")[2].rstrip("/")
+        return bool(bucket) and "/" not in bucket
     with suppress(ValueError):
         return bool(ipaddress.ip_network(text))
     host, _, port = text.rpartition(":") if re.search(r":\d+$", text) else (text, "", "80")
     return bool(_NAME.fullmatch(host)) and 0 < int(port) < 65536
 
 
-def _is_meant(text: str, host: str, port: int, address: Address) -> bool:
-    """Tell whether one of the allowed names a host, or a network that its address is in."""
+def _allows(text: str, host: str, port: int, address: Address) -> bool:
+    """Return whether an entry of `allowed` names a host, or a network that contains its address."""
     with suppress(ValueError):
         return address in ipaddress.ip_network(text)
     return text.lower().replace("[", "").replace("]", "") in (host, f"{host}:{port}")
 
 
 def _is_public(address: Address) -> bool:
-    """Tell whether an address is of the public network; one that holds another is what that one is."""
+    """Return whether an address is public; of an IPv6 address that contains an IPv4 one, that one counts."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is None and address not in _NAT64:
             return address in _ALLOCATED and not any(address in network for network in _SPECIAL_IPV6)

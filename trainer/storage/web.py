@@ -1,7 +1,7 @@
-"""Files of web servers, by urllib3, which connects only to addresses that a policy allows.
+"""Files of web servers, read by urllib3, which connects only to addresses that a policy allows.
 
-obstore follows redirects wherever they lead. Here each hop is checked, and each address of a host before it
-is connected to.
+obstore follows redirects to any address. Here each hop is checked, and each address of a host before a
+connection is made to it.
 """
 
 import ssl
@@ -23,39 +23,37 @@ from urllib3.util.connection import create_connection
 from trainer.base import traffic
 from trainer.base.errors import StorageError, refuse_userinfo
 from trainer.base.safe_text import whole_number
-from trainer.storage import environment, failures, hub, retry_policy
+from trainer.storage import environment, failures, hub
 from trainer.storage.uris import WEB, FileState, host_and_port, invalid_address, scheme
 from trainer.storage.url_policy import MOST_BYTES, Refused, UrlPolicy
 
 _BLOCK = 1024 * 1024
-_NO_HEAD = (405, 501)
 _REDIRECTS = (301, 302, 303, 307, 308)
-_HOPS = 5
-"""Redirects that are followed."""
+_MOST_REDIRECTS = 5
 _CONNECTIONS = 64
-"""That are kept open to a server."""
+"""Connections to a server that are kept open."""
 _LEAST_RATE = 50_000.0
 """Bytes a second, of an answer that takes longer than a request may."""
 _BROKEN = (urllib3.exceptions.HTTPError, HTTPException, OSError)
 
 
 class WebFile:
-    """A file of a server that a user named, whose first bytes have been asked for.
+    """A file whose first bytes have been asked for, by an address from the user.
 
     Args:
         uri: its address.
-        length: how many bytes are wanted at first.
+        length: how many bytes to ask for first.
 
     Raises:
-        Refused: a public server redirects into the network that this process is in.
+        Refused: a public server redirects into this process's network.
         StorageError: it is missing or cannot be read.
     """
 
     sha256 = ""
-    """Not known."""
+    """Unknown."""
 
     def __init__(self, uri: str, length: int) -> None:
-        self._policy, self._asked = policy_of_user(uri), length
+        self._policy, self._length = policy_of_user(uri), length
         self.gives_parts, self.size, self._first = True, 0, b""
         with _answer("GET", uri, self._policy, {"Range": f"bytes=0-{length - 1}"}) as (response, hop):
             self.uri, self._etag = hop, response.headers.get("etag", "")
@@ -64,38 +62,37 @@ class WebFile:
                 return
             _check(response, uri)
             if response.status != 206 or total is None:
-                total = _length(response)
+                total = _content_length(response)
                 self.gives_parts = total is not None and total <= length
             self.size = -1 if total is None else total
             if self.gives_parts:
-                self._first = _body(response, uri)
+                self._first = b"".join(_blocks(response, uri))
             else:
                 response.close()
 
     def first(self) -> bytes:
-        """Return the first bytes, all of a small file."""
-        end = min(self._asked, self.size)
+        """Return the first bytes: the whole of a small file."""
+        end = min(self._length, self.size)
         return self._first if len(self._first) == end else self._first + self.piece(len(self._first), end)
 
     def piece(self, start: int, stop: int) -> bytes:
         """Return a part of the file.
 
         Raises:
-            Changed: it is another version now.
+            Changed: there is another version now.
             Transient: the answer was cut off.
             StorageError: it cannot be read.
         """
         headers = {"Range": f"bytes={start}-{stop - 1}"}
-        if self._etag and not self._etag.startswith("W/"):  # A weak mark holds for no range.
+        if self._etag and not self._etag.startswith("W/"):  # A weak ETag cannot be used with ranges.
             headers["If-Match"] = self._etag
         with _answer("GET", self.uri, self._policy, headers) as (response, _):
-            if response.status in (404, 412, 416):
-                raise failures.changed(self.uri)
-            _check(response, self.uri)
+            if response.status not in (404, 412, 416):
+                _check(response, self.uri)
             now = (_total(response), response.headers.get("etag", ""))
             if response.status != 206 or now != (self.size, self._etag):
                 raise failures.changed(self.uri)
-            data = _body(response, self.uri)
+            data = b"".join(_blocks(response, self.uri))
         if len(data) != stop - start:
             raise failures.cut_off(self.uri, f"{len(data)} of {stop - start} bytes came")
         return data
@@ -108,26 +105,26 @@ class WebFile:
 
 
 def read_range(uri: str, start: int, stop: int) -> bytes:
-    """Return a part of a file that a user named, or as many of its bytes as there are, by one request."""
+    """Return a part of a file, or as many of its bytes as there are, by an address from the user."""
     with _answer("GET", uri, policy_of_user(uri), {"Range": f"bytes={start}-{stop - 1}"}) as (response, _):
         if response.status == 416:
             return b""
         _check(response, uri)
-        data = _body(response, uri)
+        data = b"".join(_blocks(response, uri))
         return data if response.status == 206 else data[start:stop]
 
 
 def state(uri: str) -> FileState | None:
-    """Return a file's size, time and ETag as the server tells them, or None if it is missing.
+    """Return a file's size, time and ETag as the server reports them, or None if it is missing.
 
-    The size is 0 if the server does not tell it.
+    The size is 0 if the server does not report it.
 
     Raises:
-        StorageError: it cannot be reached, or one may not look.
+        StorageError: it cannot be reached, or may not be read.
     """
     for method in ("HEAD", "GET"):
         with _answer(method, uri, policy_of_user(uri), {}) as (response, _):
-            if method == "HEAD" and response.status in _NO_HEAD:
+            if method == "HEAD" and response.status in (405, 501):
                 continue
             if method == "GET":
                 response.close()
@@ -135,38 +132,45 @@ def state(uri: str) -> FileState | None:
                 _check(response, uri)
             except failures.Absent:
                 return None
-            headers, size = response.headers, _length(response)
-        break
+            break
     try:
-        modified = parsedate_to_datetime(headers["last-modified"]).timestamp()
+        modified = parsedate_to_datetime(response.headers["last-modified"]).timestamp()
     except (KeyError, TypeError, ValueError):
         modified = None
-    return FileState(size or 0, modified, headers.get("etag", ""))
+    return FileState(_content_length(response) or 0, modified, response.headers.get("etag", ""))
 
 
 def read_within(uri: str, policy: UrlPolicy, most: int = MOST_BYTES) -> bytes:
-    """Return a file's content, by an address that a user did not write.
+    """Return a file's content, by an address that comes from data.
 
     Args:
         uri: the address.
-        policy: where it, and the redirects from it, may lead.
-        most: bytes that it may have.
+        policy: which addresses are allowed, for it and its redirects.
+        most: bytes that the file may have.
 
     Raises:
-        Refused: it leads where it may not.
+        Refused: an address is not allowed.
         StorageError: it is missing, larger, or cannot be read.
     """
+    blocks, received = [], 0
     with _answer("GET", uri, policy, {}) as (response, _):
         _check(response, uri)
-        return _body(response, uri, most)
+        for block in _blocks(response, uri):
+            received += len(block)
+            if received > most:
+                response.close()
+                fix = "use a smaller file, or put it next to the annotations, where files may be larger"
+                raise StorageError(f"cannot read {uri}: more than {most} bytes", fix=fix)
+            blocks.append(block)
+    return b"".join(blocks)
 
 
 def problem_of(server: str, uri: str, connect: float, silence: float) -> StorageError | None:
-    """Ask a server once for any answer; return why there is none.
+    """Ask a server once for any answer; return the error if there is none.
 
     Args:
         server: its address.
-        uri: for which file; for the message.
+        uri: the file that is wanted, for the message.
         connect: seconds to wait for a connection.
         silence: seconds to wait for an answer.
     """
@@ -175,17 +179,16 @@ def problem_of(server: str, uri: str, connect: float, silence: float) -> Storage
         timeout = urllib3.Timeout(connect=max(connect, 0.1), read=max(silence, 0.1))
         client.request("HEAD", server, headers=token, timeout=timeout, retries=False, redirect=False)
     except urllib3.exceptions.ProtocolError:
-        return None  # It is there; what is wrong the request itself tells.
+        return None  # There is a server; the request itself will say what is wrong.
     except urllib3.exceptions.HTTPError as error:
         return failures.no_answer(uri, error)
     return None
 
 
 def policy_of_user(uri: str) -> UrlPolicy:
-    """Return where a server that a user named may lead.
+    """Return where a server that the user named may redirect to.
 
-    No public server has a reason to lead into the network that this process is in; one that is in it is
-    trusted.
+    A public server has no reason to lead into this process's network. A server in that network is trusted.
     """
     refuse_userinfo(uri, "the address")
     host_and_port(uri)
@@ -205,30 +208,30 @@ def _policy_of_origin(origin: str) -> UrlPolicy:
 def _answer(
     method: str, uri: str, policy: UrlPolicy, headers: Mapping[str, str]
 ) -> Iterator[tuple[urllib3.BaseHTTPResponse, str]]:
-    """Give a server's answer that is no redirect, and the address of the last of the hops that lead there.
+    """Follow redirects; give the answer that is none, and its address.
 
     Raises:
-        Refused: a hop leads where it may not.
-        RedirectLoop: there is no end of them.
+        Refused: a hop is not allowed.
+        RedirectLoop: there are too many hops.
         StorageError: the server cannot be reached.
     """
     hops = [uri]
     while True:
         response = _request(method, hops[-1], policy, headers)
+        target = response.headers.get("location", "")
+        is_redirect = response.status in _REDIRECTS and bool(target)
         try:
-            target = response.headers.get("location", "")
-            is_redirect = response.status in _REDIRECTS and bool(target)
             if not is_redirect:
                 yield response, hops[-1]
-            if (_length(response) or 0) > _BLOCK:
+            if (_content_length(response) or 0) > _BLOCK:
                 response.close()
             response.drain_conn()
             response.release_conn()
-            if not is_redirect:
-                return
         except BaseException:
             response.close()
             raise
+        if not is_redirect:
+            return
         try:
             following = urljoin(hops[-1], target)
         except ValueError as error:
@@ -236,7 +239,7 @@ def _answer(
         if scheme(following) not in WEB:
             fix = "let it redirect to http:// or https://"
             raise Refused(f"refused {uri}: it redirects to {following}", fix=fix)
-        if following in hops or len(hops) > _HOPS:
+        if following in hops or len(hops) > _MOST_REDIRECTS:
             raise failures.redirect_loop(uri, [*hops, following])
         hops.append(following)
 
@@ -246,17 +249,16 @@ def _request(
 ) -> urllib3.BaseHTTPResponse:
     """Ask a server, without following its redirects."""
     policy.check(hop)
-    # The hub's token is for the hub, if the user named that.
+    # The hub's token is for the hub, if the user named it.
     token = hub.authorization(hop) if policy.is_named(hop) else {}
-    waits = retry_policy.RETRIES
+    waits = environment.RETRIES
     timeout = urllib3.Timeout(connect=waits.connect, read=waits.silence)
     retries = urllib3.Retry(
         total=None, connect=4, read=3, redirect=False, status=12, other=0, status_forcelist=failures.BUSY,
         backoff_factor=min(0.2, waits.wait), backoff_max=waits.wait, raise_on_status=False,
     )  # fmt: skip
     try:
-        _, port = host_and_port(hop)
-        address = parse_url(hop)
+        address, (_, port) = parse_url(hop), host_and_port(hop)
         client = _client(scheme(hop), address.host or "", port, policy)
         target = hop.partition("#")[0] if isinstance(client, urllib3.PoolManager) else address.request_uri
         return client.urlopen(
@@ -271,9 +273,9 @@ def _request(
 
 @lru_cache(maxsize=256)
 def _client(kind: str, host: str, port: int, policy: UrlPolicy) -> urllib3.PoolManager | HTTPConnectionPool:
-    """Return connections to a server that lead to addresses which the policy allows.
+    """Return connections to a server, to addresses that the policy allows.
 
-    Through a proxy, which connects itself, the names are checked.
+    A proxy connects by itself: then only the names are checked.
     """
     origin = f"{kind}://{host}:{port}"
     if environment.proxy_of(origin):
@@ -282,7 +284,7 @@ def _client(kind: str, host: str, port: int, policy: UrlPolicy) -> urllib3.PoolM
         return environment.web_client(origin)
 
     def connect(connection: HTTPConnection) -> Any:
-        """Connect as urllib3 does, but to the addresses that were checked: none is looked up twice."""
+        """Connect as urllib3 does, but to the addresses that were checked, without a second lookup."""
         refusal: OSError | None = None
         try:
             addresses = policy.check_names(origin)
@@ -301,12 +303,10 @@ def _client(kind: str, host: str, port: int, policy: UrlPolicy) -> urllib3.PoolM
         raise urllib3.exceptions.NewConnectionError(connection, str(refusal)) from refusal
 
     class Plain(HTTPConnection):
-        def _new_conn(self) -> Any:
-            return connect(self)
+        _new_conn = connect
 
     class Encrypted(HTTPSConnection):
-        def _new_conn(self) -> Any:
-            return connect(self)
+        _new_conn = connect
 
     if kind == "http":
         plain = HTTPConnectionPool(host, port, maxsize=_CONNECTIONS)
@@ -318,8 +318,8 @@ def _client(kind: str, host: str, port: int, policy: UrlPolicy) -> urllib3.PoolM
     return encrypted
 
 
-def forget_connections() -> None:
-    """Look names, proxies and authorities up again when a server is used next."""
+def forget_stores() -> None:
+    """Look up names, proxies and certificates again when a server is used next."""
     _client.cache_clear()
     _policy_of_origin.cache_clear()
 
@@ -329,26 +329,13 @@ def _check(response: urllib3.BaseHTTPResponse, uri: str) -> None:
         raise failures.web_refusal(response.status, uri)
 
 
-def _length(response: urllib3.BaseHTTPResponse) -> int | None:
+def _content_length(response: urllib3.BaseHTTPResponse) -> int | None:
     return whole_number(response.headers.get("content-length", ""))
 
 
 def _total(response: urllib3.BaseHTTPResponse) -> int | None:
-    """Return the size of the file that an answer has a part of, if it tells."""
+    """Return the size of the file of which an answer has a part, if it is known."""
     return whole_number(response.headers.get("content-range", "").rpartition("/")[2])
-
-
-def _body(response: urllib3.BaseHTTPResponse, uri: str, most: int | None = None) -> bytes:
-    """Return the body of an answer, if it is whole and has at most so many bytes."""
-    blocks, received = [], 0
-    for block in _blocks(response, uri):
-        received += len(block)
-        if most is not None and received > most:
-            response.close()
-            fix = "give it beside the annotations, where files may be larger, or a smaller one"
-            raise StorageError(f"cannot read {uri}: more than {most} bytes", fix=fix)
-        blocks.append(block)
-    return b"".join(blocks)
 
 
 def _blocks(response: urllib3.BaseHTTPResponse, uri: str) -> Iterator[bytes]:
@@ -356,7 +343,7 @@ def _blocks(response: urllib3.BaseHTTPResponse, uri: str) -> Iterator[bytes]:
 
     Raises:
         Transient: it is cut off.
-        StorageError: it takes too long in all: a byte now and then breaks no limit of silence.
+        StorageError: it takes too long in all; single bytes would keep it alive for ever.
     """
     received, began = 0, time.monotonic()
     try:
@@ -364,11 +351,11 @@ def _blocks(response: urllib3.BaseHTTPResponse, uri: str) -> Iterator[bytes]:
             received += len(block)
             traffic.read(len(block))
             yield block
-            if time.monotonic() - began > retry_policy.RETRIES.total / 2 + received / _LEAST_RATE:
+            if time.monotonic() - began > environment.RETRIES.total / 2 + received / _LEAST_RATE:
                 response.close()
                 fix = "check the network and the server, and run again: what is finished is kept"
                 raise StorageError(f"cannot read {uri}: the server is too slow", fix=fix, passing=True)
     except _BROKEN as error:
         raise failures.cut_off(uri, error) from error
-    if _length(response) not in (None, received):
-        raise failures.cut_off(uri, f"{received} of {_length(response)} bytes came")
+    if _content_length(response) not in (None, received):
+        raise failures.cut_off(uri, f"{received} of {_content_length(response)} bytes came")

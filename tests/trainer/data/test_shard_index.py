@@ -19,7 +19,7 @@ from trainer.data import shard_index
 from trainer.data.download import download
 from trainer.data.shard_index import Fetched, ShardCache, ShardDataset
 from trainer.data.shards import shard
-from trainer.storage.copies import FOLDER
+from trainer.storage.cache import FOLDER
 
 CONFIG = DataConfig(processes=1, shard_bytes=4000, val_fraction=0.0)
 NAMES = [f"{number}.jpg" for number in range(20)]

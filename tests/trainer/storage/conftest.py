@@ -71,6 +71,7 @@ def google_bucket(
     address = moto_server.removeprefix("http://")
     _patiently(lambda: Minio(address, "key", "secretsecret", secure=False).make_bucket(bucket))
     with google_store(moto_server) as endpoint:
+        monkeypatch.setenv("GOOGLE_BASE_URL", endpoint)
         monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", service_account(tmp_path, endpoint))
         yield f"gs://{bucket}"
 

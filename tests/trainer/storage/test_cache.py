@@ -13,7 +13,7 @@ from descriptors import open_below
 from trainer import storage
 from trainer.base.errors import StorageError
 from trainer.storage import cache
-from trainer.storage.copies import FOLDER, LIMIT
+from trainer.storage.cache import FOLDER, LIMIT
 
 SIZE = 100_000
 
@@ -66,8 +66,8 @@ def folder(tmp_path, monkeypatch):
 
 
 def let_go():
-    while cache._HELD:
-        os.close(cache._HELD.popitem()[1])
+    while cache._held:
+        os.close(cache._held.popitem()[1])
 
 
 def kept(folder):
@@ -126,7 +126,7 @@ def test_few_descriptors_are_held(server, folder, monkeypatch):
     for name in "12345":
         for _ in range(3):
             storage.local_copy(f"{uri}/{name}")
-    assert len(cache._HELD) == 2
+    assert len(cache._held) == 2
     assert len(open_below(folder)) == 2
     assert kept(folder) == {"3", "4", "5"}, "the third was in use when the fifth came"
 
@@ -177,7 +177,7 @@ def test_a_folder_of_the_callers_own_keeps_all_and_holds_nothing(server, folder,
     uri, _ = server
     for name in "1234":
         storage.local_copy(f"{uri}/{name}", tmp_path / "mine")
-    assert len(kept(tmp_path / "mine")) == 4 and not cache._HELD
+    assert len(kept(tmp_path / "mine")) == 4 and not cache._held
 
 
 def test_a_folder_that_cannot_be_written_is_named(server, folder):

@@ -6,10 +6,11 @@ import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from prepared_server import Server
 
 from trainer import storage
 from trainer.base.errors import StorageError
-from trainer.storage import clouds, objects
+from trainer.storage import location, objects
 
 GOOGLE = {"client_email": "", "private_key": "", "private_key_id": "", "disable_oauth": True}
 
@@ -34,8 +35,7 @@ def metadata_server(monkeypatch):
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    monkeypatch.setenv("GCE_METADATA_IP", f"127.0.0.1:{server.server_port}")
-    monkeypatch.setattr(clouds, "_present", set())
+    monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
     yield asked
     server.shutdown()
     server.server_close()
@@ -44,31 +44,34 @@ def metadata_server(monkeypatch):
 @pytest.mark.parametrize(
     ("uri", "variables", "names"),
     [
-        ("gs://bucket/x", {"GCE_METADATA_IP": "127.0.0.1:9"}, "GOOGLE_SERVICE_ACCOUNT"),
+        ("gs://bucket/x", {"GCE_METADATA_HOST": "127.0.0.1:9"}, "GOOGLE_SERVICE_ACCOUNT"),
         ("gs://bucket/x", {"GOOGLE_SERVICE_ACCOUNT": "/none.json"}, "GOOGLE_APPLICATION_CREDENTIALS"),
         ("gs://bucket/x", {"GOOGLE_APPLICATION_CREDENTIALS": "/none.json"}, "GOOGLE_SERVICE_ACCOUNT"),
         ("gs://bucket/x", {"GOOGLE_SERVICE_ACCOUNT_KEY": "[]"}, "GOOGLE_SERVICE_ACCOUNT"),
         ("gs://bucket/x", {"GOOGLE_SERVICE_ACCOUNT_KEY": "{}"}, "GOOGLE_SERVICE_ACCOUNT"),
         ("az://container/x", {}, "AZURE_STORAGE_ACCOUNT_NAME"),
+        ("az://container/x", {"AZURE_STORAGE_ACCOUNT_NAME": "kubedet"}, "AZURE_STORAGE_ACCOUNT_KEY"),
         ("az://container/x", {"AZURE_STORAGE_ACCOUNT_NAME": "a/b"}, "AZURE_STORAGE_ACCOUNT_KEY"),
         ("az://container/x", {"AZURE_STORAGE_ACCOUNT_KEY": "!"}, "AZURE_FEDERATED_TOKEN_FILE"),
         ("az://container/x", {"AZURE_STORAGE_SAS_TOKEN": "x"}, "AZURE_STORAGE_SAS_TOKEN"),
         ("az://container/x", {"AZURE_STORAGE_TOKEN": "a\nb"}, "environment"),
     ],
 )
-def test_who_is_nobody_is_told_at_once_what_to_set(bare_clouds, monkeypatch, uri, variables, names):
-    monkeypatch.setattr(clouds, "_present", set())
-    monkeypatch.setattr(clouds, "_TRIES", 2)
+def test_missing_credentials_are_reported_soon(bare_clouds, monkeypatch, uri, variables, names):
+    server = Server()
+    monkeypatch.setattr(location, "_CREDENTIAL_SECONDS", 1.0)
+    for name in ("GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT"):
+        monkeypatch.setenv(name, server.url.removesuffix("/x"))
     if variables and uri.startswith("az"):
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "kubedet")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     began = time.monotonic()
-    for action in (storage.read_bytes, lambda uri: storage.write_bytes(uri, b"")):
-        with pytest.raises(StorageError) as caught:
-            action(uri)
-        assert names in caught.value.fix and not caught.value.passing
-    assert time.monotonic() - began < 15
+    with pytest.raises(StorageError) as caught:
+        storage.read_bytes(uri)
+    assert names in caught.value.fix and not caught.value.passing
+    assert time.monotonic() - began < 30
+    server.stop()
 
 
 @pytest.mark.parametrize(
@@ -76,7 +79,7 @@ def test_who_is_nobody_is_told_at_once_what_to_set(bare_clouds, monkeypatch, uri
 )
 @pytest.mark.parametrize("kind", ["gs", "az"])
 def test_an_endpoint_that_cannot_be_used_is_named(bare_clouds, monkeypatch, kind, url):
-    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(GOOGLE | {"gcs_base_url": url}))
+    monkeypatch.setenv("GOOGLE_BASE_URL", url)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "kubedet")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "c2VjcmV0")
     monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", url)
@@ -88,11 +91,10 @@ def test_an_endpoint_that_cannot_be_used_is_named(bare_clouds, monkeypatch, kind
 def test_workload_identity_of_google_needs_no_variable(
     bare_clouds, metadata_server, google_bucket, monkeypatch
 ):
-    monkeypatch.setenv("GOOGLE_BASE_URL", clouds.settings("gs").url)
     monkeypatch.delenv("GOOGLE_SERVICE_ACCOUNT")
     storage.write_bytes(f"{google_bucket}/x", b"1")
     assert storage.read_bytes(f"{google_bucket}/x") == b"1"
-    assert metadata_server[0] == "/" and all("token" in path for path in metadata_server[1:])
+    assert metadata_server and all("token" in path for path in metadata_server)
 
 
 def test_of_two_that_create_one_succeeds(any_cloud, monkeypatch):
@@ -114,18 +116,3 @@ def test_keys_that_are_refused_are_told_as_that(azure_account, monkeypatch):
     with pytest.raises(StorageError, match="AuthenticationFailed") as caught:
         storage.read_bytes("az://container/x")
     assert "AZURE_STORAGE_ACCOUNT_KEY" in caught.value.fix and "AWS_" not in caught.value.fix
-
-
-@pytest.mark.parametrize("uri", ["gs://Bucket/x", "gs://ab/x", "gs://10.0.0.1/x", "gs://a..b/x",
-                                 f"gs://{'a' * 64}/x",
-                                 "az://a--b/x", "az://a_b/x", "az://Ab1/x", "gs:///x", "az://"])  # fmt: skip
-def test_names_that_no_bucket_can_have(uri):
-    with pytest.raises(StorageError, match=r"can be named|names no bucket"):
-        storage.check_place(uri)
-
-
-@pytest.mark.parametrize(
-    "uri", ["gs://my_bucket-1/x", f"gs://{'a' * 60}.example.org", "az://abc-1/X_y", "az://$root/x"]
-)
-def test_names_that_they_have(uri):
-    storage.check_place(uri)

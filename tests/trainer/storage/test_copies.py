@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from trainer.base.errors import ConfigError, StorageError
-from trainer.storage import copies
-from trainer.storage.copies import FOLDER, LIMIT, Copies, Full
+from trainer.storage import cache
+from trainer.storage.cache import FOLDER, LIMIT, Copies, Full
 
 NAMES = [f"{digit:064x}.tar" for digit in range(4)]
 
@@ -32,7 +32,7 @@ def test_the_environment_says_where_and_how_much(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("free", "alone", "in_a_pod"), [(400, 100, 100), (150, 75, 50), (90, 45, 9)])
 def test_a_pod_leaves_its_node_what_keeps_it_from_evicting(monkeypatch, tmp_path, free, alone, in_a_pod):
     disk = SimpleNamespace(total=500 * 10**9, free=free * 10**9)
-    monkeypatch.setattr(copies.shutil, "disk_usage", lambda _: disk)
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: disk)
     monkeypatch.delenv(LIMIT, raising=False)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     assert Copies(tmp_path).limit() == alone * 10**9
@@ -59,7 +59,7 @@ def test_a_nearly_full_disk_counts_before_the_limit(monkeypatch, tmp_path):
     kept = Copies(tmp_path, 10**12)
     add(kept, NAMES[0])
     disk = SimpleNamespace(total=10**6, free=0)
-    monkeypatch.setattr(copies.shutil, "disk_usage", lambda _: disk)
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: disk)
     with pytest.raises(Full):
         kept.add(NAMES[1], 1000, lambda path: path.write_bytes(bytes(1000)))
     assert not kept.path(NAMES[0]).exists()
@@ -77,14 +77,14 @@ def test_what_is_needed_goes_above_the_limit_and_is_the_first_to_go(tmp_path):
 def test_a_copy_that_is_evicted_while_it_is_opened_is_none(monkeypatch, tmp_path):
     kept = Copies(tmp_path, 10**6)
     add(kept, NAMES[0])
-    flock = copies.fcntl.flock
+    flock = cache.fcntl.flock
 
     def evicted(descriptor, kind):
         kept.path(NAMES[0]).unlink()
         flock(descriptor, kind)
 
     with monkeypatch.context() as patched:
-        patched.setattr(copies.fcntl, "flock", evicted)
+        patched.setattr(cache.fcntl, "flock", evicted)
         assert kept.open(NAMES[0], 1000) is None
 
 
@@ -102,13 +102,13 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path):
 
 def test_a_default_folder_of_another_user_is_refused(monkeypatch, tmp_path):
     monkeypatch.delenv(FOLDER, raising=False)
-    monkeypatch.setattr(copies.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path))
     folder = Copies().folder
     assert folder.parent == tmp_path
     folder.mkdir()
     assert Copies().folder == folder
     theirs = os.getuid() + 1
-    monkeypatch.setattr(copies.os, "getuid", lambda: theirs)
+    monkeypatch.setattr(cache.os, "getuid", lambda: theirs)
     folder.rename(Path(tmp_path, f"kubedet-cache-{theirs}"))
     with pytest.raises(StorageError, match="belongs to another user") as caught:
         Copies()

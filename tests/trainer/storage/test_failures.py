@@ -12,25 +12,20 @@ from trainer import storage
 from trainer.base.errors import StorageError
 
 REFUSALS = [
-    (403, "AccessDenied", "", "AccessDenied", "AWS_SKIP_SIGNATURE=true"),
-    (403, "InvalidAccessKeyId", "", "InvalidAccessKeyId", "AWS_ACCESS_KEY_ID"),
-    (403, "SignatureDoesNotMatch", "", "SignatureDoesNotMatch", "secret does not belong to the key"),
-    (403, "RequestTimeTooSkewed", "", "RequestTimeTooSkewed", "clock"),
-    (400, "ExpiredToken", "The provided token has expired.", "token has expired", "log in again"),
-    (404, "NoSuchBucket", "", "no such bucket", "create the bucket"),
-    (301, "PermanentRedirect", "", "PermanentRedirect", "AWS_REGION"),
-    (400, "AuthorizationHeaderMalformed", "the region 'us-east-1' is wrong; expecting 'eu-west-3'",
-     "the bucket is in region eu-west-3", "set AWS_REGION"),
-    (403, "InvalidObjectState", "", "InvalidObjectState", "archive tier"),
-    (418, "Teapot", "short and stout", "Teapot: short and stout", "endpoint is one of S3"),
-]  # fmt: skip
+    (403, "AccessDenied", "AWS_SKIP_SIGNATURE=true"),
+    (403, "InvalidAccessKeyId", "AWS_ACCESS_KEY_ID"),
+    (400, "ExpiredToken", "log in again"),
+    (404, "NoSuchBucket", "create the bucket"),
+    (301, "PermanentRedirect", "AWS_REGION"),
+    (403, "InvalidObjectState", "archive tier"),
+    (418, "Teapot", "endpoint is one of S3"),
+]
 
 
-@pytest.mark.parametrize(("status", "code", "message", "said", "fix"), REFUSALS, ids=lambda value: str(value))
-def test_a_refusal_names_the_object_the_cause_and_the_remedy(proxy, status, code, message, said, fix):
+@pytest.mark.parametrize(("status", "code", "fix"), REFUSALS)
+def test_a_refusal_names_the_object_the_cause_and_the_remedy(proxy, status, code, fix):
     for method in ("GET", "PUT", "HEAD"):
-        proxy.fail("status", method=method, times=100, status=status, code=code, message=message,
-                   headers=(("Content-Type", "application/xml"),))  # fmt: skip
+        proxy.fail("status", method=method, times=100, status=status, code=code)
     for action in (
         lambda: storage.read_bytes("s3://bucket/a b"),
         lambda: storage.write_bytes("s3://bucket/a b", b""),
@@ -38,15 +33,16 @@ def test_a_refusal_names_the_object_the_cause_and_the_remedy(proxy, status, code
     ):
         with pytest.raises(StorageError) as caught:
             action()
-        assert "s3://bucket/a b" in caught.value.message and said in caught.value.message
+        assert "s3://bucket/a b" in caught.value.message
+        assert ("no such bucket" if status == 404 else code) in caught.value.message
         assert fix in caught.value.fix
-    assert len(proxy.requests) <= 6  # each once, and where the bucket is; there is no use in asking again
+    assert len(proxy.requests) <= 6  # One for each, and one for the bucket's region: none is repeated.
 
 
-def test_a_look_at_an_object_says_why_it_is_refused(proxy):
+def test_a_refused_look_at_an_object_says_why(proxy):
     proxy.fail("status", method="HEAD", status=400)
-    proxy.fail("status", method="GET", status=400, code="ExpiredToken", message="The token has expired")
-    with pytest.raises(StorageError, match="ExpiredToken: The token has expired"):
+    proxy.fail("status", method="GET", status=400, code="ExpiredToken")
+    with pytest.raises(StorageError, match="ExpiredToken"):
         storage.state("s3://bucket/x")
 
 
@@ -62,7 +58,7 @@ def test_a_store_that_stays_busy_is_given_up(proxy, hurried):
 
 def test_something_that_is_no_store(proxy):
     proxy.fail("status", times=100, status=200, headers=(("Content-Type", "text/html"),), code="x")
-    with pytest.raises(StorageError, match="not that of an object store") as caught:
+    with pytest.raises(StorageError, match="no answer of an object store") as caught:
         storage.list_files("s3://bucket/x")
     assert "endpoint" in caught.value.fix
 

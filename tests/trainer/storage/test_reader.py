@@ -9,7 +9,7 @@ import zipfile
 import pytest
 
 from trainer import storage
-from trainer.base.errors import Interrupted, StorageError
+from trainer.base.errors import StorageError
 from trainer.storage import objects
 
 KB = 1024
@@ -63,19 +63,6 @@ def test_damage_shows_before_the_end(proxy, data):
     with storage.open_reader("s3://bucket/big") as file, pytest.raises(StorageError, match="is damaged"):
         while file.read(KB):
             pass
-
-
-def test_closing_ends_what_is_fetched_ahead(proxy, data, hurried):
-    hurried(silence=30)
-    file = storage.open_reader("s3://bucket/big")
-    proxy.fail("stall", times=100)
-    file.seek(300_000)
-    thread = threading.Timer(0.1, file.raw.close)
-    thread.start()
-    with pytest.raises((Interrupted, StorageError, ValueError)):
-        file.read(10)
-    thread.join(3)
-    assert not thread.is_alive()
 
 
 def test_missing_and_empty(proxy, bucket, tmp_path):

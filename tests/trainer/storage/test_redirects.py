@@ -70,9 +70,9 @@ def only_this_is_public(monkeypatch):
     """Let 127.0.0.1 count as an address of the public network."""
     real = url_policy._is_public
     monkeypatch.setattr(url_policy, "_is_public", lambda peer: str(peer) == "127.0.0.1" or real(peer))
-    web.forget_connections()
+    web.forget_stores()
     yield
-    web.forget_connections()
+    web.forget_stores()
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_a_large_file_in_parts_and_pieces(any_store, tmp_path):
     with storage.open_reader(uri) as file:
         file.seek(-7, os.SEEK_END)
         assert file.read() == content[-7:]
-    assert objects._begin(uri).sha256 == hashlib.sha256(content).hexdigest()
+    assert objects._open(uri).sha256 == hashlib.sha256(content).hexdigest()
 
 
 def test_an_upload_that_is_interrupted_leaves_nothing(any_store, interrupt_part):
