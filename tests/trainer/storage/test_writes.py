@@ -48,11 +48,6 @@ def test_a_large_file_is_sent_in_parts(proxy, bucket, small_parts, tmp_path):
     assert storage.read_bytes("s3://bucket/x") == content
 
 
-def test_a_small_file_is_sent_at_once(proxy, bucket, small_parts):
-    storage.write_bytes("s3://bucket/x", bytes(128 * KB))
-    assert len(proxy.requests) == 1
-
-
 @pytest.mark.parametrize("kind", ["drop", "lost", "status", "spoil"])
 @pytest.mark.parametrize("size", [10 * KB, 300 * KB])
 def test_what_arrives_wrongly_is_sent_again(proxy, bucket, small_parts, hurried, kind, size):
@@ -97,14 +92,6 @@ def test_a_failed_upload_leaves_nothing(proxy, bucket, small_parts, hurried):
     assert (bucket / "x").read_bytes() == b"before"
 
 
-def test_an_interrupted_upload_leaves_nothing(proxy, bucket, small_parts, interrupt_part):
-    interrupt_part(3)
-    with pytest.raises(KeyboardInterrupt):
-        storage.write_bytes("s3://bucket/x", bytes(500 * KB))
-    assert unfinished() == []
-    assert list(bucket.iterdir()) == []
-
-
 @pytest.fixture
 def slow_taker():
     """A server that takes 12 MB a second; gives its address and what it took."""
@@ -142,13 +129,6 @@ def test_a_slow_link_takes_a_large_part(slow_taker, bucket, hurried, monkeypatch
     monkeypatch.setenv("AWS_ENDPOINT_URL", address)
     storage.write_bytes("s3://bucket/x", content)
     assert taken == content
-
-
-def test_a_failed_block_uploads_nothing(proxy, bucket):
-    with pytest.raises(RuntimeError), storage.new_file("s3://bucket/x") as path:
-        path.write_bytes(b"half")
-        raise RuntimeError
-    assert proxy.requests == [] and list(bucket.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -226,16 +206,3 @@ def test_what_a_store_alters_is_written_again(proxy, bucket, monkeypatch):
     monkeypatch.setattr(objects._Upload, "_put", altered)
     storage.write_bytes("s3://bucket/x", b"abc", confirm=True)
     assert spoiled and (bucket / "x").read_bytes() == b"abc"
-
-
-def test_what_a_store_drops_is_written_again(proxy, bucket, monkeypatch):
-    put, dropped = objects._Upload._put, []
-
-    def lost(self, source, **options):
-        put(self, source, **options)
-        if not dropped:
-            dropped.append((bucket / "x").unlink())
-
-    monkeypatch.setattr(objects._Upload, "_put", lost)
-    storage.write_json("s3://bucket/x", {"a": 1})
-    assert dropped and storage.read_json("s3://bucket/x") == {"a": 1}
