@@ -55,97 +55,112 @@ _NO_RANGES = ("non-partial response", "Range request not supported")
 """obstore's errors for a store that answers with the whole object if a part was asked for."""
 
 
-class _NoRanges(Exception):
-    """The store gives objects only whole."""
-
-
-class _Object:
-    """An object whose first piece has been asked for, which also gives its size.
+class _File:
+    """A file whose first piece has been asked for, which also gives its size.
 
     Raises:
         StorageError: it is missing or cannot be read.
     """
 
     def __init__(self, uri: str) -> None:
-        self.uri = uri
-        self._location, self._key = locate(uri)
-        self._first: Any = None
+        self.uri, self._get = uri, web.part if scheme(uri) in WEB else _part
+        self.has_parts, self.size, self.sha256, self._etag, self._via = True, 0, "", "", ""
+        self._unread: web.Part | None = None
         try:
-            self._answer = _get(self._location, self._key, uri, range=(0, PIECE))
-        except (failures.PastEnd, _NoRanges):  # An empty object has no ranges.
-            self._answer = _get(self._location, self._key, uri)
-        self.gives_parts, self.size = self._location.gives_ranges, self._answer.range[1]
-        if self.gives_parts and self.size == PIECE:
-            self.size = self._answer.meta["size"]
+            start = self._get(uri, 0, PIECE)
+        except (web.NoRanges, failures.PastEnd):  # An empty file has no ranges.
+            self.has_parts = False
+        else:
+            self.size, self.sha256, self._etag, self._via = start.size, start.sha256, start.etag, start.uri
+            self._unread = start
 
-    @property
-    def sha256(self) -> str:
-        """The hash that the object carries; "" if it carries none."""
-        return _attribute(self._answer)
-
-    def first(self) -> Any:
-        """Return the first piece: the whole of a small object."""
-        if self._first is None:
-            self._first = self._body(self._answer)
-        data, end = self._first, min(PIECE, self.size)
-        # A proxy may have truncated the answer.
-        return data if len(data) >= end else bytes(data) + bytes(self.piece(len(data), end))
-
-    def piece(self, start: int, stop: int) -> Any:
-        """Return a part of the object, of the same version.
+    def piece(self, start: int) -> Any:
+        """Return PIECE bytes from `start` on, or up to the end, of the same version.
 
         Raises:
             Changed: there is another version now.
             StorageError: it cannot be read.
         """
-        size, etag = self._answer.meta["size"], self._answer.meta["e_tag"] or ""
-        options: dict[str, Any] = {"range": (start, stop)}
-        if etag and not etag.startswith("W/"):  # A weak ETag cannot be used with ranges.
-            options["if_match"] = etag
-        try:
-            answer = _get(self._location, self._key, self.uri, **options)
-        except (failures.Absent, _NoRanges):
-            raise failures.changed(self.uri) from None
-        data = self._body(answer)
-        if (answer.meta["size"], answer.meta["e_tag"] or "") != (size, etag) or not len(data):
-            raise failures.changed(self.uri)
-        if len(data) < stop - start:
-            return bytes(data) + bytes(self.piece(start + len(data), stop))
+        stop, data = min(start + PIECE, self.size), b""
+        while len(data) < stop - start:  # A proxy may truncate an answer.
+            begin, part = start + len(data), None
+            if begin == 0:
+                part, self._unread = self._unread, None
+            try:
+                part = part or self._get(self.uri, begin, stop, self._etag, self._via)
+            except (failures.Absent, web.NoRanges):
+                raise failures.changed(self.uri) from None
+            received = part.body()
+            if (part.size, part.etag) != (self.size, self._etag) or not len(received):
+                raise failures.changed(self.uri)
+            data = bytes(data) + bytes(received) if data else received
         return data
 
-    def stream(self) -> Iterator[Any]:
-        """Yield all bytes as they arrive, from a store that gives no parts."""
-        with translated(self._location, self.uri, "read"):
-            for block in self._answer.stream(min_chunk_size=_BLOCK):
-                traffic.read(len(block))
-                yield block
+    def blocks(self, sha256: str = "") -> Iterator[Any]:
+        """Yield the content in buffers, in order, and check its hash at the end."""
+        known, blocks = self.sha256, self.pieces(0, self.size)
+        if not self.has_parts:
+            known, blocks = ("", web.stream(self.uri)) if scheme(self.uri) in WEB else _stream(self.uri)
+        expected, digest = sha256 or known, hashlib.sha256()
+        for block in blocks:
+            if expected:
+                digest.update(block)
+            yield block
+        if expected:
+            _compare(self.uri, digest.hexdigest(), expected)
 
-    def _body(self, answer: "obstore.GetResult") -> Any:
-        with translated(self._location, self.uri, "read"):
+    def pieces(self, start: int, stop: int) -> Iterator[Any]:
+        """Yield the pieces from `start` to `stop`, several at a time; `start` is the start of a piece."""
+        fetched: deque[Future[Any]] = deque()
+        with DaemonThreadPool(min(THREADS, 1 + (stop - start) // PIECE), "read") as threads:
+            for begin in range(start, stop, PIECE):
+                fetched.append(threads.submit(self.piece, begin))
+                if len(fetched) > THREADS:
+                    yield result_of(fetched.popleft())
+            while fetched:
+                yield result_of(fetched.popleft())
+
+
+def _part(uri: str, start: int, stop: int, etag: str = "", via: str = "") -> web.Part:
+    """Ask for a part of an object; see `web.part`."""
+    location, key = locate(uri)
+    if not location.gives_ranges:
+        raise web.NoRanges
+    options: dict[str, Any] = {"range": (start, stop)}
+    if etag and not etag.startswith("W/"):  # A weak ETag cannot be used with ranges.
+        options["if_match"] = etag
+    with translated(location, uri, "read"):
+        try:
+            answer = obstore.get(location.reader, key, options=options)  # type: ignore[arg-type]
+        except Exception as error:
+            if any(text in str(error) for text in _NO_RANGES):
+                location.gives_ranges = False
+                raise web.NoRanges from error
+            raise
+
+    def body() -> Any:
+        with translated(location, uri, "read"):
             data = answer.bytes()
         traffic.read(len(data))
         return data
 
+    meta = answer.meta
+    return web.Part(uri, meta["size"], meta["e_tag"] or "", _attribute(answer), body)
 
-def _get(location: Location, key: str, uri: str, **options: Any) -> "obstore.GetResult":
-    """Ask for an object.
 
-    Raises:
-        _NoRanges: the store gives only whole objects.
-        PastEnd: the object ends before the range.
-        StorageError: it is missing or cannot be read.
-    """
-    if "range" in options and not location.gives_ranges:
-        raise _NoRanges
-    store = location.reader if location.gives_ranges else location.writer
+def _stream(uri: str) -> tuple[str, Iterator[Any]]:
+    """Return the hash that an object carries, and all its bytes as they arrive."""
+    location, key = locate(uri)
     with translated(location, uri, "read"):
-        try:
-            return obstore.get(store, key, options=options or None)  # type: ignore[arg-type]
-        except Exception as error:
-            if any(text in str(error) for text in _NO_RANGES):
-                location.gives_ranges = False
-                raise _NoRanges from error
-            raise
+        answer = obstore.get(location.writer, key)
+
+    def blocks() -> Iterator[Any]:
+        with translated(location, uri, "read"):
+            for block in answer.stream(min_chunk_size=_BLOCK):
+                traffic.read(len(block))
+                yield block
+
+    return _attribute(answer), blocks()
 
 
 def _attribute(answer: "obstore.GetResult") -> str:
@@ -153,8 +168,11 @@ def _attribute(answer: "obstore.GetResult") -> str:
     return str(answer.attributes.get("sha256", ""))
 
 
-def _open(uri: str) -> "_Object | web.WebFile":
-    return web.WebFile(uri, PIECE) if scheme(uri) in WEB else _Object(uri)
+def _compare(uri: str, digest: str, expected: str) -> None:
+    """Raise `Corrupt` if a hash differs."""
+    if digest != expected:
+        fix = "it was read again and still differs: run the command that writes it again"
+        raise failures.Corrupt(f"{uri} is damaged: its sha256 is {digest}, not {expected}", fix=fix)
 
 
 def retry_on_corruption(action: Callable[[], Result]) -> Result:
@@ -179,10 +197,10 @@ def read_buffer(uri: str, sha256: str = "") -> Any:
     """Return a file's content as a buffer; its hash must be `sha256` unless that is ""."""
 
     def read() -> Any:
-        file = _open(uri)
-        if not file.gives_parts or file.size > PIECE:
-            return b"".join(_blocks(file, sha256))
-        data = file.first()
+        file = _File(uri)
+        if not file.has_parts or file.size > PIECE:
+            return b"".join(file.blocks(sha256))
+        data = file.piece(0)
         if expected := sha256 or file.sha256:
             _compare(uri, hashlib.sha256(data).hexdigest(), expected)
         return data
@@ -194,21 +212,20 @@ def read_range(uri: str, start: int, length: int) -> bytes:
     """Return `length` bytes from `start` on, or as many as there are."""
 
     def read() -> bytes:
-        if length <= PIECE and scheme(uri) in WEB:
-            return web.read_range(uri, start, start + length)
         if length <= PIECE:
-            location, key = locate(uri)
-            with suppress(_NoRanges), translated(location, uri, "read"):
-                try:
-                    data = _get(location, key, uri, range=(start, start + length)).bytes()
-                except failures.PastEnd:
-                    return b""
-                traffic.read(len(data))
-                return bytes(data)
-        file = _open(uri)
-        if not file.gives_parts:
-            return b"".join(_blocks(file, ""))[start : start + length]
-        return b"".join(_pieces(file, start, min(start + length, file.size)))
+            try:
+                get = web.part if scheme(uri) in WEB else _part
+                return bytes(get(uri, start, start + length).body())
+            except failures.PastEnd:
+                return b""
+            except web.NoRanges:
+                pass
+        file = _File(uri)
+        if not file.has_parts:
+            return b"".join(file.blocks())[start : start + length]
+        first = start - start % PIECE
+        stop = min(start + length, file.size)
+        return b"".join(file.pieces(first, stop))[start - first : stop - first]
 
     return retry_on_corruption(read)
 
@@ -218,7 +235,7 @@ def copy(uri: str, path: Path, sha256: str = "") -> None:
 
     def read() -> None:
         with path.open("wb") as file:
-            file.writelines(_blocks(_open(uri), sha256))
+            file.writelines(_File(uri).blocks(sha256))
 
     retry_on_corruption(read)
 
@@ -231,8 +248,8 @@ def open_reader(uri: str, ahead: int) -> IO[bytes]:
     Raises:
         StorageError: it is missing or cannot be read; later too, from any of its methods.
     """
-    file = in_background(partial(_open, uri))
-    if file.gives_parts:
+    file = in_background(partial(_File, uri))
+    if file.has_parts:
         return io.BufferedReader(_Reader(file, ahead), 128 * 1024)
     with tempfile.NamedTemporaryFile(prefix="kubedet-") as copied:
         copy(uri, Path(copied.name))
@@ -245,11 +262,11 @@ class _Reader(io.RawIOBase):
     If it is read in order from start to end, the hash is checked before the last bytes are returned.
     """
 
-    def __init__(self, file: "_Object | web.WebFile", ahead: int) -> None:
+    def __init__(self, file: _File, ahead: int) -> None:
         super().__init__()
         self._file, self._ahead = file, max(1, ahead)
         self._threads = DaemonThreadPool(self._ahead, "read")
-        self._pieces = {0: self._threads.submit(file.first)}
+        self._pieces = {0: self._threads.submit(file.piece, 0)}
         self._digest = hashlib.sha256()
         self._position = self._hashed = 0
         self._last = -1
@@ -293,8 +310,7 @@ class _Reader(io.RawIOBase):
             ahead = self._ahead if number == self._last + 1 else 0
             for one in range(number, min(number + ahead, (size - 1) // PIECE) + 1):
                 if one not in self._pieces:
-                    stop = min((one + 1) * PIECE, size)
-                    self._pieces[one] = self._threads.submit(self._file.piece, one * PIECE, stop)
+                    self._pieces[one] = self._threads.submit(self._file.piece, one * PIECE)
             self._last = number
             wanted = sorted(self._pieces, key=lambda one: (one < number, abs(one - number)))
             for one in wanted[self._ahead + 2 :]:
@@ -306,38 +322,6 @@ class _Reader(io.RawIOBase):
             if self._hashed * PIECE >= size:
                 _compare(self._file.uri, self._digest.hexdigest(), self._file.sha256)
         return data
-
-
-def _pieces(file: "_Object | web.WebFile", start: int, stop: int) -> Iterator[Any]:
-    """Yield a part of a file in buffers, in order, while the next ones are fetched."""
-    fetched: deque[Future[Any]] = deque()
-    with DaemonThreadPool(min(THREADS, 1 + (stop - start) // PIECE), "read") as threads:
-        for begin in range(start, stop, PIECE):
-            end = min(begin + PIECE, stop)
-            is_first = begin == 0 and end == min(PIECE, file.size)
-            fetched.append(threads.submit(file.first) if is_first else threads.submit(file.piece, begin, end))
-            if len(fetched) > THREADS:
-                yield result_of(fetched.popleft())
-        while fetched:
-            yield result_of(fetched.popleft())
-
-
-def _blocks(file: "_Object | web.WebFile", sha256: str) -> Iterator[Any]:
-    """Yield the content of a file in buffers, in order, and check its hash at the end."""
-    expected, digest = sha256 or file.sha256, hashlib.sha256()
-    for block in _pieces(file, 0, file.size) if file.gives_parts else file.stream():
-        if expected:
-            digest.update(block)
-        yield block
-    if expected:
-        _compare(file.uri, digest.hexdigest(), expected)
-
-
-def _compare(uri: str, digest: str, expected: str) -> None:
-    """Raise `Corrupt` if a hash differs."""
-    if digest != expected:
-        fix = "it was read again and still differs: run the command that writes it again"
-        raise failures.Corrupt(f"{uri} is damaged: its sha256 is {digest}, not {expected}", fix=fix)
 
 
 def state(uri: str) -> FileState | None:
@@ -495,7 +479,7 @@ class _Upload:
             self._ended.set()
         if self._confirm:  # Stores have lost or altered what they acknowledged.
             try:
-                for _ in _blocks(_open(self._uri), self._sha256):
+                for _ in _File(self._uri).blocks(self._sha256):
                     pass
             except failures.Absent:
                 raise failures.not_kept(self._uri, "it is not there") from None

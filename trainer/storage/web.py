@@ -6,12 +6,12 @@ connection is made to it.
 
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from http.client import HTTPException, InvalidURL
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urljoin
 
 import urllib3
@@ -37,81 +37,62 @@ _LEAST_RATE = 50_000.0
 _BROKEN = (urllib3.exceptions.HTTPError, HTTPException, OSError)
 
 
-class WebFile:
-    """A file whose first bytes have been asked for, by an address from the user.
+class NoRanges(Exception):
+    """The server gives a file only whole."""
+
+
+class Part(NamedTuple):
+    """A part of a file that was asked for."""
+
+    uri: str
+    """The address after redirects."""
+    size: int
+    """Of the whole file."""
+    etag: str
+    sha256: str
+    """Of the whole file; "" if it is not known."""
+    body: Callable[[], Any]
+    """Returns the bytes; a proxy may have truncated them."""
+
+
+def part(uri: str, start: int, stop: int, etag: str = "", via: str = "") -> Part:
+    """Ask for a part of a file, or as much of it as there is, by an address from the user.
 
     Args:
-        uri: its address.
-        length: how many bytes to ask for first.
+        uri: the address.
+        start: the first byte.
+        stop: the byte after the last one.
+        etag: of the version that is wanted.
+        via: the address after redirects, if it is known.
 
     Raises:
-        Refused: a public server redirects into this process's network.
+        NoRanges: the server gives the file only whole.
+        PastEnd: the file ends before `start`.
+        Changed: there is another version now.
         StorageError: it is missing or cannot be read.
     """
-
-    sha256 = ""
-    """Unknown."""
-
-    def __init__(self, uri: str, length: int) -> None:
-        self._policy, self._length = policy_of_user(uri), length
-        self.gives_parts, self.size, self._first = True, 0, b""
-        with _answer("GET", uri, self._policy, {"Range": f"bytes=0-{length - 1}"}) as (response, hop):
-            self.uri, self._etag = hop, response.headers.get("etag", "")
-            total = _total(response)
-            if response.status == 416 and total == 0:
-                return
-            _check(response, uri)
-            if response.status != 206 or total is None:
-                total = _content_length(response)
-                self.gives_parts = total is not None and total <= length
-            self.size = -1 if total is None else total
-            if self.gives_parts:
-                self._first = b"".join(_blocks(response, uri))
-            else:
-                response.close()
-
-    def first(self) -> bytes:
-        """Return the first bytes: the whole of a small file."""
-        end = min(self._length, self.size)
-        return self._first if len(self._first) == end else self._first + self.piece(len(self._first), end)
-
-    def piece(self, start: int, stop: int) -> bytes:
-        """Return a part of the file.
-
-        Raises:
-            Changed: there is another version now.
-            Transient: the answer was cut off.
-            StorageError: it cannot be read.
-        """
-        headers = {"Range": f"bytes={start}-{stop - 1}"}
-        if self._etag and not self._etag.startswith("W/"):  # A weak ETag cannot be used with ranges.
-            headers["If-Match"] = self._etag
-        with _answer("GET", self.uri, self._policy, headers) as (response, _):
-            if response.status not in (404, 412, 416):
-                _check(response, self.uri)
-            now = (_total(response), response.headers.get("etag", ""))
-            if response.status != 206 or now != (self.size, self._etag):
-                raise failures.changed(self.uri)
-            data = b"".join(_blocks(response, self.uri))
-        if len(data) != stop - start:
-            raise failures.cut_off(self.uri, f"{len(data)} of {stop - start} bytes came")
-        return data
-
-    def stream(self) -> Iterator[bytes]:
-        """Yield all bytes as they arrive."""
-        with _answer("GET", self.uri, self._policy, {}) as (response, _):
-            _check(response, self.uri)
-            yield from _blocks(response, self.uri)
-
-
-def read_range(uri: str, start: int, stop: int) -> bytes:
-    """Return a part of a file, or as many of its bytes as there are, by an address from the user."""
-    with _answer("GET", uri, policy_of_user(uri), {"Range": f"bytes={start}-{stop - 1}"}) as (response, _):
-        if response.status == 416:
-            return b""
+    headers = {"Range": f"bytes={start}-{stop - 1}"}
+    if etag and not etag.startswith("W/"):  # A weak ETag cannot be used with ranges.
+        headers["If-Match"] = etag
+    with _answer("GET", via or uri, policy_of_user(uri), headers) as (response, hop):
+        if response.status in (412, 416):
+            raise failures.changed(uri, failures.PastEnd if response.status == 416 else failures.Changed)
         _check(response, uri)
+        size = whole_number(response.headers.get("content-range", "").rpartition("/")[2])
+        if response.status != 206 or size is None:
+            size = _content_length(response)
+            if start or size is None or size > stop:
+                response.close()
+                raise NoRanges
         data = b"".join(_blocks(response, uri))
-        return data if response.status == 206 else data[start:stop]
+        return Part(hop, size, response.headers.get("etag", ""), "", lambda: data)
+
+
+def stream(uri: str) -> Iterator[bytes]:
+    """Yield all bytes of a file as they arrive, by an address from the user."""
+    with _answer("GET", uri, policy_of_user(uri), {}) as (response, _):
+        _check(response, uri)
+        yield from _blocks(response, uri)
 
 
 def state(uri: str) -> FileState | None:
@@ -331,11 +312,6 @@ def _check(response: urllib3.BaseHTTPResponse, uri: str) -> None:
 
 def _content_length(response: urllib3.BaseHTTPResponse) -> int | None:
     return whole_number(response.headers.get("content-length", ""))
-
-
-def _total(response: urllib3.BaseHTTPResponse) -> int | None:
-    """Return the size of the file of which an answer has a part, if it is known."""
-    return whole_number(response.headers.get("content-range", "").rpartition("/")[2])
 
 
 def _blocks(response: urllib3.BaseHTTPResponse, uri: str) -> Iterator[bytes]:
