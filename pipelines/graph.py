@@ -29,7 +29,7 @@ from operations.notifications import SECRET_KEYS as NOTICE_KEYS
 from operations.tuning.best import best
 from operations.tuning.trial import trial
 from pipelines import ASSIST, CLEANUP, NAME, SEARCH, TITLES, parameters
-from pipelines.parameters import CompileOptions
+from pipelines.parameters import CompileOptions, Values
 
 _WAITING = ("250m", "512Mi")
 """CPU and memory of a step that starts something and waits."""
@@ -75,7 +75,7 @@ class _Graph:
     def _get(self, name: str) -> Any:
         return self.values.get(name, "")
 
-    def _select(self, *names: str) -> dict[str, Any]:
+    def _select(self, *names: str) -> Values:
         return {name: self.values[name] for name in names}
 
     def _step(self, task: dsl.PipelineTask, *, waits: bool = False) -> dsl.PipelineTask:

@@ -24,6 +24,7 @@ from kfp.client import KF_PIPELINES_SA_TOKEN_ENV, KF_PIPELINES_SA_TOKEN_PATH
 from kfp.client.set_volume_credentials import ServiceAccountTokenVolumeCredentials
 
 from pipelines.access import HOSTS, UI, Access
+from pipelines.parameters import Values
 from trainer.base.errors import ConfigError, KubedetError, LaunchError
 
 TOKEN = "KFP_EXISTING_TOKEN"  # noqa: S105 (a name)
@@ -152,7 +153,7 @@ class Server:
         return self._id_of(experiments[0].experiment_id) if experiments else ""
 
     def create_run(
-        self, name: str, experiment: str, package: dict[str, Any], parameters: dict[str, Any],
+        self, name: str, experiment: str, package: dict[str, Any], parameters: Values,
         description: str = "",
     ) -> str:  # fmt: skip
         """Start a run of a compiled pipeline in the experiment of an id; return its id."""

@@ -13,19 +13,18 @@ import time
 import warnings
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import yaml
 from kfp import components, local
 
 from pipelines.compile import compile_pipeline
-from pipelines.parameters import CompileOptions
+from pipelines.parameters import CompileOptions, Values
 from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY
 
 _stopping = threading.Event()
 
 
-def execute(file: Path, root: Path, arguments: dict[str, Any]) -> int:
+def execute(file: Path, root: Path, arguments: Values) -> int:
     """Execute a compiled pipeline with these parameters; `root` is the folder for artifacts.
 
     Returns:

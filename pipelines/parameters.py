@@ -9,7 +9,7 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from components import jobs, launchers
 from components.environment import CREDENTIALS, SIGNING
@@ -21,6 +21,9 @@ from trainer.model import recipes
 
 REQUIRED = inspect.Parameter.empty
 """The default of a parameter that has none."""
+
+Values: TypeAlias = dict[str, Any]
+"""Values of the pipeline's parameters, or of a recipe's keys, by name."""
 
 PARALLELISM = 16
 """Default number of trials that train at the same time."""

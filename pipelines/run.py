@@ -27,6 +27,7 @@ from operations import costs, retrain_condition, tuning
 from operations.costs import Costs
 from pipelines import checks, display, parameters
 from pipelines.display import RunProgress
+from pipelines.parameters import Values
 from pipelines.tables import columns
 from trainer import storage
 from trainer.base import log
@@ -83,7 +84,7 @@ class Options:
             words += ["--set", f"{key}={value if plain else json.dumps(value)}"]
         return shlex.join(words)
 
-    def arguments(self) -> Json:
+    def arguments(self) -> Values:
         """Return the pipeline's parameters."""
         values = {name: self[name] for name in parameters.LOCAL}
         folders = {"data_root": storage.absolute(self["data_root"]), "output": str(self.folder)}
@@ -96,7 +97,7 @@ class RunRecord:
     """A run as `summary.json` in its folder; empty fields are left out of the file."""
 
     name: str
-    arguments: Json
+    arguments: Values
     """The pipeline's parameters."""
     status: str = "running"
     """running, succeeded, failed or interrupted."""

@@ -13,6 +13,7 @@ from cronsim import CronSim, CronSimError
 from operations import history
 from pipelines import parameters
 from pipelines.kubeflow import ENDED, Server, stopped
+from pipelines.parameters import Values
 from pipelines.submission import Submission
 from trainer.base.errors import ConfigError
 
@@ -179,7 +180,7 @@ def made_by_kubedet(server: Server) -> list[Any]:
     return [item for item in server.schedules() if (item.description or "").startswith(_MARK)]
 
 
-def parameters_of(schedule: Any) -> dict[str, Any]:
+def parameters_of(schedule: Any) -> Values:
     """Return the pipeline's parameters in a recurring run."""
     return (schedule.runtime_config.parameters if schedule.runtime_config else None) or {}
 

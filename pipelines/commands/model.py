@@ -27,12 +27,13 @@ def add(commands: Commands) -> None:
     options.add_model(verify)
     option(verify, "--public-key FILE", "PEM file of the signer's key")
     option(verify, "--at-least VERSION", "refuse a model that was exported before this version")
-    promote = verb(verbs, "promote", _promote, "make a version the current one")
-    rollback = verb(verbs, "rollback", _rollback, "go back to the version before the current one")
+    promote = verb(verbs, "promote", _switch, "make a version the current one")
+    rollback = verb(verbs, "rollback", _switch, "go back to the version before the current one")
     for switch in (promote, rollback):
         options.add_published(switch)
         switch.add_argument("name", metavar="NAME", help="of the model, see `kubedet model list`")
         option(switch, "--other-classes", "allow other classes than those of the current version")
+    rollback.set_defaults(version="")
     promote.add_argument("version", metavar="VERSION", help="one of its versions")
     trace = verb(
         verbs, "trace", _trace, "show the origin of a model or run, or the use of an image",
@@ -119,21 +120,15 @@ def _verify(options: argparse.Namespace) -> int:
     return 0
 
 
-def _promote(options: argparse.Namespace) -> int:
+def _switch(options: argparse.Namespace) -> int:
     from trainer.export import published_models
 
-    current = published_models.promote(
-        options.data_root, options.name, options.version, other_classes=options.other_classes
-    )
-    print(f"current version of {options.name}: {current.version}")
-    return 0
-
-
-def _rollback(options: argparse.Namespace) -> int:
-    from trainer.export import published_models
-
-    current = published_models.rollback(options.data_root, options.name, other_classes=options.other_classes)
-    print(f"current version of {options.name}: {current.version}")
+    root, name, other = options.data_root, options.name, options.other_classes
+    if options.version:
+        current = published_models.promote(root, name, options.version, other_classes=other)
+    else:
+        current = published_models.rollback(root, name, other_classes=other)
+    print(f"current version of {name}: {current.version}")
     return 0
 
 

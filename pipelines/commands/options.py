@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines import parameters
 from pipelines.commands.parser import option
-from pipelines.parameters import LOCAL, Parameter
+from pipelines.parameters import LOCAL, Parameter, Values
 from pipelines.sizes import SIZES
 from trainer.base.errors import ConfigError
 from trainer.config.parsing import parse_overrides
@@ -54,7 +54,7 @@ class _Set(argparse.Action):
         setattr(namespace, self.dest, [*getattr(namespace, self.dest), f"{self.const}={values}"])
 
 
-def read_recipe(options: Options) -> dict[str, Any]:
+def read_recipe(options: Options) -> Values:
     """Return the overrides of --set and of a recipe file; replace the file in the options by its recipe.
 
     --set wins over the file.
@@ -219,7 +219,7 @@ def connect(access: "Access") -> "Server":
 
 
 def submission(
-    options: Options, name: str, *, overrides: dict[str, Any] | None = None, **settings: int
+    options: Options, name: str, *, overrides: Values | None = None, **settings: int
 ) -> "Submission":
     """Return the run or schedule `name` that the options describe, checked.
 
@@ -239,7 +239,7 @@ def submission(
     size = options.size or sizes.of_source(options.source or parameters.default("source"))
     overrides = read_recipe(options) if overrides is None else overrides
     # The command has no options for parameters of other compile options.
-    values: dict[str, Any] = {name: getattr(options, name, None) for name in parameters.TABLE}
+    values: Values = {name: getattr(options, name, None) for name in parameters.TABLE}
     values |= {"overrides": overrides, "job": _job(options.job)}
     values |= sizes.request(size, options.step_cpu or "", options.step_memory or "")
     retrain_condition.of_form(values)

@@ -4,11 +4,12 @@ import argparse
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipelines import parameters
 from pipelines.commands import Commands, options, submit
 from pipelines.commands.parser import option
+from pipelines.parameters import Values
 from trainer import storage
 from trainer.base.errors import ConfigError
 
@@ -89,7 +90,7 @@ def _check(arguments: argparse.Namespace) -> None:
         )
 
 
-def _submit(arguments: argparse.Namespace, name: str, overrides: dict[str, Any], space: str) -> int:
+def _submit(arguments: argparse.Namespace, name: str, overrides: Values, space: str) -> int:
     # Options of `kubedet submit` that this command lacks or names differently.
     arguments.study, arguments.space, arguments.job = name, space, []
     arguments.output, arguments.until, arguments.partitions = None, "", 1
@@ -102,7 +103,7 @@ def _submit(arguments: argparse.Namespace, name: str, overrides: dict[str, Any],
     return submit.send(arguments, submission)
 
 
-def _search_here(arguments: argparse.Namespace, name: str, overrides: dict[str, Any], space: "Space") -> int:
+def _search_here(arguments: argparse.Namespace, name: str, overrides: Values, space: "Space") -> int:
     try:
         import optuna as _optuna  # noqa: F401
     except ImportError:
