@@ -212,20 +212,11 @@ class Server:
             return call(**arguments, _request_timeout=_SECONDS)
 
     def pod_log(self, pod: str, run_id: str) -> str:
-        """Return the log of a run's pod, from the API or else from the UI; empty if neither has it."""
-        query = {"podname": pod, "runid": run_id, "podnamespace": self.namespace}
-        parameters = [item for item in query.items() if item[1]]
-        # v2beta1 has no such request; the UI may have another address.
-        return self._text(f"/apis/v1alpha1/runs/{run_id}/nodes/{pod}/log", []) or self._text(
-            "/k8s/pod/logs", parameters, self._ui()
-        )
-
-    def _text(self, path: str, query: list[tuple[str, str]], host: str = "") -> str:
-        """Return a response of plain text, or an empty text."""
+        """Return the log of a run's pod; empty if the API does not have it."""
         try:
             text = self._client.runs.api_client.call_api(
-                path, "GET", query_params=query, response_type="object", auth_settings=["Bearer"],
-                _return_http_data_only=True, _request_timeout=_SECONDS, _host=host or None,
+                f"/apis/v1alpha1/runs/{run_id}/nodes/{pod}/log", "GET", response_type="object",
+                auth_settings=["Bearer"], _return_http_data_only=True, _request_timeout=_SECONDS,
             )  # fmt: skip
         except (kfp_server_api.ApiException, urllib3.exceptions.HTTPError, OSError):
             return ""
@@ -234,14 +225,11 @@ class Server:
 
     def link(self, kind: str, item_id: str) -> str:
         """Return the address of a run (`runs`) or schedule (`recurringrun`) in the UI."""
-        # Inside the cluster the UI's public name is unknown.
-        return f"{self._ui() or '<Kubeflow Pipelines>'}/#/{kind}/details/{item_id}"
-
-    def _ui(self) -> str:
-        base = os.environ.get(UI) or self._access.host
+        base = (os.environ.get(UI) or self._access.host).rstrip("/")
         if base and not base.startswith(("http://", "https://")):
             base = f"https://{base}"
-        return base.rstrip("/")
+        # Inside the cluster the UI's public name is unknown.
+        return f"{base or '<Kubeflow Pipelines>'}/#/{kind}/details/{item_id}"
 
     def _id_of(self, identifier: str | None) -> str:
         """Return the id of a response; refuse a response without one."""

@@ -1,7 +1,7 @@
 """Follows a run in a cluster to its end, and explains a failure.
 
 Kubeflow Pipelines 2.17 leaves the `error` of runs and steps empty. So the pods' state is read, or if the
-cluster's API cannot be reached the logs in Kubeflow's API or UI; else the message names the log.
+cluster's API cannot be reached the logs in Kubeflow's API; else the message names the log.
 """
 
 import textwrap

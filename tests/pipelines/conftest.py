@@ -43,9 +43,7 @@ class FakeKfp:
         self.states = []
         """What a run is, look after look: state, or (state, details of its tasks, further fields)."""
         self.logs = {}
-        """What the UI shows of a pod's log, by the pod's name."""
-        self.own_logs = {}
-        """What the API itself shows."""
+        """Logs by the pod's name."""
         self.tag = "2.17.0"
         """What it says of its version."""
         self.multi_user = False
@@ -67,11 +65,8 @@ class FakeKfp:
         """Return status and object."""
         kind, *rest = path.partition("/apis/v2beta1/")[2].split("/")
         namespace = query.get("namespace", [""])[0]
-        if path.endswith("/k8s/pod/logs"):
-            log = self.logs.get(query["podname"][0])
-            return (200, log) if log else (500, "Could not get main container logs")
         if "/apis/v1alpha1/runs/" in path:
-            log = self.own_logs.get(path.split("/")[-2])
+            log = self.logs.get(path.split("/")[-2])
             return 200, log or json.dumps({"error_message": "BadRequestError: Failed to read logs"})
         if kind == "healthz":
             return 200, {"commit_sha": "unknown", "tag_name": self.tag, "multi_user": self.multi_user}

@@ -79,7 +79,7 @@ def test_a_training_in_a_cluster(fake_cluster, tmp_path):
     fake_cluster.lives[f"{name}-master-0"] = trains
     job = {"mounts": [{"claim": "scratch", "path": str(tmp_path)}], "memory_limit": "4Gi"}
     done = run(
-        tmp_path, fake_cluster.environment, launcher="kubernetes", source="sample:images=24,seed=5,size=96",
+        tmp_path, fake_cluster.environment, launcher="kubernetes", source="sample:images=12,seed=5,size=96",
         overrides=TINY, gate="coco/AP50 >= 1.0", image="registry.example/kubedet:1", job=job,
         data_version="v1", partitions=2, min_new_images=1,
     )  # fmt: skip
@@ -102,7 +102,7 @@ def test_a_training_in_a_cluster(fake_cluster, tmp_path):
 def test_a_search_whose_trials_have_a_pod_each(fake_cluster, tmp_path):
     lines = {
         "space": "{train.lr: {low: 0.001, high: 0.01}}", "study": "first", "trials": 2, "parallelism": 2,
-        "source": "sample:images=24,seed=5,size=96", "overrides": TINY | {"loader.workers": 1},
+        "source": "sample:images=12,seed=5,size=96", "overrides": TINY | {"loader.workers": 1},
     }  # fmt: skip
     done = run(tmp_path, fake_cluster.environment | {environment.RUN_ID: "the-run"}, **lines)
     output = words(done)
@@ -158,7 +158,7 @@ def test_a_model_is_signed_published_and_registered_once(registry, key, tmp_path
     env = {**os.environ, "KUBEDET_SIGNING_KEY": str(key / "private.pem"), TRIES: "2"}
     done = run(
         tmp_path, env, launcher="local",
-        source="sample:images=24,seed=5,size=96", overrides={**TINY, "export.check_images": 4},
+        source="sample:images=12,seed=5,size=96", overrides={**TINY, "export.check_images": 4},
         gate="coco/AP >= 0", registry=registry.url,
     )  # fmt: skip
     output = words(done)

@@ -38,7 +38,7 @@ TINY = {
     "train.epochs": 1, "train.batch_size": 4, "export.check_images": 1,
     "evaluation.gate": '["coco/AP >= 0"]', "data.processes": 1,
 }  # fmt: skip
-SOURCE = ["--source", "sample:images=16,seed=5,size=96"]
+SOURCE = ["--source", "sample:images=12,seed=5,size=96"]
 
 
 @pytest.mark.parametrize(
