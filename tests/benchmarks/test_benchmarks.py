@@ -135,7 +135,7 @@ def test_the_pools_of_cuda_graphs_count_as_memory_of_a_step():
 
 
 @pytest.mark.slow
-def test_a_benchmark_that_fails_is_told_and_the_others_run(monkeypatch, tmp_path, capsys):
+def test_a_failing_benchmark_is_reported_and_the_others_run(monkeypatch, tmp_path, capsys):
     (tmp_path / "benchmarks").mkdir()
     for name, code in BROKEN.items():
         (tmp_path / "benchmarks" / f"{name}.py").write_text(code)

@@ -50,6 +50,6 @@ def test_torchvisions_steps_are_its_reference_scripts(dtype, channels_last, scal
     assert 0 < moved < 1e-4, "the optimiser takes gradients without the scale"
 
 
-def test_what_no_library_has_is_told():
+def test_a_detector_without_a_counterpart_is_refused():
     with pytest.raises(ConfigError, match="compare fcos with"):
         stock_step.stock(common.random_batch(2, 64, 3, CPU), FcosOptions(), 3, None)

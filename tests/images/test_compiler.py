@@ -66,7 +66,7 @@ def test_what_is_missing_is_installed(compiler, include, packages, path, headers
     assert calls == ["update", f"install -y --no-install-recommends {packages}"]
 
 
-def test_a_base_without_a_package_manager_is_told_what_to_do(path, headers):
+def test_a_base_without_a_package_manager_gets_a_remedy(path, headers):
     path.python(headers)
     ran = run(path.folder)
     assert ran.returncode == 1 and "COMPILER=" in ran.stderr and "g++" in ran.stderr

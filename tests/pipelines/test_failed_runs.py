@@ -36,7 +36,7 @@ def judged(kfp_server):
     return judge_
 
 
-def test_the_api_is_believed_first(judged, fake_cluster):
+def test_an_error_of_the_api_comes_first(judged, fake_cluster):
     run_pods.put(
         fake_cluster, "r", "train(0).executor(0)", main={"terminated": {"exitCode": 1, "message": "p"}}
     )
@@ -68,7 +68,7 @@ def test_the_log_that_is_shown_is_read_where_no_cluster_is_reached(judged, kfp_s
     assert str(error) == "the run try failed\n  Train: no disk\n  fix: free some"
 
 
-def test_what_to_look_at_is_named_where_nobody_knows_more(judged, kfp_server):
+def test_without_a_cause_the_log_is_named(judged, kfp_server):
     error = judged(failed("train-driver", "evaluate"))
     assert error.message == "the run try failed\n  Train (its driver): failed\n  Evaluate: failed"
     assert "look at the log of Train (its driver) and Evaluate: in the UI at http" in error.fix

@@ -16,7 +16,7 @@ def test_the_token_of_the_environment_is_sent(kfp_server, monkeypatch):
     assert {headers["authorization"] for _, _, headers in kfp_server.requests} == {"Bearer s3cr3t"}
 
 
-def test_the_token_that_a_pod_is_given_is_read_anew_for_every_request(kfp_server, monkeypatch, tmp_path):
+def test_a_pods_token_is_read_for_every_request(kfp_server, monkeypatch, tmp_path):
     (tmp_path / "token").write_text("first")
     monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "token"))
     kfp_server.token = "first"
@@ -67,7 +67,7 @@ def test_all_pages_of_schedules_are_read(kfp_server):
         (503, "no healthy upstream", Unavailable, "no healthy upstream", "ml-pipeline"),
     ],
 )  # fmt: skip
-def test_a_refusal_is_told_with_its_remedy(kfp_server, status, answer, kind, message, fix):
+def test_a_refusal_has_a_remedy(kfp_server, status, answer, kind, message, fix):
     server = Server(Access.find(namespace="team"))
     kfp_server.failures = [("GET", "/experiments", status, answer)]
     with pytest.raises(kind) as caught:
@@ -120,7 +120,7 @@ def test_a_log_that_is_not_to_be_had_is_none(kfp_server):
     assert server.pod_log("p", "r") == ""
 
 
-def test_nobody_there(kfp_server, monkeypatch, tmp_path):
+def test_an_absent_server_is_an_error(kfp_server, monkeypatch, tmp_path):
     kfp_server.close()
     with pytest.raises(Unavailable, match=r"cannot be reached: .*refused"):
         Server(Access.find())
@@ -139,7 +139,7 @@ def test_nobody_there(kfp_server, monkeypatch, tmp_path):
         ("http://127.0.0.1:8888", "https://ui.example", "https://ui.example/#/runs/details/7"),
     ],
 )
-def test_where_people_see_a_run(kfp_server, monkeypatch, host, ui, link):
+def test_the_address_of_a_run_in_the_ui(kfp_server, monkeypatch, host, ui, link):
     server = Server(Access.find())
     monkeypatch.setattr(server, "_access", Access.find(host))
     monkeypatch.setenv("KF_PIPELINES_UI_ENDPOINT", ui)

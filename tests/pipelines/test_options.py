@@ -11,7 +11,7 @@ from pipelines.run import Options, check
 from trainer.base.errors import ConfigError
 
 
-def test_everything_that_is_wrong_is_told_at_once():
+def test_all_problems_are_in_one_error():
     options = Options(
         "a/b",
         {"source": "/nonexistent", "recipe": "nope", "nproc": 0, "gate": "coco/AP >= x, coco/AP50 > y"},

@@ -45,7 +45,7 @@ def ended(code=1, reason="Error", message=""):
         ("k(0).root(0).other(0).executor(0)", "other"),
     ],
 )  # fmt: skip
-def test_whose_a_pod_is(node, step):
+def test_the_step_of_a_pod(node, step):
     assert str(step_of(node, TITLES)) == step
 
 
@@ -65,13 +65,13 @@ def test_a_step_that_failed_says_why_and_what_to_do(cluster):
         (DRIVER, REFUSED, ""),
     ],
 )  # fmt: skip
-def test_the_log_is_read_where_the_container_left_no_words(cluster, log, text, fix):
+def test_the_log_is_read_if_the_container_left_no_message(cluster, log, text, fix):
     cluster.put("train-driver(0)", main=ended(), log=log)
     (cause,) = seen().failed()
     assert (cause.step, cause.text, cause.fix) == (Step("Train", driver=True), text, fix)
 
 
-def test_a_pod_whose_log_is_forbidden_is_told_by_name(cluster):
+def test_a_pod_with_a_forbidden_log_is_named(cluster):
     name = cluster.put("train(0).executor(0)", main=ended(7), log="error: hidden")
     cluster.denied.add(("get", "pods/log"))
     (cause,) = seen().failed()
@@ -106,7 +106,7 @@ def test_the_last_attempt_counts(cluster):
         ),
     ],
 )  # fmt: skip
-def test_what_holds_a_pod_back(cluster, state, reason, text):
+def test_reasons_of_pending_pods(cluster, state, reason, text):
     cluster.put("train(0).executor(0)", phase="Pending", **state)
     cluster.put("fetch(0).executor(0)", phase="Running", main={"running": {}})
     (wait,) = seen().waiting()
@@ -123,7 +123,7 @@ def test_the_pods_of_the_training_are_looked_at_too(cluster):
     assert str(wait.step) == f"Train: pod {name}" and (wait.reason, wait.text) == ("Unschedulable", "no GPU")
 
 
-def test_a_volume_that_cannot_be_mounted_is_told_by_the_events(cluster):
+def test_events_explain_a_volume_that_cannot_be_mounted(cluster):
     starting = {"waiting": {"reason": "PodInitializing"}}
     name = cluster.put("train(0).executor(0)", phase="Pending", main=starting)
     assert seen().waiting() == []

@@ -69,7 +69,7 @@ def test_other_settings_are_refused_once_it_has_trained(tmp_path):
         _check_same(before.folder, after)
 
 
-def test_a_damaged_summary_is_told_of_and_ends_nothing(tmp_path, capsys):
+def test_a_damaged_summary_is_only_a_warning(tmp_path, capsys):
     options = Options("a", {"output": str(tmp_path)})
     (tmp_path / "a" / "train").mkdir(parents=True)
     path = tmp_path / "a" / "summary.json"

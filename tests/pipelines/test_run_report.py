@@ -64,7 +64,7 @@ try the model
     assert printed.err == ""
 
 
-def test_what_it_used_is_told_with_its_results(record, folder, capsys):
+def test_use_is_reported_with_the_results(record, folder, capsys):
     used = Record("first", "train", 0, "2026-11-23T00:00:00+00:00", True, 1800.0, 1, 0, 0, 0)
     prices = Prices("EUR", node_hour=3.0)
     tell(record, folder, costs.summed([used], prices))

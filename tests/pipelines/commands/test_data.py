@@ -174,7 +174,7 @@ def test_a_sheet_shows_what_a_training_sees(data, prepared, tmp_path):
     assert one == again != other
 
 
-def test_what_cannot_be_read_is_on_the_sheet_and_told(data, broken, tmp_path):
+def test_unreadable_images_are_drawn_and_listed(data, broken, tmp_path):
     assert data("preview", broken, "-o", tmp_path / "whole.png")[1].startswith("12 images of train with ")
     os.truncate(broken / "train-00000.tar", 3000)
     code, out, _ = data("preview", broken, "-o", tmp_path / "broken.png")
@@ -187,7 +187,7 @@ def test_what_cannot_be_read_is_on_the_sheet_and_told(data, broken, tmp_path):
         assert (160, 30, 30) in colors and sheet.height < 3 * TILE
 
 
-def test_mistakes_are_told(data, prepared, tmp_path):
+def test_mistakes_are_refused(data, prepared, tmp_path):
     assert "no split 'dev'" in data("preview", prepared[1], "--split", "dev")[2]
     assert "-n 0 is less than one" in data("preview", prepared[1], "-n", 0)[2]
     assert "is no PNG" in data("preview", prepared[1], "-o", "x.jpg")[2]

@@ -61,7 +61,7 @@ def test_a_checkpoint_is_scored_alone(kubedet, model, shards, tmp_path):
     assert "to +0.0000: too few to tell\n" in out
 
 
-def test_mistakes_are_told_before_any_work(kubedet, model, shards, tmp_path):
+def test_mistakes_are_refused_before_any_work(kubedet, model, shards, tmp_path):
     words = ("evaluate", model, "--shards", shards, "-o", tmp_path / "e")
     code, _, err = kubedet(*words, "--gate", "coco/AP == 1")
     assert code == 2 and "gate rule 'coco/AP == 1' cannot be read" in err

@@ -61,7 +61,7 @@ def test_status_shows_pods_and_says_what_holds_them_back(kubedet, submit, fake_c
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "stop", "wait"])
-def test_a_job_that_is_not_there_is_told(kubedet, verb):
+def test_a_missing_job_is_an_error(kubedet, verb):
     code, _, err = kubedet("job", verb, "none")
     assert code == 2
     assert err == "error: namespace default has no job 'none'\n  fix: see `kubedet job list -n default`\n"

@@ -109,7 +109,7 @@ def test_json_and_stdin_are_read(write, monkeypatch):
     assert specification(parse("--spec", "-")).name == "j"
 
 
-def test_all_problems_are_told_at_once(write):
+def test_all_problems_are_in_one_error(write):
     message = refused(
         "--spec", write("nodes: 0\ncolour: red\nelastic: {min_nodes: 3, max_nodes: 2}"),
         "--name", "Not_A_Name", "--gpus", "many", "--mount", "data", "--env", "A", "--set", "nodes",

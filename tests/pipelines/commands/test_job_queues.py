@@ -21,7 +21,7 @@ def submit(kubedet, fake_cluster):
     return submit
 
 
-def test_status_tells_place_and_reason(kubedet, submit, fake_cluster):
+def test_status_has_position_and_reason(kubedet, submit, fake_cluster):
     kueue = give_kueue(fake_cluster)
     submit("a")
     kueue.ahead("other")

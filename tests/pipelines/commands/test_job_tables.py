@@ -34,7 +34,7 @@ def test_jobs_are_aligned_and_the_newest_is_first():
     ]
 
 
-def test_a_job_is_told_with_its_pods_by_rank():
+def test_the_status_of_a_job_lists_its_pods_by_rank():
     assert job_tables.status(BIG, now=NOW).splitlines() == [
         "big  pending",
         "created 2026-01-01T23:57:00Z, 3m ago, on 2 nodes, a PyTorchJob",

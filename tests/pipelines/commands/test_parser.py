@@ -69,7 +69,7 @@ def test_former_spellings_work_and_name_their_successors(before, now, capsys):
 
 
 @pytest.mark.parametrize("words", [["job"], ["data"], ["model"], ["schedule"]])
-def test_a_command_alone_tells_what_there_is(words, capsys):
+def test_a_command_without_a_verb_lists_its_verbs(words, capsys):
     text = error_text(capsys, *words)
     assert "positional arguments:" in text and "error" not in text
 

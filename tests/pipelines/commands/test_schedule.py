@@ -206,7 +206,7 @@ def past(kfp_server, tmp_path):
     return str(tmp_path / "root")
 
 
-def test_the_history_tells_what_became_of_each_run(past, capsys):
+def test_the_history_has_the_result_of_each_run(past, capsys):
     capsys.readouterr()
     assert cli.main(["schedule", "history", "--name", "weekly", "--data-root", past]) == 0
     shown = capsys.readouterr()
@@ -221,7 +221,7 @@ def test_the_history_tells_what_became_of_each_run(past, capsys):
     assert shown.err == ""
 
 
-def test_the_history_tells_what_each_run_used_and_cost(past, tmp_path, capsys, monkeypatch):
+def test_the_history_has_use_and_cost_of_each_run(past, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv(costs.VARIABLE, "")  # It is set, and must not stay.
     for run, seconds in (("id-1", 7200.0), ("id-2", 3600.0), ("other", 9e9)):
         used = Record(run, "train", 0, "2026-11-21T02:00:00+00:00", True, seconds, 1, 2, 0, 0)

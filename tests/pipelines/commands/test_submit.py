@@ -146,7 +146,7 @@ def test_a_terminated_run_was_stopped_and_has_not_failed(kfp_server, capsys):
     assert "Train: stopped" in shown.out
 
 
-def test_a_run_that_was_ended_at_its_deadline_is_told_so(kfp_server, capsys):
+def test_a_run_that_reached_its_deadline_says_so(kfp_server, capsys):
     times = {"created_at": "2026-11-21T07:00:00Z", "finished_at": "2026-11-21T07:10:02Z"}
     kfp_server.states = [("FAILED", [], times)]
     assert cli.main([*ARGUMENTS, "--wait", "--deadline", "600"]) == 1
@@ -172,7 +172,7 @@ def test_waiting_outlives_a_server_that_is_away(kfp_server, capsys):
     assert capsys.readouterr().out.count("no answer, trying again") == 1
 
 
-def test_who_stops_waiting_learns_that_the_run_goes_on(kfp_server, capsys, monkeypatch):
+def test_interrupted_waiting_says_that_the_run_continues(kfp_server, capsys, monkeypatch):
     def interrupted(seconds):
         raise KeyboardInterrupt
 
