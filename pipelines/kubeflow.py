@@ -130,27 +130,19 @@ class Server:
 
     def experiment(self, name: str) -> str:
         """Return the id of the experiment of a name; create it if there is none."""
-        if experiment_id := self._find_experiment(name):
-            return experiment_id
-        body = kfp_server_api.V2beta1Experiment(display_name=name, namespace=self.namespace or None)
-        with self._explained(f"create the experiment {name}", creates=True):
-            try:
-                created = self._client.experiments.experiment_service_create_experiment(
-                    experiment=body, _request_timeout=_SECONDS
-                )
-            except kfp_server_api.ApiException as error:
-                # Another first run may create it at the same time.
-                if error.status == 409 and (experiment_id := self._find_experiment(name)):
-                    return experiment_id
-                raise
-        return self._id_of(created.experiment_id)
-
-    def _find_experiment(self, name: str) -> str:
-        call = self._client.experiments.experiment_service_list_experiments
-        what, named = f"look for the experiment {name}", _equals("display_name", name)
-        found = self._call(what, call, filter=named, namespace=self.namespace)
-        experiments = [item for item in found.experiments or [] if item.display_name == name]
-        return self._id_of(experiments[0].experiment_id) if experiments else ""
+        service, namespace = self._client.experiments, self.namespace
+        list_, create = (
+            service.experiment_service_list_experiments,
+            service.experiment_service_create_experiment,
+        )
+        request, named = f"look for the experiment {name}", _equals("display_name", name)
+        found = self._call(request, list_, filter=named, namespace=namespace).experiments or []
+        ids = [item.experiment_id for item in found if item.display_name == name]
+        if not ids:
+            body = kfp_server_api.V2beta1Experiment(display_name=name, namespace=namespace or None)
+            created = self._call(f"create the experiment {name}", create, creates=True, experiment=body)
+            ids = [created.experiment_id]
+        return self._id_of(ids[0])
 
     def create_run(
         self, name: str, experiment: str, package: dict[str, Any], parameters: Values,

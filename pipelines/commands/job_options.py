@@ -70,19 +70,12 @@ def specification(options: argparse.Namespace) -> "JobSpec":
     for name in (*FLAGS, "namespace"):
         if (value := getattr(options, name)) is not None:
             given.append(f"{name}={value}")
+    given += [f"env.{text}" for text in options.env]
     problems = [problem for text in given for problem in set_field(tree, JobSpec, text)]
-    for text in options.env:
-        if "=" in text:
-            problems += set_field(tree, JobSpec, f"env.{text}")
-        else:
-            problems.append(f"  --env {text!r} is not NAME=VALUE")
-    for text in options.mount:
-        claim, colon, path = text.partition(":")
-        mounts = tree.setdefault("mounts", [])
-        if not colon:
-            problems.append(f"  --mount {text!r} is not CLAIM:PATH")
-        elif isinstance(mounts, list):
-            mounts.append({"claim": claim, "path": path})
+    if options.mount:
+        pairs = [text.partition(":") for text in options.mount]
+        mounts = tree["mounts"] if isinstance(tree.get("mounts"), list) else []
+        tree["mounts"] = [*mounts, *({"claim": claim, "path": path} for claim, _, path in pairs)]
     if options.arguments:
         tree["command"] = options.arguments
     try:
