@@ -14,7 +14,6 @@ from components.starting_weights import check_warm_start, from_champion
 from operations import lineage, retrain_condition
 from trainer.base.errors import ConfigError
 from trainer.config import parsing
-from trainer.data import exclusions
 from trainer.export import bundle, published_models
 from trainer.model import recipes
 
@@ -73,16 +72,6 @@ def test_as_many_as_are_asked_for_make_a_run_pay(champion, tmp_path):
     assert changed >= 1
     assert (prepare(larger, champion, tmp_path, changed + 1)[0]["kind"] == "nothing new") is True
     assert (prepare(larger, champion, tmp_path, changed)[0]["kind"] == "nothing new") is False
-
-
-@pytest.mark.slow
-def test_a_run_pays_without_a_champion_and_where_an_image_must_go(champion, tmp_path):
-    fresh = str(tmp_path / "fresh")
-    assert (prepare(SOURCE, fresh, tmp_path, 1)[0]["kind"] == "nothing new") is False
-    (found,) = list(Path(champion, "seen").glob("*.parquet"))
-    key = retrain_condition.training_record.pq.read_table(found)["key"][0].as_py()
-    exclusions.add(champion, [exclusions.Exclusion(key, "", "")])
-    assert (prepare(SOURCE, champion, tmp_path, 1000)[0]["kind"] == "nothing new") is False
 
 
 @pytest.mark.slow

@@ -139,18 +139,6 @@ def test_who_frees_space_is_waited_for(root, monkeypatch, caplog):
         freed(root[0], keep=0)
 
 
-def test_a_step_of_the_data_frees_space_when_its_data_are_ready(root, tmp_path, monkeypatch):
-    root, _, new = root
-    # All but the grace of a day: what was written while the test runs is kept by the run's own note.
-    monkeypatch.setattr(plan_pruning.time, "time", lambda: time.time_ns() / 1e9 + LATER)
-    asked = ("debug", {"data.processes": 1, "data.threads": 2})
-    source = "sample:images=24,size=96,seed=3"
-    arguments = (source, *asked, str(root), "", str(tmp_path / "page"))
-    shards = preparation.prepare(*arguments, prune=1)[1][0]
-    left = {path.name for path in root.joinpath("shards").iterdir()}
-    assert left == {shards["fingerprint"], new["fingerprint"]} and readable(root, shards)
-
-
 def test_the_command_says_what_goes_and_why_the_rest_stays(root, capsys):
     root, old, _ = root
     asked = ["data", "prune", "--keep", "1", "--grace", "0", "--data-root", str(root)]
