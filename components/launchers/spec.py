@@ -1,7 +1,6 @@
 """The specification of a training job, the same for every launcher and renderer.
 
-A plain value, loaded strictly: building one starts nothing and sends nothing. The line under a
-field says what it means; its default is the value of a job that does not name it.
+The docstrings of the fields are the text of `kubedet job fields`.
 """
 
 import hashlib
@@ -252,12 +251,12 @@ class JobSpec:
         if self.elastic and not self.elastic.min_nodes <= self.nodes <= self.elastic.max_nodes:
             bounds = f"{self.elastic.min_nodes} to {self.elastic.max_nodes}"
             problems.append(f"nodes {self.nodes} is outside of elastic's {bounds}")
-        for what in ("cpu", "memory"):
-            request, limit = getattr(self, f"{what}_request"), getattr(self, f"{what}_limit")
+        for name in ("cpu", "memory"):
+            request, limit = getattr(self, f"{name}_request"), getattr(self, f"{name}_limit")
             if request and limit and kubernetes_names.amount(request) > kubernetes_names.amount(limit):
-                problems.append(f"{what}_request {request} is above {what}_limit {limit}")
+                problems.append(f"{name}_request {request} is above {name}_limit {limit}")
         named_twice = {"cpu", "memory", self.gpu_resource} & set(self.resources)
-        problems += [f"resources.{name} has a field of its own" for name in sorted(named_twice)]
+        problems += [f"resources.{name} is a field itself" for name in sorted(named_twice)]
         return problems
 
     def _repeated(self) -> list[str]:
@@ -277,9 +276,8 @@ class JobSpec:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of everything in it, 16 hex digits: equal where a job would be the same."""
-        text = json.dumps(asdict(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """Hash of all fields, 16 hex digits."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
 _ADAPTER = TypeAdapter(JobSpec)
@@ -324,7 +322,7 @@ def with_heartbeat(job: JobSpec, uri: str) -> JobSpec:
 
 
 def from_fields(fields: Mapping[str, Any], *, where: str = "the job's specification") -> JobSpec:
-    """Build a specification strictly from fields, as they stand in JSON; `where` is their name in an error.
+    """Build a specification strictly from fields as in JSON; `where` is their name in an error.
 
     Raises:
         ConfigError: naming every field that is unknown, missing, of a wrong type or value.

@@ -1,7 +1,7 @@
 """Runs a command in a pod: on this terminal if there is one, or to capture its output.
 
-Kubernetes' exec, a websocket with numbered channels: 0 stdin, 1 stdout, 2 stderr, 3 how it
-ended, 4 the terminal's size. Source: kubernetes/apimachinery, `util/remotecommand` (v4).
+Kubernetes' exec is a websocket with numbered channels: 0 stdin, 1 stdout, 2 stderr, 3 how it ended, 4 the
+terminal's size. Source: kubernetes/apimachinery, `util/remotecommand` (v4).
 """
 
 import json
@@ -18,23 +18,16 @@ from typing import Any
 
 from kubernetes.client import ApiException, CoreV1Api
 from kubernetes.stream import stream
-from kubernetes.stream.ws_client import (
-    ERROR_CHANNEL,
-    RESIZE_CHANNEL,
-    STDIN_CHANNEL,
-    STDOUT_CHANNEL,
-    WSClient,
-)
+from kubernetes.stream.ws_client import ERROR_CHANNEL, RESIZE_CHANNEL, STDIN_CHANNEL, STDOUT_CHANNEL, WSClient
 from websocket import ABNF, WebSocketException
 
 from components.launchers.backend import PodStatus
 from trainer.base.errors import ConfigError, LaunchError
 
-_TICK_SECONDS = 0.25
-"""How soon a terminal that changes its size is noticed."""
+_TICK_SECONDS = 0.25  # Between two looks at the terminal's size.
 
 Sink = Callable[[int, bytes], Any]
-"""Receives the bytes of a channel, 1 or 2."""
+"""Takes a channel, 1 or 2, and its bytes."""
 
 
 def interactive(core: CoreV1Api, namespace: str, pod: PodStatus, command: Sequence[str]) -> int:
@@ -70,7 +63,14 @@ def _run(
     sink: Sink,
     terminal: int | None = None,
 ) -> int:
-    client = _connect(core, namespace, pod, command, terminal is not None)
+    try:
+        client: WSClient = stream(
+            core.connect_get_namespaced_pod_exec, pod.name, namespace,
+            container=pod.container, command=list(command), stdin=terminal is not None, stdout=True,
+            stderr=terminal is None, tty=terminal is not None, binary=True, _preload_content=False,
+        )  # fmt: skip
+    except ApiException as error:
+        raise _refusal(str(error.reason or error), pod.name, namespace) from None
     try:
         with _raw(terminal):
             status = _pass_through(client, sink, terminal)
@@ -82,23 +82,10 @@ def _run(
     return _exit_code(status, pod.name, command)
 
 
-def _connect(
-    core: CoreV1Api, namespace: str, pod: PodStatus, command: Sequence[str], terminal: bool
-) -> WSClient:
-    try:
-        return stream(
-            core.connect_get_namespaced_pod_exec, pod.name, namespace,
-            container=pod.container, command=list(command), stdin=terminal, stdout=True, stderr=not terminal,
-            tty=terminal, binary=True, _preload_content=False,
-        )  # fmt: skip
-    except ApiException as error:
-        raise _refusal(str(error.reason or error), pod.name, namespace) from None
-
-
 def _pass_through(client: WSClient, sink: Sink, terminal: int | None) -> bytes:
     """Carry bytes both ways until the command has ended; returns how it ended, a Status as JSON.
 
-    The client's own loop waits at the socket for what TLS has read already.
+    The client's own loop would wait for bytes that TLS has read already.
     """
     size: os.terminal_size | None = None
     status = b""
@@ -106,8 +93,7 @@ def _pass_through(client: WSClient, sink: Sink, terminal: int | None) -> bytes:
         if terminal is not None:
             if (now := os.get_terminal_size(terminal)) != size:
                 size = now
-                shape = json.dumps({"Width": size.columns, "Height": size.lines})
-                client.write_channel(RESIZE_CHANNEL, shape)
+                client.write_channel(RESIZE_CHANNEL, json.dumps({"Width": now.columns, "Height": now.lines}))
             if select.select([terminal], [], [], 0)[0]:
                 client.write_channel(STDIN_CHANNEL, os.read(terminal, 4096))
         if not _readable(client.sock.sock, terminal):

@@ -52,7 +52,7 @@ def test_defaults() -> None:
         ({"shared_memory": "much"}, "shared_memory"),
         ({"memory_request": "2Gi", "memory_limit": "1Gi"}, "memory_request 2Gi is above memory_limit 1Gi"),
         ({"cpu_request": "1500m", "cpu_limit": "1"}, "cpu_request 1500m is above"),
-        ({"resources": {"nvidia.com/gpu": 1}}, "resources.nvidia.com/gpu has a field of its own"),
+        ({"resources": {"nvidia.com/gpu": 1}}, "resources.nvidia.com/gpu is a field itself"),
         ({"resources": {"rdma/hca": 0}}, "resources.rdma/hca"),
         ({"env": {"A B": "c"}}, "cannot be a variable's name"),
         ({"env": {"A": "b"}, "secret_env": [{"name": "A", "secret": "s", "key": "k"}]}, "two values of A"),
