@@ -7,7 +7,7 @@ from collections.abc import Iterable
 LAST_LINES = 20
 """Lines that an error shows of a training that ended without a message of its own."""
 
-_NO_MESSAGE = "To enable traceback see"  # What torchrun says of a worker that crashed.
+_NO_MESSAGE = "To enable traceback see"  # From torchrun's message on a worker that crashed.
 
 
 def own_message(lines: Iterable[str]) -> str:
@@ -21,7 +21,7 @@ def own_message(lines: Iterable[str]) -> str:
 
 
 def indented(lines: Iterable[str]) -> str:
-    """Return lines as they stand below an error."""
+    """Return lines as a block below an error."""
     return "\n".join(f"  {line}" for line in lines)
 
 
@@ -29,14 +29,12 @@ _ANYWHERE = (
     (
         re.compile(r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError: (CUDA|HIP)"),
         "the GPU's memory is full: halve train.batch_size and double train.accumulate, which keeps the step "
-        "as it is; PYTORCH_ALLOC_CONF=expandable_segments:True, which jobs with GPUs have unless env says "
-        "otherwise, keeps what is free in one piece",
+        "as it is; PYTORCH_ALLOC_CONF=expandable_segments:True (the default with GPUs) avoids fragmentation",
     ),
     (
         re.compile(r"Watchdog caught collective operation timeout"),
-        "one rank waited for the others for too long: some other is stuck, gone or much slower; look at the "
-        "last lines of each (`kubedet job logs --rank`) and at the network (network.interface is right? "
-        "network.debug INFO tells more)",
+        "one rank waited for the others for too long: another one is stuck, gone or much slower; look at the "
+        "last lines of each (`kubedet job logs --rank`) and at the network (network.interface)",
     ),
 )
 _SETTINGS = (
@@ -54,15 +52,15 @@ _SETTINGS = (
     ),
     (
         re.compile(r"PermissionError: \[Errno 13\]"),
-        "the pods' user may not go there: set fs_group to the group that owns the volume, or run_as_user to "
-        "the user that owns the folder",
+        "the pods' user has no access: set fs_group to the group that owns the volume, or run_as_user to the "
+        "user that owns the folder",
     ),
 )
 _SOCKET = (
     re.compile(r"NET/Socket"),
-    "RDMA was asked for, but NCCL uses TCP (NET/Socket): see that the pods have the RDMA resource and its "
-    "network (resources, annotations), the capability IPC_LOCK and unlimited memlock, and that network.hca "
-    "is right; network.debug INFO tells why",
+    "RDMA was asked for, but NCCL uses TCP (NET/Socket): give the pods the RDMA resource and its network "
+    "(resources, annotations), the capability IPC_LOCK and unlimited memlock, and check network.hca; "
+    "network.debug INFO shows the reason",
 )
 _BUS_ERROR = 135  # 128 + SIGBUS
 

@@ -1,9 +1,10 @@
 """Deletes a training job as soon as its run ends, from a small process that is already connected.
 
-A terminated run leaves its step 0.3 to 2 s between SIGTERM and SIGKILL, too little on a busy node to open a
-connection. So the launcher starts this file as a program, which imports only the standard library, when it
-submits the job. It watches the run's Workflow and sends the DELETE when that has ended, mostly before the
-signal arrives. If only the step's pod is evicted or deleted, the job stays for the step's next attempt.
+A terminated run leaves its step 0.3 to 2 s between SIGTERM and SIGKILL. On a busy node that is too little for
+a process that first has to open a connection. So the launcher starts this file as a program when it submits
+the job. It imports nothing but the standard library, watches the run's Workflow, and sends the DELETE when
+the Workflow is terminated, deleted, finished or past its deadline: mostly before the signal arrives. If only
+the step's pod is evicted or deleted, the job stays for the next attempt of the step.
 """
 
 import http.client
@@ -20,9 +21,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
-
-Resource = tuple[str, str, str]
-"""Group, version and plural."""
 
 _TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
@@ -53,12 +51,17 @@ def has_ended(workflow: Mapping[str, Any]) -> bool:
 
 
 def delete_with_run(
-    configuration: Any, namespace: str, workflow: str, pod: str, kinds: Iterable[Resource], job: str
+    configuration: Any,
+    namespace: str,
+    workflow: str,
+    pod: str,
+    kinds: Iterable[tuple[str, str, str]],
+    job: str,
 ) -> subprocess.Popen[bytes]:
     """Start the process; it ends with the one that calls this.
 
-    `configuration` is that of Kubernetes' client, `pod` the one of this process; `kinds` are those that the
-    job may be: group, version and plural of each.
+    It takes the configuration of Kubernetes' client, the names of the Workflow, of this process's pod and of
+    the job, and the group, version and plural of each kind that the job may be.
     """
 
     def path(group: str, version: str, plural: str, name: str) -> str:
@@ -89,8 +92,8 @@ class _Server:
         self._ca, self._authorization = request["ca"], request["authorization"]
         self._connection: http.client.HTTPConnection | None = None
 
-    def send(self, method: str, path: str, body: Any = None, accept: str = "application/json") -> Any:
-        """Send a request, on a new connection if the old one fails; returns the response."""
+    def ask(self, method: str, path: str, body: Any = None, accept: str = "application/json") -> Any:
+        """Send a request, on a new connection if the old one fails; returns the response, or raises."""
         headers = {"Accept": accept, "Content-Type": "application/json"}
         token = f"Bearer {_TOKEN.read_text().strip()}" if _TOKEN.exists() else self._authorization
         headers |= {"Authorization": token} if token else {}
@@ -111,7 +114,7 @@ class _Server:
     def status(self, method: str, path: str, body: Any = None, accept: str = "application/json") -> int:
         """Send a request and return the status of the response; 0 if there is no answer."""
         try:
-            response = self.send(method, path, body, accept)
+            response = self.ask(method, path, body, accept)
             response.read()
         except (OSError, http.client.HTTPException):
             return 0
@@ -128,10 +131,11 @@ class _Server:
 
 
 class _Watch:
-    """The last known fields of an object; None before the first answer."""
+    """The last known fields of an object."""
 
     def __init__(self, request: Mapping[str, Any], path: str) -> None:
         self.seen: Mapping[str, Any] | None = None
+        """The object; None if it was not seen yet."""
         self._request, self._path = request, path
 
     def follow(self) -> None:
@@ -140,7 +144,7 @@ class _Watch:
         server = _Server(self._request, 1.5 * _WATCH_SECONDS)
         while True:
             try:
-                response = server.send("GET", f"{collection}?{query}")
+                response = server.ask("GET", f"{collection}?{query}")
                 if response.status == 200:
                     for line in response:
                         self._take(json.loads(line))
@@ -165,7 +169,7 @@ class _Watch:
 def _ask(server: _Server, workflow: str) -> bool | None:
     """Return whether the run has ended, by a request; None if there is no answer."""
     try:
-        response = server.send("GET", workflow)
+        response = server.ask("GET", workflow)
         text = response.read()
         if response.status == 200:
             return has_ended(json.loads(text))

@@ -7,19 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from types import FrameType
 from typing import NoReturn
 
-from components.launchers.backend import (
-    Backend,
-    Ending,
-    Identity,
-    JobStatus,
-    LogLine,
-    Look,
-    Phase,
-    PodStatus,
-)
+from components.launchers.backend import Backend, Ending, Identity, JobStatus, LogLine, Look, Phase, PodStatus
 from components.launchers.cluster import kueue
 from components.launchers.cluster.client import ApiError
 from components.launchers.cluster.pods import describe
@@ -221,8 +213,7 @@ Out = Callable[[str], None]
 """Takes a line."""
 
 
-def _print(text: str) -> None:
-    print(text, flush=True)
+_print = partial(print, flush=True)
 
 
 def run(backend: Backend, job: JobSpec, out: Out = _print, look: Look | None = None) -> None:
@@ -407,7 +398,8 @@ class Watch:
         if reason := self._queue_wait.verdict(status, now):
             explanation = indented(self._backend.explain(status))
             self._give_up("\n".join(filter(None, [reason, explanation])), kueue.remedy(status))
-        if job.deadline and _age(status) > job.deadline:
+        age = datetime.now(UTC) - datetime.fromisoformat(status.created)
+        if job.deadline and age.total_seconds() > job.deadline:
             self._deadline()
         for pod in status.pods:
             self._check_start(pod, now)
@@ -473,10 +465,6 @@ def _phase(status: JobStatus) -> str:
         queue = status.message if status.queue else ""
         return f"suspended, {queue}" if queue else "suspended: by its queue, or by a person"
     return str(status.phase) if status.phase.final else f"{status.phase}, {_count(status)}"
-
-
-def _age(status: JobStatus) -> float:
-    return (datetime.now(UTC) - datetime.fromisoformat(status.created)).total_seconds()
 
 
 def _span(seconds: float) -> str:
