@@ -17,11 +17,6 @@ def test_every_launcher_has_a_meaning_and_kinds_that_exist(name):
     assert entry.pods is (name != "local")
 
 
-def test_the_default_one_is_in_the_register_and_every_kind_has_one():
-    assert launchers.DEFAULT in launchers.LAUNCHERS
-    assert {entry.kinds for entry in launchers.LAUNCHERS.values()} >= {(name,) for name in KINDS}
-
-
 @pytest.mark.parametrize("act", ["run", "remove"])
 def test_one_that_does_not_exist_is_refused_with_the_list(act):
     with pytest.raises(ConfigError, match="no launcher 'slurm'") as error:

@@ -12,7 +12,7 @@ import pytest
 
 from components.launchers import local, run
 from components.launchers.guarded_process import GuardedProcess
-from components.launchers.spec import JobSpec, training
+from components.launchers.spec import JobSpec
 from trainer.base.errors import ConfigError, Interrupted, LaunchError
 
 
@@ -93,20 +93,6 @@ def test_sigterm_is_passed_on(program, tmp_path):
     with pytest.raises(Interrupted):
         local.run(job)
     assert time.monotonic() - start < 30
-
-
-def test_the_command_is_the_trainers_own_by_this_interpreter():
-    job = JobSpec(command=training(("train", "--config", "x")), nproc=3)
-    assert local.command(job) == [sys.executable, "-m", "trainer", "launch", "--", "train", "--config", "x"]
-    assert local.environment(job, cores=2)["PET_NPROC_PER_NODE"] == "3"
-
-
-def test_threads_share_the_cores(monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert local.environment(JobSpec(command=("program",), nproc=2), cores=8)["OMP_NUM_THREADS"] == "4"
-    assert local.environment(JobSpec(command=("program",), nproc=4), cores=2)["OMP_NUM_THREADS"] == "1"
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert local.environment(JobSpec(command=("program",), nproc=2), cores=8)["OMP_NUM_THREADS"] == "3"
 
 
 def test_several_nodes_and_unknown_launchers_are_refused():

@@ -12,7 +12,6 @@ import yaml
 from job_specs import ODD, job
 
 from components.launchers.cluster.kinds import KINDS, fits_shared
-from components.launchers.pod_template import LABEL_SPEC
 from components.launchers.render import TARGETS, render
 from components.launchers.spec import JobSpec, from_fields
 from trainer.base.errors import ConfigError
@@ -30,10 +29,6 @@ def example(path: Path) -> JobSpec:
 def pytorchjob(spec: JobSpec) -> dict[str, Any]:
     (manifest,) = KINDS["pytorchjob"].manifests(spec, lambda *_: False)
     return manifest
-
-
-def test_the_examples_are_there() -> None:
-    assert [path.stem for path in EXAMPLES] == ["one-node-eight-gpus", "two-nodes-rdma", "two-nodes-tcp"]
 
 
 @pytest.mark.parametrize("target", [target for target in TARGETS if target != "runai-submit-pytorch"])
@@ -125,12 +120,6 @@ def test_the_folder_in_which_the_program_starts(target: str) -> None:
     assert "working" not in render(target, job(nodes=2)).lower()
 
 
-@pytest.mark.parametrize("path", ["code", "/a/../b", "./x"])
-def test_a_folder_must_be_an_absolute_path(path: str) -> None:
-    with pytest.raises(ConfigError, match="working_dir"):
-        job(working_dir=path)
-
-
 def allocators(**fields: Any) -> dict[str, str]:
     env = container(pytorchjob(job(**fields)))["env"]
     return {item["name"]: item.get("value", "") for item in env if "ALLOC_CONF" in item["name"]}
@@ -166,11 +155,6 @@ def test_the_operators_init_container_may_be_root() -> None:
     spec = master(pytorchjob(job()))["template"]["spec"]
     assert spec["containers"][0]["securityContext"]["runAsNonRoot"] is True
     assert "runAsNonRoot" not in spec["securityContext"]
-
-
-def test_the_hash_tells_jobs_apart() -> None:
-    labels = [pytorchjob(job(gpus=number))["metadata"]["labels"][LABEL_SPEC] for number in (1, 1, 2)]
-    assert labels[0] == labels[1] != labels[2]
 
 
 def test_runai_says_what_it_leaves_out_and_quotes() -> None:

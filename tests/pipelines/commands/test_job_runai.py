@@ -77,22 +77,6 @@ def test_exec(job):
     assert job("exec", "a", "--rank", 1, "--", "sh", "-c", "echo $0; exit 5", "a b") == (5, "a b\n", "")
 
 
-def test_stop(job, runai):
-    job("submit", *SUBMIT, "--", "true")
-    assert job("stop", "a")[:2] == (0, "a is running: deleting it and its pods ...\ndeleted a\n")
-    assert runai.verbs() == ["standard submit", "standard delete"]
-
-
-@pytest.mark.parametrize(("phase", "code"), [("Completed", 0), ("Failed", 1)])
-def test_wait(job, runai, phase, code):
-    job("submit", *SUBMIT, "--", "true")
-    runai.change_later("a", phase=phase)
-    ended, out, err = job("wait", "a")
-    assert ended == code
-    assert out.splitlines()[0] == "a is running"
-    assert ("a" in err and "failed" in err) == bool(code)
-
-
 def test_submit_and_wait(job, runai):
     job("submit", *SUBMIT, "--", "true")
     runai.change_later("a", after=4, phase="Completed")

@@ -45,16 +45,6 @@ def test_the_pods_images_are_noted_before_the_training_ends(
     assert of(tmp_path) == {"training": [TRAINER]}
 
 
-def test_a_later_attempt_adds_what_it_runs(backend, job, images, tmp_path, monkeypatch):
-    monkeypatch.setattr(FakePod, "image_id", TRAINER)
-    watch.run(backend, job(), lambda line: None, images.note_pods)
-    replaced = TRAINER.replace("aa", "cc")
-    monkeypatch.setattr(FakePod, "image_id", replaced)
-    again = Images(str(tmp_path), "night-1")
-    watch.run(backend, job(name="again"), lambda line: None, again.note_pods)
-    assert of(tmp_path) == {"training": [TRAINER, replaced]}
-
-
 @pytest.fixture
 def step(fake_cluster, monkeypatch):
     """This process seems to run in the pod of a pipeline's step."""
@@ -81,12 +71,6 @@ def test_a_pod_that_cannot_be_read_is_left_out(step, images, tmp_path, fake_clus
     fake_cluster.faults.append(Fault("GET", "/pods/step-pod", status=status))
     images.note_own()
     assert of(tmp_path) == {} and not list(tmp_path.rglob("*.json"))
-
-
-def test_outside_of_a_cluster_nobody_is_asked(fake_cluster, images, tmp_path, monkeypatch):
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    images.note_own()
-    assert not fake_cluster.seen and of(tmp_path) == {}
 
 
 def test_what_cannot_be_kept_ends_no_training(backend, job, tmp_path, monkeypatch, caplog):

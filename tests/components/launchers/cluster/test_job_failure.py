@@ -77,9 +77,3 @@ def test_a_pod_that_waits_for_its_next_start_is_told_as_it_ended():
     waits = PodStatus("pod-0", "Running", 0, reason="CrashLoopBackOff", restarts=10, before=before)
     error = failure(waits)
     assert "was killed by signal 9 (OOMKilled)" in error.message and "raise memory_limit" in error.fix
-
-
-def test_an_image_that_would_run_as_root_has_its_remedy():
-    message = "container has runAsNonRoot and image has non-numeric user (app), cannot verify it"
-    error = failure(pod(0, None, reason="CreateContainerConfigError", message=message))
-    assert "run_as_user" in error.fix and "a number" in error.fix

@@ -3,7 +3,6 @@
 import logging
 
 import pytest
-from fake_api import Fault
 from fake_pod import endless
 
 from components.launchers.cluster.backend import ClusterBackend
@@ -59,13 +58,6 @@ def test_the_kind_whose_controller_is_away_is_passed_over(knows, job, fake_clust
     assert "PyTorchJob: its controller does not answer (the Training Operator (v1.9))" in caplog.text
 
 
-def test_the_second_kind_may_be_away_where_the_first_answers(knows, job, fake_cluster):
-    backend = knows("pytorchjobs", "trainjobs")
-    fake_cluster.trainer.away = True
-    backend.submit(job())
-    assert backend.status("train").kind == "PyTorchJob"
-
-
 def test_a_cluster_that_runs_no_jobs_says_what_to_install(knows, job, fake_cluster):
     backend = knows("workloads")
     for act in (lambda: backend.status("train"), backend.list_jobs, lambda: backend.submit(job())):
@@ -119,14 +111,6 @@ def test_where_no_kind_may_be_read_that_is_told(knows, fake_cluster):
     for look in (lambda: backend.status("train"), backend.list_jobs):
         with pytest.raises(ApiError, match="pytorchjobs"):
             look()
-
-
-def test_a_server_in_trouble_is_no_kind_that_is_away(knows, job, fake_cluster):
-    backend = knows("pytorchjobs", "trainjobs")
-    fake_cluster.faults.append(Fault("POST", "pytorchjobs", status=503, message="etcd is away"))
-    with pytest.raises(ApiError, match="etcd is away"):
-        backend.submit(job())
-    assert not fake_cluster.job("train")
 
 
 def test_jobs_of_both_kinds_are_in_one_list_and_found_by_name(knows, job, fake_cluster, timings):

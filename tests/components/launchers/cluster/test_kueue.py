@@ -1,7 +1,6 @@
 """Where a job stands in Kueue's queue, by what Kueue v0.19.2 was seen to write."""
 
 import pytest
-from fake_api import Fault
 from fake_kueue import PREEMPTED, QUOTA, TOO_LARGE, give_kueue
 from fake_pod import endless
 from kinds import both
@@ -26,7 +25,6 @@ def asked(fake_cluster):
     return [seen.path for seen in fake_cluster.requests(path="kueue.x-k8s.io")]
 
 
-@both
 def test_a_job_that_waits_for_quota_tells_place_and_reason(waiting, kueue):
     kueue.waits("train", QUOTA)
     kueue.ahead("pytorchjob-a-1", "pytorchjob-b-2")
@@ -59,11 +57,6 @@ def test_what_holds_a_job_back_is_one_word(waiting, kueue, message, reason, word
     kueue.waits("train", message, reason)
     status = waiting()
     assert (status.reason, status.message.partition(": ")[2]) == (word, message)
-
-
-def test_one_that_is_out_of_the_queue_is_told_so(waiting, kueue):
-    kueue.workload("train")["spec"]["active"] = False
-    assert waiting().reason == "Deactivated"
 
 
 @both
@@ -112,16 +105,6 @@ def test_without_the_right_to_see_workloads_the_right_is_named(fake_cluster, wai
     assert 'apiGroups ["kueue.x-k8s.io"], resources ["workloads"], verbs ["list"]' in status.message
 
 
-@pytest.mark.slow
-def test_a_kueue_in_trouble_is_no_trouble_of_the_jobs(fake_cluster, waiting):
-    fake_cluster.faults.append(
-        Fault("GET", "/workloads", status=500, times=1000, message="conversion webhook")
-    )
-    assert waiting().reason == "QueueUnknown"
-    fake_cluster.faults[:] = [Fault("GET", "/pendingworkloads", status=503, times=1000)]
-    assert waiting().message == "in queue gpus"
-
-
 def test_a_job_that_kueue_leaves_alone_is_unserved(fake_cluster, backend, job):
     give_kueue(fake_cluster, serves=())
     backend.submit(job(kueue_queue="gpus"))
@@ -132,15 +115,6 @@ def test_a_job_that_kueue_leaves_alone_is_unserved(fake_cluster, backend, job):
     assert "name kubeflow.org/pytorchjob in integrations.frameworks" in remedy(status)
 
 
-def test_nothing_is_asked_of_jobs_that_wait_in_no_queue(fake_cluster, backend, job, kueue):
-    backend.submit(job(suspend=True))
-    backend.submit(job(name="other"))
-    assert backend.status("train").phase is Phase.SUSPENDED
-    backend.list_jobs()
-    assert not asked(fake_cluster)
-
-
-@both
 def test_a_list_tells_of_all_with_one_look_at_each_queue(fake_cluster, backend, job, kueue):
     kueue.queue("cpus")
     for name, queue in (("a", "gpus"), ("b", "gpus"), ("c", "cpus")):
@@ -149,8 +123,3 @@ def test_a_list_tells_of_all_with_one_look_at_each_queue(fake_cluster, backend, 
     assert {name: status.reason for name, status in statuses.items()} == dict.fromkeys("abc", "Queued")
     assert statuses["b"].message == "position 2 in queue gpus"
     assert len(asked(fake_cluster)) == 3
-
-
-def test_a_kueue_that_does_not_run_is_told_so(fake_cluster, cluster, kueue):
-    fake_cluster.objects["deployments", "kueue-system", "kueue-controller-manager"]["status"] = {}
-    assert str(release(cluster)).endswith("; its controller does not run")

@@ -45,12 +45,6 @@ def test_a_queue_that_the_task_was_given_is_the_jobs(step, backend, fake_cluster
     backend.submit(job(kueue_queue=named))  # The next attempt finds the same job.
 
 
-def test_an_image_that_is_named_wins(step, backend, fake_cluster, job):
-    step()
-    backend.submit(job(image="mine"))
-    assert "'image': 'mine'" in str(fake_cluster.job("train"))
-
-
 def test_an_owner_of_another_namespace_is_none(step, backend, fake_cluster, job, monkeypatch, tmp_path):
     """The garbage collector would delete the job at once."""
     step()
@@ -97,7 +91,6 @@ def workflow(fake_cluster):
     ("spec", "metadata", "ends"),
     [
         ({}, {}, False),
-        ({"activeDeadlineSeconds": 3600}, {}, False),
         ({"activeDeadlineSeconds": 0}, {}, True),
         ({"shutdown": "Terminate"}, {}, True),
         ({}, {"deletionTimestamp": "2026-01-01T00:00:00Z"}, True),
@@ -125,10 +118,3 @@ def test_a_job_stays_if_the_workflow_cannot_be_read(step, workflow, cluster, fak
     fake_cluster.faults.append(Fault("GET", "workflows", times=9, **fault))
     assert not ends_with_the_run(cluster, mine)
     assert len(fake_cluster.requests("GET", "workflows")) == 1  # There is no time for a second.
-
-
-def test_outside_of_a_pipeline_nobody_is_asked(cluster, fake_cluster, monkeypatch):
-    for name in ("KFP_POD_NAME", "KUBERNETES_SERVICE_HOST"):
-        monkeypatch.delenv(name, raising=False)
-    assert ends_with_the_run(cluster, OwnPod())
-    assert not fake_cluster.seen

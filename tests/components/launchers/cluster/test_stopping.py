@@ -12,7 +12,6 @@ import pytest
 from fake_api import Fault
 from fake_cluster import gone
 from fake_pod import endless
-from kinds import both
 from patience import until
 
 SCRIPT = """
@@ -91,7 +90,6 @@ def test_a_signal_is_heard_while_an_answer_is_waited_for(fake_cluster, launcher,
 
 
 @pytest.mark.slow
-@both
 def test_a_signal_while_the_job_is_created_leaves_nothing(fake_cluster, launcher, master, kind):
     fake_cluster.faults.append(Fault("POST", kind.plural, delay=0.7))
     fake_cluster.lives[master] = endless
@@ -102,7 +100,6 @@ def test_a_signal_while_the_job_is_created_leaves_nothing(fake_cluster, launcher
     assert gone(fake_cluster)
 
 
-@both
 def test_a_deletion_that_fails_is_told(launcher, fake_cluster, master, kind):
     """Whoever reads it knows that GPUs are still held."""
     fake_cluster.lives[master] = endless
@@ -155,9 +152,7 @@ def is_running(pid):
 
 ENDINGS = [
     {"spec": {"activeDeadlineSeconds": 0}},
-    {"spec": {"shutdown": "Terminate"}},
     {"spec": {"activeDeadlineSeconds": 60}, "status": {"startedAt": "2026-01-01T00:00:00Z"}},
-    {"status": {"finishedAt": "2026-01-01T00:00:00Z"}},
 ]
 
 

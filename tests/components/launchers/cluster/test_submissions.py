@@ -47,7 +47,6 @@ def test_the_same_job_is_taken_up(backend, fake_cluster, job, endless_pods, capl
     assert "adopting it" in caplog.text
 
 
-@both
 def test_a_finished_job_is_taken_up_too(backend, fake_cluster, job):
     backend.submit(job())
     until(lambda: backend.status("train").phase is Phase.SUCCEEDED)
@@ -92,17 +91,6 @@ def test_a_job_is_created_only_when_the_old_ones_pods_are_gone(backend, fake_clu
     assert all(fake_cluster.pods[uid].deleted.is_set() for uid in old)
 
 
-@both
-def test_pods_of_a_job_that_is_gone_are_waited_for(backend, fake_cluster, job, endless_pods):
-    fake_cluster.termination_seconds = 0.4
-    backend.submit(job())
-    (old,) = fake_cluster.pods
-    backend.stop("train", wait=False)
-    backend.submit(job())
-    assert fake_cluster.pods[old].deleted.is_set()
-
-
-@both
 def test_pods_that_stay_are_named(backend, fake_cluster, job, endless_pods, master):
     fake_cluster.termination_seconds = 600
     backend.submit(job())
@@ -114,7 +102,6 @@ def test_pods_that_stay_are_named(backend, fake_cluster, job, endless_pods, mast
     assert "--force" in error.value.fix
 
 
-@both
 def test_somebody_elses_job_is_left_alone(backend, fake_cluster, job, kind):
     make_by_hand(fake_cluster, kind, "train")
     for act in (lambda: backend.submit(job()), lambda: backend.stop("train")):
@@ -123,14 +110,12 @@ def test_somebody_elses_job_is_left_alone(backend, fake_cluster, job, kind):
     assert fake_cluster.job("train") and not fake_cluster.requests("DELETE")
 
 
-@both
 def test_a_creation_whose_answer_was_lost_is_found_again(backend, fake_cluster, job, endless_pods, kind):
     fake_cluster.faults.append(Fault("POST", kind.plural, lost=True))
     backend.submit(job())
     assert len(fake_cluster.requests("POST", kind.plural)) == 2 and not fake_cluster.requests("DELETE")
 
 
-@both
 def test_a_creation_that_got_no_answer_at_all_is_looked_up(
     backend, fake_cluster, job, endless_pods, monkeypatch, kind
 ):
@@ -139,7 +124,6 @@ def test_a_creation_that_got_no_answer_at_all_is_looked_up(
     assert backend.submit(job()).uid == uid(fake_cluster)
 
 
-@both
 def test_a_creation_of_which_nothing_is_known_says_how_to_look(backend, fake_cluster, job, monkeypatch, kind):
     monkeypatch.setattr(backend.cluster, "timings", replace(backend.cluster.timings, patience=0.0))
     fake_cluster.faults.append(Fault("POST", kind.plural, lost=True))
@@ -154,23 +138,12 @@ def test_a_creation_of_which_nothing_is_known_says_how_to_look(backend, fake_clu
     assert "kubedet job stop train" in error.value.fix
 
 
-@both
-def test_a_creation_that_was_not_done_is_an_error(backend, fake_cluster, job, monkeypatch, kind):
-    monkeypatch.setattr(backend.cluster, "timings", replace(backend.cluster.timings, patience=0.0))
-    fake_cluster.faults.append(Fault("POST", kind.plural, drop=True))
-    with pytest.raises(ApiError, match="no answer"):
-        backend.submit(job())
-    assert fake_cluster.job("train") is None
-
-
-@both
 def test_a_job_that_others_make_again_and_again_is_given_up(backend, fake_cluster, job, kind):
     fake_cluster.faults.append(Fault("POST", kind.plural, times=100, status=409))
     with pytest.raises(LaunchError, match="others create jobs of that name"):
         backend.submit(job())
 
 
-@both
 def test_nothing_is_sent_of_a_job_that_cannot_be(backend, fake_cluster, job):
     with pytest.raises(ConfigError, match="no container image"):
         backend.submit(job(image=""))
@@ -179,7 +152,6 @@ def test_nothing_is_sent_of_a_job_that_cannot_be(backend, fake_cluster, job):
     assert not fake_cluster.requests("POST")
 
 
-@both
 def test_the_refusal_of_the_webhook_is_not_one_of_rbac(backend, fake_cluster, job, kind):
     message = 'admission webhook "validator" denied the request: spec.x: Invalid value'
     fake_cluster.faults.append(Fault("POST", kind.plural, status=403, message=message))
@@ -219,14 +191,6 @@ def test_a_stopped_operator_is_waited_for_as_an_outage(job, kind, fake_cluster, 
     fake_cluster.faults.append(Fault("POST", kind.plural, status=500, message=AWAY, times=6))
     backend.submit(job())
     assert len(fake_cluster.requests("POST", kind.plural)) == 7
-
-
-def test_a_webhook_that_stays_away_is_named_by_its_service(job, kind, fake_cluster, timings):
-    backend = ClusterBackend.connect(timings=replace(timings, patience=0.1, outage=0.3), kinds=[kind])
-    fake_cluster.faults.append(Fault("POST", kind.plural, status=500, message=AWAY, times=999))
-    with pytest.raises(ApiError) as error:
-        backend.submit(job())
-    assert "training-operator" in error.value.fix and "-n kubeflow" in error.value.fix
 
 
 def test_any_of_several_controllers_is_waited_for(job, fake_cluster, timings):

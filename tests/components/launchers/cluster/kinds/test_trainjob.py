@@ -2,7 +2,7 @@
 
 import pytest
 from fake_pod import endless, fine
-from kinds import check_nodes, plain
+from kinds import check_nodes
 from patience import until
 
 from components.launchers.backend import Phase
@@ -185,14 +185,6 @@ def test_a_node_that_is_lost_starts_all_anew(run, fake_cluster, evicted):
     assert any(f"pod {SECOND}: restarted, 1 of 10" in line for line in lines)
 
 
-def test_restarts_that_are_used_up_are_told_with_the_pod(run, fake_cluster):
-    fake_cluster.lives |= {FIRST: endless, SECOND: ends(139, "segmentation fault")}
-    with pytest.raises(LaunchError, match=rf"{SECOND} \(rank 1\) was killed by signal 11") as error:
-        run(nodes=2, backoff=0)
-    assert "segmentation fault" in error.value.message
-    assert fake_cluster.job("train")["status"]["conditions"][-1]["reason"] == "ReachedMaxRestarts"
-
-
 def test_a_deadline_that_the_controller_keeps_is_told_as_one(run, fake_cluster):
     """It deletes the pods at once, which end with 143: no training that was stopped."""
 
@@ -230,12 +222,6 @@ def test_the_first_node_of_an_elastic_job_that_ends_well_ends_it(run, fake_clust
     assert f"[{SECOND}] the end" in lines and "job train: succeeded" in lines
 
 
-def test_an_elastic_jobs_own_error_ends_it(run, fake_cluster):
-    fake_cluster.lives |= {FIRST: endless, SECOND: ends(2, "error: no such recipe 'x'")}
-    with pytest.raises(LaunchError, match=rf"{SECOND} .* exit code 2: no such recipe 'x'"):
-        run(nodes=2, elastic=TWO)
-
-
 def test_pods_of_an_earlier_job_of_the_name_do_not_count(backend, job, fake_cluster):
     """They have the same labels, and may take a while to go."""
     fake_cluster.lives[FIRST] = [endless, lambda pod: pod.unschedulable("full")]
@@ -269,9 +255,3 @@ def test_what_holds_a_job_back_is_read_of_job_jobset_and_trainjob(backend, job, 
     explanation = "\n".join(backend.explain(backend.status("train")))
     assert "see that Kubeflow Trainer (v2.3) and JobSet runs" in explanation
     assert all(f"said of the {title}" in explanation for title in ("TrainJob", "JobSet", "Job"))
-
-
-def test_pods_are_told_by_their_names(run, fake_cluster):
-    lines = run()
-    assert f"[{FIRST}] hello from {FIRST}" in lines
-    assert plain(f"{FIRST}-ab1d2") == FIRST and fake_cluster.pod(FIRST).name != FIRST
