@@ -64,8 +64,7 @@ def command(job: JobSpec) -> list[str]:
 def environment(job: JobSpec, cores: int = 0) -> dict[str, str]:
     """Return the environment of a job: this process's, the job's, and threads that share the cores.
 
-    LOGLEVEL is torchrun's: it warns of every stop. `cores` are those of this machine that it has; 0 is all
-    that this process may use.
+    LOGLEVEL is torchrun's: it warns of every stop. `cores` are those of the job; 0 is all of this process.
     """
     threads = str(threads_of_process(job.processes, cores))
     defaults = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", "LOGLEVEL": "ERROR"}

@@ -213,7 +213,7 @@ class Cluster:
 
         Args:
             verb: the verb for RBAC: get, list, create, patch, delete.
-            resource: of what, e.g. pods/log.
+            resource: the resource for RBAC, e.g. pods/log.
             request: sends it; may be called several times.
             name: the object's name.
             patience: seconds until it gives up; 0 tries once; None is Timings.patience.

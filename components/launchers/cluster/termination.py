@@ -1,10 +1,9 @@
 """Deletes a training job as soon as its run ends, from a small process that is already connected.
 
-A terminated run leaves its step 0.3 to 2 s between SIGTERM and SIGKILL. On a busy node that is too little for
-a process that first has to open a connection. So the launcher starts this file as a program when it submits
-the job. It imports nothing but the standard library, watches the run's Workflow, and sends the DELETE when
-the Workflow is terminated, deleted, finished or past its deadline: mostly before the signal arrives. If only
-the step's pod is evicted or deleted, the job stays for the next attempt of the step.
+A terminated run leaves its step 0.3 to 2 s between SIGTERM and SIGKILL, too little on a busy node to open a
+connection. So the launcher starts this file as a program, which imports only the standard library, when it
+submits the job. It watches the run's Workflow and sends the DELETE when that has ended, mostly before the
+signal arrives. If only the step's pod is evicted or deleted, the job stays for the step's next attempt.
 """
 
 import http.client
@@ -58,10 +57,9 @@ def delete_with_run(
     kinds: Iterable[tuple[str, str, str]],
     job: str,
 ) -> subprocess.Popen[bytes]:
-    """Start the process; it ends with the one that calls this.
+    """Start the process, which ends with this one.
 
-    It takes the configuration of Kubernetes' client, the names of the Workflow, of this process's pod and of
-    the job, and the group, version and plural of each kind that the job may be.
+    `configuration` is that of Kubernetes' client; `kinds` are group, version and plural of what the job may be.
     """
 
     def path(group: str, version: str, plural: str, name: str) -> str:
@@ -93,7 +91,7 @@ class _Server:
         self._connection: http.client.HTTPConnection | None = None
 
     def ask(self, method: str, path: str, body: Any = None, accept: str = "application/json") -> Any:
-        """Send a request, on a new connection if the old one fails; returns the response, or raises."""
+        """Send a request, on a new connection if the old one fails; returns the response."""
         headers = {"Accept": accept, "Content-Type": "application/json"}
         token = f"Bearer {_TOKEN.read_text().strip()}" if _TOKEN.exists() else self._authorization
         headers |= {"Authorization": token} if token else {}
@@ -131,11 +129,10 @@ class _Server:
 
 
 class _Watch:
-    """The last known fields of an object."""
+    """The last known fields of an object; None before the first answer."""
 
     def __init__(self, request: Mapping[str, Any], path: str) -> None:
         self.seen: Mapping[str, Any] | None = None
-        """The object; None if it was not seen yet."""
         self._request, self._path = request, path
 
     def follow(self) -> None:
