@@ -59,7 +59,7 @@ def delete_with_run(
 ) -> subprocess.Popen[bytes]:
     """Start the process, which ends with this one.
 
-    `configuration` is that of Kubernetes' client; `kinds` are group, version and plural of what the job may be.
+    `configuration` is that of Kubernetes' client; `kinds` have group, version and plural of each kind.
     """
 
     def path(group: str, version: str, plural: str, name: str) -> str:
