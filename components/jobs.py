@@ -12,7 +12,7 @@ from components import environment, job_limits, launchers
 from components.launchers import spec
 from components.launchers.spec import JobSpec, from_fields, training
 from trainer.base.errors import ConfigError
-from trainer.launching.usage.meter import FOLDER
+from trainer.launching.usage import FOLDER
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

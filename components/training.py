@@ -158,7 +158,7 @@ def _with_weights(recipe: str, overrides: Overrides, data_root: str, output: str
 
 def _planned(config: Config, overrides: Overrides, index: ShardIndex, output: str, processes: int) -> Config:
     """Choose the settings that depend on the number of images and the speed of this machine."""
-    from trainer.training.machine_speed import measure  # PyTorch, which takes seconds to start.
+    from trainer.training.throughput_probe import measure  # PyTorch, which takes seconds to start.
 
     images = auto_schedule.Images(
         **{split: index.samples.get(split, 0) for split in ("train", "val", "test")}

@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from components import environment
 from trainer import storage
 from trainer.base.errors import DataError, StorageError
-from trainer.launching.usage.meter import Meter, begin
-from trainer.launching.usage.record import FORM, Record
+from trainer.launching.usage import FORM, Meter, Record, begin
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from components import usage
 from trainer import storage
 from trainer.base.errors import ConfigError, KubedetError
 from trainer.base.safe_text import yaml_value
-from trainer.launching.usage.record import Record
+from trainer.launching.usage import Record
 
 logger = logging.getLogger(__name__)
 

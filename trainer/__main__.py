@@ -1,13 +1,13 @@
-"""`python -m trainer VERB`: every stage of the work, one process each.
+"""`python -m trainer VERB`: each step of a run as one process.
 
-download  bring a source's images under the data root
-shard     clean annotations, write shards
+download  download a source's images into the data root
+shard     clean annotations and write shards
 train     train (in each process of torchrun)
 launch    run another verb in several processes, on several machines: launch --nproc 2 -- train ...
 evaluate  score a checkpoint and write the report
 export    write the model for serving
 weights   write a checkpoint's weights for torchvision's models
-doctor    say what a run needs of this machine, and what is missing
+doctor    check whether this machine meets a run's requirements
 """
 
 import argparse
@@ -26,13 +26,13 @@ from trainer.model import recipes
 _CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 _REQUIRED = {
     "source": "images and boxes: sample, coco:URI, voc:URI, openimages: or a folder's path",
-    "data-root": "URI under which data is kept",
+    "data-root": "URI of the folder for data",
     "raw": "URI of the folder that `download` wrote",
     "shards": "URI of the folder that `shard` wrote",
     "checkpoint": "URI of a checkpoint, e.g. best.pt of a run",
-    "output": "URI to write the results to",
+    "output": "URI for the results",
 }
-"""Options that a verb requires, each with its help."""
+"""Help of required options."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -70,11 +70,11 @@ def _parser() -> argparse.ArgumentParser:
     def verb(name: str, *options: str) -> None:
         sub = verbs.add_parser(name)
         if name not in ("launch", "doctor", "weights"):
-            sub.add_argument("--config", help="URI of a config.json; without it the recipe counts")
-            sub.add_argument("--recipe", default="debug", help="recipe, where no --config is given")
+            sub.add_argument("--config", help="URI of a config.json (default: the recipe)")
+            sub.add_argument("--recipe", default="debug", help="recipe, without --config (default: debug)")
             sub.add_argument(
                 "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
-                help="one value of the configuration, e.g. train.epochs=10; may be given again",
+                help="one value of the configuration, e.g. train.epochs=10; may be repeated",
             )  # fmt: skip
         for option in options:
             sub.add_argument(f"--{option}", required=True, metavar="URI", help=_REQUIRED[option])
@@ -90,22 +90,22 @@ def _parser() -> argparse.ArgumentParser:
     choices = verbs.choices
     choices["train"].add_argument(
         "--resume", choices=["auto", "none"], default="auto",
-        help="auto: go on from the newest checkpoint in the output; none: start anew (default: auto)",
+        help="auto: resume from the newest checkpoint in the output; none: start again (default: auto)",
     )  # fmt: skip
     choices["launch"].add_argument("--nproc", help="processes on this machine (else PET_NPROC_PER_NODE)")
-    choices["launch"].add_argument("--nnodes", help="machines, or MIN:MAX that come and go (else PET_NNODES)")
+    choices["launch"].add_argument(
+        "--nnodes", help="machines, or MIN:MAX of an elastic run (else PET_NNODES)"
+    )
     choices["launch"].add_argument(
         "--node-rank", type=int, metavar="N", help="number of this machine, from 0 (else PET_NODE_RANK); the "
-        "first hosts the meeting. Left out with --rdzv-endpoint, the machines number themselves",
+        "first hosts the rendezvous. With --rdzv-endpoint alone the machines number themselves",
     )  # fmt: skip
     choices["launch"].add_argument(
-        "--rdzv-endpoint", metavar="HOST[:PORT]", help="where the machines meet: the first one's name, and a "
-        "port that is free there, 29500 unless given (else PET_RDZV_ENDPOINT or PET_MASTER_ADDR)",
+        "--rdzv-endpoint", metavar="HOST[:PORT]", help="name of the first machine and a free port on it "
+        "(default: 29500; else PET_RDZV_ENDPOINT or PET_MASTER_ADDR)",
     )  # fmt: skip
     choices["launch"].add_argument(
-        "--heartbeat",
-        metavar="URI",
-        help="file that the launcher of this job rewrites; see --heartbeat-timeout",
+        "--heartbeat", metavar="URI", help="file that the launcher of this job rewrites"
     )
     choices["launch"].add_argument(
         "--heartbeat-timeout", type=float, default=240, metavar="SECONDS",
@@ -114,12 +114,12 @@ def _parser() -> argparse.ArgumentParser:
     choices["launch"].add_argument(
         "--heartbeat-exit", type=int, default=75, metavar="CODE", help="exit code in that case (default: 75)"
     )
-    choices["launch"].add_argument("arguments", nargs="+", metavar="-- VERB ...", help="what to run in each")
+    choices["launch"].add_argument("arguments", nargs="+", metavar="-- VERB ...", help="verb to run")
     doctor = choices["doctor"]
-    doctor.add_argument("--gpus", type=int, default=0, help="GPUs that must be here")
-    doctor.add_argument("--rdma", action="store_true", help="RDMA must work: a device, locked memory")
-    doctor.add_argument("--interface", default="", help="network interface that must have an address")
-    doctor.add_argument("--shared-memory", default="0", metavar="SIZE", help="least /dev/shm, e.g. 8Gi")
+    doctor.add_argument("--gpus", type=int, default=0, help="required GPUs")
+    doctor.add_argument("--rdma", action="store_true", help="require RDMA: a device, locked memory")
+    doctor.add_argument("--interface", default="", help="required network interface, with an address")
+    doctor.add_argument("--shared-memory", default="0", metavar="SIZE", help="required /dev/shm, e.g. 8Gi")
     doctor.add_argument("--output", default="", metavar="URI", help="folder that must be writable")
     doctor.add_argument("--json", action="store_true", help="a JSON list of title, state, detail and fix")
     return parser
@@ -134,7 +134,7 @@ def _config(options: argparse.Namespace) -> Config:
 
 
 def _show(result: dict[str, Any]) -> None:
-    if result:  # Of several processes one has it.
+    if result:
         print(json.dumps(result, indent=2, default=str))
 
 
@@ -153,7 +153,7 @@ def _shard(options: argparse.Namespace) -> None:
 
 
 def _train(options: argparse.Namespace) -> None:
-    # The launcher of this machine has checked it already, if there is one; else its first process does.
+    # The launcher of this machine, if any, has checked it already.
     if die_with_parent.LAUNCHER not in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
         _check_output(options.output)
     from trainer.training.loop import train
@@ -180,13 +180,14 @@ def _weights(options: argparse.Namespace) -> None:
 
 
 def _check_output(uri: str) -> None:
-    """Refuse a folder that cannot be written, before this machine waits for the others."""
+    """Check that a folder can be written, before this machine waits for others."""
     from trainer.storage import check_writable
 
     try:
         check_writable(uri)
     except StorageError as error:
-        raise StorageError(f"the results cannot go to {uri}: {error.message}", fix=error.fix) from None
+        message = f"the results cannot be written to {uri}: {error.message}"
+        raise StorageError(message, fix=error.fix) from None
 
 
 def _launch(options: argparse.Namespace) -> int:
@@ -195,15 +196,17 @@ def _launch(options: argparse.Namespace) -> int:
     output = options_parser.parse_known_args(options.arguments)[0].output
     if options.arguments[0] == "train" and output:
         _check_output(output)
-    # PyTorch reads it once, when imported: else waiting for other nodes prints stack traces of C++.
+    # PyTorch reads it when it is imported. Otherwise waiting for other nodes prints C++ stack traces.
     chosen = os.environ.get(_CPP_LOG_LEVEL)
     os.environ[_CPP_LOG_LEVEL] = chosen or "FATAL"
     from trainer.launching.heartbeat import Watch
-    from trainer.launching.launch import launch, meeting
+    from trainer.launching.launch import launch, rendezvous_options
 
     if not chosen:
-        del os.environ[_CPP_LOG_LEVEL]  # The workers log C++ messages as usual.
-    place = meeting(nnodes=options.nnodes, node_rank=options.node_rank, endpoint=options.rdzv_endpoint)
+        del os.environ[_CPP_LOG_LEVEL]  # Not for the workers.
+    place = rendezvous_options(
+        nnodes=options.nnodes, node_rank=options.node_rank, endpoint=options.rdzv_endpoint
+    )
     nproc = ["--nproc-per-node", options.nproc] if options.nproc else []
     watch = None
     if options.heartbeat:

@@ -60,7 +60,7 @@ def test_an_output_that_cannot_be_written_is_told_before_the_pods_meet(user, pre
     path, _ = train(user, prepared, "/nobody/may/write/here")
     command, code = user.runs("job", "submit", "--spec", str(path), "--wait")
     assert code == 2, str(command)
-    assert "the results cannot go to /nobody/may/write/here" in command.errors, str(command)
+    assert "the results cannot be written to /nobody/may/write/here" in command.errors, str(command)
     assert "fs_group" in command.errors and "Traceback" not in str(command), str(command)
 
 

@@ -11,7 +11,7 @@ from components.training import prepare
 from trainer.base.errors import DamagedError
 from trainer.config import parsing
 from trainer.model import recipes
-from trainer.training.machine_speed import measure
+from trainer.training.throughput_probe import measure
 
 SMALL = recipes.load("small")
 PHOTOGRAPHS = Images(300, 60, 30)
@@ -131,7 +131,7 @@ def indexed(tmp_path):
 
 def test_the_train_step_writes_what_was_chosen(indexed, monkeypatch, capsys):
     monkeypatch.setattr(
-        "trainer.training.machine_speed.measure", lambda config, classes, processes: 2.25 * processes
+        "trainer.training.throughput_probe.measure", lambda config, classes, processes: 2.25 * processes
     )
     prepare(str(indexed), str(indexed), "small", {}, Request(own={"nproc": 2}))
     config = parsing.read(str(indexed / "config.json"))

@@ -13,7 +13,7 @@ from trainer import storage
 from trainer.base.errors import ExportError
 from trainer.config.parsing import to_json
 from trainer.export import published_models
-from trainer.launching.usage.record import Record
+from trainer.launching.usage import Record
 from trainer.model import recipes
 
 

@@ -10,7 +10,7 @@ from components.scoring import judge, score
 from trainer import storage
 from trainer.base.errors import EvaluationError
 from trainer.config import parsing
-from trainer.launching.usage.record import Record
+from trainer.launching.usage import Record
 from trainer.model import recipes
 
 METRICS = {"coco/AP": 0.29, "coco/AP50": 0.5}

@@ -10,7 +10,7 @@ import pytest
 from components import environment, jobs, preparation, steps, supervisor, usage
 from components.jobs import Request
 from trainer import storage
-from trainer.launching.usage import meter
+from trainer.launching.usage import FOLDER
 
 ONE_PROCESS = {"data.processes": 1, "data.threads": 1}
 RUN = "0b5f6a3e-1111-4222-8333-444455556666"
@@ -87,7 +87,7 @@ def test_a_damaged_record_is_left_out(tmp_path, capfd):
 def test_the_nodes_of_a_job_are_told_where_to_keep_theirs():
     parameters = {"launcher": "pytorchjob", "nproc": "2", "nodes": "1", "gpus": "0", "image": "kubedet:1"}
     request = Request.of(parameters, usage=f"s3://bucket/kubedet/usage/{RUN}", run_id=RUN)
-    assert request.spec(("train",)).env[meter.FOLDER] == f"s3://bucket/kubedet/usage/{RUN}"
+    assert request.spec(("train",)).env[FOLDER] == f"s3://bucket/kubedet/usage/{RUN}"
     assert request.processes == 2
-    assert meter.FOLDER not in Request.of(parameters, run_id=RUN).spec(("train",)).env
+    assert FOLDER not in Request.of(parameters, run_id=RUN).spec(("train",)).env
     assert jobs.name_of(RUN) in request.spec(("train",)).name

@@ -56,7 +56,7 @@ def test_checkpoints(harm, stopped, whole, shards, tiny, chance, injected, tmp_p
         HARMS[harm](run / "best.pt", chance)
         caplog.clear()
         assert train(tiny(), shards, str(run))["resumed_from"] == 6
-        assert "best.pt" in caplog.text and "mended" in caplog.text
+        assert "best.pt" in caplog.text and "restored" in caplog.text
         assert "step-00000008.pt" in caplog.text or harm == "lost"
         assert_same(run, whole)
     injected(2 * times)
@@ -117,7 +117,8 @@ def test_a_best_that_nobody_has(whole, shards, tiny, tmp_path, caplog):
     (run / "best.pt").unlink()
     assert train(tiny(), shards, str(run))["best_step"] == 12
     assert (
-        "the next validation chooses anew" in caplog.text and checkpoint.read(f"{run}/best.pt")["step"] == 12
+        "the next validation writes a new one" in caplog.text
+        and checkpoint.read(f"{run}/best.pt")["step"] == 12
     )
 
 

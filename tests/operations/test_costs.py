@@ -5,7 +5,7 @@ import pytest
 from operations import costs
 from operations.costs import Prices
 from trainer.base.errors import ConfigError, StorageError
-from trainer.launching.usage.record import Record
+from trainer.launching.usage import Record
 
 HOUR = 3600.0
 

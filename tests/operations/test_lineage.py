@@ -13,7 +13,7 @@ from trainer import storage
 from trainer.base.errors import ConfigError, DamagedError, DataError
 from trainer.data import exclusions, training_record
 from trainer.export import bundle, published_models
-from trainer.launching.usage.record import Record
+from trainer.launching.usage import Record
 from trainer.model import recipes
 
 ASKED = ("debug", {"data.processes": 1, "data.threads": 2})

@@ -8,7 +8,7 @@ from operations import costs
 from operations.costs import Prices
 from pipelines.display import RunProgress, describe_step
 from pipelines.run import RunRecord, report
-from trainer.launching.usage.record import Record
+from trainer.launching.usage import Record
 
 AGAIN = "kubedet run --name first"
 

@@ -35,7 +35,7 @@ from trainer.model import fused_functions
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet import retinanet
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
-from trainer.training.compilation import compile_detector
+from trainer.training.step import compile_detector
 
 GPU = torch.device("cuda", 0)
 H200 = types.SimpleNamespace(

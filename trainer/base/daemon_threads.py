@@ -21,12 +21,7 @@ _Task = tuple["Future[Any]", Callable[[], Any]]
 
 
 class DaemonThreadPool(Executor):
-    """An executor whose threads are daemons; leaving its `with` block waits for none of them.
-
-    Args:
-        threads: the most at the same time; they start on demand.
-        name: the threads' name.
-    """
+    """An executor whose threads are daemons and start on demand; leaving its `with` block waits for none."""
 
     def __init__(self, threads: int, name: str = "worker") -> None:
         self._most, self._name = threads, name

@@ -11,9 +11,8 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.base.safe_text import redacted
@@ -135,12 +134,7 @@ class Bar:
 def progress(task: str, total: int | None, unit: str, *, done: int = 0, shown: bool = True) -> Iterator[Bar]:
     """Show the progress of a task: a bar on a terminal, events in a file, or plain lines.
 
-    Args:
-        task: short name, e.g. "download".
-        total: units in all, or None if unknown.
-        unit: plural name of the units, e.g. "images".
-        done: units that an earlier run has done.
-        shown: whether this process shows it.
+    The unit is a plural, e.g. "images"; `total` is None if unknown; `done` counts units of an earlier run.
     """
     bar = Bar(task, total, unit, _choose_sink() if shown else None, done)
     try:
@@ -150,40 +144,32 @@ def progress(task: str, total: int | None, unit: str, *, done: int = 0, shown: b
 
 
 def _choose_sink() -> Sink:
-    if os.environ.get(PROGRESS_FILE):
-        return _FileSink(Path(os.environ[PROGRESS_FILE]))
-    return _TerminalSink() if sys.stderr.isatty() else _LineSink()
+    if path := os.environ.get(PROGRESS_FILE):
+        return _PeriodicSink(lambda event: _append(path, event), _FILE_INTERVAL)
+    if sys.stderr.isatty():
+        return _TerminalSink()
+    info = logging.getLogger("kubedet").info
+    return _PeriodicSink(lambda event: info(describe(event)), _PLAIN_INTERVAL, delay=_PLAIN_INTERVAL)
 
 
-class _FileSink:
-    """Appends events to a file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._next = 0.0
-
-    def show(self, bar: Bar, *, end: bool = False) -> None:
-        now = time.monotonic()
-        if now < self._next and not end:
-            return
-        self._next = now + _FILE_INTERVAL
-        # One short write to a file opened for appending is atomic between processes.
-        with self._path.open("a") as file:
-            file.write(json.dumps(bar.event(end=end)) + "\n")
+def _append(path: str, event: dict[str, Any]) -> None:
+    # One short write to a file opened for appending is atomic between processes.
+    with open(path, "a") as file:
+        file.write(json.dumps(event) + "\n")
 
 
-class _LineSink:
-    """Prints a plain line every ten seconds and at the end."""
+class _PeriodicSink:
+    """Writes events at intervals and at the end."""
 
-    def __init__(self) -> None:
-        self._next = time.monotonic() + _PLAIN_INTERVAL
+    def __init__(self, write: Callable[[dict[str, Any]], None], interval: float, delay: float = 0.0) -> None:
+        self._write, self._interval = write, interval
+        self._next = time.monotonic() + delay
 
     def show(self, bar: Bar, *, end: bool = False) -> None:
         now = time.monotonic()
-        if now < self._next and not end:
-            return
-        self._next = now + _PLAIN_INTERVAL
-        logging.getLogger("kubedet").info(describe(bar.event(end=end)))
+        if now >= self._next or end:
+            self._next = now + self._interval
+            self._write(bar.event(end=end))
 
 
 class _TerminalSink:

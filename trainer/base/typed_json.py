@@ -18,11 +18,7 @@ def load(kind: type[T], value: Any, where: str, remedy: str) -> T:
     Fields without a default are required; unknown ones are errors. 100.0 is accepted for an integer, because
     Kubeflow turns integers into floats.
 
-    Args:
-        kind: the type.
-        value: parsed JSON.
-        where: title of the file or parameter, for errors.
-        remedy: the fix of an error.
+    `where` is the title of the file or parameter for errors, `remedy` their fix.
 
     Raises:
         FormError: naming `where`, the field and the problem.

@@ -37,13 +37,9 @@ def available_cores() -> int:
 
 
 def threads_of_process(processes: int, cores: int = 0) -> int:
-    """Return the OMP_NUM_THREADS of each of some processes that share this machine.
+    """Return the OMP_NUM_THREADS of each of some processes that share the cores (0: `available_cores`).
 
     torchrun would start one thread in each, PyTorch one per core in each.
-
-    Args:
-        processes: number of processes.
-        cores: cores to share; 0 is `available_cores`.
     """
     return max(1, (cores or available_cores()) // max(processes, 1))
 

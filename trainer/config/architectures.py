@@ -1,8 +1,4 @@
-"""The register of detectors: what `model.architecture` may be, and where each one is.
-
-Read without PyTorch: of an architecture only the class of its options is imported here, its network when
-it is built (`model/architecture.py`).
-"""
+"""The registry of detectors by `model.architecture`; importing it imports no PyTorch."""
 
 import difflib
 from dataclasses import fields
@@ -14,20 +10,20 @@ from typing import Any, NamedTuple
 from trainer.base.errors import ConfigError
 
 DEFAULT = "retinanet"
-"""What a configuration without `model.architecture` means: there was no other before there was that key."""
+"""The architecture of configurations that were written before the key `model.architecture` existed."""
 
 
 class Entry(NamedTuple):
-    """Where an architecture is."""
+    """Location of an architecture."""
 
     options: str
-    """`module:Class` of its options, a subclass of `config.ModelConfig`; imports no PyTorch."""
+    """`module:Class` of its options, a subclass of `config.ModelConfig`."""
     network: str
     """`module:Class` of its network, a subclass of `model.architecture.Architecture`."""
     extra: str = ""
-    """The extra that installs what it needs besides; empty where it needs nothing."""
+    """The extra that it needs, if any."""
     packages: tuple[str, ...] = ()
-    """What that extra installs."""
+    """Packages of that extra."""
 
 
 _FOLDER = "trainer.model.architectures"
@@ -53,13 +49,10 @@ ARCHITECTURES = {
 
 
 def entry(name: Any) -> Entry:
-    """Return the entry of an architecture.
-
-    Args:
-        name: as a configuration has it, which may be anything.
+    """Return the entry of an architecture; `name` may be any value.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is no such architecture.
     """
     if not isinstance(name, str) or name not in ARCHITECTURES:
         close = difflib.get_close_matches(str(name), ARCHITECTURES, n=1)
@@ -83,19 +76,19 @@ def network_class(name: str) -> Any:
     """Return the class of an architecture's network.
 
     Raises:
-        ConfigError: there is no such architecture, or what it needs is not installed.
+        ConfigError: there is no such architecture, or a package is missing.
     """
     require(name)
     return _load(entry(name).network)
 
 
 def default_options() -> Any:
-    """Return the options of the default architecture, all of them with their defaults."""
+    """Return the default options of the default architecture."""
     return options_class(DEFAULT)()
 
 
 def require(name: str) -> None:
-    """Refuse an architecture whose packages are not installed. Imports none of them.
+    """Refuse an architecture whose packages are not installed, without importing them.
 
     Raises:
         ConfigError: there is no such architecture, or a package is missing.
@@ -105,13 +98,13 @@ def require(name: str) -> None:
     if missing:
         raise ConfigError(
             f"model.architecture {name} needs the package {', '.join(missing)}, which is not installed",
-            fix=f"pip install 'kubedet[{item.extra}]', in the image of the training too; "
-            "or take another model.architecture",
+            fix=f"pip install 'kubedet[{item.extra}]', in the training image too, "
+            "or set another model.architecture",
         )
 
 
 def owners(key: str) -> list[str]:
-    """Return the architectures that have an option of that name."""
+    """Return the architectures that have an option."""
     return [name for name in ARCHITECTURES if key in {field.name for field in fields(options_class(name))}]
 
 

@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
@@ -21,13 +21,9 @@ _ADAPTER = TypeAdapter(Config)
 _ARCHITECTURE = "model.architecture"
 _WEIGHTS = "model.weights"
 _EXCERPT = 40
-_LIBRARIES = {"torchvision:": "torchvision", "hf:": "transformers"}
-"""Whose weights URIs name."""
-
-_SEALED = (
-    "run the command again that made it, which writes it anew; whoever changed it by hand takes its last "
-    "key, file_sha256, out as well"
-)
+_LIBRARIES = {"torchvision": "torchvision", "hf": "transformers"}
+"""Libraries of published weights by the scheme of their URI."""
+_DAMAGED = "run the command that wrote it again; if you edited it, remove its last key, file_sha256, as well"
 
 
 def to_json(config: Config) -> str:
@@ -49,20 +45,18 @@ def read(uri: str) -> Config:
 
     Raises:
         ConfigError: naming every key that is unknown, of a wrong type or out of range.
-        StorageError: it cannot be read; DamagedError: it has a hash, which is not that of its text.
+        StorageError: it cannot be read; DamagedError: its hash differs.
     """
     text = storage.read_bytes(uri)
     if records.is_sealed(text):
-        text = json.dumps(records.decode(uri, text, storage.Form(remedy=_SEALED))).encode()
+        text = json.dumps(records.decode(uri, text, storage.Form(remedy=_DAMAGED))).encode()
     return from_json(text, where=uri)
 
 
 def from_json(text: str | bytes, *, where: str = "configuration") -> Config:
-    """Read a configuration strictly.
+    """Read a configuration strictly from JSON; missing keys have their defaults.
 
-    Args:
-        text: JSON of the whole tree; missing keys take their defaults.
-        where: what to call the text in an error (a path, a recipe).
+    `where` is the title of the text in errors (a path, a recipe).
 
     Raises:
         ConfigError: naming every key that is unknown, of a wrong type or out of range.
@@ -77,21 +71,21 @@ def from_json(text: str | bytes, *, where: str = "configuration") -> Config:
 
 
 def _read(text: str | bytes) -> tuple[Config | None, list[str]]:
-    """Return the configuration, or None and a line for each of its problems."""
+    """Return the configuration, or None and a line for each problem."""
     try:
         tree = pydantic_core.from_json(text)
     except ValueError:
         tree = None
     if not isinstance(tree, dict):
         return _validated(_ADAPTER, text)
-    # Which keys the section has depends on one of its values, which a type can not say.
+    # The keys of this section depend on one of its values.
     model, problems = _read_model(tree.pop("model", {}))
     config, others = _validated(_ADAPTER, json.dumps(tree))
     problems += others
     if config is None or model is None:
         return None, problems
     config = replace(config, model=model)
-    problems = _misfits(config)
+    problems = _conflicts(config)
     return (None if problems else config), problems
 
 
@@ -99,11 +93,18 @@ def _validated(adapter: TypeAdapter[Any], text: str | bytes, section: str = "") 
     try:
         return adapter.validate_json(text, context={URI_CHECK: check_place}), []
     except ValidationError as error:
-        return None, _problems(error, section)
+        problems = []
+        for item in error.errors():
+            key = section + ".".join(str(part) for part in item["loc"]) or "(the whole text)"
+            if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+                problems.append(f"  {key}: no such key")
+            else:
+                value = json.dumps(item["input"], default=str)
+                problems.append(f"  {key}: {item['msg'].lower()}, not {value[:80]}")
+        return None, problems
 
 
 def _read_model(tree: Any) -> tuple[ModelConfig | None, list[str]]:
-    """Read the options of the architecture that the section names."""
     if not isinstance(tree, dict):
         return None, [f"  model: a section of keys, not {json.dumps(tree)[:80]}"]
     name = tree.get("architecture", architectures.DEFAULT)
@@ -116,13 +117,13 @@ def _read_model(tree: Any) -> tuple[ModelConfig | None, list[str]]:
     problems = [
         f"  model.{key}: a key of {', '.join(owners)}, not of {name}" for key, owners in foreign.items()
     ]
-    own = {key: value for key, value in tree.items() if key not in foreign}
-    model, others = _validated(TypeAdapter(kind), json.dumps(own), "model.")
+    rest = {key: value for key, value in tree.items() if key not in foreign}
+    model, others = _validated(TypeAdapter(kind), json.dumps(rest), "model.")
     return (None if problems else model), problems + others
 
 
-def _misfits(config: Config) -> list[str]:
-    """Name what the architecture can not do, of what the other sections say."""
+def _conflicts(config: Config) -> list[str]:
+    """Return what the architecture does not support."""
     model, size = config.model, config.loader.image_size
     problems = []
     if size % model.stride:
@@ -133,47 +134,33 @@ def _misfits(config: Config) -> list[str]:
         )
     if config.train.negatives == "verified" and not model.federated:
         problems.append(
-            f"  train.negatives: {model.architecture} can not leave out classes: only 'all', not \"verified\""
+            f"  train.negatives: {model.architecture} cannot leave out classes: only 'all', not \"verified\""
         )
     if lacking := [name for name in config.export.formats if name in model.left_out_formats]:
         problems.append(f"  export.formats: {model.architecture} has no form {', '.join(lacking)}")
-    if stranger := _stranger(model):
-        problems.append(f"  model.weights: {model.weights} are {stranger}, not of {model.architecture}")
-    elif problem := model.misfit():
+    if problem := _weights_conflict(model) or model.misfit():
         problems.append(f"  model.weights: {problem}")
     return problems
 
 
-def _stranger(model: ModelConfig) -> str:
-    """What else weights are of, as far as their URI tells; empty where they may fit."""
+def _weights_conflict(model: ModelConfig) -> str:
+    """Return why the URI of weights does not suit the architecture; empty if it may."""
     scheme, colon, name = model.weights.partition(":")
-    library = _LIBRARIES.get(scheme + colon, "")
+    library = _LIBRARIES.get(scheme, "") if colon else ""
     if library and model.library not in ("", library):
-        return f"weights of {library}"
+        return f"{model.weights} are weights of {library}, not of {model.architecture}"
     for architecture in architectures.ARCHITECTURES if library == "torchvision" else ():
         published = architectures.options_class(architecture).published
         if published and name.startswith(published) and published != model.published:
-            return f"of the architecture {architecture}"
+            return f"{model.weights} are of the architecture {architecture}, not of {model.architecture}"
     return ""
 
 
-def _problems(error: ValidationError, section: str) -> list[str]:
-    lines = []
-    for item in error.errors():
-        key = section + ".".join(str(part) for part in item["loc"]) or "(the whole text)"
-        if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-            lines.append(f"  {key}: no such key")
-        else:
-            value = json.dumps(item["input"], default=str)
-            lines.append(f"  {key}: {item['msg'].lower()}, not {value[:80]}")
-    return lines
-
-
 def parse_value(text: str) -> Any:
-    """Read the value of `key=value`: JSON where it is JSON (1e-4, true, [1,2]), else the text.
+    """Parse the value of `key=value`: JSON (1e-4, true, [1,2]) or else text.
 
     Raises:
-        ConfigError: it is JSON of no end.
+        ConfigError: it is JSON with too many or too deep values.
     """
     try:
         return json_value(text)
@@ -187,11 +174,7 @@ def parse_value(text: str) -> Any:
 
 
 def parse_overrides(texts: Sequence[str], option: str = "--set") -> dict[str, Any]:
-    """Read `key=value` texts; a value is JSON where it is JSON, else text.
-
-    Args:
-        texts: as they stand on a command line.
-        option: the option before each, for errors.
+    """Parse the `key=value` texts of a command-line option; see `parse_value`.
 
     Raises:
         ConfigError: naming every text that is not of that form.
@@ -215,34 +198,32 @@ def parse_overrides(texts: Sequence[str], option: str = "--set") -> dict[str, An
 def with_overrides(config: Config, overrides: dict[str, Any], *, where: str = "overrides") -> Config:
     """Return the configuration with dotted keys replaced, e.g. {"train.lr": 0.02}.
 
-    Another `model.architecture` brings its own defaults along for the whole section, and
-    `model.weights=none` trains what pretrained weights are frozen for.
+    Another `model.architecture` resets its whole section to its defaults, and `model.weights=none` trains all
+    layers.
 
     Raises:
-        ConfigError: naming every key that does not exist (with those that are spelled alike) and every
-            value that does not fit.
+        ConfigError: naming every key that does not exist (with similar ones) and every value that does not
+        fit.
     """
     tree = asdict(config)
     name = overrides.get(_ARCHITECTURE, config.model.architecture)
     if isinstance(name, str) and name in architectures.ARCHITECTURES and name != config.model.architecture:
         tree["model"] = asdict(architectures.options_class(name)())
-    leaves = _leaves(tree)
-    unknown = [dotted for dotted in overrides if dotted not in leaves]
-    for dotted in overrides.keys() - set(unknown):
-        *sections, leaf = dotted.split(".")
+    keys = list(flat(tree))
+    unknown = [key for key in overrides if key not in keys]
+    for key in overrides.keys() - set(unknown):
+        *sections, leaf = key.split(".")
         node = tree
         for section in sections:
             node = node[section]
-        node[leaf] = overrides[dotted]
+        node[leaf] = overrides[key]
     changed, problems = _read(json.dumps(tree))
     if changed and overrides.get(_WEIGHTS) == NO_WEIGHTS:
         frozen = changed.model.freezing().items()
         trained = {key: value for key, value in frozen if f"model.{key}" not in overrides}
         changed = replace(changed, model=replace(changed.model, **trained))
     if changed is None or unknown:
-        problems = [
-            f"  no key {dotted!r}: {_hint(dotted, leaves, list(tree), name)}" for dotted in unknown
-        ] + problems
+        problems = [f"  no key {key!r}: {_hint(key, keys, list(tree), name)}" for key in unknown] + problems
         raise ConfigError(
             f"{where} cannot be used:\n" + "\n".join(problems),
             fix=f"correct these; `kubedet recipes --show {config.recipe}` lists all keys and values",
@@ -251,12 +232,10 @@ def with_overrides(config: Config, overrides: dict[str, Any], *, where: str = "o
 
 
 def check_frozen(config: Config) -> None:
-    """Refuse to keep random weights as they are: nothing could come of them.
-
-    Not a part of reading: a model that was trained so can still be used.
+    """Refuse a new training with frozen random weights.
 
     Raises:
-        ConfigError: naming the options that freeze, where there are no pretrained weights.
+        ConfigError: naming the options that freeze, if there are no pretrained weights.
     """
     frozen = config.model.freezing()
     if frozen and not config.model.weights:
@@ -268,17 +247,18 @@ def check_frozen(config: Config) -> None:
         )
 
 
-def _hint(dotted: str, leaves: list[str], sections: list[str], architecture: str) -> str:
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a tree by dotted keys."""
+    values: dict[str, Any] = {}
+    for name, value in tree.items():
+        values |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return values
+
+
+def _hint(dotted: str, keys: list[str], sections: list[str], architecture: str) -> str:
     section, _, key = dotted.partition(".")
     if section == "model" and (owners := architectures.owners(key)):
         kinds = "architecture" if len(owners) == 1 else "architectures"
         return f"it is one of the {kinds} {', '.join(owners)}, not of {architecture}"
-    close = difflib.get_close_matches(dotted, leaves, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(dotted, keys, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(close)}?" if close else "sections are: " + ", ".join(sections)
-
-
-def _leaves(tree: dict[str, Any], prefix: str = "") -> list[str]:
-    names = []
-    for name, value in tree.items():
-        names += _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else [prefix + name]
-    return names

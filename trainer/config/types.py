@@ -1,4 +1,4 @@
-"""Types of a configuration's values: what may stand under a key, and how it is checked."""
+"""Types of a configuration's values, with their checks."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -8,21 +8,20 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Validat
 from trainer.base.errors import StorageError
 
 URI_CHECK = "check of URIs"
-"""Key of the validation context under which a reader gives its check of URIs: a function that raises
-StorageError. So this module need not know of stores."""
+"""Key of the validation context: a function that checks a URI and raises StorageError."""
 
 NO_WEIGHTS = "none"
-"""Value of model.weights for random ones: as an override it turns the freezing of layers off as well."""
+"""Value of model.weights for random ones; as an override it also unfreezes all layers."""
 
 Overrides = dict[str, Any]
 """Dotted configuration keys and their values, e.g. {"train.lr": 0.02}."""
 
 STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
-"""How every dataclass of a configuration is read; an architecture's options too."""
+"""Settings of all dataclasses of a configuration, also of architectures' options."""
 
 
 def integral(value: Any) -> Any:
-    """Take 100.0 for 100: a pipeline engine turns nested integers into floats."""
+    """Accept 100.0 for 100: Kubeflow Pipelines turns nested integers into floats."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -59,8 +58,7 @@ def _multiples(value: list[int]) -> list[int]:
 Squares = Annotated[list[Side], AfterValidator(_multiples)]
 
 
-def _possible(value: str, info: ValidationInfo) -> str:
-    """Check a URI with the check that the reader of the configuration passes, if it passes one."""
+def _checked_uri(value: str, info: ValidationInfo) -> str:
     check: Callable[[str], None] | None = (info.context or {}).get(URI_CHECK)
     try:
         if check:
@@ -74,6 +72,6 @@ def _none_is_empty(value: str) -> str:
     return "" if value == NO_WEIGHTS else value
 
 
-Uri = Annotated[str, AfterValidator(_possible)]
+Uri = Annotated[str, AfterValidator(_checked_uri)]
 WeightsUri = Annotated[Uri, AfterValidator(_none_is_empty)]
 Range = Annotated[Sizes, Field(min_length=2, max_length=2), AfterValidator(_ascending)]

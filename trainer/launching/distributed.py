@@ -1,4 +1,4 @@
-"""The processes of a run: ranks, process group, and the few collectives outside of a step."""
+"""The processes of a run: ranks, process group, and collectives outside of a step."""
 
 import datetime
 import os
@@ -12,12 +12,8 @@ import torch.distributed as dist
 
 from trainer.base.errors import ConfigError
 
-TIMEOUT = datetime.timedelta(minutes=30)
-"""Timeout of a collective: longer than one rank may be behind because it compiles, waits for a slow
-store, or (rank 0) waits until the previous checkpoint has been written."""
-
-_ENVIRONMENT = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
-"""Environment variables that torchrun sets for each process, and their defaults outside torchrun."""
+_TIMEOUT = datetime.timedelta(minutes=30)
+"""Timeout of a collective. A rank may be late because it compiles, or waits for a store."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +21,14 @@ class World:
     """One process among all of a run."""
 
     rank: int
-    """Number of this process, from 0."""
+    """From 0."""
     size: int
-    """Processes in all."""
+    """Number of processes."""
     device: torch.device
-    """Where this process computes."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, the one that logs and writes."""
+        """Whether this is rank 0, which logs and writes."""
         return self.rank == 0
 
 
@@ -41,21 +36,17 @@ SINGLE = World(rank=0, size=1, device=torch.device("cpu"))
 """One process on the CPU, with no process group."""
 
 
-def on_one_node(world: World) -> bool:
-    """Whether all processes of a run are on one machine, by torchrun's variables; True without torchrun."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", world.size)) == world.size
-
-
 @contextmanager
 def process_group() -> Iterator[World]:
     """Join the processes that torchrun started: nccl with GPUs, gloo without.
 
-    Outside torchrun it is one process, on the first GPU where there is one.
+    Outside torchrun it is one process, on the first GPU if there is one.
 
     Raises:
         ConfigError: this machine has fewer GPUs than processes.
     """
-    rank, size, local_rank = (int(os.environ.get(key, default)) for key, default in _ENVIRONMENT)
+    rank, local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
+    size = int(os.environ.get("WORLD_SIZE", "1"))
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
@@ -70,11 +61,11 @@ def process_group() -> Iterator[World]:
     if "RANK" not in os.environ:
         yield World(rank, size, device)
         return
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=TIMEOUT, device_id=device if cuda else None)
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=_TIMEOUT, device_id=device if cuda else None)
     try:
         yield World(rank, size, device)
     finally:
-        # Not a barrier: after an error the other ranks may be gone.
+        # No barrier: after an error the other ranks may be gone.
         dist.destroy_process_group()
 
 
@@ -97,7 +88,7 @@ def gather_on_main(value: Any, world: World) -> list[Any]:
 
 
 def broadcast(value: Any, world: World) -> Any:
-    """Give every rank the value of rank 0."""
+    """Return rank 0's value on every rank."""
     if world.size == 1:
         return value
     box = [value]
@@ -117,11 +108,11 @@ def mean(values: torch.Tensor, world: World) -> torch.Tensor:
     return summed(values, world).div_(world.size)
 
 
-def largest(values: torch.Tensor, world: World) -> Callable[[], torch.Tensor]:
+def all_reduce_max(values: torch.Tensor, world: World) -> Callable[[], torch.Tensor]:
     """Start an all-reduce of the maximum over all ranks, element by element, in place.
 
     Returns:
-        A function that waits for it (on a GPU: lets the current stream wait) and returns the values.
+        A function that waits for it (on a GPU, in the current stream) and returns the values.
     """
     if world.size == 1:
         return lambda: values

@@ -1,13 +1,8 @@
-"""The progress of a training as lines of its log: how they are written, and how they are parsed.
-
-The training writes these lines with the functions here; observers of a job read them with `parse`. The
-status of a TrainJob shows the same (see job_status_reporter.py).
-"""
+"""The progress of a training in its log: writing the lines, and parsing them for observers of a job."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from trainer.base import log
 
@@ -26,48 +21,46 @@ class Progress:
     """The progress of a training."""
 
     percent: int
-    """Of all its steps, those of earlier runs included: 0 to 100."""
+    """Share of all its steps, including those of earlier processes: 0 to 100."""
     remaining_seconds: int | None = None
-    """To its end at the rate of late; None where that is not known yet."""
+    """To the end at the current rate; None if unknown."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """The newest of LOSS, SPEED and AP, as far as there are any."""
+    """The newest of LOSS, SPEED and AP, if known."""
 
 
 def percent(done: int, total: int) -> int:
-    """The share of steps that are done: 100 with the last one, not before."""
+    """Return the share of steps that are done: 100 only with the last one."""
     return min(100 * done // max(total, 1), 100)
 
 
 def measured(loss: float, speed: float) -> str:
-    """Write loss and images a second for the note of the progress line."""
+    """Return the note of the progress line."""
     return f"loss {loss:.3f}, {speed:.0f} images/s"
 
 
 def scored(epoch: int, metrics: Mapping[str, float]) -> str:
-    """Write the log line of a validation's scores."""
+    """Return the log line of a validation."""
     return f"epoch {epoch}: " + ", ".join(f"{name} {metrics[name]:.3f}" for name in _SCORES)
 
 
 def resumed(step: int, steps: int, images: int, processes: int) -> str:
-    """Write the log line of a training that resumes."""
+    """Return the log line of a resumed training."""
     return f"resumed at step {step} of {steps}: {images} images a step on {processes} processes"
 
 
 def parse(lines: Sequence[str]) -> Progress | None:
-    """Parse the progress of a training from the last lines of its log.
+    """Parse the newest numbers in the last lines of a training's log; None if no line contains steps.
 
-    Args:
-        lines: of the process that has rank 0, whatever stands before them in each, and any others between.
-
-    Returns:
-        The newest of each number, or None where no line tells of steps.
+    Lines may have prefixes, and other lines may be between them.
     """
     place: tuple[int, float | None] | None = None
     metrics: dict[str, float] = {}
     for line in reversed(lines):
         event = log.parse(line)
         if event and (event["task"], event["unit"]) == (TASK, UNIT):
-            place = place or _place(event)
+            if place is None:
+                done, total = event["done"], event["total"]
+                place = percent(done, total), 0.0 if done >= total else event["eta"]
             if match := _MEASURED.search(event["note"]):
                 metrics.setdefault(LOSS, float(match["loss"]))
                 metrics.setdefault(SPEED, float(match["speed"]))
@@ -81,8 +74,3 @@ def parse(lines: Sequence[str]) -> Progress | None:
         return None
     seconds = None if place[1] is None else round(place[1])
     return Progress(place[0], seconds, {name: metrics[name] for name in (LOSS, SPEED, AP) if name in metrics})
-
-
-def _place(event: dict[str, Any]) -> tuple[int, float | None]:
-    done, total = event["done"], event["total"]
-    return percent(done, total), 0.0 if done >= total else event["eta"]

@@ -1,7 +1,7 @@
-"""Reports progress to the status of a TrainJob, on clusters whose Kubeflow Trainer accepts it.
+"""Reports progress to the status of a TrainJob, if Kubeflow Trainer's feature gate TrainJobStatus is on.
 
-With its feature gate TrainJobStatus the controller passes the status URL to each container of a TrainJob;
-without it nothing is sent. A thread sends the newest state periodically; its errors never reach the training.
+The controller then passes the status URL to each container. A thread sends the newest state periodically, and
+its errors never reach the training.
 """
 
 import datetime
@@ -20,17 +20,17 @@ from trainer.base import log
 from trainer.launching.job_status import Progress, percent
 
 URL = "KUBEFLOW_TRAINER_SERVER_URL"
-"""Environment variable: the whole address of this job's status."""
+"""Environment variable: URL of this job's status."""
 CA = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
-"""Environment variable: path of the certificates that the server's is to be trusted by."""
+"""Environment variable: path of the trusted certificates."""
 TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"  # noqa: S105 - a name of a variable
-"""Environment variable: path of the token that allows to write there; it is replaced now and then."""
+"""Environment variable: path of the token, which is replaced from time to time."""
 
 _INTERVAL = 10.0
-_PATIENCE = 3.0
-"""Seconds to connect, and again for each piece of the response."""
+_TIMEOUT = 3.0
+"""Seconds to connect, and for each piece of the response."""
 _LAST = 4.0
-"""Seconds that the last state may take: a pod that is stopped has not many."""
+"""Seconds for the last state: a pod that is stopped has little time."""
 _REFUSALS = 3
 """Refusals in a row after which no more requests are sent."""
 _LONGEST = 2**31 - 1
@@ -39,16 +39,10 @@ _LOG = logging.getLogger("train")
 
 
 class Reporter:
-    """Keeps the status of a job up to date. Its methods raise nothing, and but for `close` return at once."""
+    """Keeps the status of a job up to date. Its methods raise nothing; all but `close` return at once."""
 
     def __init__(self, url: str = "", ca: str = "", token: str = "") -> None:
-        """Report to a server; to none where `url` is empty.
-
-        Args:
-            url: of the job's status, https.
-            ca: path of the certificates to trust.
-            token: path of the token.
-        """
+        """Report to a server, if `url` is given; see URL, CA and TOKEN."""
         self._url, self._ca, self._token = url, ca, token
         self._lock = threading.Lock()
         self._metrics: dict[str, float] = {}
@@ -61,12 +55,12 @@ class Reporter:
 
     @classmethod
     def from_environment(cls) -> "Reporter":
-        """Report where the variables of this container say, if they do."""
+        """Report to the server that the environment names, if any."""
         url, ca, token = (os.environ.get(name, "") for name in (URL, CA, TOKEN))
         return cls(url, ca, token) if url and ca and token else cls()
 
     def show(self, bar: log.Bar) -> None:
-        """Report where a bar stands, of a task whose end is known."""
+        """Report the progress of a bar with a total."""
         if self._url:
             total = bar.total or 0
             eta = 0.0 if bar.done >= total else bar.eta
@@ -75,7 +69,7 @@ class Reporter:
             )
 
     def measure(self, metrics: Mapping[str, float]) -> None:
-        """Report metrics beside those that were reported before. Threads may share it."""
+        """Report metrics in addition to earlier ones. It is thread-safe."""
         if not self._url:
             return
         with self._lock:
@@ -85,7 +79,7 @@ class Reporter:
             self._renew(state[0])
 
     def close(self) -> None:
-        """Send what has not been sent, for a few seconds at most, and end."""
+        """Send the last state, for a few seconds at most, and end."""
         self._closing.set()
         if self._thread:
             self._thread.join(_LAST)
@@ -106,7 +100,7 @@ class Reporter:
             with self._lock:
                 state, self._fresh = self._state if self._fresh else None, False
             if state and not self._sent(*state):
-                self._fresh = True  # Tried again, unless there is a newer one by then.
+                self._fresh = True  # Retry, unless there is a newer one by then.
             if not ending:
                 self._closing.wait(_INTERVAL)
 
@@ -114,31 +108,31 @@ class Reporter:
         try:
             code, response = self._post(json.dumps({"trainerStatus": _status(progress, when)}).encode())
         except Exception as error:
-            # Of others the text may be that of a header, and so the token's.
+            # The text of other errors may contain a header with the token.
             self._warn(str(error) if isinstance(error, OSError) else type(error).__name__)
             return False
         if code < 300:
             self._refusals = 0
             return True
-        # A server that is busy, or broken for now, has not refused.
+        # Busy and temporarily broken servers do not refuse.
         self._refusals = self._refusals + 1 if 300 <= code < 500 and code not in (408, 429) else 0
         self._warn(f"{code} {response}")
         return False
 
     def _post(self, body: bytes) -> tuple[int, str]:
-        """Send a state; returns the response's code, and what it says."""
+        """Send a state; returns the response's code and message."""
         place = urlsplit(self._url)
         if place.scheme != "https":
-            raise OSError(f"{self._url} is not an address of https")
+            raise OSError(f"{self._url} is not an https URL")
         trusted = ssl.create_default_context(cafile=self._ca)
-        # From Python 3.13 on it refuses certificates that lack what controllers leave out of theirs.
+        # Python 3.13 is stricter than the controllers' certificates.
         trusted.verify_flags &= ~ssl.VERIFY_X509_STRICT
         headers = {
             "Authorization": f"Bearer {Path(self._token).read_text().strip()}",
             "Content-Type": "application/json",
         }
         connection = http.client.HTTPSConnection(
-            place.hostname or "", place.port, timeout=_PATIENCE, context=trusted
+            place.hostname or "", place.port, timeout=_TIMEOUT, context=trusted
         )
         try:
             connection.request("POST", place.path, body, headers)
@@ -150,11 +144,11 @@ class Reporter:
     def _warn(self, reason: str) -> None:
         if not self._warned:
             self._warned = True
-            _LOG.warning("the job's status does not show the progress: %s; the training goes on", reason)
+            _LOG.warning("the job's status does not show the progress: %s; the training continues", reason)
 
 
 def _status(progress: Progress, when: datetime.datetime) -> dict[str, Any]:
-    """The state as Kubeflow Trainer's `trainerStatus`."""
+    """Return the state as Kubeflow Trainer's `trainerStatus`."""
     seconds = progress.remaining_seconds
     return {
         "progressPercentage": progress.percent,
@@ -165,7 +159,7 @@ def _status(progress: Progress, when: datetime.datetime) -> dict[str, Any]:
 
 
 def _error_message(response: bytes) -> str:
-    """The message of a Kubernetes error."""
+    """Return the message of a Kubernetes error."""
     try:
         return str(json.loads(response).get("message", ""))
     except (ValueError, AttributeError):

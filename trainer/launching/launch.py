@@ -1,10 +1,9 @@
-"""torchrun with exit codes and messages that can be trusted.
+"""torchrun with meaningful exit codes and messages.
 
-torchrun ends with code 1 and a traceback whatever happened to its workers. Here a node
-ends with the code of the failure that caused the others, and its message is printed
-once. 143 says: nothing is wrong with this node, restart it (stopped after saving, or
-another node is gone). Nodes that are gone or come back are torchrun's to handle where it
-may restart the workers (PET_MAX_RESTARTS); what a user must mend is not tried again.
+torchrun ends with code 1 and a traceback whatever happened to its workers. Here a node ends with the code of
+the failure that caused the others, and prints its message once. 143 means that the node can be restarted: it
+was stopped after saving, or another node is gone. torchrun restarts the workers (PET_MAX_RESTARTS) after
+failures that are not permanent.
 """
 
 import logging
@@ -13,9 +12,7 @@ import signal
 import sys
 import time
 import uuid
-from argparse import Namespace
 from contextlib import nullcontext
-from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -42,16 +39,16 @@ from trainer.base.temporary_folders import temporary_folder
 from trainer.base.worker_pool import threads_of_process
 from trainer.launching import heartbeat
 from trainer.launching.stop_signals import exit_on_signal, handling
-from trainer.launching.usage.meter import of_node
+from trainer.launching.usage import of_node
 from trainer.launching.worker_failures import (
     exit_code,
     explain,
     first_cause,
-    may_pass,
-    neighbours_patience,
+    is_retryable,
+    node_grace,
     only_lost_peer,
-    peers_patience,
     reason,
+    worker_grace,
 )
 
 _DEFAULT_PORT = 29500
@@ -61,8 +58,8 @@ _exit_codes: dict[int, int] = {
     heartbeat.SIGNAL: heartbeat.EXIT_ABANDONED,
 }
 """Exit code of this node for each signal that stops it; `launch` sets the heartbeat's."""
-_SHARED_CORES = "threads that share the cores"
-"""Stands in OMP_NUM_THREADS until the number of processes is known."""
+_THREADS_UNSET = "set by the launcher"
+"""Value of OMP_NUM_THREADS until the number of processes is known: torchrun would warn and set it to 1."""
 
 
 def launch(arguments: list[str], torchrun_arguments: list[str], watch: heartbeat.Watch | None = None) -> int:
@@ -70,20 +67,22 @@ def launch(arguments: list[str], torchrun_arguments: list[str], watch: heartbeat
 
     Args:
         arguments: verb and options, e.g. ["train", "--config", URI].
-        torchrun_arguments: options of torchrun, e.g. ["--nproc-per-node", "2"]. What is not
-            given torchrun takes from PET_* variables, as the Training Operator sets them.
-        watch: the launcher's heartbeat; without one the job does not depend on it.
+        torchrun_arguments: options of torchrun, e.g. ["--nproc-per-node", "2"]; for others torchrun reads the
+            PET_* variables that the Training Operator sets.
+        watch: the launcher's heartbeat, if the job depends on one.
 
     Returns:
-        0, or the exit code of the failure that others follow from; 143 where this node was
-        stopped or only lost others; `watch.abandoned` if the launcher is gone; 128 + n for signal n.
+        0, or the exit code of the failure that caused others; 143 if this node was stopped or only lost
+        others; `watch.abandoned` if the launcher is gone; 128 + n for signal n.
 
     Raises:
         ConfigError: torchrun cannot use its options.
         LaunchError: the port of the rendezvous is taken.
     """
     os.environ[die_with_parent.LAUNCHER] = str(os.getpid())
-    _quieten()
+    for name in list(logging.root.manager.loggerDict):  # Each of them has a level. Failures are printed here.
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     if watch is None:
         return _launch(arguments, torchrun_arguments, None)
     _exit_codes[heartbeat.SIGNAL] = watch.abandoned
@@ -93,11 +92,13 @@ def launch(arguments: list[str], torchrun_arguments: list[str], watch: heartbeat
 def _launch(arguments: list[str], torchrun_arguments: list[str], watch: heartbeat.Watch | None) -> int:
     try:
         with temporary_folder() as folder, handling(_hang_up, (heartbeat.SIGNAL,)):
-            config, program, words = _settings([*torchrun_arguments, "-m", "trainer", *arguments], folder)
+            config, program, words = _settings(
+                [*torchrun_arguments, "-m", "trainer", *arguments], str(folder)
+            )
             with of_node(config.nproc_per_node), watch.signalling() if watch else nullcontext():
                 if config.max_nodes > 1:
-                    meeting_place = f"{_nodes(config)} to meet at {config.rdzv_endpoint}"
-                    print(f"launch: waiting for {meeting_place}", file=sys.stderr)
+                    rendezvous = f"{_nodes(config)} to meet at {config.rdzv_endpoint}"
+                    print(f"launch: waiting for {rendezvous}", file=sys.stderr)
                 return _outcome(config, program, words)
     except SignalException as error:
         print(f"stopped by {signal.Signals(error.sigval).name}", file=sys.stderr)
@@ -131,39 +132,38 @@ def _let_others_end(config: LaunchConfig) -> None:
     """Wait so that the failed node ends first; SIGTERM ends the wait."""
     if config.max_nodes > 1:
         with exit_on_signal(_exit_codes):
-            time.sleep(peers_patience())
+            time.sleep(node_grace())
 
 
-def meeting(*, nnodes: str | None, node_rank: int | None, endpoint: str | None) -> list[str]:
-    """Return torchrun's rendezvous options for machines that are started by hand.
+def rendezvous_options(*, nnodes: str | None, node_rank: int | None, endpoint: str | None) -> list[str]:
+    """Return torchrun's options for machines that are started by hand.
 
     Args:
-        nnodes: how many machines, or "MIN:MAX" for ones that come and go; None is PET_NNODES.
-        node_rank: number of this one, from 0; None is PET_NODE_RANK, or, with an endpoint, that
-            the machines number themselves.
-        endpoint: name of the first machine, with a port or without; None is PET_RDZV_ENDPOINT,
-            or PET_MASTER_ADDR and PET_MASTER_PORT.
+        nnodes: number of machines, or "MIN:MAX" for an elastic run; None is PET_NNODES.
+        node_rank: number of this one, from 0; None is PET_NODE_RANK, or, with an endpoint, automatic numbers.
+        endpoint: name of the first machine, with a port or without; None is PET_RDZV_ENDPOINT, or
+            PET_MASTER_ADDR and PET_MASTER_PORT.
 
     Raises:
-        ConfigError: they would never meet.
+        ConfigError: the machines would never meet.
     """
     fewest, _, most = (nnodes or os.environ.get("PET_NNODES", "1")).partition(":")
     elastic = most not in ("", fewest)
     address = endpoint or os.environ.get("PET_RDZV_ENDPOINT") or os.environ.get("PET_MASTER_ADDR")
     if nnodes not in (None, "1") and not address:
         raise ConfigError(
-            f"{nnodes} machines are to meet, and nobody says where",
+            f"{nnodes} machines need a place to meet",
             fix="name the first one and a free port of it on each: --rdzv-endpoint HOST:29500",
         )
     if elastic and node_rank is not None:
         raise ConfigError(
-            f"machines that come and go ({fewest}:{most}) have no fixed number",
+            f"machines of an elastic run ({fewest}:{most}) have no fixed number",
             fix="leave out --node-rank: they number themselves",
         )
     count = whole_number(fewest)
     if node_rank is not None and count is not None and not 0 <= node_rank < count:
         raise ConfigError(
-            f"--node-rank {node_rank} is none of {fewest} machines",
+            f"--node-rank {node_rank} is not one of {fewest} machines",
             fix="count them from 0, and give all of them the same --nnodes",
         )
     options = ["--nnodes", nnodes] if nnodes else []
@@ -175,25 +175,23 @@ def meeting(*, nnodes: str | None, node_rank: int | None, endpoint: str | None) 
     return options
 
 
-def _quieten() -> None:
-    """Silence torchrun's loggers, each of which has its own level: failures are printed here."""
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed.elastic"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-def _settings(arguments: list[str], folder: Path) -> tuple[LaunchConfig, Any, list[str]]:
-    """Read torchrun's options: what to launch, the program, and its arguments; set the processes' threads.
+def _settings(arguments: list[str], folder: str) -> tuple[LaunchConfig, Any, list[str]]:
+    """Parse torchrun's options: configuration, program, and its arguments; set OMP_NUM_THREADS.
 
     Args:
-        arguments: of torchrun's program.
-        folder: for the files in which workers tell how they failed; torchrun's own would be left.
+        arguments: of torchrun.
+        folder: for the error files of workers; torchrun would not remove its own.
     """
-    # As the user has it. Otherwise torchrun would warn and set it to 1, before it says how many processes.
-    threads = os.environ.setdefault("OMP_NUM_THREADS", _SHARED_CORES)
+    threads = os.environ.setdefault("OMP_NUM_THREADS", _THREADS_UNSET)
     try:
-        options = _with_endpoint(parse_args(arguments))
-        options.log_dir = options.log_dir or str(folder)
+        options = parse_args(arguments)
+        # torchrun's main does this too: one node uses a free port.
+        static = options.rdzv_backend == "static" and not options.rdzv_endpoint
+        if static and options.master_port is None and parse_min_max_nnodes(options.nnodes)[1] == 1:
+            options.rdzv_backend, options.rdzv_endpoint = "c10d", "localhost:0"
+            options.rdzv_id = str(uuid.uuid4())
+        options.master_port = options.master_port or _DEFAULT_PORT
+        options.log_dir = options.log_dir or folder
         config, program, words = config_from_args(options)
         config.rdzv_configs["timeout"] = int(config.rdzv_configs["timeout"])
         if config.nproc_per_node < 1:
@@ -201,7 +199,7 @@ def _settings(arguments: list[str], folder: Path) -> tuple[LaunchConfig, Any, li
     except (ValueError, RuntimeError, AssertionError) as error:
         raise _unusable(error) from None
     finally:
-        if threads == _SHARED_CORES:
+        if threads == _THREADS_UNSET:
             del os.environ["OMP_NUM_THREADS"]
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_process(config.nproc_per_node)))
     return config, program, words
@@ -214,16 +212,6 @@ def _unusable(error: Exception) -> ConfigError:
     )
 
 
-def _with_endpoint(options: Namespace) -> Namespace:
-    """Complete the place of the rendezvous as torchrun does: a free port for one node alone."""
-    static = options.rdzv_backend == "static" and not options.rdzv_endpoint
-    if static and options.master_port is None and parse_min_max_nnodes(options.nnodes)[1] == 1:
-        options.rdzv_backend, options.rdzv_endpoint = "c10d", "localhost:0"
-        options.rdzv_id = str(uuid.uuid4())
-    options.master_port = options.master_port or _DEFAULT_PORT
-    return options
-
-
 class _Agent(LocalElasticAgent):
     """torchrun's agent, which stops at once, and does not restart workers after a permanent failure."""
 
@@ -234,14 +222,13 @@ class _Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         started = super()._start_workers(worker_group)
-        # Workers that ignore SIGTERM are killed after 30 s by default, although this node may have less
-        # time.
-        context, patience = self._pcontext, neighbours_patience()
+        # By default workers that ignore SIGTERM are killed after 30 s, but this node may have less time.
+        context, grace = self._pcontext, worker_grace()
         assert context is not None
         close = context.close
 
-        def stop(death_sig: signal.Signals | None = None, timeout: int = patience) -> None:
-            # Workers save their state at SIGTERM, whatever the reason is.
+        def stop(death_sig: signal.Signals | None = None, timeout: int = grace) -> None:
+            # Workers save their state at SIGTERM.
             close(signal.SIGTERM if death_sig == heartbeat.SIGNAL else death_sig, timeout)
 
         context.close = stop  # type: ignore[method-assign]
@@ -251,19 +238,17 @@ class _Agent(LocalElasticAgent):
         result = super()._monitor_workers(worker_group)
         if result.is_failed():
             rank, failure = first_cause(result.failures)
-            if not may_pass(failure):
+            if not is_retryable(failure):
                 self._remaining_restarts = 0
             elif self._remaining_restarts:
                 message = explain(rank, failure).splitlines()[0]
                 restarts = f"{self._remaining_restarts - 1} more restarts"
-                print(
-                    f"launch: {message}; going on with the nodes that are there ({restarts})", file=sys.stderr
-                )
+                print(f"launch: {message}; continuing with the remaining nodes ({restarts})", file=sys.stderr)
         return result
 
 
 def _run(config: LaunchConfig, program: Any, words: list[str]) -> RunResult | None:
-    """Meet the other nodes, run the workers and wait; None where the run ended without this node."""
+    """Meet the other nodes, run the workers and wait; None if the run ended without this node."""
     parameters = RendezvousParameters(
         backend=config.rdzv_backend, endpoint=config.rdzv_endpoint, run_id=config.run_id,
         min_nodes=config.min_nodes, max_nodes=config.max_nodes, local_addr=config.local_addr,
@@ -271,21 +256,22 @@ def _run(config: LaunchConfig, program: Any, words: list[str]) -> RunResult | No
     )  # fmt: skip
     static = config.rdzv_backend == "static"
     if not static and config.max_nodes > 1:
-        # A store that all rounds share makes a node that comes back wait in vain for its address,
-        # and lets workers read what an earlier round has left.
+        # With one store for all rounds a returning node waits in vain, and workers read old values.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     with exit_on_signal(_exit_codes):
-        handler = _handler(parameters, patience=config.rdzv_configs["timeout"])
+        handler = _handler(parameters, timeout=config.rdzv_configs["timeout"])
     address, _, port = config.rdzv_endpoint.rpartition(":")
     spec = WorkerSpec(
         role=config.role, local_world_size=config.nproc_per_node, entrypoint=program, args=tuple(words),
         rdzv_handler=handler, max_restarts=config.max_restarts, monitor_interval=config.monitor_interval,
-        # Elsewhere the rendezvous finds a free port of the node that has rank 0.
+        # Otherwise the rendezvous finds a free port of the node with rank 0.
         master_addr=address if static else None, master_port=int(port) if static else None,
         local_addr=config.local_addr, numa_options=config.numa_options,
     )  # fmt: skip
     assert config.logs_specs is not None
-    agent = _Agent(spec, config.logs_specs, start_method=config.start_method, **_grace(config))
+    seconds = getattr(config, "shutdown_timeout", None)  # From torch 2.12 on.
+    grace = {} if seconds is None else {"shutdown_timeout": seconds}
+    agent = _Agent(spec, config.logs_specs, start_method=config.start_method, **grace)
     stopped = False
     try:
         return agent.run()
@@ -293,14 +279,14 @@ def _run(config: LaunchConfig, program: Any, words: list[str]) -> RunResult | No
         stopped = True
         raise
     finally:
-        # It closes the rendezvous for all nodes, for good; a node that is only stopped may come back.
+        # It closes the rendezvous for all nodes, but a stopped node may come back.
         if not stopped:
             handler.shutdown()
 
 
-def _handler(parameters: RendezvousParameters, patience: float) -> RendezvousHandler:
-    """Connect to the node that hosts the rendezvous, which may come minutes later than this one."""
-    end = time.monotonic() + patience
+def _handler(parameters: RendezvousParameters, timeout: float) -> RendezvousHandler:
+    """Connect to the node that hosts the rendezvous, which may start minutes later than this one."""
+    end = time.monotonic() + timeout
     while True:
         try:
             return get_rendezvous_handler(parameters)
@@ -311,12 +297,6 @@ def _handler(parameters: RendezvousParameters, patience: float) -> RendezvousHan
                 raise
 
 
-def _grace(config: LaunchConfig) -> dict[str, Any]:
-    """Seconds that workers have to save when this node is stopped; 30 before torch 2.12."""
-    seconds = getattr(config, "shutdown_timeout", None)
-    return {} if seconds is None else {"shutdown_timeout": seconds}
-
-
 def _nodes(config: LaunchConfig) -> str:
     if config.min_nodes == config.max_nodes:
         return f"{config.max_nodes} nodes"
@@ -324,21 +304,21 @@ def _nodes(config: LaunchConfig) -> str:
 
 
 def _no_rendezvous(config: LaunchConfig, error: Exception) -> int:
-    """Say why the nodes did not come together; returns the exit code."""
+    """Print why the nodes did not meet; returns the exit code."""
     if "EADDRINUSE" in str(error):
         raise LaunchError(
             f"another program of this machine listens at {config.rdzv_endpoint}",
             fix="choose another port (PET_MASTER_PORT, or PET_RDZV_ENDPOINT), or end that program",
         ) from None
     if isinstance(error, RendezvousClosedError):
-        why = "the others have ended the run"
+        cause = "the others have ended the run"
     elif isinstance(error, RendezvousTimeoutError):
-        why = "some did not come in time"
+        cause = "some did not come in time"
     else:
-        why = reason(error.__cause__ or error)
+        cause = reason(error.__cause__ or error)
     print(
-        f"stopped: {_nodes(config)} did not meet at {config.rdzv_endpoint}: {why}\n"
-        "  fix: look whether all of them run and reach that address; the same command tries again",
+        f"stopped: {_nodes(config)} did not meet at {config.rdzv_endpoint}: {cause}\n"
+        "  fix: check that all of them run and reach that address; the same command tries again",
         file=sys.stderr,
         flush=True,
     )

@@ -1,4 +1,4 @@
-"""Stop requests by signal, answered at a point where no work is lost."""
+"""Stop requests by signal, handled at a point where no work is lost."""
 
 import contextlib
 import os
@@ -9,19 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
-"""Signals that ask a process to end: from a cluster, and by Ctrl-C."""
+"""Signals that stop a process: from a cluster, and by Ctrl-C."""
 
 
 @contextlib.contextmanager
 def handling(
     handler: Callable[[int, FrameType | None], object], numbers: tuple[int, ...] = ENDING
 ) -> Iterator[None]:
-    """Handle signals with `handler` inside the context, and restore the previous handlers after it.
-
-    Args:
-        handler: takes a signal's number, and where it arrived.
-        numbers: the signals.
-    """
+    """Handle signals with `handler` inside the context, and restore the previous handlers after it."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -45,7 +40,7 @@ class StopRequest:
 
     @contextlib.contextmanager
     def at_once(self, error: Callable[[], Exception]) -> Iterator[None]:
-        """Inside this context a request raises `error` at once instead of being polled."""
+        """Raise `error` for a request inside this context, instead of recording it."""
         self._error = error
         try:
             if self.requested:
@@ -57,7 +52,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """Record SIGTERM and SIGINT instead of ending the process, inside the context."""
+    """Record SIGTERM and SIGINT inside the context, instead of ending the process."""
     request = StopRequest()
     with handling(lambda _number, _frame: request.ask()):
         yield request
@@ -65,14 +60,13 @@ def stop_request() -> Iterator[StopRequest]:
 
 @contextlib.contextmanager
 def exit_on_signal(codes: Mapping[int, int]) -> Iterator[None]:
-    """End this process at a signal, while the context lasts.
+    """Exit at a signal while the context lasts, from a thread; for the main thread only.
+
+    Python's handlers wait until a call into C returns, which takes minutes if it waits for other machines,
+    and the first process of a container ignores signals without a handler.
 
     Args:
         codes: the exit code for each signal.
-
-    Python's own handlers wait until a call into C returns, for minutes where it waits for
-    other machines, and the first process of a container ignores what it does not handle.
-    So a thread watches. For the main thread only.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -86,7 +80,7 @@ def exit_on_signal(codes: Mapping[int, int]) -> Iterator[None]:
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
-        # With a handler of Python's, however empty, the number of a signal is written at once.
+        # A Python handler, even an empty one, makes Python write the signal's number to the pipe at once.
         with handling(lambda _number, _frame: None, tuple(codes)):
             former = signal.set_wakeup_fd(writer)
             try:

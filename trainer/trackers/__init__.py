@@ -1,5 +1,1 @@
-"""Trackers of experiments: where a run's metrics go besides metrics.jsonl and TensorBoard, if anywhere.
-
-`experiment_tracking.py` chooses them and sends them what the run notes down, in a thread that no training
-waits for; `mlflow_tracker.py` and `wandb_tracker.py` speak to one each.
-"""
+"""Experiment trackers: destinations of a run's metrics besides metrics.jsonl and TensorBoard."""

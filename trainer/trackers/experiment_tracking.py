@@ -1,7 +1,6 @@
-"""Sends a run's metrics to trackers of experiments; the training is neither stopped nor slowed by them.
+"""Sends a run's metrics to experiment trackers, without stopping or slowing down the training.
 
-A tracker that fails is told of once, and tried again now and then with what has come since; what it never
-takes is in metrics.jsonl all the same.
+A tracker that fails is logged once and tried again later, with everything that it missed.
 """
 
 import logging
@@ -18,37 +17,37 @@ from typing import Any, Literal, Protocol
 
 from trainer import storage
 from trainer.base.errors import DamagedError, DataError, KubedetError
+from trainer.config.parsing import flat
 from trainer.config.schema import Config
 
 State = Literal["finished", "stopped", "failed"]
-"""How a run ended: stopped is to be gone on with."""
+"""How a run ended; a stopped one can be resumed."""
 
 RUN_IDS = "trackers.json"
-"""File of a run's folder: the run's id at each tracker, so that a resumed run goes on in the same one."""
+"""File in the run's folder: the run's id at each tracker, for a resumed run."""
 _FORM = storage.Form("trackers", 1, {"ids": {"*": str}})
 
-AGAIN_SECONDS = 60.0
-"""How long a tracker that failed is left alone."""
+RETRY_SECONDS = 60.0
+"""Pause after a failure of a tracker."""
 END_SECONDS: dict[State, float] = {"finished": 60.0, "stopped": 5.0, "failed": 5.0}
-"""How long the end of a training waits for trackers, at most: one that was stopped has little time left."""
-MOST_ROWS = 100_000
-"""Rows that are kept for a tracker that does not answer; then the oldest go."""
+"""Longest time that the end of a training waits for trackers."""
+_MOST_ROWS = 100_000
+"""Most rows that are kept for a tracker that does not respond; older ones are dropped."""
 
 _MODULES = {
     "mlflow": ("trainer.trackers.mlflow_tracker", "MlflowTracker"),
     "wandb": ("trainer.trackers.wandb_tracker", "WandbTracker"),
 }
 _MLFLOW_SET = ("MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI")
-"""Variables with which MLflow is configured: Kubeflow Pipelines sets both in the pods of steps."""
+"""Variables that turn MLflow on. Kubeflow Pipelines sets both in the pods of steps."""
 _LOG = logging.getLogger("trackers")
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What trackers are told of a run when it begins."""
+    """Description of a run for trackers."""
 
     name: str
-    """For people."""
     output: str
     """URI of its folder."""
     parameters: Mapping[str, Any]
@@ -60,33 +59,31 @@ class TrackedRun:
 class Row:
     """Metrics at one step."""
 
-    kind: str
-    """"train" or "val"."""
     step: int
     values: Mapping[str, float]
-    """Metrics by the names that TensorBoard shows too, e.g. val/AP."""
+    """Metrics by their names in TensorBoard, e.g. val/AP."""
     time: float
     """Seconds since 1970."""
 
 
 class Tracker(Protocol):
-    """One tracker. Its methods are called by one thread, one after the other, and may raise anything."""
+    """One tracker. One thread calls its methods, which may raise anything."""
 
     def start(self, run: TrackedRun, run_id: str) -> str:
-        """Begin a run, or go on with the one of that id; returns its id. Called again after it failed."""
+        """Start a run, or resume the one with that id; returns its id. Called again after a failure."""
         ...
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Take rows. After an error the same rows come again."""
+        """Write rows. After a failure it is called with the same rows again."""
         ...
 
     def finish(self, state: State, summary: Mapping[str, Any]) -> None:
-        """End the run, with the figures of its best weights."""
+        """End the run, with the metrics of its best weights."""
         ...
 
 
 def names_of(config: Config) -> list[str]:
-    """Return the trackers that the configuration or the environment asks for."""
+    """Return the trackers that the configuration or the environment turns on."""
     names: list[str] = list(dict.fromkeys(config.train.trackers))
     if "mlflow" not in names and any(os.environ.get(name) for name in _MLFLOW_SET):
         names.append("mlflow")
@@ -94,13 +91,9 @@ def names_of(config: Config) -> list[str]:
 
 
 def open_tracking(config: Config, output: str, fingerprint: str, *, resumed: bool) -> "Tracking":
-    """Return what sends a run's metrics to all trackers that are configured; to none as a rule.
+    """Return an object that sends a run's metrics to all trackers that are turned on.
 
-    Args:
-        config: train.trackers names them; MLflow is one also where its variables are set.
-        output: URI of the run's folder.
-        fingerprint: of the shards.
-        resumed: whether the run goes on: then it goes on in the same run of the trackers.
+    `fingerprint` is that of the shards; `resumed` says whether to resume the run at the trackers too.
     """
     trackers = {}
     for name in names_of(config):
@@ -111,29 +104,31 @@ def open_tracking(config: Config, output: str, fingerprint: str, *, resumed: boo
             _LOG.warning(
                 "nothing is sent to %s: %s; install it with pip install 'kubedet[%s]'", name, error, name
             )
+    folders = [part for part in output.split("/") if part]
     run = TrackedRun(
-        name=_name_of(output),
+        # The run's folder contains `train`.
+        name=folders[-2] if len(folders) > 1 and folders[-1] == "train" else folders[-1],
         output=output,
-        parameters=dict(_flat(asdict(config))),
+        parameters=flat(asdict(config)),
         tags={"recipe": config.recipe, "shards": fingerprint, "output": output},
     )
     return Tracking(trackers, run, resumed=resumed)
 
 
 class Tracking:
-    """Sends rows to trackers in threads of their own. Without trackers it does nothing."""
+    """Sends rows to trackers, each in a thread. Without trackers it does nothing."""
 
     def __init__(
         self, trackers: Mapping[str, Tracker], run: TrackedRun | None = None, *, resumed: bool = False
     ) -> None:
-        """Begin the run at each tracker, or go on with it."""
+        """Start or resume the run at each tracker."""
         self._senders: list[_Sender] = []
         if run and trackers:
             ids = _RunIds(run.output, resumed)
             self._senders = [_Sender(name, tracker, run, ids) for name, tracker in trackers.items()]
 
     def add(self, kind: str, row: Mapping[str, Any]) -> None:
-        """Take a row of metrics; row["step"] is the optimiser steps done."""
+        """Send a row of metrics; `kind` is "train" or "val", row["step"] the optimiser steps done."""
         if not self._senders:
             return
         values = {
@@ -142,20 +137,20 @@ class Tracking:
             if name != "step" and isinstance(value, int | float)
         }
         for sender in self._senders:
-            sender.put(Row(kind, row["step"], values, time.time()))
+            sender.queue.put(Row(row["step"], values, time.time()))
 
     def finish(self, state: State, summary: Mapping[str, Any] | None = None) -> None:
         """End the run at the trackers, waiting for END_SECONDS at most. Further calls do nothing."""
         senders, self._senders = self._senders, []
         for sender in senders:
-            sender.end(state, summary or {})
+            sender.queue.put((state, summary or {}))
         end = time.monotonic() + END_SECONDS[state]
         for sender in senders:
             sender.wait(end - time.monotonic())
 
 
 class _RunIds:
-    """The ids of a run at its trackers, kept in its folder."""
+    """The ids of a run at its trackers, stored in its folder."""
 
     def __init__(self, output: str, resumed: bool) -> None:
         self._uri, self._lock = storage.join(output, RUN_IDS), threading.Lock()
@@ -175,53 +170,39 @@ class _RunIds:
 
     def _all(self) -> dict[str, str]:
         if self._ids is None:
-            self._ids = self._kept() if self._resumed and storage.exists(self._uri) else {}
+            ids = {}
+            if self._resumed and storage.exists(self._uri):
+                try:
+                    ids = storage.read_json(self._uri, _FORM)["ids"]
+                except (DamagedError, DataError) as error:
+                    _LOG.warning("%s; the trackers get a new run", error.message)
+            self._ids = ids
         return self._ids
-
-    def _kept(self) -> dict[str, str]:
-        """Return the ids that an earlier process wrote; none where they cannot be told."""
-        try:
-            ids: dict[str, str] = storage.read_json(self._uri, _FORM)["ids"]
-        except (DamagedError, DataError) as error:
-            _LOG.warning("%s; the trackers get a new run", error.message)
-            return {}
-        return ids
 
 
 class _Sender:
     """A thread that sends rows to one tracker."""
 
     def __init__(self, name: str, tracker: Tracker, run: TrackedRun, ids: _RunIds) -> None:
+        self.queue: queue.SimpleQueue[Row | tuple[State, Mapping[str, Any]]] = queue.SimpleQueue()
         self._name, self._tracker, self._run, self._ids = name, tracker, run, ids
-        self._queue: queue.SimpleQueue[Row | tuple[State, Mapping[str, Any]]] = queue.SimpleQueue()
-        self._waiting: deque[Row] = deque(maxlen=MOST_ROWS)
+        self._waiting: deque[Row] = deque(maxlen=_MOST_ROWS)
         self._started, self._failed, self._next_try = False, False, 0.0
-        # A daemon: a server that does not answer keeps no process from its end.
         self._thread = threading.Thread(target=self._work, name=f"track-{name}", daemon=True)
         self._thread.start()
-
-    def put(self, row: Row) -> None:
-        self._queue.put(row)
-
-    def end(self, state: State, summary: Mapping[str, Any]) -> None:
-        self._queue.put((state, summary))
 
     def wait(self, seconds: float) -> None:
         self._thread.join(max(0.0, seconds))
         if self._thread.is_alive():
-            _LOG.warning("%s still has not taken everything: not waiting for it any longer", self._name)
+            _LOG.warning("%s has not received everything: it does not respond in time", self._name)
 
     def _work(self) -> None:
-        while True:
-            item = self._queue.get()
-            if isinstance(item, Row):
-                self._waiting.append(item)
-                if self._queue.empty() and time.monotonic() >= self._next_try:
-                    self._attempt(self._send)
-            else:
-                if self._attempt(self._send):
-                    self._attempt(partial(self._tracker.finish, *item))
-                return
+        while isinstance(item := self.queue.get(), Row):
+            self._waiting.append(item)
+            if self.queue.empty() and time.monotonic() >= self._next_try:
+                self._attempt(self._send)
+        if self._attempt(self._send):
+            self._attempt(partial(self._tracker.finish, *item))
 
     def _send(self) -> None:
         if not self._started:
@@ -229,42 +210,24 @@ class _Sender:
             self._started = True
             self._ids.write(self._name, run_id)
         if self._waiting:
-            rows = list(self._waiting)
-            self._tracker.write(rows)
-            for _ in rows:
-                self._waiting.popleft()
+            self._tracker.write(list(self._waiting))
+            self._waiting.clear()
 
     def _attempt(self, action: Callable[[], None]) -> bool:
-        """Do something with the tracker; what goes wrong is told once."""
+        """Call the tracker; log the first of several failures."""
         try:
             action()
-        except Exception as error:  # Whatever a client of theirs raises: no training ends for it.
+        except Exception as error:  # Clients raise anything.
             if not self._failed:
                 reason = error.message if isinstance(error, KubedetError) else str(error)
                 _LOG.warning(
-                    "%s does not take metrics (%s): the training goes on, and it is tried again now and then",
+                    "%s does not accept metrics (%s): the training continues, and retries later",
                     self._name, (reason.strip() or type(error).__name__).splitlines()[0][:300],
                 )  # fmt: skip
             self._failed = True
-            self._next_try = time.monotonic() + AGAIN_SECONDS
+            self._next_try = time.monotonic() + RETRY_SECONDS
             return False
         if self._failed:
-            _LOG.info("%s takes metrics again", self._name)
+            _LOG.info("%s accepts metrics again", self._name)
             self._failed = False
         return True
-
-
-def _name_of(output: str) -> str:
-    """The run's name: its folder's, without the part of the training."""
-    parts = [part for part in output.rstrip("/").split("/") if part]
-    return parts[-2] if len(parts) > 1 and parts[-1] == "train" else parts[-1]
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    leaves: list[tuple[str, Any]] = []
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            leaves += _flat(value, f"{prefix}{name}.")
-        else:
-            leaves.append((prefix + name, value))
-    return leaves

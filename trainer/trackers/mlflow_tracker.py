@@ -1,7 +1,7 @@
-"""Metrics to an MLflow server or store, by MLflow's own client.
+"""Sends metrics to MLflow with its client and its variables.
 
-Its variables are MLflow's: MLFLOW_TRACKING_URI, MLFLOW_RUN_ID (a run that somebody else began and will end,
-as Kubeflow Pipelines does for a step), MLFLOW_EXPERIMENT_ID or MLFLOW_EXPERIMENT_NAME, ...
+MLFLOW_TRACKING_URI, MLFLOW_RUN_ID (of a run that another program starts and ends, as Kubeflow Pipelines does
+for a step), MLFLOW_EXPERIMENT_ID or MLFLOW_EXPERIMENT_NAME, ...
 """
 
 import os
@@ -14,15 +14,11 @@ from mlflow.tracking import MlflowClient
 from trainer.trackers.experiment_tracking import Row, State, TrackedRun
 
 EXPERIMENT = "kubedet"
-"""Name of the experiment where the environment names none."""
-
-_OF_A_RUN, _EXPERIMENT_ID, _EXPERIMENT_NAME = (
-    "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME",
-)  # fmt: skip
-_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
-"""Of MLflow's client, where nobody says otherwise: by default it tries for minutes."""
+"""Default name of the experiment."""
+_CLIENT_DEFAULTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
+"""MLflow's client would retry for minutes."""
 _MOST_METRICS, _MOST_PARAMETERS, _LONGEST_VALUE = 1000, 100, 500
-"""What MLflow takes in one request."""
+"""MLflow's limits of a request."""
 _STATES: dict[State, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
@@ -30,15 +26,15 @@ class MlflowTracker:
     """One run at MLflow."""
 
     def __init__(self) -> None:
-        for name, value in _PATIENCE.items():
+        for name, value in _CLIENT_DEFAULTS.items():
             os.environ.setdefault(name, value)
         self._client: MlflowClient | None = None
         self._id, self._ours = "", True
 
     def start(self, run: TrackedRun, run_id: str) -> str:
-        """Begin a run, or go on with one; parameters that it has already stay as they are."""
+        """Start or resume a run; its parameters do not change."""
         self._client = client = MlflowClient()
-        foreign = os.environ.get(_OF_A_RUN, "")
+        foreign = os.environ.get("MLFLOW_RUN_ID", "")
         self._ours = not foreign
         self._id = foreign or run_id or self._id
         if self._id:
@@ -59,7 +55,7 @@ class MlflowTracker:
         return self._id
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Log rows, by step and with the time at which they came about."""
+        """Log rows with their step and time."""
         assert self._client is not None
         metrics = [
             Metric(name, value, round(row.time * 1000), row.step)
@@ -70,7 +66,7 @@ class MlflowTracker:
             self._client.log_batch(self._id, metrics=metrics[start : start + _MOST_METRICS])
 
     def finish(self, state: State, summary: Mapping[str, Any]) -> None:
-        """Log the best weights' figures, and end the run unless it is somebody else's."""
+        """Log the best weights' metrics, and end the run if this program started it."""
         assert self._client is not None
         for name, value in summary.items():
             if isinstance(value, str):
@@ -81,8 +77,8 @@ class MlflowTracker:
             self._client.set_terminated(self._id, _STATES[state])
 
     def _experiment(self, client: MlflowClient) -> str:
-        if os.environ.get(_EXPERIMENT_ID):
-            return os.environ[_EXPERIMENT_ID]
-        name = os.environ.get(_EXPERIMENT_NAME) or EXPERIMENT
+        if experiment_id := os.environ.get("MLFLOW_EXPERIMENT_ID"):
+            return experiment_id
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
         experiment = client.get_experiment_by_name(name)
         return experiment.experiment_id if experiment else client.create_experiment(name)

@@ -16,16 +16,15 @@ from trainer.base.temporary_folders import TemporaryFolder
 METRICS = "metrics.jsonl"
 """File of the rows, in the run's folder."""
 _SEALED = re.compile(r', "([^"]*)": "([^"]{8})"\}$')
-"""How a row ends: with the CRC-32 of what is before it, and whatever damage makes of that."""
+"""End of a row, with the CRC-32 of its beginning; matches damaged ones too."""
 _LOG = logging.getLogger("train")
 
 
 class TrainingLog:
-    """Rows of numbers by step. A resumed run goes on in the same file, without repetition.
+    """Rows of numbers by step. A resumed run appends to the same file, without repetition.
 
-    Where the run's folder is not local the files grow in a temporary folder and are
-    uploaded by `publish`. All methods raise StorageError where the folder cannot be written;
-    threads may share them.
+    If the run's folder is not local, `publish` uploads the files. All methods raise StorageError if the
+    folder cannot be written. It is thread-safe.
     """
 
     def __init__(
@@ -35,15 +34,11 @@ class TrainingLog:
         validated: int = 0,
         listener: Callable[[str, dict[str, Any]], None] | None = None,
     ) -> None:
-        """Open the log of a run that stands at `step`; later rows of a lost run are dropped.
+        """Open the log of a run and drop training rows after `step` and validations after `validated`.
 
-        Args:
-            output_uri: the run's folder.
-            step: optimiser steps done.
-            validated: step of the last validation that the run remembers: later ones it repeats.
-            listener: called with kind and row after each was written.
+        `listener` is called with kind and row after each was written.
         """
-        # PyTorch, which takes seconds to start: whoever only reads rows has no need of it.
+        # Imports PyTorch, which readers do not need.
         from torch.utils.tensorboard import SummaryWriter
 
         self._uri, self._listener = output_uri, listener
@@ -56,7 +51,7 @@ class TrainingLog:
         last = {"train": step, "val": validated}
         kept = [row for row in rows if row["step"] <= last[row["kind"]]]
         self.validation = next((row for row in reversed(kept) if row["kind"] == "val"), None)
-        """Row of the last validation before this run; None if there is none."""
+        """Row of the last validation, if any."""
         storage.write_bytes(str(self._path), "".join(map(_line, kept)).encode())
         with translate_oserror(output_uri, "write"):
             self._file = self._path.open("a")
@@ -95,10 +90,7 @@ class TrainingLog:
 
 
 def read_rows(output_uri: str) -> list[dict[str, Any]]:
-    """Rows of a run's metrics.jsonl; none where it has not been written.
-
-    A torn last line is left out, and so, with a warning, are rows that are not as they were written.
-    """
+    """Return the rows of a run's metrics.jsonl, without damaged ones and a truncated last one."""
     uri = storage.join(output_uri, METRICS)
     if not storage.exists(uri):
         return []
@@ -118,12 +110,12 @@ def read_rows(output_uri: str) -> list[dict[str, Any]]:
         elif number < len(lines):
             damaged += 1
     if damaged:
-        _LOG.warning("%s: %d of %d rows are damaged and are left out", uri, damaged, len(lines))
+        _LOG.warning("%s: %d of %d rows are damaged and were left out", uri, damaged, len(lines))
     return rows
 
 
 def _line(row: dict[str, Any]) -> str:
-    """Return a row as it is written: each has its own hash, as the file grows."""
+    """Return a row with its hash; the file as a whole cannot have one, because it grows."""
     text = json.dumps(row)[:-1]
     return f'{text}, "crc32": "{_crc(text)}"}}\n'
 

@@ -1,16 +1,14 @@
-"""The most images of a forward pass that fit into a GPU's memory, found by trying.
+"""Finds the most images of a forward pass that fit into a GPU's memory.
 
-The global batch stays what it is: with more images in a pass a step has fewer passes. All ranks try the same
-numbers and take what fits on each of them. A run that resumes on as many GPUs of the same memory takes the
-number that it had, so that it goes on bit for bit.
+The global batch stays the same. All ranks try the same numbers and use what fits on each of them. A resumed
+run on as many GPUs with as much memory keeps its number, and so its exact results.
 """
 
+import bisect
 import functools
 import itertools
 import logging
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,28 +22,22 @@ from trainer.model import fused_functions
 from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
 
-SHARE = 0.9
-"""Of the memory that a pass may take: the allocator loses some between blocks of several sizes."""
+_SHARE = 0.9
+"""Share of the memory that a pass may take, because the allocator wastes some."""
 _TARGETS = 64
 """Boxes of an image in a trial."""
 _OPTIMIZER_COPIES = {"sgd": 1, "adam": 2, "adamw": 2}
-"""Tensors that the optimiser keeps for each weight, from the first step on."""
+"""Tensors of the optimiser for each weight."""
 _LOG = logging.getLogger("train")
 
 
 def fitting_batch(
     config: Config, state: TrainState, global_batch: int, saved: dict[str, Any] | None
 ) -> dict[str, int]:
-    """Return the images of a forward pass that the configuration asks for, or those that fit.
-
-    Args:
-        config: with `train.find_batch_size` the number is searched, on a GPU.
-        state: of the training, before its first step; it is left as it was.
-        global_batch: images of a step on all ranks.
-        saved: the checkpoint that the run goes on from, if any.
+    """Return the images of a forward pass: as configured, or with train.find_batch_size the most that fit.
 
     Returns:
-        images; where they were searched also processes and memory (bytes) they fit: for the checkpoint.
+        images; after a search also processes and memory (bytes), for the checkpoint.
 
     Raises:
         TrainingError: not even one image fits.
@@ -53,87 +45,71 @@ def fitting_batch(
     world, configured = state.world, {"images": config.train.batch_size}
     if not config.train.find_batch_size:
         return configured
-    place = {"processes": world.size, "memory": min(gather(memory(world.device), world))}
-    if not place["memory"]:
+    machine = {"processes": world.size, "memory": min(gather(memory(world.device), world))}
+    if not machine["memory"]:
         if world.is_main:
-            _LOG.warning(
-                "train.find_batch_size does nothing on a CPU, which has no memory of its own: "
-                "train.batch_size=%d stays", config.train.batch_size,
-            )  # fmt: skip
+            _LOG.warning("train.find_batch_size has no effect on a CPU")
         return configured
     before = (saved or {}).get("batch", {})
-    if all(before.get(name) == value for name, value in place.items()):
+    if all(before.get(name) == value for name, value in machine.items()):
         return dict(before)
-    # The loss takes less memory compiled.
     fused_functions.choose(config.train.compile != "off", world.device, tell=False)
     most = -(-global_batch // world.size)
-    trial = Trial(config, state, place["memory"])
-    images = largest_fitting(pass_sizes(most), lambda images: all(gather(trial(images), world)))
-    if images is None:
+    # The smallest number of images for each number of passes.
+    sizes = sorted({-(-most // passes) for passes in range(1, most + 1)})
+    trial = Trial(config, state, machine["memory"])
+    fitting = bisect.bisect_left(sizes, True, key=lambda images: not all(gather(trial(images), world)))
+    if not fitting:
         raise TrainingError(
             f"not even one image of {trial.side} pixels fits into the GPU's memory of "
-            f"{place['memory'] / 2**30:.0f} GiB",
-            fix="set a smaller loader.image_size (and loader.sizes), or take a smaller detector",
+            f"{machine['memory'] / 2**30:.0f} GiB",
+            fix="set a smaller loader.image_size (and loader.sizes), or choose a smaller detector",
         )
+    images = sizes[fitting - 1]
     if world.is_main:
         _LOG.info(
             "up to %d images of %d pixels fit into a forward pass: a step of %d images on %d processes has "
             "%d passes", images, trial.side, global_batch, world.size, -(-most // images),
         )  # fmt: skip
-    return {"images": images, **place}
+    return {"images": images, **machine}
 
 
 def memory(device: torch.device) -> int:
-    """Memory of a GPU in bytes; 0 for a CPU."""
+    """Return the memory of a GPU in bytes; 0 for a CPU."""
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
 
 
-def pass_sizes(most: int) -> list[int]:
-    """The numbers of images that differ in how many passes `most` images take: the smallest of each."""
-    return sorted({-(-most // passes) for passes in range(1, most + 1)})
-
-
-def largest_fitting(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | None:
-    """Search the largest size that fits by halving; None where not even the first does.
-
-    Args:
-        sizes: ascending.
-        fits: tries one; whatever is smaller than one that fits, fits.
-    """
-    low, high = 0, len(sizes)  # All before `low` fit, none from `high` on.
-    while low < high:
-        middle = (low + high) // 2
-        if fits(sizes[middle]):
-            low = middle + 1
-        else:
-            high = middle
-    return sizes[low - 1] if low else None
-
-
 class Trial:
-    """Forward and backward passes of made-up images, as large as the training's largest."""
+    """Forward and backward passes of artificial images, as large as the training's largest."""
 
     def __init__(self, config: Config, state: TrainState, memory_bytes: int, boxes: int = _TARGETS) -> None:
-        """Prepare; `memory_bytes` is what the device has, `boxes` how many an image has, 64 at most."""
+        """Prepare; `memory_bytes` is the device's memory, `boxes` (at most 64) the number in an image."""
         self._config, self._state, self._bytes, self._boxes = config, state, memory_bytes, boxes
         self.side = max([config.loader.image_size, *config.loader.sizes])
-        """Of the square, in pixels."""
+        """Side of the square in pixels."""
 
     def __call__(self, images: int) -> bool:
-        """Whether a step with so many images in a pass fits. The state is as before."""
+        """Return whether a pass of so many images fits. Restores the state."""
         state, device = self._state, self._state.world.device
         random = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         buffers = [buffer.clone() for buffer in state.detector.buffers()]
+        # No layer may wait for other processes, of which one may have run out of memory.
+        synchronised = [module for module in state.detector.modules() if isinstance(module, nn.SyncBatchNorm)]
+        for module in synchronised:
+            module.__class__ = nn.BatchNorm2d  # type: ignore[assignment]
         try:
-            with _statistics_of_their_own(state.detector):
-                self._step(images)
+            self._step(images)
             peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
-            return peak <= SHARE * self._bytes
+            return peak <= _SHARE * self._bytes
         except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            text = str(error).lower()
+            memory_ran_out = "out of memory" in text or "alloc_failed" in text  # cuDNN's and cuBLAS' too.
+            if not isinstance(error, torch.OutOfMemoryError) and not memory_ran_out:
                 raise
             return False
         finally:
+            for module in synchronised:
+                module.__class__ = nn.SyncBatchNorm
             for parameter in state.parameters:
                 parameter.grad = None
             with torch.no_grad():
@@ -148,14 +124,14 @@ class Trial:
     def _step(self, images: int) -> None:
         state, config = self._state, self._config.train
         copies = range(_OPTIMIZER_COPIES[config.optimizer])
-        kept = [torch.empty_like(parameter) for parameter in state.parameters for _ in copies]
+        optimizer_memory = [torch.empty_like(parameter) for parameter in state.parameters for _ in copies]
         step = TrainStep(state, state.detector, config, steps=1, global_batch=images * state.world.size)
         losses = step.losses(self._batch(images))
         state.scaler.scale(functools.reduce(operator.add, losses.values())).backward()
-        del kept
+        del optimizer_memory
 
     def _batch(self, images: int) -> Batch:
-        """A batch as the loader gives it: grey squares with boxes, full of them where there are 64."""
+        """Return grey squares with boxes on a grid."""
         device, classes = self._state.world.device, self._state.detector.num_classes
         squares = torch.full((images, 3, self.side, self.side), 114, dtype=torch.uint8, device=device)
         corners = torch.tensor(
@@ -171,25 +147,3 @@ class Trial:
             image_ids=list(range(images)), scales=[1.0] * images, counts=[self._boxes] * images,
             verified=verified if self._config.train.negatives == "verified" else None,
         )  # fmt: skip
-
-
-@contextmanager
-def _statistics_of_their_own(detector: nn.Module) -> Iterator[None]:
-    """Let no layer wait for other processes, of which one may have run out of memory half way.
-
-    SyncBatchNorm keeps as much for the backward pass as BatchNorm, but for a few numbers of a channel.
-    """
-    waiting = [module for module in detector.modules() if isinstance(module, nn.SyncBatchNorm)]
-    for module in waiting:
-        module.__class__ = nn.BatchNorm2d  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        for module in waiting:
-            module.__class__ = nn.SyncBatchNorm
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether it is: libraries below torch have errors of their own for it."""
-    text = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "alloc_failed" in text

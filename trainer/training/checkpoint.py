@@ -1,12 +1,10 @@
-"""Checkpoints: written whole or not at all, checked and read without running code from them.
+"""Checkpoints, written atomically, checked, and loaded without running code from them.
 
-A run's folder holds `checkpoints/step-00001234.pt` (everything needed to go on), `best.pt` (the
-weights with the best validation, and what is needed to use them) and, on request, the weights
-of every N-th epoch, `checkpoints/epoch-012.pt`. Each is what `torch.save` writes, a zip archive, with the
-sha256 of all that comes before as the archive's comment: it goes wherever the file is copied to.
+A run's folder contains `checkpoints/step-00001234.pt` (everything needed to resume), `best.pt` (the best
+weights and what is needed to use them) and, on request, the weights of epochs, `checkpoints/epoch-012.pt`.
+Each is a zip archive of `torch.save`; the archive's comment is the sha256 of everything before it.
 """
 
-import errno
 import hashlib
 import io
 import logging
@@ -23,8 +21,8 @@ import torch
 from torch import Tensor
 
 from trainer import storage
-from trainer.base.errors import CheckpointError, DamagedError, KubedetError, StorageError
-from trainer.base.os_errors import translate_oserror
+from trainer.base.errors import CheckpointError, DamagedError, first_line
+from trainer.base.os_errors import check_resources, translate_oserror
 from trainer.config import parsing
 from trainer.config.schema import Config
 from trainer.model.architecture import Architecture, build
@@ -33,48 +31,31 @@ from trainer.storage.records import check_shape
 VERSION = 2
 BEST = "best.pt"
 WEIGHTS = "model.safetensors"
-"""File of the tensors where weights are a folder."""
+"""File of the tensors if weights are a folder."""
 _PREFIX, _SUFFIX = "step-", ".pt"
 _SEAL = b"sha256:"
 _SEAL_BYTES = len(_SEAL) + 64
 _END_BYTES = 22
-"""Of the last record of a zip archive, which ends with the length of the comment (APPNOTE 4.3.16)."""
+"""Size of the last record of a zip archive, which ends with the length of the comment (APPNOTE 4.3.16)."""
 _BLOCK = 8 * 1024 * 1024
-_ANOTHER = "use another checkpoint of the same run, or run its training again, which goes on from a whole one"
+_ANOTHER = "use another checkpoint of the same run, or run its training again, which resumes from a valid one"
 _LOG = logging.getLogger("checkpoint")
 
 _MAY_CHANGE = {
-    "data",
-    "evaluation",
-    "export",
-    "loader.workers",
-    "loader.prefetch",
-    "loader.decoder",
-    "train.epochs",
-    "train.minutes",
-    "train.trackers",
-    "train.patience",
-    "train.find_batch_size",
-    "train.log_every",
-    "train.validate_every",
-    "train.checkpoint_steps",
-    "train.checkpoint_minutes",
-    "train.keep_checkpoints",
-    "train.keep_every",
-    "train.batch_size",
-    "train.accumulate",
-    "train.global_batch",
-}
-"""Sections and keys that a resumed run may change. Batch size and accumulation may be traded for
-processes: the global batch that follows from them is compared instead."""
+    "data", "evaluation", "export", "loader.workers", "loader.prefetch", "loader.decoder", "train.epochs",
+    "train.minutes", "train.trackers", "train.patience", "train.find_batch_size", "train.log_every",
+    "train.validate_every", "train.checkpoint_steps", "train.checkpoint_minutes", "train.keep_checkpoints",
+    "train.keep_every", "train.batch_size", "train.accumulate", "train.global_batch",
+}  # fmt: skip
+"""Sections and keys that a resumed run may change. Of the batch only the global batch is compared."""
 
 
 class DamagedCheckpoint(CheckpointError):
-    """A checkpoint whose bytes are not those that were written: the one before it may be whole."""
+    """A checkpoint whose bytes have changed; the one before it may be valid."""
 
 
 def write(state: dict[str, Any], uri: str) -> None:
-    """Write a checkpoint atomically: a reader never sees a part of it.
+    """Write a checkpoint atomically.
 
     Raises:
         StorageError: the disk is full or the write is refused.
@@ -96,7 +77,7 @@ def write_step(state: dict[str, Any], folder: str, step: int, keep: int) -> None
 
 
 def epoch_uri(folder: str, epoch: int) -> str:
-    """Return the URI of the weights of an epoch; they are never deleted."""
+    """Return the URI of the weights of an epoch, which are never deleted."""
     return storage.join(folder, f"epoch-{epoch:03d}{_SUFFIX}")
 
 
@@ -113,17 +94,28 @@ def read(uri: str) -> dict[str, Any]:
     """Read a checkpoint onto the CPU.
 
     Raises:
-        CheckpointError: it is damaged, holds more than data, or is of another version.
+        CheckpointError: it is damaged, contains more than data, or has another version.
         StorageError: it cannot be read.
     """
     path = storage.local_copy(uri)
-    with ThreadPoolExecutor(1, thread_name_prefix="hash") as beside:
-        hashed = beside.submit(_check_seal, path, uri)  # The hash takes as long as the rest.
+    with ThreadPoolExecutor(1, thread_name_prefix="hash") as thread:
+        hashing = thread.submit(_check_seal, path, uri)  # It takes as long as loading.
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch.load has no common error of its own
-            raise _explained(error, uri, sealed=hashed.result()) from None
-        sealed = hashed.result()
+        except Exception as error:  # torch.load has no common error.
+            sealed = hashing.result()
+            check_resources(error, f"checkpoint {uri}")
+            text = first_line(error)
+            if sealed:
+                raise CheckpointError(
+                    f"checkpoint {uri} cannot be loaded, though its bytes are unchanged: {text}",
+                    fix="use the kubedet that wrote it, or another file",
+                ) from None
+            reason = f"it is damaged ({text})"
+            if isinstance(error, pickle.UnpicklingError):  # Its text recommends loading it unsafely.
+                reason = "it is damaged, or contains more than data, which is not loaded"
+            raise DamagedCheckpoint(f"checkpoint {uri} cannot be read: {reason}", fix=_ANOTHER) from None
+        sealed = hashing.result()
     ours = isinstance(state, dict) and state.get("version") == VERSION and "model" in state
     if not ours or not isinstance(state.get("config"), str):
         raise CheckpointError(
@@ -131,15 +123,13 @@ def read(uri: str) -> dict[str, Any]:
             fix="give a file that `train` wrote; plain weights go into model.weights",
         )
     if sealed is None:
-        raise DamagedCheckpoint(
-            f"checkpoint {uri} is damaged: it ends otherwise than it was written", fix=_ANOTHER
-        )
+        raise DamagedCheckpoint(f"checkpoint {uri} is damaged: its end was changed", fix=_ANOTHER)
     check_shape(uri, state, {"step": int}, _ANOTHER)
     return state
 
 
 def check(uri: str) -> None:
-    """Compare a checkpoint with the hash in it, without loading it; one that has none is loaded.
+    """Compare a checkpoint with its hash, without loading it; one without a hash is loaded.
 
     Raises:
         CheckpointError, StorageError: see `read`.
@@ -149,13 +139,13 @@ def check(uri: str) -> None:
 
 
 def _check_seal(path: Path, uri: str) -> bool | None:
-    """Compare a checkpoint with the hash in it; tell whether it has one.
+    """Compare a checkpoint with its hash; returns whether it has one.
 
-    Those of programs before this one have none, and end with the archive's last record. What ends otherwise
-    is cut off or no archive: None.
+    Earlier versions wrote none: their files end with the archive's last record. None: it ends otherwise, so
+    it is truncated or not an archive.
 
     Raises:
-        DamagedCheckpoint: it is not what was written.
+        DamagedCheckpoint: the hash differs.
         StorageError: it cannot be read.
     """
     with translate_oserror(uri, "read"), path.open("rb") as file:
@@ -182,34 +172,12 @@ def _check_seal(path: Path, uri: str) -> bool | None:
     return True
 
 
-def _explained(error: Exception, uri: str, *, sealed: bool | None) -> KubedetError:
-    """Return the error for a checkpoint that cannot be loaded; damaged is one whose hash or form says so."""
-    text = (str(error) or type(error).__name__).splitlines()[0]
-    memory = isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text.lower()
-    if memory or (isinstance(error, OSError) and error.errno is not None):
-        number = error.errno if isinstance(error, OSError) else errno.ENOMEM
-        fix = (
-            "give this process more memory" if memory or number == errno.ENOMEM else "see to that, run again"
-        )
-        reason = "there is not enough memory" if memory else os.strerror(number or 0)
-        return StorageError(f"checkpoint {uri} cannot be read: {reason}", fix=fix)
-    if sealed:
-        return CheckpointError(
-            f"checkpoint {uri} cannot be loaded, though its bytes are those that were written: {text}",
-            fix="use the kubedet that wrote it, or another file",
-        )
-    reason = f"it is damaged ({text})"
-    if isinstance(error, pickle.UnpicklingError):  # Its text tells how to load it unsafely.
-        reason = "it is damaged, or holds more than data, which is not loaded"
-    return DamagedCheckpoint(f"checkpoint {uri} cannot be read: {reason}", fix=_ANOTHER)
-
-
 def read_latest(folder: str) -> dict[str, Any] | None:
-    """Read the newest checkpoint of a folder that can be read, or None where there is none.
+    """Read the newest valid checkpoint of a folder; None if it contains none at all.
 
     Raises:
-        CheckpointError: there are some, and all are damaged; or one is no checkpoint.
-        StorageError: the folder or a file cannot be read: a run must not start anew, or go back, for that.
+        CheckpointError: all are damaged, or one is not a checkpoint.
+        StorageError: the folder or a file cannot be read: a run must not start again for that.
     """
     names = _steps(folder)
     for name in reversed(names):
@@ -236,37 +204,23 @@ def check_same_run(state: dict[str, Any], config: Config, fingerprint: str, glob
     Raises:
         CheckpointError: naming the keys that differ.
     """
-    # Read, so that keys that the configuration had not then have their defaults.
-    saved = asdict(parsing.from_json(state["config"], where="the checkpoint's configuration"))
-    differing = [
-        f"{key}: {old!r} in the checkpoint, {new!r} now"
-        for key, old, new in _differences(saved, asdict(config))
-        if key not in _MAY_CHANGE and key.split(".")[0] not in _MAY_CHANGE
-    ]
-    if state["fingerprint"] != fingerprint:
-        differing.append(f"data: shards {state['fingerprint']} in the checkpoint, {fingerprint} now")
-    if state["global_batch"] != global_batch:
-        differing.append(f"global batch: {state['global_batch']} in the checkpoint, {global_batch} now")
+    # Loading it adds the defaults of keys that it does not have yet.
+    saved = parsing.flat(asdict(parsing.from_json(state["config"], where="the checkpoint's configuration")))
+    now = parsing.flat(asdict(config))
+    pairs = [(key, saved.get(key), now.get(key)) for key in sorted(saved.keys() | now.keys())]
+    pairs = [pair for pair in pairs if not {pair[0], pair[0].split(".")[0]} & _MAY_CHANGE]
+    pairs += [("shards", state["fingerprint"], fingerprint)]
+    pairs += [("global batch", state["global_batch"], global_batch)]
+    differing = [f"{key}: {old!r} in the checkpoint, {new!r} now" for key, old, new in pairs if old != new]
     if differing:
         raise CheckpointError(
-            "this run's folder holds a checkpoint of another configuration:\n  " + "\n  ".join(differing),
-            fix="start a run under another name, or set these back to go on with this one",
+            "this run's folder contains a checkpoint of another configuration:\n  " + "\n  ".join(differing),
+            fix="start a run under another name, or set these back to resume this one",
         )
 
 
-def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
-    differences = []
-    for key in sorted(old.keys() | new.keys()):
-        before, after = old.get(key), new.get(key)
-        if isinstance(before, dict) and isinstance(after, dict):
-            differences += _differences(before, after, f"{prefix}{key}.")
-        elif before != after:
-            differences.append((prefix + key, before, after))
-    return differences
-
-
 def model_state(state: dict[str, Any]) -> dict[str, Tensor]:
-    """The weights to evaluate: the moving average where one is kept."""
+    """Return the weights to evaluate: the moving average if there is one."""
     return state.get("ema") or state["model"]
 
 
@@ -274,8 +228,8 @@ def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Architectu
     """Build the detector of a checkpoint, in evaluation mode.
 
     Returns:
-        The detector with the evaluated weights, and its metadata: config (dict),
-        categories, step, epoch, metrics, fingerprint (of the shards it was trained on).
+        The detector with the evaluated weights, and its metadata: config (dict), categories, step, epoch,
+        metrics, fingerprint (of its shards).
 
     Raises:
         CheckpointError: the file cannot be read or its weights do not fit its configuration.
@@ -288,26 +242,21 @@ def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Architectu
         detector.load_state_dict(model_state(state))
     except RuntimeError as error:
         raise CheckpointError(
-            f"the weights in {uri} do not fit its own configuration: {str(error).splitlines()[0]}",
+            f"the weights in {uri} do not fit its configuration: {first_line(error)}",
             fix="use another checkpoint of the same folder",
         ) from None
     keys = ("categories", "step", "epoch", "metrics", "fingerprint")
-    return detector.to(device).eval(), {
-        "config": asdict(config),
-        **{key: state.get(key) for key in keys},
-    }
+    return detector.to(device).eval(), {"config": asdict(config), **{key: state.get(key) for key in keys}}
 
 
 def write_weights(uri: str, target: str) -> dict[str, Any]:
     """Write the evaluated weights of a checkpoint for the library that its architecture comes from.
 
-    Args:
-        uri: the checkpoint.
-        target: URI of the file: .safetensors, or anything else for `torch.load`; of a folder where the
-            library reads one.
+    The target is a .safetensors file, another file for `torch.load`, or a folder if the library reads
+    folders.
 
     Returns:
-        weights (the URI) and num_classes, which the library's model has to be built with.
+        weights (the URI) and num_classes, with which the library's model has to be built.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.

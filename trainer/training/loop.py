@@ -1,8 +1,8 @@
 """The training loop: from shards to the best checkpoint, on every rank.
 
-Read `train`, then `_Run.fit`. A run is a pure function of configuration, shards and global
-batch: stopped anywhere and resumed, on as many processes as there are then, it goes on with
-the same global batches and, but for rounding, the same losses.
+Read `train`, then `_Run.fit`. A run is a function of configuration, shards and global batch: if it is stopped
+and resumed, on any number of processes, it continues with the same global batches and, except for rounding,
+the same losses.
 """
 
 import dataclasses
@@ -11,6 +11,8 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+import torch
 
 from trainer import storage
 from trainer.base import log
@@ -29,36 +31,32 @@ from trainer.trackers.experiment_tracking import Tracking, open_tracking
 from trainer.trackers.training_log import TrainingLog, read_rows
 from trainer.training import checkpoint
 from trainer.training.batch_fitting import fitting_batch
-from trainer.training.compilation import compile_detector, hold_gradients, load_compiled, save_compiled
 from trainer.training.optim import peak_learning_rate
 from trainer.training.run_recorder import CHECKPOINTS, Recorder, restore_best
 from trainer.training.state import TrainState
-from trainer.training.step import TrainStep, compress_gradients
+from trainer.training.step import TrainStep, compile_detector, compress_gradients, hold_gradients
 
 _LOG = logging.getLogger("train")
 _COMPILED = "compiled.bin"
 _METRIC = "coco/AP50"
 _GAIN = 0.02
-"""The smallest gain that is reported: less is what chance makes of a small validation split."""
+"""A smaller gain may be chance on a small validation split."""
 
 
 def train(config: Config, shards_uri: str, output_uri: str, *, resume: str = "auto") -> dict[str, Any]:
     """Train a detector; runs in every process that torchrun starts.
 
-    Args:
-        config: the whole configuration.
-        shards_uri: folder that the shard step wrote.
-        output_uri: folder for checkpoints/, best.pt, metrics.jsonl, tensorboard/, result.json.
-        resume: "auto" goes on from the newest checkpoint in the folder, "none" starts anew.
+    The output's folder contains checkpoints/, best.pt, metrics.jsonl, tensorboard/ and result.json. Resume is
+    "auto" (from its newest checkpoint) or "none".
 
     Returns:
-        checkpoint (URI of the best), metric (the one that chose), metrics, best_step, steps,
-        epochs, ended_early (by train.patience), seconds, images_per_second, resumed_from (step or None),
-        processes; in rank 0 advice too ("train longer", or empty).
+        checkpoint (URI of the best), metric (that chose it), metrics, best_step, steps, epochs, ended_early
+        (by train.patience), seconds, images_per_second, resumed_from (step or None), processes; in rank 0
+        also advice ("train longer", or empty).
 
     Raises:
         Interrupted: stopped by SIGTERM or SIGINT, after saving.
-        TrainingError: a loss or gradient that is not finite.
+        TrainingError: a loss or gradient is not finite.
         CheckpointError, DataError, StorageError: see there.
     """
     with process_group() as world, stop_request() as stop:
@@ -86,7 +84,13 @@ class _Run:
         self.val_set = ShardDataset(shards_uri, "val") if "val" in self.train_set.index.splits else None
         saved = newest_checkpoint(self.checkpoints, world) if resume == "auto" else None
         self.global_batch = step_size(config, saved, len(self.train_set), world)
-        self._check_data()
+        if config.train.patience and self.val_set is None:
+            raise ConfigError(
+                f"train.patience={config.train.patience} needs a validation split, which {shards_uri} lacks",
+                fix="set train.patience=0, or make shards with data.val_fraction above 0",
+            )
+        if config.train.negatives == "verified":
+            check_verified(self.train_set)
         if saved is None:
             parsing.check_frozen(config)
         classes, data_root = len(self.train_set.categories), data_root_of(shards_uri)
@@ -99,18 +103,17 @@ class _Run:
             weights=shared_weights(self.train_set, config.loader, world),
             verified=config.train.negatives == "verified",
         )  # fmt: skip
-        self.cadence = Cadence(
+        self.schedule = CheckpointSchedule(
             config.train, self.state, images=len(self.train_set), global_batch=self.global_batch
         )
-        self.steps = self.cadence.steps
-        self.resumed_from = self._resume(saved) if saved else None
-        best = restore_best(output_uri, saved) if saved and world.is_main else {}
-        if saved and broadcast(bool(saved["best"]) and not best, world):
-            self.state.validated = min(self.state.validated, self.state.step - 1)  # validated once more
+        self.steps = self.schedule.steps
+        self.resumed_from: int | None = None
+        best: dict[str, Any] = {}
+        if saved:
+            self.resumed_from, best = self._resume(saved)
         self.ended_early = False
-        """Whether the training ended before its last step, by `train.patience`."""
-        self.has_compiled = False
-        """Whether compiled code is kept, as far as this process knows."""
+        """Whether `train.patience` ended the training before its last step."""
+        self.compiled_saved = False
         if config.train.compile_cache:
             load_compiled(storage.join(output_uri, _COMPILED))
         graphs = compile_detector(
@@ -123,17 +126,17 @@ class _Run:
         if config.train.gradient_compression:
             compress_gradients(model)
         peak, explanation = peak_learning_rate(config.train, self.global_batch)
-        if world.is_main:
-            _LOG.info(explanation)
         self.train_step = TrainStep(
             self.state, model, dataclasses.replace(config.train, lr=peak), steps=self.steps,
             global_batch=self.global_batch, holds_gradients=self.holds_gradients,
         )  # fmt: skip
         self.log = self.recorder = None
         self.tracking = Tracking({})
-        self.reporter = Reporter.from_environment() if world.is_main else Reporter()
+        self.reporter = Reporter()
         if world.is_main:
+            _LOG.info(explanation)
             storage.remove_stale(output_uri)
+            self.reporter = Reporter.from_environment()
             self.tracking = open_tracking(
                 config, output_uri, self.train_set.fingerprint, resumed=resume == "auto"
             )
@@ -142,20 +145,22 @@ class _Run:
                 self.reporter.measure({job_status.AP: self.log.validation[job_status.AP]})
             self.recorder = Recorder(config, output_uri, self.log, best, self.reporter)
 
-    def _check_data(self) -> None:
-        """Raise an error if the data lack what the configuration needs of them."""
-        train = self.config.train
-        if train.patience and self.val_set is None:
-            raise ConfigError(
-                f"train.patience={train.patience} needs a validation split, which {self.train_set.uri} lacks",
-                fix="set train.patience=0, or make shards with data.val_fraction above 0",
-            )
-        if train.negatives == "verified":
-            check_verified(self.train_set)
+    def _resume(self, saved: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Resume from a checkpoint; returns its step, and in rank 0 the best validation."""
+        checkpoint.check_same_run(saved, self.config, self.train_set.fingerprint, self.global_batch)
+        state = self.state
+        state.load_state_dict(saved)
+        best = {}
+        if self.world.is_main:
+            _LOG.info(job_status.resumed(state.step, self.steps, self.global_batch, self.world.size))
+            best = restore_best(self.output, saved)
+        if broadcast(bool(saved["best"]) and not best, self.world):
+            state.validated = min(state.validated, state.step - 1)  # Validate again.
+        return state.step, best
 
     def fit(self, stop: StopRequest) -> dict[str, Any]:
-        """Train to the end, or to a stop request."""
-        state, first, stopping = self.state, self.state.step, False
+        """Train to the end, or until a stop request."""
+        state, schedule, first, stopping = self.state, self.schedule, self.state.step, False
         start = saved_at = time.monotonic()
         batches = self.loader.batches(state.samples)
         with log.progress(
@@ -163,19 +168,16 @@ class _Run:
         ) as bar:
             self.reporter.show(bar)
             while True:
-                if self.cadence.epoch_ended() or stopping or self.cadence.checkpoint_due(saved_at):
+                if schedule.epoch_ended() or stopping or schedule.checkpoint_due(saved_at):
                     stopping |= self.train_step.settle()
                     self._save()
-                    if self.recorder and self.cadence.weights_are_kept():
-                        self.recorder.keep_epoch()
-                    self._keep_compiled()
                     saved_at = time.monotonic()
                 if stopping and state.step < self.steps:
                     raise self._interrupted()
-                if self.val_set is not None and self.cadence.validation_due():
+                if self.val_set is not None and schedule.validation_due():
                     # The state is being saved: a signal may end a validation at once.
                     with stop.at_once(self._interrupted):
-                        self._validate()
+                        self._validate(self.val_set)
                 if state.step == self.steps or self._out_of_patience():
                     break
                 step_sums, stopping = self.train_step(
@@ -194,13 +196,13 @@ class _Run:
         return Interrupted(
             f"training stopped after step {self.state.step} of {self.steps}; "
             f"its state is in {self.checkpoints}",
-            fix="run the same command again and it goes on from there",
+            fix="run the same command again to resume it",
         )
 
     def _out_of_patience(self) -> bool:
-        """Whether validations have not become better for too long; waits for the score of one just made."""
-        patience, state, epoch = self.config.train.patience, self.state, self.cadence.epoch
-        if not patience or not self.cadence.epoch_ended() or state.validated < state.step:
+        """Return whether `train.patience` ends the training; waits for the score of the last validation."""
+        patience, state, epoch = self.config.train.patience, self.state, self.schedule.epoch
+        if not patience or not self.schedule.epoch_ended() or state.validated < state.step:
             return False
         self.settle()
         best = self.recorder.best if self.recorder else {}
@@ -213,13 +215,13 @@ class _Run:
         return self.ended_early
 
     def _report(self, seconds: float, steps: int) -> str:
-        """Log the means since the last report over all ranks; returns the note for the display."""
+        """Log the means since the last report over all ranks; returns the note of the progress bar."""
         state = self.state
         total, *losses, norm = (mean(state.sums, self.world) / state.summed).tolist()
         state.sums.zero_()
         state.summed = 0
         rate = steps * self.global_batch / seconds
-        if self.log:
+        if self.log and self.recorder:
             named = zip(state.detector.loss_names, losses, strict=True)
             row = {
                 "step": state.step, "epoch": state.samples / len(self.train_set), "loss": total,
@@ -227,55 +229,44 @@ class _Run:
                 "lr": max(group["lr"] for group in state.optimizer.param_groups), "images_per_second": rate,
             }  # fmt: skip
             self.log.add("train", row)
-        if self.recorder:
             self.recorder.check()
         self.reporter.measure({job_status.LOSS: total, job_status.SPEED: rate})
         return job_status.measured(total, rate)
 
-    def _validate(self) -> None:
-        """Detect objects in the validation split; rank 0 scores them while training goes on."""
+    def _validate(self, dataset: ShardDataset) -> None:
+        """Detect objects in the validation split; rank 0 scores them while training continues."""
         state = self.state
-        assert self.val_set is not None
         state.share_buffers()
-        predictions = predict_split(state.evaluated(), self.val_set, self.config, self.world, task="validate")
+        predictions = predict_split(state.evaluated(), dataset, self.config, self.world, task="validate")
         state.detector.train()
         state.validated = state.step
         if self.recorder:
-            self.recorder.score(self.val_set.annotations, predictions)
+            self.recorder.score(dataset.annotations, predictions)
 
     def _save(self) -> None:
-        """Save the state in the background, while training goes on."""
+        """Save the state in the background while training continues; compiled code once."""
         state = {
             "config": parsing.to_json(self.config),
             "categories": self.train_set.categories,
             "fingerprint": self.train_set.fingerprint,
             "global_batch": self.global_batch,
             "batch": self.batch,
-            "epoch": self.cadence.epoch,
+            "epoch": self.schedule.epoch,
             **self.state.state_dict(),
         }
-        if self.recorder:
-            self.recorder.save(state)
-
-    def _keep_compiled(self) -> None:
-        """Keep compiled code once, for processes that go on after this one."""
-        uri = storage.join(self.output, _COMPILED)
-        enabled = self.config.train.compile_cache and not self.has_compiled and self.state.step > 0
-        if self.world.is_main and enabled:
-            self.has_compiled = storage.exists(uri) or save_compiled(uri)
-
-    def _resume(self, saved: dict[str, Any]) -> int:
-        """Resume from a checkpoint; returns its step."""
-        checkpoint.check_same_run(saved, self.config, self.train_set.fingerprint, self.global_batch)
-        self.state.load_state_dict(saved)
-        if self.world.is_main:
-            _LOG.info(job_status.resumed(self.state.step, self.steps, self.global_batch, self.world.size))
-        return self.state.step
+        if not self.recorder:
+            return
+        self.recorder.save(state)
+        if self.schedule.keeps_weights():
+            self.recorder.keep_epoch()
+        if self.config.train.compile_cache and not self.compiled_saved and self.state.step > 0:
+            uri = storage.join(self.output, _COMPILED)
+            self.compiled_saved = storage.exists(uri) or save_compiled(uri)
 
     def _finish(self, seconds: float, steps: int) -> dict[str, Any]:
         self.settle()
         if self.recorder and not self.recorder.best:
-            # Without a validation split the last weights are the ones to use.
+            # Without a validation split the last weights are the best.
             self.recorder.keep_last()
             self.settle()
         best = self.recorder.best if self.recorder else {}
@@ -285,14 +276,14 @@ class _Run:
             "metrics": best.get("metrics", {}),
             "best_step": best.get("step"),
             "steps": self.state.step,
-            "epochs": self.cadence.epoch if self.ended_early else self.config.train.epochs,
+            "epochs": self.schedule.epoch if self.ended_early else self.config.train.epochs,
             "ended_early": self.ended_early,
             "seconds": seconds,
             "images_per_second": steps * self.global_batch / seconds if steps else 0.0,
             "resumed_from": self.resumed_from,
             "processes": self.world.size,
         }
-        if self.world.is_main and self.log:
+        if self.log:
             self.log.publish()
             rows = [] if self.ended_early else read_rows(self.output)
             result["advice"] = train_longer(rows, self.config.train.epochs)
@@ -302,13 +293,12 @@ class _Run:
             best_metrics = {f"best/{name.removeprefix('coco/')}": v for name, v in result["metrics"].items()}
             self.tracking.finish("finished", {"checkpoint": result["checkpoint"], **best_metrics})
         self.reporter.close()
-        # The first pod that succeeds ends an elastic job, and the controller stops the others: so no process
-        # ends before rank 0 has written everything.
+        # The controller stops an elastic job's pods after the first that succeeds, so all wait for rank 0.
         broadcast(None, self.world)
         return result
 
     def settle(self) -> None:
-        """Wait until everything is written. Raises what failed."""
+        """Wait until everything is written. Raises the first failure."""
         if self.recorder:
             self.recorder.wait()
 
@@ -321,18 +311,11 @@ class _Run:
             self.log.close()
 
 
-class Cadence:
-    """Decides after each step whether to save and validate, from the configuration and the state."""
+class CheckpointSchedule:
+    """Decides after each step whether to save and validate."""
 
     def __init__(self, config: TrainConfig, state: TrainState, *, images: int, global_batch: int) -> None:
-        """Follow a training.
-
-        Args:
-            config: how long it is, and how often it saves and validates.
-            state: where it is.
-            images: of the training split.
-            global_batch: images of a step over all processes.
-        """
+        """Follow `state` through a training split of so many images."""
         self._config, self._state = config, state
         self._images, self._global_batch = images, global_batch
         self.steps = math.ceil(config.epochs * images / global_batch)
@@ -340,49 +323,39 @@ class Cadence:
 
     @property
     def epoch(self) -> int:
-        """Epochs that are complete."""
+        """Complete epochs."""
         return self._state.samples // self._images
 
-    @property
-    def is_at_the_end(self) -> bool:
-        """Whether the last step of all was made."""
-        return self._state.step == self.steps
-
     def epoch_ended(self) -> bool:
-        """Whether the last step completed an epoch, or the training."""
+        """Return whether the last step completed an epoch, or the training."""
         before = (self._state.samples - self._global_batch) // self._images
-        return self.is_at_the_end or (self._state.step > 0 and self.epoch > before)
+        return self._state.step == self.steps or (self._state.step > 0 and self.epoch > before)
 
     def validation_due(self) -> bool:
-        """Whether the last step completed an epoch that is validated, and that was not yet."""
-        due = self.epoch % self._config.validate_every == 0 or self.is_at_the_end
+        """Return whether the last step completed an epoch that is to be validated, and was not yet."""
+        due = self.epoch % self._config.validate_every == 0 or self._state.step == self.steps
         return self.epoch_ended() and due and self._state.validated < self._state.step
 
-    def weights_are_kept(self) -> bool:
-        """Whether the last step completed an epoch whose weights train.keep_every keeps."""
+    def keeps_weights(self) -> bool:
+        """Return whether the last step completed an epoch whose weights train.keep_every keeps."""
         every = self._config.keep_every
         return bool(every) and self.epoch_ended() and self.epoch % every == 0
 
     def checkpoint_due(self, saved_at: float) -> bool:
-        """Whether a state within an epoch is to be saved; to be asked in every process.
-
-        Args:
-            saved_at: when one was saved last, by `time.monotonic`.
-        """
+        """Return whether to save within an epoch; `saved_at` is in time.monotonic's seconds. A collective."""
         config, step = self._config, self._state.step
         if config.checkpoint_steps and step % config.checkpoint_steps == 0:
             return True
-        # Rank 0's clock decides for all; it is a message, so it is sent only now and then.
+        # Rank 0's clock decides for all. The message is sent only every `log_every` steps.
         if not config.checkpoint_minutes or step % config.log_every:
             return False
         return broadcast(time.monotonic() - saved_at > config.checkpoint_minutes * 60, self._state.world)
 
 
 def newest_checkpoint(folder: str, world: World) -> dict[str, Any] | None:
-    """Read the newest checkpoint of a run, the same one on every rank; None before the first.
+    """Read the newest checkpoint of a run, the same on every rank; None if there is none.
 
-    Rank 0 chooses: machines may see different contents of a shared folder for a minute, and ranks that
-    went on from different steps would wait for each other for ever.
+    Rank 0 chooses, because machines may see different contents of a shared folder for a minute.
 
     Raises:
         CheckpointError: there are some, and none can be read.
@@ -394,40 +367,46 @@ def newest_checkpoint(folder: str, world: World) -> dict[str, Any] | None:
 
 
 def step_size(config: Config, saved: dict[str, Any] | None, samples: int, world: World) -> int:
-    """Return the samples of one optimiser step: as configured, or as when the run began.
+    """Return the samples of one optimiser step: as configured, or as in the checkpoint to resume.
 
-    Args:
-        config: the configuration.
-        saved: the checkpoint to go on from, if any. Where it differs in nothing but the number
-            of processes, its global batch is kept.
-        samples: size of the training split.
-        world: the processes.
+    Its global batch is kept if batch_size and accumulate are unchanged.
 
     Raises:
         ConfigError, DataError: see `global_batch`.
     """
-    configured = config.train.global_batch
+    train = config.train
+    configured = train.global_batch
     if not configured and saved:
         before = parsing.from_json(saved["config"], where="the checkpoint's configuration").train
-        now = config.train
-        same = (before.batch_size, before.accumulate) == (now.batch_size, now.accumulate)
+        same = (before.batch_size, before.accumulate) == (train.batch_size, train.accumulate)
         configured = saved["global_batch"] if same else 0
     return global_batch(
-        samples, batch_size=config.train.batch_size, accumulate=config.train.accumulate,
-        processes=world.size, configured=configured,
+        samples, batch_size=train.batch_size, accumulate=train.accumulate, processes=world.size,
+        configured=configured,
     )  # fmt: skip
 
 
+def load_compiled(uri: str) -> bool:
+    """Load the code that an earlier process compiled, which is then run; returns whether there is any."""
+    if not storage.exists(uri):
+        return False
+    if torch.compiler.load_cache_artifacts(storage.read_bytes(uri)) is None:
+        _LOG.warning("%s does not contain compiled code of this torch: compiling again", uri)
+        return False
+    _LOG.info("loaded compiled code from %s", uri)
+    return True
+
+
+def save_compiled(uri: str) -> bool:
+    """Save the code that this process compiled; returns whether there is any."""
+    artifacts = torch.compiler.save_cache_artifacts()
+    if artifacts is not None:
+        storage.write_bytes(uri, artifacts[0])
+    return artifacts is not None
+
+
 def train_longer(rows: Iterable[Mapping[str, Any]], epochs: int) -> str:
-    """Say that a longer training will pay, where AP50 was still rising when it ended.
-
-    Args:
-        rows: of metrics.jsonl.
-        epochs: how many it was trained.
-
-    Returns:
-        The advice; empty where the last validation is not clearly the best, or was the only one.
-    """
+    """Return the advice to train longer if AP50 was still rising in the last rows of metrics.jsonl."""
     *before, last = [row[_METRIC] for row in rows if row["kind"] == "val"] or [-1.0]
     if not before or last - max(before) < _GAIN:
         return ""

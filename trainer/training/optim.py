@@ -17,14 +17,13 @@ _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
 def build_optimizer(detector: Architecture, config: TrainConfig) -> torch.optim.Optimizer:
-    """SGD, Adam or AdamW on the detector's groups of weights. A step that is skipped changes nothing."""
+    """Return SGD, Adam or AdamW over the detector's parameter groups. A skipped step changes nothing."""
     groups = _with_decay_of_norms_and_biases(detector, config)
     if config.optimizer == "sgd":
         optimizer = torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)
         if config.momentum:
-            # torch (2.15, `_fused_sgd`) allocates the buffers uninitialised for the first step to fill. If
-            # `found_inf` skips that step, the next one uses them as they are. Without dampening zeros give
-            # torch's first step: momentum * 0 + gradient.
+            # torch (2.15, `_fused_sgd`) allocates the buffers uninitialised, and uses them if `found_inf`
+            # skips the first step. Zeros give torch's first step: momentum * 0 + gradient.
             for parameter in itertools.chain.from_iterable(group["params"] for group in groups):
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return optimizer
@@ -33,7 +32,7 @@ def build_optimizer(detector: Architecture, config: TrainConfig) -> torch.optim.
 
 
 def _with_decay_of_norms_and_biases(detector: Architecture, config: TrainConfig) -> list[dict[str, Any]]:
-    """The detector's groups, in which norms and biases are not decayed, divided further where they are."""
+    """Return the detector's groups, split further if norms or biases have a decay."""
     groups = detector.parameter_groups(config)
     if not config.norm_weight_decay and not config.bias_weight_decay:
         return groups
@@ -54,10 +53,10 @@ def _with_decay_of_norms_and_biases(detector: Architecture, config: TrainConfig)
 
 
 def peak_learning_rate(config: TrainConfig, global_batch: int) -> tuple[float, str]:
-    """The peak for the images that a step has, and how it follows them, in words.
+    """Return the peak for the images of a step, and an explanation.
 
-    SGD: linear (Goyal et al. 2017, arXiv:1706.02677); Adam and AdamW: by the root (Malladi et al. 2022,
-    arXiv:2205.10287).
+    SGD: linear (Goyal et al. 2017, arXiv:1706.02677); Adam and AdamW: by the square root (Malladi et al.
+    2022, arXiv:2205.10287).
     """
     images = f"{global_batch} images a step"
     if not config.lr_batch:
@@ -74,10 +73,10 @@ def peak_learning_rate(config: TrainConfig, global_batch: int) -> tuple[float, s
 
 
 def learning_rate(step: int, total_steps: int, config: TrainConfig) -> float:
-    """Learning rate of step `step` (from 0) of `total_steps`.
+    """Return the learning rate of step `step` (from 0) of `total_steps`.
 
-    Linear warm-up from a thousandth of the peak, then half a cosine down to
-    `final_lr` x peak, or drops by `gamma` at the milestones.
+    Linear warm-up from a thousandth of the peak, then half a cosine down to `final_lr` x peak, or drops by
+    `gamma` at the milestones.
     """
     warmup = min(config.warmup_steps, total_steps // 10)
     if config.warmup_epochs:
@@ -92,7 +91,7 @@ def learning_rate(step: int, total_steps: int, config: TrainConfig) -> float:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Use this learning rate from now on, in groups of a scale of their own times that."""
+    """Set the learning rate of all groups, times their `lr_scale`."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)
 
@@ -100,8 +99,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 class MovingAverage:
     """Exponential moving average of a model's weights and buffers.
 
-    The decay grows with the steps, min(decay, (1 + n) / (10 + n)), so that the average of a
-    short run is not dominated by its random start (TensorFlow's ExponentialMovingAverage).
+    The decay grows with the steps, min(decay, (1 + n) / (10 + n)), so that the random start does not dominate
+    a short run (TensorFlow's ExponentialMovingAverage).
     """
 
     def __init__(self, model: Architecture, decay: float) -> None:
@@ -124,7 +123,7 @@ class MovingAverage:
 
 
 def gradient_norm(parameters: Sequence[Tensor], limit: float) -> Tensor:
-    """Norm of the whole gradient, which is clipped to `limit` in place where that is above 0."""
+    """Return the norm of the whole gradient, and clip it to `limit` in place if that is above 0."""
     if limit > 0:
         return nn.utils.clip_grad_norm_(parameters, limit)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

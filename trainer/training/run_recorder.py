@@ -1,8 +1,4 @@
-"""Writes checkpoints and scores validations in the background, while the training goes on.
-
-A thread of rank 0 works on copies in the host's memory, so that neither a slow store nor the
-scoring of many detections holds the devices up.
-"""
+"""Writes checkpoints and scores validations in a thread of rank 0, from copies in the host's memory."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -23,17 +19,17 @@ from trainer.trackers.training_log import TrainingLog
 from trainer.training import checkpoint
 
 CHECKPOINTS = "checkpoints"
-"""Folder of a run's checkpoints, in its own."""
+"""Folder of checkpoints in a run's folder."""
 _DESCRIPTION = ("config", "categories", "fingerprint", "global_batch")
-"""What best.pt and the weights of an epoch have of a state besides the weights."""
+"""Keys of a state that best.pt and the weights of an epoch contain too."""
+_UNUSABLE = (MissingError, checkpoint.DamagedCheckpoint, DamagedError)
 _LOG = logging.getLogger("train")
 
 
 class Recorder:
     """Writes and scores states in a background thread, in the order of the calls.
 
-    The first failure ends the work, and every later call raises it: no checkpoint may claim a
-    validation that was not scored.
+    The first failure ends the work, and every later call raises it.
     """
 
     def __init__(
@@ -44,13 +40,14 @@ class Recorder:
         best: dict[str, Any],
         reporter: Reporter | None = None,
     ) -> None:
-        """Go on from `best`: step, epoch and metrics of the best validation so far, or empty.
+        """Continue from `best`: step, epoch and metrics of the best validation so far, or empty.
 
-        The scores of validations go to the log, and to the job's status where there is a `reporter`.
+        Scores go to the log, and to the job's status if there is a `reporter`.
         """
         self.best = best
-        """Of the best validation so far. To be read after `wait`."""
+        """Of the best validation so far. Read it after `wait`."""
         self._config, self._output, self._log = config, output_uri, log
+        self._folder = storage.join(output_uri, CHECKPOINTS)
         self._reporter = reporter or Reporter()
         self._saved: dict[str, Any] = {}
         self._truth: Truth | None = None
@@ -59,41 +56,36 @@ class Recorder:
         self._error: Exception | None = None
 
     def save(self, state: dict[str, Any]) -> None:
-        """Write a checkpoint of a step.
+        """Write a checkpoint of a state without `best`, which may change afterwards.
 
-        Waits for earlier calls: there is never more than one copy of the state.
-
-        Args:
-            state: everything needed to go on but `best`. It may change afterwards.
+        Waits for earlier calls, so there is at most one copy of the state.
         """
         self.wait()
         self._saved = _copy_to_host(state)
         self._start(self._write)
 
-    def score(self, truth: Callable[[], Truth | dict[str, Any]], predictions: Predictions) -> None:
-        """Score the predictions of the weights that were saved last, and keep the best weights as best.pt.
+    def score(self, truth: Callable[[], dict[str, Any]], predictions: Predictions) -> None:
+        """Score predictions of the weights that were saved last, and write best.pt if they are the best.
 
-        Args:
-            truth: gives the ground truth of the validation split; called once a run.
-            predictions: all detections in the split.
+        `truth` returns the ground truth of the validation split and is called once per run.
         """
         self._start(lambda: self._score(truth, predictions))
 
     def keep_last(self) -> None:
-        """Keep the weights that were saved last as the best, where nothing validates them."""
+        """Write the weights that were saved last as best.pt, without validation."""
         self._start(lambda: self._keep({}))
 
     def keep_epoch(self) -> None:
-        """Keep the weights that were saved last as those of their epoch, whatever they score."""
+        """Write the weights that were saved last as those of their epoch."""
         self._start(self._keep_epoch)
 
     def check(self) -> None:
-        """Raise what has failed, if anything has; does not wait."""
+        """Raise the first failure, if any; does not wait."""
         if self._error:
             raise self._error
 
     def wait(self) -> None:
-        """Wait until all earlier calls are done. Raises what has failed."""
+        """Wait until all earlier calls are done. Raises the first failure."""
         for job in self._jobs:
             job.result()
         self._jobs.clear()
@@ -116,46 +108,39 @@ class Recorder:
 
     def _write(self) -> None:
         self._log.publish()
-        folder, step = storage.join(self._output, CHECKPOINTS), self._saved["step"]
         state = {**self._saved, "best": self.best}
-        checkpoint.write_step(state, folder, step, self._config.train.keep_checkpoints)
+        checkpoint.write_step(state, self._folder, state["step"], self._config.train.keep_checkpoints)
 
-    def _score(self, truth: Callable[[], Truth | dict[str, Any]], predictions: Predictions) -> None:
+    def _score(self, truth: Callable[[], dict[str, Any]], predictions: Predictions) -> None:
         state, evaluation = self._saved, self._config.evaluation
-        if self._truth is None:
-            ground_truth = truth()
-            self._truth = ground_truth if isinstance(ground_truth, Truth) else Truth.from_coco(ground_truth)
+        self._truth = self._truth or Truth.from_coco(truth())
         metrics = evaluate_coco(self._truth, predictions, engine=evaluation.engine).metrics
         _LOG.info(job_status.scored(state["epoch"], metrics))
         self._reporter.measure({job_status.AP: metrics[job_status.AP]})
         self._log.add("val", {"step": state["step"], "epoch": state["epoch"], **metrics})
         if not self.best or metrics[evaluation.metric] > self.best["metrics"][evaluation.metric]:
             self._keep(metrics)
-        # Once more: a run that resumes from here need not validate again.
+        # Write it again: a run that resumes from here need not validate again.
         state["validated"] = state["step"]
         self._write()
 
     def _keep(self, metrics: dict[str, float]) -> None:
-        state = self._saved
-        self.best = {"step": state["step"], "epoch": state["epoch"], "metrics": metrics}
-        checkpoint.write({**_weights(state), **self.best}, storage.join(self._output, checkpoint.BEST))
+        self.best = self._write_weights(metrics, storage.join(self._output, checkpoint.BEST))
 
     def _keep_epoch(self) -> None:
-        state = self._saved
-        facts = {"step": state["step"], "epoch": state["epoch"], "metrics": {}}
-        folder = storage.join(self._output, CHECKPOINTS)
-        checkpoint.write({**_weights(state), **facts}, checkpoint.epoch_uri(folder, state["epoch"]))
+        self._write_weights({}, checkpoint.epoch_uri(self._folder, self._saved["epoch"]))
+
+    def _write_weights(self, metrics: dict[str, float], uri: str) -> dict[str, Any]:
+        facts = {"step": self._saved["step"], "epoch": self._saved["epoch"], "metrics": metrics}
+        checkpoint.write({**_weights(self._saved), **facts}, uri)
+        return facts
 
 
 def restore_best(output_uri: str, saved: dict[str, Any]) -> dict[str, Any]:
-    """Write best.pt again where it is lost or damaged, from a checkpoint of the same step.
-
-    Args:
-        output_uri: the run's folder.
-        saved: the checkpoint that the run goes on from; its "best" tells which weights best.pt had.
+    """Write best.pt again if it is lost or damaged, from a checkpoint of the same step.
 
     Returns:
-        What "best" says; {} where no checkpoint has those weights: the next validation then chooses anew.
+        "best" of the checkpoint to resume, which describes best.pt; {} if no checkpoint has those weights.
 
     Raises:
         StorageError: the folder cannot be read or written.
@@ -163,41 +148,37 @@ def restore_best(output_uri: str, saved: dict[str, Any]) -> dict[str, Any]:
     best: dict[str, Any] = saved["best"]
     if not best:
         return {}
-    uri, folder = storage.join(output_uri, checkpoint.BEST), storage.join(output_uri, CHECKPOINTS)
+    uri = storage.join(output_uri, checkpoint.BEST)
     try:
         checkpoint.check(uri)
         return best
-    except (MissingError, checkpoint.DamagedCheckpoint, DamagedError) as error:
+    except _UNUSABLE as error:
         fault = error.message
-    for state in _candidates(folder, saved, best):
+    for state in _candidates(storage.join(output_uri, CHECKPOINTS), saved, best):
         if state["step"] == best["step"]:
             checkpoint.write({**_weights(state), **best}, uri)
-            _LOG.warning("%s; mended: written again from the checkpoint of step %d", fault, best["step"])
+            _LOG.warning("%s; restored from the checkpoint of step %d", fault, best["step"])
             return best
     _LOG.warning(
-        "%s; no checkpoint of its step %d is left: the next validation chooses anew", fault, best["step"]
+        "%s; there is no checkpoint of its step %d: the next validation writes a new one", fault, best["step"]
     )
     return {}
 
 
 def _candidates(folder: str, saved: dict[str, Any], best: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the states that may be those of the best validation."""
     yield saved
-    for read in (
-        lambda: checkpoint.read_step(folder, best["step"]),
-        lambda: checkpoint.read(checkpoint.epoch_uri(folder, best["epoch"])),
-    ):
-        with suppress(MissingError, checkpoint.DamagedCheckpoint, DamagedError):
-            yield read()
+    with suppress(*_UNUSABLE):
+        yield checkpoint.read_step(folder, best["step"])
+    with suppress(*_UNUSABLE):
+        yield checkpoint.read(checkpoint.epoch_uri(folder, best["epoch"]))
 
 
 def _weights(state: dict[str, Any]) -> dict[str, Any]:
-    """The weights to evaluate, and what is needed to use them."""
+    """Return the weights to evaluate, and what is needed to use them."""
     return {**{key: state[key] for key in _DESCRIPTION}, "model": checkpoint.model_state(state)}
 
 
 def _copy_to_host(state: Any) -> Any:
-    """The same in the host's memory, sharing none of it."""
     if isinstance(state, Tensor):
         return state.detach().to("cpu", copy=True)
     if isinstance(state, dict):

@@ -13,16 +13,14 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.base.errors import ConfigError
 from trainer.base.precision import scaler
 from trainer.config.schema import Config
-from trainer.launching.distributed import World, gather, on_one_node
+from trainer.launching.distributed import World, gather
 from trainer.model.architecture import Architecture, build, has_running_statistics
 from trainer.model.pretrained import DATA_ROOT, load_in_every_process
 from trainer.training.optim import MovingAverage, build_optimizer
 
-_ENOUGH_FOR_STATISTICS = 4
-"""Images of a process from which on BatchNorm can do without those of others, as a rule."""
 _LOG = logging.getLogger("train")
 
-# The option got a new name after torch 2.11.
+# The option was renamed after torch 2.11.
 _SYNC_BUFFERS = (
     "forward_sync_buffers"
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
@@ -38,21 +36,18 @@ class TrainState:
     ) -> None:
         """Build the state of step 0, with the same weights in every process.
 
-        Args:
-            config: the whole configuration.
-            num_classes: classes of the shards.
-            world: the processes.
-            data_root: in whose mirror published weights are.
-            new: whether the run begins; one that goes on has its weights from a checkpoint.
+        `data_root` contains the mirror of published weights. Only a new run loads them.
         """
         torch.manual_seed(config.train.seed)
         self.world, self._seed = world, config.train.seed
-        self.detector = _build_detector(config, num_classes, world)
+        if config.model.sync_batchnorm:
+            _check_sync_batchnorm(world)
+        self.detector = build(config.model, num_classes).to(world.device).train()
         if new and config.model.weights:
             load_in_every_process(self.detector, config.model.weights, data_root, world)
         if config.train.channels_last:
             self.detector = self.detector.to(memory_format=torch.channels_last)
-        # All ranks draw the same weights; from here on each rank has its own random numbers.
+        # All ranks have drawn the same weights; from here on each has different random numbers.
         torch.manual_seed(config.train.seed + 1 + world.rank)
         self.optimizer = build_optimizer(self.detector, config.train)
         self.ema = MovingAverage(self.detector, config.train.ema_decay) if config.train.ema_decay else None
@@ -61,20 +56,20 @@ class TrainState:
         self.step = 0
         """Optimiser steps done."""
         self.samples = 0
-        """Samples read so far: the position in the stream, whatever the processes were."""
+        """Samples read: the position in the stream, for any number of processes."""
         self.validated = 0
         """Step of the last validation."""
         self.sums = torch.zeros(len(self.detector.loss_names) + 2, device=world.device)
-        """Of this process since the last logged row: the total, each loss, the gradient's norm."""
+        """Sums of this process since the last logged row: total, each loss, the gradient's norm."""
         self.summed = 0
         """Steps in `sums`."""
 
     def distributed(self) -> nn.Module:
-        """The detector that exchanges gradients. Call it after `load_state_dict`."""
+        """Return the detector that exchanges gradients. Call it after `load_state_dict`."""
         if self.world.size == 1:
             return self.detector
-        # Buffers are not broadcast in a step: training does not read those that change (BatchNorm's running
-        # statistics). Rank 0's are saved; `share_buffers` broadcasts them before a validation.
+        # Training does not read the buffers that change (BatchNorm's running statistics), so no step sends
+        # them. `share_buffers` does before a validation.
         options: dict[str, Any] = {_SYNC_BUFFERS: False}
         return DistributedDataParallel(
             self.detector,
@@ -88,17 +83,17 @@ class TrainState:
         if self.world.size == 1 or not has_running_statistics(self.detector):
             return
         buffers = [value for value in self.evaluated().buffers() if value.is_floating_point()]
-        together = torch.cat([value.flatten() for value in buffers])
-        dist.broadcast(together, src=0)
-        for value, sent in zip(buffers, together.split([len(b.flatten()) for b in buffers]), strict=True):
+        joined = torch.cat([value.flatten() for value in buffers])
+        dist.broadcast(joined, src=0)
+        for value, sent in zip(buffers, joined.split([value.numel() for value in buffers]), strict=True):
             value.copy_(sent.view_as(value))
 
     def evaluated(self) -> Architecture:
-        """The detector whose weights are scored and exported, in evaluation mode."""
+        """Return the detector whose weights are scored and exported, in evaluation mode."""
         return self.ema.model if self.ema else self.detector.eval()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on. A collective: all ranks call it."""
+        """Return everything needed to resume. A collective."""
         return {
             "step": self.step,
             "samples": self.samples,
@@ -122,18 +117,21 @@ class TrainState:
         self.step, self.samples = state["step"], state["samples"]
         self.validated = state["validated"]
         self._set_random_state(state["random"])
-        if "sums" in state:  # Without them, as versions before 0.2 saved it, a row begins anew here.
-            self._set_sums(state["sums"])
+        if "sums" in state:  # Versions before 0.2 did not save them.
+            ranks: list[Tensor] = state["sums"]
+            same_world = len(ranks) == self.world.size
+            self.sums.copy_(ranks[self.world.rank] if same_world else torch.stack(ranks).mean(dim=0))
             self.summed = state["summed"]
 
-    def _set_sums(self, ranks: list[Tensor]) -> None:
-        """Take up this rank's sums; where there are other ranks than then, each takes the mean."""
-        same = len(ranks) == self.world.size
-        self.sums.copy_(ranks[self.world.rank] if same else torch.stack(ranks).mean(dim=0))
+    def _random_state(self) -> dict[str, Tensor]:
+        states = {"cpu": torch.get_rng_state()}
+        if self.world.device.type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state()
+        return states
 
     def _set_random_state(self, ranks: list[dict[str, Tensor]]) -> None:
         if self.world.rank >= len(ranks):
-            # The checkpoint has no such rank: a new, reproducible seed that no rank has used.
+            # The checkpoint has no such rank: use a new, reproducible seed.
             words = np.random.SeedSequence([self._seed, self.step, self.world.rank]).generate_state(2)
             torch.manual_seed(int(words[0]) << 32 | int(words[1]))
             return
@@ -142,36 +140,12 @@ class TrainState:
         if "cuda" in state and self.world.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda"])
 
-    def _random_state(self) -> dict[str, Tensor]:
-        states = {"cpu": torch.get_rng_state()}
-        if self.world.device.type == "cuda":
-            states["cuda"] = torch.cuda.get_rng_state()
-        return states
 
-
-def _check_sync_batchnorm(config: Config, world: World) -> None:
-    """Refuse synchronised BatchNorm on CPUs, and warn where it costs more than it gives."""
+def _check_sync_batchnorm(world: World) -> None:
     if world.size == 1:
-        _LOG.warning(
-            "model.sync_batchnorm is of no use with one process: plain BatchNorm sees the same images"
-        )
-        return
-    if world.device.type == "cpu":
+        _LOG.warning("model.sync_batchnorm has no effect with one process")
+    elif world.device.type == "cpu":
         raise ConfigError(
             "model.sync_batchnorm needs GPUs: PyTorch has no SyncBatchNorm for CPUs",
             fix="set model.sync_batchnorm=false; model.norm=group needs no statistics over processes",
         )
-    share = -(-config.train.global_batch // world.size) or config.train.batch_size
-    if world.is_main and on_one_node(world) and min(share, config.train.batch_size) >= _ENOUGH_FOR_STATISTICS:
-        _LOG.warning(
-            "model.sync_batchnorm makes each of the BatchNorm layers wait for all %d processes, forward "
-            "and backward: on one node it is only slower, unless train.batch_size (%d) is too small for "
-            "statistics of its own",
-            world.size, config.train.batch_size,
-        )  # fmt: skip
-
-
-def _build_detector(config: Config, num_classes: int, world: World) -> Architecture:
-    if config.model.sync_batchnorm:
-        _check_sync_batchnorm(config, world)
-    return build(config.model, num_classes).to(world.device).train()

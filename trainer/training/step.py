@@ -1,10 +1,10 @@
-"""An optimiser step on one rank; nothing in it waits for the device."""
+"""An optimiser step on one rank, from batches to updated weights. The host never waits for the device."""
 
 import contextlib
 import functools
+import logging
 import math
 import operator
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,17 +18,18 @@ from trainer.base.errors import ConfigError, TrainingError
 from trainer.base.precision import autocast
 from trainer.config.schema import TrainConfig
 from trainer.data.batch import Batch
-from trainer.launching.distributed import World, gather, largest, summed
+from trainer.launching.distributed import World, all_reduce_max, gather, summed
+from trainer.model import fused_functions
+from trainer.model.architecture import Architecture
 from trainer.model.global_batch import Part, parts
 from trainer.training.optim import gradient_norm, learning_rate, set_learning_rate
 from trainer.training.state import TrainState
 
-_PendingCopy = tuple[Tensor, torch.cuda.Event | None]
-"""Values on the host, and the event that marks the copy as complete."""
+_LOG = logging.getLogger("compile")
 
 
 class TrainStep:
-    """One step of the optimiser, over the forward passes of this rank. Steps are collectives."""
+    """One step of the optimiser over the forward passes of this rank. Steps are collectives."""
 
     def __init__(
         self,
@@ -40,15 +41,9 @@ class TrainStep:
         global_batch: int,
         holds_gradients: bool = False,
     ) -> None:
-        """Prepare.
+        """Take the state, its `distributed` model, and the number of steps of the whole training.
 
-        Args:
-            state: what the steps change.
-            model: the detector as the ranks share it, see `TrainState.distributed`.
-            config: the training's.
-            steps: of the whole training, which the learning rate follows.
-            global_batch: images of all ranks in a step.
-            holds_gradients: whether the gradients' memory stays from step to step.
+        `holds_gradients` says whether gradients keep their memory, see `hold_gradients`.
         """
         self._state, self._model, self._config = state, model, config
         self._steps, self._global_batch = steps, global_batch
@@ -59,18 +54,17 @@ class TrainStep:
         """Do one step, with one forward pass for each batch.
 
         Returns:
-            [2 + losses] on the device: total, each loss of the detector, norm of the gradient, whose
-            means over the ranks are those of the global batch; and whether any rank was asked to `stop`.
+            [2 + losses] on the device: total, each loss of the detector, norm of the gradient; their means
+            over the ranks are those of the global batch. And whether any rank was asked to `stop`.
 
         Raises:
-            TrainingError: a loss or gradient of the step before was not finite; the weights are those
-                before it.
+            TrainingError: the previous step had a loss or gradient that is not finite, and was not applied.
         """
         state = self._state
         set_learning_rate(state.optimizer, learning_rate(state.step, self._steps, self._config))
         losses = torch.zeros(len(state.detector.loss_names), device=state.world.device)
-        for turn, (batch, part) in enumerate(zip(batches, self._survey(batches), strict=True)):
-            losses += self._forward_backward(batch, part, last=turn == len(batches) - 1)
+        for number, (batch, part) in enumerate(zip(batches, self._parts_of(batches), strict=True), 1):
+            losses += self._forward_backward(batch, part, last=number == len(batches))
         state.scaler.unscale_(state.optimizer)
         norm = gradient_norm(state.parameters, self._config.clip_norm).float()[None]
         checked = torch.cat([losses, norm])
@@ -78,10 +72,10 @@ class TrainStep:
             # The scaler handles fp16 overflows: it skips the step and lowers the scale.
             checked = torch.cat([losses, losses.new_zeros(1)])
             norm = torch.where(norm.isfinite(), norm, 0.0)
-        # One all-reduce tells all ranks of losses that are not finite on any of them. It is read a
-        # step later: the host never waits for the device, nor a rank for one that is slower just now.
+        # One all-reduce informs all ranks of losses that are not finite and of stop requests. It is read
+        # during the next step, so that the host does not wait.
         ids = [image_id for batch in batches for image_id in batch.image_ids]
-        stopping = self._accept(self._guard.judge(state.step + 1, checked, ids, stopping=stop))
+        stopping = self._checked(self._guard.check(state.step + 1, checked, ids, stopping=stop))
         state.scaler.step(state.optimizer)
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=not self._holds_gradients)
@@ -91,12 +85,26 @@ class TrainStep:
         state.samples += self._global_batch
         return torch.cat([losses.sum()[None], losses, norm]), stopping
 
-    def losses(self, batch: "Batch", part: Part | None = None) -> Mapping[str, Tensor]:
-        """The forward pass: means over the images of this batch.
+    def _forward_backward(self, batch: Batch, part: Part | None, *, last: bool) -> Tensor:
+        # Gradients are exchanged only in the last backward pass of a step.
+        local = isinstance(self._model, DistributedDataParallel) and not last
+        with self._model.no_sync() if local else contextlib.nullcontext():  # type: ignore[operator]
+            named = self.losses(batch, part)
+            losses = [named[name] for name in self._state.detector.loss_names]
+            # Losses are means over this batch, and gradients are averaged over the ranks. With this weight
+            # the sum is the mean over the global batch, even if the batches differ in size.
+            share = len(batch.image_ids) * self._state.world.size / self._global_batch
+            total = functools.reduce(operator.add, losses) * share
+            # Times 1, or NaN if it is not finite: then the exchange makes the gradients of all ranks NaN, and
+            # all optimisers skip the step.
+            self._state.scaler.scale(total * (1 + 0 * total.detach())).backward()
+        return torch.stack([loss.detach() for loss in losses]) * share
 
-        Args:
-            batch: images and targets.
-            part: what it is of the step's global batch, for detectors that need it; None is all of it.
+    def losses(self, batch: Batch, part: Part | None = None) -> Mapping[str, Tensor]:
+        """Run the forward pass; returns losses as means over the images of this batch.
+
+        `part` describes the step's global batch, for detectors that need it; without it the batch is all of
+        it.
         """
         more: dict[str, Any] = {}
         if self._state.detector.needs_part:
@@ -110,175 +118,175 @@ class TrainStep:
             )
         return losses
 
-    def _parts(self, batches: Sequence[Batch], images: int, world: World) -> list[Part]:
-        return parts(batches, self._config.seed, self._state.step, images, world)
-
-    def _survey(self, batches: Sequence[Batch]) -> Sequence[Part | None]:
-        """What each batch is of the step's global batch, if the detector needs it. A collective then."""
-        state = self._state
-        detector = state.detector
-        if not detector.needs_part:
-            return [None] * len(batches)
-        whole = self._parts(batches, self._global_batch, state.world)
-        if len(batches) == 1 or not detector.needs_survey:
-            return whole
-        statistics = [buffer.clone() for buffer in detector.buffers()]
-        with torch.no_grad(), autocast(state.world.device, self._config.precision):
-            found = [
-                detector.survey(batch.images, batch.boxes, batch.labels, batch.color, part)
-                for batch, part in zip(batches, whole, strict=True)
-            ]
-            for buffer, before in zip(detector.buffers(), statistics, strict=True):
-                buffer.copy_(before)
-            count = summed(torch.stack([count for _, count in found]).sum(), state.world)
-        return [
-            part._replace(surveyed=one, counted=count) for part, (one, _) in zip(whole, found, strict=True)
-        ]
-
     def settle(self) -> bool:
-        """Wait for the last step, as before its state is saved; whether any rank was asked to stop.
+        """Wait for the last step, before its state is saved; returns whether any rank was asked to stop.
 
         Raises:
             TrainingError: as for a step.
         """
-        return self._accept(self._guard.settle())
+        return self._checked(self._guard.settle())
 
-    def _forward_backward(self, batch: "Batch", part: Part | None, *, last: bool) -> Tensor:
-        # Gradients are exchanged in the last backward pass of a step only.
-        waits = isinstance(self._model, DistributedDataParallel) and not last
-        with self._model.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
-            named = self.losses(batch, part)
-            losses = [named[name] for name in self._state.detector.loss_names]
-            # A mean over these images. The gradients of the ranks are averaged, so that its share
-            # in the mean over the global batch is this, however uneven the slices are.
-            share = len(batch.image_ids) * self._state.world.size / self._global_batch
-            total = functools.reduce(operator.add, losses) * share
-            # Times 1, or nan where it is not finite: then all gradients are nan, and by their exchange
-            # those of all ranks, whose optimisers leave out the step without a word between them.
-            self._state.scaler.scale(total * (1 + 0 * total.detach())).backward()
-        return torch.stack([loss.detach() for loss in losses]) * share
+    def _checked(self, result: "StepResult | None") -> bool:
+        """Return whether to stop; raise on every rank if the step was not applied."""
+        if not result or not result.broken:
+            return bool(result and result.stopping)
+        world, titles = self._state.world, [*self._state.detector.loss_names, "norm of the gradient"]
+        reports = []
+        for rank, values, ids in gather((world.rank, result.losses, result.image_ids), world):
+            if not all(map(math.isfinite, values)):
+                numbers = [f"{title} {value:g}" for title, value in zip(titles, values, strict=False)]
+                reports.append(f"rank {rank}: {', '.join(numbers)}, image ids {ids}")
+        raise TrainingError(
+            f"loss or gradient not finite at step {result.step} of {self._steps}: " + "; ".join(reports),
+            fix="lower train.lr, raise train.warmup_steps, set train.clip_norm or train.precision=fp32, "
+            "or look at these images; the step was not applied",
+        )
 
-    def _accept(self, verdict: "Verdict | None") -> bool:
-        """Go on, or stop every rank where the optimiser left out a step, naming it and its images."""
-        if not verdict or not verdict.broken:
-            return bool(verdict and verdict.stopping)
-        world = self._state.world
-        reports = gather((world.rank, verdict.losses, verdict.image_ids), world)
-        raise _not_finite(f"step {verdict.step} of {self._steps}", self._state.detector.loss_names, reports)
+    def _parts(self, batches: Sequence[Batch], images: int, world: World) -> list[Part]:
+        return parts(batches, self._config.seed, self._state.step, images, world)
+
+    def _parts_of(self, batches: Sequence[Batch]) -> Sequence[Part | None]:
+        """Describe the step's global batch, if the detector needs it. Then it is a collective."""
+        state, detector = self._state, self._state.detector
+        if not detector.needs_part:
+            return [None] * len(batches)
+        described = self._parts(batches, self._global_batch, state.world)
+        if len(batches) == 1 or not detector.needs_survey:
+            return described
+        statistics = [buffer.clone() for buffer in detector.buffers()]
+        with torch.no_grad(), autocast(state.world.device, self._config.precision):
+            surveys = [
+                detector.survey(batch.images, batch.boxes, batch.labels, batch.color, part)
+                for batch, part in zip(batches, described, strict=True)
+            ]
+            for buffer, before in zip(detector.buffers(), statistics, strict=True):
+                buffer.copy_(before)
+            total = summed(torch.stack([count for _, count in surveys]).sum(), state.world)
+        return [
+            part._replace(surveyed=survey, counted=total)
+            for part, (survey, _) in zip(described, surveys, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The common result of all ranks about a finished step."""
+class StepResult:
+    """A finished step: numbers and images of this rank, and whether any rank was broken or asked to stop."""
 
     step: int
-    """Number of the step, as given to `StepGuard.judge`."""
     losses: list[float]
-    """This rank's losses."""
     image_ids: list[int]
-    """Images of this rank in that step."""
     broken: bool
-    """Whether any rank had a loss that is not finite: the optimiser left the weights alone."""
     stopping: bool
-    """Whether any rank was asked to stop."""
 
 
 class StepGuard:
-    """Prevents the update of a step whose loss is not finite, without waiting for the device.
+    """Skips the update of a step whose loss is not finite on any rank, without waiting for the device.
 
-    A fused optimiser reads a flag on the device and skips its update. All ranks decide alike: a value that is
-    not finite on one of them reaches the gradients of all. The host reads the result, and whether any rank
-    was asked to stop, during the next step, and so never blocks the device.
+    A fused optimiser reads a flag on the device and skips its update. The host reads the flags of all ranks
+    during the next step.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, world: World) -> None:
         self._optimizer, self._world = optimizer, world
-        self._pending: deque[tuple[int, list[int], Callable[[], _PendingCopy]]] = deque()
+        self._pending: tuple[int, list[int], Callable[[], Tensor]] | None = None
 
-    def judge(self, step: int, losses: Tensor, image_ids: list[int], *, stopping: bool) -> Verdict | None:
-        """Judge a step between its backward pass and the optimiser. A collective, which waits for no rank.
-
-        Args:
-            step: its number.
-            losses: [n] of this rank, on the device; where ranks share gradients, not finite on all ranks
-                if it is not finite on one.
-            image_ids: images of this rank.
-            stopping: whether this process was asked to stop.
+    def check(self, step: int, losses: Tensor, image_ids: list[int], *, stopping: bool) -> StepResult | None:
+        """Check the losses [n] of this rank between backward pass and optimiser. A collective.
 
         Returns:
-            The verdict on the step before, None at first. All ranks get the same `broken` and
-            `stopping` at the same step.
+            The result of the previous step, None in the first. `broken` and `stopping` are the same on all
+            ranks.
         """
         flags = torch.zeros(2, device=losses.device)
         flags[0] = torch.isfinite(losses).all().logical_not()
         flags[1].fill_(float(stopping))
-        # torch's protocol between a gradient scaler and a fused optimiser; with a scaler (fp16) the
-        # scaler sets these itself.
+        # torch's protocol between a gradient scaler and a fused optimiser; a scaler (fp16) overwrites these.
         self._optimizer.found_inf = flags[0].clone()  # type: ignore[attr-defined]
         self._optimizer.grad_scale = None  # type: ignore[attr-defined]
-        message, own_losses = largest(flags, self._world), losses.detach()
+        reduced, own_losses = all_reduce_max(flags, self._world), losses.detach()
         if flags.device.type == "cuda":
-            # In the same stream: the message is tiny, and the copy can start at once.
-            sent = _to_host(torch.cat([message(), own_losses]))
-            self._pending.append((step, image_ids, lambda: sent))
+            # In the same stream, so the copy can be queued at once.
+            arriving = _to_host(torch.cat([reduced(), own_losses]))
         else:
-            self._pending.append((step, image_ids, lambda: _to_host(torch.cat([message(), own_losses]))))
-        return self._next() if len(self._pending) > 1 else None
 
-    def settle(self) -> Verdict | None:
-        """The verdict on the last step, before its state is saved; None if it has been given."""
-        return self._next() if self._pending else None
+            def arriving() -> Tensor:
+                return _to_host(torch.cat([reduced(), own_losses]))()
 
-    def _next(self) -> Verdict:
-        step, image_ids, arriving = self._pending.popleft()
-        values, copied = arriving()
-        if copied:
-            copied.synchronize()
-        broken, stopping, *losses = values.tolist()
-        return Verdict(step, losses, image_ids, bool(broken), bool(stopping))
+        previous, self._pending = self._pending, (step, image_ids, arriving)
+        return _result(previous)
+
+    def settle(self) -> StepResult | None:
+        """Return the result of the last step; None if it was returned before."""
+        pending, self._pending = self._pending, None
+        return _result(pending)
 
 
-def _not_finite(
-    place: str, names: Sequence[str], reports: Sequence[tuple[int, list[float], list[int]]]
-) -> TrainingError:
-    """Build the error for a step that was not applied.
-
-    Args:
-        place: the step.
-        names: of the losses.
-        reports: of every rank its number; its losses and the gradient's norm; images.
-    """
-    titles = [*names, "norm of the gradient"]
-    bad = [report for report in reports if not all(map(math.isfinite, report[1]))]
-    return TrainingError(
-        f"loss or gradient not finite at {place}: "
-        + "; ".join(
-            f"rank {rank}: "
-            + ", ".join(f"{title} {value:g}" for title, value in zip(titles, values, strict=False))
-            + f", image ids {ids}"
-            for rank, values, ids in bad
-        ),
-        fix="lower train.lr, raise train.warmup_steps, set train.clip_norm or train.precision=fp32, "
-        "or look at these images; the step was not applied",
-    )
+def _result(pending: tuple[int, list[int], Callable[[], Tensor]] | None) -> StepResult | None:
+    if pending is None:
+        return None
+    step, image_ids, arriving = pending
+    broken, stopping, *losses = arriving().tolist()
+    return StepResult(step, losses, image_ids, bool(broken), bool(stopping))
 
 
-def _to_host(values: Tensor) -> _PendingCopy:
-    """Start a copy to pinned memory; the event marks its completion."""
+def _to_host(values: Tensor) -> Callable[[], Tensor]:
+    """Start a copy to pinned memory; returns a function that waits for it."""
     if values.device.type != "cuda":
-        return values, None
+        return lambda: values
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host.copy_(values, non_blocking=True)
     copied = torch.cuda.Event()
     copied.record()
-    return host, copied
+
+    def wait() -> Tensor:
+        copied.synchronize()
+        return host
+
+    return wait
+
+
+def compile_detector(detector: Architecture, mode: str, world: World, sizes: int = 1) -> bool:
+    """Set up the compilation of `train.compile`, as far as the machine supports it, and log it.
+
+    The first steps compile. Without a GPU "graphs" is "model". `sizes` is the number of input sizes.
+
+    Returns:
+        Whether the network runs as CUDA graphs: see `hold_gradients`.
+    """
+    supported = fused_functions.choose(mode != "off", world.device, tell=world.is_main)
+    if not supported or mode not in ("model", "graphs"):
+        return False
+    if sizes > 1:
+        import torch._dynamo  # It takes seconds.
+
+        # One graph for each shape; the passes of a step may differ by an image.
+        config = torch._dynamo.config
+        config.recompile_limit = max(config.recompile_limit, 2 * sizes)
+    graphs = mode == "graphs" and world.device.type == "cuda"
+    if not detector.compile_network("reduce-overhead" if graphs else "default"):
+        if world.is_main:
+            _LOG.warning("the network of %s is not compiled: it does not support it", detector.title)
+        return False
+    if world.is_main:
+        _LOG.info("the network is compiled%s", ", with CUDA graphs" if graphs else "")
+    return graphs
+
+
+def hold_gradients(parameters: Sequence[Tensor]) -> None:
+    """Allocate all gradients, for steps of several passes with CUDA graphs.
+
+    Otherwise autograd uses the graph's memory as the gradient, which the graph's next run overwrites
+    (pytorch/pytorch issue 169545). The optimiser then has to zero gradients instead of dropping them.
+    """
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
 
 
 def compress_gradients(model: nn.Module) -> None:
-    """Let ranks exchange gradients in bf16: half the bytes, for networks of 100 Gbit/s and less.
+    """Exchange gradients in bf16, for networks of 100 Gbit/s and less.
 
     Raises:
-        ConfigError: this build of torch cannot: it requires NCCL, whatever the backend.
+        ConfigError: this build of torch does not support it: it needs NCCL, for any backend.
     """
     if not isinstance(model, DistributedDataParallel):
         return

@@ -11,7 +11,7 @@ from pipelines import cli
 from pipelines.schedules import due_times, parse_cron
 from trainer import storage
 from trainer.base.errors import ConfigError
-from trainer.launching.usage.record import Record
+from trainer.launching.usage import Record
 
 NOW = datetime(2026, 11, 21, 7, 30)
 TIMES = {"created_at": "2026-11-21T02:00:00Z", "finished_at": "2026-11-21T03:30:00Z"}

@@ -118,12 +118,6 @@ def test_the_next_writer_removes_the_half_file_of_one_that_was_killed(place):
         killed(alive)
 
 
-def test_a_name_of_many_bytes_can_be_written(place):
-    uri = str(place / ("日" * 80))
-    storage.write_bytes(uri, b"x")
-    assert storage.read_bytes(uri) == b"x"
-
-
 @pytest.mark.slow
 def test_a_launch_leaves_no_folder_and_the_next_sweeps_that_of_a_killed_one(place):
     """torchrun makes one of its own for each launch, and leaves it."""

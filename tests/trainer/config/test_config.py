@@ -19,33 +19,6 @@ def test_every_recipe_survives_writing_and_reading(name):
     assert from_json(to_json(config)) == config
 
 
-def test_numbers_of_the_published_recipes():
-    coco, openimages, mlperf = (recipes.load(n) for n in ("coco_r50", "openimages_r50", "mlperf"))
-    # https://github.com/pytorch/vision/pull/5756
-    train = coco.train
-    assert (train.optimizer, train.lr, train.epochs, train.global_batch) == ("adamw", 1e-4, 26, 16)
-    assert (train.weight_decay, train.bias_weight_decay, train.norm_weight_decay) == (0.05, 0.05, 0.0)
-    assert (train.schedule, [round(26 * at) for at in train.milestones]) == ("multistep", [16, 22])
-    assert coco.model.sync_batchnorm and coco.model.trainable_layers == 3 and coco.model.norm == "batch"
-    assert coco.model.weights == "torchvision:ResNet50_Weights.IMAGENET1K_V2" == openimages.model.weights
-    assert coco.loader.scale == [480 / 800, 1.0]
-    assert (openimages.train.lr, openimages.train.schedule, openimages.train.batch_size) == (
-        0.02,
-        "cosine",
-        4,
-    )
-    assert openimages.loader.workers == 4
-    # A sigmoid head never learns a background: 600 outputs for Open Images, 80 for COCO.
-    assert not any(asdict(recipe().model).get("background_class") for recipe in recipes.RECIPES.values())
-    assert (mlperf.model.backbone, mlperf.loader.image_size) == ("resnext50_32x4d", 800)
-    # https://github.com/mlcommons/training/tree/master/single_stage_detector
-    assert mlperf.model.weights == "torchvision:ResNeXt50_32X4D_Weights.IMAGENET1K_V1"
-    assert (mlperf.model.norm, mlperf.model.trainable_layers) == ("frozen", 3)
-    train = mlperf.train
-    assert (train.optimizer, train.lr, train.weight_decay, train.global_batch) == ("adam", 1e-4, 0, 256)
-    assert (train.warmup_epochs, train.schedule, train.milestones) == (1, "multistep", [])
-
-
 @pytest.mark.parametrize("name", recipes.RECIPES)
 def test_no_recipe_freezes_random_weights_and_every_one_can_train_from_scratch(name):
     config = recipes.load(name, {"model.weights": "none"})
@@ -83,17 +56,6 @@ def test_a_model_that_was_trained_with_frozen_random_weights_can_still_be_read()
     assert from_json(json.dumps(tree)).model.norm == "frozen"
 
 
-def test_numbers_of_torchvisions_published_recipes():
-    fcos, faster = recipes.load("fcos_r50"), recipes.load("faster_rcnn_r50")
-    assert (fcos.train.epochs, fcos.train.lr, fcos.train.lr_batch) == (26, 0.01, 16)
-    assert [fcos.train.epochs * share for share in fcos.train.milestones] == [16, 22]
-    assert (fcos.model.norm, fcos.model.trainable_layers, fcos.model.score_threshold) == ("frozen", 3, 0.2)
-    assert (faster.train.epochs, faster.train.lr, faster.train.weight_decay) == (400, 0.1, 4e-5)
-    assert [faster.train.epochs * share for share in faster.train.milestones] == [352, 384]
-    assert faster.model.sync_batchnorm and not faster.model.weights and faster.train.lr_batch == 64
-    assert (faster.loader.scale, faster.loader.scale_draw) == ([0.1, 2.0], "uniform")
-
-
 def test_whole_floats_are_taken_for_integers():
     assert recipes.load("debug", {"train.epochs": 100.0}).train.epochs == 100
 
@@ -103,8 +65,6 @@ def test_whole_floats_are_taken_for_integers():
     [
         ({"train.epochs": 100.5}, "train.epochs"),
         ({"train.epochs": "many"}, "train.epochs"),
-        ({"train.epochs": True}, "train.epochs"),
-        ({"train.lr": "0.1"}, "train.lr"),
         ({"train.lr": -1.0}, "train.lr"),
         ({"train.lr": float("nan")}, "train.lr"),
         ({"train.optimizer": "sgdd"}, "train.optimizer"),
@@ -112,8 +72,7 @@ def test_whole_floats_are_taken_for_integers():
         ({"loader.scale": [2.0, 1.0]}, "loader.scale"),
         ({"model.anchor_sizes": [8.0]}, "model.anchor_sizes"),
         ({"loader.mosaic": 1.5}, "loader.mosaic"),
-        ({"loader.sampling": "rare"}, "loader.sampling"),
-        ({"loader.repeat_threshold": 0.0}, "loader.repeat_threshold"),
+        ({"model.queries": 3}, "not of retinanet"),
     ],
 )
 def test_values_that_do_not_fit_are_named(overrides, named):
@@ -187,33 +146,18 @@ def test_all_texts_without_key_or_value_are_told_at_once():
     assert parse_overrides([" train.lr =0.1", "model.name="]) == {"train.lr": 0.1, "model.name": ""}
 
 
-def test_a_key_of_another_architecture_is_named_with_this_one_whatever_else_is_set():
-    overrides = {"train.lr": 0.1, "model.queries": 3, "loader.image_size": 128}
-    for order in (overrides, dict(reversed(overrides.items()))):
-        with pytest.raises(ConfigError, match="not of retinanet"):
-            with_overrides(recipes.load("debug"), order)
-
-
 def test_a_section_cannot_be_replaced_whole():
     with pytest.raises(ConfigError, match="'train'"):
         recipes.load("debug", {"train": {}})
 
 
-def test_an_unknown_recipe_lists_those_there_are():
-    with pytest.raises(ConfigError, match="coco_r50"):
-        recipes.load("coco")
-
-
-def test_unknown_keys_in_a_file_are_errors_that_name_file_and_key():
+def test_errors_of_a_file_name_file_and_key():
+    with pytest.raises(ConfigError, match="whole text"):
+        from_json("{", where="x")
     tree = asdict(Config())
     tree["train"]["amp"] = True
     with pytest.raises(ConfigError, match=r"run/config\.json(.|\n)*train\.amp: no such key"):
         from_json(json.dumps(tree), where="run/config.json")
-
-
-def test_text_that_is_no_json_is_an_error():
-    with pytest.raises(ConfigError, match="whole text"):
-        from_json("{", where="x")
 
 
 def test_overrides_leave_the_rest_and_the_original_alone():

@@ -207,7 +207,7 @@ def _nothing_is_left(folder):
 
 def test_a_checkpoint_of_another_architecture(export, tiny, tmp_path):
     code, said = export(model=build(tiny(model__version="v1").model, 5).state_dict())
-    assert code == 2 and "best.pt do not fit its own configuration" in said and "fix:" in said
+    assert code == 2 and "best.pt do not fit its configuration" in said and "fix:" in said
     assert "Traceback" not in said and _nothing_is_left(tmp_path / "model")
 
 

@@ -15,7 +15,7 @@ from trainer.training import checkpoint
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
-LIMIT = 9.0
+LIMIT = 4.0
 
 
 class Clock:
@@ -133,17 +133,12 @@ ELASTIC = {"nnodes": "1:2", "rdzv_backend": "c10d", "rdzv_id": "job", "max_resta
 
 @pytest.mark.slow
 @pytest.mark.extra
-@pytest.mark.parametrize("elastic", [False, True])
-def test_two_nodes_save_and_end_when_the_launcher_is_gone(node, port, training, tmp_path, elastic):
+def test_two_elastic_nodes_save_and_end_without_the_launcher(node, port, training, tmp_path):
     arguments, output = training
-    if elastic:
-        places = [{**ELASTIC, "rdzv_endpoint": f"127.0.0.1:{port}"}] * 2
-    else:
-        fixed = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": port}
-        places = [{**fixed, "node_rank": rank} for rank in (0, 1)]
-    limit = options(tmp_path / "beat", 30)
+    place = {**ELASTIC, "rdzv_endpoint": f"127.0.0.1:{port}"}
+    limit = options(tmp_path / "beat", 20)
     with renewed(str(tmp_path / "beat"), 3.0):
-        pair = [node(arguments(train__epochs=2000), *limit, **place) for place in places]
+        pair = [node(arguments(train__epochs=2000), *limit, **place) for _ in range(2)]
         for each in pair:
             each.wait_for("launch: waiting for")
         end = time.monotonic() + 240
@@ -151,7 +146,7 @@ def test_two_nodes_save_and_end_when_the_launcher_is_gone(node, port, training, 
             assert time.monotonic() < end and pair[0].process.poll() is None, pair[0].output
             time.sleep(0.2)
     assert [each.wait() for each in pair] == [EXIT_ABANDONED] * 2, pair[0].output + pair[1].output
-    assert any("no sign of life" in each.output for each in pair)
+    assert any("no heartbeat from the launcher" in each.output for each in pair)
     assert "Traceback" not in pair[0].output + pair[1].output
     trained = [row["step"] for row in read_rows(output) if row["kind"] == "train"]
     assert checkpoint.read_latest(f"{output}/checkpoints")["step"] >= max(trained)
@@ -163,4 +158,4 @@ def test_a_node_that_waits_for_others_ends_with_its_launcher(node, port, tmp_pat
     place = {"nnodes": 2, "node_rank": 0, "master_addr": "127.0.0.1", "master_port": port}
     alone = node(["train"], *options(tmp_path / "beat"), "--heartbeat-exit", "0", **place)
     assert alone.wait(120) == 0
-    assert "no sign of life" in alone.output and "Traceback" not in alone.output
+    assert "no heartbeat from the launcher" in alone.output and "Traceback" not in alone.output

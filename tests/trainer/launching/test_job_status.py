@@ -1,17 +1,13 @@
 """How far a training is, read from its log: what it really prints is what is understood."""
 
 import logging
-import subprocess
-import sys
 
 import pytest
 
 from trainer.base import log
-from trainer.base.errors import Interrupted
-from trainer.config.parsing import to_json
 from trainer.launching import job_status
 from trainer.launching.job_status import Progress, parse
-from trainer.trackers.training_log import TrainingLog, read_rows
+from trainer.trackers.training_log import read_rows
 from trainer.training.loop import train
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
@@ -81,15 +77,9 @@ def test_a_line_without_an_end_is_none():
     assert log.parse(log.describe(event)) is None
 
 
-@pytest.fixture
-def plain(monkeypatch):
-    """Lines of progress as in a pod, after every step."""
+def test_the_log_of_a_training_is_parsed(shards, tiny, tmp_path, caplog, monkeypatch):
     monkeypatch.delenv(log.PROGRESS_FILE, raising=False)
-    monkeypatch.setattr(log, "_PLAIN_INTERVAL", 0.0)
-
-
-@pytest.mark.usefixtures("plain")
-def test_what_a_training_prints_is_understood(shards, tiny, tmp_path, caplog):
+    monkeypatch.setattr(log, "_PLAIN_INTERVAL", 0.0)  # A line after every step.
     with caplog.at_level(logging.INFO):
         train(tiny(), shards, str(tmp_path))
     lines = [f"12:00:00 {each.name}: {each.getMessage()}" for each in caplog.records]
@@ -106,55 +96,3 @@ def test_what_a_training_prints_is_understood(shards, tiny, tmp_path, caplog):
     assert (whole.percent, whole.remaining_seconds) == (100, 0)
     assert whole.metrics["coco/AP"] == pytest.approx(rows["val", 12]["coco/AP"], abs=6e-4)
     assert whole.metrics["loss"] == pytest.approx(rows["train", 12]["loss"], abs=6e-4)
-
-
-@pytest.mark.usefixtures("plain")
-def test_a_training_that_goes_on_counts_from_its_beginning(shards, tiny, tmp_path, monkeypatch, caplog):
-    add = TrainingLog.add
-
-    def adding(self, kind, row):
-        add(self, kind, row)
-        if row["step"] == 4:
-            raise Interrupted("enough")
-
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(TrainingLog, "add", adding)
-        train(tiny(train__checkpoint_steps=3), shards, str(tmp_path))
-    caplog.clear()
-    with caplog.at_level(logging.INFO):
-        train(tiny(train__checkpoint_steps=3), shards, str(tmp_path))
-    lines = caplog.messages
-    first = next(turn for turn, line in enumerate(lines) if line.startswith("resumed at step 3 of 12"))
-    assert parse(lines[: first + 1]) == Progress(25)
-    assert parse(lines).percent == 100
-
-
-@pytest.mark.slow
-def test_the_lines_of_a_pod(shards, tiny, tmp_path):
-    """Of a whole process, as its log reaches whoever looks at a job."""
-    path = tmp_path / "config.json"
-    path.write_text(to_json(tiny()))
-    command = [
-        sys.executable,
-        "-m",
-        "trainer",
-        "launch",
-        "--nproc",
-        "1",
-        "--",
-        "train",
-        "--config",
-        str(path),
-    ]
-    done = subprocess.run(
-        [*command, "--shards", shards, "--output", str(tmp_path / "run")],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    progress = parse(done.stderr.splitlines())
-    assert (progress.percent, progress.remaining_seconds) == (100, 0)
-    assert sorted(progress.metrics) == ["coco/AP", "images_per_second", "loss"]
-
-
-def test_the_words_are_read_without_torch():
-    code = "import sys, trainer.launching.job_status; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -13,8 +13,8 @@ from trainer.launching.worker_failures import (
     exit_code,
     explain,
     first_cause,
+    is_retryable,
     lost_peer,
-    may_pass,
     report_error,
     report_lost_peer,
 )
@@ -67,13 +67,13 @@ def test_what_torchrun_killed_itself_was_not_the_cause(failed):
 )  # fmt: skip
 def test_exit_codes_of_workers_without_a_message(code, ends, again, text, failed):
     failure = failed(code)
-    assert (exit_code(failure), may_pass(failure)) == (ends, again)
+    assert (exit_code(failure), is_retryable(failure)) == (ends, again)
     assert text in explain(5, failure) and "rank 5" in explain(5, failure)
 
 
 def test_a_lost_peer_is_worth_a_retry_and_said_in_a_sentence(failed):
     failure = failed(143, report_lost_peer, GLOO)
-    assert exit_code(failure) == 143 and may_pass(failure)
+    assert exit_code(failure) == 143 and is_retryable(failure)
     assert explain(3, failure).splitlines()[0] == (
         "stopped: rank 3 lost another process of this run: Connection closed by peer [10.0.0.1]:302"
     )
@@ -81,7 +81,7 @@ def test_a_lost_peer_is_worth_a_retry_and_said_in_a_sentence(failed):
 
 def test_a_users_mistake_is_not(failed):
     failure = failed(2, report_error, DataError("no images", fix="add some"))
-    assert exit_code(failure) == 2 and not may_pass(failure)
+    assert exit_code(failure) == 2 and not is_retryable(failure)
     assert explain(0, failure) == "error: no images\n  fix: add some"
 
 

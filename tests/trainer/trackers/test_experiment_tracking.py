@@ -73,8 +73,6 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_the_tracker(tracker, tmp_path,
     ("content", "told"),
     [
         ('{"kind": "trackers", "version": 9, "ids": {}}', "was written by a newer kubedet"),
-        ('{"kind": "trackers", "version": 1, "ids": {"mine": 3}}', "ids.mine is 3, not a text"),
-        ('["mine"]', "a JSON object was expected"),
         ("{", "is not JSON"),
     ],
 )
@@ -90,7 +88,7 @@ def test_unreadable_tracker_ids_start_a_new_run(tracker, tmp_path, caplog, conte
 def test_a_tracker_that_fails_is_told_of_once_and_gets_everything_when_it_is_back(
     tracker, tmp_path, caplog, monkeypatch
 ):
-    monkeypatch.setattr(experiment_tracking, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(experiment_tracking, "RETRY_SECONDS", 0.0)
     tracker.error = ConnectionError("refused\nby the server")
     tracking = Tracking({"mine": tracker}, run_at(tmp_path))
     for step in range(5):
@@ -101,7 +99,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_gets_everything_when_it_is_bac
     tracking.finish("finished")
     assert [row.step for row in tracker.rows] == [0, 1, 2, 3, 4]
     (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert "mine does not take metrics (refused)" in warning.message and "goes on" in warning.message
+    assert "mine does not accept metrics (refused)" in warning.message and "continues" in warning.message
 
 
 def test_nobody_waits_for_a_tracker_that_hangs(tracker, tmp_path, caplog, monkeypatch):
@@ -111,17 +109,8 @@ def test_nobody_waits_for_a_tracker_that_hangs(tracker, tmp_path, caplog, monkey
     start = time.monotonic()
     tracking.add("train", {"step": 1, "loss": 1.0})
     tracking.finish("finished")
-    assert time.monotonic() - start < 10 and "not waiting for it any longer" in caplog.text
+    assert time.monotonic() - start < 10 and "does not respond in time" in caplog.text
     tracker.hangs.set()
-
-
-def test_a_tracker_that_never_answers_is_no_failure(tracker, tmp_path, caplog):
-    tracker.error = RuntimeError("wrong key")
-    tracking = Tracking({"mine": tracker}, run_at(tmp_path))
-    for step in range(100):
-        tracking.add("train", {"step": step, "loss": 1.0})
-    tracking.finish("finished", {"best/AP": 0.1})
-    assert [record.levelname for record in caplog.records].count("WARNING") == 1 and not tracker.rows
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """A training's metrics at MLflow, in its own store, through its own client."""
 
-import http.server
 import threading
 
 import pytest
@@ -54,10 +53,10 @@ def test_a_run_that_is_gone_on_with_is_one_run(client, tiny, shards, tmp_path, m
             raise Interrupted("stopped")
         return epoch_ended(self)
 
-    from trainer.training.loop import Cadence
+    from trainer.training.loop import CheckpointSchedule
 
-    epoch_ended = Cadence.epoch_ended
-    monkeypatch.setattr(Cadence, "epoch_ended", stop)
+    epoch_ended = CheckpointSchedule.epoch_ended
+    monkeypatch.setattr(CheckpointSchedule, "epoch_ended", stop)
     with pytest.raises(Interrupted):
         train(config, shards, str(tmp_path / "train"))
     assert [run.info.status for run in runs_of(client)] == ["KILLED"]
@@ -78,32 +77,10 @@ def test_a_run_that_kubeflow_began_gets_the_metrics_and_is_left_open(
     assert "best/AP" in run.data.metrics and run.info.status == "RUNNING" and not runs_of(client)
 
 
-class _Refusing(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_error(401, "wrong key")
-
-    do_POST = do_GET
-
-    def log_message(self, *arguments):
-        pass
-
-
-@pytest.mark.parametrize("fault", ["down", "wrong key"])
-def test_a_server_that_refuses_or_is_down_is_one_warning(
-    fault, tiny, shards, tmp_path, monkeypatch, caplog, port
-):
+def test_a_server_that_is_down_is_one_warning(tiny, shards, tmp_path, monkeypatch, caplog, port):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "wrong")
-    server = None
-    if fault == "wrong key":
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", port), _Refusing)
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    try:
-        result = train(tiny(train__epochs=1), shards, str(tmp_path / "train"))
-    finally:
-        if server:
-            server.shutdown()
+    result = train(tiny(train__epochs=1), shards, str(tmp_path / "train"))
     assert result["steps"] == 6 and (tmp_path / "train/result.json").is_file()
     warnings = [record.message for record in caplog.records if record.name == "trackers"]
-    assert len(warnings) == 1 and "mlflow does not take metrics" in warnings[0]
+    assert len(warnings) == 1 and "mlflow does not accept metrics" in warnings[0]

@@ -1,6 +1,7 @@
 """The search for the most images of a pass, on a memory that ends where the test says."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,25 +12,9 @@ from trainer.base.errors import Interrupted, TrainingError
 from trainer.launching.distributed import SINGLE
 from trainer.model.architectures.retinanet.retinanet import RetinaNet
 from trainer.training import batch_fitting
-from trainer.training.batch_fitting import Trial, fitting_batch, largest_fitting, pass_sizes
+from trainer.training.batch_fitting import Trial, fitting_batch
 from trainer.training.loop import train
 from trainer.training.state import TrainState
-
-
-@pytest.mark.parametrize("boundary", range(14))
-def test_the_largest_that_fits_is_found_by_halving(boundary):
-    tried = []
-
-    def fits(images):
-        tried.append(images)
-        return images <= boundary
-
-    sizes = pass_sizes(13)
-    assert sizes == [1, 2, 3, 4, 5, 7, 13]
-    fitting = [size for size in sizes if size <= boundary]
-    assert largest_fitting(sizes, fits) == (fitting[-1] if fitting else None)
-    assert len(tried) <= 3 and len(set(tried)) == len(tried)
-
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
 
@@ -55,6 +40,17 @@ def small_memory(monkeypatch):
 
 def state_of(config):
     return TrainState(config, 5, SINGLE)
+
+
+@pytest.mark.parametrize("boundary", range(1, 15))
+def test_the_largest_of_all_numbers_of_passes_is_found_by_halving(boundary, tiny, monkeypatch):
+    tried = []
+    monkeypatch.setattr(batch_fitting, "memory", lambda device: 2**30)
+    monkeypatch.setattr(Trial, "__call__", lambda self, images: tried.append(images) or images <= boundary)
+    config = tiny(train__find_batch_size=True)
+    fitted = fitting_batch(config, SimpleNamespace(world=SINGLE), 13, None)["images"]
+    assert fitted == max(size for size in (1, 2, 3, 4, 5, 7, 13) if size <= boundary)
+    assert len(tried) <= 3 and len(set(tried)) == len(tried)
 
 
 def test_it_keeps_the_global_batch_and_leaves_the_state_as_it_was(small_memory, tiny, caplog):
@@ -102,13 +98,10 @@ def test_a_resumed_run_takes_what_was_found_on_as_much_memory(small_memory, tiny
     assert fitting_batch(config, state, 4, {"batch": {"images": 4}}) == fitted
 
 
-def test_on_a_cpu_it_says_that_it_does_nothing(shards, tiny, tmp_path, caplog):
-    config = tiny(train__find_batch_size=True, train__epochs=1)
-    result = train(config, shards, str(tmp_path / "asked"))
-    assert "train.find_batch_size does nothing on a CPU" in caplog.text
-    train(tiny(train__epochs=1), shards, str(tmp_path / "not"))
-    assert result["steps"] == 6
-    assert losses(str(tmp_path / "asked")) == losses(str(tmp_path / "not"))
+def test_it_has_no_effect_on_a_cpu(tiny, caplog):
+    config = tiny(train__find_batch_size=True)
+    assert fitting_batch(config, state_of(config), 4, None) == {"images": config.train.batch_size}
+    assert "train.find_batch_size has no effect on a CPU" in caplog.text
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """The compilation of the network, and the cache of compiled code."""
 
-import logging
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,7 +10,8 @@ from trainer.launching.distributed import SINGLE, World
 from trainer.model import fused_functions
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
-from trainer.training.compilation import compile_detector, load_compiled, save_compiled
+from trainer.training.loop import load_compiled
+from trainer.training.step import compile_detector
 
 NARROW = RetinaNetOptions(backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1)
 
@@ -36,38 +35,6 @@ def traced(monkeypatch):
     monkeypatch.setattr(torch, "compile", trace)
     monkeypatch.setattr(fused_functions, "choose", lambda enabled, device, tell: enabled)
     return calls
-
-
-@pytest.mark.slow
-def test_the_compiled_network_is_one_graph_with_the_same_result(traced):
-    detector = tiny_detector()
-    names = list(detector.state_dict())
-    images = torch.randint(0, 256, (1, 3, 128, 128), dtype=torch.uint8)
-    boxes, labels = torch.tensor([[[10.0, 10.0, 60.0, 70.0]]]), torch.tensor([[1]])
-    plain = detector(images, boxes, labels)
-    compile_detector(detector, "graphs", SINGLE)
-    assert len(traced) == 1 and traced[0]["fullgraph"] is True
-    assert list(detector.state_dict()) == names
-    for name, loss in detector(images, boxes, labels).items():
-        assert torch.allclose(plain[name], loss, rtol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("traced")
-def test_uneven_shares_have_a_graph_for_each_size_and_train_alike():
-    torch._dynamo.utils.counters.clear()
-    detectors = [tiny_detector(), tiny_detector()]
-    compile_detector(detectors[1], "graphs", SINGLE)
-    images = torch.randint(0, 256, (3, 3, 96, 96), dtype=torch.uint8)
-    boxes, labels = torch.tensor([[[10.0, 10.0, 60.0, 70.0]]]), torch.tensor([[1]])
-    for count in (2, 1, 2, 1):  # the passes of a step with three images
-        for detector in detectors:
-            sum(
-                detector(images[:count], boxes.expand(count, -1, -1), labels.expand(count, -1)).values()
-            ).backward()
-    for one, other in zip(*(detector.parameters() for detector in detectors), strict=True):
-        assert torch.allclose(one.grad, other.grad, rtol=1e-4, atol=1e-6)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
 
 
 @pytest.mark.slow
@@ -138,24 +105,10 @@ def test_the_network_is_compiled_as_asked(setting, device, modes, graphs, monkey
     assert fused_functions._Choice.compiles == (setting != "off")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(fused_functions.missing_tool("cpu") is not None, reason="no C++ compiler on this machine")
-def test_compiled_code_outlives_the_process(tmp_path, monkeypatch, caplog):
-    caplog.set_level(logging.INFO)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "one"))
-    uri = str(tmp_path / "run" / "compiled.bin")
-    assert not load_compiled(uri)
-    torch.compile(lambda x: (x * 2 + 1).sin())(torch.ones(8))
-    assert save_compiled(uri)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "two"))
-    assert load_compiled(uri)
-    assert any((tmp_path / "two").rglob("*")) and "took up compiled code" in caplog.text
-
-
-def test_compiled_code_that_cannot_be_read_is_made_anew(tmp_path, caplog):
+def test_compiled_code_of_another_torch_is_not_used(tmp_path, caplog):
     (tmp_path / "compiled.bin").write_bytes(b"of another torch")
     assert not load_compiled(str(tmp_path / "compiled.bin"))
-    assert "compiling anew" in caplog.text and "took up" not in caplog.text
+    assert "compiling again" in caplog.text
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from trainer.config.schema import TrainConfig
 from trainer.launching.distributed import World
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
-from trainer.training import compilation, step
+from trainer.training import step
 from trainer.training.optim import MovingAverage, build_optimizer, gradient_norm
 
 GPU = torch.device("cuda", 0)
@@ -45,7 +45,7 @@ def fake(monkeypatch):
     # Else autocast for a GPU is left out where there is none.
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-    monkeypatch.setattr(step, "_to_host", lambda values: (values, None))
+    monkeypatch.setattr(step, "_to_host", lambda values: lambda: values)
     with FakeTensorMode() as mode, torch.device(GPU):
         yield mode
 
@@ -81,12 +81,12 @@ def test_what_follows_the_gradients_stays_on_the_device(kind, monkeypatch):
     parameters = list(detector.parameters())
     guard = step.StepGuard(optimizer, World(0, 1, GPU))
     for number in range(2):
-        compilation.hold_gradients(parameters)
+        step.hold_gradients(parameters)
         with Crossings() as crossings, Counter() as counter:
             norm = gradient_norm(parameters, 5.0)
-            guard.judge(number, torch.cat([torch.rand(2), norm[None]]), [1], stopping=False)
+            guard.check(number, torch.cat([torch.rand(2), norm[None]]), [1], stopping=False)
             optimizer.step()
             average.update(number)
         if number == 0:
-            guard._pending.clear()  # reading it is for the host
+            guard._pending = None  # reading it is for the host
     assert crossings.synchronisations == [] and counter.waiting == [] and counter.operations > 5

@@ -4,7 +4,6 @@ import dataclasses
 import os
 import shutil
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from trainer import storage
 from trainer.base.errors import (
     CheckpointError,
     ConfigError,
-    DataError,
     Interrupted,
     StorageError,
     TrainingError,
@@ -125,12 +123,6 @@ def test_a_validation_that_was_cut_off_is_repeated(unbroken, shards, tiny, tmp_p
     assert checkpoint.read_step(f"{output}/checkpoints", 12)["validated"] == 12
 
 
-def test_a_state_that_cannot_be_written_ends_the_run(shards, tiny, tmp_path):
-    (tmp_path / "checkpoints").write_text("in the way")
-    with pytest.raises(StorageError, match="checkpoints"):
-        train(tiny(), shards, str(tmp_path))
-
-
 def test_a_finished_run_is_found_finished(unbroken, shards, tiny):
     output, first = unbroken
     before = losses(output)
@@ -228,21 +220,6 @@ def test_an_epochs_weights_that_were_not_written_yet_are_made_up_for(shards, tin
     assert kept.read_bytes() == before
 
 
-def test_no_epochs_weights_are_kept_unasked(unbroken):
-    assert not list(Path(unbroken[0]).rglob("epoch-*"))
-
-
-def test_a_damaged_newest_checkpoint_costs_one_interval(unbroken, shards, tiny, tmp_path, monkeypatch):
-    output = str(tmp_path)
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        stop_after(patch, 7)
-        train(tiny(), shards, output)
-    newest = tmp_path / "checkpoints" / "step-00000008.pt"
-    newest.write_bytes(newest.read_bytes()[:1000])
-    assert train(tiny(), shards, output)["resumed_from"] == 6
-    assert_same_weights(final_weights(output), final_weights(unbroken[0]))
-
-
 def test_another_configuration_does_not_take_up_a_checkpoint(unbroken, shards, tiny):
     with pytest.raises(CheckpointError, match=r"train\.lr: 0\.003 in the checkpoint, 0\.1 now"):
         train(tiny(train__lr=0.1), shards, unbroken[0])
@@ -280,38 +257,3 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimiser(shards, tiny, tmp_
     assert "not finite at step" in text and "image ids [" in text and "train.lr" in text
     rows = losses(str(tmp_path))
     assert f"at step {len(rows) + 1} of 12" in text
-
-
-def test_more_processes_than_images_is_said(shards, tiny, tmp_path):
-    with pytest.raises(DataError, match=r"24 images.*1 processes x batch 100"):
-        train(tiny(train__batch_size=100), shards, str(tmp_path))
-
-
-@pytest.mark.parametrize("harm", ["lost", "flipped"])
-@pytest.mark.parametrize("kept", [True, False])
-def test_a_lost_or_damaged_best_is_written_again(harm, kept, unbroken, shards, tiny, tmp_path, caplog):
-    """From the checkpoint of its step; where that is not kept, the next validation chooses anew."""
-    output = Path(shutil.copytree(unbroken[0], tmp_path / "run"))
-    best, step = output / "best.pt", unbroken[1]["best_step"]
-    whole = checkpoint.read(str(best))
-    if harm == "lost":
-        best.unlink()
-    else:
-        data = bytearray(best.read_bytes())
-        data[len(data) // 2] ^= 1
-        best.write_bytes(data)
-    if not kept:  # The newest says that the best was a step whose checkpoint has been deleted.
-        newest = checkpoint.read_step(f"{output}/checkpoints", 12)
-        newest["best"] = {**newest["best"], "step": 3, "epoch": 0}
-        checkpoint.write_step(newest, f"{output}/checkpoints", 12, keep=2)
-    result = train(tiny(), shards, str(output))
-    again = checkpoint.read(str(best))
-    assert "best.pt" in caplog.text
-    if kept:
-        assert f"mended: written again from the checkpoint of step {step}" in caplog.text
-        assert again.keys() == whole.keys() and again["metrics"] == whole["metrics"]
-        assert all(torch.equal(value, again["model"][name]) for name, value in whole["model"].items())
-        assert result["best_step"] == step
-    else:
-        assert "the next validation chooses anew" in caplog.text
-        assert again["step"] == result["best_step"] == 12 and result["metrics"]["coco/AP"] >= 0

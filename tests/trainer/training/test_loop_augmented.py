@@ -25,9 +25,9 @@ def unbroken(tmp_path_factory, shards, tiny):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("signalled", "stopped"), [(2, 3), (11, 12), (13, 14)])
+@pytest.mark.parametrize(("signalled", "stopped"), [(2, 3), (13, 14)])
 def test_resumed_bit_for_bit(signalled, stopped, unbroken, shards, tiny, tmp_path, monkeypatch):
-    """Stopped within an epoch, before the plain one begins, and within that."""
+    """Stopped within an epoch, and within the plain one."""
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         stop_after(patch, signalled)
         train(tiny(**STRONG), shards, str(tmp_path))
@@ -35,12 +35,6 @@ def test_resumed_bit_for_bit(signalled, stopped, unbroken, shards, tiny, tmp_pat
     assert result["resumed_from"] == stopped and result["metrics"] == unbroken[1]["metrics"]
     assert losses(str(tmp_path)) == losses(unbroken[0])
     assert_same_weights(final_weights(str(tmp_path)), final_weights(unbroken[0]))
-
-
-@pytest.mark.slow
-def test_it_is_another_training_than_without(unbroken, shards, tiny, tmp_path):
-    train(tiny(train__epochs=1), shards, str(tmp_path))
-    assert losses(str(tmp_path)) != {step: losses(unbroken[0])[step] for step in range(1, 7)}
 
 
 def test_ranks_share_steps_of_one_size(shards, tiny, tmp_path):

@@ -1,8 +1,6 @@
 """What the settings of compilation and of messages do in the loop."""
 
-import logging
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +8,8 @@ import torch.distributed as dist
 from steps import steps_of
 
 from trainer.launching.distributed import World
-from trainer.model import anchor_matching, focal, fused_functions
+from trainer.model import fused_functions
+from trainer.training import loop
 from trainer.training.loop import train
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -25,19 +24,6 @@ def compiler(monkeypatch):
     yield
     if "torch._dynamo" in sys.modules:  # which takes seconds to import
         torch.compiler.reset()
-
-
-@pytest.mark.parametrize(
-    ("setting", "modes"), [("off", []), ("loss", []), ("model", ["default"]), ("graphs", ["default"])]
-)
-def test_the_setting_reaches_the_compiler(setting, modes, shards, tiny, tmp_path, monkeypatch):
-    """Without a GPU there are no CUDA graphs: see test_step.py."""
-    calls = []
-    monkeypatch.setattr(torch, "compile", lambda function, **options: calls.append(options) or function)
-    monkeypatch.setattr(fused_functions, "missing_tool", lambda device_type: None)
-    with steps_of(tiny(train__compile=setting), shards, str(tmp_path)) as (run, _):
-        assert [options["mode"] for options in calls] == modes
-        assert fused_functions._Choice.compiles == (setting != "off") and not run.holds_gradients
 
 
 def gradients_of(config, shards, output, world, count):
@@ -100,33 +86,23 @@ def test_the_host_waits_for_nothing_in_a_step_on_a_gpu(setting, passes, shards, 
 
 @CPU_COMPILER
 @pytest.mark.slow
-def test_compiled_code_is_kept_and_taken_up(shards, tiny, tmp_path, monkeypatch, caplog):
-    """Two runs, each with compiled code of its own only, as in pods with nothing in common but the folder."""
-    caplog.set_level(logging.INFO, "compile")
-    # The box loss and its gradient are enough to see it by.
-    monkeypatch.setattr(focal, "focal_and_gradient_", focal.focal_and_gradient_.__wrapped__)
-    monkeypatch.setattr(anchor_matching, "_match", anchor_matching._match.__wrapped__)
-    output = str(tmp_path / "run")
-    saved, loaded = [], []
-    for place in ("one", "other"):
-        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / place))
-        torch.compiler.reset()
-        torch._dynamo.utils.counters.clear()
-        config = tiny(train__compile="loss", train__compile_cache=True, train__epochs=1)
-        train(config, shards, output, resume="none")
-        graphs = torch._dynamo.utils.counters["inductor"]
-        saved.append(graphs["fxgraph_cache_miss"])
-        loaded.append(graphs["fxgraph_cache_hit"])
-        assert Path(output, "compiled.bin").stat().st_size > 1000
-    assert saved[0] > 0 and loaded == [0, saved[0]] and saved[1] == 0
-    assert caplog.text.count("took up compiled code from") == 1
+def test_compiled_code_outlives_the_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "one"))
+    uri = str(tmp_path / "run" / "compiled.bin")
+    assert not loop.load_compiled(uri)
+    torch.compile(lambda x: (x * 2 + 1).sin())(torch.ones(8))
+    assert loop.save_compiled(uri)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "two"))
+    assert loop.load_compiled(uri) and any((tmp_path / "two").rglob("*"))
 
 
-def test_nothing_compiled_is_kept_unless_asked_for(shards, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr("trainer.training.loop.load_compiled", pytest.fail)
-    monkeypatch.setattr("trainer.training.loop.save_compiled", pytest.fail)
-    train(tiny(train__epochs=1), shards, str(tmp_path))
-    assert not (tmp_path / "compiled.bin").exists()
+@pytest.mark.parametrize("asked", [False, True])
+def test_compiled_code_is_loaded_and_saved_on_request(asked, shards, tiny, tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(loop, "load_compiled", lambda uri: calls.append("load"))
+    monkeypatch.setattr(loop, "save_compiled", lambda uri: calls.append("save") or True)
+    train(tiny(train__epochs=2, train__compile_cache=asked), shards, str(tmp_path))
+    assert calls == (["load", "save"] if asked else [])
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="torch without NCCL cannot")

@@ -46,22 +46,19 @@ def test_it_ends_after_as_many_epochs_without_a_better_score(scored, shards, tin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("patience", "epochs"), [(0, 6), (4, 6), (3, 5)])
-def test_with_more_patience_it_goes_on(scored, patience, epochs, shards, tiny, tmp_path, caplog):
-    result = train(tiny(**QUICK, train__patience=patience), shards, str(tmp_path))
-    assert (result["epochs"], result["ended_early"]) == (epochs, epochs < 6)
-    # What ended because nothing became better need not be longer; the others were best at their end.
-    assert bool(result["advice"]) == ("train longer: --set train.epochs=12" in caplog.text) == (epochs == 6)
+def test_with_more_patience_it_ends_later(scored, shards, tiny, tmp_path, caplog):
+    result = train(tiny(**QUICK, train__patience=4), shards, str(tmp_path))
+    assert (result["epochs"], result["ended_early"]) == (6, False)
+    assert result["advice"] and "train longer: --set train.epochs=12" in caplog.text
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signalled", [7, 12])
-def test_stopped_and_resumed_it_ends_at_the_same_step(scored, signalled, shards, tiny, tmp_path, monkeypatch):
+def test_stopped_and_resumed_it_ends_at_the_same_step(scored, shards, tiny, tmp_path, monkeypatch):
     config = tiny(**QUICK, train__patience=2)
     whole = train(config, shards, str(tmp_path / "whole"))
     parts = str(tmp_path / "parts")
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        stop_after(patch, signalled)
+        stop_after(patch, 7)
         train(config, shards, parts)
     result = train(config, shards, parts)
     assert {**result, "seconds": 0, "images_per_second": 0, "checkpoint": "", "resumed_from": 0} == {
@@ -69,16 +66,6 @@ def test_stopped_and_resumed_it_ends_at_the_same_step(scored, signalled, shards,
     }  # fmt: skip
     assert losses(parts) == losses(str(tmp_path / "whole"))
     assert_same_weights(final_weights(parts), final_weights(str(tmp_path / "whole")))
-
-
-@pytest.mark.slow
-def test_a_run_that_ended_early_is_found_finished_until_it_may_go_on(scored, shards, tiny, tmp_path):
-    config = tiny(**QUICK, train__patience=2)
-    train(config, shards, str(tmp_path))
-    again = train(config, shards, str(tmp_path))
-    assert again["resumed_from"] == again["steps"] == 12 and again["ended_early"]
-    on = train(tiny(**QUICK, train__patience=4), shards, str(tmp_path))
-    assert on["resumed_from"] == 12 and on["steps"] == 18 and not on["ended_early"]
 
 
 def test_without_a_validation_split_it_is_refused(shards, tiny, tmp_path, monkeypatch):

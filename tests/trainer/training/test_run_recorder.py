@@ -46,18 +46,6 @@ def run(tiny, tmp_path):
     log.close()
 
 
-def held(monkeypatch, name):
-    """Hold a function of the recorder back until the event that is returned is set."""
-    free, function = threading.Event(), getattr(run_recorder, name)
-
-    def waiting(*arguments, **options):
-        assert free.wait(20)
-        return function(*arguments, **options)
-
-    monkeypatch.setattr(run_recorder, name, waiting)
-    return free
-
-
 def test_training_goes_on_and_the_state_of_then_is_written(run, tiny, monkeypatch):
     each, folder = run
     write, free = checkpoint.write_step, threading.Event()
@@ -86,7 +74,8 @@ def test_the_truth_is_read_once(run, tiny):
 
 def test_a_score_belongs_to_the_state_that_was_saved(run, tiny, monkeypatch):
     each, folder = run
-    free = held(monkeypatch, "evaluate_coco")
+    free, evaluate = threading.Event(), run_recorder.evaluate_coco
+    monkeypatch.setattr(run_recorder, "evaluate_coco", lambda *a, **o: free.wait(20) and evaluate(*a, **o))
     state = state_of(6, tiny(), 1.0)
     each.save(state)
     each.score(lambda: TRUTH, found(0))
@@ -126,15 +115,6 @@ def test_the_last_weights_are_kept_where_nothing_validates(run, tiny):
     each.wait()
     best = checkpoint.read(str(folder / "best.pt"))
     assert best["metrics"] == {} and best["model"]["weight"].tolist() == [1.5, 1.5]
-
-
-def test_closing_finishes_what_was_asked_for(tiny, tmp_path):
-    log = TrainingLog(str(tmp_path), 0)
-    each = Recorder(tiny(), str(tmp_path), log, {})
-    each.save(state_of(6, tiny(), 1.0))
-    each.close()
-    log.close()
-    assert checkpoint.read_latest(str(tmp_path / "checkpoints"))["step"] == 6
 
 
 def test_a_log_forgets_validations_that_are_repeated(tmp_path):

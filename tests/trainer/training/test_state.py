@@ -7,9 +7,8 @@ from torch import multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.base.errors import ConfigError
-from trainer.launching.distributed import World
-from trainer.training.loop import train
-from trainer.training.state import TrainState, _check_sync_batchnorm
+from trainer.launching.distributed import SINGLE, World
+from trainer.training.state import TrainState
 
 
 def means(state):
@@ -50,25 +49,9 @@ def test_running_statistics_are_rank_0s_once_they_are_read(average, tiny, tmp_pa
     assert by_rank[0][1] == by_rank[1][1]
 
 
-def test_synchronised_batchnorm_with_one_process_is_plain_and_told(tiny, shards, tmp_path, caplog):
-    config = tiny(model__sync_batchnorm=True, train__epochs=1)
-    assert train(config, shards, str(tmp_path))["steps"] == 6
-    assert "model.sync_batchnorm is of no use with one process" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("rank", "local_processes", "warned"), [(0, "4", True), (1, "4", False), (0, "2", False), (0, None, True)]
-)
-def test_synchronised_batchnorm_on_one_node_is_told_once(
-    tiny, monkeypatch, caplog, rank, local_processes, warned
-):
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    if local_processes:
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", local_processes)
-    config = tiny(model__sync_batchnorm=True)
-    _check_sync_batchnorm(config, World(rank, 4, torch.device("cuda", 0)))
-    assert ("wait for all 4 processes" in caplog.text) == warned
-    assert not warned or "train.batch_size (4)" in caplog.text
+def test_synchronised_batchnorm_has_no_effect_with_one_process(tiny, caplog):
+    TrainState(tiny(model__sync_batchnorm=True), 3, SINGLE)
+    assert "model.sync_batchnorm has no effect" in caplog.text
 
 
 def test_synchronised_batchnorm_on_several_cpus_is_refused(tiny):

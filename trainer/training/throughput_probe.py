@@ -1,7 +1,7 @@
-"""How fast this machine trains a detector: a few passes of made-up images, in processes of their own.
+"""Measures how fast this machine trains a detector: a few passes of artificial images, in other processes.
 
-`python -m trainer.training.machine_speed` reads {"config": its JSON, "classes": a number} and writes
-images per second.
+`python -m trainer.training.throughput_probe` reads {"config": JSON, "classes": number} and prints images per
+second.
 """
 
 import dataclasses
@@ -22,26 +22,18 @@ from trainer.model import fused_functions
 from trainer.training.batch_fitting import Trial, memory
 from trainer.training.state import TrainState
 
-SECONDS = 3.0
-"""How long it measures, after a first pass."""
+_SECONDS = 3.0
+"""Duration of the measurement, after a first pass."""
 _BOXES = 8
-"""Of an image, as photographs have them."""
-_LONGEST_WAIT = 180.0
-"""For the answers of all processes, in seconds."""
+"""Boxes of an image, as in photographs."""
+_TIMEOUT = 180.0
+"""Seconds to wait for the results of all processes."""
 
 
-def images_per_second(config: Config, classes: int, device: torch.device, seconds: float = SECONDS) -> float:
-    """Measure forward and backward passes of one process on made-up images.
+def images_per_second(config: Config, classes: int, device: torch.device, seconds: float = _SECONDS) -> float:
+    """Measure forward and backward passes of one process; 0 if not even one pass fits into the GPU's memory.
 
-    Args:
-        config: its model, image size, batch size and precision count. Nothing is compiled and no weights are
-            fetched.
-        classes: of the data.
-        device: where it trains.
-        seconds: how long, at least; one pass is made in any case.
-
-    Returns:
-        Images per second; 0 where not even one pass fits into the GPU's memory.
+    Nothing is compiled or downloaded.
     """
     model = dataclasses.replace(config.model, weights="", sync_batchnorm=False)
     config = dataclasses.replace(config, model=model)
@@ -49,7 +41,7 @@ def images_per_second(config: Config, classes: int, device: torch.device, second
     trial = Trial(config, TrainState(config, classes, World(0, 1, device)), memory(device), _BOXES)
     start, images = time.perf_counter(), config.train.batch_size
     if device.type == "cpu" and trial(1) and time.perf_counter() - start > seconds:
-        images = 1  # Nobody should wait for more of them: a CPU is as fast with one.
+        images = 1  # A slow CPU; the batch size makes little difference.
     elif not trial(images):  # The first pass chooses kernels, and is slower.
         return 0.0
     start, passes, elapsed = time.perf_counter(), 0, 0.0
@@ -62,35 +54,27 @@ def images_per_second(config: Config, classes: int, device: torch.device, second
 
 
 def measure(config: Config, classes: int, processes: int) -> float:
-    """Return images per second that processes of this machine train side by side; 0 if that fails.
-
-    Their memory is free again when the training begins.
-
-    Args:
-        config: as it would be trained.
-        classes: of the data.
-        processes: of the training, each with its share of the cores or a GPU.
-    """
+    """Return images per second of processes that train on this machine at the same time; 0 on failure."""
     request = json.dumps({"config": parsing.to_json(config), "classes": classes})
     threads = {"OMP_NUM_THREADS": str(threads_of_process(processes))}
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "trainer.training.machine_speed"],
+            [sys.executable, "-m", "trainer.training.throughput_probe"],
             env={**threads, **os.environ, "LOCAL_RANK": str(rank)}, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )
         for rank in range(processes)
     ]  # fmt: skip
     try:
-        for process in started:  # All of them first: they are to share the machine.
+        for process in started:  # All of them first, so that they run at the same time.
             with suppress(BrokenPipeError):
                 assert process.stdin is not None
                 process.stdin.write(request)
                 process.stdin.close()
                 process.stdin = None
-        until = time.monotonic() + _LONGEST_WAIT
-        answers = [process.communicate(timeout=until - time.monotonic())[0] for process in started]
-        rates = [float(answer.split()[-1]) for answer in answers]
+        end = time.monotonic() + _TIMEOUT
+        outputs = [process.communicate(timeout=end - time.monotonic())[0] for process in started]
+        rates = [float(output.split()[-1]) for output in outputs]
     except (subprocess.SubprocessError, ValueError, IndexError):
         return 0.0
     finally:

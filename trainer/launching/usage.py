@@ -1,8 +1,6 @@
-"""Meters what a process, and those that it starts, use from some point on, and keeps it in a small record.
+"""Usage records: duration, GPUs, and bytes from and to servers of a process and its children.
 
-The record is written when its place is known, every minute from then on, and at the end: what a process
-used that is killed is known but for its last minute. A store that does not take it costs a warning, never the
-work.
+A record is written every minute and at the end. A store that cannot be written costs only a warning.
 """
 
 import logging
@@ -12,37 +10,81 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from trainer import storage
 from trainer.base import traffic
 from trainer.base.errors import KubedetError
 from trainer.base.safe_text import whole_number
 from trainer.base.temporary_folders import TemporaryFolder
-from trainer.launching.usage.record import Record
-
-_LOG = logging.getLogger("usage")
+from trainer.storage import records
 
 FOLDER = "KUBEDET_USAGE"
-"""Environment variable of a training's nodes: URI of the folder that receives their records."""
-
-DEVICES = Path("/dev")
-
+"""Environment variable of a training's nodes: URI of the folder for their records."""
+_DEVICES = Path("/dev")
 _INTERVAL_SECONDS = 60.0
-"""Time between two writes of the record."""
-_PATIENCE = 15.0
-"""Seconds that the end of the work may wait for the record to be written."""
+_END_SECONDS = 15.0
+"""Longest time that the end of the work waits for the last record."""
+_LOG = logging.getLogger("usage")
 
 
-def visible_gpus(devices: Path = DEVICES, environment: Mapping[str, str] = os.environ) -> list[str] | None:
-    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; None if unknown.
+FORM = storage.Form(
+    "usage", 1,
+    {
+        "run": str, "step": str, "rank": int, "began": str, "ended": bool, "seconds": float, "nodes": int,
+        "read": int, "written": int,
+    },
+    remedy="delete it: the other records of the run remain",
+)  # fmt: skip
 
-    This reads the device files, because importing PyTorch takes seconds. A container has those of its GPUs.
+
+@dataclass(frozen=True)
+class Record:
+    """Usage of one process and its children."""
+
+    run: str
+    """Id of the run."""
+    step: str
+    """Name of the step, e.g. "train"."""
+    rank: int
+    """Number of the node, in a step with several."""
+    began: str
+    """Start in UTC, as ISO 8601."""
+    ended: bool
+    """Whether it ended; the record of a killed process is up to a minute old."""
+    seconds: float
+    """Duration."""
+    nodes: int
+    """1, or 0 for a process that only waited for machines with other records."""
+    gpus: int | None
+    """Number of GPUs; None if unknown."""
+    read: int
+    """Bytes received from servers."""
+    written: int
+    """Bytes sent to servers."""
+
+    def encoded(self) -> bytes:
+        """Return the record as JSON with its hash."""
+        return records.encode({"kind": FORM.kind, "version": FORM.version, **asdict(self)})
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> "Record":
+        """Return a record from parsed JSON; keys of later versions are ignored."""
+        known: dict[str, Any] = {name: fields.get(name) for name in cls.__dataclass_fields__}
+        return cls(**known)
+
+
+def visible_gpus(devices: Path = _DEVICES, environment: Mapping[str, str] = os.environ) -> list[str] | None:
+    """Return the GPUs of this process, named as in CUDA_VISIBLE_DEVICES; None if unknown.
+
+    It reads the device files, because importing PyTorch takes seconds.
     """
     files = [path for path in devices.glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()]
     if not files:
-        # AMD's GPUs and those of a Windows host share one file, however many there are.
+        # All AMD GPUs share one file, as do those of a Windows host.
         return None if any((devices / name).exists() for name in ("kfd", "dxg")) else []
     if (chosen := environment.get("CUDA_VISIBLE_DEVICES")) is None:
         return [str(number) for number in range(len(files))]
@@ -56,12 +98,7 @@ def visible_gpus(devices: Path = DEVICES, environment: Mapping[str, str] = os.en
 
 
 class Meter:
-    """Meters from when it is made until `end`.
-
-    Args:
-        step: whose work it is.
-        every: seconds between two writes of the record.
-    """
+    """Measures the usage of a step from its construction until `end`; writes `every` so many seconds."""
 
     def __init__(self, step: str, *, every: float = _INTERVAL_SECONDS) -> None:
         self._step, self._every = step, every
@@ -74,12 +111,12 @@ class Meter:
         self._thread = threading.Thread(target=self._keep_record, name="usage", daemon=True)
 
     def keep(self, folder: str, run: str, *, processes: int = 0, nodes: int = 1, rank: int = 0) -> None:
-        """Keep the record in a folder from now on.
+        """Write the record into a folder from now on.
 
         Args:
             folder: its URI.
             run: the run's id.
-            processes: that compute on a GPU each, where there are GPUs.
+            processes: number of processes, each of which uses a GPU if there are GPUs.
             nodes: see `Record.nodes`.
             rank: see `Record.rank`.
         """
@@ -93,7 +130,7 @@ class Meter:
         self._thread.start()
 
     def record(self, *, ended: bool = False) -> Record:
-        """Return what was used so far."""
+        """Return the usage so far."""
         read, written = traffic.total(self._folder.path)
         return Record(
             self._run, self._step, self._rank, self._began.isoformat(timespec="seconds"), ended,
@@ -101,11 +138,11 @@ class Meter:
         )  # fmt: skip
 
     def end(self) -> None:
-        """Write the record for the last time, and meter no more."""
+        """Write the last record."""
         self._is_over = True
         self._wake.set()
         if self.uri:
-            self._thread.join(_PATIENCE)
+            self._thread.join(_END_SECONDS)
             if self._thread.is_alive():
                 _LOG.warning("%s is not written: the store is too slow", self.uri)
         traffic.count_in(None)
@@ -122,26 +159,22 @@ class Meter:
             storage.write_bytes(self.uri, self.record(ended=ended).encoded())
         except (KubedetError, OSError) as error:
             if not self._has_warned:
-                _LOG.warning("what this step uses cannot be kept in %s: %s", self.uri, error)
+                _LOG.warning("the usage of this step cannot be written to %s: %s", self.uri, error)
             self._has_warned = True
 
 
 def begin(step: str) -> Meter | None:
-    """Begin to meter a step's work; None, with a warning, where there is no room even for that."""
+    """Start a meter; None, with a warning, if there is no temporary folder."""
     try:
         return Meter(step)
     except OSError as error:
-        _LOG.warning("what this step uses is not metered: %s", error)
+        _LOG.warning("the usage of this step is not measured: %s", error)
         return None
 
 
 @contextmanager
 def of_node(processes: int) -> Iterator[None]:
-    """Meter this node of a training while the block runs, where the environment names a folder for it.
-
-    Args:
-        processes: of the training on this node.
-    """
+    """Measure this node of a training while the block runs, if FOLDER is set."""
     folder = os.environ.get(FOLDER, "")
     meter = begin("train") if folder else None
     if meter is None:

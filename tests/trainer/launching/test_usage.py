@@ -9,9 +9,8 @@ from patience import until
 
 from trainer import storage
 from trainer.base import traffic
-from trainer.launching.usage import meter as meters
-from trainer.launching.usage.meter import Meter, visible_gpus
-from trainer.launching.usage.record import FORM, Record
+from trainer.launching import usage
+from trainer.launching.usage import FORM, Meter, Record, visible_gpus
 
 
 def records(folder):
@@ -32,22 +31,14 @@ def test_a_record_tells_what_was_used(tmp_path):
     assert traffic.FOLDER not in os.environ
 
 
-def test_an_unknown_number_of_gpus_is_none_in_the_record(tmp_path, monkeypatch):
-    monkeypatch.setattr(meters, "visible_gpus", lambda: None)
+@pytest.mark.parametrize(("processes", "visible", "gpus"), [(0, 3, 0), (2, 3, 2), (5, 3, 3), (2, None, None)])
+def test_each_process_uses_a_gpu(processes, visible, gpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(usage, "visible_gpus", lambda: visible and ["0"] * visible)
     meter = Meter("train")
-    meter.keep(str(tmp_path), "run-1", processes=2)
+    meter.keep(str(tmp_path), "run-1", processes=processes)
     meter.end()
     (record,) = records(tmp_path)
-    assert record.gpus is None
-
-
-def test_a_step_has_as_many_gpus_as_it_has_processes_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(meters, "visible_gpus", lambda: ["0", "1", "2"])
-    for processes in (0, 2, 5):
-        meter = Meter("train")
-        meter.keep(str(tmp_path), "run-1", processes=processes)
-        assert meter.record().gpus == min(processes, 3)
-        meter.end()
+    assert record.gpus == gpus
 
 
 @pytest.mark.parametrize(
@@ -68,7 +59,7 @@ def test_without_nvidia_devices_there_is_no_gpu_or_an_unknown_number(tmp_path):
 
 KILLED = """
 import sys, time
-from trainer.launching.usage.meter import Meter
+from trainer.launching.usage import Meter
 meter = Meter("prepare", every=0.02)
 meter.keep(sys.argv[1], "run-1")
 print("kept", flush=True)
@@ -92,17 +83,17 @@ def test_a_store_that_does_not_take_it_costs_a_warning_and_not_the_work(tmp_path
     meter.keep(str(tmp_path / "file"), "run-1")
     until(lambda: caplog.records)
     meter.end()
-    assert "what this step uses cannot be kept" in caplog.text
+    assert "the usage of this step cannot be written" in caplog.text
     assert len(caplog.records) == 1
 
 
 def test_a_node_of_a_training_meters_where_its_environment_says(tmp_path, monkeypatch):
     monkeypatch.setenv("PET_NODE_RANK", "2")
-    with meters.of_node(4):
+    with usage.of_node(4):
         assert traffic.FOLDER not in os.environ
     assert not list(tmp_path.iterdir())
-    monkeypatch.setenv(meters.FOLDER, str(tmp_path / "usage" / "run-7"))
-    with pytest.raises(SystemExit), meters.of_node(4):
+    monkeypatch.setenv(usage.FOLDER, str(tmp_path / "usage" / "run-7"))
+    with pytest.raises(SystemExit), usage.of_node(4):
         traffic.read(7)
         sys.exit(143)
     (record,) = records(tmp_path / "usage" / "run-7")
