@@ -61,13 +61,13 @@ def coco(tmp_path, jpeg):
 
 
 @pytest.mark.slow
-@examples(200)
+@examples(100)
 @given(spoiled(COCO), st.sampled_from(["bbox", "segmentation"]))
 def test_coco(coco, capsys, tree, boxes_from):
     coco(as_json(tree), capsys, "--set", f"data.boxes_from={boxes_from}")
 
 
-@examples(60)
+@examples(30)
 @given(st.one_of(damaged(as_json(COCO)), deep.map(str.encode), values.map(as_json)))
 def test_bytes_of_coco(coco, capsys, content):
     coco(content, capsys)
@@ -89,14 +89,14 @@ def test_an_id_of_coco_of_more_than_64_bits(coco, capsys, number, where):
 
 
 @pytest.mark.slow
-@examples(80)
+@examples(40)
 @given(odd_texts, odd_texts)
 def test_names_of_classes(coco, capsys, first, second):
     categories = [{"id": 7, "name": first}, {"id": 9, "name": second}]
     coco(as_json(COCO | {"categories": categories}), capsys)
 
 
-@examples(60)
+@examples(30)
 @given(odd_texts)
 @example("a" * 6000)
 @example("日本" * 3000)
@@ -107,7 +107,7 @@ def test_names_in_pictures(text):
 
 
 @pytest.mark.slow
-@examples(80)
+@examples(40)
 @given(damaged(VOC.encode()))
 @example(b"<a>" * 100_000)
 @example(b"<annotation>" + b"<object>" * 50_000)
@@ -127,7 +127,7 @@ BOMB = b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(
 
 
 @pytest.mark.slow
-@examples(100)
+@examples(50)
 @given(damaged(YOLO), damaged(LABELS))
 @example(BOMB + b"path: *i\ntrain: *i\nnames: *i\n", LABELS)
 @example(b"train: .\nnc: 999999999999\n", LABELS)
@@ -151,7 +151,7 @@ def test_csv_and_hierarchies_of_open_images(mirror, capsys):  # noqa: F811
     files = sorted(path for path in (mirror / "base").rglob("*") if path.is_file())
     whole = {path: path.read_bytes() for path in files}
 
-    @examples(100)
+    @examples(50)
     @given(st.data(), st.sampled_from(files))
     def inspect(data, path):
         path.write_bytes(data.draw(damaged(whole[path])))
@@ -188,7 +188,7 @@ def test_archives(tmp_path, jpeg, capsys, kind):
     whole = packed(kind, jpeg)
     numbers = iter(range(10**9))
 
-    @examples(30)
+    @examples(20)
     @given(damaged(whole))
     def inspect(content):
         path = tmp_path / f"{next(numbers)}.{kind}"  # One that is unpacked is not looked at again.

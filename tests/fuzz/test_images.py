@@ -46,7 +46,7 @@ def test_damaged_images(tmp_path, form):
     read_all(data)
     path = tmp_path / "image"
 
-    @examples(60)
+    @examples(30)
     @given(damaged(data))
     def read(content):
         path.write_bytes(content)

@@ -10,26 +10,12 @@ from components.launchers.render import TARGETS
 from components.launchers.spec import JobSpec
 
 SPEC = {
-    "name": "a",
-    "image": "b:1",
-    "command": ["python", "-V"],
-    "nodes": 2,
-    "gpus": 1,
-    "env": {"A": "b"},
-    "mounts": [{"claim": "c", "path": "/data"}],
-    "secret_env": [{"name": "K", "secret": "s", "key": "k"}],
-    "labels": {"team": "x"},
-    "network": {"profile": "tcp"},
-    "tolerations": [{"key": "gpu"}],
-    "grace_seconds": 5,
-    "elastic": {"min_nodes": 1, "max_nodes": 3},
-    "cpu_limit": "4",
-    "memory_limit": "8Gi",
-    "spread": [{}],
-    "resources": {"a.b/c": 1},
-    "working_dir": "/x",
-    "ttl": None,
-}
+    "name": "a", "image": "b:1", "command": ["python", "-V"], "nodes": 2, "gpus": 1, "env": {"A": "b"},
+    "mounts": [{"claim": "c", "path": "/data"}], "secret_env": [{"name": "K", "secret": "s", "key": "k"}],
+    "labels": {"team": "x"}, "network": {"profile": "tcp"}, "tolerations": [{"key": "gpu"}],
+    "grace_seconds": 5, "elastic": {"min_nodes": 1, "max_nodes": 3}, "cpu_limit": "4", "memory_limit": "8Gi",
+    "spread": [{}], "resources": {"a.b/c": 1}, "working_dir": "/x", "ttl": None,
+}  # fmt: skip
 FIELDS = sorted(JobSpec.__dataclass_fields__)
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{chr(98 + level)}: &{chr(98 + level)} [{','.join(['*' + chr(97 + level)] * 9)}]\n" for level in range(8)
@@ -49,14 +35,14 @@ def render(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@examples(200)
+@examples(100)
 @given(spoiled(SPEC), st.sampled_from(TARGETS))
 def test_specifications(render, tree, target):
     render(as_json(tree), target)
 
 
 @pytest.mark.slow
-@examples(100)
+@examples(50)
 @given(st.one_of(damaged(yaml.safe_dump(SPEC).encode()), deep.map(str.encode), values.map(as_json)))
 def test_bytes_of_specifications(render, content):
     render(content)
@@ -79,7 +65,7 @@ def test_a_grace_that_is_no_number_of_seconds(render, number, capsys):
 
 @pytest.mark.slow
 @pytest.mark.extra
-@examples(80)
+@examples(40)
 @given(
     st.sampled_from(
         [*FIELDS, "network.profile", "mounts.0.path", "env.A", "elastic.min_nodes", "tolerations.9999.key"]

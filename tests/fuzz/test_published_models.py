@@ -50,7 +50,7 @@ def test_spoiled_metadata(models, capsys):
     root, odd = models
     metadata = json.loads((odd / "v1" / bundle.METADATA).read_text())
 
-    @examples(40)
+    @examples(20)
     @given(spoiled(metadata))
     def run(tree):
         (odd / "v1" / bundle.METADATA).write_bytes(as_json(tree))
@@ -65,7 +65,7 @@ def test_spoiled_current(models, capsys):
     root, odd = models
     current = json.loads((odd / "current").read_text())
 
-    @examples(40)
+    @examples(20)
     @given(st.one_of(spoiled(current).map(as_json), damaged(as_json(current)), values.map(as_json)))
     def run(content):
         (odd / "current").write_bytes(content)
@@ -79,7 +79,7 @@ def test_damaged_checksums(models, capsys):
     root, odd = models
     sums = (odd / "v1" / bundle.CHECKSUMS).read_bytes()
 
-    @examples(30)
+    @examples(20)
     @given(damaged(sums))
     def run(content):
         (odd / "v1" / bundle.CHECKSUMS).write_bytes(content)

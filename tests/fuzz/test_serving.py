@@ -47,7 +47,7 @@ def ask(tmp_path_factory):
             yield send
 
 
-@examples(120)
+@examples(60)
 @given(st.one_of(spoiled(REQUEST), spoiled(SMALL)), st.booleans())
 def test_requests(ask, tree, binary):
     text = as_json(tree)
@@ -55,13 +55,13 @@ def test_requests(ask, tree, binary):
     ask("/v2/models/pets/infer", text + pixels, {HEADER: str(len(text))} if binary else {})
 
 
-@examples(60)
+@examples(30)
 @given(st.one_of(damaged(as_json(REQUEST)), deep.map(str.encode), values.map(as_json)))
 def test_bytes_of_requests(ask, content):
     ask("/v2/models/pets/infer", content)
 
 
-@examples(40)
+@examples(20)
 @given(
     st.one_of(st.integers().map(str), st.sampled_from(["", "-1", "9" * 30, "9" * 5000, "1e3", "0x1", " 5"]))
 )
@@ -69,7 +69,7 @@ def test_headers(ask, length):
     ask("/v2/models/pets/infer", as_json(REQUEST), {HEADER: length})
 
 
-@examples(60)
+@examples(30)
 @given(odd_texts)
 def test_names_of_models(ask, name):
     from urllib.parse import quote
@@ -81,7 +81,7 @@ def test_images(ask):
     buffer = io.BytesIO()
     Image.new("RGB", (40, 30), "red").save(buffer, "PNG")
 
-    @examples(60)
+    @examples(30)
     @given(damaged(buffer.getvalue()))
     def run(content):
         ask("/detect", content)

@@ -41,7 +41,7 @@ def test_damaged_checkpoints(tmp_path, capsys):
     torch.save(state(), path)
     whole = path.read_bytes()
 
-    @examples(40)
+    @examples(20)
     @given(damaged(whole))
     def run(content):
         path.write_bytes(content)
@@ -51,14 +51,14 @@ def test_damaged_checkpoints(tmp_path, capsys):
     run()
 
 
-@examples(150)
+@examples(75)
 @given(spoiled(json.loads(parsing.to_json(recipes.load("debug", {})))))
 def test_configurations(tree):
     error = tried(lambda: parsing.from_json(as_json(tree)))
     assert not isinstance(error, Exception) or (isinstance(error, ConfigError) and error.fix)
 
 
-@examples(60)
+@examples(30)
 @given(damaged(parsing.to_json(recipes.load("debug", {})).encode()))
 def test_bytes_of_configurations(content):
     error = tried(lambda: parsing.from_json(content))
@@ -74,7 +74,7 @@ def test_damaged_weights(tmp_path, name):
     save_file(tensors, path) if name.endswith("safetensors") else torch.save(tensors, path)
     whole = path.read_bytes()
 
-    @examples(40)
+    @examples(20)
     @given(damaged(whole))
     def run(content):
         path.write_bytes(content)

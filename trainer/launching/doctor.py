@@ -1,7 +1,4 @@
-"""Checks the machine of a training process (limits, /dev/shm, networks, GPUs, RDMA), or of a local run.
-
-It reads what the kernel and PyTorch report and changes nothing; only `output` is written to.
-"""
+"""Checks the machine of a training process (limits, /dev/shm, networks, GPUs, RDMA), or of a local run."""
 
 import fcntl
 import ipaddress
@@ -29,15 +26,15 @@ _CAP_IPC_LOCK = 14  # linux/capability.h
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
           "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}  # fmt: skip
 _LEAST_LIMITS = {"nofile": 65536, "nproc": 4096}
-"""Open files and processes of a user; with less, a training with many loader processes may fail."""
+"""Recommended limits of open files and of processes."""
 _FREE_MEMORY, _FREE_DISK = 3 * 2**30, 2**30
-"""What a run of the recipe `debug` on the sample needs with two processes."""
+"""Requirements of the recipe `debug` on the sample with two processes."""
 _PACKAGES = {
     "": ("torch", "torchvision", "pycocotools", "simplejpeg"),
     "pipeline": ("kfp",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
 }
-"""Packages that a run imports, by the extra of kubedet that installs them."""
+"""Packages of a run, by the extra that installs them."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +46,11 @@ class Needs:
     rdma: bool = False
     """Whether an RDMA device and unlimited locked memory are needed."""
     interface: str = ""
-    """Network interface that the processes use; empty is any."""
+    """Network interface of the processes; empty is any."""
     shared_memory: int = 0
     """Bytes of /dev/shm."""
     output: str = ""
-    """URI of a folder to be written; empty checks none."""
+    """URI of a folder that must be writable, if any."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +59,10 @@ class Check:
 
     title: str
     state: Literal["ok", "warning", "missing"]
-    """warning: not available, but not required; missing: required, but not available."""
+    """warning: not available; missing: not available although required."""
     detail: str
     fix: str = ""
-    """What to do; empty if the state is ok."""
+    """Remedy; empty if the state is ok."""
 
     def __str__(self) -> str:
         line = f"{self.state:8} {self.title}: {self.detail}"
@@ -85,7 +82,7 @@ def examine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
 
 
 def check_machine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
-    """Run the checks of a local run: devices and limits that one machine does not need are left out."""
+    """Run the checks of a local run, without warnings about devices and limits of clusters."""
     packages = _packages()
     yield packages
     yield _memory(root)
@@ -103,7 +100,7 @@ def size(text: str) -> int:
     """Parse an amount of memory like 8Gi or 64M; returns bytes.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it has another form.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMGT]|[KMGT]i)?", text)
     if match is None:
@@ -144,9 +141,9 @@ def _shared_memory(needs: Needs, root: Path) -> Check:
         detail = f"no /dev/shm: {error.strerror}"
         return Check("shared memory", "missing", detail, "mount a memory volume there")
     total, free = file_system.f_frsize * file_system.f_blocks, file_system.f_frsize * file_system.f_bavail
-    asked = f"; {_gib(required)} asked for" if required else ""
+    wanted = f"; {_gib(required)} required" if required else ""
     return _check(
-        "shared memory", f"{_gib(total)} in /dev/shm, {_gib(free)} free{asked}",
+        "shared memory", f"{_gib(total)} in /dev/shm, {_gib(free)} free{wanted}",
         good=total >= max(required, 2**30), needed=total < required,
         fix="set shared_memory of the job (the default of a container is 64 MiB, too little for NCCL)",
     )  # fmt: skip
@@ -156,7 +153,7 @@ def _interfaces(needs: Needs) -> Check:
     by_name = addresses()
     detail = "; ".join(f"{name} {' '.join(each) or 'without address'}" for name, each in by_name.items())
     if needs.interface:
-        good, detail = bool(by_name.get(needs.interface)), f"{needs.interface} asked for; there are {detail}"
+        good, detail = bool(by_name.get(needs.interface)), f"{needs.interface} required; there are {detail}"
     else:
         good = any(each for name, each in by_name.items() if name != "lo")
     return _check(
@@ -199,7 +196,7 @@ def _gpus(needs: Needs, root: Path) -> Check:
             torch.ones(1, device=f"cuda:{index}").item()
         except RuntimeError as error:
             broken.append(f"device {index}: {first_line(error)}")
-    required = f" of {needs.gpus} asked for" if needs.gpus else ""
+    required = f" of {needs.gpus} required" if needs.gpus else ""
     detail = f"{count}{required} {', '.join(kinds)} ({versions})".replace("  ", " ")
     return _check(
         "GPUs", "; ".join([detail, *broken]), good=0 < count >= needs.gpus and not broken,
@@ -229,12 +226,12 @@ def _locked_memory(needs: Needs, root: Path) -> Check:
     return _check(
         "locked memory", detail, good=endless or exempt, needed=needs.rdma,
         fix="RDMA registers memory (ibv_reg_mr): set the container runtime's limit memlock to unlimited "
-        "on the nodes; a user other than root does not get IPC_LOCK by asking for it",
+        "on the nodes; IPC_LOCK has no effect for users other than root",
     )  # fmt: skip
 
 
 def _rdma(needs: Needs, root: Path) -> Iterator[Check]:
-    """Check the RDMA devices, and whether they can read a GPU's memory: by nvidia_peermem, or by DMA-BUF."""
+    """Check the RDMA devices, and GPUDirect: by nvidia_peermem, or by DMA-BUF."""
     ports, active = [], False
     for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
         state, link, rate = (_text(port / name).strip() for name in ("state", "link_layer", "rate"))
@@ -242,17 +239,17 @@ def _rdma(needs: Needs, root: Path) -> Iterator[Check]:
         active |= "ACTIVE" in state
     verbs = sorted((root / "dev/infiniband").glob("uverbs*"))
     usable = [path for path in verbs if os.access(path, os.R_OK | os.W_OK)]
-    devices = [f"{len(usable)} of {len(verbs)} /dev/infiniband/uverbs* may be used"] if ports else []
+    devices = [f"{len(usable)} of {len(verbs)} /dev/infiniband/uverbs* are usable"] if ports else []
     yield _check(
         "RDMA devices", "; ".join(ports + devices) or "none", good=active and bool(usable), needed=needs.rdma,
-        fix="ask for the cluster's RDMA resource (resources of the job, e.g. rdma/hca=1) and its network; "
+        fix="request the cluster's RDMA resource (resources of the job, e.g. rdma/hca=1) and its network; "
         "a port must be ACTIVE",
     )  # fmt: skip
     driver = _text(root / "proc/driver/nvidia/version")
     if driver and ports:
         peermem, open_modules = (root / "sys/module/nvidia_peermem").exists(), "Open Kernel Module" in driver
         how = "the module nvidia_peermem is loaded" if peermem else "by DMA-BUF: the driver is the open one"
-        lost = "nvidia_peermem is not loaded: data goes through the memory of the host"
+        lost = "nvidia_peermem is not loaded: data goes through host memory"
         yield _check(
             "GPUDirect RDMA", how if peermem or open_modules else lost, good=peermem or open_modules,
             fix="load it on the nodes: `modprobe nvidia-peermem`, or driver.rdma.enabled of the GPU operator",
@@ -282,12 +279,12 @@ def _memory(root: Path) -> Check:
 
 
 def _disk(uri: str) -> Check:
-    """Check the free space for data and runs; those in a bucket need none here."""
-    place = Path(storage.absolute(uri)) if uri and storage.is_local(uri) else Path.cwd()
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
+    """Check the free space for local data and runs."""
+    folder = Path(storage.absolute(uri)) if uri and storage.is_local(uri) else Path.cwd()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
     return _check(
-        "disk", f"{free / 2**30:.1f} GiB free at {place}", good=free >= _FREE_DISK,
+        "disk", f"{free / 2**30:.1f} GiB free at {folder}", good=free >= _FREE_DISK,
         fix="free space there, or choose another --data-root and --output",
     )  # fmt: skip

@@ -49,9 +49,9 @@ def test_this_machine_lacks_nothing_that_is_not_asked_for():
 def test_what_is_asked_for_and_not_there_is_missing():
     checks = look(gpus=1000, interface="nosuch0", shared_memory=2**60)
     for title, seen in (
-        ("GPUs", "of 1000 asked for"),
-        ("network interfaces", "nosuch0 asked for"),
-        ("shared memory", "asked for"),
+        ("GPUs", "of 1000 required"),
+        ("network interfaces", "nosuch0 required"),
+        ("shared memory", "required"),
     ):
         assert checks[title].state == "missing" and checks[title].fix and seen in checks[title].detail
 
