@@ -59,7 +59,7 @@ def test_a_running_job_is_looked_into(kubedet, fake_cluster):
     code, out, _ = kubedet("doctor", "--job", "a", *words)
     assert code == 1
     assert "ok       a-master-0: shared memory: " in out
-    assert "missing  a-master-0: network interfaces: net77 asked for" in out
+    assert "missing  a-master-0: network interfaces: net77 required" in out
     assert "missing  a-master-0: GPUs: " in out
 
 
