@@ -3,15 +3,13 @@
 A file that is written appears whole under its name or not at all. Modules for servers are imported when they
 are first used.
 
-    uris.py          names; FileState
-    local.py         local files
-    objects.py       files on servers: read, written, listed and deleted
-    location.py      buckets, and how obstore reaches them
-    environment.py   endpoints, keys, proxies and waiting times; hub.py: the Hugging Face hub
-    failures.py      refusals of servers as errors with remedies
-    web.py           files of web servers, by a client that connects only where url_policy.py allows it
-    cache.py         local copies
-    records.py       kubedet's JSON files: hash, version and form
+    uris.py         names; FileState
+    local.py        local files
+    objects.py      files on servers, through obstore; location.py: buckets; environment.py: settings
+    web.py          files of web servers, by a client that connects only where url_policy.py allows it
+    failures.py     refusals of servers as errors with remedies
+    cache.py        local copies
+    records.py      kubedet's JSON files: hash, version and form
 """
 
 import secrets
@@ -96,7 +94,7 @@ def read_within(uri: str, policy: "UrlPolicy") -> bytes:
     """Return the content of a file whose address comes from data.
 
     Raises:
-        StorageError: the address is not allowed, or the file is missing, too large or cannot be reached.
+        StorageError: the policy refuses the address; the file is missing, too large or cannot be reached.
     """
     policy.check(uri)
     if scheme(uri) not in WEB:
@@ -162,11 +160,8 @@ def read_json(uri: str, form: Form | None = None) -> Any:
 def write_bytes(uri: str, data: bytes | memoryview, *, sync: bool = True, confirm: bool = False) -> None:
     """Write a file whole or not at all.
 
-    Args:
-        uri: the file.
-        data: its content.
-        sync: wait until a local disk has stored it.
-        confirm: read back what a store got, and write it again if it differs.
+    `sync` waits until a local disk has stored it; `confirm` reads back what a store got, and writes it again
+    if it differs.
 
     Raises:
         StorageError: it cannot be written (disk full, refused).
@@ -185,8 +180,7 @@ def write_json(uri: str, obj: Any, *, indent: int | None = None) -> None:
 def create(uri: str, data: bytes) -> bool:
     """Write a file only if there is none; return whether it was written.
 
-    Of several writers one succeeds, on local disks and in stores with conditional writes (`If-None-Match`).
-    In other stores the last of several simultaneous writers wins.
+    Of several writers one succeeds; in stores without conditional writes (`If-None-Match`), the last one.
 
     Raises:
         StorageError: it cannot be written.
@@ -200,11 +194,7 @@ def new_file(
 ) -> Iterator[Path]:
     """Give a temporary path; its content becomes that of the URI when the block ends without an exception.
 
-    Args:
-        uri: the file.
-        sync: wait until a local disk has stored it.
-        sha256: returns the content's hash after the block, if the writer knows it.
-        confirm: see `write_bytes`.
+    `sha256` returns the content's hash after the block, if the caller knows it; the rest: see `write_bytes`.
 
     Raises:
         StorageError: it cannot be written; also for an OSError inside the block.
@@ -238,10 +228,8 @@ def upload(source: str | Path, uri: str, *, confirm: bool = False) -> None:
 def local_copy(uri: str, cache_dir: Path | None = None, *, sha256: str = "") -> Path:
     """Return a local file with the URI's content: itself if local, else a cached download.
 
-    Args:
-        uri: the file. If it changes on the server, it is downloaded again.
-        cache_dir: where downloads are kept; by default the cache of all processes, see `cache.FOLDER`.
-        sha256: what its hash must be; "" for the hash that the store has, if any.
+    Its hash must be `sha256`, or, without one, the hash that the store has, if any. A file that changed on
+    the server is downloaded again. `cache_dir` is used instead of the cache of all processes.
 
     Raises:
         DamagedError: its hash differs.
@@ -306,10 +294,7 @@ def remove_stale(uri: str) -> None:
 
 
 def check_writable(uri: str) -> None:
-    """Write a small file into a folder, read it and delete it.
-
-    Args:
-        uri: the folder; a local one is created if it is missing.
+    """Write a small file into a folder, which is created if it is local, read it and delete it.
 
     Raises:
         StorageError: one of the three is refused.

@@ -1,12 +1,11 @@
 """Local copies of files on servers, in a folder of bounded size that all processes of a machine share.
 
 <folder>/<64 hex><rest>                a complete copy; its time is its last use
-<folder>/<64 hex><rest>-<bytes>.part/  a copy that is being written
-<folder>/locks/<2 hex>                 locked while a copy whose name starts so is written
-<folder>/locks/room                    locked while space is freed
+<folder>/<64 hex><rest>-<bytes>.part   a copy that is being written
+<folder>/lock                          locked while space is freed
 
-Users of a copy hold a shared flock(2) on it, and locked copies are not evicted. These locks end with the
-process.
+A copy is locked with flock(2) while it is written or used, and only copies without a lock are evicted. Locks
+end with their process.
 """
 
 import errno
@@ -18,6 +17,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -43,7 +43,8 @@ _NODES_SHARE = 0.2
 """Of the disk that a pod shares with its node: the kubelet evicts pods if less than 0.15 is free of the file
 system that holds containers (its default for imagefs.available)."""
 _COPY = re.compile(r"[0-9a-f]{64}")
-_PART = ".part"
+_PART = re.compile(r"-(\d+)\.part$")
+_WAIT_SECONDS = 0.05
 
 _IN_USE = 32
 """Copies that stay locked by this process: a caller opens the path later, maybe more than once."""
@@ -53,7 +54,7 @@ _held: OrderedDict[Path, int] = OrderedDict()
 
 
 class Busy(Exception):
-    """Another process or thread writes this copy, or one whose name starts alike."""
+    """Another process or thread writes this copy."""
 
 
 class Full(OSError):
@@ -64,14 +65,10 @@ class Full(OSError):
 
 
 def local_copy(uri: str, state: FileState, folder: Path | None, sha256: str) -> Path:
-    """Return the copy of a file; download it if there is none of this version.
+    """Return the copy of a file in a folder; download it if there is none of this version.
 
-    Args:
-        uri: the file.
-        state: its current state.
-        folder: the caller's folder, which has no limit; None for the shared one, where the least recently
-            used copies make room, but none that this process got lately.
-        sha256: what the hash must be; "" for the hash that the store has, if any.
+    In the shared folder (None) the least recently used copies make room, but not those that this process got
+    lately.
 
     Raises:
         StorageError: the file cannot be read, or the copy cannot be written.
@@ -117,11 +114,7 @@ def _name(uri: str, state: FileState) -> str:
 
 
 class Copies:
-    """The copies in one folder, which any number of threads and processes may use.
-
-    Args:
-        folder: where copies are kept; by default see FOLDER. It is created when a copy is added.
-        limit: most bytes of all copies; by default see LIMIT.
+    """The copies in a folder (by default see FOLDER) with at most `limit` bytes (by default see LIMIT).
 
     Raises:
         ConfigError: the environment's limit is not a number.
@@ -138,11 +131,9 @@ class Copies:
         return self.folder / name
 
     def open(self, name: str, size: int) -> int | None:
-        """Return a descriptor that keeps a copy from being evicted; None if there is no copy.
+        """Return a descriptor that keeps a copy from being evicted; None if there is none of this size.
 
-        Args:
-            name: 64 hexadecimal digits that identify the content, and any suffix.
-            size: its bytes; a copy of another size is removed.
+        A name is 64 hexadecimal digits that identify the content, and any suffix.
         """
         try:
             descriptor = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC)
@@ -162,39 +153,41 @@ class Copies:
     def add(self, name: str, size: int, write: Callable[[Path], object], *, needed: bool = False) -> int:
         """Write a copy, unless there is one, and return a descriptor as `open` does.
 
-        Args:
-            name: as for `open`.
-            size: its bytes.
-            write: writes the whole content to a path, or raises.
-            needed: wait for another writer of the copy, and exceed the limit if all copies are in use.
+        A needed copy waits for another writer, and exceeds the limit if all copies are in use.
 
         Raises:
-            Busy: another process writes it, and it is not needed.
+            Busy: another process or thread writes it, and it is not needed.
             OSError: the folder cannot be written; Full if there is no room, and it is not needed.
         """
-        for folder in (self.folder, self.folder / "locks"):  # `parents` would ignore the mode.
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self._locked(name[:2], wait=needed) as is_locked:
-            if not is_locked:
-                raise Busy
-            descriptor = self.open(name, size)
-            if descriptor is not None:
-                return descriptor
-            part = self.folder / f"{name}-{size}{_PART}"
-            shutil.rmtree(part, ignore_errors=True)  # From a killed process.
-            with self._locked("room"):
-                if not self._make_room(size) and not needed:
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        part = self.path(f"{name}-{size}.part")
+        while True:
+            with self._room_locked():  # No other process creates, renames or evicts a file meanwhile.
+                descriptor = self.open(name, size)
+                if descriptor is not None:
+                    return descriptor
+                writer = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                if _lock_alone(writer):
+                    if self._make_room(size) or needed:
+                        break
+                    part.unlink()
+                    os.close(writer)
                     raise Full
-                part.mkdir()
-            try:
-                write(part / "file")
-                # Locked before it has its name, so that it cannot be evicted in between.
-                descriptor = os.open(part / "file", os.O_RDONLY | os.O_CLOEXEC)
-                fcntl.flock(descriptor, fcntl.LOCK_SH)
-                (part / "file").replace(self.path(name))
-                return descriptor
-            finally:
-                shutil.rmtree(part, ignore_errors=True)
+                os.close(writer)
+            if not needed:
+                raise Busy
+            time.sleep(_WAIT_SECONDS)
+        try:
+            write(part)
+            with self._room_locked():
+                part.replace(self.path(name))
+                fcntl.flock(writer, fcntl.LOCK_SH)
+            return writer
+        except BaseException:
+            with self._room_locked():
+                part.unlink(missing_ok=True)
+                os.close(writer)
+            raise
 
     def drop(self, name: str) -> None:
         """Remove a damaged copy; processes that have it open can read on."""
@@ -212,61 +205,57 @@ class Copies:
         return min(_DEFAULT_LIMIT, room // 2, max(room - spared, room // 10))
 
     def _copies(self) -> list[tuple[float, int, Path]]:
-        """Return time of last use, size and path of all copies, the least recently used first."""
+        """Return time of last use, size and path of all copies, the least recently used first.
+
+        A copy that is being written counts with its final size.
+        """
         copies = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):
                     if _COPY.match(entry.name) and entry.is_file(follow_symlinks=False):
-                        state = entry.stat()
-                        copies.append((state.st_mtime, state.st_size, Path(entry.path)))
+                        part, state = _PART.search(entry.name), entry.stat()
+                        size = int(part[1]) if part else state.st_size
+                        copies.append((state.st_mtime, size, Path(entry.path)))
         return sorted(copies)
 
     def _make_room(self, size: int) -> bool:
-        """Evict the least recently used copies until another one fits; return whether it does."""
-        # In this order, a copy that is finished meanwhile is counted twice rather than not at all.
-        coming = sum(self._coming(path) for path in self.folder.glob(f"*{_PART}") if path.is_dir())
+        """Evict the least recently used copies until a new one fits; return whether it does.
+
+        The new one, of `size` bytes, is there already, and locked.
+        """
         copies = self._copies()
-        excess = sum(length for _, length, _ in copies) + coming + size - self.limit()
         disk = shutil.disk_usage(self.folder)
+        excess = sum(length for _, length, _ in copies) - self.limit()
         excess = max(excess, size + min(_LEFT_FREE, disk.total // 20) - disk.free)
         for _, length, path in copies:
             if excess <= 0:
                 break
-            with suppress(FileNotFoundError, BlockingIOError):
+            with suppress(FileNotFoundError):
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # Fails if it is in use.
+                if _lock_alone(descriptor):
                     path.unlink(missing_ok=True)
                     excess -= length
-                finally:
-                    os.close(descriptor)
+                os.close(descriptor)
         return excess <= 0
 
-    def _coming(self, part: Path) -> int:
-        """Return the size of a copy that is being written; remove it if its writer was killed."""
-        name, _, size = part.name.removesuffix(_PART).rpartition("-")
-        if not _COPY.match(name):
-            return 0
-        with self._locked(name[:2], wait=False) as has_no_writer:
-            if has_no_writer:
-                shutil.rmtree(part, ignore_errors=True)
-                return 0
-        return int(size)
-
     @contextmanager
-    def _locked(self, name: str, *, wait: bool = True) -> Iterator[bool]:
-        """Hold a lock of the folder; without `wait`, give False if it is taken."""
-        descriptor = os.open(self.folder / "locks" / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def _room_locked(self) -> Iterator[None]:
+        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            is_locked = True
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                is_locked = False
-            yield is_locked
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
         finally:
             os.close(descriptor)
+
+
+def _lock_alone(descriptor: int) -> bool:
+    """Lock a file for this process alone; return whether no other process uses it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _default_folder() -> Path:

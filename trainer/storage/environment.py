@@ -65,16 +65,11 @@ _ROLES = (
 class RetryPolicy:
     """How long to wait for servers, in seconds."""
 
-    connect: float = 10.0
-    """For a connection."""
-    silence: float = 30.0
-    """Without a byte of an answer."""
-    first: float = 15.0
-    """For the first answer of a server to this process: its address may be wrong."""
-    total: float = 300.0
-    """For one request with all its retries."""
-    wait: float = 10.0
-    """The longest wait between two retries."""
+    connect: float = 10.0  # for a connection
+    silence: float = 30.0  # without a byte of an answer
+    first: float = 15.0  # for the first answer of a server to this process: its address may be wrong
+    total: float = 300.0  # for one request with all its retries
+    wait: float = 10.0  # between two retries, at most
 
 
 RETRIES = RetryPolicy()
@@ -84,14 +79,10 @@ RETRIES = RetryPolicy()
 class Settings:
     """How an S3 store is reached."""
 
-    kind: str
-    """The scheme: "s3" or "minio"."""
-    url: str
-    """http(s)://host[:port]"""
-    region: str
-    """"" if the bucket's region has to be asked for."""
-    source: str
-    """Where keys come from: "keys", "role", "file" or "" for anonymous requests."""
+    kind: str  # the scheme: "s3" or "minio"
+    url: str  # http(s)://host[:port]
+    region: str  # "" if the bucket's region has to be asked for
+    source: str  # of keys: "keys", "role", "file" or "" for anonymous requests
     key: str
     secret: str = field(repr=False)
     token: str = field(repr=False)

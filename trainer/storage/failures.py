@@ -2,7 +2,6 @@
 
 import re
 import ssl
-from collections.abc import Sequence
 
 import urllib3
 from obstore.exceptions import (
@@ -21,7 +20,7 @@ from trainer.storage.uris import CLOUDS, scheme
 BUSY = (408, 429, 500, 502, 503, 504)
 """HTTP statuses after which the same request may succeed."""
 
-_RUN_AGAIN = "check the network and the server, and run again: what is finished is kept"
+RUN_AGAIN = "check the network and the server, and run again: what is finished is kept"
 _KEYS = (
     "check the access keys in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
     "MINIO_ACCESS_KEY and MINIO_SECRET_KEY)"
@@ -62,6 +61,8 @@ class Absent(MissingError):
 class Transient(StorageError):
     """Bytes were cut off, altered or of two versions: the next try may succeed."""
 
+    passing = True
+
 
 class Changed(Transient):
     """The file changed while it was read."""
@@ -73,6 +74,8 @@ class PastEnd(Changed):
 
 class Corrupt(Transient, DamagedError):
     """The bytes do not have the expected hash."""
+
+    passing = False
 
 
 class RedirectLoop(StorageError):
@@ -87,20 +90,12 @@ def absent(uri: str) -> Absent:
 
 def changed(uri: str, kind: type[Changed] = Changed) -> Changed:
     """Return the error for a file that changed while it was read."""
-    return kind(f"{uri} changed while it was read", fix="run again when nobody writes to it", passing=True)
+    return kind(f"{uri} changed while it was read", fix="run again when nobody writes to it")
 
 
-def not_kept(uri: str, reason: str) -> Transient:
-    """Return the error for an object that a store acknowledged but does not return."""
-    fix = "look at the store's log and disks, and run again: it is written again"
-    message = f"{uri} was written, and the store acknowledged it, but {reason}"
-    return Transient(message, fix=fix, passing=True)
-
-
-def redirect_loop(uri: str, hops: Sequence[str]) -> RedirectLoop:
-    """Return the error for an address that is redirected without end."""
-    message = f"cannot read {uri}: it is redirected without end: {' -> '.join(hops)}"
-    return RedirectLoop(message, fix="correct the address, or the server: it is no use to try again")
+def cut_off(uri: str, reason: object) -> Transient:
+    """Return the error for an answer that ended too early."""
+    return Transient(f"cannot read {uri}: the connection broke off ({reason})", fix=RUN_AGAIN)
 
 
 def is_panic(error: BaseException) -> bool:
@@ -130,7 +125,7 @@ def translate(error: BaseException, uri: str, verb: str) -> StorageError:
     code = next(iter(re.findall(r"<Code>(\w+)</Code>", text)), "")
     if code in _TRANSIENT:
         fix = "the store got other bytes than were sent: check the network and the proxies on the way to it"
-        return Transient(f"cannot {verb} {uri}: {code}", fix=fix, passing=True)
+        return Transient(f"cannot {verb} {uri}: {code}", fix=fix)
     if isinstance(error, FileNotFoundError) or status == 404:
         if code not in ("NoSuchBucket", "ContainerNotFound") and verb in ("read", "delete"):
             return absent(uri)
@@ -158,7 +153,7 @@ def _no_status(error: BaseException, uri: str, verb: str) -> StorageError:
         fix = "rename the object: no '.', no '..' and nothing empty between slashes"
         return StorageError(f"refused name under {uri}: {first_line}", fix=fix)
     is_network = isinstance(error, BaseError)
-    fix = _RUN_AGAIN if is_network else "check the URI, and the endpoint and the keys in the environment"
+    fix = RUN_AGAIN if is_network else "check the URI, and the endpoint and the keys in the environment"
     return StorageError(f"cannot {verb} {uri}: {first_line}", fix=fix, passing="HTTP error" in str(error))
 
 
@@ -174,17 +169,12 @@ def web_refusal(status: int, uri: str) -> StorageError:
     return kind(f"cannot read {uri}: the server answers {status}", fix=fix, passing=busy)
 
 
-def cut_off(uri: str, reason: object) -> Transient:
-    """Return the error for an answer that ended too early."""
-    return Transient(f"cannot read {uri}: the connection broke off ({reason})", fix=_RUN_AGAIN, passing=True)
-
-
 def no_answer(uri: str, error: BaseException) -> StorageError:
     """Return the error for a server from which urllib3 gets no answer."""
     cause = error.reason if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason else error
     if isinstance(cause, urllib3.exceptions.SSLError | ssl.SSLError):
         return _untrusted(uri, cause)
-    reason, fix = f"the connection broke off ({cause})", _RUN_AGAIN
+    reason, fix = f"the connection broke off ({cause})", RUN_AGAIN
     if isinstance(cause, urllib3.exceptions.ProxyError):
         reason = "the proxy does not answer"
         fix = "check HTTP_PROXY, HTTPS_PROXY and NO_PROXY in the environment"

@@ -105,16 +105,9 @@ def new_file(uri: str, *, sync: bool = True) -> Iterator[Path]:
 
 
 def write_bytes(uri: str, data: bytes | memoryview, *, sync: bool) -> None:
-    """Write a file; faster than `new_file`, since there may be millions."""
-    with _temporary(uri) as (temporary, target):
-        with open(temporary, "wb", buffering=0) as file:
-            left = memoryview(data)
-            while left:
-                left = left[file.write(left) :]
-            if sync:
-                os.fsync(file.fileno())
-        # A network disk reports that it is full only when the file is closed.
-        os.replace(temporary, target)
+    """Write a file."""
+    with new_file(uri, sync=sync) as path:
+        path.write_bytes(data)
 
 
 def create(uri: str, data: bytes) -> bool:
@@ -221,13 +214,9 @@ def _walk(folder: Path, prefix: str, recursive: bool) -> Iterator[tuple[str, Fil
                         yield from _walk(folder / entry.name, f"{prefix}{entry.name}/", recursive)
                 elif not (entry.name.startswith(".") and entry.name.endswith(".tmp")) and entry.is_file():
                     yield prefix + entry.name, _state(entry.stat())
-            except FileNotFoundError:
-                continue
             except OSError as error:
-                if error.errno != errno.ELOOP:
+                if error.errno not in _ABSENT:
                     raise
-                # A link to itself is listed, so that an error names it when it is read.
-                yield prefix + entry.name, FileState(0, 0.0, "loop")
 
 
 def _state(status: os.stat_result) -> FileState:

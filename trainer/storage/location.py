@@ -23,21 +23,15 @@ _CREDENTIAL_SECONDS = 10.0
 
 
 class Location:
-    """A bucket or container.
-
-    Args:
-        uri: of anything in it.
+    """The bucket or container of a URI.
 
     Raises:
         StorageError: the URI or the environment cannot be used, or the server does not answer.
     """
 
-    reader: ObjectStore
-    """For short requests: objects of a few megabytes, parts, listings."""
-    writer: ObjectStore
-    """For long requests: while a body is sent no byte of an answer arrives."""
-    gives_ranges = True
-    """Whether the store gives parts of objects; some answer with the whole object."""
+    reader: ObjectStore  # for short requests: objects of a few megabytes, parts, listings
+    writer: ObjectStore  # for long requests: while a body is sent, no byte of an answer arrives
+    gives_ranges = True  # some stores answer with the whole object
 
     def __init__(self, uri: str) -> None:
         check_place(uri)
@@ -61,41 +55,33 @@ class Location:
         self.writer = _store(kind, bucket, self.server, (waits.total, 86_400.0, waits.total), options)
 
 
-def client_options(server: str, silence: float, longest: float) -> dict[str, Any]:
-    """Return obstore's client options.
-
-    Args:
-        server: the address that is connected to.
-        silence: seconds without a byte of an answer.
-        longest: seconds of one request.
-    """
-    proxy = environment.proxy_of(server)
-    return {
-        "allow_http": True,
-        "connect_timeout": timedelta(seconds=environment.RETRIES.connect),
-        "read_timeout": timedelta(seconds=silence),
-        "timeout": timedelta(seconds=longest),
-        "root_certificate": environment.authorities(),
-        "user_agent": "kubedet",
-        **({"proxy_url": proxy} if proxy else {}),
-    }
-
-
 def _store(
     kind: str, bucket: str, server: str, seconds: tuple[float, float, float], options: dict[str, Any]
 ) -> ObjectStore:
     """Return obstore's store; `seconds`: of silence, of one request, of all its retries."""
-    silence, longest, total = seconds
-    client = client_options(server, silence, longest)
+    silence, longest, total = (timedelta(seconds=each) for each in seconds)
+    waits, proxy = environment.RETRIES, environment.proxy_of(server)
+    client: Any = {
+        "allow_http": True,
+        "connect_timeout": timedelta(seconds=waits.connect),
+        "read_timeout": silence,
+        "timeout": longest,
+        "root_certificate": environment.authorities(),
+        "user_agent": "kubedet",
+    }
+    if proxy:
+        client["proxy_url"] = proxy
     if kind in CLOUDS:  # The metadata server is on this machine, not behind a proxy.
         client["proxy_excludes"] = "169.254.169.254,metadata.google.internal"
-    longest_wait = environment.RETRIES.wait
-    backoff = {
-        "init_backoff": timedelta(seconds=min(0.1, longest_wait)),
-        "max_backoff": timedelta(seconds=longest_wait),
-        "base": 2,
+    retries = {
+        "max_retries": 10_000,
+        "retry_timeout": total,
+        "backoff": {
+            "init_backoff": timedelta(seconds=min(0.1, waits.wait)),
+            "max_backoff": timedelta(seconds=waits.wait),
+            "base": 2,
+        },
     }
-    retries = {"max_retries": 10_000, "backoff": backoff, "retry_timeout": timedelta(seconds=total)}
     make: Any = {"gs": GCSStore, "az": AzureStore}.get(kind, S3Store)
     try:
         store: ObjectStore = make(bucket, client_options=client, retry_config=retries, **options)

@@ -249,6 +249,8 @@ def open_reader(uri: str, ahead: int) -> IO[bytes]:
         StorageError: it is missing or cannot be read; later too, from any of its methods.
     """
     file = in_background(partial(_File, uri))
+    if file.has_parts and file.size <= PIECE:
+        return io.BytesIO(read_buffer(uri))
     if file.has_parts:
         return io.BufferedReader(_Reader(file, ahead), 128 * 1024)
     with tempfile.NamedTemporaryFile(prefix="kubedet-") as copied:
@@ -305,21 +307,19 @@ class _Reader(io.RawIOBase):
 
     def _piece(self, number: int) -> Any:
         """Return a piece; if pieces are read in order, fetch the next ones meanwhile."""
-        size = self._file.size
         if number != self._last:
-            ahead = self._ahead if number == self._last + 1 else 0
-            for one in range(number, min(number + ahead, (size - 1) // PIECE) + 1):
+            ahead = self._ahead if number == self._last + 1 else 1
+            for one in range(number, min(number + ahead, -(-self._file.size // PIECE))):
                 if one not in self._pieces:
                     self._pieces[one] = self._threads.submit(self._file.piece, one * PIECE)
-            self._last = number
-            wanted = sorted(self._pieces, key=lambda one: (one < number, abs(one - number)))
-            for one in wanted[self._ahead + 2 :]:
+            for one in self._pieces.keys() - set(range(number - 1, number + self._ahead + 1)):
                 self._pieces.pop(one).cancel()
+            self._last = number
         data = result_of(self._pieces[number])
         if number == self._hashed and self._file.sha256:
             self._digest.update(data)
             self._hashed += 1
-            if self._hashed * PIECE >= size:
+            if self._hashed * PIECE >= self._file.size:
                 _compare(self._file.uri, self._digest.hexdigest(), self._file.sha256)
         return data
 
@@ -424,14 +424,7 @@ def write_bytes(uri: str, data: bytes | memoryview, *, confirm: bool = False) ->
 
 
 def upload(path: Path, uri: str, sha256: str = "", *, confirm: bool = False) -> None:
-    """Write a local file's content as an object, in parts if it is large.
-
-    Args:
-        path: the file.
-        uri: of the object.
-        sha256: of the content, if it is known.
-        confirm: see `write_bytes`.
-    """
+    """Write a local file's content as an object, in parts if it is large; see `write_bytes`."""
     with path.open("rb") as file:
         sha256 = sha256 or hashlib.file_digest(file, "sha256").hexdigest()
         _Upload(uri, file, path.stat().st_size, sha256, confirm).run("overwrite")
@@ -478,13 +471,18 @@ class _Upload:
         finally:
             self._ended.set()
         if self._confirm:  # Stores have lost or altered what they acknowledged.
+            problem = ""
             try:
                 for _ in _File(self._uri).blocks(self._sha256):
                     pass
             except failures.Absent:
-                raise failures.not_kept(self._uri, "it is not there") from None
+                problem = "it is not there"
             except failures.Corrupt:
-                raise failures.not_kept(self._uri, "it came back altered") from None
+                problem = "it came back altered"
+            if problem:
+                fix = "look at the store's log and disks, and run again: it is written again"
+                message = f"{self._uri} was written, and the store acknowledged it, but {problem}"
+                raise failures.Transient(message, fix=fix)
         return written
 
     def _send(self, mode: Literal["create", "overwrite"]) -> bool:

@@ -54,12 +54,7 @@ def is_sealed(data: bytes) -> bool:
 
 
 def decode(uri: str, data: bytes, form: Form | None = None) -> Any:
-    """Return the content of a JSON file, without its hash.
-
-    Args:
-        uri: the file, for errors.
-        data: its bytes.
-        form: what it must contain; None for anything.
+    """Return the content of a JSON file, without its hash; it must have the form, if there is one.
 
     Raises:
         DamagedError: it is not JSON, or its hash differs.

@@ -98,11 +98,7 @@ class UrlPolicy:
             raise Refused(f"refused {uri}: no address of a server", fix="write http://, https:// or a bucket")
 
     def check_peer(self, uri: str, peer: str) -> None:
-        """Refuse an IP address that is not public.
-
-        Args:
-            uri: the web address that leads there.
-            peer: the IP address that is about to be connected to.
+        """Refuse an IP address to which a web address leads, if it is not public.
 
         Raises:
             Refused: it is not allowed.
@@ -121,10 +117,7 @@ class UrlPolicy:
         )
 
     def check_names(self, uri: str) -> list[Any]:
-        """Look up a host, and refuse it if any of its addresses is refused.
-
-        Returns:
-            The result of `socket.getaddrinfo`: the addresses to connect to.
+        """Return the result of `socket.getaddrinfo` for a host; refuse it if any of its addresses is refused.
 
         Raises:
             OSError: the name is not known.

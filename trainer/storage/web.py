@@ -44,26 +44,17 @@ class NoRanges(Exception):
 class Part(NamedTuple):
     """A part of a file that was asked for."""
 
-    uri: str
-    """The address after redirects."""
-    size: int
-    """Of the whole file."""
+    uri: str  # after redirects
+    size: int  # of the whole file
     etag: str
-    sha256: str
-    """Of the whole file; "" if it is not known."""
-    body: Callable[[], Any]
-    """Returns the bytes; a proxy may have truncated them."""
+    sha256: str  # of the whole file; "" if it is not known
+    body: Callable[[], Any]  # returns the bytes; a proxy may have truncated them
 
 
 def part(uri: str, start: int, stop: int, etag: str = "", via: str = "") -> Part:
-    """Ask for a part of a file, or as much of it as there is, by an address from the user.
+    """Ask for bytes of a file, by an address from the user.
 
-    Args:
-        uri: the address.
-        start: the first byte.
-        stop: the byte after the last one.
-        etag: of the version that is wanted.
-        via: the address after redirects, if it is known.
+    `etag` is the version that is wanted; `via` the address after redirects, if it is known.
 
     Raises:
         NoRanges: the server gives the file only whole.
@@ -122,12 +113,7 @@ def state(uri: str) -> FileState | None:
 
 
 def read_within(uri: str, policy: UrlPolicy, most: int = MOST_BYTES) -> bytes:
-    """Return a file's content, by an address that comes from data.
-
-    Args:
-        uri: the address.
-        policy: which addresses are allowed, for it and its redirects.
-        most: bytes that the file may have.
+    """Return the content of a file of at most `most` bytes, whose address comes from data.
 
     Raises:
         Refused: an address is not allowed.
@@ -147,13 +133,9 @@ def read_within(uri: str, policy: UrlPolicy, most: int = MOST_BYTES) -> bytes:
 
 
 def problem_of(server: str, uri: str, connect: float, silence: float) -> StorageError | None:
-    """Ask a server once for any answer; return the error if there is none.
+    """Ask a server once for any answer; return the error about a URI if there is none.
 
-    Args:
-        server: its address.
-        uri: the file that is wanted, for the message.
-        connect: seconds to wait for a connection.
-        silence: seconds to wait for an answer.
+    `connect` and `silence` are seconds to wait for a connection and for an answer.
     """
     try:
         client, token = environment.web_client(server), hub.authorization(server)
@@ -221,7 +203,11 @@ def _answer(
             fix = "let it redirect to http:// or https://"
             raise Refused(f"refused {uri}: it redirects to {following}", fix=fix)
         if following in hops or len(hops) > _MOST_REDIRECTS:
-            raise failures.redirect_loop(uri, [*hops, following])
+            way = " -> ".join([*hops, following])
+            raise failures.RedirectLoop(
+                f"cannot read {uri}: it is redirected without end: {way}",
+                fix="correct the address, or the server: it is no use to try again",
+            )
         hops.append(following)
 
 
@@ -329,8 +315,8 @@ def _blocks(response: urllib3.BaseHTTPResponse, uri: str) -> Iterator[bytes]:
             yield block
             if time.monotonic() - began > environment.RETRIES.total / 2 + received / _LEAST_RATE:
                 response.close()
-                fix = "check the network and the server, and run again: what is finished is kept"
-                raise StorageError(f"cannot read {uri}: the server is too slow", fix=fix, passing=True)
+                message = f"cannot read {uri}: the server is too slow"
+                raise StorageError(message, fix=failures.RUN_AGAIN, passing=True)
     except _BROKEN as error:
         raise failures.cut_off(uri, error) from error
     if _content_length(response) not in (None, received):

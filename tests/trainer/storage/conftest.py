@@ -164,20 +164,6 @@ def _wait_for(port: int) -> None:
 
 
 @pytest.fixture
-def unhashed_store(bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A store of its own for large objects: the shared one hashes the whole object for every request."""
-    (tmp_path / "store" / "bucket").mkdir(parents=True)
-    address = f"127.0.0.1:{_free_port()}"
-    command = [str(Path(sys.executable).with_name("rclone")), "serve", "s3", "--config", "/dev/null"]
-    command += ["--etag-hash", "", "--auth-key", "key,secretsecret", "--addr", address]
-    server = subprocess.Popen([*command, str(tmp_path / "store")], stderr=subprocess.DEVNULL)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{address}")
-    yield
-    server.terminate()
-    server.wait()
-
-
-@pytest.fixture
 def interrupt_part(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Let an upload be interrupted when it comes to a part, by its number from 1."""
     inner = objects._Upload._parts

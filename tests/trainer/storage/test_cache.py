@@ -1,4 +1,4 @@
-"""Copies of remote files: the least recently used make room, and none that a process still uses."""
+"""Copies of remote files: the least recently used make room, but none that a process still uses."""
 
 import os
 import subprocess
@@ -6,44 +6,42 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from trainer import storage
-from trainer.base.errors import StorageError
+from trainer.base.errors import ConfigError, StorageError
 from trainer.storage import cache
-from trainer.storage.cache import FOLDER, LIMIT
+from trainer.storage.cache import FOLDER, LIMIT, Copies, Full
 
 SIZE = 100_000
+NAMES = [f"{digit:064x}.tar" for digit in range(4)]
 
 
 @pytest.fixture
 def server():
-    """A web server with a file of SIZE bytes for each number; notes the GETs that are no look at the size."""
+    """A web server with a file of SIZE bytes for each digit; collects the paths of GET requests."""
 
     gets = []
 
-    class Numbers(BaseHTTPRequestHandler):
+    class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self):
-            if "missing" in self.path:
-                self.send_error(404)
-                return
             self.send_response(200)
             self.send_header("Content-Length", str(SIZE))
             self.send_header("ETag", '"one"')
             self.end_headers()
 
         def do_GET(self):
-            is_look = self.headers.get("Range") == "bytes=0-0"
             self.do_HEAD()
-            if not is_look:
-                gets.append(self.path)
-                self.wfile.write(content(self.path))
+            gets.append(self.path)
+            self.wfile.write(self.path[-1].encode() * SIZE)
 
         def log_message(self, *_):
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Numbers) as http:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
         thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield f"http://127.0.0.1:{http.server_address[1]}", gets
@@ -51,13 +49,9 @@ def server():
         thread.join()
 
 
-def content(path):
-    return path[-1].encode() * SIZE
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The folder of copies, with room for two and a half; nothing is held of other tests."""
+    """The folder of copies, with room for two and a half."""
     monkeypatch.setenv(FOLDER, str(tmp_path / "copies"))
     monkeypatch.setenv(LIMIT, str(2.5 * SIZE / 1e9))
     yield tmp_path / "copies"
@@ -70,29 +64,26 @@ def let_go():
 
 
 def kept(folder):
-    return {path.name[65:] for path in folder.iterdir() if path.is_file()}
+    return {path.name[65:] for path in folder.iterdir() if path.name != "lock"}
 
 
-def test_a_file_is_copied_once(server, folder):
-    uri, gets = server
-    path = storage.local_copy(f"{uri}/a1")
-    assert path.parent == folder and path.read_bytes() == b"1" * SIZE
-    let_go()
-    assert storage.local_copy(f"{uri}/a1") == path and len(gets) == 1
-    assert path.name.endswith("-a1"), "some readers go by the name's end"
+def add(copies, name, size=1000, **options):
+    os.close(copies.add(name, size, lambda path: path.write_bytes(bytes(size)), **options))
 
 
 def test_the_least_recently_used_make_room(server, folder):
-    uri, _ = server
+    uri, gets = server
     for age, name in enumerate("12"):
-        os.utime(storage.local_copy(f"{uri}/{name}"), (age, age))
-    storage.local_copy(f"{uri}/1")  # now the second was not used for longest
+        path = storage.local_copy(f"{uri}/{name}.tar{name}")
+        assert path.parent == folder and path.name.endswith(f"-{name}.tar{name}")
+        os.utime(path, (age, age))
+    assert storage.local_copy(f"{uri}/1.tar1").read_bytes() == b"1" * SIZE and len(gets) == 2
     let_go()
     storage.local_copy(f"{uri}/3")
-    assert kept(folder) == {"1", "3"}
+    assert kept(folder) == {"1.tar1", "3"}
 
 
-def test_what_a_process_was_given_stays_even_above_the_limit(server, folder):
+def test_what_a_process_got_stays_even_above_the_limit(server, folder):
     uri, _ = server
     paths = [storage.local_copy(f"{uri}/{name}") for name in "1234"]
     assert [path.read_bytes()[:1] for path in paths] == [b"1", b"2", b"3", b"4"]
@@ -116,7 +107,7 @@ def test_another_process_keeps_what_it_uses(server, folder):
         assert kept(folder) == {"1", "4"}
         other.kill()
     storage.local_copy(f"{uri}/5")
-    assert kept(folder) == {"4", "5"}, "what a killed process used is free"
+    assert kept(folder) == {"4", "5"}, "a killed process uses nothing"
 
 
 def test_many_that_want_one_file_fetch_it_once(server, folder):
@@ -126,11 +117,11 @@ def test_many_that_want_one_file_fetch_it_once(server, folder):
     assert len(paths) == 1 and len(gets) == 1
 
 
-def test_a_folder_of_the_callers_own_keeps_all_and_holds_nothing(server, folder, tmp_path):
-    uri, _ = server
+def test_the_callers_folder_keeps_all_and_holds_nothing(server, folder, tmp_path):
     for name in "1234":
-        storage.local_copy(f"{uri}/{name}", tmp_path / "mine")
+        storage.local_copy(f"{server[0]}/{name}", tmp_path / "mine")
     assert len(kept(tmp_path / "mine")) == 4 and not cache._held
+    assert (tmp_path / "mine").stat().st_mode & 0o077 == 0
 
 
 def test_a_folder_that_cannot_be_written_is_named(server, folder):
@@ -138,3 +129,96 @@ def test_a_folder_that_cannot_be_written_is_named(server, folder):
     with pytest.raises(StorageError, match=f"cannot write {folder}") as caught:
         storage.local_copy(f"{server[0]}/1")
     assert caught.value.fix
+
+
+def test_settings_of_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.setenv(LIMIT, "1.5")
+    assert Copies().folder == tmp_path and Copies().limit() == 1_500_000_000
+    monkeypatch.delenv(LIMIT)
+    assert 0 < Copies().limit() <= 100 * 10**9
+    for wrong in ("many", "-1", "inf"):
+        monkeypatch.setenv(LIMIT, wrong)
+        with pytest.raises(ConfigError, match=LIMIT):
+            Copies()
+
+
+@pytest.mark.parametrize(("free", "alone", "in_a_pod"), [(400, 100, 100), (150, 75, 50), (90, 45, 9)])
+def test_a_pod_leaves_its_node_enough_disk(monkeypatch, tmp_path, free, alone, in_a_pod):
+    disk = SimpleNamespace(total=500 * 10**9, free=free * 10**9)
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: disk)
+    monkeypatch.delenv(LIMIT, raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert Copies(tmp_path).limit() == alone * 10**9
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert Copies(tmp_path).limit() == in_a_pod * 10**9
+
+
+def test_only_copies_are_evicted(tmp_path):
+    """A user may name a folder that holds other files."""
+    mine = [tmp_path / "train-00000.tar", tmp_path / "notes.part" / "file"]
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(5000))
+        os.utime(path, (5, 5))
+    copies = Copies(tmp_path, 1000)
+    for name in NAMES[:2]:
+        add(copies, name)
+    assert all(path.is_file() for path in mine)
+    assert not copies.path(NAMES[0]).exists() and copies.path(NAMES[1]).exists()
+
+
+def test_a_nearly_full_disk_counts_before_the_limit(monkeypatch, tmp_path):
+    copies = Copies(tmp_path, 10**12)
+    add(copies, NAMES[0])
+    disk = SimpleNamespace(total=10**6, free=0)
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: disk)
+    with pytest.raises(Full):
+        add(copies, NAMES[1])
+    assert not copies.path(NAMES[0]).exists()
+
+
+def test_needed_copies_exceed_the_limit_and_are_the_first_to_go(tmp_path):
+    copies = Copies(tmp_path, 10)
+    with pytest.raises(Full):
+        add(copies, NAMES[0])
+    add(copies, NAMES[0], needed=True)
+    add(copies, NAMES[1], needed=True)
+    assert [path.name for path in tmp_path.glob("*.tar")] == [NAMES[1]]
+
+
+def test_a_copy_that_is_evicted_while_it_is_opened_is_none(monkeypatch, tmp_path):
+    copies = Copies(tmp_path, 10**6)
+    add(copies, NAMES[0])
+    flock = cache.fcntl.flock
+
+    def evicted(descriptor, kind):
+        copies.path(NAMES[0]).unlink()
+        flock(descriptor, kind)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cache.fcntl, "flock", evicted)
+        assert copies.open(NAMES[0], 1000) is None
+
+
+def test_a_failed_write_leaves_nothing(tmp_path):
+    def write(path):
+        path.write_bytes(b"half")
+        raise StorageError("the line is cut")
+
+    with pytest.raises(StorageError, match="cut"):
+        Copies(tmp_path, 10**6).add(NAMES[0], 1000, write)
+    assert os.listdir(tmp_path) == ["lock"]
+
+
+def test_a_default_folder_of_another_user_is_refused(monkeypatch, tmp_path):
+    monkeypatch.delenv(FOLDER, raising=False)
+    monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path))
+    folder = Copies().folder
+    assert folder.parent == tmp_path
+    theirs = os.getuid() + 1
+    monkeypatch.setattr(cache.os, "getuid", lambda: theirs)
+    Path(tmp_path, f"kubedet-cache-{theirs}").mkdir()
+    with pytest.raises(StorageError, match="belongs to another user") as caught:
+        Copies()
+    assert FOLDER in str(caught.value)

@@ -99,13 +99,6 @@ def test_a_server_that_is_not_there(proxy, monkeypatch, hurried):
 
 
 @pytest.mark.slow
-def test_a_name_that_is_not_known(proxy, monkeypatch, hurried):
-    hurried(total=60, connect=20, silence=20)
-    error = at(monkeypatch, "http://store.invalid:9000")
-    assert "'store.invalid'" in error.message and "DNS" in error.fix
-
-
-@pytest.mark.slow
 def test_a_server_that_is_silent_from_the_start(proxy, monkeypatch, hurried):
     hurried(total=60)
     with socket.create_server(("127.0.0.1", 0)) as server:

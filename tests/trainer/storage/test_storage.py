@@ -1,8 +1,6 @@
 import hashlib
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,17 +13,6 @@ from trainer.storage import records
 
 def everything_under(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-
-
-@pytest.mark.parametrize(
-    ("uri", "local"),
-    [
-        ("/a/b", True), ("a/b", True), ("file:///a", True), ("FILE:/a", True), ("s3://b/k", False),
-        ("minio://b/k", False), ("https://h/x", False),
-    ],
-)  # fmt: skip
-def test_is_local(uri, local):
-    assert storage.is_local(uri) is local
 
 
 def test_file_uri_is_a_path(tmp_path):
@@ -107,22 +94,6 @@ def test_a_full_disk_is_named_with_its_remedy(tmp_path):
     assert everything_under(tmp_path) == []
 
 
-def test_a_file_that_grows_too_large_leaves_nothing(tmp_path):
-    code = (
-        "import resource, signal, sys; from trainer import storage\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "from trainer.base.errors import StorageError\n"
-        "try: storage.write_bytes(sys.argv[1], bytes(5000))\n"
-        "except StorageError as error: print(error)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "x")], capture_output=True, text=True, check=True
-    )
-    assert "File too large" in done.stdout
-    assert everything_under(tmp_path) == []
-
-
 def test_stale_temporary_files_are_removed_and_fresh_ones_left(tmp_path):
     old, fresh = tmp_path / ".a.1-x.tmp", tmp_path / ".b.1-x.tmp"
     old.write_bytes(b"")
@@ -171,13 +142,6 @@ def test_minio_uris_take_their_own_endpoint(bucket, monkeypatch):
     monkeypatch.setenv("MINIO_ENDPOINT", endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     assert storage.read_bytes("minio://bucket/x") == b"1"
-
-
-def test_the_web_is_read_only():
-    with pytest.raises(StorageError, match="read only"):
-        storage.write_bytes("http://host/x", b"")
-    with pytest.raises(StorageError, match="cannot list"):
-        storage.list_files("http://host/x")
 
 
 def test_what_is_known_of_a_file(bucket, tmp_path):

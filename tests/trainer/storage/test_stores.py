@@ -70,6 +70,7 @@ def test_what_is_not_there_is_named(any_store, request):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("any_store", ["seaweedfs"], indirect=True)
 def test_the_same_data_makes_the_same_shards(any_store, tmp_path):
     config = recipes.load("debug", {"data.processes": 1}).data
 

@@ -6,8 +6,6 @@ import hashlib
 import os
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -129,30 +127,6 @@ def test_a_slow_link_takes_a_large_part(slow_taker, bucket, hurried, monkeypatch
     monkeypatch.setenv("AWS_ENDPOINT_URL", address)
     storage.write_bytes("s3://bucket/x", content)
     assert taken == content
-
-
-@pytest.mark.slow
-def test_memory_does_not_grow_with_the_file(unhashed_store, tmp_path):
-    with (tmp_path / "x").open("wb") as file:
-        file.truncate(64 * 2**20)
-    code = (
-        "import resource, sys; from pathlib import Path\n"
-        "from trainer import storage; from trainer.storage import objects\n"
-        "objects.PIECE = objects.PART = 2**18\n"
-        "storage.write_bytes('s3://bucket/small', b'')\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "storage.upload(sys.argv[1], 's3://bucket/x')\n"
-        "storage.local_copy('s3://bucket/x', Path(sys.argv[2]))\n"
-        "with storage.open_reader('s3://bucket/x') as file:\n"
-        "    while file.read(2**20): pass\n"
-        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "x"), str(tmp_path / "cache")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 40
 
 
 @pytest.mark.parametrize("links", [True, False])
