@@ -29,7 +29,7 @@ _EXTRA = {
 def main() -> None:
     """Import all our modules, compare versions with the requirements, run one operator."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--extras", default="", help="extras that must be there, parted by commas")
+    parser.add_argument("--extras", default="", help="required extras, separated by commas")
     extras = [extra for extra in parser.parse_args().extras.split(",") if extra]
     if os.getuid() == 0:
         sys.exit("error: the image's user is root")
@@ -46,9 +46,8 @@ def _check_versions(extras: list[str]) -> None:
     wrong = []
     for text in requires("kubedet") or []:
         requirement = Requirement(text)
-        if requirement.marker and not any(
-            requirement.marker.evaluate({"extra": extra}) for extra in ["", *extras]
-        ):
+        environments = [{"extra": extra} for extra in ("", *extras)]
+        if requirement.marker and not any(map(requirement.marker.evaluate, environments)):
             continue
         try:
             installed = version(requirement.name)
@@ -66,23 +65,13 @@ def _check_versions(extras: list[str]) -> None:
 def modules_for(extras: list[str]) -> list[str]:
     """Return the names of our modules that need no other extras."""
     absent = [name for name, extra in _EXTRA.items() if extra not in extras]
-    return [
-        name
-        for package in ("trainer", "components", "operations", "pipelines")
-        for name in _modules(package, absent)
-    ]
-
-
-def _modules(package: str, absent: list[str]) -> list[str]:
-    if package in absent:
-        return []
-    names = [package]
-    for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
-        if module.ispkg:
-            names += _modules(module.name, absent)
-        elif module.name not in absent and not module.name.endswith("__main__"):
-            names.append(module.name)
-    return names
+    names = []
+    for package in {"trainer", "components", "operations", "pipelines"}.difference(absent):
+        path = importlib.import_module(package).__path__
+        modules = pkgutil.walk_packages(path, f"{package}.", onerror=lambda name: None)
+        names += [package, *(module.name for module in modules)]
+    left_out = tuple(f"{name}." for name in absent)
+    return [name for name in sorted(names) if not f"{name}.".startswith(left_out) and "__main__" not in name]
 
 
 def _check_torch() -> None:

@@ -94,13 +94,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--project", type=Path, required=True, help="folder of pyproject.toml")
     parser.add_argument("--output", type=Path, required=True, help="folder for the files")
-    parser.add_argument("--extras", default="", help="optional dependencies, parted by commas")
-    parser.add_argument(
-        "--lock", type=Path, required=True, help="file with what the image needs, with hashes"
-    )
-    parser.add_argument(
-        "--hashes", default="1", help="empty: take files of these versions, whatever they are"
-    )
+    parser.add_argument("--extras", default="", help="optional dependencies, separated by commas")
+    parser.add_argument("--lock", type=Path, required=True, help="requirements of the image, with hashes")
+    parser.add_argument("--hashes", default="1", help="empty: do not check hashes")
     options = parser.parse_args()
     files = plan(
         tomllib.loads((options.project / "pyproject.toml").read_text())["project"],
