@@ -53,12 +53,8 @@ def _correct(spec: Spec) -> None:
     pass_parameters(spec)
     inline_conditions(spec)
     for component in spec["components"].values():
-        inputs, outputs = component.get("inputDefinitions", {}), component.get("outputDefinitions", {})
-        for items in (
-            inputs.get("parameters", {}),
-            inputs.get("artifacts", {}),
-            outputs.get("artifacts", {}),
-        ):
+        inputs = component.get("inputDefinitions", {})
+        for items in (inputs.get("parameters", {}), inputs.get("artifacts", {})):
             for name in items.keys() & parameters.STEP_ARGUMENTS.keys():
                 items[name]["description"] = parameters.STEP_ARGUMENTS[name]
     for name, parameter in spec["root"]["inputDefinitions"]["parameters"].items():
