@@ -50,10 +50,9 @@ class Tile(NamedTuple):
 
 
 class Composition(NamedTuple):
-    """A picture of several samples."""
+    """A picture of several samples, in one layer or two that are blended."""
 
     layers: tuple[tuple[Tile, ...], ...]
-    """One, or two that are blended; each covers the square."""
     share: int
     """Of the first layer, in 1/256."""
 
@@ -64,15 +63,7 @@ class Augmentation:
     def __init__(
         self, config: LoaderConfig, stream: SampleStream, sizes: np.ndarray, *, seed: int, epochs: int | None
     ) -> None:  # fmt: skip
-        """Prepare.
-
-        Args:
-            config: sizes and probabilities.
-            stream: of the training.
-            sizes: width and height of the samples in their split, [N, 2].
-            seed: of the run.
-            epochs: of the whole training; None if it has no end.
-        """
+        """Prepare for samples with these widths and heights, [N, 2]; `epochs` is None without an end."""
         self._config, self._stream, self._sizes, self._seed = config, stream, sizes, seed
         self._plain = dataclasses.replace(
             config, scale=[1.0, 1.0], brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0
@@ -115,7 +106,6 @@ class Augmentation:
         )
 
     def _index(self, place: Place) -> int:
-        """Return the index of a sample in its split."""
         return place.sample % len(self._sizes)
 
     def config(self, epoch: int) -> LoaderConfig:

@@ -19,7 +19,7 @@ from trainer.data.plausibility import merged
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import ROW, RawManifest
 from trainer.data.samples import RawRow, bbox_of
-from trainer.data.shard_folder import INDEX, ShardIndex, read_index
+from trainer.data.shard_folder import INDEX, ShardIndex, listing_faults, read_index
 from trainer.data.shard_index import ShardDataset
 
 _LARGEST, _QUALITY = 1600, 95
@@ -58,24 +58,19 @@ def open_view(text: str, config: DataConfig | None = None) -> "Shards | RawImage
             return Shards(read_index(folder))
         if _is_record(folder, raw_folder.MANIFEST, "raw"):
             return RawImages(raw_folder.read_manifest(folder))
-        _refuse_unfinished(folder)
+        names = storage.list_states(folder)
+        shards_begun = any(
+            name.endswith(".tar") and f"{name.removesuffix('.tar')}.json" in names for name in names
+        )
+        if shards_begun or _is_record(folder, raw_folder.PLAN, "plan"):
+            step = "shard" if shards_begun else "download"
+            raise DataError(
+                f"{folder} is incomplete: the {step} step has not finished",
+                fix="run it again: it continues its work",
+            )
         if remote and not storage.exists(folder) and next(iter(storage.scan(folder)), None) is None:
             raise DataError(f"there is nothing at {text}", fix="check the URI, and the endpoint it leads to")
     return SourceRows(text, config or DataConfig())
-
-
-def _refuse_unfinished(folder: str) -> None:
-    names = storage.list_states(folder)
-    unfinished = ""
-    if any(name.endswith(".tar") and f"{name.removesuffix('.tar')}.json" in names for name in names):
-        unfinished = "shard"
-    elif _is_record(folder, raw_folder.PLAN, "plan"):
-        unfinished = "download"
-    if unfinished:
-        raise DataError(
-            f"{folder} is incomplete: the {unfinished} step has not finished",
-            fix="run it again: it continues its work",
-        )
 
 
 def _is_record(folder: str, name: str, kind: str) -> bool:
@@ -98,14 +93,13 @@ class Shards:
 
     def absent(self) -> Problems:
         """Return which files are missing or of another size, from a listing."""
-        states = storage.list_states(self.uri, recursive=True)
         problems = Problems()
-        sizes = {shard.name: shard.bytes for part in self.index.splits.values() for shard in part.shards}
-        for name, size in (sizes | {name: file.bytes for name, file in self.index.files.items()}).items():
-            if name not in states:
-                problems.add("file missing", name)
-            elif size != states[name].size:
-                problems.add("file of another size", f"{name}: {states[name].size:,} bytes, not {size:,}")
+        states = storage.list_states(self.uri, recursive=True)
+        for name, fault in listing_faults(self.index, states).items():
+            reason, example = (
+                ("file of another size", f"{name}: {fault}") if fault else ("file missing", name)
+            )
+            problems.add(reason, example)
         return problems
 
     def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
@@ -124,16 +118,53 @@ class Shards:
         return Picture(record["file_name"], image, boxes)
 
 
-class RawImages:
-    """A folder that the download step wrote."""
+class _Rows:
+    """Data whose images and boxes are rows of tables."""
+
+    kind: str
+    uri: str
+    names: list[str]
+    splits: list[str]
+    box_format = ""
+    sample_size: int
+    """Images of a split that `inspect` reads."""
+
+    def read(self, row: RawRow) -> bytes:
+        """Return the image of a row; raise StorageError if it cannot be read."""
+        raise NotImplementedError
+
+    def batches(self, split: str) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a split, a bounded number at a time."""
+        raise NotImplementedError
+
+    def problems(self) -> Problems:
+        """Return the known problems; complete when all rows have been read."""
+        raise NotImplementedError
+
+    def blocks(self, split: str) -> Iterator[list[RawRow]]:
+        """Yield the rows of `batches` as dictionaries."""
+        yield from (batch.to_pylist() for batch in self.batches(split))
+
+    def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
+        """Return some images of a split, chosen at random in one pass."""
+        drawn: list[tuple[float, pa.RecordBatch]] = []
+        for batch in self.batches(split):
+            lots = generator.random(batch.num_rows)
+            drawn += [(float(lots[row]), batch.take([row])) for row in np.argsort(lots)[:count]]
+            drawn = sorted(drawn, key=lambda pair: pair[0])[:count]
+        return [as_picture(row.to_pylist()[0], self.read) for _, row in drawn]
+
+
+class RawImages(_Rows):
+    """A folder that the download step wrote; its rows are those of the available images."""
 
     kind = "raw images"
-    box_format = ""
 
     def __init__(self, manifest: RawManifest) -> None:
-        self.uri, self.manifest, self._images = manifest.uri, manifest, manifest.images
+        self.uri, self.manifest = manifest.uri, manifest
         self.names = [category.name for category in manifest.categories]
         self.splits = list(manifest.splits)
+        self.sample_size = LOCAL_SAMPLE if storage.is_local(manifest.images) else REMOTE_SAMPLE
 
     def sizes(self) -> np.ndarray:
         """Return the bytes of each image by id - 1; 0 if it is not available."""
@@ -142,45 +173,20 @@ class RawImages:
     def place(self, row: RawRow) -> str:
         """Return the URI of a row's image."""
         name = place(row["key"], row["file_name"], row["origin"], row["version"])
-        return storage.join(self._images, name)
-
-    @property
-    def sample_size(self) -> int:
-        """Images of a split that `inspect` reads."""
-        return LOCAL_SAMPLE if storage.is_local(self._images) else REMOTE_SAMPLE
+        return storage.join(self.manifest.images, name)
 
     def read(self, row: RawRow) -> bytes:
-        """Return the image of a row; raise StorageError if it cannot be read."""
         return storage.read_bytes(self.place(row))
 
     def batches(self, split: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the available images, a bounded number at a time."""
         table, sizes = self.manifest.table(split), self.sizes()
         for block in range(table.blocks):
             rows = table.batch(block, ROW.names)
             stored = sizes[rows["image_id"].to_numpy() - 1] > 0
             yield from rows.filter(pa.array(stored)).combine_chunks().to_batches()
 
-    def blocks(self, split: str) -> Iterator[list[RawRow]]:
-        """Yield the rows of `batches` as dictionaries."""
-        yield from (batch.to_pylist() for batch in self.batches(split))
-
     def problems(self) -> Problems:
-        """Return what the source and the download found."""
         return Problems.of(self.manifest.problems)
-
-    def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
-        """Return some images of a split, chosen at random."""
-        table, sizes = self.manifest.table(split), self.sizes()
-        stored = [
-            (block, row)
-            for block in range(table.blocks)
-            for row, image_id in enumerate(table.columns(block, ["image_id"])["image_id"])
-            if sizes[image_id - 1]
-        ]
-        chosen = np.sort(generator.choice(len(stored), min(count, len(stored)), replace=False))
-        rows = [table.rows(block, [row])[0] for block, row in (stored[index] for index in chosen)]
-        return [as_picture(row, self.read) for row in rows]
 
 
 class Listing(RawImages):
@@ -189,17 +195,15 @@ class Listing(RawImages):
     kind = "listing"
 
     def batches(self, split: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of all listed images, a block at a time."""
         table = self.manifest.table(split)
         for block in range(table.blocks):
             yield from table.batch(block, ROW.names).combine_chunks().to_batches()
 
     def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
-        """Return nothing."""
         return []
 
 
-class SourceRows:
+class SourceRows(_Rows):
     """A source, as it is published."""
 
     kind = "source"
@@ -207,55 +211,29 @@ class SourceRows:
     def __init__(self, text: str, config: DataConfig) -> None:
         """List it.
 
-        Args:
-            text: see `trainer.data.sources`.
-            config: boxes_from, box_format, allow_hosts and merge_classes are used.
-
         Raises:
             DataError: it is missing, empty or not of its format.
         """
         self._source = sources.parse(text, config)
-        self._listing = merged(self._source.listing()) if config.merge_classes else self._source.listing()
+        listing = self._source.listing()
+        self._listing = merged(listing) if config.merge_classes else listing
         self.uri = self._source.uri
-        self.box_format = self._listing.box_format
-        self.read_as = self._listing.read_as
+        self.box_format, self.read_as = listing.box_format, listing.read_as
         self.names = [category.name for category in self._listing.categories]
-        self.splits = list(self._listing.splits)
-
-    @property
-    def sample_size(self) -> int:
-        """Images of a split that `inspect` reads: none on the web, and none that are computed."""
+        self.splits = list(listing.splits)
         schemes = {storage.scheme(uri) for uri in sources.places(self.uri)}
+        self.sample_size = REMOTE_SAMPLE if schemes & set(storage.OBJECT_STORES) else LOCAL_SAMPLE
         if self._source.cpu_bound or schemes & set(storage.WEB):
-            return 0
-        return REMOTE_SAMPLE if schemes & set(storage.OBJECT_STORES) else LOCAL_SAMPLE
+            self.sample_size = 0
 
     def read(self, row: RawRow) -> bytes:
-        """Return the image of a row; raise StorageError if it cannot be read."""
         return self._source.read(row["origin"])
 
     def batches(self, split: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a split, a bounded number at a time."""
-        yield from self._listing.splits[split].batches()
-
-    def blocks(self, split: str) -> Iterator[list[RawRow]]:
-        """Yield the rows of `batches` as dictionaries."""
-        yield from (batch.to_pylist() for batch in self.batches(split))
+        return self._listing.splits[split].batches()
 
     def problems(self) -> Problems:
-        """Return what the source found; complete when all rows have been read."""
         return Problems.of(self._listing.problems.cases())
-
-    def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
-        """Return some images of a split, chosen at random in one pass."""
-        drawn: list[tuple[float, pa.RecordBatch]] = []
-        for batch in self._listing.splits[split].batches():
-            lots = generator.random(batch.num_rows)
-            best = np.argsort(lots)[:count]
-            drawn += [(float(lots[row]), batch.take([row])) for row in best]
-            drawn = sorted(drawn, key=lambda pair: pair[0])[:count]
-        rows = [row.to_pylist()[0] for _, row in drawn]
-        return [as_picture(row, self.read) for row in rows]
 
 
 def as_picture(row: RawRow, read: Callable[[RawRow], bytes]) -> Picture:

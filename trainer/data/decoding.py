@@ -1,12 +1,10 @@
-"""Decodes stored samples into reused memory, and tolerates a few images that are damaged inside.
+"""Decodes stored samples, and tolerates a few images that are damaged inside.
 
 Sharding reads only headers unless `data.decode_check` is set, so such damage shows up during training.
 """
 
 import logging
-import math
 import threading
-import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -28,27 +26,6 @@ logger = logging.getLogger(__name__)
 _REMEDY = (
     "repair the source, or run the shard step again with data.decode_check=true, which leaves such images out"
 )
-
-
-class Memory:
-    """A pool of image buffers; a buffer returns to it when nothing references its images any more.
-
-    Fresh memory would be zeroed by the system first, which takes a twentieth of the decoding time.
-    """
-
-    def __init__(self) -> None:
-        self._free: list[np.ndarray] = []
-
-    def __call__(self, shape: tuple[int, ...]) -> Tensor:
-        """Return a uint8 tensor of a shape with arbitrary content."""
-        size = math.prod(shape)
-        buffer = self._free.pop() if self._free else np.empty(size, np.uint8)
-        if len(buffer) < size:
-            buffer = np.empty(size, np.uint8)
-        lent = buffer[:size].reshape(shape)
-        # All tensors and arrays of these pixels reference `lent`, which is finalised with the last of them.
-        weakref.finalize(lent, self._free.append, buffer).atexit = False
-        return torch.from_numpy(lent)
 
 
 class Scratch(threading.local):
@@ -155,13 +132,11 @@ class Decoder:
         self._dataset, self._max_bad_fraction, self._pin = dataset, max_bad_fraction, pin
         self._damaged: dict[int, str] = {}
         self._lock = threading.Lock()
-        self._memory = Memory()
         self._scratch = Scratch()
 
     def squares(self, count: int, size: int) -> Tensor:
         """Return uint8 [count, size, size, 3], to be filled by `draw` and `compose`."""
-        shape = (count, size, size, 3)
-        return torch.empty(shape, dtype=torch.uint8, pin_memory=True) if self._pin else self._memory(shape)
+        return torch.empty((count, size, size, 3), dtype=torch.uint8, pin_memory=self._pin)
 
     def draw(
         self, indices: Sequence[int], samples: Sequence[Sample], views: Sequence[View], squares: Tensor

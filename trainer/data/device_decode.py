@@ -25,11 +25,7 @@ class DeviceDecoder(Decoder):
     """Draws squares on a device, on a separate stream. Any damaged image is an error."""
 
     def __init__(self, dataset: ShardDataset, device: torch.device) -> None:
-        """Prepare.
-
-        Raises:
-            ConfigError: there is no GPU, or the package is missing.
-        """
+        """Prepare; see `check`."""
         check(device)
         super().__init__(dataset, 0.0)
         self._device = device
@@ -134,13 +130,7 @@ def decode(jpegs: Sequence[bytes], device: torch.device) -> list[Tensor]:
 
 
 def draw_view(image: Tensor, view: View, canvas_width: int, canvas_height: int) -> Tensor:
-    """Draw the view of an image, as `transforms.render` does on the host.
-
-    Args:
-        image: uint8 [3, H, W] at its stored size; the view's divisor averages blocks of pixels.
-        view: of this image.
-        canvas_width: pixels.
-        canvas_height: pixels.
+    """Draw the view of uint8 [3, H, W], of the stored size, as `transforms.render` does on the host.
 
     Returns:
         uint8 [canvas_height, canvas_width, 3] on the image's device.

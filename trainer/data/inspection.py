@@ -22,7 +22,7 @@ from trainer.data.images import (
     normalize,
     place_box,
 )
-from trainer.data.plausibility import AnnotationCheck, Findings, check_samples, note_image, of_duplicates
+from trainer.data.plausibility import AnnotationCheck, Findings, check_samples, note_image
 from trainer.data.preview import sheet
 from trainer.data.problem_counts import Cases, Problems
 from trainer.data.samples import AnnotatedImage, Annotation, RawRow, bbox_of
@@ -34,13 +34,11 @@ _OF_PIXELS = ("box_side", "box_share", "box_aspect", "image_side", "image_aspect
 _STAND_IN = 1000
 _LARGEST, _QUALITY = 1600, 90
 _READERS = 8
-_PAIRS = 12
-"""Near duplicates that are named."""
 
 
 @dataclass(frozen=True)
 class SplitReport:
-    """Counts of a split; for raw images and sources of the boxes that cleaning would keep."""
+    """Counts of a split, of boxes that cleaning keeps."""
 
     images: int
     boxes: int
@@ -102,24 +100,23 @@ def inspect(
     names = isinstance(view, SourceRows) and not (config and config.classes)
     meaning = AnnotationCheck(view.names, view.box_format, names=names)
     sampled = _Sample(view, view.sample_size if images is None else images)
-    per_split = {split: _describe(view, split, meaning, sampled) for split in view.splits}
+    in_rows = Problems()
+    described = {split: _describe(view, split, meaning, sampled, in_rows) for split in view.splits}
     problems = view.problems()
-    for _, in_rows in per_split.values():
-        problems.merge(in_rows.cases())
+    problems.merge(in_rows.cases())
     in_images, hashes = sampled.look()
     counts = problems.counts | in_images.counts
     problems.merge(in_images.cases())
     found = meaning.findings()
-    described = {split: description for split, (description, _) in per_split.items()}
     if not found.errors:  # Their consequences would be reported as well.
         of_images = check_samples(counts, described, sampled.count)
         found.errors += of_images.errors
         found.warnings += of_images.warnings
     duplicates = plausibility.near_duplicates(hashes)
-    shown = [sampled.named(pair) for pair in duplicates[:_PAIRS]]
-    found.warnings += of_duplicates(duplicates, [pair.file_names for pair in shown])
+    named, warnings = plausibility.name_duplicates(duplicates, sampled.name)
+    found.warnings += warnings
     if pairs and duplicates:
-        sampled.draw(duplicates[:_PAIRS], pairs)
+        sampled.draw(named, pairs)
     return Report(
         kind=view.kind,
         uri=view.uri,
@@ -132,7 +129,7 @@ def inspect(
         examples=problems.examples,
         warnings=found.warnings,
         errors=found.errors,
-        near_duplicates=shown,
+        near_duplicates=named,
         looked_at=LookedAt(sampled.count, in_images.cases()),
     )
 
@@ -245,18 +242,16 @@ class _Sample:
         except (UnreadableImage, DataError) as error:
             return *task, (reasons.IMAGE_UNREADABLE, str(error))
 
-    def named(self, pair: plausibility.Pair) -> DuplicatePair:
-        """Return the splits and file names of near duplicates."""
-        places = [(pair.split, pair.row), (pair.other_split, pair.other_row)]
-        names = [self._rows[split][row]["file_name"] for split, row in places]
-        return DuplicatePair([split for split, _ in places], names)
+    def name(self, split: str, row: int) -> str:
+        """Return the file name of an image of the sample."""
+        return self._rows[split][row]["file_name"]
 
-    def draw(self, pairs: Sequence[plausibility.Pair], path: str) -> None:
+    def draw(self, pairs: Sequence[DuplicatePair], path: str) -> None:
         """Draw near duplicates, two in a row."""
         pictures = []
         for pair in pairs:
-            for split, number in ((pair.split, pair.row), (pair.other_split, pair.other_row)):
-                picture = as_picture(self._rows[split][number], self._view.read)
+            for split, row in zip(pair.splits, pair.rows, strict=True):
+                picture = as_picture(self._rows[split][row], self._view.read)
                 pictures.append(picture._replace(file_name=f"{split}: {picture.file_name}"))
         with storage.new_file(path, sync=False) as file:
             sheet(pictures, self._view.names, columns=2).save(file, "PNG")
@@ -268,30 +263,30 @@ def _order(row: RawRow) -> tuple[int, str]:
 
 
 def _describe(
-    view: RawImages | SourceRows, split: str, meaning: AnnotationCheck, sampled: _Sample
-) -> tuple[SplitStatistics, Problems]:
+    view: RawImages | SourceRows, split: str, meaning: AnnotationCheck, sampled: _Sample, problems: Problems
+) -> SplitStatistics:
     """Count and check the rows of a split, a block at a time."""
     labels = len(view.names)
     total = statistics.describe([], labels)
-    problems = Problems()
     count = view.manifest.splits[split].images if isinstance(view, RawImages) else None
     with log.progress(f"inspect {split}", count, "images") as bar:
         for batch in view.batches(split):
             meaning.add(split, batch)
-            rows = batch.to_pylist()
+            rows: list[RawRow] = batch.to_pylist()
             sampled.add(split, rows)
-            sound = [row for row in rows if not row["fault_reason"]]
+            sized: list[RawRow] = []
+            unsized: list[RawRow] = []
             for row in rows:
                 if row["fault_reason"]:
                     problems.add(row["fault_reason"], f"{row['file_name']}: {row['fault_detail']}")
-            sized = [row for row in sound if is_sized(row)]
-            others = [row for row in sound if not is_sized(row)]
+                else:
+                    (sized if is_sized(row) else unsized).append(row)
             total += statistics.describe(cleaned_samples(sized, labels, problems), labels)
-            unsized = statistics.describe(cleaned_samples(others, labels, problems), labels)
-            empty: dict[str, Any] = {name: [0] * len(unsized.histogram(name)) for name in _OF_PIXELS}
-            total += replace(unsized, **empty)
+            part = statistics.describe(cleaned_samples(unsized, labels, problems), labels)
+            empty: dict[str, Any] = {name: [0] * len(part.histogram(name)) for name in _OF_PIXELS}
+            total += replace(part, **empty)
             bar.update(len(rows))
-    return total, problems
+    return total
 
 
 def is_sized(row: RawRow) -> bool:

@@ -66,9 +66,9 @@ class TrainLoader:
             seed: of the run.
             world: this rank.
             max_bad_fraction: share of the samples that may be damaged.
-            epochs: of the training, whose last ones are plain; None if it has no end.
-            weights: how often each sample is read, see `image_weights`; None reads each once an epoch.
-            verified: whether batches say which classes may be negatives of an image.
+            epochs: of the training; None if it has no end.
+            weights: see `image_weights`.
+            verified: whether batches have `Batch.verified`.
         """
         self._verified = verified
         self._dataset, self._config, self._world = dataset, config, world
@@ -262,13 +262,7 @@ class _Pending:
 
 
 def collate(loaded: Sequence[Loaded], images: Tensor, *, pin: bool) -> Batch:
-    """Put samples into one batch, targets padded to the longest (at least one row).
-
-    Args:
-        loaded: the samples, without their pixels.
-        images: uint8 [B, 3, S, S].
-        pin: whether to use pinned memory.
-    """
+    """Put samples and images, uint8 [B, 3, S, S], into one batch; `pin` uses pinned memory."""
     rows = max(1, *(len(sample.labels) for sample in loaded))
     # With NumPy: for a handful of numbers each torch operation costs several times as much.
     boxes = np.zeros((len(loaded), rows, 4), np.float32)

@@ -24,6 +24,7 @@ from trainer.base.os_errors import check_resources
 from trainer.data import problem_counts as reasons
 from trainer.data.images import NormalImage, size_fault
 from trainer.data.problem_counts import Problems
+from trainer.data.shard_folder import DuplicatePair
 from trainer.data.sources.source import Category, Listing, Rows
 from trainer.data.statistics import SplitStatistics
 
@@ -135,7 +136,7 @@ _SMALL_BOXES = 0.1
 """Share of boxes under 4 pixels (the first bin of `statistics.BINS`) from which they are suspicious."""
 
 _CLIPPED = 0.2
-_SHOWN = 3
+_SHOWN, _NAMED_PAIRS = 3, 12
 
 
 @dataclass
@@ -352,14 +353,21 @@ def check_samples(
     return found
 
 
-def of_duplicates(pairs: Sequence[Pair], names: Sequence[Sequence[str]]) -> list[str]:
-    """Return the warning for near duplicates, with the file names of the first pairs."""
+def name_duplicates(
+    pairs: Sequence[Pair], file_name: Callable[[str, int], str]
+) -> tuple[list[DuplicatePair], list[str]]:
+    """Return the first near duplicates with their file names, by split and row, and the warning."""
     if not pairs:
-        return []
+        return [], []
+    named = []
+    for pair in pairs[:_NAMED_PAIRS]:
+        rows = [(pair.split, pair.row), (pair.other_split, pair.other_row)]
+        file_names = [file_name(split, row) for split, row in rows]
+        named.append(DuplicatePair([split for split, _ in rows], file_names, [row for _, row in rows]))
     counts = Counter((pair.split, pair.other_split) for pair in pairs)
     shown = "; ".join(f"{count:,} of {split} in {other}" for (split, other), count in counts.items())
-    first = ", ".join(f"{one} and {other}" for one, other in names[:_SHOWN])
-    return [f"near duplicates across splits make scores too good: {shown} (first: {first})"]
+    first = ", ".join(" and ".join(one.file_names) for one in named[:_SHOWN])
+    return named, [f"near duplicates across splits make scores too good: {shown} (first: {first})"]
 
 
 def folded(name: str) -> str:

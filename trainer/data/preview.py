@@ -11,71 +11,19 @@ from torch import Tensor
 
 from trainer.base.errors import ConfigError, DataError
 from trainer.config.schema import Config, DataConfig
-from trainer.data.batch import PADDING
-from trainer.data.box_labels import Corners, LabelledBox, draw_boxes, text_renderer
+from trainer.data.batch import PADDING, Batch
+from trainer.data.box_labels import LabelledBox, draw_boxes, text_renderer
 from trainer.data.data_views import Box, Picture, Shards, open_view
 from trainer.data.loader import TrainLoader
 from trainer.data.sample_order import image_weights
 from trainer.data.shard_index import ShardDataset
 from trainer.launching.distributed import World
 
-
-def training_pictures(dataset: ShardDataset, config: Config, count: int, epoch: int = 0) -> list[Picture]:
-    """Return the first samples of an epoch (from 0) as a training on one CPU sees them.
-
-    Raises:
-        ConfigError: the training has no such epoch.
-        DataError, StorageError: the samples cannot be read.
-    """
-    if epoch >= config.train.epochs:
-        raise ConfigError(
-            f"there is no epoch {epoch}: the training has {config.train.epochs}",
-            fix=f"name one from 0 to {config.train.epochs - 1}, or set train.epochs",
-        )
-    samples = len(dataset)
-    whole = min(config.train.global_batch or config.train.batch_size * config.train.accumulate, samples)
-    loader = TrainLoader(
-        dataset, dataclasses.replace(config.loader, decoder="cpu"), global_batch=whole,
-        batch_size=config.train.batch_size, seed=config.train.seed, world=World(0, 1, torch.device("cpu")),
-        max_bad_fraction=config.data.max_bad_fraction, epochs=config.train.epochs,
-        weights=image_weights(dataset, config.loader),
-    )  # fmt: skip
-    # The first step that begins in the epoch.
-    batches = loader.batches(-(-epoch * samples // whole) * whole)
-    pictures: list[Picture] = []
-    try:
-        while len(pictures) < min(count, samples):
-            batch = next(batches)
-            for row, image_id in enumerate(batch.image_ids):
-                boxes = [
-                    (label, [x1, y1, x2 - x1, y2 - y1], False)
-                    for label, (x1, y1, x2, y2) in zip(
-                        batch.labels[row].tolist(), batch.boxes[row].tolist(), strict=True
-                    )
-                    if label != PADDING
-                ]
-                image = _colored(batch.images[row], batch.color[row] if batch.color is not None else None)
-                name = f"image id {image_id}, at {batch.images.shape[-1]} px"
-                pictures.append(Picture(name, image, boxes))
-    finally:
-        batches.close()
-        loader.close()
-    return pictures[:count]
-
-
-def _colored(image: Tensor, color: Tensor | None) -> Image.Image:
-    pixels = image.permute(1, 2, 0).numpy()
-    if color is not None:
-        values = pixels @ color[:, :3].numpy().T + 255 * color[:, 3].numpy()
-        pixels = np.clip(np.round(values), 0, 255).astype(np.uint8)
-    return Image.fromarray(np.ascontiguousarray(pixels))
-
-
 TILE = 320
 """Side of a picture's field on the sheet, pixels."""
 _CAPTION, _GAP = 18, 8
 _LETTERS, _LINES = 46, 10
-"""Of the text in the field of an image that cannot be read."""
+"""Of the text in the field of an unreadable image."""
 _LETTER = 12
 """Size of all letters, pixels."""
 _PAPER, _INK, _MISSING = (250, 250, 250), (40, 40, 40), (160, 30, 30)
@@ -100,7 +48,6 @@ def contact_sheet(
         DataError: there is no such split, or it is empty.
         StorageError: the data cannot be reached.
     """
-    config = config or DataConfig()
     view = open_view(text, config)
     if split and split not in view.splits:
         raise DataError(f"no split {split!r} in {text}", fix=f"splits are: {', '.join(view.splits)}")
@@ -114,7 +61,7 @@ def contact_sheet(
 def training_sheet(
     uri: str, config: Config, count: int, epoch: int = 0
 ) -> tuple[Image.Image, list[Picture], str]:
-    """Draw samples of shards as an epoch (from 0) of a training sees them; see `contact_sheet`.
+    """Draw the first samples of an epoch (from 0) as a training on one CPU sees them; see `contact_sheet`.
 
     Raises:
         ConfigError: the training has no such epoch.
@@ -127,8 +74,48 @@ def training_sheet(
             f"{uri} is {view.kind}: a training reads shards",
             fix="name a folder DATA_ROOT/shards/FINGERPRINT; `kubedet run --until shards` makes one",
         )
-    pictures = training_pictures(ShardDataset(view.uri, "train"), config, count, epoch)
-    return sheet(pictures, view.names), pictures, f"train as epoch {epoch} sees them"
+    if epoch >= config.train.epochs:
+        raise ConfigError(
+            f"there is no epoch {epoch}: the training has {config.train.epochs}",
+            fix=f"name one from 0 to {config.train.epochs - 1}, or set train.epochs",
+        )
+    dataset = ShardDataset(view.uri, "train")
+    samples = len(dataset)
+    whole = min(config.train.global_batch or config.train.batch_size * config.train.accumulate, samples)
+    loader = TrainLoader(
+        dataset, dataclasses.replace(config.loader, decoder="cpu"), global_batch=whole,
+        batch_size=config.train.batch_size, seed=config.train.seed, world=World(0, 1, torch.device("cpu")),
+        max_bad_fraction=config.data.max_bad_fraction, epochs=config.train.epochs,
+        weights=image_weights(dataset, config.loader),
+    )  # fmt: skip
+    # The first step that begins in the epoch.
+    batches = loader.batches(-(-epoch * samples // whole) * whole)
+    pictures: list[Picture] = []
+    try:
+        while len(pictures) < min(count, samples):
+            batch = next(batches)
+            pictures += [_picture(batch, row) for row in range(len(batch.image_ids))]
+    finally:
+        batches.close()
+        loader.close()
+    return sheet(pictures[:count], view.names), pictures[:count], f"train as epoch {epoch} sees them"
+
+
+def _picture(batch: Batch, row: int) -> Picture:
+    targets = zip(batch.labels[row].tolist(), batch.boxes[row].tolist(), strict=True)
+    boxes = [
+        (label, [x1, y1, x2 - x1, y2 - y1], False) for label, (x1, y1, x2, y2) in targets if label != PADDING
+    ]
+    image = _colored(batch.images[row], batch.color[row] if batch.color is not None else None)
+    return Picture(f"image id {batch.image_ids[row]}, at {batch.images.shape[-1]} px", image, boxes)
+
+
+def _colored(image: Tensor, color: Tensor | None) -> Image.Image:
+    pixels = image.permute(1, 2, 0).numpy()
+    if color is not None:
+        values = pixels @ color[:, :3].numpy().T + 255 * color[:, 3].numpy()
+        pixels = np.clip(np.round(values), 0, 255).astype(np.uint8)
+    return Image.fromarray(np.ascontiguousarray(pixels))
 
 
 def sheet(pictures: Sequence[Picture], names: Sequence[str], columns: int = 0) -> Image.Image:
@@ -149,47 +136,34 @@ def sheet(pictures: Sequence[Picture], names: Sequence[str], columns: int = 0) -
 
 def _tile(picture: Picture, names: Sequence[str]) -> Image.Image:
     """Draw one picture with its name below."""
-    shown = (
-        _failed(picture.fault) if picture.image is None else _draw_boxes(picture.image, picture.boxes, names)
-    )
+    letters = text_renderer(_LETTER)
+    if picture.image is None:
+        shown = Image.new("RGB", (TILE, TILE // 2), _PAPER)
+        pen = ImageDraw.Draw(shown)
+        pen.rectangle((0, 0, TILE - 1, TILE // 2 - 1), outline=_MISSING)
+        for number, line in enumerate(textwrap.wrap(picture.fault, _LETTERS)[:_LINES]):
+            text = letters.shortened(line, TILE - 16)
+            letters.write(pen, (8, 8 + number * (letters.height + 1)), text, fill=_MISSING)
+    else:
+        shown = _draw_boxes(picture.image, picture.boxes, names)
     tile = Image.new("RGB", (TILE, shown.height + _CAPTION), _PAPER)
     tile.paste(shown, (0, 0))
-    letters = text_renderer(_LETTER)
     name = letters.shortened(picture.file_name, TILE, end=True)
     letters.write(ImageDraw.Draw(tile), (0, shown.height + 2), name, fill=_INK)
     return tile
 
 
-def _failed(fault: str) -> Image.Image:
-    field = Image.new("RGB", (TILE, TILE // 2), _PAPER)
-    pen = ImageDraw.Draw(field)
-    pen.rectangle((0, 0, TILE - 1, TILE // 2 - 1), outline=_MISSING)
-    letters = text_renderer(_LETTER)
-    for number, line in enumerate(textwrap.wrap(fault, _LETTERS)[:_LINES]):
-        text = letters.shortened(line, TILE - 16)
-        letters.write(pen, (8, 8 + number * (letters.height + 1)), text, fill=_MISSING)
-    return field
-
-
 def _draw_boxes(image: Image.Image, annotated: Sequence[Box], names: Sequence[str]) -> Image.Image:
     scale = TILE / max(image.size)
-    size = [max(1, round(side * scale)) for side in image.size]
-    shown = image.resize((size[0], size[1]), Image.Resampling.LANCZOS)
+    width, height = (max(1, round(side * scale)) for side in image.size)
+    shown = image.resize((width, height), Image.Resampling.LANCZOS)
+    boxes = []
     # Small boxes on top of large ones.
-    boxes = [
-        LabelledBox(_corners([scale * value for value in bbox]), label, _name(label, names, crowd=crowd))
-        for label, bbox, crowd in sorted(annotated, key=lambda box: box[1][2] * box[1][3])
-        if np.isfinite(bbox).all()
-    ]
+    for label, bbox, crowd in sorted(annotated, key=lambda box: box[1][2] * box[1][3]):
+        if np.isfinite(bbox).all():
+            x, y, w, h = (scale * value for value in bbox)
+            name = names[label] if 0 <= label < len(names) else "?"
+            corners = (x, y, x + max(w, 1), y + max(h, 1))
+            boxes.append(LabelledBox(corners, label, name + (" (crowd)" if crowd else "")))
     draw_boxes(shown, boxes, line=2, size=_LETTER)
     return shown
-
-
-def _corners(bbox: Sequence[float]) -> Corners:
-    x, y, width, height = bbox
-    return x, y, x + max(width, 1), y + max(height, 1)
-
-
-def _name(label: int, names: Sequence[str], *, crowd: bool) -> str:
-    name = names[label] if 0 <= label < len(names) else "?"
-    return name + (" (crowd)" if crowd else "")

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -139,14 +139,8 @@ class ShardIndex:
         return {key: value for key, value in asdict(self).items() if value not in (None, "")}
 
     def write(self) -> None:
-        """Write it into its folder.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
-        stored = self.to_json()
-        del stored["uri"]
-        storage.write_json(storage.join(self.uri, INDEX), stored)
+        """Write it into its folder; raise StorageError if that fails."""
+        storage.write_json(storage.join(self.uri, INDEX), replace(self, uri="").to_json())
 
 
 @dataclass(frozen=True)
@@ -191,9 +185,7 @@ def read_index(uri: str) -> ShardIndex:
 
 
 def find_index(uri: str) -> ShardIndex | None:
-    """Return the index of a folder whose shards are all complete, else None.
-
-    Sizes and notes of damage are those of a listing; tables and ground truth, which are small, are read.
+    """Return the index of a folder if all files are complete, else None; of the shards from a listing.
 
     Raises:
         DataError: the index is of a newer version.
@@ -206,32 +198,33 @@ def find_index(uri: str) -> ShardIndex | None:
     except (DamagedError, FormError) as error:
         logger.warning("%s; writing it again", error.message)
         return None
-    damaged = _damaged(index)
+    states = storage.list_states(uri, recursive=True)
+    damaged = {*listing_faults(index, states), *noted(states)}
+    for name in index.files.keys() - damaged:
+        try:
+            read_known(uri, name, index.files[name])
+        except DamagedError:
+            damaged.add(name)
     if damaged:
         more = f" and {len(damaged) - 10} more" if len(damaged) > 10 else ""
-        shown = ", ".join(damaged[:10])
+        shown = ", ".join(sorted(damaged)[:10])
         logger.warning("%s: missing or damaged: %s%s; writing them again", uri, shown, more)
     return None if damaged else index
 
 
-def _damaged(index: ShardIndex) -> list[str]:
-    """Return the files that are missing, of another size, noted as damaged, or have another hash."""
-    states = storage.list_states(index.uri, recursive=True)
+def listing_faults(index: ShardIndex, states: Mapping[str, storage.FileState]) -> dict[str, str]:
+    """Return the files that are missing ("") or of another size (described), from a listing."""
     sizes: dict[str, int | None] = {name: file.bytes for name, file in index.files.items()}
     for split in index.splits.values():
         for shard in split.shards:
             sizes |= {shard.name: shard.bytes, f"{shard.name.removesuffix('.tar')}.json": None}
-    damaged = {
-        name
-        for name, size in sizes.items()
-        if name not in states or (size is not None and states[name].size != size)
-    }
-    for name in index.files.keys() - damaged:
-        try:
-            read_known(index.uri, name, index.files[name])
-        except DamagedError:
-            damaged.add(name)
-    return sorted(damaged | set(noted(states)))
+    faults = {}
+    for name, size in sizes.items():
+        if name not in states:
+            faults[name] = ""
+        elif size not in (None, states[name].size):
+            faults[name] = f"{states[name].size:,} bytes, not {size:,}"
+    return faults
 
 
 def is_complete(uri: str, name: str, states: Mapping[str, storage.FileState]) -> bool:
@@ -303,10 +296,7 @@ def blame(uri: str, split: str, shard: Shard) -> KubedetError:
         actual = digest(storage.join(uri, shard.name))
     name, reason = shard.name, "it differs from the index"
     if actual == shard.sha256:
-        name, reason = (
-            f"{split}.samples.npy",
-            f"{shard.name} is as it was written, and differs from this table",
-        )
+        name, reason = f"{split}.samples.npy", f"{shard.name} is unchanged, and differs from it"
     else:
         note(uri, shard.name)
     return DataError(f"{storage.join(uri, name)} is damaged: {reason}", fix=REPAIR.format(uri))

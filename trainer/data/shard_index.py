@@ -151,9 +151,8 @@ class ShardFiles:
         self._failed: dict[int, StorageError] = {}
         self._expected: list[int] = []
         self._in_flight: set[int] = set()
-        self._busy_until: dict[int, float] = {}
         self._fetchers = 0
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
 
     def read(self, shard: int, *spans: tuple[int, int]) -> list[bytes]:
         """Return adjacent ranges (start, length) of a shard; they are shorter if a local file ends before.
@@ -174,7 +173,7 @@ class ShardFiles:
         """Drop the copy of a shard that had wrong bytes; return whether to read again."""
         if self._local:
             return False
-        with self._changed:
+        with self._lock:
             self._wrong[shard] += 1
             if self._files.pop(shard, None) is not None:
                 self._cache.drop(self._shards[shard].sha256)
@@ -184,14 +183,13 @@ class ShardFiles:
         """Fetch these shards in this order, and close all others."""
         if self._local:
             return
-        with self._changed:
+        with self._lock:
             self._expected = list(shards)
             for shard in self._files.keys() - set(shards):
                 del self._files[shard]
             while self._fetchers < min(_FETCHERS, len(self._expected)):
                 self._fetchers += 1
                 threading.Thread(target=self._fetch, name="fetch-shards", daemon=True).start()
-            self._changed.notify_all()
 
     def _fetch(self) -> None:
         """Fetch the expected shards until all are here, or one does not fit."""
@@ -203,41 +201,32 @@ class ShardFiles:
                         self._uris[shard], self._shards[shard].sha256, self._shards[shard].bytes,
                         lambda shard=shard: shard not in self._expected,  # type: ignore[misc]
                     )  # fmt: skip
+                    if outcome is Fetched.STORED and shard in self._expected:
+                        self._open(shard)  # An open copy is not evicted.
                 except StorageError as error:
                     self._failed[shard] = error
                 finally:
-                    with self._changed:
+                    with self._lock:
                         self._in_flight.discard(shard)
                 if outcome is Fetched.FULL:
                     return
-                with self._changed:
-                    if outcome is Fetched.BUSY:
-                        self._busy_until[shard] = time.monotonic() + _BUSY_SECONDS
-                    still_expected = shard in self._expected
-                if outcome is Fetched.STORED and still_expected:
-                    self._open(shard)  # An open copy is not evicted.
+                if outcome is Fetched.BUSY:
+                    time.sleep(_BUSY_SECONDS)
         finally:
-            with self._changed:
+            with self._lock:
                 self._fetchers -= 1
 
     def _next(self) -> int | None:
         """Return the first expected shard that is not here and not being fetched."""
-        with self._changed:
-            while remaining := [
-                shard
-                for shard in self._expected
-                if shard not in self._files and shard not in self._in_flight and shard not in self._failed
-            ]:
-                now = time.monotonic()
-                for shard in remaining:
-                    if self._busy_until.get(shard, now) <= now:
-                        self._in_flight.add(shard)
-                        return shard
-                self._changed.wait(_BUSY_SECONDS)
+        with self._lock:
+            for shard in self._expected:
+                if shard not in self._files and shard not in self._failed and shard not in self._in_flight:
+                    self._in_flight.add(shard)
+                    return shard
         return None
 
     def _open(self, shard: int) -> "_File | None":
-        with self._changed:
+        with self._lock:
             file = self._files.get(shard)
             if file is not None:
                 self._files.move_to_end(shard)
@@ -251,7 +240,7 @@ class ShardFiles:
             if descriptor is None:
                 return None
             file = _File(descriptor)
-        with self._changed:
+        with self._lock:
             # An evicted file is closed when the last thread that reads it drops it.
             self._files[shard] = file
             while len(self._files) > _OPEN_FILES:

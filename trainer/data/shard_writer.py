@@ -52,13 +52,13 @@ def clean(
     """Return the usable boxes of one image, clipped to it; count the others by reason.
 
     Args:
-        annotations: in pixels of the image; NaN if unknown.
+        annotations: in pixels of the image.
         width: of the image in pixels.
         height: of the image in pixels.
         labels: number of categories.
         problems: grows.
         where: the image's name, for the examples.
-        min_side: boxes with a shorter side are left out, in pixels; they are no error of the source.
+        min_side: shortest side of a box, in pixels.
     """
     kept: list[Annotation] = []
     for annotation in annotations:
@@ -114,17 +114,14 @@ class ShardTask:
     table_uri: str
     """The split's raw table."""
     table_sha256: str
-    """"" if it is unknown."""
     images_uri: str
-    """Folder of the raw images."""
     shards_uri: str
     split: str
     name: str
     """Of the shard, without extension."""
     block: int
-    """Of the table."""
     rows: list[int]
-    """Positions of the images in the block, in the order of the shard."""
+    """Positions of the images in the block of the table, in the order of the shard."""
     sizes: list[int]
     """Bytes of each raw image."""
     hashes: list[str]

@@ -56,18 +56,12 @@ SETTINGS = ("shard_bytes", "min_side", "max_side", "jpeg_quality", "min_box_side
 _HASHED = 100_000
 """Most images of a split that are compared with those of other splits."""
 _QUARANTINED_SHOWN = 100
-_PAIRS_SHOWN = 12
 
 
 def shard(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
     """Write the shards of raw images, and return their index; complete shards are kept.
 
     The result does not depend on the number of processes.
-
-    Args:
-        raw: the manifest that `download` returned.
-        data_root: URI of a folder, local or in an object store.
-        config: size of shards and images, how much may be bad, how many processes.
 
     Raises:
         DataError: too many images or boxes are bad, or a worker was killed.
@@ -143,7 +137,7 @@ def shard_partition(
 
 
 def _plan(raw: RawManifest, uri: str, config: DataConfig) -> Iterator[ShardTask]:
-    """Yield all shards: the images of each block in the order of a hash of their keys, cut by raw sizes."""
+    """Yield all shards: each block in the order of a hash of the keys, cut by raw sizes."""
     sizes, sums = raw_folder.read_sizes(raw.uri, raw.content), raw_folder.read_sums(raw)
     for split in raw.splits:
         table = raw.table(split)
@@ -257,17 +251,15 @@ def _check(
             f"no training image is left in {uri}: {problems.summary()}",
             fix="accept smaller images with data.min_side, or repair the source",
         )
-    duplicates = plausibility.near_duplicates({split: part.hashes() for split, part in splits.items()})
-    shown = []
-    for pair in duplicates[:_PAIRS_SHOWN]:
-        rows = [(pair.split, pair.row), (pair.other_split, pair.other_row)]
-        file_names = [splits[split].file_name(uri, row) for split, row in rows]
-        shown.append(DuplicatePair([split for split, _ in rows], file_names, [row for _, row in rows]))
     found.check(where)
-    found.warnings += plausibility.of_duplicates(duplicates, [pair.file_names for pair in shown])
+    duplicates = plausibility.near_duplicates({split: part.hashes() for split, part in splits.items()})
+    named, warnings = plausibility.name_duplicates(
+        duplicates, lambda split, row: splits[split].file_name(uri, row)
+    )
+    found.warnings += warnings
     for warning in found.warnings:
         logger.warning("%s", warning)
-    return found.warnings, shown
+    return found.warnings, named
 
 
 class _Split:
@@ -307,9 +299,10 @@ class _Split:
 
     def file_name(self, uri: str, row: int) -> str:
         """Return the name of an image by its row in the split."""
-        shard, image_id = np.concatenate(self._rows)[["shard", "image_id"]][row].item()
-        rows = shard_folder.read_sidecar(uri, self._shards[shard].name.removesuffix(".tar")).rows
-        return next(str(one["file_name"]) for one in rows if one["image_id"] == image_id)
+        ends = np.cumsum([one.samples for one in self._shards])
+        number = int(np.searchsorted(ends, row, "right"))
+        sidecar = shard_folder.read_sidecar(uri, self._shards[number].name.removesuffix(".tar"))
+        return str(sidecar.rows[row - int(ends[number])]["file_name"])
 
     def write(self, uri: str, split: str) -> dict[str, StoredFile]:
         """Write the table of samples and the ground truth; return each file by its name."""

@@ -8,9 +8,11 @@ import hashlib
 import io
 import json
 import logging
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -130,9 +132,23 @@ def write(raw: RawManifest, index: ShardIndex, data_root: str) -> None:
     with storage.new_file(uri, sha256=lambda: digest, confirm=True) as path:
         with pq.ParquetWriter(path, schema, compression="zstd") as file:
             for split in raw.splits:
-                checksums = _checksums(index.uri, split) if split in index.splits else {}
-                for rows in _rows(raw.table(split)):
-                    file.write_table(pa.Table.from_arrays(rows.columns(split, checksums), schema=schema))
+                checksums: dict[int, int] = {}
+                if split in index.splits:
+                    data = storage.read_bytes(storage.join(index.uri, f"{split}.samples.npy"))
+                    samples = np.load(io.BytesIO(data), allow_pickle=False)
+                    checksums = dict(
+                        zip(samples["image_id"].tolist(), samples["crc32"].tolist(), strict=True)
+                    )
+                for ids, keys, names, images, annotations in _rows(raw.table(split)):
+                    columns = [
+                        pa.array(keys),
+                        pa.array(["" if n == f"{k}.jpg" else n for k, n in zip(keys, names, strict=True)]),
+                        pa.array([split] * len(keys)).dictionary_encode().cast(ROW.field("split").type),
+                        pa.array(images),
+                        pa.array(annotations),
+                        pa.array([checksums.get(image_id) for image_id in ids], pa.uint32()),
+                    ]
+                    file.write_table(pa.Table.from_arrays(columns, schema=schema))
         with path.open("rb") as written:
             digest = hashlib.file_digest(written, "sha256").hexdigest()
         # The hash is written first: a sound record without it would never get one.
@@ -190,7 +206,7 @@ def find(uri: str, names: frozenset[str]) -> Iterator[RecordedImage]:
     """
     if not names:
         return
-    digests = pa.array([int(name, 16) for name in names if _is_digest(name)], pa.uint64())
+    digests = pa.array([int(name, 16) for name in names if re.fullmatch("[0-9a-f]{16}", name)], pa.uint64())
     # The file name KEY.jpg is not stored.
     keys = pa.array(sorted({*names, *(name.removesuffix(".jpg") for name in names)}), pa.string())
     for batch in _open(uri).iter_batches():
@@ -219,35 +235,14 @@ def excluded_in(data_root: str, shards: str) -> int:
     return sum(image.seen for image in find(uri, exclusions.names(data_root, header(uri).source)))
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """A block of a raw table."""
+class _Rows(NamedTuple):
+    """A block of a raw table; the digests of images and annotations are uint64."""
 
     ids: list[int]
     keys: list[str]
     names: list[str]
     images: np.ndarray
-    """Digests, uint64, as are those of the annotations."""
     annotations: np.ndarray
-
-    def columns(self, split: str, checksums: dict[int, int]) -> list[pa.Array]:
-        """Return the columns of ROW."""
-        pairs = zip(self.keys, self.names, strict=True)
-        return [
-            pa.array(self.keys),
-            pa.array(["" if name == f"{key}.jpg" else name for key, name in pairs]),
-            pa.array([split] * len(self.keys)).dictionary_encode().cast(ROW.field("split").type),
-            pa.array(self.images),
-            pa.array(self.annotations),
-            pa.array([checksums.get(image_id) for image_id in self.ids], pa.uint32()),
-        ]
-
-
-def _checksums(shards: str, split: str) -> dict[int, int]:
-    """Return the CRC-32 of each sample of a split by image id."""
-    data = storage.read_bytes(storage.join(shards, f"{split}.samples.npy"))
-    samples = np.load(io.BytesIO(data), allow_pickle=False)
-    return dict(zip(samples["image_id"].tolist(), samples["crc32"].tolist(), strict=True))
 
 
 def _rows(table: Table) -> Iterator[_Rows]:
@@ -308,7 +303,3 @@ def _open(uri: str) -> pq.ParquetFile:
     if _HEADER not in (file.schema_arrow.metadata or {}):
         raise DamagedError(f"{uri} is not a record of shards", fix=_REMEDY)
     return file
-
-
-def _is_digest(text: str) -> bool:
-    return len(text) == 16 and not set(text) - set("0123456789abcdef")

@@ -2,7 +2,6 @@ import json
 
 import pytest
 
-from trainer.base.errors import StorageError
 from trainer.data.ground_truth import Classes, GroundTruthWriter, ground_truth
 from trainer.data.raw_folder import Category
 
@@ -30,23 +29,6 @@ def test_what_is_written_block_by_block_is_what_all_at_once_gives(tmp_path):
     assert written == ground_truth(rows, CLASSES)
     assert [box["id"] for box in written["annotations"]] == list(range(1, 31))
     assert written["images"][0]["verified"] == [0] and "verified" not in written["images"][1]
-
-
-@pytest.mark.parametrize("rows", [[], [row(2, 0)]])
-def test_without_images_or_boxes_it_is_empty(rows, tmp_path):
-    writer = GroundTruthWriter(CLASSES, tmp_path)
-    writer.add(0, rows)
-    writer.write(str(tmp_path / "truth.json"))
-    written = json.loads((tmp_path / "truth.json").read_text())
-    assert len(written["images"]) == len(rows) and written["annotations"] == []
-
-
-def test_it_is_written_whole_or_not_at_all(tmp_path):
-    writer = GroundTruthWriter(CLASSES, tmp_path)
-    writer.add(0, [row(1, 2)])
-    (tmp_path / "file").touch()
-    with pytest.raises(StorageError):
-        writer.write(str(tmp_path / "file" / "truth.json"))
 
 
 def test_what_is_verified_holds_for_classes_above_or_below(tmp_path):

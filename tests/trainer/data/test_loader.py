@@ -76,24 +76,6 @@ def test_uneven_shares_of_two_ranks_are_the_global_batch(dataset):
     assert [len(batch.image_ids) for batch in parts[1][:2]] == [1, 2]
 
 
-def test_a_batch_that_is_kept_stays_as_it_is_and_one_that_is_not_lends_its_memory(dataset):
-    loader = TrainLoader(
-        dataset, CONFIG, global_batch=4, batch_size=4, seed=5, world=world(), max_bad_fraction=0.0
-    )
-    batches = loader.batches(0)
-    kept = next(batches)
-    row, before = kept.images[2].numpy(), kept.images.clone()
-    places = {next(batches).images.data_ptr() for _ in range(20)}
-    assert torch.equal(kept.images, before) and kept.images.data_ptr() not in places
-    del kept
-    later = [next(batches) for _ in range(10)]
-    assert (row == before[2].numpy()).all(), "an array of a part holds the whole"
-    assert len(places) <= CONFIG.prefetch + 2
-    assert len({batch.images.data_ptr() for batch in later}) == 10
-    batches.close()
-    loader.close()
-
-
 def test_batches_are_padded_and_crowds_are_no_targets(dataset):
     for batch in take(dataset, 6):
         assert batch.images.dtype == torch.uint8 and batch.images.shape == (4, 3, 96, 96)

@@ -165,10 +165,3 @@ def test_an_epoch_reads_each_sample_as_often_as_its_weight_says():
 def test_without_weights_the_order_is_what_it_was():
     assert epoch_order([3, 4], 1, 2).tolist() == [2, 3, 5, 1, 4, 0, 6]  # Written down on 2026-11-22.
     assert sorted(epoch_order([3, 4], 1, 2, np.ones(7))) == list(range(7))
-
-
-def test_what_is_announced_with_weights_is_what_comes():
-    stream = SampleStream([4] * 90, 3, np.linspace(0.2, 3, 360))
-    ahead = stream.ahead(300)
-    assert ahead.tolist() == [stream[300 + place].sample % 360 for place in range(len(ahead))]
-    assert ahead.max() < 360

@@ -19,12 +19,11 @@ from trainer.data import problem_counts as reasons
 from trainer.data import raw_folder, shard_writer
 from trainer.data.download import download, fetch_partition, plan
 from trainer.data.download import join as join_raw
-from trainer.data.raw_folder import Category, SplitCounts
+from trainer.data.raw_folder import Category
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import join, place, shard, shard_partition
 
-BCCD = Path(__file__).parents[4] / "shared" / "data" / "bccd"
 CONFIG = DataConfig(processes=1, shard_bytes=4000)
 
 
@@ -122,14 +121,6 @@ def test_the_result_does_not_depend_on_the_partitions(make_coco, tmp_path, monke
     first, second = contents(whole), contents(index)
     assert first.pop("index.json") != b"" and second.pop("index.json") != b""
     assert first == second
-
-
-def test_shards_are_random_samples_of_the_split(make_coco, tmp_path):
-    names = [f"{number:03}.jpg" for number in range(40)]
-    index = made(make_coco(train=names), tmp_path / "data", replace(CONFIG, val_fraction=0.0))
-    with tarfile.open(Path(index.uri) / "train-00000.tar") as tar:
-        first = [name for name in tar.getnames() if name.endswith(".jpg")]
-    assert 3 <= len(first) < 40 and first != sorted(first) and max(first) > names[2 * len(first)]
 
 
 def test_a_second_call_finds_them(make_coco, tmp_path, caplog):
@@ -262,19 +253,3 @@ def test_a_data_root_in_an_object_store_gives_the_same_shards(make_coco, bucket,
     storage.delete(f"{remote.uri}/index.json")
     storage.delete(f"{remote.uri}/train-00000.json")
     assert made(root, "s3://bucket/data") == remote
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not BCCD.is_dir(), reason="the blood cell set is not on this machine")
-def test_a_real_set(tmp_path):
-    config = DataConfig(processes=2)
-    raw = download(f"voc:{BCCD}", str(tmp_path), config)
-    assert raw.splits == {
-        "train": SplitCounts(205, 2805), "val": SplitCounts(87, 1138),
-        "test": SplitCounts(72, 945),
-    }  # fmt: skip
-    index = shard(raw, str(tmp_path), config)
-    assert sum(part.samples for part in index.splits.values()) == 364
-    assert sum(part.boxes for part in index.splits.values()) == 4888 - 2
-    assert index.problems == {reasons.BOX_WITHOUT_AREA: 2}
-    assert sorted(category.name for category in index.categories) == ["Platelets", "RBC", "WBC"]

@@ -131,21 +131,6 @@ def test_rows_of_any_length_are_turned_around(width):
     assert torch.equal(drawn(image, view, 24), plainly(image, view, 24))
 
 
-@pytest.mark.parametrize("flips", [(False, False), (True, False), (False, True), (True, True)])
-@pytest.mark.parametrize("divisor", [1, 2])
-def test_boxes_go_where_the_view_puts_their_corners(divisor, flips):
-    # 40 pixels from column 16 and row 8 on, twice as large, from column 4 and row 6 of the square on.
-    crop = tuple(side // divisor for side in (16, 8, 40, 40))
-    view = View(divisor, crop, (4, 6, 80, 80), *flips, scale=2.0)
-    annotations = [{"bbox": [20, 12, 10, 16], "category_id": 5, "iscrowd": 0}]
-    expected = np.array([4 + 2 * 4, 6 + 2 * 4, 4 + 2 * 14, 6 + 2 * 20])
-    for axis, flip in enumerate(flips):
-        if flip:
-            expected[axis::2] = 96 - expected[axis::2][::-1]
-    boxes, labels = move_boxes(annotations, view, 96)
-    assert boxes.tolist() == [expected.tolist()] and labels.tolist() == [5]
-
-
 @pytest.mark.parametrize(("outside", "kept"), [(14, 1), (16, 0)])
 def test_a_box_is_kept_while_a_quarter_of_it_is_visible(outside, kept):
     view = View(1, (outside, 0, 96, 96), (0, 0, 96, 96), False, False, scale=1.0)

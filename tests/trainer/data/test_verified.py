@@ -14,8 +14,6 @@ from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.launching.distributed import World
 from trainer.model import recipes
-from trainer.model.architecture import build
-from trainer.trackers.training_log import read_rows
 from trainer.training.loop import train
 
 NAMES = list(MIDS)
@@ -59,25 +57,6 @@ def test_of_a_mosaic_only_what_is_known_of_all_four(open_images):
     for batch in batches(open_images, 4, mosaic=1.0):
         assert not batch.verified[:, [NAMES.index(name) for name in ("Person", "Man")]].any()
         assert batch.verified.sum() <= 4
-
-
-@pytest.mark.slow
-def test_a_training_leaves_the_other_classes_alone(open_images, tiny, tmp_path):
-    """Nothing pulls down the scores of a class that no image knows; without it, all images do."""
-    changes = {"train__epochs": 4, "train__batch_size": 2, "train__precision": "fp32",
-               "train__weight_decay": 0.0, "train__ema_decay": 0.0}  # fmt: skip
-    unknown = NAMES.index("Person")
-    biases = {}
-    for negatives in ("verified", "all"):
-        output = str(tmp_path / negatives)
-        train(tiny(**changes, train__negatives=negatives), open_images, output, resume="none")
-        assert len(read_rows(output)) >= 8
-        state = torch.load(f"{output}/checkpoints/step-00000008.pt", weights_only=True)["model"]
-        biases[negatives] = state["head.classification_head.cls_logits.bias"].view(-1, 6)[:, unknown]
-    torch.manual_seed(tiny().train.seed)
-    start = build(tiny().model, 6).state_dict()["head.classification_head.cls_logits.bias"].view(-1, 6)
-    assert torch.equal(biases["verified"], start[:, unknown])
-    assert (biases["all"] < start[:, unknown]).all()
 
 
 def test_data_and_detectors_that_cannot_are_refused(shards, tiny, tmp_path):
