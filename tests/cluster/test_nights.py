@@ -10,7 +10,6 @@ from tests.cluster.user import until
 LOOK = """
 import json
 from operations import lineage
-from operations import lineage
 from operations.retention import inventory
 root = {root!r}
 nights = [record.run_id for record in lineage.runs(root)]

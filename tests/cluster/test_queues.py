@@ -147,7 +147,8 @@ def test_jobs_that_wait_for_quota_say_their_place_and_why(user, cluster, queue, 
     third, third_name = queued(SLEEP)
     assert user.runs("job", "submit", "--spec", str(third))[1] == 0
     job_status = until(
-        lambda: (reported := status(user, third_name))["message"].startswith("2nd") and reported, "a place"
+        lambda: (reported := status(user, third_name))["message"].startswith("position 2 ") and reported,
+        "a place",
     )
     assert (job_status["phase"], job_status["reason"], job_status["queue"]) == ("suspended", "Queued", queue)
     time.sleep(10)  # Longer than start_timeout.

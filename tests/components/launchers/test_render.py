@@ -150,13 +150,6 @@ def test_a_read_only_root_has_a_folder_of_its_own_to_write_to() -> None:
     assert fits_shared(job(read_only_root=True))
 
 
-def test_the_operators_init_container_may_be_root() -> None:
-    """It is put before a worker's own, without a security context, from an image that runs as root."""
-    spec = master(pytorchjob(job()))["template"]["spec"]
-    assert spec["containers"][0]["securityContext"]["runAsNonRoot"] is True
-    assert "runAsNonRoot" not in spec["securityContext"]
-
-
 def test_runai_says_what_it_leaves_out_and_quotes() -> None:
     text = render("runai", job(fs_group=1, command=["sh", "-c", "echo 'a b'; $(x)"], shared_memory="1Gi"))
     assert text.startswith("# Run:ai's command line has no option for: fs_group, shared_memory's size\n")

@@ -104,14 +104,10 @@ def test_each_line_comes_once_from_the_start_to_the_end_of_a_job(backend, runai)
     ("said", "kind", "fix"),
     [
         ("Error: you are not logged in", ConfigError, "runai login"),
-        ("failed: 401 Unauthorized", ConfigError, "runai login"),
         ("token has expired", ConfigError, "runai login"),
         ('Error: unknown command "training" for "runai"', ConfigError, "--target runai-submit-dist"),
-        ("Error: unknown flag: --json", ConfigError, "v2.20"),
         ("Error: project x was not found", ConfigError, "runai project list"),
-        ("the project is not set, please specify one", ConfigError, "runai project list"),
         ("Error: quota exceeded", LaunchError, "do what it says"),
-        ("", LaunchError, "do what it says"),
     ],
 )
 def test_refusals_of_the_program(backend, runai, said, kind, fix):
@@ -121,7 +117,7 @@ def test_refusals_of_the_program(backend, runai, said, kind, fix):
         backend.submit(job(env={"KEY": "secret"}))
     assert type(error.value) is kind
     assert fix in error.value.fix
-    assert (said or "exit code 1") in error.value.message
+    assert said in error.value.message
     assert "secret" not in str(error.value)
 
 
@@ -164,12 +160,6 @@ def test_phases(backend, runai, word, phase):
     assert status.reason == ("" if word.lower() in (str(phase), "completed") else word)
 
 
-def test_fields_in_sections(backend, runai):
-    described = '{"General": {"Name": "train", "Status": "Running"}, "Pods": []}'
-    (runai.folder / "runai").write_text(f"#!/bin/sh\necho '{described}'\n")
-    assert backend.status("train").phase is Phase.RUNNING
-
-
 def test_a_failed_job_is_reported_with_the_pod_that_caused_it(backend, runai):
     pods = [
         {"name": "train-master-0", "status": "Running"},
@@ -185,12 +175,6 @@ def test_a_failed_job_is_reported_with_the_pod_that_caused_it(backend, runai):
         "pod train-worker-0 (rank 1) failed with exit code 3: the loss is nan\n  fix: lower it"
     )
     assert error.value.exit_code == 3
-
-
-def test_a_deadline_deletes_the_job(backend, runai):
-    with pytest.raises(LaunchError, match="stopped at its deadline of 1 s"):
-        watch.run(backend, job(deadline=1), lambda text: None)
-    assert runai.verbs() == ["standard submit", "standard delete"]
 
 
 def test_a_stop_signal_deletes_the_job(backend, runai):

@@ -55,14 +55,6 @@ def test_a_pod_that_is_made_anew_counts_as_restart(backend, fake_cluster, job, m
     assert seen.restarts == {"pytorchjob": 0, "trainjob": 1}[kind.name]
 
 
-def test_a_pytorchjob_says_that_it_is_restarting(backend, fake_cluster, job):
-    fake_cluster.operator = False
-    backend.submit(job())
-    fake_cluster.condition(fake_cluster.job("train"), "Restarting")
-    assert backend.status("train").phase is Phase.RESTARTING
-
-
-@both
 def test_running_is_when_all_pods_run(backend, fake_cluster, job, master, worker):
     go_on = threading.Event()
 
@@ -88,7 +80,6 @@ def test_an_elastic_job_runs_with_enough_nodes(backend, fake_cluster, job, kind)
     assert status.elastic and [pod.rank for pod in status.pods] == [0, 1]
 
 
-@both
 def test_kubedets_jobs_are_listed(backend, fake_cluster, job, kind):
     make_by_hand(fake_cluster, kind, "foreign")
     backend.submit(job(name="one"))
@@ -98,7 +89,6 @@ def test_kubedets_jobs_are_listed(backend, fake_cluster, job, kind):
     assert all(len(status.pods) == 1 for status in backend.list_jobs())
 
 
-@both
 def test_logs_are_those_of_rank_0_and_of_pods_that_fail(backend, fake_cluster, job, kind, master, worker):
     def fails(pod):
         pod.run()
@@ -117,23 +107,16 @@ def test_logs_are_those_of_rank_0_and_of_pods_that_fail(backend, fake_cluster, j
     assert not any(pod == pod_name(kind, 2) for pod, _ in lines)
 
 
-@both
 def test_logs_of_now_end_at_once(backend, fake_cluster, job, endless_pods, master):
     backend.submit(job())
     until(lambda: backend.status("train").phase is Phase.RUNNING)
     assert [plain(line.text) for line in backend.logs("train", follow=False)] == [f"hello from {master}"]
 
 
-def test_nothing_is_sent_to_connect(fake_cluster):
-    ClusterBackend.connect()
-    assert not fake_cluster.seen
-
-
 @pytest.mark.parametrize(
     ("workflow", "orphaned"),
     [
         ({"status": {"finishedAt": "2026-01-01T00:00:00Z"}}, True),
-        ({"spec": {"shutdown": "Terminate"}}, True),
         ({}, False),
         (None, True),
     ],

