@@ -1,7 +1,6 @@
 """Every benchmark runs and ends with one line of JSON; how fast, is not for a test to say."""
 
 import importlib
-import json
 import math
 import re
 import subprocess
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as runner
-from benchmarks import common, step
 from trainer.data.sources import openimages_csv
 
 ROOT = Path(__file__).parents[2]
@@ -110,28 +108,6 @@ goals = [
 print(json.dumps(dict(name="good", ratio=float(sys.argv[1]), figures=dict(speed=4, size=2.5), goals=goals)))
 """,
 }
-
-
-def test_goals_say_whether_they_were_reached(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["benchmarks/some.py"])
-    options = common.arguments("some")
-    common.report(
-        "some", 1.0, {"speed": 2.0, "size": 2, "waits": 0}, options,
-        at_least={"speed": 2.5, "size": 1, "not measured": 1}, at_most={"size": 1, "waits": 0},
-    )  # fmt: skip
-    goals = json.loads(capsys.readouterr().out.splitlines()[-1])["goals"]
-    assert [(one["figure"], one["goal"], one["reached"]) for one in goals] == [
-        ("speed", ">= 2.5", False), ("size", ">= 1", True), ("size", "<= 1", False), ("waits", "<= 0", True)
-    ]  # fmt: skip
-
-
-def test_the_pools_of_cuda_graphs_count_as_memory_of_a_step():
-    """In the form of torch.cuda.memory_snapshot: (0, 0) is the pool of all others."""
-    segments = [
-        {"total_size": size, "segment_pool_id": pool}
-        for size, pool in ((5, (0, 0)), (7, (0, 1)), (9, [1, 0]))
-    ]
-    assert step.graph_memory(segments) == 16
 
 
 @pytest.mark.slow

@@ -29,16 +29,6 @@ def ran(monkeypatch):
     return run
 
 
-def test_the_set_for_a_gpu_is_not_begun_without_one(monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(runner, "run", lambda name, options: pytest.fail(f"{name} was begun"))
-    monkeypatch.setattr(sys, "argv", ["benchmarks", "--set", "gpu"])
-    with pytest.raises(SystemExit) as caught:
-        runner.main()
-    assert caught.value.code == 2
-    assert "--set gpu: torch" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("gpus", "packages", "left_out"),
     [

@@ -1,7 +1,6 @@
 """Overlays: what an administrator applies is whole, in one namespace, and bound to the right account."""
 
 import pytest
-import yaml
 
 CLUSTER_SCOPED = ("SecurityContextConstraints", "MachineConfig")
 ACCOUNTS = {
@@ -43,14 +42,6 @@ def test_the_launcher_role_is_bound_to_the_account_of_the_steps(overlay, build, 
         assert account["namespace"] == binding["metadata"]["namespace"]
 
 
-def test_accounts_that_are_bound_have_a_namespace(folder, build):
-    if folder.name == "base":
-        return  # Only an overlay names the namespace.
-    for item in build(folder):
-        accounts = [it for it in item.get("subjects", []) if it["kind"] == "ServiceAccount"]
-        assert all(account["namespace"] == item["metadata"]["namespace"] for account in accounts)
-
-
 def test_roles_that_are_bound_exist(folder, build, deploy):
     # The operators' Roles are applied beside an overlay, which brings the launcher's.
     roles = {name for kind, name in by_name(build(folder) + build(deploy / "base")) if kind == "Role"}
@@ -68,9 +59,3 @@ def test_a_cluster_without_trainer_takes_an_overlay(overlay, build, deploy):
 def test_no_secret_is_applied_with_an_overlay(folder, build):
     """Applying it a second time would put placeholders in the place of the keys."""
     assert "Secret" not in {item["kind"] for item in build(folder)}
-
-
-def test_nothing_lies_about_unused(folder):
-    named = set(yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"])
-    lying = {path.name for path in folder.glob("*.yaml") if not path.name.endswith(".example.yaml")}
-    assert lying - {"kustomization.yaml"} <= named

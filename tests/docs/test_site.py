@@ -103,18 +103,3 @@ def test_a_browser_shows_it_and_asks_nobody_else(address, dark):
         assert (brightness < 300) is dark
         assert heard.complaints == []
         assert [url for url in heard.requests if not url.startswith(address)] == []
-
-
-@browser.needed
-@pytest.mark.parametrize(
-    ("words", "place"),
-    [("kueue", "/docs/operations.html"), ("val_fraction", "/api/trainer/config/schema.html")],
-)
-def test_the_search_finds_documents_and_docstrings(address, words, place):
-    with browser.page(f"{address}/index.html") as (page, heard):
-        page.click(".md-search__input")
-        page.keyboard.insert_text(words)
-        page.locator(".md-search-result__link").first.wait_for(timeout=60_000)
-        links = page.locator(".md-search-result__link").evaluate_all("links => links.map(link => link.href)")
-        assert any(place in link for link in links), links
-        assert [url for url in heard.requests if not url.startswith((address, "blob:"))] == []

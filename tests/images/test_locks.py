@@ -53,11 +53,6 @@ def test_each_file_has_a_hash_and_no_index_is_named(lock):
         assert re.fullmatch(r"[a-z0-9.-]+==[\w.!+]+( ; [^@/]+)? *", first), name
 
 
-def test_it_is_what_the_dockerfile_installs(image):
-    text = (ROOT / "images" / f"{image}.Dockerfile").read_text()
-    assert f"--extras {','.join(EXTRAS[image])}\n" in text
-
-
 def test_nothing_lacks_that_is_needed(image, lock):
     """They are installed without their dependencies."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -180,15 +180,3 @@ def test_interrupted_waiting_says_that_the_run_continues(kfp_server, capsys, mon
     monkeypatch.setattr(wait.time, "sleep", interrupted)
     assert cli.main([*ARGUMENTS, "--wait"]) == 130
     assert "the run continues: http" in capsys.readouterr().err
-
-
-def test_a_recipe_may_be_a_file_of_which_the_pipeline_gets_name_and_keys(kfp_server, tmp_path):
-    file = tmp_path / "best.yaml"
-    file.write_text("recipe: small\nset: {train.lr: 0.002, train.epochs: 9}\n")
-    words = ["submit", "--data-root", "s3://bucket/root", "--recipe", str(file), "--set", "train.epochs=3"]
-    assert cli.main(words) == 0
-    (run,) = kfp_server.runs
-    parameters = run["runtime_config"]["parameters"]
-    assert parameters["recipe"] == "small"
-    assert parameters["overrides"] == {"train.lr": 0.002, "train.epochs": 3}
-    assert run["display_name"].startswith("best-")
