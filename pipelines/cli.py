@@ -15,28 +15,28 @@ _GROUPS = {
     "Pipeline": {
         "run": "run the whole pipeline on this machine",
         "submit": "run it in Kubeflow",
-        "schedule": "run it again and again in Kubeflow: create, list, pause, history",
+        "schedule": "run it on a schedule in Kubeflow: create, list, pause, history",
         "tune": "search for the best hyper-parameters, here or in Kubeflow",
         "recipes": "list the named configurations, and explain their keys",
         "weights": "fetch and list the published weights that recipes start from",
-        "data": "look at data: inspect, verify, preview; merge, forget, prune",
+        "data": "data: inspect, verify, preview, compare, merge, forget, prune",
     },
     "Models": {
         "evaluate": "score a model on shards, or a file of detections",
         "compare": "compare two evaluations of the same images",
-        "predict": "draw what a model finds in images",
+        "predict": "draw the detections of a model on images",
         "serve": "try a model in a browser",
         "model": "published models: list, promote, verify, trace, layout",
     },
     "Cluster": {
         "job": "training jobs: submit, list, logs, stop, menu",
-        "cluster": "write what a cluster needs: manifests, the compiled pipeline",
-        "doctor": "check what a run needs, and say what is missing",
-        "completion": "print what a shell needs to complete kubedet",
+        "cluster": "write files for a cluster: manifests, the compiled pipeline",
+        "doctor": "check the requirements of a run",
+        "completion": "print a script for shell completion",
     },
 }
 SUMMARIES = {name: text for group in _GROUPS.values() for name, text in group.items()}
-"""What each command does, in the order of the help."""
+"""A summary of each command, in the order of the help."""
 
 MOVED = {
     "compile": ("cluster", "compile"),
@@ -45,28 +45,26 @@ MOVED = {
     "prune": ("data", "prune"),
     "trace": ("model", "trace"),
 }
-"""Commands of earlier versions, which still work, and their successors."""
+"""Successors of commands of earlier versions, which still work."""
 
 _SCHEDULE = {
     "--cron": "create", "--run-now": "run", "--list": "list", "--pause": "pause", "--resume": "resume",
     "--history": "history", "--delete": "delete",
 }  # fmt: skip
-"""The successors of options of `kubedet schedule`."""
+"""Successors of options of `kubedet schedule`."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        Exit code: 0, 2 for the user's mistakes, 1 for other failures, 143 when it was
-        stopped and the same command goes on.
+        Exit code: 0, 2 for the user's mistakes, 143 if it was stopped and can be continued, else 1.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # A file name that is not text is printed escaped.
+        if isinstance(stream, io.TextIOWrapper):  # File names may be undecodable.
             stream.reconfigure(errors="backslashreplace")
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        # Before anything prints them, or hands them to another process.
         for argument in arguments:
             _refuse_undecodable(argument)
             refuse_userinfo(argument, "the command line")
@@ -74,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KubedetError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:  # The reader of a pipe has gone, as in `kubedet recipes | head -1`.
+    except BrokenPipeError:  # E.g. `kubedet recipes | head -1`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
     except KeyboardInterrupt:
@@ -102,7 +100,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _current(arguments: list[str]) -> list[str]:
-    """Return a command line of an earlier version as it is written now, and warn that it changed."""
+    """Return the current form of a command line of an earlier version, and warn about it."""
     command, *rest = arguments or [""]
     if command in MOVED:
         now, before = [*MOVED[command], *rest], command
@@ -119,7 +117,7 @@ def _current(arguments: list[str]) -> list[str]:
 
 
 def _refuse_undecodable(argument: str) -> None:
-    """Refuse a word that is not text: manifests, pipelines and jobs, which it goes into, are UTF-8."""
+    """Refuse undecodable words: manifests, pipelines and jobs are UTF-8."""
     try:
         argument.encode()
     except UnicodeEncodeError:
@@ -130,7 +128,7 @@ def _refuse_undecodable(argument: str) -> None:
 
 
 def _help() -> str:
-    """Return the help, without the modules of the commands: it is read first, and fits a small screen."""
+    """Return the help, which fits a small screen, without importing the commands."""
     lines = [
         "usage: kubedet COMMAND ...     (`kubedet COMMAND --help` explains a command)",
         "",
@@ -144,11 +142,7 @@ def _help() -> str:
 
 
 def make_parser(command: str = "") -> Parser:
-    """Return the parser of the command line.
-
-    Args:
-        command: the one command that it needs, for a quick start; empty is all of them.
-    """
+    """Return the parser of one command, for a quick start, or of all."""
     parser = Parser(prog="kubedet", description="Train an object detector on Kubeflow, or on one machine.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name in (command,) if command else SUMMARIES:
