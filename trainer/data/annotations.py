@@ -1,12 +1,13 @@
-"""From a source's rows to the raw tables: assigns labels, keys and ids, and holds out a validation split.
+"""Writes a source's rows as raw tables: assigns labels, keys and ids, and holds out validation and test
+splits.
 
-Labels are contiguous from 0 and the same in all splits; the source's ids are kept as
-`original_id`. Boxes stay as the source has them: they are cleaned where the true sizes are known.
+Labels are contiguous from 0 and the same in all splits. Boxes are not cleaned before the image's true size
+is known.
 """
 
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from trainer.data import exclusions, image_keys
 from trainer.data import problem_counts as reasons
 from trainer.data.plausibility import AnnotationCheck, merged
 from trainer.data.problem_counts import Problems
-from trainer.data.raw_folder import BLOCK, ROW, Category, SplitCounts, new_table
+from trainer.data.raw_folder import BLOCK, ROW, Category, SplitCounts, write_table
 from trainer.data.sources.source import UNKNOWN, Listing, Rows
 from trainer.data.sources.source import Category as Listed
 
@@ -34,7 +35,7 @@ _DROPPED = -2  # The label of a class that data.classes leaves out.
 
 @dataclass
 class Built:
-    """What `build` made of a listing; the fields are those of `trainer.data.raw_folder.RawManifest`."""
+    """The result of `build`: fields of `trainer.data.raw_folder.RawManifest`."""
 
     categories: list[Category]
     hierarchy: dict[str, list[int]]
@@ -50,19 +51,19 @@ def build(
     where: str = "the source",
     without: frozenset[str] = frozenset(),
 ) -> Built:
-    """Write `<folder>/<split>.parquet` for each split of a source's listing.
+    """Write `<folder>/<split>.parquet` for each split of a source's listing, whose `problems` grow.
 
     Args:
-        listing: what the source has; its `problems` grow.
-        config: val_fraction, test_fraction, classes, merge_classes, max_images, empty_images and
-            max_bad_fraction are used.
+        listing: of the source.
+        config: see `trainer.data.download.SETTINGS`.
         folder: URI.
         where: names the source in messages.
-        without: keys and file names of images that are left out.
+        without: keys and file names of excluded images.
 
     Raises:
-        DataError: unknown class names, no training images, no box at all, too many that cannot be used, or
-            what `plausibility` is certain of.
+        DataError: unknown class names, no training images, no box at all, too many unusable boxes, or an
+        error
+            of `trainer.data.plausibility`.
         StorageError: the folder cannot be written.
     """
     listing = merged(listing) if config.merge_classes else listing
@@ -95,16 +96,10 @@ def build(
 
 
 def check_listed(problems: Problems, where: str, splits: dict[str, SplitCounts], config: DataConfig) -> None:
-    """Refuse a source whose annotations alone show that too many boxes cannot be used.
-
-    Args:
-        problems: what the source found.
-        where: names the source.
-        splits: what the tables have.
-        config: max_bad_fraction is used.
+    """Check the boxes of a source that are unusable by its annotations alone.
 
     Raises:
-        DataError: naming the first of them, and what to do.
+        DataError: their fraction exceeds data.max_bad_fraction.
     """
     unlisted = {
         reason: count for reason, count in problems.counts.items() if reason in reasons.UNLISTED_BOXES
@@ -116,15 +111,15 @@ def check_listed(problems: Problems, where: str, splits: dict[str, SplitCounts],
 
 @dataclass
 class _Draft:
-    """A split as it comes: labelled, but without ids, and keys may be those of two images."""
+    """A labelled split without ids; several images may have the same key."""
 
     path: Path
     keys: np.ndarray
     """uint64 [rows]: `image_keys.number` of each key."""
     fractions: np.ndarray
-    """float64 [rows]: what decides which rows go to val."""
+    """float64 [rows]: hashes that decide which rows go to val."""
     kept: np.ndarray
-    """bool [rows]: those that have a box of a class, or may be without."""
+    """bool [rows]: rows with a labelled box, or with none if that is allowed."""
 
 
 @dataclass
@@ -137,12 +132,15 @@ class _Written:
 
 
 def _draft(rows: Rows, labels: np.ndarray, path: Path, without: frozenset[str]) -> _Draft:
-    """Write a split's rows to a local file, once, as a source may be slow to read."""
+    """Write a split's rows to a local file, as a source may be slow to read."""
     numbers, fractions = array("Q"), array("d")
     filled = [np.zeros(0, bool)]
     with pq.ParquetWriter(path, ROW, compression="lz4") as file:
         for listed in rows.batches():
-            batch = _without(listed, without) if without else listed
+            batch = listed
+            if without:
+                names = listed.column("file_name").to_pylist()
+                batch = listed.filter(pa.array([not exclusions.matches(name, without) for name in names]))
             boxes = _labelled(batch.column("boxes"), labels)
             stems = [image_keys.stem(name) for name in batch.column("file_name").to_pylist()]
             numbers.extend(map(image_keys.number, stems))
@@ -155,14 +153,8 @@ def _draft(rows: Rows, labels: np.ndarray, path: Path, without: frozenset[str]) 
     return _Draft(path, np.array(numbers, np.uint64), np.array(fractions), np.concatenate(filled))
 
 
-def _without(rows: pa.RecordBatch, without: frozenset[str]) -> pa.RecordBatch:
-    """Return the rows without the images that are to be forgotten."""
-    names = rows.column("file_name").to_pylist()
-    return rows.filter(pa.array([not exclusions.matches(name, without) for name in names]))
-
-
 def _drop_empty(drafts: dict[str, _Draft], listing: Listing, policy: str) -> None:
-    """Decide on the images without boxes, and note how many are left out."""
+    """Drop images without boxes if the policy says so, and count them."""
     drop = policy == "drop" or (policy == "auto" and not listing.exhaustive)
     for split, draft in drafts.items():
         empty = int((~draft.kept).sum())
@@ -173,8 +165,8 @@ def _drop_empty(drafts: dict[str, _Draft], listing: Listing, policy: str) -> Non
 
 
 def _labelled(boxes: pa.ListArray, labels: np.ndarray) -> pa.ListArray:
-    """Return the boxes with labels in the place of the source's categories, dropped classes left out."""
-    values = boxes.flatten()  # Without what a slice left behind.
+    """Return the boxes with labels instead of the source's categories, without dropped classes."""
+    values = boxes.flatten()  # Only the rows of this slice.
     offsets = boxes.offsets.to_numpy()
     offsets = offsets - offsets[0]
     label = labels[values.field("category").to_numpy()]
@@ -187,11 +179,10 @@ def _labelled(boxes: pa.ListArray, labels: np.ndarray) -> pa.ListArray:
 
 
 def _parts(drafts: dict[str, _Draft], config: DataConfig) -> list[tuple[str, _Draft, np.ndarray]]:
-    """Return the splits that are not empty: name, draft, and bool [rows], those that belong to it.
+    """Return the splits that are not empty: name, draft, and bool [rows], the rows that belong to it.
 
-    Where there is no test or no val, shares of train become them. Hashes of each key choose, so the choice
-    does not change when images are added. One image stays in train, and one at least becomes val; a test
-    split of a handful may have none, for an image taken to fill it would leave it when others come.
+    Without test or val, images of train are held out by the hashes of their keys, so that images do not
+    change their split when others are added. At least one stays in train, and at least one becomes val.
     """
     parts = {split: (draft, draft.kept) for split, draft in drafts.items()}
     train = drafts.get("train")
@@ -211,7 +202,7 @@ def _lacks(drafts: dict[str, _Draft], split: str) -> bool:
 
 
 def _tests(train: _Draft, fraction: float) -> np.ndarray:
-    """Return bool [rows]: the images whose hash says test, less one where no other is left."""
+    """Return bool [rows]: the images whose hash is below the fraction; one always stays in train."""
     goes = train.kept & (train.keys < int(fraction * (2**64 - 1)))
     if goes.any() and goes.sum() == train.kept.sum():
         goes[np.argmax(np.where(goes, train.keys, 0))] = False
@@ -230,7 +221,7 @@ def _held_out(train: _Draft, available: np.ndarray, fraction: float) -> np.ndarr
 
 
 def _limited(draft: _Draft, chosen: np.ndarray, limit: int) -> np.ndarray:
-    """Return which of the chosen rows are kept where only so many may be: those of the lowest hashes."""
+    """Return the `limit` chosen rows with the lowest hashes; 0 is no limit."""
     candidates = np.flatnonzero(chosen)
     if not limit or len(candidates) <= limit:
         return chosen
@@ -242,29 +233,32 @@ def _limited(draft: _Draft, chosen: np.ndarray, limit: int) -> np.ndarray:
 def _write(
     draft: _Draft, chosen: np.ndarray, first: int, uri: str, note: Callable[[pa.RecordBatch], None]
 ) -> _Written:
-    """Write a split's table: ids from `first` on, and a unique key for each image; `note` gets the rows."""
+    """Write a split's table with ids from `first` on and unique keys; `note` gets the rows."""
     numbers, counts = np.unique(draft.keys, return_counts=True)
     twice = np.isin(draft.keys, numbers[counts > 1])
     written = _Written(0, Counter())
-    with new_table(uri) as table, pq.ParquetFile(draft.path) as file:
-        at = 0
-        for batch in file.iter_batches(BLOCK):
-            rows_of_batch = slice(at, at + len(batch))
-            at += len(batch)
-            rows = _identified(batch, twice[rows_of_batch], chosen[rows_of_batch], first + written.images)
-            table.add(rows)
-            note(rows)
-            written.images += len(rows)
-            label, count = np.unique(rows["boxes"].flatten().field("category"), return_counts=True)
-            written.boxes_of_label.update(dict(zip(label.tolist(), count.tolist(), strict=True)))
-    written.sha256 = table.sha256
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with pq.ParquetFile(draft.path) as file:
+            at = 0
+            for batch in file.iter_batches(BLOCK):
+                part = slice(at, at + len(batch))
+                at += len(batch)
+                rows = _identified(batch, twice[part], chosen[part], first + written.images)
+                note(rows)
+                written.images += len(rows)
+                label, count = np.unique(rows["boxes"].flatten().field("category"), return_counts=True)
+                written.boxes_of_label.update(dict(zip(label.tolist(), count.tolist(), strict=True)))
+                yield rows
+
+    written.sha256 = write_table(uri, batches())
     return written
 
 
 def _identified(
     batch: pa.RecordBatch, clashing: np.ndarray, chosen: np.ndarray, first: int
 ) -> pa.RecordBatch:
-    """Return the chosen rows with ids from `first` on, and keys that no other image has."""
+    """Return the chosen rows with ids from `first` on and unique keys."""
     if clashing.any():
         named = zip(batch["key"].to_pylist(), batch["file_name"].to_pylist(), clashing, strict=True)
         unique = [image_keys.distinct(key, name) if clash else key for key, name, clash in named]
@@ -281,7 +275,7 @@ def _select_classes(listing: Listing, chosen_names: list[str]) -> tuple[list[Cat
     names = [category.name for category in listing.categories]
     if not names:
         raise DataError("the source lists no classes", fix="add categories to its annotations")
-    # A name comes before an id; only ids that are texts (MIDs) can be told from names.
+    # A name has priority over an id; only ids that are texts (MIDs) can be given.
     by_name: dict[int | str, Listed] = {category.original_id: category for category in listing.categories}
     by_name |= {category.name: category for category in listing.categories}
     unknown = [name for name in chosen_names if name not in by_name]
@@ -309,7 +303,7 @@ def _hierarchy(listing: Listing, categories: list[Category]) -> dict[str, list[i
 
 
 def _check_classes(categories: list[Category], counts: Counter[int], problems: Problems) -> None:
-    """Note the classes that have no box in train; raise DataError if none has one."""
+    """Add the classes without a box in train to the problems; raise DataError if all are."""
     empty = [category.name for category in categories if counts[category.id] == 0]
     if len(empty) == len(categories) and problems.unlisted:
         unlisted = [f"{name} ({count})" for name, count in problems.unlisted.most_common(5)]

@@ -1,10 +1,9 @@
 """Converts any image to an upright baseline JPEG, and its boxes with it.
 
-JPEG headers are read without decoding (markers: ITU-T T.81, table B.1). Orientation: Exif 2.32, tag 0x0112.
+Orientation: Exif 2.32, tag 0x0112.
 """
 
 import io
-import struct
 import warnings
 from dataclasses import dataclass
 
@@ -23,93 +22,15 @@ from pillow_heif import HeifImageFile, register_heif_opener
 from trainer.base.os_errors import check_resources
 from trainer.data import problem_counts as reasons
 
-_START = b"\xff\xd8"
-_END = b"\xff\xd9"
-_TAIL = 4096
-_WITHOUT_LENGTH = frozenset((0x01, *range(0xD0, 0xD9)))
-_FRAMES = frozenset(marker for marker in range(0xC0, 0xD0) if marker not in (0xC4, 0xC8, 0xCC))
-_BASELINE, _TABLES_HUFFMAN, _TABLES_QUANTISATION, _SCAN, _APP1 = 0xC0, 0xC4, 0xDB, 0xDA, 0xE1
-_SAMPLINGS = frozenset((0x11, 0x21, 0x22, 0x12, 0x41, 0x14))
-"""Horizontal and vertical sampling of the brightness, four bits each, that every decoder supports."""
-
-
-@dataclass(frozen=True)
-class JpegHeader:
-    """The headers before a JPEG's first scan."""
-
-    width: int
-    """In pixels, as stored."""
-    height: int
-    plain: bool
-    """Whether every decoder supports it: baseline, grey or three components, with its own tables."""
-    app1: tuple[tuple[int, int], ...]
-    """Begin and end of its Exif and XMP blocks."""
-    scan: int
-    """Offset of its first scan."""
-
-
-def parse_jpeg(data: bytes) -> JpegHeader | None:
-    """Parse the headers; None if it is no JPEG or ends before its first scan."""
-    if data[:2] != _START:
-        return None
-    at: int = 2
-    frame: int | None = None
-    app1: list[tuple[int, int]] = []
-    tables: set[int] = set()
-    while at + 4 <= len(data) and data[at] == 0xFF:
-        marker = data[at + 1]
-        if marker == 0xFF:
-            at += 1
-            continue
-        if marker in _WITHOUT_LENGTH:
-            at += 2
-            continue
-        if marker == _SCAN:
-            return _header(data, frame, app1, tables, at)
-        end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-        if marker in _FRAMES:
-            frame = at
-        elif marker == _APP1:
-            app1.append((at, end))
-        tables.add(marker)
-        at = end
-    return None
-
-
-def _header(
-    data: bytes, frame: int | None, app1: list[tuple[int, int]], tables: set[int], scan: int
-) -> JpegHeader | None:
-    if frame is None or frame + 10 > scan:
-        return None
-    marker, _, bits, height, width, components = struct.unpack_from(">BHBHHB", data, frame + 1)
-    sampling = tuple(data[frame + 11 : frame + 10 + 3 * components : 3])
-    is_complete = len(sampling) == components and tables >= {_TABLES_HUFFMAN, _TABLES_QUANTISATION}
-    is_known = len(sampling) == 1 or (sampling[1:] == (0x11, 0x11) and sampling[0] in _SAMPLINGS)
-    is_baseline = marker == _BASELINE and bits == 8 and width > 0 and height > 0
-    return JpegHeader(width, height, is_baseline and is_complete and is_known, tuple(app1), scan)
-
-
-def is_whole(data: bytes, header: JpegHeader) -> bool:
-    """Return whether the end-of-image marker is present; no other bytes of a scan equal it."""
-    # Nearly always it is at the very end.
-    return data.rfind(_END, max(header.scan, len(data) - _TAIL)) >= 0 or data.find(_END, header.scan) >= 0
-
-
-def without_app1(data: bytes, header: JpegHeader) -> bytes:
-    """Return a JPEG without its Exif and XMP blocks."""
-    kept, after = [], 0
-    for begin, end in header.app1:
-        kept.append(data[after:begin])
-        after = end
-    return b"".join([*kept, data[after:]]) if kept else data
-
-
 IMAGE_SUFFIXES = (
     ".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".heic", ".heif", ".avif",
 )  # fmt: skip
 
 MAX_PIXELS = 178_956_970
 """Larger images are refused before they are decoded: a small file can claim any size."""
+
+_SAMPLINGS = ((1, 1), (2, 1), (2, 2), (1, 2), (4, 1), (1, 4))
+"""Horizontal and vertical sampling of the brightness that every decoder supports."""
 
 _SCANS = 10
 """Of a progressive JPEG, as libjpeg writes it (jcparam.c, `jpeg_simple_progression`). With more scans fewer
@@ -181,8 +102,7 @@ class NormalImage:
 def normalize(
     data: bytes, max_side: int, quality: int, orientation: int = 0, *, decode: bool = False
 ) -> NormalImage:
-    """Return an image as baseline JPEG. One that is baseline JPEG only loses its Exif block, and is not
-    decoded.
+    """Return an image as baseline JPEG; one that is baseline JPEG loses its Exif block, and is not decoded.
 
     Args:
         data: a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC or AVIF file.
@@ -194,16 +114,28 @@ def normalize(
     Raises:
         UnreadableImage: it is no image, cut off, or too large to decode.
     """
-    header = parse_jpeg(data)
-    if header is None or not header.plain or max(header.width, header.height) > max_side:
-        return _encoded(data, max_side, quality, orientation)
-    turned = orientation or (_orientation(_open(data)) if header.app1 else 1)
-    if turned != 1 or not is_whole(data, header):
-        return _encoded(data, max_side, quality, orientation)
+    image = _open(data)
+    orientation = orientation or _orientation(image)
+    jpeg = _as_baseline(data, image) if orientation == 1 and max(image.size) <= max_side else None
+    if jpeg is None:
+        return _encoded(image, data, max_side, quality, orientation)
     if decode:
-        _decode(data)
-    size = (header.width, header.height)
-    return NormalImage(without_app1(data, header), *size, *size, 1)
+        _decode(jpeg)
+    return NormalImage(jpeg, *image.size, *image.size, 1)
+
+
+def _as_baseline(data: bytes, image: Image.Image) -> bytes | None:
+    """Return a baseline JPEG without its Exif and XMP blocks; None if it is another file, or cut off."""
+    if not isinstance(image, JpegImageFile) or image.info.get("progressive"):
+        return None
+    samplings = [layer[1:3] for layer in image.layer]  # Of grey, or of brightness and two colours.
+    if samplings[1:] not in ([], [(1, 1), (1, 1)]) or samplings[0] not in _SAMPLINGS:
+        return None
+    for name, content in image.applist:
+        if name == "APP1":
+            data = data.replace(b"\xff\xe1" + (len(content) + 2).to_bytes(2, "big") + content, b"", 1)
+    is_whole = data.rfind(b"\xff\xd9") > data.find(_BEGIN_OF_SCAN)
+    return data if is_whole else None
 
 
 def _decode(data: bytes) -> None:
@@ -215,10 +147,8 @@ def _decode(data: bytes) -> None:
         raise UnreadableImage(f"damaged: {error}") from error
 
 
-def _encoded(data: bytes, max_side: int, quality: int, orientation: int) -> NormalImage:
-    image = _open(data)
+def _encoded(image: Image.Image, data: bytes, max_side: int, quality: int, orientation: int) -> NormalImage:
     stored = image.size
-    orientation = orientation or _orientation(image)
     scale = min(1.0, max_side / max(stored))
     size = (max(1, round(stored[0] * scale)), max(1, round(stored[1] * scale)))
     if scale < 1:

@@ -1,4 +1,4 @@
-"""Problems of the input: counted by reason, with examples, and held against max_bad_fraction."""
+"""Counts the problems of the input by reason, with examples, and compares them with max_bad_fraction."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from trainer.base.errors import DataError
 
 EXAMPLES = 10
-"""Examples that are kept of each reason."""
+"""Examples of each reason."""
 
 IMAGE_MISSING = "image missing"
 IMAGE_NOT_FETCHED = "image not fetched"
@@ -17,7 +17,7 @@ IMAGE_ID_TWICE = "image id of two images"
 BAD_IMAGES = (IMAGE_MISSING, IMAGE_NOT_FETCHED, IMAGE_UNREADABLE, IMAGE_REFUSED, IMAGE_ID_TWICE)
 """Reasons for which an image is left out."""
 TRIED_AGAIN = (IMAGE_NOT_FETCHED, IMAGE_REFUSED)
-"""Reasons that the next run may not find any more: the server is back, the address is allowed."""
+"""Reasons that the next run may not find: the server is back, the address is allowed."""
 
 BOX_WITHOUT_AREA = "box without area"
 BOX_OUTSIDE = "box outside the image"
@@ -31,7 +31,7 @@ LABEL_LINE = "label line that cannot be used"
 UNLISTED_BOXES = (
     BOX_UNKNOWN_IMAGE, BOX_ABSENT, BOX_ONLY_SEGMENTATION, BOX_NOT_FINITE, SEGMENTATION_UNUSABLE, LABEL_LINE,
 )  # fmt: skip
-"""Reasons for which a box is not even listed: a source sees them without its images."""
+"""Reasons for which a box is not listed: the annotations alone show them."""
 
 BAD_BOXES = (BOX_WITHOUT_AREA, BOX_OUTSIDE, BOX_UNKNOWN_CATEGORY, *UNLISTED_BOXES)
 """Reasons for which a box is left out."""
@@ -80,8 +80,7 @@ class Problems:
     counts: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
     unlisted: Counter[str] = field(default_factory=Counter)
-    """Boxes by category, of those categories that the source does not list; they are counted as bad
-    where boxes are cleaned."""
+    """Boxes by category that the source does not list; they count as bad when boxes are cleaned."""
 
     def add(self, reason: str, example: str, count: int = 1) -> None:
         """Count one more case."""
@@ -105,7 +104,7 @@ class Problems:
             kept.extend(cases.examples[: EXAMPLES - len(kept)])
 
     def total(self, reasons: Iterable[str]) -> int:
-        """Return how many cases these reasons have together."""
+        """Return the number of cases of some reasons."""
         return sum(self.counts.get(reason, 0) for reason in reasons)
 
     def cases(self) -> dict[str, Cases]:
@@ -113,13 +112,10 @@ class Problems:
         return {reason: Cases(self.counts[reason], self.examples[reason]) for reason in sorted(self.counts)}
 
     def check(self, where: str, *, images: int, boxes: int, max_bad_fraction: float) -> None:
-        """Raise DataError with the first ten cases if too many images or boxes are bad.
+        """Check the numbers of bad images and boxes against all listed ones; `where` names the data.
 
-        Args:
-            where: what the numbers are about, for the message.
-            images: images that were listed, bad ones included.
-            boxes: boxes that were listed, bad ones included.
-            max_bad_fraction: the share that may be bad.
+        Raises:
+            DataError: their fraction is larger than `max_bad_fraction`; with the first ten cases.
         """
         for noun, reasons, listed in (("images", BAD_IMAGES, images), ("boxes", BAD_BOXES, boxes)):
             bad = self.total(reasons)
@@ -130,7 +126,7 @@ class Problems:
             ]
             shown = "".join(f"\n    {case}" for case in cases[:EXAMPLES])
             often = max(reasons, key=lambda reason: self.counts.get(reason, 0))
-            remedy = _REMEDIES.get(often, "mend the source")
+            remedy = _REMEDIES.get(often, "repair the source")
             raise DataError(
                 f"{where}: {bad} of {listed} {noun} are bad, more than data.max_bad_fraction "
                 f"{max_bad_fraction:g} allows; the first ten:{shown}",
@@ -138,5 +134,5 @@ class Problems:
             )
 
     def summary(self) -> str:
-        """Return one line: "box without area: 2, image missing: 1", or "" if there is nothing."""
+        """Return one line: "box without area: 2, image missing: 1", or ""."""
         return ", ".join(f"{reason}: {count:,}" for reason, count in sorted(self.counts.items()))

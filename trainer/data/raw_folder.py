@@ -16,7 +16,7 @@ import csv
 import hashlib
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -67,44 +67,24 @@ def _new_hashed_file(uri: str, *, note: bool = False) -> Iterator[tuple[Path, li
             storage.write_bytes(f"{uri}.sha256", f"{digest[0]}  {uri.rpartition('/')[2]}\n".encode())
 
 
-@contextmanager
-def new_table(uri: str) -> Iterator["TableWriter"]:
-    """Yield a writer of a table, which appears under its URI when the block ends without an error.
+def write_table(uri: str, batches: Iterable[pa.RecordBatch]) -> str:
+    """Write rows of ROW as a table in blocks of BLOCK rows; return its sha256.
 
     Raises:
         StorageError: it cannot be written.
     """
     with _new_hashed_file(uri) as (path, digest), pq.ParquetWriter(path, ROW, compression="zstd") as file:
-        writer = TableWriter(file)
-        yield writer
-        writer.flush()
-    writer.sha256 = digest[0]
-
-
-class TableWriter:
-    """Collects rows of any number and writes them in blocks of BLOCK rows."""
-
-    def __init__(self, file: pq.ParquetWriter) -> None:
-        self._file = file
-        self._pending = ROW.empty_table()
-        self.sha256 = ""
-        """Of the complete file."""
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Append rows of ROW."""
-        self._pending = pa.concat_tables([self._pending, pa.Table.from_batches([batch])])
-        if len(self._pending) >= BLOCK:
-            ready = len(self._pending) - len(self._pending) % BLOCK
-            self._file.write_table(self._pending.slice(0, ready), row_group_size=BLOCK)
-            # Copied: a slice would keep all rows in memory.
-            self._pending = pa.Table.from_batches(
-                self._pending.slice(ready).combine_chunks().to_batches(), ROW
-            )
-
-    def flush(self) -> None:
-        """Write the remaining rows."""
-        if len(self._pending):
-            self._file.write_table(self._pending, row_group_size=BLOCK)
+        pending = ROW.empty_table()
+        for batch in batches:
+            pending = pa.concat_tables([pending, pa.Table.from_batches([batch])])
+            ready = len(pending) - len(pending) % BLOCK
+            if ready:
+                file.write_table(pending.slice(0, ready), row_group_size=BLOCK)
+                # Copied: a slice would keep all rows in memory.
+                pending = pa.Table.from_batches(pending.slice(ready).combine_chunks().to_batches(), ROW)
+        if len(pending):
+            file.write_table(pending, row_group_size=BLOCK)
+    return digest[0]
 
 
 class Table:

@@ -18,7 +18,7 @@ from trainer.base.errors import DataError, StorageError
 from trainer.base.log import PROGRESS_FILE
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
-from trainer.data.download import download, fetch_partition, finished, join, plan
+from trainer.data.download import download, plan
 
 CONFIG = DataConfig(processes=1, threads=4, allow_hosts=["127.0.0.1"])
 
@@ -230,21 +230,3 @@ def test_a_killed_download_by_url_goes_on_where_it_was(image_server, make_jpeg, 
     assert [path.read_bytes() for path in images] == [
         make_jpeg(seed=int(path.name.partition("-")[0])) for path in images
     ]
-
-
-def test_partitions_tell_how_far_they_are_and_what_is_there(make_coco, tmp_path, monkeypatch, caplog):
-    root = make_coco(train=[f"{number}.jpg" for number in range(30)])
-    monkeypatch.setenv(PROGRESS_FILE, str(tmp_path / "progress"))
-    with caplog.at_level("INFO"):
-        planned = plan(str(root), str(tmp_path / "data"), CONFIG)
-        assert f"listed coco:{root}: 29 train, 1 val images in" in caplog.text
-        done = []
-        for number in range(3):
-            fetch_partition(planned, CONFIG, number, 3)
-            last = json.loads((tmp_path / "progress").read_text().splitlines()[-1])
-            assert last["done"] == last["total"] and last["end"]
-            done.append(last["done"])
-        assert sum(done) == 30
-        raw = join(planned, CONFIG, 3)
-        assert finished(planned, CONFIG) == raw
-        assert f"are there already: {raw.uri}" in caplog.text

