@@ -15,11 +15,16 @@ from torch import Tensor, nn
 from torchvision.ops import box_iou
 
 from benchmarks.common import arguments, interleaved, random_batch, report, run, saved_bytes, stock_model
-from trainer.model.anchor_matching import Matches, assign, pad_targets
 from trainer.model.architecture import build
+from trainer.model.architectures.retinanet.retinanet_loss import (
+    Matches,
+    assign,
+    box_loss,
+    classification_loss,
+    pad_targets,
+)
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.focal import focal_and_gradient_, focal_loss
-from trainer.model.loss import box_loss, classification_loss
 
 GOALS = {
     "cpu": {"focal_91_ratio": 8, "focal_601_ratio": 13, "loss_91_ratio": 2, "loss_601_ratio": 4},

@@ -158,7 +158,7 @@ def test_reaching_into_an_architecture_is_seen(tmp_path):
         "from trainer import base, evaluation",
         "from ..evaluation import coco",
         "def f():\n    from trainer.evaluation.coco_metrics import evaluate",
-        "if TYPE_CHECKING:\n    from trainer.model import loss",
+        "if TYPE_CHECKING:\n    from trainer.model import boxes",
         "from trainer.model.recipes import load",
     ],
 )

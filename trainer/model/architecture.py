@@ -103,21 +103,13 @@ class Architecture(nn.Module, ABC):
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
         """Load weights of a detector or backbone in the library's layout, in place; returns a line to log.
 
-        Args:
-            state: tensors by name.
-            source: where they come from, for errors.
-
         Raises:
             CheckpointError: they do not fit, or are of another architecture.
         """
 
     @abstractmethod
     def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
-        """Return the weights in the library's layout, which `load_upstream` reads.
-
-        Args:
-            names: of the classes, in label order.
-        """
+        """Return the weights in the library's layout; `names` are of the classes, in label order."""
 
     @property
     @abstractmethod
@@ -148,16 +140,20 @@ class Architecture(nn.Module, ABC):
         return self
 
 
+def recolored(pixels: Tensor, color: Tensor | None, white: int) -> Tensor:
+    """Apply the affine map of RGB of `Architecture.forward` to pixels [B, 3, S, S] in 0..white."""
+    if color is None:
+        return pixels
+    # Not in 16 bits: autocast would leave eight bits of a colour's precision.
+    with torch.autocast(pixels.device.type, enabled=False):
+        mapped = color[:, :, :3].to(pixels.dtype) @ pixels.flatten(2) + color[:, :, 3:] * white
+    return mapped.clamp_(0, white).view_as(pixels)
+
+
 def split_by_decay(
     parameters: Iterable[nn.Parameter], weight_decay: float, **more: Any
 ) -> list[dict[str, Any]]:
-    """Two groups of trained parameters: all but norms and biases decay.
-
-    Args:
-        parameters: trained or not.
-        weight_decay: of those that decay.
-        more: further settings of both groups.
-    """
+    """Two groups of the trained ones of `parameters`, with `more` settings: norms and biases do not decay."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay, **more},

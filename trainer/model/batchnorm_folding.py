@@ -52,13 +52,10 @@ class NormedConv2d(nn.Conv2d):
 
 
 def apply_in_convolutions(body: nn.Module, kinds: tuple[type[nn.Module], ...], pairs: Names) -> None:
-    """Let convolutions without a bias apply the fixed statistics behind them, in place.
+    """Let convolutions without a bias apply the fixed statistics of the layer behind them, in place.
 
-    Args:
-        body: a network that calls each normalisation right behind its convolution. Parameters, buffers and
-            their names do not change.
-        kinds: classes of the layers with fixed statistics: FrozenBatchNorm2d or others with its buffers.
-        pairs: names of a convolution and the layer behind it, within their parent.
+    Parameters, buffers and their names do not change. Layers of `kinds` have FrozenBatchNorm2d's buffers;
+    `pairs` are the names of a convolution and the layer behind it.
     """
     for parent, names, convolution, norm in _pairs(body, kinds, pairs):
         if convolution.bias is not None:

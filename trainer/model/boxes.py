@@ -1,8 +1,7 @@
-"""Box arithmetic in fp32, batched and without data-dependent shapes.
+"""Box arithmetic, batched and without data-dependent shapes.
 
-Boxes are [x1, y1, x2, y2] in pixels. Formulas: IoU and its generalised form from
-Rezatofighi et al. 2019 (arXiv:1902.09630); the (dx, dy, dw, dh) coding from Girshick et
-al. 2014 (R-CNN), with unit weights and the clamp of log(1000/16) that torchvision uses.
+Boxes are [x1, y1, x2, y2]. Sources: GIoU by Rezatofighi et al. 2019 (arXiv:1902.09630); the (dx, dy, dw, dh)
+coding by Girshick et al. 2014 (R-CNN), with unit weights and torchvision's clamp of log(1000/16).
 """
 
 import math
@@ -17,6 +16,17 @@ MAX_LOG_SCALE = math.log(1000.0 / 16)
 def area(boxes: Tensor) -> Tensor:
     """Areas of boxes [..., 4] as [...], in square pixels."""
     return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
+
+
+def to_centre(boxes: Tensor) -> Tensor:
+    """Centre and size of boxes [..., 4]."""
+    return torch.cat([(boxes[..., :2] + boxes[..., 2:]) / 2, boxes[..., 2:] - boxes[..., :2]], dim=-1)
+
+
+def to_corners(boxes: Tensor) -> Tensor:
+    """x1 y1 x2 y2 of boxes [..., 4] given by centre and size."""
+    half = boxes[..., 2:] / 2
+    return torch.cat([boxes[..., :2] - half, boxes[..., :2] + half], dim=-1)
 
 
 def pairwise_iou(boxes: Tensor, anchors: Tensor) -> Tensor:

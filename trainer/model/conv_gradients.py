@@ -8,16 +8,10 @@ from torch import Tensor
 def conv_backward(
     gradient: Tensor, features: Tensor, kernel: Tensor, output_mask: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of a convolution with stride 1 and padding 1.
+    """Gradients of features [B, F, h, w], kernel [O, F, 3, 3] and bias, for stride 1 and padding 1.
 
-    Args:
-        gradient: [B, O, h, w] of the convolution's output, channels_last.
-        features: [B, F, h, w] its input, channels_last.
-        kernel: [O, F, 3, 3], channels_last.
-        output_mask: which of the three gradients to compute.
-
-    Returns:
-        Of features, kernel and bias, in the type of the kernel; undefined where not computed.
+    `gradient` [B, O, h, w] is that of the output; all are channels_last. Gradients that `output_mask` leaves
+    out are undefined.
     """
     compute = by_products if products_pay(gradient) else by_library
     return compute(gradient, features, kernel, output_mask)

@@ -39,13 +39,7 @@ def nms_keep(
 ) -> Tensor:
     """Suppress candidates within their class (NMS): fp32 [B, T], 1 for those kept, else 0.
 
-    Args:
-        boxes: fp32 [B, T, 4].
-        scores: fp32 [B, T].
-        labels: int64 [B, T].
-        classes: number of classes.
-        overlap: IoU above which the weaker box is dropped.
-        threshold: scores up to it are dropped.
+    It drops the weaker of two boxes with a larger IoU than `overlap`, and scores up to `threshold`.
     """
     kept = torch.zeros_like(scores)
     for row in range(boxes.shape[0]):

@@ -92,14 +92,7 @@ class _FocalLoss(torch.autograd.Function):
 
 
 def focal_loss(logits: Tensor, labels: Tensor, weights: Tensor, verified: Tensor | None = None) -> Tensor:
-    """Weighted sum of the focal losses of rows of logits, which can be differentiated once.
-
-    Args:
-        logits: [R, C], a row for each anchor.
-        labels: int [R], class of each row, BACKGROUND or IGNORED.
-        weights: [R], fp32 (fp64 for fp64 logits), factor of each row's loss.
-        verified: see `focal_and_gradient_`.
-    """
+    """Sum of the losses of `focal_and_gradient_`, which can be differentiated once; labels may be IGNORED."""
     return _FocalLoss.apply(logits, labels, torch.where(labels == IGNORED, 0.0, weights), verified)
 
 
@@ -191,8 +184,7 @@ def conv_focal_loss(
 ) -> Tensor:  # fmt: skip
     """`focal_loss` of the class head's last convolution, in chunks that need the memory of a few images.
 
-    Computes in autocast's type. Can be differentiated once, by levels, weight and bias. Not for fp16: see
-    `supports`.
+    A fp32 scalar, computed in autocast's type; it can be differentiated once. Not for fp16: see `supports`.
 
     Args:
         levels: features [B, F, h, w] of each pyramid level.
@@ -201,9 +193,6 @@ def conv_focal_loss(
         labels: int [B, h * w * A] for each level: class, BACKGROUND or IGNORED.
         weights: fp32 [B, h * w * A] for each level, factor of each anchor's loss.
         verified: bool [B, C], see `focal_and_gradient_`.
-
-    Returns:
-        Scalar fp32.
     """
     kind = weight.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype

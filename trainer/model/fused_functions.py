@@ -35,13 +35,7 @@ class _Choice:
 
 
 def choose(enabled: bool, device: torch.device, *, tell: bool = True) -> bool:
-    """Decide whether this process compiles `fused` functions: if enabled and the tools are installed.
-
-    Args:
-        enabled: setting of the configuration.
-        device: where the functions will run.
-        tell: whether to log the decision.
-    """
+    """Compile `fused` functions in this process, if enabled and the device's tools are installed."""
     missing = missing_tool(device.type) if enabled else None
     _Choice.compiles = enabled and missing is None
     if _Choice.compiles and device.type == "cuda":

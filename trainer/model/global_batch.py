@@ -48,15 +48,7 @@ class Part(NamedTuple):
 
 
 def parts(batches: Sequence[Batch], seed: int, step: int, images: int, world: World) -> list[Part]:
-    """The part of each batch of this rank. A collective, for which several ranks wait.
-
-    Args:
-        batches: of this rank in the step.
-        seed: of the run.
-        step: number of the step.
-        images: of the global batch.
-        world: this process.
-    """
+    """The part of each batch of this rank in a step of so many images. A collective, which ranks wait for."""
     counts = [count for batch in batches for count in batch.counts]
     targets, most = sum(counts), max(counts)
     if world.size > 1:

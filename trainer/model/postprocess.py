@@ -28,15 +28,9 @@ class Detections(NamedTuple):
 def postprocess(
     boxes: Tensor, scores: Tensor, labels: Tensor, classes: int, image_size: int, config: PyramidOptions
 ) -> Detections:
-    """Suppress candidates and keep the best, equal to torchvision.
+    """Suppress T candidates of each image and keep the best, equal to torchvision.
 
-    Args:
-        boxes: [B, T, 4] fp32 pixels.
-        scores: [B, T].
-        labels: [B, T] int64.
-        classes: number of classes.
-        image_size: side of the square, pixels.
-        config: thresholds and limits.
+    Boxes are fp32 [B, T, 4] in pixels of a square of `image_size`.
     """
     # Stable, as in torchvision: among equal scores the first candidate wins.
     scores, order = scores.sort(dim=1, descending=True, stable=True)

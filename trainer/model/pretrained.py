@@ -20,13 +20,8 @@ _LOG = logging.getLogger("weights")
 def load_pretrained(detector: Architecture, uri: str, data_root: str = DATA_ROOT) -> None:
     """Load weights of a detector or a backbone into `detector`, in place.
 
-    Class outputs of another shape (other classes) are skipped; any other tensor must fit.
-
-    Args:
-        detector: the detector to fill.
-        uri: published weights (`torchvision:NAME`, `hf:ORG/NAME`, https://...), or a .pt, .pth or
-            .safetensors file or a folder with one, in the layout of the architecture's library.
-        data_root: contains the mirror of published weights.
+    Class outputs of another shape (other classes) are skipped; any other tensor must fit. `uri` is one of
+    `trainer.weights.weights_mirror` in the layout of the architecture's library; `data_root` has the mirror.
 
     Raises:
         CheckpointError: the file is no state dict, or does not fit the model.
@@ -39,11 +34,7 @@ def load_pretrained(detector: Architecture, uri: str, data_root: str = DATA_ROOT
 def load_in_every_process(detector: Architecture, uri: str, data_root: str, world: World) -> None:
     """Load weights in rank 0 and broadcast them, so that one machine fetches them. A collective.
 
-    Args:
-        detector: the detector to fill, on its device, in the default memory format.
-        uri: see `load_pretrained`.
-        data_root: see `load_pretrained`.
-        world: the processes.
+    The detector is on its device, in the default memory format.
 
     Raises:
         CheckpointError, ConfigError, StorageError: see `load_pretrained`; in every process.

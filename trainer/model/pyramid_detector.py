@@ -12,7 +12,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock
 from torchvision.ops.misc import FrozenBatchNorm2d
 
-from trainer.model.architecture import Architecture
+from trainer.model.architecture import Architecture, recolored
 from trainer.model.batchnorm_folding import TORCHVISION, apply_in_convolutions, fold
 from trainer.model.deployment import RAW_OUTPUTS, Graph, best_pairs, nms_keep, served
 from trainer.model.postprocess import Detections, postprocess
@@ -53,13 +53,7 @@ class PyramidDetector(Architecture):
 
     def normalize(self, images: Tensor, color: Tensor | None = None) -> Tensor:
         """fp32 network input from uint8 images, in the memory format of the weights."""
-        values = images.float()
-        if color is not None:
-            # In fp32: autocast would leave eight bits of a colour's precision.
-            with torch.autocast(images.device.type, enabled=False):
-                mapped = color[:, :, :3] @ values.flatten(2) + color[:, :, 3:] * 255
-            values = mapped.clamp_(0, 255).view_as(values)
-        values = (values - self.mean) / self.std
+        values = (recolored(images.float(), color, 255) - self.mean) / self.std
         if self.backbone.body.conv1.weight.is_contiguous(memory_format=torch.channels_last):
             values = values.contiguous(memory_format=torch.channels_last)
         return values
@@ -70,7 +64,6 @@ class PyramidDetector(Architecture):
 
     @property
     def thresholds(self) -> dict[str, float]:
-        """Score, overlap within a class, and number of detections."""
         return {
             "score": self.config.score_threshold,
             "nms": self.config.nms_threshold,
@@ -78,7 +71,6 @@ class PyramidDetector(Architecture):
         }
 
     def folded(self) -> Self:
-        """Fold its BatchNorm into the convolutions."""
         fold(self.backbone.body, TORCHVISION)
         return self
 
@@ -136,7 +128,6 @@ class DenseDetector(PyramidDetector):
 
     @torch.inference_mode()
     def predict(self, images: Tensor) -> Detections:
-        """Detections in uint8 images [B, 3, S, S]."""
         size = images.shape[-1]
         features = self.features(self.normalize(images))
         anchors = torch.cat(self.anchors([shape_of(level) for level in features], size))
@@ -144,11 +135,9 @@ class DenseDetector(PyramidDetector):
         return postprocess(*candidates, self.num_classes, size, self.config)
 
     def deployment_graph(self, image_size: int) -> Graph:
-        """The detector with pre- and postprocessing."""
         return DenseGraph(self, image_size)
 
     def raw_graph(self, image_size: int) -> Graph:
-        """All boxes and scores, for runtimes with their own suppression."""
         return RawGraph(self, image_size)
 
 
@@ -172,7 +161,6 @@ class DenseGraph(Graph):
         self.rows = min(self.config.detections_per_image, candidates)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Detections of a batch of uint8 squares."""
         outputs = self.detector.outputs(self.detector.features(self.detector.normalize(images)))
         boxes, scores, labels = self.detector.candidates(*outputs, self.anchors, self.image_size)
         kept = nms_keep(
@@ -191,7 +179,6 @@ class RawGraph(DenseGraph):
     names = RAW_OUTPUTS
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Boxes and scores of a batch of uint8 squares."""
         outputs, offsets = self.detector.outputs(self.detector.features(self.detector.normalize(images)))
         # [B, A, C, h * w] -> [B, h * w * A, C], the order of the anchors.
         levels = [level.permute(0, 3, 1, 2).flatten(1, 2) for level in outputs]

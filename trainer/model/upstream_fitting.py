@@ -16,14 +16,9 @@ _SHOWN = 5
 def as_detector(
     state: dict[str, Tensor], source: str, kind: str, head: str, foreign: str = ""
 ) -> dict[str, Tensor]:
-    """Name tensors as torchvision's detectors do, without a classifier's last layer.
+    """Name tensors of a detector or ResNet as torchvision's detectors do, without a classifier's last layer.
 
-    Args:
-        state: of a detector, or of a ResNet.
-        source: where the tensors come from, for errors.
-        kind: the detector's name, for errors.
-        head: prefix of names that all detectors of this kind have.
-        foreign: prefix of names that distinguish another kind with the same `head`.
+    All detectors of a `kind` have names that begin with `head`, and none has some that begin with `foreign`.
 
     Raises:
         CheckpointError: the tensors are of something else.
@@ -56,11 +51,7 @@ def width_of(state: dict[str, Tensor]) -> int:
 def load(detector: nn.Module, state: dict[str, Tensor], source: str, class_layers: Collection[str]) -> str:
     """Load tensors of a detector or of its backbone alone, in place; returns a line for the log.
 
-    Args:
-        detector: receives the tensors.
-        state: tensors by the detector's names; others are ignored.
-        source: where the tensors come from, for errors.
-        class_layers: prefixes of layers that depend on the classes, which are skipped if the shape differs.
+    Ignores tensors with unknown names, and those of `class_layers` (prefixes of names) if the shape differs.
 
     Raises:
         CheckpointError: a tensor has another shape, or is missing.
@@ -98,10 +89,8 @@ def differences(
 ) -> str:
     """The first few tensors that do not fit, a line each.
 
-    Args:
-        wrong: shapes in the file and in the model, by name.
-        missing: names that only the model has.
-        foreign: names that only the file has.
+    `wrong` has the shapes in the file and in the model; `missing` is only in the model, `foreign` only in
+    the file.
     """
     lines = [
         f"{name}: {_shape(given)} in the file, {_shape(expected)} in the model"

@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-from waiting import Counter
 
 from trainer.model import conv_gradients
 
@@ -57,10 +56,3 @@ def test_what_comes_back_lies_as_the_weights_and_features_do():
     of_features, of_kernel, _ = conv_gradients.conv_backward(*case(64, 4, 4, torch.bfloat16), [True] * 3)
     assert of_features.is_contiguous(memory_format=torch.channels_last)
     assert of_kernel.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_nothing_waits():
-    tensors = case(64, 4, 4, torch.float32)
-    with Counter() as counter:
-        conv_gradients.conv_backward(*tensors, [True] * 3)
-    assert counter.waiting == []

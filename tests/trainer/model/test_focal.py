@@ -52,12 +52,6 @@ def test_small_losses_keep_their_relative_precision():
         assert ((values - reference) / reference).abs().max() < 2e-5
 
 
-def test_gradient_agrees_with_finite_differences():
-    logits = (torch.randn(12, 5, dtype=torch.float64) * 3).requires_grad_()
-    labels, weights = labels_for(12, 5), torch.rand(12, dtype=torch.float64)
-    assert torch.autograd.gradcheck(lambda x: focal_loss(x, labels, weights), logits, atol=1e-6)
-
-
 @pytest.mark.parametrize("logit", [-200.0, -30.0, 0.0, 30.0, 200.0])
 def test_finite_at_extremes(logit):
     logits = torch.full((3, 2), logit, requires_grad=True)
@@ -110,35 +104,6 @@ def test_convolution_and_loss_in_chunks(chunk_bytes, monkeypatch):
     theirs = torch.autograd.grad(expected * 0.5, parameters)
     for one, other in zip(ours, theirs, strict=True):
         assert (one - other).norm() < 1e-5 * other.norm()
-
-
-@pytest.mark.parametrize(
-    "shapes", [[(8, 8), (4, 4), (2, 2), (1, 1)], [(9, 4), (5, 7), (3, 2), (2, 1), (1, 1)]]
-)
-def test_small_levels_in_one_map_stay_themselves(shapes):
-    """From four levels on; with no neighbour's values across the borders."""
-    last = torch.nn.Conv2d(6, 2 * 4, 3, padding=1)
-    levels = [torch.randn(2, 6, *shape, requires_grad=True) for shape in shapes]
-    labels = [torch.randint(-2, 4, (2, height * width * 2), dtype=torch.int32) for height, width in shapes]
-    weights = [torch.rand(part.shape) for part in labels]
-    parameters = [*levels, last.weight, last.bias]
-    loss = conv_focal_loss(levels, last.weight, last.bias, labels, weights)
-    expected = unchunked(last, levels, labels, weights)
-    assert torch.allclose(loss, expected, rtol=1e-5)
-    ours, theirs = (torch.autograd.grad(value, parameters) for value in (loss, expected))
-    for one, other in zip(ours, theirs, strict=True):
-        assert (one - other).norm() < 1e-5 * other.norm()
-
-
-def test_convolution_and_loss_gradcheck():
-    last, levels, labels, weights = head_case(classes=2, images=1)
-    last.double()
-    inputs = [level.detach().double().requires_grad_() for level in levels[1:]]
-
-    def loss(weight, bias, *features):
-        return conv_focal_loss(list(features), weight, bias, labels[1:], [w.double() for w in weights[1:]])
-
-    assert torch.autograd.gradcheck(loss, (last.weight, last.bias, *inputs), atol=1e-6)
 
 
 def test_only_what_is_wanted_is_computed():
@@ -215,13 +180,3 @@ def test_federated_loss_in_chunks_of_five_levels(chunk_bytes, monkeypatch):
     ours, theirs = (torch.autograd.grad(value, parameters) for value in (loss, expected))
     for one, other in zip(ours, theirs, strict=True):
         assert (one - other).norm() < 1e-5 * other.norm()
-
-
-def test_with_all_classes_verified_it_is_the_same_to_the_bit():
-    last, levels, labels, weights = head_case()
-    plain = conv_focal_loss(levels, last.weight, last.bias, labels, weights)
-    verified = torch.ones(len(levels[0]), last.out_channels // 2, dtype=torch.bool)
-    federated = conv_focal_loss(levels, last.weight, last.bias, labels, weights, verified)
-    assert torch.equal(plain, federated)
-    for one, other in zip(*(torch.autograd.grad(value, levels) for value in (plain, federated)), strict=True):
-        assert torch.equal(one, other)

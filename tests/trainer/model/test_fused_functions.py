@@ -7,9 +7,6 @@ import pytest
 import torch
 
 from trainer.model import fused_functions
-from trainer.model.anchor_matching import assign, match
-from trainer.model.focal import focal_and_gradient_
-from trainer.model.loss import box_loss
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(
@@ -51,51 +48,6 @@ def test_a_machine_without_a_compiler_says_so_and_goes_on(monkeypatch, tmp_path,
     monkeypatch.setenv("CXX", sys.executable)  # anything that can be run
     monkeypatch.setattr(fused_functions.sysconfig, "get_path", lambda name: str(tmp_path))
     assert "Python's headers" in fused_functions.missing_tool("cpu")
-
-
-def random_targets():
-    torch.manual_seed(0)
-    corner = torch.cartesian_prod(torch.arange(0, 120, 5.0), torch.arange(0, 120, 5.0))
-    anchors = torch.cat([torch.cat([corner, corner + side], dim=1) for side in (8, 16, 32, 50)])
-    corner = torch.rand(3, 64, 2) * 90
-    boxes = torch.cat([corner, corner + 2 + torch.rand(3, 64, 2) * 40], dim=2)
-    boxes[0, 5] = boxes[0, 9] = anchors[100]
-    labels = torch.randint(-1, 4, (3, 64))
-    labels[1] = -1
-    return anchors, boxes, labels
-
-
-@pytest.mark.slow
-@pytest.mark.extra
-@needs_compiler
-def test_compiled_and_plain_agree(caplog):
-    caplog.set_level(logging.INFO)
-    anchors, boxes, labels = random_targets()
-    matches = assign(boxes, labels, anchors)
-    offsets = (torch.randn(3, len(anchors), 4) * 0.3).requires_grad_()
-    logits = [torch.randn(500, classes) * 4 - 2 for classes in (3, 91)]
-    rows = torch.randint(-1, 3, (500,), dtype=torch.int32)
-
-    def everything():
-        parts = [match(boxes, labels, anchors)]
-        for kind in ("giou", "l1", "smooth_l1"):
-            loss = box_loss(offsets, kind, anchors, matches)
-            parts += [loss.detach(), *torch.autograd.grad(loss, offsets)]
-        for one in logits:
-            gradient = one.clone()
-            parts += [focal_and_gradient_(gradient, rows, torch.rand(500).round()), gradient]
-        return parts
-
-    torch.manual_seed(1)
-    plain = everything()
-    assert fused_functions.choose(True, CPU)
-    assert "compiles the loss for the CPU" in caplog.text
-    torch.manual_seed(1)
-    compiled = everything()
-    assert fused_functions._Choice.compiles, "the compiler failed"
-    assert torch.equal(plain[0], compiled[0])
-    for one, other in zip(plain[1:], compiled[1:], strict=True):
-        assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -132,11 +132,10 @@ def loss_in_one_kernel(logits, labels, weights, verified):
 def memory_of(monkeypatch):
     """Memory of a step of so many classes and images on a GPU, counted on a CPU: autograd wants it real."""
 
-    def measure(classes, images, *, compiled=True, options=None):
+    def measure(classes, images, options=None):
         with FakeTensorMode(), monkeypatch.context() as patch:
             patch.setattr(functional, "group_norm", normalize_as_on_a_gpu)
-            if compiled:
-                patch.setattr(focal, "focal_and_gradient_", loss_in_one_kernel)
+            patch.setattr(focal, "focal_and_gradient_", loss_in_one_kernel)
             detector, forward = step(classes, images, "cpu", options)
             trained = [parameter for parameter in detector.parameters() if parameter.requires_grad]
             for parameter in trained:
@@ -160,12 +159,6 @@ def test_a_step_takes_at_most_what_is_said_for_each_image(memory_of):
     # It follows all there is: as much as a GPU keeps, and nothing once the gradients are there.
     assert many.after_forward - two.after_forward == pytest.approx(14 * kept_for_an_image(601), rel=0.001)
     assert two.after_forward < two.peak and two.after_backward < 0.01e9
-
-
-@pytest.mark.slow
-def test_what_the_plain_loss_takes_besides_is_seen(memory_of):
-    """Its intermediate results are as large as the logits of a chunk, and in fp32."""
-    assert memory_of(601, 2, compiled=False).peak > memory_of(601, 2).peak + 10 * focal.CHUNK_BYTES
 
 
 @pytest.mark.slow

@@ -101,55 +101,38 @@ def test_wrong_weights_are_said(uri, said, tmp_path, monkeypatch):
         load_pretrained(build(CONFIG, 3), str(tmp_path / "gone.pt"))
 
 
-def test_a_folder_in_the_layout_of_save_pretrained(source, tmp_path):
-    safetensors.torch.save_file(source, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text("{}")
-    detector = build(CONFIG, 3)
-    load_pretrained(detector, str(tmp_path))
-    assert torch.equal(detector.state_dict()[LOGITS], source[LOGITS])
-
-
-def rank(number, uri, folder, results):
+def rank(number, uris, folder, results):
     """One process of two, each with other random weights, and a data root that only rank 0's exists for."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=2)
     torch.manual_seed(number)
-    detector = build(CONFIG, 3)
-    try:
-        world = World(number, 2, torch.device("cpu"))
-        load_in_every_process(detector, uri, f"{folder}/root-{number}", world)
-        results.put((number, {name: value.numpy() for name, value in detector.state_dict().items()}, ""))
-    except StorageError as error:
-        results.put((number, {}, error.message))
+    detector, said = build(CONFIG, 3), []
+    for uri in uris:
+        try:
+            world = World(number, 2, torch.device("cpu"))
+            load_in_every_process(detector, uri, f"{folder}/root-{number}", world)
+        except StorageError as error:
+            said.append(error.message)
+    results.put((number, {name: value.numpy() for name, value in detector.state_dict().items()}, said))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def in_two_processes(uri, folder):
+@pytest.mark.slow
+def test_one_process_fetches_for_all_and_all_get_its_error(source, weights_server, tmp_path):
+    content = safetensors.torch.save(source)
+    weights_server.files["w.safetensors"] = content
+    digest = hashlib.sha256(content).hexdigest()
+    uris = [f"{weights_server.url}/{path}" for path in ("gone.safetensors", f"w.safetensors#sha256={digest}")]
     results = multiprocessing.get_context("forkserver").SimpleQueue()
     spawned = multiprocessing.start_processes(
-        rank, (uri, str(folder), results), nprocs=2, join=False, start_method="forkserver"
+        rank, (uris, str(tmp_path), results), nprocs=2, join=False, start_method="forkserver"
     )
     answers = [results.get() for _ in range(2)]
     spawned.join()
-    return {number: (state, said) for number, state, said in answers}
-
-
-@pytest.mark.slow
-def test_one_process_fetches_for_all(source, weights_server, tmp_path):
-    content = safetensors.torch.save(source)
-    weights_server.files["w.safetensors"] = content
-    uri = f"{weights_server.url}/w.safetensors#sha256={hashlib.sha256(content).hexdigest()}"
-    states = in_two_processes(uri, tmp_path)
-    for number in (0, 1):
-        state, said = states[number]
-        assert not said and all((state[name] == value.numpy()).all() for name, value in source.items())
+    for _, state, said in answers:
+        assert "model.weights" in said[0] and said == answers[0][2]
+        assert all((state[name] == value.numpy()).all() for name, value in source.items())
     assert weights_server.requests == ["w.safetensors"] and not (tmp_path / "root-1").exists()
-
-
-@pytest.mark.slow
-def test_what_keeps_one_process_from_its_weights_ends_all_of_them_alike(weights_server, tmp_path):
-    answers = in_two_processes(f"{weights_server.url}/gone.safetensors", tmp_path)
-    assert answers[0] == answers[1] and "model.weights" in answers[0][1]
 
 
 def test_weights_that_do_not_fit_are_told_before_any_training(source, weights_server, tmp_path):

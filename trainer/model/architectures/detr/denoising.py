@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trainer.data.batch import PADDING
 from trainer.model.architectures.detr.hungarian import Pairs
+from trainer.model.boxes import to_centre, to_corners
 from trainer.model.global_batch import uniform
 
 _NUMBERS = 10
@@ -81,12 +82,8 @@ def denoising(
     negative = (torch.arange(total, device=device) // most % 2)[:, None]
     sign = torch.where(noise[..., 2:6] < 0.5, -1.0, 1.0)
     moves = sign * (noise[..., 6:10] + negative) * box_noise
-    half = boxes[..., 2:] / 2
-    corners = torch.cat([boxes[..., :2] - half, boxes[..., :2] + half], dim=-1)
-    corners = (corners + moves * half.repeat(1, 1, 2)).clamp(0, 1)
-    noisy = torch.cat(
-        [(corners[..., :2] + corners[..., 2:]) / 2, corners[..., 2:] - corners[..., :2]], dim=-1
-    )
+    half = boxes[..., 2:].repeat(1, 1, 2) / 2
+    noisy = to_centre((to_corners(boxes) + moves * half).clamp(0, 1))
     noisy = noisy.abs() if unfold else noisy
     references = torch.log(noisy.clamp(min=_EPSILON) / (1 - noisy).clamp(min=_EPSILON))
     image, group, target = np.nonzero(

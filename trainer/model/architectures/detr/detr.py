@@ -36,7 +36,7 @@ from trainer.base.errors import CheckpointError
 from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import TrainConfig
 from trainer.data.batch import PADDING
-from trainer.model.architecture import Architecture, UpstreamWeights, split_by_decay
+from trainer.model.architecture import Architecture, UpstreamWeights, recolored, split_by_decay
 from trainer.model.architectures.detr.denoising import Denoising, denoising
 from trainer.model.architectures.detr.detr_criterion import Criterion, Outputs, Targets, at_least_fp32
 from trainer.model.architectures.detr.detr_options import (
@@ -46,6 +46,7 @@ from trainer.model.architectures.detr.detr_options import (
     library_arguments,
 )
 from trainer.model.batchnorm_folding import TRANSFORMERS, apply_in_convolutions, fold
+from trainer.model.boxes import to_centre, to_corners
 from trainer.model.deployment import Graph
 from trainer.model.global_batch import Part
 from trainer.model.postprocess import Detections
@@ -118,7 +119,6 @@ class Detr(Architecture):
         return self
 
     def make_criterion(self) -> Criterion:
-        """The losses of this network."""
         return Criterion()
 
     def forward(
@@ -147,10 +147,7 @@ class Detr(Architecture):
     ) -> tuple[Outputs, Targets, Denoising | None]:
         """Outputs for a batch in fp32 or more, its targets and its denoising queries."""
         pixels = self.normalize(images, color)
-        relative = (boxes / images.shape[-1]).to(pixels.dtype)
-        centred = torch.cat(
-            [(relative[..., :2] + relative[..., 2:]) / 2, relative[..., 2:] - relative[..., :2]], dim=-1
-        )
+        centred = to_centre((boxes / images.shape[-1]).to(pixels.dtype))
         noise = None
         if self.config.denoising:
             noise = denoising(
@@ -162,7 +159,6 @@ class Detr(Architecture):
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Detections:
-        """Detections in uint8 images [B, 3, S, S]."""
         outputs = self.outputs(self.normalize(images), None)
         return best_pairs(
             outputs.logits[:, -1].float(), outputs.boxes[:, -1].float(), images.shape[-1], self.config
@@ -172,11 +168,7 @@ class Detr(Architecture):
         """Network input 0..1 from uint8 images, in the precision of the weights and in NHWC order."""
         weight = next(self.model.backbone.parameters())
         values = images.to(torch.promote_types(weight.dtype, torch.float32)) / 255
-        if color is not None:
-            with torch.autocast(images.device.type, enabled=False):
-                mapped = color[:, :, :3].to(values.dtype) @ values.flatten(2) + color[:, :, 3:]
-            values = mapped.clamp_(0, 1).view_as(values)
-        return values.contiguous(memory_format=torch.channels_last)
+        return recolored(values, color, 1).contiguous(memory_format=torch.channels_last)
 
     def features(self, pixels: Tensor) -> list[Tensor]:
         """Levels of the encoder for images [B, 3, S, S] in 0..1, each [B, C, h, w]."""
@@ -277,7 +269,6 @@ class Detr(Architecture):
         ]
 
     def deployment_graph(self, image_size: int) -> Graph:
-        """The graph without suppression: there is none."""
         return DetrGraph(self, image_size)
 
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
@@ -335,13 +326,11 @@ class Detr(Architecture):
         return UpstreamWeights(state, len(names), files)
 
     def folded(self) -> Self:
-        """Fold its BatchNorm into the convolutions."""
         fold(self.model, TRANSFORMERS)
         return self
 
     @property
     def thresholds(self) -> dict[str, float]:
-        """Score and number of detections."""
         config = self.config
         return {"score": config.score_threshold, "detections_per_image": config.detections_per_image}
 
@@ -356,12 +345,10 @@ class DFine(Detr):
     unfolds_boxes = True
 
     def make_criterion(self) -> Criterion:
-        """The losses of this size."""
         return Criterion(self.library_config.max_num_bins, self.library_config.reg_scale)
 
     @property
     def title(self) -> str:
-        """D-FINE and its size."""
         return f"D-FINE-{self.config.size.upper()}{_narrow(self.config)}"
 
 
@@ -386,7 +373,6 @@ class RTDetr(Detr):
 
     @property
     def title(self) -> str:
-        """RT-DETRv2 and its backbone."""
         return f"RT-DETRv2 on ResNet{self.config.size[1:]}-vd{_narrow(self.config)}"
 
 
@@ -402,28 +388,19 @@ class DetrGraph(Graph):
             self.rows = detector.predict(blank).scores.shape[1]
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Detections of a batch of uint8 squares."""
         outputs = self.detector.outputs(self.detector.normalize(images), None)
         best = best_pairs(outputs.logits[:, -1], outputs.boxes[:, -1], self.image_size, self.detector.config)
         return best.boxes, best.scores, best.labels, best.num
 
 
 def best_pairs(logits: Tensor, boxes: Tensor, image_size: int, config: DetrOptions) -> Detections:
-    """The best pairs of query and class.
-
-    Args:
-        logits: [B, Q, C].
-        boxes: [B, Q, 4] centre and size, relative to the image.
-        image_size: side of the square, pixels.
-        config: threshold and number of detections.
-    """
+    """The best pairs of query and class, of logits [B, Q, C] and boxes [B, Q, 4]."""
     classes = logits.shape[-1]
     flat = logits.flatten(1)
     best, pair = flat.topk(min(config.detections_per_image, flat.shape[1]), dim=1)
     scores = best.sigmoid()
     query = torch.div(pair, classes, rounding_mode="floor")
-    half = boxes[..., 2:] / 2
-    corners = torch.cat([boxes[..., :2] - half, boxes[..., :2] + half], dim=-1).clamp(0, 1) * image_size
+    corners = to_corners(boxes).clamp(0, 1) * image_size
     real = scores > config.score_threshold
     return Detections(
         boxes=corners.gather(1, query[:, :, None].expand(-1, -1, 4)) * real[:, :, None],

@@ -7,7 +7,7 @@ from trainer.model.architectures.detr.detr_options import DFineOptions
 def dfine_small() -> Config:
     """A narrow D-FINE-N from scratch, for a set of a few hundred images on a CPU.
 
-    In fp32: bf16 makes its many small operations slower. Fewer queries than published, which cost time each.
+    In fp32, since bf16 slows its many small operations down, and with fewer queries than published.
     """
     return Config(
         recipe="dfine_small",
@@ -30,8 +30,8 @@ def dfine_s() -> Config:
     """D-FINE-S on COCO by its authors' schedule: 48.5 AP with theirs, on 8 GPUs.
 
     github.com/Peterande/D-FINE (4a1f73a), configs/dfine/dfine_hgnetv2_s_coco.yml and its README: 132 epochs,
-    the last 12 plain, 32 images a step. Theirs goes back to the best weights before the plain epochs, changes
-    the images' sides, and draws 640 more often than the other sizes; ours keeps the sides' proportion.
+    the last 12 plain, 32 images a step. Theirs resets to the best weights before the plain epochs, changes
+    the aspect of images, and draws 640 more often than other sizes.
     """
     return Config(
         recipe="dfine_s",
@@ -78,7 +78,7 @@ def dfine_finetune() -> Config:
 
 
 def _dfine_views(sizes: list[int], plain_epochs: int) -> LoaderConfig:
-    """What D-FINE's authors do to images, as near as our views come: zoom out, crop, colours, sizes."""
+    """The augmentation of D-FINE's authors, approximately: zoom out, crop, colours, sizes."""
     return LoaderConfig(
         image_size=640, scale=[0.5, 2.0], brightness=0.125, contrast=0.5, saturation=0.5, hue=0.05,
         sizes=sizes, plain_epochs=plain_epochs,
@@ -86,7 +86,7 @@ def _dfine_views(sizes: list[int], plain_epochs: int) -> LoaderConfig:
 
 
 def _dfine_training(epochs: int, lr: float, weight_decay: float) -> TrainConfig:
-    """A constant learning rate, and averaged weights that make up for its noise."""
+    """A constant learning rate, whose noise averaged weights reduce."""
     return TrainConfig(
         epochs=epochs, batch_size=4, global_batch=32, lr_batch=32, optimizer="adamw", lr=lr,
         weight_decay=weight_decay, schedule="multistep", milestones=[1.0], warmup_steps=500, clip_norm=0.1,

@@ -38,11 +38,7 @@ class Pairs(NamedTuple):
 def costs(logits: Tensor, boxes: Tensor, targets: Tensor, labels: Tensor) -> Tensor:
     """Cost of each pair of query and target, [B, S, Q, M], as D-FINE's and RT-DETRv2's `HungarianMatcher`.
 
-    Args:
-        logits: [B, S, Q, C] of S sets of predictions.
-        boxes: [B, S, Q, 4] centre and size, relative to the image.
-        targets: [B, M, 4] centre and size of the targets.
-        labels: int64 [B, M] of the targets, PADDING where a row is padding.
+    Predictions are `logits` [B, S, Q, C] and `boxes` [B, S, Q, 4]; `targets` [B, M, 4] have `labels` [B, M].
     """
     index = labels.clamp(min=0)[:, None, None].expand(*logits.shape[:3], -1)
     chance = logits.sigmoid().gather(3, index)
@@ -75,9 +71,7 @@ def copy_to_host(values: Tensor) -> Callable[[], Tensor]:
 def assign(values: Tensor, counts: Sequence[int]) -> Pairs:
     """Assign queries to targets at the least cost, in each set of predictions.
 
-    Args:
-        values: [B, S, Q, M] costs, on the host.
-        counts: targets of each image; columns from there on are padding.
+    `values` are the costs [B, S, Q, M] on the host, with padding behind the `counts` of targets.
     """
     found = [
         np.array([linear_sum_assignment(one[:, :count]) for one in image])

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 from torchvision.models.detection.anchor_utils import AnchorGenerator
@@ -99,7 +100,6 @@ class FasterRcnn(PyramidDetector):
 
     @torch.inference_mode()
     def predict(self, images: Tensor) -> Detections:
-        """Detections in uint8 images [B, 3, S, S], by torchvision's postprocessing."""
         inputs = self.normalize(images)
         features, listed = self.backbone(inputs), _listed(inputs)
         proposals, _ = self.rpn(listed, features)
@@ -107,7 +107,6 @@ class FasterRcnn(PyramidDetector):
         return _padded(detections, self.config.detections_per_image)
 
     def deployment_graph(self, image_size: int) -> Graph:
-        """The detector with pre- and postprocessing."""
         return FasterRcnnGraph(self, image_size)
 
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
@@ -133,23 +132,20 @@ class FasterRcnn(PyramidDetector):
 
     @property
     def title(self) -> str:
-        """Name and backbone."""
         return f"Faster R-CNN v2 on {self.config.backbone}"
 
 
 def _padded(images: Sequence[Mapping[str, Tensor]], rows: int) -> Detections:
     """Detections of a batch from torchvision's lists of at most `rows`, best first."""
-    device = images[0]["scores"].device
-    batch = Detections(
-        torch.zeros(len(images), rows, 4, device=device), torch.zeros(len(images), rows, device=device),
-        torch.full((len(images), rows), -1, device=device),
-        torch.tensor([len(one["scores"]) for one in images], device=device),
-    )  # fmt: skip
-    for row, one in enumerate(images):
-        count = len(one["scores"])
-        batch.boxes[row, :count], batch.scores[row, :count] = one["boxes"], one["scores"]
-        batch.labels[row, :count] = one["labels"] - 1
-    return batch
+
+    def column(values: list[Tensor], fill: float) -> Tensor:
+        sides = [(0, 0) * (part.ndim - 1) + (0, rows - len(part)) for part in values]
+        return torch.stack([F.pad(part, pad, value=fill) for part, pad in zip(values, sides, strict=True)])
+
+    boxes, scores = ([one[name] for one in images] for name in ("boxes", "scores"))
+    num = torch.tensor([len(one) for one in scores], device=scores[0].device)
+    labels = column([one["labels"] - 1 for one in images], -1)
+    return Detections(column(boxes, 0.0), column(scores, 0.0), labels, num)
 
 
 class BalancedDraw(BalancedPositiveNegativeSampler):
@@ -245,7 +241,6 @@ class FasterRcnnGraph(Graph):
         self.rows = min(self.config.detections_per_image, self.candidates)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Detections of a batch of uint8 squares."""
         features = self.detector.features(self.detector.normalize(images))
         proposals, real = self.proposals(features)
         boxes, scores = self.classified(features, proposals)

@@ -43,9 +43,9 @@ class FasterRcnnOptions(PyramidOptions):
 def faster_rcnn_r50() -> Config:
     """Faster R-CNN v2 on COCO: torchvision's recipe of 400 epochs for 32 GPUs (46.7 AP, published).
 
-    Source: pull request 5763 of pytorch/vision and FasterRCNN_ResNet50_FPN_V2_Weights.COCO_V1. Its
-    large-scale jitter and its length are for random weights, which it starts from. There the shorter side
-    has 800 pixels in the evaluation, here the image fits into a square of 1024.
+    Source: pull request 5763 of pytorch/vision and FasterRCNN_ResNet50_FPN_V2_Weights.COCO_V1. It starts
+    from random weights. There the shorter side has 800 pixels in the evaluation, here the image fits into a
+    square of 1024.
     """
     return Config(
         recipe="faster_rcnn_r50",

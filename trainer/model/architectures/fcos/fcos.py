@@ -68,10 +68,7 @@ class Fcos(DenseDetector):
     def _losses(self, outputs: dict[str, Tensor], anchors: Tensor, matches: Matches) -> dict[str, Tensor]:
         """The losses of torchvision's `FCOSHead.compute_loss`; no shape depends on the data.
 
-        Args:
-            outputs: cls_logits [B, N, C], bbox_regression [B, N, 4] and bbox_ctrness [B, N, 1], fp32.
-            anchors: [N, 4].
-            matches: targets of each place.
+        `outputs` are cls_logits [B, N, C], bbox_regression [B, N, 4] and bbox_ctrness [B, N, 1].
         """
         positive, places = matches.positive, anchors.expand_as(matches.boxes)
         share = 1 / positive.sum().clamp(min=1)
@@ -114,7 +111,6 @@ class Fcos(DenseDetector):
         return outputs
 
     def decode(self, offsets: Tensor, anchors: Tensor) -> Tensor:
-        """Boxes from distances to the edges."""
         boxes: Tensor = self.head.box_coder.decode(offsets, anchors)
         return boxes
 
@@ -130,7 +126,6 @@ class Fcos(DenseDetector):
 
     @property
     def title(self) -> str:
-        """Name and backbone."""
         return f"FCOS on {self.config.backbone}"
 
 

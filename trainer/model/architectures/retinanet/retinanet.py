@@ -14,9 +14,9 @@ from trainer.data.batch import PADDING
 from trainer.model import boxes as box_ops
 from trainer.model import class_outputs, upstream_fitting
 from trainer.model.architecture import UpstreamWeights
+from trainer.model.architectures.retinanet.retinanet_loss import retinanet_loss
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.fused_functions import guarded
-from trainer.model.loss import retinanet_loss
 from trainer.model.pyramid_detector import DenseDetector, build_backbone, group_norm, shape_of
 
 LEVELS = 5
@@ -69,11 +69,7 @@ class RetinaNet(DenseDetector):
     def trunk(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
         """The network up to the last classification convolution, for the loss.
 
-        Args:
-            images: normalised, [B, 3, S, S].
-
-        Returns:
-            The class head's features [B, fpn_channels, h, w] of each level, and the offsets [B, N, 4].
+        Returns the class head's features [B, fpn_channels, h, w] of each level, and the offsets [B, N, 4].
         """
         features = self.features(images)
         class_head = self.head.classification_head
@@ -103,15 +99,10 @@ class RetinaNet(DenseDetector):
         return logits, self.head.regression_head(features)
 
     def decode(self, offsets: Tensor, anchors: Tensor) -> Tensor:
-        """Boxes from offsets."""
         return box_ops.decode(offsets, anchors)
 
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
-        """Load weights of torchvision's RetinaNet or of a ResNet classifier, in place.
-
-        The classification layer keeps its weights if the shape differs (other classes or anchors). Outputs
-        of torchvision's detectors for the background and unused ids are dropped if the rest fits.
-        """
+        """Load weights of torchvision's RetinaNet or of a ResNet; see `upstream_fitting`, `class_outputs`."""
         named = upstream_fitting.as_detector(
             state, source, "RetinaNet", "head.classification_head.",
             foreign="head.regression_head.bbox_ctrness.",
@@ -133,7 +124,6 @@ class RetinaNet(DenseDetector):
 
     @property
     def title(self) -> str:
-        """Version and backbone."""
         return f"RetinaNet {self.config.version} on {self.config.backbone}"
 
     @property

@@ -12,11 +12,10 @@ def debug() -> Config:
         recipe="debug",
         data=DataConfig(shard_bytes=2 * 1024 * 1024, processes=2),
         loader=LoaderConfig(image_size=160, workers=1, scale=[0.9, 1.1]),
-        model=_narrow(width=24, anchor_sizes=[16.0, 32.0, 64.0, 128.0, 256.0]),
+        model=_narrow(),
         train=TrainConfig(
             epochs=12, batch_size=4, optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_steps=50,
-            clip_norm=5.0, ema_decay=0.98, validate_every=3, checkpoint_minutes=1.0,
-            compile="off",
+            clip_norm=5.0, ema_decay=0.98, validate_every=3, checkpoint_minutes=1.0, compile="off",
         ),
         evaluation=EvaluationConfig(gate=["coco/AP50 >= 0.3"]),
     )  # fmt: skip
@@ -31,7 +30,7 @@ def small() -> Config:
             image_size=320, workers=1, scale=[0.8, 1.25],
             brightness=0.2, contrast=0.2, saturation=0.2, hue=0.02,
         ),
-        model=_narrow(width=24, anchor_sizes=[16.0, 32.0, 64.0, 128.0, 256.0]),
+        model=_narrow(),
         train=TrainConfig(
             epochs=45, minutes=30.0, batch_size=4, optimizer="adamw", lr=3e-3, weight_decay=0.01,
             warmup_steps=50, clip_norm=5.0, ema_decay=0.99, validate_every=9, checkpoint_minutes=1.0,
@@ -41,20 +40,19 @@ def small() -> Config:
     )  # fmt: skip
 
 
-def _narrow(width: int, anchor_sizes: list[float]) -> RetinaNetOptions:
+def _narrow() -> RetinaNetOptions:
     return RetinaNetOptions(
-        backbone="resnet18", backbone_width=width, fpn_channels=32, head_depth=2, anchor_sizes=anchor_sizes
-    )
+        backbone="resnet18", backbone_width=24, fpn_channels=32, head_depth=2,
+        anchor_sizes=[16.0, 32.0, 64.0, 128.0, 256.0],
+    )  # fmt: skip
 
 
 def coco_r50() -> Config:
     """RetinaNet v2 on COCO: torchvision's recipe of 26 epochs on 8 GPUs, whose weights have 41.5 AP.
 
     https://github.com/pytorch/vision/pull/5756: AdamW 1e-4, drops at epochs 16 and 22, decay 0.05 (norms 0),
-    multi-scale (shorter sides from 480 to 800, the longer one 1333 at most), SyncBN, 8 x 2 images, the
-    backbone of IMAGENET1K_V2 of which the last three stages are trained. Here images lie in a square: 1088
-    holds 800 x 1088, a photograph of 3:4, the shorter sides of wider ones are smaller. bf16 in place of
-    fp32. It was not run with this code.
+    shorter sides from 480 to 800, SyncBN, 8 x 2 images, the last three stages of the backbone trained. Here
+    images fit into a square of 1088, and bf16 replaces fp32. It was not run with this code.
     """
     return Config(
         recipe="coco_r50",
@@ -84,10 +82,10 @@ def mlperf() -> Config:
     """MLPerf Training's detector: ResNeXt50-32x4d on 264 classes, 34.0 mAP in 4 to 6 epochs there.
 
     https://github.com/mlcommons/training/tree/master/single_stage_detector: Adam 1e-4, no decay, one epoch
-    of warm-up and then no change, 8 x 32 images of 800 x 800, FrozenBN, the last three of the backbone's five
-    stages trained. 20 of 20 runs of the reference had 0.34 after 4 epochs at 256 images a step, and 10
-    of 10 after 6 at 1024 (mlcommons/logging, rcp_checker/training_3.0.0/rcps_ssd.json). It squeezes images
-    into the square, here their aspect is kept; bf16 in place of fp16. It was not run with this code.
+    of warm-up, 8 x 32 images of 800 x 800, FrozenBN, the last three stages trained. 20 of 20 reference runs
+    had 0.34 after 4 epochs at 256 images a step, 10 of 10 after 6 at 1024 (mlcommons/logging,
+    rcp_checker/training_3.0.0/rcps_ssd.json). Here the aspect of images is kept, and bf16 replaces fp16. It
+    was not run with this code.
     """
     return Config(
         recipe="mlperf",

@@ -6,7 +6,7 @@ from transformers import DFineForObjectDetection, RTDetrV2ForObjectDetection
 
 from trainer.config.schema import TrainConfig
 from trainer.model.architecture import build
-from trainer.model.architectures.detr.detr_options import DFineOptions, RTDetrOptions, library_arguments
+from trainer.model.architectures.detr.detr_options import DFineOptions, RTDetrOptions
 
 UPSTREAM = {"dfine": DFineForObjectDetection, "rtdetr": RTDetrV2ForObjectDetection}
 
@@ -76,18 +76,6 @@ def test_of_classes_that_were_not_looked_for_nothing_is_learnt(architecture, net
     assert some | {"vfl": whole["vfl"]} == pytest.approx(whole)
 
 
-def test_random_numbers_follow_from_the_step(network, batch):
-    detector, sample = network("dfine").train(), batch([3, 1])
-
-    def losses(step):
-        torch.rand(3)  # No state is read.
-        with torch.no_grad():
-            values = detector(sample.images, sample.boxes, sample.labels, part=sample.part(step=step))
-        return [value.item() for value in values.values()]
-
-    assert losses(1) == losses(1) != losses(2)
-
-
 @pytest.mark.parametrize("architecture", ["dfine", "rtdetr"])
 def test_detections_are_those_of_transformers(architecture, network, batch):
     detector, sample = network(architecture, score_threshold=0.0).eval(), batch([1, 1])
@@ -152,25 +140,23 @@ RESNETS = {"r18": 20.2, "r34": 31.4, "r50": 42.9, "r101": 76.6}
 @pytest.mark.parametrize(
     "options",
     [
-        *(DFineOptions(size=size) for size in ("n", "s")),
-        *(pytest.param(DFineOptions(size=size), marks=pytest.mark.slow) for size in ("m", "l", "x")),
-        RTDetrOptions(size="r18"),
-        *(pytest.param(RTDetrOptions(size=size), marks=pytest.mark.slow) for size in ("r34", "r50", "r101")),
+        *(DFineOptions(size=size) for size in ("n", "s", "m", "l", "x")),
+        *(RTDetrOptions(size=size) for size in ("r18", "r34", "r50", "r101")),
     ],
     ids=lambda options: options.size,
 )
 def test_sizes_are_the_published_ones(options):
-    detector = build(options, 80)
+    with torch.device("meta"):
+        detector = build(options, 80)
     count = sum(p.numel() for p in detector.parameters()) / 1e6
     assert count == pytest.approx((MILLIONS | RESNETS)[options.size], abs=0.1)
 
 
-def test_a_narrower_network_has_a_name_of_its_own(network):
-    assert network("dfine").title == "D-FINE-N, 0.25 times as wide"
-    assert build(RTDetrOptions(size="r18"), 2).title == "RT-DETRv2 on ResNet18-vd"
-    assert library_arguments(DFineOptions(size="n", width=0.5))["backbone_config"]["stage_out_channels"] == [
-        32,
-        128,
-        256,
-        512,
-    ]
+@pytest.mark.parametrize("architecture", ["dfine", "rtdetr"])
+def test_the_graph_gives_what_the_network_predicts(architecture, network, batch):
+    made, images = network(architecture, score_threshold=0.0).deployment_graph(128), batch([1, 1]).images
+    assert made.rows == 90 and made.image_size == 128
+    with torch.no_grad():
+        outputs = made(images)
+    for ours, theirs in zip(made.detector.predict(images), outputs, strict=True):
+        assert torch.equal(ours, theirs)

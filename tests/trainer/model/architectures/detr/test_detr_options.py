@@ -1,13 +1,11 @@
 """Options of D-FINE and RT-DETRv2: what does not fit is told before anything is fetched or trained."""
 
-import importlib.util
 import subprocess
 import sys
 
 import pytest
 
 from trainer.base.errors import ConfigError
-from trainer.config import architectures
 from trainer.model import recipes
 from trainer.training.optim import learning_rate
 
@@ -76,15 +74,6 @@ def test_the_recipes_are_the_authors():
     assert not small.model.freezing()
     assert recipes.load("dfine_finetune").loader.plain_epochs == 4
     assert recipes.load("dfine_small").model.weights == ""
-
-
-def test_without_the_extra_it_says_so_at_once(monkeypatch):
-    find = importlib.util.find_spec
-    absent = {"transformers"}
-    monkeypatch.setattr(architectures, "find_spec", lambda name: (name not in absent and find(name)) or None)
-    with pytest.raises(ConfigError, match=r"dfine needs the package transformers, .*not installed") as caught:
-        architectures.require("dfine")
-    assert "pip install 'kubedet[detr]'" in caught.value.fix
 
 
 def test_the_trainer_reads_its_options_without_transformers():

@@ -4,12 +4,10 @@ import dataclasses
 
 import pytest
 import torch
-from life import live
 from targets import random_batch
 from torchvision.models.detection import fasterrcnn_resnet50_fpn_v2
 from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 from torchvision_pair import assert_same_detections, assert_same_losses, in_training, same_input
-from two_processes import LIKE_PASSES, assert_two_equal_one
 
 from trainer.base.errors import CheckpointError
 from trainer.export.detection_pairing import EXACT, Comparison
@@ -105,15 +103,6 @@ def test_a_draw_is_as_large_as_torchvisions_and_follows_from_each_image():
     assert not any(torch.equal(draw(matched[:1])[0][0], whole) for draw in (ours, other))
 
 
-def test_every_place_is_drawn_as_often():
-    draw = BalancedDraw(BalancedPositiveNegativeSampler(10, 0.5), stage=0)
-    matched = [torch.arange(20) % 2] * 3000
-    draw.keys = random_keys(0, 1, list(range(3000)), torch.device("cpu"))
-    counts = sum(mask.long() for side in draw(matched) for mask in side)
-    # Each five of ten; three standard deviations of 3000 throws are 82.
-    assert counts.min() > 1400 and counts.max() < 1600
-
-
 @pytest.mark.slow
 def test_detections_and_the_graphs_are_torchvisions(pair, monkeypatch):
     ours, stock = (model.eval() for model in pair)
@@ -178,17 +167,3 @@ def test_in_bf16_boxes_are_placed_in_fp32():
     assert all(loss.dtype == torch.float32 and loss.isfinite() for loss in losses.values())
     sum(losses.values()).backward()
     assert all(p.grad is not None for p in detector.parameters() if p.requires_grad)
-
-
-@pytest.mark.slow
-def test_its_life(tiny, shards, tmp_path):
-    model = dataclasses.replace(NARROW, norm="batch")
-    config = dataclasses.replace(tiny(train__clip_norm=1.0, train__epochs=1), model=model)
-    live(config, shards, tmp_path, 3, ["onnx"])
-
-
-@pytest.mark.slow
-@pytest.mark.extra
-def test_two_processes_equal_one_on_the_same_global_batch(tiny, shards, tmp_path):
-    config = dataclasses.replace(tiny(**LIKE_PASSES), model=dataclasses.replace(NARROW, norm="batch"))
-    assert_two_equal_one(config, shards, tmp_path, steps=4, weights=0.05)

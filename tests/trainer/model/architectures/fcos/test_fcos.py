@@ -1,14 +1,10 @@
 """FCOS against torchvision's: same layout, losses, gradients and detections; its graph; its life."""
 
-import dataclasses
-
 import pytest
 import torch
-from life import live
 from targets import random_batch
 from torchvision.models.detection import fcos_resnet50_fpn
 from torchvision_pair import assert_same_detections, assert_same_losses, in_training, same_input
-from two_processes import LIKE_PASSES, assert_two_equal_one
 
 from trainer.base.errors import CheckpointError
 from trainer.export.detection_pairing import EXACT, Comparison
@@ -113,16 +109,3 @@ def test_in_bf16_boxes_are_placed_in_fp32():
         losses = detector(images, boxes, labels)
     for name, loss in losses.items():
         assert loss.dtype == torch.float32 and torch.allclose(loss, exact[name], rtol=0.05), name
-
-
-@pytest.mark.slow
-def test_its_life(tiny, shards, tmp_path):
-    config = tiny(train__clip_norm=1.0, train__epochs=1)
-    model = dataclasses.replace(NARROW, norm="batch", score_threshold=0.05)
-    live(dataclasses.replace(config, model=model), shards, tmp_path, 3, ["onnx"])
-
-
-@pytest.mark.slow
-def test_two_processes_equal_one_on_the_same_global_batch(tiny, shards, tmp_path):
-    config = dataclasses.replace(tiny(**LIKE_PASSES), model=dataclasses.replace(NARROW, norm="batch"))
-    assert_two_equal_one(config, shards, tmp_path, steps=4, weights=0.05)

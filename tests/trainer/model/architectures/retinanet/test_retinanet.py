@@ -26,7 +26,7 @@ def one_thread():
 def reference(version):
     make = retinanet_resnet50_fpn if version == "v1" else retinanet_resnet50_fpn_v2
     model = make(weights=None, weights_backbone=None, num_classes=CLASSES)
-    model.transform.min_size, model.transform.max_size = (SIZE,), SIZE
+    model.transform.min_size, model.transform.max_size = (64,), 64
     return model
 
 
@@ -44,13 +44,13 @@ def test_equal_to_torchvision(version):
         # Statistics over a 1x1 map would blow rounding up beyond any tolerance.
         if isinstance(module, torch.nn.BatchNorm2d):
             module.eval()
-    images, boxes, labels, lists = random_batch([3, 0, 1], SIZE, CLASSES)
+    images, boxes, labels, lists = random_batch([3, 0], 64, CLASSES)
     # The same network input for both: fifty random layers blow the last bit of it up a thousandfold.
     inputs = ours.normalize(images)
     theirs, _ = model.transform([image / 255 for image in images])
     assert torch.allclose(inputs, theirs.tensors.double(), atol=1e-5)
     features = list(model.backbone(inputs).values())
-    anchors = model.anchor_generator(ImageList(inputs, [(SIZE, SIZE)] * 3), features)
+    anchors = model.anchor_generator(ImageList(inputs, [(64, 64)] * 2), features)
     expected = model.compute_loss(lists, model.head(features), anchors)
     losses = ours(images, boxes, labels)
     assert torch.allclose(losses["classification"].double(), expected["classification"], rtol=1e-5)
@@ -63,8 +63,9 @@ def test_equal_to_torchvision(version):
         assert difference < 1e-5, name
 
 
-@pytest.mark.parametrize("backbone", ["resnet18", "resnet34", "resnet101", "resnext50_32x4d"])
-@pytest.mark.parametrize("norm", ["batch", "frozen", "group"])
+@pytest.mark.parametrize(
+    ("backbone", "norm"), [("resnet34", "batch"), ("resnext50_32x4d", "frozen"), ("resnet101", "group")]
+)
 def test_backbones_and_norms_train(backbone, norm):
     detector = build(RetinaNetOptions(backbone=backbone, norm=norm, fpn_channels=32, head_depth=1), 3)
     images, boxes, labels, _ = random_batch([2], SIZE, CLASSES)
@@ -74,15 +75,6 @@ def test_backbones_and_norms_train(backbone, norm):
     expected = {"batch": torch.nn.BatchNorm2d, "frozen": FrozenBatchNorm2d, "group": torch.nn.GroupNorm}[norm]
     assert any(issubclass(kind, expected) for kind in kinds)
     assert all(p.grad is not None for p in detector.parameters() if p.requires_grad)
-
-
-def test_widths_and_depths_are_as_configured():
-    detector = build(dataclasses.replace(NARROW, head_depth=2), 3)
-    assert detector.backbone.body.conv1.out_channels == 16
-    assert detector.backbone.body.layer4[-1].conv2.out_channels == 128
-    assert len(detector.head.classification_head.conv) == 2
-    assert detector.head.regression_head.bbox_reg.in_channels == 32
-    assert sum(p.numel() for p in detector.parameters()) < 1_100_000
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from trainer.export.detection_pairing import EXACT, Comparison
 from trainer.export.verify import suppress
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
-from trainer.model.deployment import best_pairs, nms_keep
+from trainer.model.deployment import nms_keep
 from trainer.model.postprocess import Detections
 
 SIZE = 96
@@ -45,15 +45,6 @@ def test_it_equals_the_detector(changes):
     assert torch.allclose(boxes, expected.boxes, atol=1e-3)
 
 
-def test_a_batch_equals_its_images():
-    graph, images = _detector().deployment_graph(SIZE), _images()
-    with torch.inference_mode():
-        together = graph(images)
-        for row in range(len(images)):
-            for whole, alone in zip(together, graph(images[row : row + 1]), strict=True):
-                assert torch.allclose(whole[row].float(), alone[0].float(), atol=1e-4)
-
-
 def test_outputs_have_the_rows_there_can_be():
     detector = _detector(detections_per_image=100000, topk_candidates=3)
     graph = detector.deployment_graph(SIZE)
@@ -71,18 +62,6 @@ def test_raw_outputs_and_their_suppression_find_the_same():
     comparison = Comparison(EXACT)
     comparison.add(detector.predict(images), suppress(boxes, scores, detector.thresholds))
     assert comparison.result().matched > 0.99
-
-
-def test_the_best_pairs_are_the_best_of_all():
-    torch.manual_seed(0)
-    classes, each, places, limit = 23, 3, 40, 17
-    logits = torch.randn(2, each, classes, places)
-    best, anchors, labels = best_pairs(logits, limit)
-    every = logits.permute(0, 3, 1, 2).reshape(2, places * each * classes)
-    expected, pair = every.topk(limit, dim=1)
-    assert torch.equal(best, expected)
-    assert torch.equal(labels, pair % classes)
-    assert torch.equal(anchors, pair // classes)
 
 
 def test_suppression_is_within_a_class():

@@ -1,0 +1,87 @@
+"""Detectors in our loop: resumed bit for bit, on any number of processes, evaluated and exported."""
+
+import dataclasses
+import importlib.util
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from life import live
+from two_processes import LIKE_PASSES, assert_two_equal_one
+
+from trainer.export.detection_pairing import EXACT, Comparison
+from trainer.export.formats import OnnxRuntime
+from trainer.model import recipes
+from trainer.model.postprocess import Detections
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_processes")]
+
+_PYRAMID = {
+    "model.backbone": "resnet18",
+    "model.backbone_width": 16,
+    "model.fpn_channels": 16,
+    "model.head_depth": 1,
+}
+_DETR = {"model.width": 0.25, "model.queries": 20, "model.denoising": 10, "model.score_threshold": 0.0}
+NARROW = {
+    "faster_rcnn": _PYRAMID | {
+        "model.head_width": 32, "model.anchor_sizes": [8.0, 16.0, 32.0, 48.0, 64.0],
+        "model.proposals": 40, "model.trained_proposals": 32,
+    },
+    "dfine": _DETR | {"model.size": "n"},
+    "fcos": _PYRAMID | {"model.score_threshold": 0.05},
+    "rtdetr": _DETR | {"model.size": "r18"},
+}  # fmt: skip
+"""RetinaNet's life is in the tests of training, evaluation and export."""
+
+
+@pytest.fixture
+def narrow(tiny):
+    """A tiny training of a narrow detector."""
+
+    def config(architecture, **overrides):
+        if "model.width" in NARROW[architecture] and not importlib.util.find_spec("transformers"):
+            pytest.skip("transformers is not installed")
+        model = recipes.load("debug", {"model.architecture": architecture, **NARROW[architecture]}).model
+        return dataclasses.replace(tiny(**overrides), model=model)
+
+    return config
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    ["faster_rcnn", "dfine", *(pytest.param(name, marks=pytest.mark.extra) for name in ("fcos", "rtdetr"))],
+)
+def test_a_whole_life(architecture, narrow, shards, tmp_path):
+    """Trained, stopped and resumed to the same bits, evaluated, exported, and scored as exported."""
+    config = narrow(architecture, train__epochs=1, train__lr=1e-3, train__clip_norm=0.5)
+    formats = ["onnx", "torch-export"] if architecture == "rtdetr" else ["onnx"]
+    lived = live(config, shards, tmp_path, 3, formats)
+    check = lived["formats"]["onnx"]
+    assert check["images"] == 4 and check["matches"]["matched"] >= 0.98 and abs(check["ap_change"]) <= 1e-3
+    if "model.width" in NARROW[architecture]:
+        path = tmp_path / "model" / "model.onnx"
+        kinds = {node.op_type for node in onnx.load(path).graph.node}
+        assert "GridSample" in kinds and "NonMaxSuppression" not in kinds
+        assert_images_are_found_alone_as_together(OnnxRuntime(path), path)
+
+
+def assert_images_are_found_alone_as_together(runtime, path):
+    size = onnx.load(path).graph.input[0].type.tensor_type.shape.dim[-1].dim_value
+    images = np.random.default_rng(0).integers(0, 256, (3, 3, size, size), dtype=np.uint8)
+    together, comparison = runtime.run(images), Comparison(EXACT)
+    for index in range(len(images)):
+        alone = runtime.run(images[index : index + 1])
+        of_batch = [part[index : index + 1] for part in together]
+        comparison.add(*(Detections(*map(torch.from_numpy, each)) for each in (alone, of_batch)))
+    matches = comparison.result()
+    assert matches.detections > 20 and matches.matched >= 0.98
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    ["fcos", *(pytest.param(name, marks=pytest.mark.extra) for name in ("faster_rcnn", "dfine"))],
+)
+def test_two_processes_equal_one_on_the_same_global_batch(architecture, narrow, shards, tmp_path):
+    assert_two_equal_one(narrow(architecture, **LIKE_PASSES), shards, tmp_path, steps=4, weights=0.05)
