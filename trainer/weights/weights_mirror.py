@@ -43,16 +43,12 @@ if TYPE_CHECKING:
 
 TORCHVISION = "torchvision:"
 HUB = "hf:"
-
 TORCHVISION_URL = "KUBEDET_TORCHVISION_URL"
 """Environment variable: your mirror of torchvision's folder of files."""
-
 SUFFIXES = (".safetensors", ".pth", ".pt")
 """Suffixes of files of tensors, the preferred one first."""
-
 ANSWER_SECONDS = 5.0
 """Timeout of a publisher's first answer."""
-
 _TORCHVISION_HOME = "https://download.pytorch.org/models"
 _MODEL = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?")
 _TENSORS = "model.safetensors"
@@ -62,15 +58,12 @@ _LOG = logging.getLogger("weights")
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """A file of tensors, as its publisher describes it."""
+    """A file of tensors: name, address, hash (or its first digits) and bytes, as far as they are known."""
 
     name: str
-    """Name in the mirror's folder."""
     url: str
     sha256: str = ""
-    """Its hash, or the first digits; empty if the publisher names none."""
     size: int = 0
-    """Bytes; 0 if unknown."""
 
 
 @dataclass(frozen=True)
@@ -374,8 +367,7 @@ def _hub_remedy(uri: str, error: StorageError) -> str:
         )
     return (
         f"see on {page} whether the account of {hub.TOKEN} may read it: a gated model's conditions are "
-        "accepted there, a fine-grained token needs the right to read gated repositories, an expired one is "
-        "refused"
+        "accepted there, a fine-grained token needs the right to read gated repositories"
     )
 
 
