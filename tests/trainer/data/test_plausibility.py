@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -269,20 +268,6 @@ def test_an_exchanged_size_alone_is_a_warning(make, inspect):
 def test_small_boxes_are_a_warning(make, inspect):
     code, out, _ = inspect(make(written(lambda box: [box[0], box[1], 3, 3])))
     assert code == 0 and "100% of" in out and "smaller than 4 x 4 pixels" in out
-
-
-def test_a_link_to_itself_is_named_and_the_rest_is_read(make, inspect, make_yolo):
-    root = make()
-    (root / "images" / "2.jpg").unlink()
-    os.symlink("2.jpg", root / "images" / "2.jpg")
-    code, out, _ = inspect(root, "--set", "data.max_bad_fraction=0.1")
-    assert code == 0 and "1 image missing" in out and "2.jpg is a symbolic link to itself" in out
-    folder = make_yolo(train={f"{number}": "0 0.5 0.5 0.2 0.2" for number in range(12)})
-    label = folder / "labels" / "train" / "4.txt"
-    label.unlink()
-    os.symlink(label.name, label)
-    code, out, _ = inspect(folder, "--set", "data.max_bad_fraction=0.1")
-    assert code == 0 and "4.txt is a symbolic link to itself" in out
 
 
 CVAT = '<?xml version="1.0"?>\n<annotations><version>1.1</version></annotations>'
