@@ -16,7 +16,6 @@ _EXTRA = {
     "pipelines": "pipeline",
     "operations.tuning.search": "tune",
     "operations.tuning.study": "tune",
-    "operations.tuning.work": "tune",
     "trainer.export": "export",
     "trainer.export.server": "serve",
     "trainer.trackers.mlflow_tracker": "mlflow",

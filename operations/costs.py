@@ -5,17 +5,16 @@ unknown.
 """
 
 import logging
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, NamedTuple
-
-import pydantic.dataclasses
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from typing import Any, NamedTuple
 
 from components import usage
 from trainer import storage
-from trainer.base.errors import ConfigError, KubedetError
+from trainer.base import typed_json
+from trainer.base.errors import ConfigError, FormError, KubedetError
 from trainer.base.safe_text import yaml_value
 from trainer.launching.usage import Record
 
@@ -28,23 +27,26 @@ FILE = "prices.yaml"
 """The file of a data root, if the variable names none."""
 
 _LONGEST = 10_000
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-@pydantic.dataclasses.dataclass(config=ConfigDict(extra="forbid", use_attribute_docstrings=True), frozen=True)
+@dataclass(frozen=True)
 class Prices:
     """Prices; those that are not named are 0."""
 
     currency: str = ""
     """E.g. EUR."""
-    node_hour: Amount = 0.0
+    node_hour: float = 0.0
     """Price of a node for an hour, without its GPUs if these have their own price."""
-    gpu_hour: Amount = 0.0
-    """Price of a GPU for an hour."""
-    gb_read: Amount = 0.0
+    gpu_hour: float = 0.0
+    gb_read: float = 0.0
     """Price of 10^9 bytes from object stores and the web."""
-    gb_written: Amount = 0.0
+    gb_written: float = 0.0
     """Price of 10^9 bytes to object stores."""
+
+    def __post_init__(self) -> None:
+        for name, price in vars(self).items():
+            if name != "currency" and not 0 <= float(price) < math.inf:
+                raise ValueError(f"{name} is {price}, not a price")
 
     @property
     def has_money(self) -> bool:
@@ -69,21 +71,17 @@ def read_prices(uri: str) -> Prices:
     """Read a file of prices, YAML or JSON.
 
     Raises:
-        ConfigError: naming every key that is unknown or no amount.
+        ConfigError: naming a key that is unknown or no price.
         StorageError: it is missing or cannot be read.
     """
     names = ", ".join(field.name for field in fields(Prices))
     fix = f"write lines like `gpu_hour: 2.5`; keys are {names}"
     try:
-        tree = yaml_value(storage.read_bytes(uri), _LONGEST)
-        if not isinstance(tree, dict):
-            raise ConfigError(f"{uri} is not a file of prices", fix=fix)
-        return TypeAdapter(Prices).validate_python(tree)
-    except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, item['loc']))}: {item['msg'].lower()}" for item in error.errors()]
-        raise ConfigError("\n".join([f"{uri} cannot be used:", *lines]), fix=fix) from None
-    except ValueError as error:
-        raise ConfigError(f"{uri} is not YAML: {str(error).splitlines()[0]}", fix=fix) from None
+        return typed_json.load(Prices, yaml_value(storage.read_bytes(uri), _LONGEST), uri, fix)
+    except FormError as error:
+        raise ConfigError(error.message, fix=fix) from None
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"{uri} cannot be used: {str(error).splitlines()[0]}", fix=fix) from None
 
 
 class Figure(NamedTuple):

@@ -10,8 +10,7 @@ class _Operations(Hooks):
     def before_training(self, listing: Listing) -> NothingNew | None:
         from operations import retrain_condition
 
-        condition = retrain_condition.Condition(listing.min_new_images, listing.min_drift)
-        return retrain_condition.nothing_new(listing.planned, listing.data_root, listing.config, condition)
+        return retrain_condition.nothing_new(listing)
 
     def before_gate(self, data_root: str) -> ForGate:
         from operations import costs, drift

@@ -46,32 +46,6 @@ _WAITS = (1.0, 3.0)
 """Seconds before the second try and the third."""
 
 
-class Notice(Outcome):
-    """The outcome of a run, as it is posted."""
-
-    @property
-    def text(self) -> str:
-        """Return the notice as text."""
-        lines = [f"kubedet: run {self.run} {_HEADLINES[self.event]}"]
-        if self.model:
-            lines.append(f"model {self.model} {self.model_version}".rstrip())
-        shown = [f"{name} {self.metrics[name]:.4f}" for name in _SHOWN_METRICS if name in self.metrics]
-        if shown:
-            lines.append(", ".join(shown))
-        if self.reason:
-            lines.append(self.reason[:_MOST_OF_A_REASON])
-        return "\n".join(lines)
-
-    def body(self, kind: str) -> dict[str, Any]:
-        """Return the content of a post, of one of KINDS."""
-        if kind == SLACK:
-            text = self.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-            return {"text": text}
-        # The id is the same however often a notice is sent.
-        notice_id = f"{self.run}/{self.event}"
-        return {"kind": "notice", "version": 1, "id": notice_id, **asdict(self), "text": self.text}
-
-
 def tell(outcome: Outcome, folder: str = "") -> bool:
     """Post a notice, if there is a webhook for this event. Raises nothing.
 
@@ -85,7 +59,8 @@ def tell(outcome: Outcome, folder: str = "") -> bool:
     try:
         if not _is_wanted(outcome.event) or not _is_first(outcome.event, folder):
             return False
-        problem = _post(Notice(**vars(outcome)).body(_kind()))
+        name, body = f"{URL} (`url` of the Secret)", json.dumps(_body(outcome)).encode()
+        problem = webhook.post(_setting(URL), body, name, timeout=_TIMEOUT, waits=_WAITS)
     except Exception as error:  # Its text may contain the address.
         problem = type(error).__name__
     if problem:
@@ -95,6 +70,10 @@ def tell(outcome: Outcome, folder: str = "") -> bool:
     return not problem
 
 
+def _setting(name: str) -> str:
+    return os.environ.get(name, "").strip()
+
+
 def _is_wanted(event: str) -> bool:
     chosen = {word.strip().replace("-", " ") for word in _setting(ON).lower().split(",")} - {""}
     if unknown := sorted(chosen - set(EVENTS)):
@@ -102,24 +81,8 @@ def _is_wanted(event: str) -> bool:
     return bool(_setting(URL)) and (not chosen or event in chosen)
 
 
-def _setting(name: str) -> str:
-    return os.environ.get(name, "").strip()
-
-
-def _kind() -> str:
-    """Return the kind of post: from the environment, or else from the address."""
-    kind = _setting(KIND).lower()
-    if kind and kind not in KINDS:
-        logger.warning("%s is none of %s: using %s", KIND, ", ".join(KINDS), JSON)
-    of_slack = (urlsplit(_setting(URL)).hostname or "").endswith("slack.com")
-    return kind if kind in KINDS else SLACK if of_slack and not kind else JSON
-
-
 def _is_first(event: str, folder: str) -> bool:
-    """Record in the run's folder that a notice is sent; False if it was sent before.
-
-    It is recorded before it is sent, so that no notice is sent twice.
-    """
+    """Record in the run's folder that a notice is about to be sent; False if it was sent before."""
     if not folder:
         return True
     marker = storage.join(folder, "notices", f"{event.replace(' ', '-')}.json")
@@ -130,7 +93,21 @@ def _is_first(event: str, folder: str) -> bool:
         return True
 
 
-def _post(body: dict[str, Any]) -> str:
-    """Post a notice; returns the problem, without the address, or nothing."""
-    name = f"{URL} (`url` of the Secret)"
-    return webhook.post(_setting(URL), json.dumps(body).encode(), name, timeout=_TIMEOUT, waits=_WAITS)
+def _body(outcome: Outcome) -> dict[str, Any]:
+    """Return the content of a post; its kind follows from the environment, or else from the address."""
+    lines = [f"kubedet: run {outcome.run} {_HEADLINES[outcome.event]}"]
+    if outcome.model:
+        lines.append(f"model {outcome.model} {outcome.model_version}".rstrip())
+    metrics = outcome.metrics
+    if shown := [f"{name} {metrics[name]:.4f}" for name in _SHOWN_METRICS if name in metrics]:
+        lines.append(", ".join(shown))
+    text = "\n".join([*lines, *filter(None, [outcome.reason[:_MOST_OF_A_REASON]])])
+    kind = _setting(KIND).lower()
+    if kind and kind not in KINDS:
+        logger.warning("%s is none of %s: using %s", KIND, ", ".join(KINDS), JSON)
+    of_slack = (urlsplit(_setting(URL)).hostname or "").endswith("slack.com")
+    if kind == SLACK or (of_slack and not kind):
+        return {"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
+    # The id is the same however often a notice is sent.
+    notice_id = f"{outcome.run}/{outcome.event}"
+    return {"kind": "notice", "version": 1, "id": notice_id, **asdict(outcome), "text": text}

@@ -7,16 +7,14 @@ gate refused are not new either.
 
 import logging
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from components import environment
-from components.hooks import NOTHING_NEW, NothingNew, Outcome
+from components.hooks import NOTHING_NEW, Listing, NothingNew, Outcome
 from components.records import NothingNewRecord, now
 from operations import lineage, notifications
 from trainer import storage
 from trainer.base.errors import ConfigError
-from trainer.config.schema import Config
 from trainer.data import exclusions, raw_folder, training_record
 from trainer.data.raw_folder import RawManifest
 from trainer.data.sources import name_of
@@ -26,46 +24,36 @@ from trainer.export import published_models
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Condition:
-    """When a run trains. It also trains if classes differ or an image must be forgotten."""
+def check(min_new_images: int, min_drift: float) -> None:
+    """Raise ConfigError for a condition that is out of range.
 
-    min_new_images: int = 0
-    """How many images must be new, changed or removed; 0: a run always trains."""
-    min_drift: float = 0.0
-    """How far the annotations must also have moved, 0 to 1: the largest distance of classes, boxes in an
-    image and sizes. 0: it does not matter."""
-
-    def check(self) -> None:
-        """Raise ConfigError for numbers that are out of range."""
-        if self.min_new_images < 0:
-            raise ConfigError(
-                f"min_new_images {self.min_new_images} is less than zero",
-                fix="use 1, or leave it out to train always",
-            )
-        if not 0 <= self.min_drift <= 1:
-            raise ConfigError(
-                f"min_drift {self.min_drift:g} is not from 0 to 1", fix="use 0.1, or leave it out"
-            )
+    At least `min_new_images` images must be new, changed or removed (0: a run always trains), and the
+    annotations must have moved by `min_drift`, 0 to 1: the largest distance of classes, boxes in an image and
+    sizes (0: it does not matter).
+    """
+    if min_new_images < 0:
+        raise ConfigError(
+            f"min_new_images {min_new_images} is less than zero", fix="use 1, or leave it out to train always"
+        )
+    if not 0 <= min_drift <= 1:
+        raise ConfigError(f"min_drift {min_drift:g} is not from 0 to 1", fix="use 0.1, or leave it out")
 
 
-def nothing_new(
-    planned: RawManifest, data_root: str, config: Config, condition: Condition
-) -> NothingNew | None:
+def nothing_new(listing: Listing) -> NothingNew | None:
     """Return why nothing is new, or None if the run trains.
 
-    That nothing is new is recorded in the lineage, and sent to the webhook, once for each run.
-
-    `planned` is the result of `download.plan`, or a raw manifest; `config.export.name` is used.
+    A run also trains if classes differ or an image must be forgotten. That nothing is new is recorded in the
+    lineage, and sent to the webhook, once for each run.
 
     Raises:
         ConfigError: the condition is out of range.
         StorageError: the data root cannot be read or written.
     """
-    condition.check()
-    if not condition.min_new_images:
+    check(listing.min_new_images, listing.min_drift)
+    if not listing.min_new_images:
         return None
-    name = config.export.name or name_of(planned.source)
+    planned, data_root = listing.planned, listing.data_root
+    name = listing.config.export.name or name_of(planned.source)
     current = published_models.current(data_root, name)
     if current is None:
         logger.info("no version of %s is current yet: this run trains", name)
@@ -80,7 +68,7 @@ def nothing_new(
             logger.info("the training data of %s are not known (%s is missing)", since, uri)
             break
         differences = training_record.diff(planned, uri, exclusions.names(data_root, planned.source))
-        too_little = _too_little(planned, uri, differences, condition)
+        too_little = _too_little(listing, uri, differences)
         if too_little is not None:
             found = NothingNew(since, f"{differences}{too_little}")
             _report(found, data_root, name, current.version)
@@ -100,15 +88,15 @@ def _report(found: NothingNew, data_root: str, name: str, version: str) -> None:
         notifications.tell(Outcome(NOTHING_NEW, record.run_id, reason, name, version))
 
 
-def _too_little(planned: RawManifest, uri: str, differences: DatasetDiff, condition: Condition) -> str | None:
+def _too_little(listing: Listing, uri: str, differences: DatasetDiff) -> str | None:
     """Return why the differences are too small, in brackets; None if they are enough."""
     if differences.other_classes or differences.excluded:
         return None
-    if differences.images < condition.min_new_images:
-        return f" (fewer than {condition.min_new_images})" if differences.images else ""
-    drift = _drift(planned, uri) if condition.min_drift else math.inf
-    few = f" (moved by {drift:.3f}, less than {condition.min_drift:g})"
-    return few if drift < condition.min_drift else None
+    if differences.images < listing.min_new_images:
+        return f" (fewer than {listing.min_new_images})" if differences.images else ""
+    drift = _drift(listing.planned, uri) if listing.min_drift else math.inf
+    few = f" (moved by {drift:.3f}, less than {listing.min_drift:g})"
+    return few if drift < listing.min_drift else None
 
 
 def _drift(planned: RawManifest, uri: str) -> float:

@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 from components import auto_schedule, environment, starting_weights
+from components.hooks import Outcome
 from components.launchers.guarded_process import GuardedProcess
 from operations import costs, retrain_condition, tuning
 from operations.costs import Costs
@@ -214,7 +215,7 @@ def check(options: Options) -> None:
         [
             partial(tuning.check_name, options.name),
             processes,
-            retrain_condition.Condition(options["min_new_images"], options["min_drift"]).check,
+            partial(retrain_condition.check, options["min_new_images"], options["min_drift"]),
             partial(starting_weights.check_warm_start, options["warm_start"]),
             partial(sources.parse, options["source"]),
             partial(storage.check_place, options["data_root"]),
@@ -353,7 +354,7 @@ def _finish(
         from operations import notifications
 
         message = record.error["message"]
-        notifications.tell(notifications.Notice(notifications.FAILED, record.name, message))
+        notifications.tell(Outcome(notifications.FAILED, record.name, message))
 
 
 def _execute(options: Options, progress: RunProgress, temporary: Path, lock: int) -> bool:

@@ -56,14 +56,13 @@ class Submission:
         """
         get = self._get
         request = {name: get(name) for name in ("launcher", *jobs.PARAMETERS, "job")}
-        condition = retrain_condition.Condition(get("min_new_images"), get("min_drift"))
         checks.make_all(
             [
                 self._check_options,
                 self._check_recipe,
                 lambda: jobs.Request.of(request, default_image="steps").spec(("train",)),
                 *(partial(parse, rule) for rule in split_rules(get("gate"))),
-                condition.check,
+                partial(retrain_condition.check, get("min_new_images"), get("min_drift")),
                 lambda: starting_weights.check_warm_start(get("warm_start")),
                 lambda: pruning.check(get("prune")) if get("prune") else None,
                 lambda: sizes.check(get("step_cpu"), get("step_memory")),

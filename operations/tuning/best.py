@@ -25,6 +25,6 @@ def best(
 
     search = (steps.manifest(shards), study, recipe, overrides, space, data_root, trials)
     paths = (page.path, configuration.path)
-    outcome = steps.run("best", "operations.tuning.work:choose", search, ended, paths, secret=credentials)
+    outcome = steps.run("best", "operations.tuning.search:choose", search, ended, paths, secret=credentials)
     steps.publish(metrics, outcome["metrics"], outcome["metrics"])
     configuration.metadata.update(outcome["shown"])

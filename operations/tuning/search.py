@@ -13,20 +13,23 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from itertools import accumulate
+from operator import attrgetter
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.ticker import MaxNLocator
 
-from components import starting_weights
+from components import starting_weights, usage
 from components.launchers.guarded_process import GuardedProcess
-from operations.tuning import ENDED
+from operations.tuning import ENDED, study_folder, study_name
+from operations.tuning.space import parse
 from operations.tuning.study import COMPLETE, FAILED, PRUNED, RUNNING, Search, Study, Trial
 from trainer import storage
 from trainer.base.errors import EXIT_RETRY, Interrupted, TrainingError
 from trainer.base.worker_pool import threads_of_process
 from trainer.config import parsing
+from trainer.config.types import Overrides
 from trainer.data.shard_index import data_root_of
 from trainer.launching.stop_signals import StopRequest, stop_request
 from trainer.model import recipes
@@ -201,6 +204,75 @@ def finish(study: Study, name: str, *folders: str) -> Trial:
         f"none of {len(study.trials())} trials came to a result",
         fix="read the trials' logs, and try again under another --name",
     )
+
+
+class Request(NamedTuple):
+    """What is searched."""
+
+    data: dict[str, Any]
+    """Manifest of the shards."""
+    name: str
+    recipe: str
+    overrides: Overrides
+    space: str
+    data_root: str
+    trials: int
+
+    def open(self) -> tuple[Study, str]:
+        """Return the study and its name."""
+        name, config = study_name(self.name, self.recipe), recipes.load(self.recipe, self.overrides)
+        overrides = {  # Kubeflow makes 4.0 of 4, and people read the file.
+            key: attrgetter(key)(config) if isinstance(value, float) else value
+            for key, value in self.overrides.items()
+        }
+        given = parse(self.space, self.recipe, overrides, "the space")
+        searched = Search(self.recipe, overrides, given, self.data["uri"])
+        return Study(study_folder(self.data_root, name), searched, self.trials), name
+
+
+def train_trial(searched: tuple[Any, ...], number: str, gpus: int) -> str:
+    """Train a trial of a search in a pod with `gpus` GPUs; return a line about it.
+
+    `searched` has the fields of a `Request`.
+
+    Raises:
+        ConfigError: the space cannot be used, or the name has a study of something else.
+        Interrupted: stopped by a signal; the same call continues.
+        StorageError: the data root cannot be reached.
+    """
+    request = Request(*searched)
+    study, name = request.open()
+    usage.keep(request.data_root, processes=gpus)
+
+    def start(trial: Trial, stack: ExitStack) -> LocalTraining:
+        folder = storage.join(study.uri, "runs", f"{trial.number:05d}")
+        return LocalTraining(study.search, trial, folder, stack, processes=max(gpus, 1))
+
+    train(study, [int(number)], 1, start)
+    publish(study, name)
+    return next(str(trial) for trial in study.trials() if trial.number == int(number))
+
+
+def choose(searched: tuple[Any, ...], ended: list[str], paths: tuple[str, str]) -> dict[str, dict[str, Any]]:
+    """Write the page and the best configuration of a search, also into two local files, `paths`.
+
+    Returns:
+        The artifact's `metrics`, and what is `shown` with the configuration.
+
+    Raises:
+        TrainingError: no trial came to a result.
+    """
+    request = Request(*searched)
+    study, name = request.open()
+    usage.keep(request.data_root)
+    print("\n".join(ended), flush=True)
+    best = finish(study, name)
+    uris = [storage.join(study.uri, file) for file in (PAGE, BEST)]
+    for path, uri in zip(paths, uris, strict=True):
+        Path(path).write_bytes(storage.read_bytes(uri))
+    print(f"best: {best}\npage: {uris[0]}")
+    metrics = {metric_of(study.search): best.value, "trial": best.number}
+    return {"metrics": metrics, "shown": {"uri": uris[1]}}
 
 
 def page(

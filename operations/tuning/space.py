@@ -1,49 +1,32 @@
 """The space of a search: which keys of a configuration take which values."""
 
+import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Any
 
 import yaml
-from pydantic import (
-    ConfigDict,
-    Discriminator,
-    Field,
-    PlainValidator,
-    StrictBool,
-    Tag,
-    TypeAdapter,
-    ValidationError,
-)
-from pydantic.dataclasses import dataclass
 
-from trainer.base.errors import ConfigError
+from trainer.base import typed_json
+from trainer.base.errors import ConfigError, FormError
 from trainer.base.safe_text import yaml_value
 from trainer.model import recipes
 
-_STRICT = ConfigDict(extra="forbid")
 
-
-def _number(value: Any) -> int | float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
-        raise ValueError("must be a number (1.0e-4 with a point, as YAML requires)")
-    return value
-
-
-Number = Annotated[int | float, PlainValidator(_number)]
-
-
-@dataclass(config=_STRICT, frozen=True)
+@dataclass(frozen=True)
 class Range:
     """Numbers from `low` to `high`: whole ones if both are."""
 
-    low: Number
-    high: Number
-    log: StrictBool = False
+    low: float
+    high: float
+    log: bool = False
     """Draw the logarithm."""
-    step: Number | None = None
+    step: float | None = None
     """Distance between values; None: any number, or 1 for whole numbers."""
 
     def __post_init__(self) -> None:
+        if not all(math.isfinite(number) for number in (self.low, self.high, self.step or 0)):
+            raise ValueError("numbers must be finite")
         if self.low >= self.high:
             raise ValueError("low must be smaller than high")
         if self.step is not None and self.step <= 0:
@@ -52,26 +35,22 @@ class Range:
             raise ValueError("with log, low must be above 0 and there is no step")
 
 
-@dataclass(config=_STRICT, frozen=True)
+@dataclass(frozen=True)
 class Choices:
     """One of a few values."""
 
-    choices: Annotated[list[Any], Field(min_length=1)]
+    choices: list[Any]
+
+    def __post_init__(self) -> None:
+        if not self.choices:
+            raise ValueError("choices must have at least 1 value")
 
 
-def _kind(value: Any) -> str:
-    has_choices = isinstance(value, Choices) or (isinstance(value, dict) and "choices" in value)
-    return "choices" if has_choices else "range"
-
-
-Space = dict[
-    str, Annotated[Annotated[Range, Tag("range")] | Annotated[Choices, Tag("choices")], Discriminator(_kind)]
-]
+Space = dict[str, Range | Choices]
 """By key of the configuration."""
-_ADAPTER = TypeAdapter(Space)
 _FIX = (
     "write `train.lr: {low: 0.0001, high: 0.01, log: true}` or `loader.mosaic: {choices: [0.0, 0.5]}`, "
-    "a line a key"
+    "a line a key; YAML reads 1.0e-4 as a number, but not 1e-4"
 )
 _LONGEST = 100_000
 _SHARED = ("data.", "evaluation.", "export.", "recipe")
@@ -123,18 +102,32 @@ def parse(content: str | bytes, recipe: str, overrides: Mapping[str, Any], name:
 
 def _parsed(content: str | bytes, name: str) -> Space:
     try:
-        return _ADAPTER.validate_python(yaml_value(content, _LONGEST))
-    except ValidationError as error:
-        found = [(list(map(str, item["loc"])), item["msg"]) for item in error.errors()]
-        lines = [f"  {'.'.join(place[:1] + place[2:])}: {message}" for place, message in found]
-        raise ConfigError("\n".join([f"{name} cannot be used:", *lines]), fix=_FIX) from None
+        tree = yaml_value(content, _LONGEST)
     except ValueError as error:
         raise ConfigError(f"{name} is not YAML: {str(error).splitlines()[0]}", fix=_FIX) from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{name} cannot be used: it has no keys", fix=_FIX)
+    space: Space = {}
+    problems = []
+    for key, value in tree.items():
+        kind: type[Range | Choices] = Choices if isinstance(value, dict) and "choices" in value else Range
+        try:
+            space[str(key)] = typed_json.load(kind, value, str(key), _FIX)
+        except FormError as error:
+            problems.append(f"  {error.message}")
+        except (ValueError, OverflowError) as error:
+            problems.append(f"  {key}: {error}")
+    if problems:
+        raise ConfigError("\n".join([f"{name} cannot be used:", *problems]), fix=_FIX)
+    return space
 
 
-def to_json(space: Space) -> dict[str, Any]:
-    """Return a space as JSON."""
-    return _ADAPTER.dump_python(space, exclude_defaults=True)
+def to_json(space: Space) -> dict[str, dict[str, Any]]:
+    """Return a space as JSON, without defaults."""
+    return {
+        key: {name: value for name, value in vars(one).items() if value is not None and value is not False}
+        for key, one in space.items()
+    }
 
 
 def text(space: Space, *, one_line: bool = False) -> str:

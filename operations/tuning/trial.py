@@ -22,4 +22,6 @@ def trial(
     from components import steps
 
     search = (steps.manifest(shards), study, recipe, overrides, space, data_root, trials)
-    return steps.run("trial", "operations.tuning.work:train", search, number, gpus, secret=credentials)
+    return steps.run(
+        "trial", "operations.tuning.search:train_trial", search, number, gpus, secret=credentials
+    )

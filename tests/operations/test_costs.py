@@ -81,9 +81,9 @@ def test_the_variable_goes_before_the_data_roots_own(tmp_path, monkeypatch):
         ("gpu_hour: -1", "gpu_hour"),
         ("gpu_hour: .inf", "gpu_hour"),
         ("gpu_hour: cheap", "gpu_hour"),
-        ("- 1", "not a file of prices"),
-        ("gpu_hour: {", "not YAML"),
-        ("[" * 300, "not YAML"),
+        ("- 1", "not an object"),
+        ("gpu_hour: {", "cannot be used"),
+        ("[" * 300, "cannot be used"),
     ],
 )
 def test_what_is_no_price_is_named_with_what_may_stand_there(tmp_path, text, said):

@@ -7,6 +7,7 @@ import pytest
 from bundles import make_bundle
 
 from components import preparation, records
+from components.hooks import Listing
 from operations import costs, forgetting, lineage, retrain_condition
 from pipelines import cli
 from trainer import storage
@@ -111,7 +112,7 @@ def test_an_image_that_must_go_goes_and_the_next_run_trains(made, tmp_path, caps
     cli.main(["model", "list", "--data-root", root])
     assert "was trained on 1 that are to be forgotten" in capsys.readouterr().out
     planned = preparation.listed(SOURCE, root, CONFIG.data, "")
-    assert retrain_condition.nothing_new(planned, root, CONFIG, retrain_condition.Condition(1000)) is None
+    assert retrain_condition.nothing_new(Listing(planned, root, CONFIG, 1000, 0.0)) is None
     _, (again, _) = preparation.prepare(SOURCE, *ASKED, root, "", str(tmp_path / "page.html"))
     assert (
         key

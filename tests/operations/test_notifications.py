@@ -10,7 +10,7 @@ from webhook import Webhook
 
 from components import publishing, run_end, scoring
 from operations import notifications
-from operations.notifications import EVENTS, FAILED, HELD_BACK, PASSED, Notice, tell
+from operations.notifications import EVENTS, FAILED, HELD_BACK, PASSED, Outcome, tell
 from pipelines import run
 from pipelines.run import Options
 from trainer.base import log
@@ -19,7 +19,7 @@ from trainer.config import parsing
 from trainer.model import recipes
 
 METRICS = {"coco/AP": 0.29, "coco/AP50": 0.5}
-REFUSED = Notice(HELD_BACK, "20261123-ab", "coco/AP 0.29 < 0.5 & <baseline>", "pets", metrics=METRICS)
+REFUSED = Outcome(HELD_BACK, "20261123-ab", "coco/AP 0.29 < 0.5 & <baseline>", "pets", metrics=METRICS)
 
 
 @pytest.fixture
@@ -57,10 +57,10 @@ def test_slacks_form_is_a_text_whose_signs_mean_nothing(hook, monkeypatch):
 
 def test_only_the_events_that_are_chosen_are_told(hook, monkeypatch, caplog):
     monkeypatch.setenv(notifications.ON, "Failed, held-back, weekends")
-    assert [tell(Notice(event, "r")) for event in EVENTS] == [True, False, False, True, False]
+    assert [tell(Outcome(event, "r")) for event in EVENTS] == [True, False, False, True, False]
     assert "there is no event weekends" in caplog.text
     monkeypatch.delenv(notifications.URL)
-    assert not tell(Notice(FAILED, "r")) and len(hook.posted) == 2
+    assert not tell(Outcome(FAILED, "r")) and len(hook.posted) == 2
 
 
 def test_what_passes_is_tried_again_and_what_does_not_is_not(hook):
@@ -101,7 +101,7 @@ def test_nothing_is_fatal_and_no_line_has_the_address(hook, monkeypatch, capfd, 
 def test_an_event_is_told_once_of_a_run(hook, tmp_path, monkeypatch):
     folder = str(tmp_path / "run")
     assert [tell(REFUSED, folder), tell(REFUSED, folder)] == [True, False]
-    assert tell(Notice(PASSED, "r"), folder) and len(hook.posted) == 2
+    assert tell(Outcome(PASSED, "r"), folder) and len(hook.posted) == 2
 
     def refused(uri, data):
         raise StorageError("the store is away")

@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from operations.tuning import search, work
+from operations.tuning import search
 from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted
 from trainer.model import recipes
 
@@ -40,11 +40,11 @@ def asked(tmp_path, monkeypatch):
 
 
 def trials(asked):
-    return work.Request(*asked).open()[0].trials()
+    return search.Request(*asked).open()[0].trials()
 
 
 def test_each_pod_trains_its_trial_and_the_best_of_them_is_chosen(asked, tmp_path):
-    ended = [work.train(asked, number, 2) for number in ("2", "0", "1")]
+    ended = [search.train_trial(asked, number, 2) for number in ("2", "0", "1")]
     assert [line.split(":")[0] for line in ended] == ["trial 2", "trial 0", "trial 1"]
     study = tmp_path / "tuning" / "tune-debug"
     assert Pod.begun == [(number, 2, str(study / "runs" / f"{number:05d}")) for number in (2, 0, 1)]
@@ -52,7 +52,7 @@ def test_each_pod_trains_its_trial_and_the_best_of_them_is_chosen(asked, tmp_pat
     assert len({json.dumps(trial.params) for trial in written}) == 3
     assert {type(trial.params["train.warmup_steps"]) for trial in written} == {int}
     paths = tmp_path / "page", tmp_path / "configuration"
-    found = work.choose(asked, ended, tuple(map(str, paths)))
+    found = search.choose(asked, ended, tuple(map(str, paths)))
     best = max(written, key=lambda trial: trial.params["train.lr"] * (trial.state == "complete"))
     assert found["metrics"] == {"coco/AP": best.value, "trial": best.number}
     assert found["shown"] == {"uri": str(study / "best.yaml")}
@@ -67,12 +67,12 @@ def test_each_pod_trains_its_trial_and_the_best_of_them_is_chosen(asked, tmp_pat
 def test_a_pod_that_is_tried_again_goes_on_with_its_trial_which_counts_once(asked):
     Pod.ends[1] = EXIT_RETRY
     with pytest.raises(Interrupted, match="trial 1"):
-        work.train(asked, "1", 0)
+        search.train_trial(asked, "1", 0)
     (before,) = trials(asked)
     assert before.state == "running"
     Pod.ends.clear()
-    work.train(asked, "1", 0)
-    assert work.train(asked, "1", 0).startswith("trial 1: ")  # It has ended: nothing is trained.
+    search.train_trial(asked, "1", 0)
+    assert search.train_trial(asked, "1", 0).startswith("trial 1: ")  # It has ended: nothing is trained.
     assert [number for number, _, _ in Pod.begun] == [1, 1]
     (after,) = trials(asked)
     assert after.params == before.params
@@ -90,5 +90,5 @@ def test_a_pod_that_is_tried_again_goes_on_with_its_trial_which_counts_once(aske
 def test_what_cannot_be_searched_is_refused(asked, place, value, said):
     asked = (*asked[:place], value, *asked[place + 1 :])
     with pytest.raises(ConfigError, match=said):
-        work.train(asked, "0", 0)
+        search.train_trial(asked, "0", 0)
     assert Pod.begun == []
