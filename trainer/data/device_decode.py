@@ -16,7 +16,7 @@ from trainer.base.errors import ConfigError, DataError, first_line
 from trainer.base.os_errors import check_resources
 from trainer.data.augmentation import Composition
 from trainer.data.decoding import Decoder
-from trainer.data.samples import Record, Sample
+from trainer.data.samples import Sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import FILL, View
 
@@ -43,8 +43,8 @@ class DeviceDecoder(Decoder):
         """Decode some samples and draw them on the device; see `Decoder.draw`."""
         with self._drawing, torch.cuda.stream(self._stream):
             size = squares.shape[1]
-            for image, view, square in zip(self._decoded(samples), views, squares, strict=True):
-                square.copy_(draw_view(image, view, size, size))
+            for sample, view, square in zip(samples, views, squares, strict=True):
+                square.copy_(draw_view(self._decode(sample), view, size, size))
             self._wait()
         return [True] * len(indices)
 
@@ -53,12 +53,11 @@ class DeviceDecoder(Decoder):
     ) -> list[list[bool]]:
         """Decode the samples of a picture and draw it on the device; see `Decoder.compose`."""
         with self._drawing, torch.cuda.stream(self._stream):
-            images = iter(self._decoded([sample for tiles in samples for sample in tiles]))
-            for number, tiles in enumerate(picture.layers):
+            for number, (tiles, layer_samples) in enumerate(zip(picture.layers, samples, strict=True)):
                 layer = torch.empty_like(square) if number else square
-                for tile in tiles:
+                for tile, sample in zip(tiles, layer_samples, strict=True):
                     left, top, width, height = tile.area
-                    drawn = draw_view(next(images), tile.view, width, height)
+                    drawn = draw_view(self._decode(sample), tile.view, width, height)
                     layer[top : top + height, left : left + width] = drawn
                 if number:
                     mean = square.int() * picture.share + layer.int() * (256 - picture.share) + 128
@@ -70,29 +69,19 @@ class DeviceDecoder(Decoder):
         if self._stream is not None:
             self._stream.synchronize()
 
-    def _decoded(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Return all images, uint8 [3, H, W], at their stored sizes."""
+    def _decode(self, sample: Sample) -> Tensor:
+        """Return an image, uint8 [3, H, W], at its stored size."""
+        jpeg, record = sample
         try:
-            images = decode([jpeg for jpeg, _ in samples], self._device)
-        except RuntimeError:
-            # The error does not name the image.
-            images = [self._decoded_alone(*sample) for sample in samples]
-        for (_, record), image in zip(samples, images, strict=True):
+            image = decode(jpeg, self._device)
             height, width = image.shape[1:]
-            if (height, width) != (record["height"], record["width"]):
-                expected = f"{record['width']}x{record['height']}"
-                raise self._error(record, f"it is of {width}x{height} pixels, not {expected}")
-        return images
-
-    def _decoded_alone(self, jpeg: bytes, record: Record) -> Tensor:
-        try:
-            return decode([jpeg], self._device)[0]
+            reason = f"it is of {width}x{height} pixels, not {record['width']}x{record['height']}"
+            if (height, width) == (record["height"], record["width"]):
+                return image
         except RuntimeError as error:
             check_resources(error, record["file_name"])
-            raise self._error(record, first_line(error)) from None
-
-    def _error(self, record: Record, reason: str) -> DataError:
-        return DataError(
+            reason = first_line(error)
+        raise DataError(
             f"image {record['file_name']} in the shards at {self._dataset.uri} cannot be decoded: {reason}",
             fix="set loader.decoder=cpu, which tolerates damaged images, or run "
             "`kubedet data verify --repair` on that folder",
@@ -118,15 +107,16 @@ def check(device: torch.device) -> None:
         ) from None
 
 
-def decode(jpegs: Sequence[bytes], device: torch.device) -> list[Tensor]:
-    """Decode JPEGs on a device: uint8 RGB [3, H, W] each.
+def decode(jpeg: bytes, device: torch.device) -> Tensor:
+    """Decode a JPEG on a device to uint8 RGB [3, H, W].
 
     Raises:
-        RuntimeError: one of them cannot be decoded.
+        RuntimeError: it cannot be decoded.
     """
     from torchcodec.decoders import decode_jpeg
 
-    return list(decode_jpeg(list(jpegs), mode="RGB", device=device))
+    (image,) = decode_jpeg([jpeg], mode="RGB", device=device)
+    return image
 
 
 def draw_view(image: Tensor, view: View, canvas_width: int, canvas_height: int) -> Tensor:

@@ -1,11 +1,9 @@
-"""The cleaned annotations of a split in COCO's form, which evaluators read, written block by block."""
+"""The cleaned annotations of a split in COCO's form, which evaluators read."""
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from trainer import storage
@@ -68,14 +66,11 @@ class Classes:
 
 
 class GroundTruthWriter:
-    """Writes the samples of a split as one JSON file; no more than a block is in memory."""
+    """Writes the samples of a split as one JSON file; until then they are in memory as text."""
 
-    def __init__(self, classes: Classes, folder: Path) -> None:
-        """Collect the parts in an empty local folder until `write`."""
+    def __init__(self, classes: Classes) -> None:
         self._classes = classes
-        self._parts = {name: folder / name for name in ("images", "annotations")}
-        for path in self._parts.values():
-            path.touch()
+        self._parts: dict[str, list[str]] = {"images": [], "annotations": []}
         self._block, self._pending, self._boxes = -1, list[IndexedRecord](), 0
 
     def add(self, block: int, rows: list[IndexedRecord]) -> None:
@@ -88,28 +83,17 @@ class GroundTruthWriter:
     def write(self, uri: str) -> StoredFile:
         """Write `ground_truth` of all samples."""
         self._flush()
-        digest, size = "", 0
-        with storage.new_file(uri, sha256=lambda: digest, confirm=True) as path:
-            with path.open("w", encoding="utf-8") as joined:
-                joined.write(json.dumps(self._classes.header, ensure_ascii=False)[:-1])
-                for name, part in self._parts.items():
-                    joined.write(f', "{name}": [')
-                    with part.open(encoding="utf-8") as file:
-                        shutil.copyfileobj(file, joined)
-                    joined.write("]")
-                joined.write("}")
-            with path.open("rb") as written:
-                digest = hashlib.file_digest(written, "sha256").hexdigest()
-            size = path.stat().st_size
-        return StoredFile(size, digest)
+        lists = "".join(f', "{name}": [{", ".join(parts)}]' for name, parts in self._parts.items())
+        header = json.dumps(self._classes.header, ensure_ascii=False)[:-1]
+        data = f"{header}{lists}}}".encode()
+        storage.write_bytes(uri, data, confirm=True)
+        return StoredFile(len(data), hashlib.sha256(data).hexdigest())
 
     def _flush(self) -> None:
         truth = ground_truth(self._pending, self._classes, self._boxes)
-        for name, part in self._parts.items():
+        for name, parts in self._parts.items():
             if truth[name]:
-                with part.open("a", encoding="utf-8") as file:
-                    file.write(", " if file.tell() else "")
-                    file.write(json.dumps(truth[name], ensure_ascii=False)[1:-1])
+                parts.append(json.dumps(truth[name], ensure_ascii=False)[1:-1])
         self._boxes += len(truth["annotations"])
         self._pending = []
 

@@ -56,7 +56,7 @@ _REMEDY = "run the same command again, or `kubedet data verify --repair {}`: bot
 
 
 @contextmanager
-def _new_hashed_file(uri: str, *, note: bool = False) -> Iterator[tuple[Path, list[str]]]:
+def new_hashed_file(uri: str, *, note: bool = False) -> Iterator[tuple[Path, list[str]]]:
     """Yield a path to write to and a list that gets the file's sha256; `note` writes `<uri>.sha256`."""
     digest: list[str] = []
     with storage.new_file(uri, sha256=lambda: digest[0], confirm=True) as path:
@@ -67,13 +67,24 @@ def _new_hashed_file(uri: str, *, note: bool = False) -> Iterator[tuple[Path, li
             storage.write_bytes(f"{uri}.sha256", f"{digest[0]}  {uri.rpartition('/')[2]}\n".encode())
 
 
+def noted_copy(uri: str) -> Path:
+    """Return a local copy of a file, checked against `<uri>.sha256` if that exists.
+
+    Raises:
+        StorageError: it cannot be read; DamagedError: it has another hash.
+    """
+    noted = f"{uri}.sha256"
+    digest = storage.read_bytes(noted).decode("ascii", "replace") if storage.exists(noted) else ""
+    return storage.local_copy(uri, sha256=digest.partition(" ")[0])
+
+
 def write_table(uri: str, batches: Iterable[pa.RecordBatch]) -> str:
     """Write rows of ROW as a table in blocks of BLOCK rows; return its sha256.
 
     Raises:
         StorageError: it cannot be written.
     """
-    with _new_hashed_file(uri) as (path, digest), pq.ParquetWriter(path, ROW, compression="zstd") as file:
+    with new_hashed_file(uri) as (path, digest), pq.ParquetWriter(path, ROW, compression="zstd") as file:
         pending = ROW.empty_table()
         for batch in batches:
             pending = pa.concat_tables([pending, pa.Table.from_batches([batch])])
@@ -431,7 +442,7 @@ def write_report(planned: RawManifest, partition: int, partitions: int, fetched:
         _REPORT,
     )
     uri = storage.join(planned.uri, "fetched", f"{partition}-of-{partitions}.parquet")
-    with _new_hashed_file(uri, note=True) as (path, _):
+    with new_hashed_file(uri, note=True) as (path, _):
         pq.write_table(pa.concat_tables([stored, failed]).sort_by("image_id"), path)
 
 
@@ -464,9 +475,7 @@ def known_fetched(planned: RawManifest) -> Fetched:
 
 
 def _report(uri: str) -> pa.Table:
-    noted = f"{uri}.sha256"
-    digest = storage.read_bytes(noted).decode("ascii", "replace") if storage.exists(noted) else ""
-    path = storage.local_copy(uri, sha256=digest.partition(" ")[0])
+    path = noted_copy(uri)
     try:
         return pq.read_table(path).select(_REPORT.names).cast(_REPORT)
     except (pa.ArrowException, OSError, KeyError) as error:

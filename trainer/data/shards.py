@@ -24,7 +24,6 @@ from trainer import storage
 from trainer.base import worker_pool
 from trainer.base.errors import DataError
 from trainer.base.log import progress
-from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import DataConfig
 from trainer.data import plausibility, raw_folder, shard_folder, statistics, training_record
 from trainer.data import problem_counts as reasons
@@ -188,21 +187,18 @@ def join(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
                 f"the shard {task.name} is missing in {uri}", fix="run the shard step of every partition"
             )
     problems = Problems.of(raw.problems)
-    with temporary_folder() as temporary:
-        splits: dict[str, _Split] = {}
-        for split, shards in names.items():
-            folder = temporary / split
-            folder.mkdir()
-            classes = Classes(raw.categories, raw.hierarchy)
-            truth = GroundTruthWriter(classes, folder) if split != "train" else None
-            splits[split] = _Split(len(raw.categories), truth)
-            for name, sidecar in shard_folder.sidecars(uri, shards):
-                splits[split].add(name, sidecar)
-                problems.merge(sidecar.problems)
-        warnings, duplicates = _check(splits, problems, raw, uri, config)
-        files: dict[str, StoredFile] = {}
-        for split, gathered in splits.items():
-            files |= gathered.write(uri, split)
+    classes = Classes(raw.categories, raw.hierarchy)
+    splits: dict[str, _Split] = {}
+    for split, shards in names.items():
+        truth = GroundTruthWriter(classes) if split != "train" else None
+        splits[split] = _Split(len(raw.categories), truth)
+        for name, sidecar in shard_folder.sidecars(uri, shards):
+            splits[split].add(name, sidecar)
+            problems.merge(sidecar.problems)
+    warnings, duplicates = _check(splits, problems, raw, uri, config)
+    files: dict[str, StoredFile] = {}
+    for split, gathered in splits.items():
+        files |= gathered.write(uri, split)
     class_names = [category.name for category in raw.categories]
     index = ShardIndex(
         fingerprint=uri.rpartition("/")[2],

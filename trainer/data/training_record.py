@@ -24,7 +24,7 @@ from trainer.base import typed_json
 from trainer.base.errors import DamagedError
 from trainer.base.os_errors import check_resources
 from trainer.data import exclusions, image_keys
-from trainer.data.raw_folder import RawManifest, Table
+from trainer.data.raw_folder import RawManifest, Table, new_hashed_file, noted_copy
 from trainer.data.shard_folder import ShardIndex
 
 logger = logging.getLogger(__name__)
@@ -128,31 +128,26 @@ def write(raw: RawManifest, index: ShardIndex, data_root: str) -> None:
         logger.warning("%s; writing it again", error.message)
     content = Header(index.fingerprint, raw.fingerprint, raw.source, index.names)
     schema = ROW.with_metadata({_HEADER: json.dumps(vars(content))})
-    digest = ""
-    with storage.new_file(uri, sha256=lambda: digest, confirm=True) as path:
-        with pq.ParquetWriter(path, schema, compression="zstd") as file:
-            for split in raw.splits:
-                checksums: dict[int, int] = {}
-                if split in index.splits:
-                    data = storage.read_bytes(storage.join(index.uri, f"{split}.samples.npy"))
-                    samples = np.load(io.BytesIO(data), allow_pickle=False)
-                    checksums = dict(
-                        zip(samples["image_id"].tolist(), samples["crc32"].tolist(), strict=True)
-                    )
-                for ids, keys, names, images, annotations in _rows(raw.table(split)):
-                    columns = [
-                        pa.array(keys),
-                        pa.array(["" if n == f"{k}.jpg" else n for k, n in zip(keys, names, strict=True)]),
-                        pa.array([split] * len(keys)).dictionary_encode().cast(ROW.field("split").type),
-                        pa.array(images),
-                        pa.array(annotations),
-                        pa.array([checksums.get(image_id) for image_id in ids], pa.uint32()),
-                    ]
-                    file.write_table(pa.Table.from_arrays(columns, schema=schema))
-        with path.open("rb") as written:
-            digest = hashlib.file_digest(written, "sha256").hexdigest()
-        # The hash is written first: a sound record without it would never get one.
-        storage.write_bytes(f"{uri}.sha256", f"{digest}  {uri.rpartition('/')[2]}\n".encode())
+    with (
+        new_hashed_file(uri, note=True) as (path, _),
+        pq.ParquetWriter(path, schema, compression="zstd") as file,
+    ):
+        for split in raw.splits:
+            checksums: dict[int, int] = {}
+            if split in index.splits:
+                data = storage.read_bytes(storage.join(index.uri, f"{split}.samples.npy"))
+                samples = np.load(io.BytesIO(data), allow_pickle=False)
+                checksums = dict(zip(samples["image_id"].tolist(), samples["crc32"].tolist(), strict=True))
+            for ids, keys, names, images, annotations in _rows(raw.table(split)):
+                columns = [
+                    pa.array(keys),
+                    pa.array(["" if n == f"{k}.jpg" else n for k, n in zip(keys, names, strict=True)]),
+                    pa.array([split] * len(keys)).dictionary_encode().cast(ROW.field("split").type),
+                    pa.array(images),
+                    pa.array(annotations),
+                    pa.array([checksums.get(image_id) for image_id in ids], pa.uint32()),
+                ]
+                file.write_table(pa.Table.from_arrays(columns, schema=schema))
 
 
 def header(uri: str) -> Header:
@@ -291,10 +286,8 @@ def _numbers(splits: Iterable[str], keys: list[str]) -> np.ndarray:
 
 
 def _open(uri: str) -> pq.ParquetFile:
-    noted = f"{uri}.sha256"
-    digest = storage.read_bytes(noted).decode("ascii", "replace") if storage.exists(noted) else ""
     try:
-        file = pq.ParquetFile(storage.local_copy(uri, sha256=digest.partition(" ")[0]))
+        file = pq.ParquetFile(noted_copy(uri))
     except DamagedError as error:
         raise DamagedError(error.message, fix=_REMEDY) from None
     except (pa.ArrowException, OSError) as error:

@@ -25,13 +25,10 @@ STRONG = dataclasses.replace(CONFIG, mosaic=0.5, mixup=0.5, sizes=[96, 128, 160]
 GPU = dataclasses.replace(CONFIG, decoder="gpu")
 
 
-def on_the_host(jpegs, device):
-    """Stands for nvJPEG: decodes on the CPU, and fails as it does."""
+def on_the_host(jpeg, device):
+    """Replaces nvJPEG: decodes on the CPU, and fails as it does."""
     try:
-        return [
-            torch.from_numpy(simplejpeg.decode_jpeg(jpeg, colorspace="RGB")).permute(2, 0, 1)
-            for jpeg in jpegs
-        ]
+        return torch.from_numpy(simplejpeg.decode_jpeg(jpeg, colorspace="RGB")).permute(2, 0, 1)
     except ValueError as error:
         raise RuntimeError(str(error)) from None
 

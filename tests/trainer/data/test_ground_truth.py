@@ -19,7 +19,7 @@ def row(number: int, boxes: int) -> dict:
 
 def test_what_is_written_block_by_block_is_what_all_at_once_gives(tmp_path):
     rows = [row(number, number % 3) for number in range(1, 30)]
-    writer = GroundTruthWriter(CLASSES, tmp_path)
+    writer = GroundTruthWriter(CLASSES)
     for begin in range(0, 29, 10):
         block = rows[begin : begin + 10][::-1]
         for shard in (block[::2], block[1::2]):
@@ -38,7 +38,7 @@ def test_what_is_verified_holds_for_classes_above_or_below(tmp_path):
     assert classes.verified({"Cat": 1, "gone": 1}) == [0, 1]
     assert classes.verified({"Animal": 0}) == [0, 1, 2]
     assert classes.verified({"Animal": 1, "Dog": 0, "Tree": 0}) == [0, 2, 3]
-    writer = GroundTruthWriter(classes, tmp_path)
+    writer = GroundTruthWriter(classes)
     writer.write(str(tmp_path / "truth.json"))
     written = json.loads((tmp_path / "truth.json").read_text())
     assert written == ground_truth([], classes)
