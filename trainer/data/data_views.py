@@ -41,11 +41,7 @@ class Picture(NamedTuple):
 
 
 def open_view(text: str, config: DataConfig | None = None) -> "Shards | RawImages | SourceRows":
-    """Open a folder of shards or of raw images by its URI, or a source by its text.
-
-    Args:
-        text: see `trainer.data.sources` for sources.
-        config: how a source is read; None takes the defaults.
+    """Open a folder of shards or of raw images by its URI, or a source as `trainer.data.sources` takes it.
 
     Raises:
         DataError: it is unknown, unfinished, or was written by another version of this program.

@@ -141,16 +141,9 @@ class Decoder:
     def draw(
         self, indices: Sequence[int], samples: Sequence[Sample], views: Sequence[View], squares: Tensor
     ) -> list[bool]:
-        """Decode some samples and draw a view of each into its square.
+        """Decode samples (by their indices in the split) and draw a view of each into uint8 [N, S, S, 3].
 
-        Args:
-            indices: of the samples in their split.
-            samples: as stored.
-            views: of the images.
-            squares: uint8 [N, S, S, 3].
-
-        Returns:
-            Which of them could be decoded; the squares of the others are grey.
+        Returns which of them could be decoded; the squares of the others are grey.
 
         Raises:
             DataError: too many images are damaged.

@@ -32,12 +32,9 @@ class Classes:
                 self._below.setdefault(other, set()).add(label)
 
     def verified(self, answers: Mapping[str, int]) -> list[int]:
-        """Return the labels that are known to be present in an image or absent from it.
+        """Return the labels known to be present in an image or absent from it, from answers 1 or 0 by name.
 
         Presence implies the classes above, absence the classes below.
-
-        Args:
-            answers: 1 or 0 by class name; unknown names are ignored.
         """
         labels: set[int] = set()
         for label, present in self._known(answers):

@@ -86,9 +86,9 @@ def inspect(
 
     Args:
         text: see `open_view`.
-        config: how a source is read; None takes the defaults.
+        config: how a source is read.
         images: images of each split to read; None decides by where they are stored.
-        pairs: local PNG that receives the near duplicates across splits; "" is none.
+        pairs: PNG that receives the near duplicates across splits.
 
     Raises:
         DataError: it is missing, empty or not of its format.

@@ -309,12 +309,9 @@ def note_image(
 def check_samples(
     counts: dict[str, int], statistics: dict[str, SplitStatistics], looked_at: int | None = None
 ) -> Findings:
-    """Return the problems of images and their boxes.
+    """Return the problems that counts (by reason) and statistics of splits show.
 
-    Args:
-        counts: of problems, by reason.
-        statistics: of each split.
-        looked_at: images behind the counts of sizes and depths; None is all.
+    The counts of sizes and depths are those of `looked_at` images; None is all.
     """
     found = Findings()
     if looked_at is None:

@@ -32,14 +32,7 @@ _PAPER, _INK, _MISSING = (250, 250, 250), (40, 40, 40), (160, 30, 30)
 def contact_sheet(
     text: str, count: int, split: str = "", seed: int = 0, config: DataConfig | None = None
 ) -> tuple[Image.Image, list[Picture], str]:
-    """Draw some images of shards, raw images or a source with their boxes.
-
-    Args:
-        text: see `open_view`.
-        count: most images.
-        split: train, val or test; "" is the first that exists.
-        seed: of the choice of images.
-        config: how a source is read; None takes the defaults.
+    """Draw some images of a view (see `open_view`) with their boxes, of the first split by default.
 
     Returns:
         the sheet, RGB, its pictures, and their split.

@@ -208,11 +208,7 @@ def repeat_factors(images: np.ndarray, labels: np.ndarray, samples: int, thresho
     A class c in a share f(c) of the images has r(c) = max(1, sqrt(threshold / f(c))); an image has the
     largest r of its classes, or 1 (Gupta, Dollar, Girshick 2019, arXiv:1908.03195).
 
-    Args:
-        images: index of an image, int64 [K], ...
-        labels: ... and a class that it has, int64 [K]; each pair once.
-        samples: number of images.
-        threshold: share below which a class is rare; LVIS takes 0.001.
+    `images` and `labels`, int64 [K], are pairs of an image and a class that it has.
     """
     factors = np.ones(samples)
     if len(labels):

@@ -49,16 +49,10 @@ def clean(
     annotations: list[Annotation], width: int, height: int, labels: int, problems: Problems, where: str,
     min_side: float = 0.0,
 ) -> list[Annotation]:  # fmt: skip
-    """Return the usable boxes of one image, clipped to it; count the others by reason.
+    """Return the usable boxes of one image, clipped to it; count the others in `problems`.
 
-    Args:
-        annotations: in pixels of the image.
-        width: of the image in pixels.
-        height: of the image in pixels.
-        labels: number of categories.
-        problems: grows.
-        where: the image's name, for the examples.
-        min_side: shortest side of a box, in pixels.
+    `labels` is the number of categories, `where` names the image in examples, and `min_side` is the shortest
+    side of a box in pixels.
     """
     kept: list[Annotation] = []
     for annotation in annotations:

@@ -67,9 +67,7 @@ class _Part(NamedTuple):
 def verify(text: str, threads: int = 0) -> Verified:
     """Read all of a folder of shards or raw images, compare it with its hashes, and decode every image.
 
-    Args:
-        text: URI of the folder.
-        threads: 0 is one for each core.
+    `threads` 0 is one for each core.
 
     Raises:
         ConfigError: it is a source, of which nothing is recorded.
@@ -248,14 +246,7 @@ def _verify_image(task: tuple[RawImages, RawRow, int, str]) -> _Part:
 
 
 def repair(text: str, threads: int = 0) -> Verified:
-    """Verify a folder and repair it: shards from the raw images, these from their source.
-
-    Args:
-        text: URI of the folder.
-        threads: see `verify`.
-
-    Returns:
-        The result of `verify` after the repair.
+    """Repair a folder: shards from the raw images, these from their source; return `verify` of the result.
 
     Raises:
         ConfigError: it is a source.

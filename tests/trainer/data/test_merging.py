@@ -134,7 +134,7 @@ def test_two_images_of_one_name_are_both_there(base, tmp_path):
     assert renamed.startswith("A.JPG of ") and (names - {"a.jpg", "b.jpg", "c.jpg"}).pop() in renamed
 
 
-def test_a_class_that_is_new_is_told_and_gets_an_id_of_its_own(base, tmp_path):
+def test_a_new_class_is_named_and_gets_a_new_id(base, tmp_path):
     classes = [{"id": 3, "name": "fox"}, {"id": 4, "name": "cat"}]
     corrections = write_zip(
         tmp_path / "c.zip", [("n.jpg", [(3, [1, 1, 2, 2])])], classes, {"n.jpg": jpeg(50)}
@@ -204,7 +204,7 @@ def test_a_bad_image_of_the_corrections_leaves_nothing(base, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["c.zip", "cards"]
 
 
-def test_images_of_the_set_that_cannot_be_had_are_named(base, tmp_path, monkeypatch):
+def test_unreadable_images_of_the_set_are_named(base, tmp_path, monkeypatch):
     corrections = write_zip(tmp_path / "c.zip", [("n.jpg", [])], data={"n.jpg": jpeg(50)})
     Path(base, "images/train/b.jpg").write_bytes(b"junk")
     with pytest.raises(DataError, match=r"1 of 4 images of .* cannot be read: b\.jpg: not an image"):

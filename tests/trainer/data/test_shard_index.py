@@ -1,7 +1,6 @@
 """Samples are found by the index, and read from copies that are bounded, shared and checked on arrival."""
 
 import hashlib
-import os
 import resource
 import subprocess
 import sys
@@ -212,18 +211,6 @@ def shards(store, count):
 
 def names(folder):
     return {path.stem for path in Path(folder).glob("*.tar")}
-
-
-def test_a_copy_is_made_once_and_read(store, tmp_path):
-    (one,) = shards(store, 1)
-    cache = ShardCache(tmp_path / "cache", 10 * SIZE)
-    assert cache.open(*one[1:]) is None
-    assert cache.fetch(*one) is Fetched.STORED
-    Path(one[0]).unlink()
-    assert ShardCache(tmp_path / "cache", 10 * SIZE).fetch(*one) is Fetched.STORED
-    descriptor = cache.open(*one[1:])
-    assert os.pread(descriptor, SIZE, 0) == bytes(SIZE)
-    os.close(descriptor)
 
 
 def test_what_arrives_damaged_once_is_fetched_again(store, tmp_path, monkeypatch):
