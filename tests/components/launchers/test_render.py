@@ -132,12 +132,6 @@ def test_the_memory_of_gpus_grows_in_one_piece_unless_the_job_says_otherwise() -
         assert allocators(gpus=1, env={name: "x:1"}) == {name: "x:1"}
 
 
-def test_no_shared_memory_and_root() -> None:
-    spec = master(pytorchjob(job(shared_memory="0", run_as_non_root=False)))["template"]["spec"]
-    assert "volumes" not in spec
-    assert spec["containers"][0]["securityContext"] == {"allowPrivilegeEscalation": False}
-
-
 def test_a_read_only_root_has_a_folder_of_its_own_to_write_to() -> None:
     spec = master(pytorchjob(job(read_only_root=True)))["template"]["spec"]
     (container,) = spec["containers"]

@@ -56,22 +56,6 @@ def test_a_log_is_read_to_its_end(start):
     assert list(log.lines()) == NUMBERED
 
 
-def test_lines_come_while_the_pod_runs(start):
-    go_on = threading.Event()
-
-    def life(pod):
-        pod.run()
-        pod.say("first")
-        pod.until(go_on)
-        pod.exit(0)
-
-    _, log = start(life)
-    lines = log.lines()
-    assert next(lines) == "first"
-    go_on.set()
-    assert list(lines) == []
-
-
 @pytest.mark.parametrize("where", [0, 30, 45, 1000])
 @pytest.mark.parametrize("how", ["cut", "end"])
 def test_a_stream_that_breaks_anywhere_loses_and_repeats_nothing(start, fake_cluster, how, where):
@@ -125,21 +109,6 @@ def test_lines_out_of_order_are_kept(start, fake_cluster):
 
     _, log = start(life)
     assert list(log.lines()) == [str(seconds) for seconds in at]
-
-
-def test_what_was_read_long_ago_is_not_asked_for_again(start, fake_cluster):
-    def life(pod):
-        pod.run()
-        for number in range(50):
-            pod.say(str(number), at=(1_700_000_000 + number) * SECOND)
-        pod.exit(0)
-
-    fake_cluster.faults.append(Fault("GET", LOG, cut=34 * 40))
-    _, log = start(life)
-    assert list(log.lines()) == [str(number) for number in range(50)]
-    again = fake_cluster.requests("GET", LOG)[1].path
-    assert "sinceTime=2023-11-14T22%3A13%3A5" in again  # The start was 22:13:20.
-    assert len(log._seen) <= 3
 
 
 def test_a_rotated_log_is_read_on(start, fake_cluster):
@@ -258,16 +227,6 @@ def test_a_log_that_stays_unreadable_is_given_up_and_told(start, fake_cluster, c
         feed.follow(pod.name, pod.uid)
         assert list(feed.rest(30.0)) == []
     assert "the end of the log of pod train-master-0 cannot be read" in caplog.text
-
-
-def test_a_flood_of_lines_does_not_hide_the_time(start, cluster):
-    pod, _ = start(talker(NUMBERED * 100))
-    with MergedLogs(cluster) as feed:
-        feed.follow(pod.name, pod.uid)
-        some = list(feed.lines(0.01))
-        rest = list(feed.rest(5.0))
-    assert [line.text for line in some + rest] == NUMBERED * 100
-    assert rest
 
 
 MASTER = "train-master-0"

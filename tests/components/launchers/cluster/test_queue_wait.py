@@ -132,18 +132,6 @@ def test_one_that_its_queue_never_lets_go_is_given_up(
     assert fake_cluster.job("train") is None
 
 
-def test_without_the_right_to_see_why_nothing_is_given_up_and_the_right_is_named_once(
-    run, quick, fake_cluster
-):
-    kueue = give_kueue(fake_cluster)
-    fake_cluster.denied.add(("list", "workloads"))
-    threading.Timer(2.0, kueue.admit, ["train"]).start()
-    lines = run(quick, kueue_queue="gpus", start_timeout=1)
-    (line,) = [line for line in lines if "suspended" in line]
-    assert 'resources ["workloads"], verbs ["list"]' in line
-    assert "job train: succeeded" in lines
-
-
 def test_a_job_that_somebody_suspends_himself_waits_for_him(run, quick, fake_cluster, meanwhile):
     def release():
         time.sleep(1.5)

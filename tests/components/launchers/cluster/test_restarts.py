@@ -27,17 +27,8 @@ def test_restarts_before_a_newer_checkpoint_are_forgiven():
         assert restarts.is_new(pod(number))
         assert not restarts.is_new(pod(number))
         assert restarts.counted(pod(number)) == 1 and restarts.out_of_memory([pod(number)]) is None
-        restarts.line(
-            f"12:00:00 train: resumed at step {100 * number} of 9000: 8 images a step on 2 processes"
-        )
+        restarts.line(f"12:00:00 train: {job_status.resumed(100 * number, 9000, 8, 2)}")
         assert restarts.counted(pod(number)) == 0
-
-
-def test_the_training_says_it_in_these_words():
-    restarts = Restarts()
-    restarts.is_new(pod(3))
-    restarts.line(f"12:00:00 train: {job_status.resumed(100, 900, 8, 2)}")
-    assert restarts.counted(pod(3)) == 0
 
 
 def test_a_start_from_the_same_checkpoint_forgives_nothing():
@@ -50,7 +41,7 @@ def test_a_start_from_the_same_checkpoint_forgives_nothing():
     assert restarts.out_of_memory([pod(MEMORY_KILLS)])
 
 
-def test_what_a_queue_takes_back_begins_the_count_anew():
+def test_eviction_by_a_queue_restarts_the_count():
     restarts = Restarts()
     restarts.is_new(pod(4))
     restarts.line("train: resumed at step 5 of 9: 8 images")
@@ -191,21 +182,6 @@ def test_what_can_never_run_ends_the_job(
     # And it was told at once, with the remedy.
     assert any(f"waits: {reason}" in line and fix in line for line in run.lines)
     assert gone(fake_cluster)
-
-
-def test_an_image_that_does_not_come_is_told_once(run, fake_cluster, master, worker):
-    def pulls(pod):
-        for _ in range(3):
-            pod.wait("ErrImagePull", "pull access denied")
-            pod.sleep(0.15)
-            pod.wait("ImagePullBackOff", 'Back-off pulling image "i:1"')
-            pod.sleep(0.15)
-        fine(pod)
-
-    fake_cluster.lives |= {master: pulls, worker: pulls}
-    lines_said = [line for line in run(nodes=2) if "waits: " in line]
-    assert len(lines_said) == 2 and {line.split()[1] for line in lines_said} == {master, worker}
-    assert all("image_pull_secrets" in line for line in lines_said)
 
 
 @both

@@ -22,22 +22,6 @@ def test_a_job_that_succeeds_is_told_whole(run, fake_cluster, master):
     assert fake_cluster.job("train")  # Its pods and logs stay until its ttl.
 
 
-def test_phases_are_told_as_they_come(run, fake_cluster, master):
-    def slow(pod):
-        pod.sleep(0.2)
-        pod.run()
-        pod.sleep(0.2)
-        pod.exit(0)
-
-    fake_cluster.lives[master] = slow
-    printed = [line for line in run() if line.startswith("job ")]
-    assert printed == [
-        "job train: pending, 0 of 1 pods run",
-        "job train: running, 1 of 1 pods run",
-        "job train: succeeded",
-    ]
-
-
 @both
 def test_a_failed_job_is_an_error_with_pod_code_and_message(run, fake_cluster, master):
     fake_cluster.lives[master] = ends(2, "step 1", "error: no such recipe 'x'", "  fix: use one of: debug")

@@ -196,12 +196,6 @@ def test_an_elastic_job_makes_a_lost_node_anew_beside_the_others(backend, job, f
     assert (status.pods[1].restarts, str(status.pods[1].before)) == (1, "OOMKilled, exit code 137")
 
 
-def test_the_first_node_of_an_elastic_job_that_ends_well_ends_it(run, fake_cluster):
-    fake_cluster.lives |= {FIRST: endless, SECOND: [ends(143), ends(0, "the end")]}
-    lines = run(nodes=2, elastic=TWO)
-    assert f"[{SECOND}] the end" in lines and "job train: succeeded" in lines
-
-
 def test_pods_of_an_earlier_job_of_the_name_do_not_count(backend, job, fake_cluster):
     """They have the same labels, and may take a while to go."""
     fake_cluster.lives[FIRST] = [endless, lambda pod: pod.unschedulable("full")]
@@ -216,15 +210,6 @@ def test_pods_of_an_earlier_job_of_the_name_do_not_count(backend, job, fake_clus
     fake_cluster.create_job("default", {**old_job, "metadata": dict(old_job["metadata"]), "status": {}})
     (pod,) = backend.status("train").pods
     assert pod.uid != old.uid and backend.status("train").phase is not Phase.RUNNING
-
-
-def test_a_pod_that_is_being_deleted_does_not_count(backend, job, fake_cluster):
-    fake_cluster.lives |= {FIRST: endless, SECOND: endless}
-    backend.submit(job(nodes=2))
-    until(lambda: backend.status("train").phase is Phase.RUNNING)
-    fake_cluster.delete_pod(fake_cluster.pod(SECOND), 60)
-    status = backend.status("train")
-    assert (status.phase, [pod.leaving for pod in status.pods]) == (Phase.RESTARTING, [False, True])
 
 
 def test_what_holds_a_job_back_is_read_of_job_jobset_and_trainjob(backend, job, fake_cluster):
