@@ -37,30 +37,18 @@ REASONS = {403: "Forbidden", 404: "NotFound", 409: "AlreadyExists", 410: "Gone",
 class Fault:
     """Something that goes wrong with the next requests that match."""
 
-    method: str = ""
-    """GET, POST, PATCH or DELETE; empty is any."""
-    path: str = ""
-    """A part of path and query."""
-    times: int = 1
-    """How many requests."""
-    status: int = 0
-    """Answer this status instead."""
-    message: str = "a fault"
-    """With this message."""
-    retry_after: int = 0
-    """And this Retry-After, in seconds."""
-    delay: float = 0.0
-    """Wait so long before anything else, in seconds."""
-    drop: bool = False
-    """Close the connection without an answer, nothing done."""
-    lost: bool = False
-    """Do what was asked and close the connection without an answer."""
-    cut: int = -1
-    """Of a log: break the connection after so many bytes."""
-    end: int = -1
-    """Of a log: end it well after so many bytes."""
-    stall: float = 0.0
-    """Of a log: say nothing more for so many seconds after `cut` bytes (then break)."""
+    method: str = ""  # GET, POST, PATCH or DELETE; empty is any.
+    path: str = ""  # A part of path and query.
+    times: int = 1  # How many requests.
+    status: int = 0  # Answer this status instead.
+    message: str = "a fault"  # With this message.
+    retry_after: int = 0  # And this Retry-After, in seconds.
+    delay: float = 0.0  # Wait so long before anything else, in seconds.
+    drop: bool = False  # Close the connection without an answer, nothing done.
+    lost: bool = False  # Do what was asked and close the connection without an answer.
+    cut: int = -1  # Of a log: break the connection after so many bytes.
+    end: int = -1  # Of a log: end it well after so many bytes.
+    stall: float = 0.0  # Of a log: say nothing more for so many seconds after `cut` bytes (then break).
 
 
 @dataclass
@@ -80,12 +68,10 @@ class FakeApi(FakeCluster):
         super().__init__()
         self.faults = []
         self.seen = []
-        self.asked = set()
-        """What was asked for so far, as RBAC calls it: verb and resource."""
+        self.asked = set()  # What was asked for so far, as RBAC calls it: verb and resource.
         self.kubeconfig = folder / "kubeconfig"
         self.closed = False
-        self.token = "first"
-        """What the Authorization header must hold, unless it is empty."""
+        self.token = "first"  # What the Authorization header must hold, unless it is empty.
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"cluster": self}))
         self._server.daemon_threads = True
         self._server.handle_error = lambda *_: None  # Clients that went away.

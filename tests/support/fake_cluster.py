@@ -27,26 +27,17 @@ class FakeCluster:
     """The objects of a cluster and what happens to them."""
 
     def __init__(self):
-        self.objects = {}
-        """Bodies by (resource, namespace, name)."""
-        self.pods = {}
-        """FakePod by uid; those that are gone too."""
-        self.lives = {}
-        """Lives of pods by name: one after the other, the last again and again."""
-        self.termination_seconds = 0.0
-        """How long a deleted pod stays."""
-        self.installed = {"pytorchjobs"}
-        """The kinds of objects that the API server knows besides its own."""
-        self.operator = True
-        """Whether a Training Operator makes pods."""
-        self.trainer = FakeTrainer(self)
-        """The controllers of TrainJobs."""
+        self.objects = {}  # Bodies by (resource, namespace, name).
+        self.pods = {}  # FakePod by uid; those that are gone too.
+        self.lives = {}  # Lives of pods by name: one after the other, the last again and again.
+        self.termination_seconds = 0.0  # How long a deleted pod stays.
+        self.installed = {"pytorchjobs"}  # The kinds of objects that the API server knows besides its own.
+        self.operator = True  # Whether a Training Operator makes pods.
+        self.trainer = FakeTrainer(self)  # The controllers of TrainJobs.
         self.changes = []
         """What watches tell: (ADDED, MODIFIED or DELETED, the body as it was then, its resource)."""
-        self.forgotten = 0
-        """The version up to which changes are not kept any more."""
-        self.denied = set()
-        """What RBAC forbids: (verb, resource)."""
+        self.forgotten = 0  # The version up to which changes are not kept any more.
+        self.denied = set()  # What RBAC forbids: (verb, resource).
         self._born = {}
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)

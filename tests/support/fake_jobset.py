@@ -34,10 +34,8 @@ class JobSetRun:
         self._nodes = trainer_spec.get("numNodes") or runtime["spec"]["mlPolicy"]["numNodes"]
         self._jobset_uid = str(uuid.uuid4())
         self._restarts = 0
-        self.pods = []
-        """Those of the present Job."""
-        self._verdict = None
-        """What follows when the pods of a Job that has ended are gone."""
+        self.pods = []  # Those of the present Job.
+        self._verdict = None  # What follows when the pods of a Job that has ended are gone.
 
     def begin(self):
         """Make the pods, unless the job waits for a queue."""

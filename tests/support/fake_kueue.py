@@ -66,8 +66,7 @@ class FakeKueue:
 
     def __init__(self, cluster, serves, versions):
         self.cluster, self.serves, self.versions = cluster, serves, versions
-        self.labels = True
-        """Whether Workloads carry their job's uid as a label, as well as an owner."""
+        self.labels = True  # Whether Workloads carry their job's uid as a label, as well as an owner.
         self._pending = []
 
     def queue(self, name, namespace="default", active=True, message="Can submit new workloads to localQueue"):

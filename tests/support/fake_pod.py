@@ -41,14 +41,12 @@ def ends(code, *lines, reason=""):
 class FakePod:
     """One pod, as its life sees it."""
 
-    image_id = ""
-    """What the cluster says that its container runs."""
+    image_id = ""  # What the cluster says that its container runs.
 
     def __init__(self, cluster, body, base=""):
         self.cluster, self.body = cluster, body
         self.name, self.uid = body["metadata"]["name"], body["metadata"]["uid"]
-        self.base = base or self.name
-        """The part of its name that others of its place have too."""
+        self.base = base or self.name  # The part of its name that others of its place have too.
         self.containers = [[]]
         """Log lines (nanoseconds, bytes) of each container that ran in it, the newest last."""
         self.deleted = threading.Event()

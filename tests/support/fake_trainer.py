@@ -25,14 +25,10 @@ class FakeTrainer:
 
     def __init__(self, cluster):
         self.cluster = cluster
-        self.works = True
-        """Whether pods are made."""
-        self.away = False
-        """Whether the webhook does not answer."""
-        self.pause = 0.06
-        """Seconds in which there are no pods, between the old ones and the new ones."""
-        self.collection_seconds = 0.0
-        """How long a runtime stays whose job is gone."""
+        self.works = True  # Whether pods are made.
+        self.away = False  # Whether the webhook does not answer.
+        self.pause = 0.06  # Seconds in which there are no pods, between the old ones and the new ones.
+        self.collection_seconds = 0.0  # How long a runtime stays whose job is gone.
         self._runs = {}
 
     def refusal(self, resource, namespace, body):

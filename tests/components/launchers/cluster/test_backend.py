@@ -14,7 +14,7 @@ from components.launchers.spec import Elastic
 
 
 @both
-def test_the_status_tells_of_pods(backend, fake_cluster, job, master, worker, kind):
+def test_the_status_reports_pods(backend, fake_cluster, job, master, worker, kind):
     def killed(pod):
         pod.run(node="node-7")
         pod.exit(137, "OOMKilled")
@@ -36,7 +36,7 @@ def test_the_status_tells_of_pods(backend, fake_cluster, job, master, worker, ki
 
 
 @both
-def test_a_pod_that_is_made_anew_counts_as_restart(backend, fake_cluster, job, master, kind):
+def test_a_pod_that_is_recreated_counts_as_restart(backend, fake_cluster, job, master, kind):
     go_on = threading.Event()
 
     def preempted(pod):

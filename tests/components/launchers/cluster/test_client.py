@@ -75,7 +75,7 @@ def test_a_token_that_was_rotated_is_read_again(cluster, fake_cluster):
         (422, "spec.pytorchReplicaSpecs: Required value", "definition of such a job"),
     ],
 )
-def test_a_refusal_is_told_once_and_with_a_remedy(cluster, fake_cluster, status, message, fix):
+def test_a_refusal_is_reported_once_and_with_a_remedy(cluster, fake_cluster, status, message, fix):
     fake_cluster.faults.append(Fault("POST", status=status, message=message, times=2))
     body = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "train"}}
     with pytest.raises(ApiError) as error:
@@ -96,7 +96,7 @@ def test_what_belongs_to_the_cluster_is_in_no_namespace(cluster, fake_cluster):
     assert error.value.fix == 'allow it with a ClusterRole: resources ["nodes"], verbs ["list"]'
 
 
-def test_trouble_is_told_once_a_minute(caplog, monkeypatch):
+def test_trouble_is_reported_once_a_minute(caplog, monkeypatch):
     now = [1000.0]
     monkeypatch.setattr("components.launchers.cluster.client.time.monotonic", lambda: now[0])
     trouble = Trouble()
@@ -119,7 +119,7 @@ def test_a_cluster_without_the_operator_is_not_one_without_the_job(cluster, fake
     assert "install the Training Operator" in error.value.fix
 
 
-def test_a_missing_kubeconfig_is_told(monkeypatch, tmp_path):
+def test_a_missing_kubeconfig_is_reported(monkeypatch, tmp_path):
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -128,7 +128,7 @@ def test_a_missing_kubeconfig_is_told(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "a: b"], ids=repr)
-def test_a_broken_kubeconfig_is_told(tmp_path, monkeypatch, text):
+def test_a_broken_kubeconfig_is_reported(tmp_path, monkeypatch, text):
     path = tmp_path / "config"
     path.write_text(text)
     monkeypatch.setenv("KUBECONFIG", str(path))

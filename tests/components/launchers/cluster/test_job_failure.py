@@ -32,7 +32,7 @@ def test_the_first_that_failed_by_itself_is_the_culprit(pods, rank):
     assert culprit(pods).rank == rank
 
 
-def test_a_job_whose_pods_are_gone_is_told_by_its_condition():
+def test_a_job_whose_pods_are_gone_is_reported_by_its_condition():
     error = failure(reason="PyTorchJobFailed", message="1 master replica(s) failed.")
     assert str(error) == "the job train failed: PyTorchJobFailed: 1 master replica(s) failed."
     assert "does not say why" in str(failure())
@@ -48,7 +48,7 @@ def test_a_job_whose_pods_are_gone_is_told_by_its_condition():
         (None, "Evicted", "pod pod-0 (rank 0) failed (Evicted)", 1),
     ],
 )
-def test_an_end_is_told(code, reason, told, exit_code):
+def test_an_end_is_reported(code, reason, told, exit_code):
     error = failure(pod(0, code, reason=reason))
     assert error.message == told
     assert isinstance(error, LaunchError) and error.exit_code == exit_code
@@ -60,19 +60,19 @@ def test_too_little_memory_has_a_remedy():
     assert failure(pod(0, 1)).fix == ""
 
 
-def test_a_training_that_saved_and_stopped_can_go_on():
+def test_a_training_that_saved_and_stopped_can_continue():
     error = failure(pod(0, 143))
     assert isinstance(error, Interrupted) and error.exit_code == 143
 
 
-def test_memory_is_told_beside_the_trainings_own_words():
+def test_memory_is_reported_with_the_message_of_the_training():
     lines = ["error: the training process of rank 0 was killed (SIGKILL)", "  fix: mostly memory ran out"]
     error = failure(pod(0, 137, reason="OOMKilled"), last={"pod-0": lines})
     assert "(OOMKilled)" in error.message and "mostly memory ran out" in error.message
     assert "raise memory_limit" in error.fix
 
 
-def test_a_pod_that_waits_for_its_next_start_is_told_as_it_ended():
+def test_a_pod_in_crash_loop_is_reported_with_its_last_end():
     before = Ending("OOMKilled", "", 137)
     waits = PodStatus("pod-0", "Running", 0, reason="CrashLoopBackOff", restarts=10, before=before)
     error = failure(waits)

@@ -95,7 +95,7 @@ def test_a_job_whose_answer_was_lost_owns_its_runtime(backend, job, fake_cluster
     assert owners(fake_cluster) == [("TrainJob", fake_cluster.job("train")["metadata"]["uid"])]
 
 
-def test_a_runtime_that_may_not_be_given_away_is_told_of_and_the_job_runs(backend, job, fake_cluster, caplog):
+def test_a_runtime_that_may_not_be_patched_is_reported_and_the_job_runs(backend, job, fake_cluster, caplog):
     fake_cluster.denied.add(("patch", RUNTIMES))
     backend.submit(job(backoff=3))
     assert fake_cluster.job("train")

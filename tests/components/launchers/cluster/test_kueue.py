@@ -25,7 +25,7 @@ def asked(fake_cluster):
     return [seen.path for seen in fake_cluster.requests(path="kueue.x-k8s.io")]
 
 
-def test_a_job_that_waits_for_quota_tells_place_and_reason(waiting, kueue):
+def test_a_job_that_waits_for_quota_reports_position_and_reason(waiting, kueue):
     kueue.waits("train", QUOTA)
     kueue.ahead("pytorchjob-a-1", "pytorchjob-b-2")
     status = waiting()
@@ -35,7 +35,7 @@ def test_a_job_that_waits_for_quota_tells_place_and_reason(waiting, kueue):
     assert waiting().message.startswith("position 2 in queue gpus: ")
 
 
-def test_one_that_never_fits_is_told_so(waiting, kueue):
+def test_a_job_that_never_fits(waiting, kueue):
     kueue.waits("train", TOO_LARGE)
     assert waiting().message.endswith(
         "> maximum capacity (200m); it never fits unless it asks for less or the queue gets more"
@@ -60,7 +60,7 @@ def test_what_holds_a_job_back_is_one_word(waiting, kueue, message, reason, word
 
 
 @both
-def test_one_that_was_taken_back_tells_by_whom_and_its_new_place(fake_cluster, waiting, kueue, master):
+def test_an_evicted_job_reports_reason_and_position(fake_cluster, waiting, kueue, master):
     fake_cluster.lives[master] = endless
     kueue.admit("train")
     assert waiting().reason != "Queued"
@@ -90,7 +90,7 @@ def test_a_workload_without_the_jobs_label_is_found_by_its_owner(fake_cluster, b
     assert backend.status("train").reason == "Queued"
 
 
-def test_without_the_right_to_see_places_the_reason_is_told(fake_cluster, waiting, kueue):
+def test_the_reason_is_reported_if_positions_may_not_be_read(fake_cluster, waiting, kueue):
     fake_cluster.denied.add(("get", "localqueues/pendingworkloads"))
     kueue.waits("train", QUOTA)
     assert waiting().message == f"in queue gpus: {QUOTA}"
@@ -115,7 +115,7 @@ def test_a_job_that_kueue_leaves_alone_is_unserved(fake_cluster, backend, job):
     assert "name kubeflow.org/pytorchjob in integrations.frameworks" in remedy(status)
 
 
-def test_a_list_tells_of_all_with_one_look_at_each_queue(fake_cluster, backend, job, kueue):
+def test_a_list_reads_each_queue_once(fake_cluster, backend, job, kueue):
     kueue.queue("cpus")
     for name, queue in (("a", "gpus"), ("b", "gpus"), ("c", "cpus")):
         backend.submit(job(name=name, kueue_queue=queue))

@@ -75,7 +75,7 @@ def test_a_stream_that_breaks_anywhere_loses_and_repeats_nothing(start, fake_clu
     assert list(log.lines()) == NUMBERED
 
 
-def test_a_stream_that_stalls_is_opened_anew(start, fake_cluster):
+def test_a_stream_that_stalls_is_reopened(start, fake_cluster):
     fake_cluster.faults.append(Fault("GET", LOG, cut=100, stall=120))
     _, log = start(talker(NUMBERED, pause=0.005))
     begun = time.monotonic()
@@ -219,7 +219,7 @@ def test_lines_of_pods_come_with_their_names(start, cluster):
     assert lines == [("other-master-0", "c"), ("train-master-0", "a"), ("train-master-0", "b")]
 
 
-def test_a_log_that_stays_unreadable_is_given_up_and_told(start, fake_cluster, cluster, caplog):
+def test_a_log_that_stays_unreadable_is_given_up_and_reported(start, fake_cluster, cluster, caplog):
     fake_cluster.faults.append(Fault("GET", LOG, times=10**6, status=500))
     cluster.timings = replace(cluster.timings, drain=1.0)
     pod, _ = start(talker(NUMBERED))
@@ -245,7 +245,7 @@ def running(backend, job, fake_cluster):
     return backend.status("train"), fake_cluster.pod(MASTER)
 
 
-def test_the_log_of_rank_0_tells(backend, running):
+def test_the_log_of_rank_0_reports(backend, running):
     status, pod = running
     assert backend.with_progress(status).progress is None
     pod.say(f"12:00:00 train: {training_log.describe(EVENT)}", "something else")

@@ -55,12 +55,12 @@ def test_without_a_terminal_both_outputs_are_passed_on(core, capfdbinary):
     assert capfdbinary.readouterr() == (b"out\n", b"err\n")
 
 
-def test_a_program_that_is_not_there_is_told(core):
+def test_a_program_that_is_not_there_is_reported(core):
     with pytest.raises(ConfigError, match=r"p-master-0 cannot run nonsense.*executable file not found"):
         run(core, "nonsense")
 
 
-def test_a_pod_that_is_not_there_is_told(core):
+def test_a_pod_that_is_not_there_is_reported(core):
     with pytest.raises(ConfigError, match='cannot run a command in other: pods "other" not found'):
         pod_exec.captured(core, "default", replace(POD, name="other"), ["true"])
 
@@ -72,7 +72,7 @@ def test_a_missing_permission_names_the_verbs(core, fake_cluster):
     assert "get and create on pods/exec" in raised.value.fix
 
 
-def test_a_connection_that_breaks_is_told(core, monkeypatch):
+def test_a_connection_that_breaks_is_reported(core, monkeypatch):
     monkeypatch.setattr(fake_exec, "_serve", lambda connection, *_: connection.shutdown(socket.SHUT_RDWR))
     with pytest.raises(LaunchError, match="the connection to p-master-0 broke"):
         run(core, "true")

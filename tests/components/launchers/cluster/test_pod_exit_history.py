@@ -61,7 +61,7 @@ def test_a_pod_that_is_gone_is_remembered(look, fake_cluster, master, kill):
 
 
 @both
-def test_a_pod_that_was_deleted_is_told_so(look, fake_cluster, kind, master):
+def test_a_deleted_pod_is_reported(look, fake_cluster, kind, master):
     assert look() is None
     old = fake_cluster.pod(master)
     fake_cluster.delete_pod(old)

@@ -66,7 +66,7 @@ def test_a_suspended_job_waits_for_its_queue_however_long(run, quick, fake_clust
     assert sum("suspended" in line for line in lines) == 2, lines
 
 
-def test_its_place_is_told_now_and_then_and_a_new_reason_at_once(run, backend, fake_cluster, meanwhile):
+def test_its_position_is_reported_rarely_and_a_new_reason_at_once(run, backend, fake_cluster, meanwhile):
     kueue = give_kueue(fake_cluster)
     others = [f"other-{number}" for number in range(5)]
 

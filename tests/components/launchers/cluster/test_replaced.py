@@ -35,7 +35,7 @@ def patient(backend, timings):
     return backend
 
 
-def test_a_job_that_somebody_deletes_is_told(run, once_it_runs, fake_cluster, master):
+def test_a_job_that_is_deleted_is_reported(run, once_it_runs, fake_cluster, master):
     fake_cluster.lives[master] = endless
     once_it_runs(lambda: fake_cluster.delete_job("default", "train"))
     with pytest.raises(LaunchError, match="the job train is gone"):
@@ -43,7 +43,7 @@ def test_a_job_that_somebody_deletes_is_told(run, once_it_runs, fake_cluster, ma
 
 
 @both
-def test_a_job_that_another_specification_replaces_is_told(
+def test_a_job_that_another_specification_replaces_is_reported(
     run, patient, once_it_runs, job, fake_cluster, master
 ):
     fake_cluster.lives[master] = endless
@@ -69,7 +69,7 @@ def test_what_another_launcher_made_is_not_withdrawn(backend, job, fake_cluster,
 
 
 @both
-def test_the_same_job_made_anew_by_another_launcher_is_followed(
+def test_the_same_job_recreated_by_another_launcher_is_followed(
     run, patient, once_it_runs, fake_cluster, master
 ):
     fake_cluster.lives[master] = [endless, ends(0, "anew")]
@@ -86,7 +86,7 @@ def test_the_same_job_made_anew_by_another_launcher_is_followed(
 
 
 @both
-def test_a_retried_launcher_takes_the_job_up_and_tells_its_log_again(
+def test_a_retried_launcher_adopts_the_job_and_reports_its_log_again(
     run, backend, job, fake_cluster, master, kind
 ):
     go_on = threading.Event()

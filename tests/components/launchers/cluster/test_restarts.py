@@ -72,7 +72,7 @@ def test_memory_that_runs_out_again_and_again_ends_the_job_and_is_named(run, fak
     assert gone(fake_cluster)
 
 
-def test_a_pod_that_finds_no_place_again_tells_how_it_ended_before(run, fake_cluster, master):
+def test_a_pod_that_cannot_be_scheduled_again_reports_its_last_end(run, fake_cluster, master):
     full = "0/3 nodes are available"
     fake_cluster.lives[master] = [killed("step 1", after=0.4), lambda pod: pod.unschedulable(full)]
     with pytest.raises(LaunchError, match="does not run after 1 s") as error:

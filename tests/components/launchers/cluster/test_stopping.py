@@ -100,7 +100,7 @@ def test_a_signal_while_the_job_is_created_leaves_nothing(fake_cluster, launcher
     assert gone(fake_cluster)
 
 
-def test_a_deletion_that_fails_is_told(launcher, fake_cluster, master, kind):
+def test_a_deletion_that_fails_is_reported(launcher, fake_cluster, master, kind):
     """Whoever reads it knows that GPUs are still held."""
     fake_cluster.lives[master] = endless
     fake_cluster.denied.add(("delete", kind.plural))

@@ -38,7 +38,7 @@ def test_a_job_is_created_as_it_is_rendered(backend, fake_cluster, job, kind):
 
 
 @both
-def test_the_same_job_is_taken_up(backend, fake_cluster, job, endless_pods, caplog):
+def test_the_same_job_is_adopted(backend, fake_cluster, job, endless_pods, caplog):
     caplog.set_level("INFO")
     backend.submit(job())
     first = uid(fake_cluster)
@@ -47,7 +47,7 @@ def test_the_same_job_is_taken_up(backend, fake_cluster, job, endless_pods, capl
     assert "adopting it" in caplog.text
 
 
-def test_a_finished_job_is_taken_up_too(backend, fake_cluster, job):
+def test_a_finished_job_is_adopted_too(backend, fake_cluster, job):
     backend.submit(job())
     until(lambda: backend.status("train").phase is Phase.SUCCEEDED)
     first = uid(fake_cluster)
@@ -69,7 +69,7 @@ def test_another_job_of_the_name_is_replaced(backend, fake_cluster, job, endless
 
 
 @both
-def test_a_failed_job_is_started_anew(backend, fake_cluster, job, master):
+def test_a_failed_job_is_recreated(backend, fake_cluster, job, master):
     def fails(pod):
         pod.run()
         pod.exit(1)
@@ -102,7 +102,7 @@ def test_pods_that_stay_are_named(backend, fake_cluster, job, endless_pods, mast
     assert "--force" in error.value.fix
 
 
-def test_somebody_elses_job_is_left_alone(backend, fake_cluster, job, kind):
+def test_a_foreign_job_is_left_alone(backend, fake_cluster, job, kind):
     make_by_hand(fake_cluster, kind, "train")
     for act in (lambda: backend.submit(job()), lambda: backend.stop("train")):
         with pytest.raises(LaunchError, match="not made by kubedet"):

@@ -14,7 +14,7 @@ from trainer.base.errors import LaunchError
 
 
 @both
-def test_a_job_that_succeeds_is_told_whole(run, fake_cluster, master):
+def test_a_job_that_succeeds_prints_every_line_once(run, fake_cluster, master):
     fake_cluster.lives[master] = ends(0, *(f"step {number}" for number in range(200)))
     lines = run(nodes=2)
     assert [line for line in lines if line.startswith("[")] == [f"[{master}] step {n}" for n in range(200)]
@@ -59,7 +59,7 @@ def test_an_eviction_is_named(run, fake_cluster, master):
 
 
 @both
-def test_an_evicted_or_killed_worker_is_made_anew_and_the_job_goes_on(run, fake_cluster, master, worker):
+def test_an_evicted_or_killed_worker_is_recreated_and_the_job_continues(run, fake_cluster, master, worker):
     fake_cluster.lives |= {
         master: [ends(143, "saved"), ends(0, "resumed")],
         worker: [lambda p: p.evict(), fine],

@@ -44,7 +44,7 @@ def test_nodes_and_how_many_are_needed(body):
         (["Suspended"], Phase.SUSPENDED), (["Restarting"], None),
     ],
 )  # fmt: skip
-def test_where_it_stands(body, held, phase):
+def test_state_by_conditions(body, held, phase):
     standing = KIND.standing(body(*held))
     assert (standing.phase, standing.restarting) == (phase, held == ["Restarting"])
     assert standing.reason == ("R" if phase or standing.restarting else "")

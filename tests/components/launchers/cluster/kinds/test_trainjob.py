@@ -66,7 +66,7 @@ def test_ranks_nodes_and_how_many_are_needed(body):
         (["Suspended"], Phase.SUSPENDED), (["Suspended", "Failed"], Phase.FAILED),
     ],
 )  # fmt: skip
-def test_where_it_stands(body, held, phase):
+def test_state_by_conditions(body, held, phase):
     standing = KIND.standing(body(*held))
     assert (standing.phase, standing.reason, standing.message) == (
         phase,
@@ -75,7 +75,7 @@ def test_where_it_stands(body, held, phase):
     assert KIND.standing(body(kueue_queue="q")).phase is Phase.SUSPENDED
 
 
-def test_how_far_it_is_stands_in_its_status(backend, job, fake_cluster):
+def test_progress_is_read_from_the_status(backend, job, fake_cluster):
     fake_cluster.lives[FIRST] = endless
     backend.submit(job())
     assert backend.status("train").progress is None
@@ -151,7 +151,7 @@ def test_pods_are_the_same_behind_the_shared_runtime_and_an_own_one(backend, job
     assert made[0] == made[1]
 
 
-def test_all_pods_start_anew_together_with_other_names(backend, job, fake_cluster):
+def test_all_pods_restart_together_with_other_names(backend, job, fake_cluster):
     fake_cluster.lives |= {FIRST: endless, SECOND: endless}
     backend.submit(job(nodes=2))
     until(lambda: backend.status("train").phase is Phase.RUNNING)
@@ -165,7 +165,7 @@ def test_all_pods_start_anew_together_with_other_names(backend, job, fake_cluste
     assert [(pod.rank, pod.restarts) for pod in new] == [(0, 1), (1, 1)]
 
 
-def test_a_deadline_that_the_controller_keeps_is_told_as_one(run, fake_cluster):
+def test_a_deadline_enforced_by_the_controller_is_reported(run, fake_cluster):
     """It deletes the pods at once, which end with 143: no training that was stopped."""
 
     def life(pod):
@@ -181,7 +181,7 @@ def test_a_deadline_that_the_controller_keeps_is_told_as_one(run, fake_cluster):
     assert "set deadline higher" in error.value.fix
 
 
-def test_an_elastic_job_makes_a_lost_node_anew_beside_the_others(backend, job, fake_cluster):
+def test_an_elastic_job_replaces_only_the_lost_node(backend, job, fake_cluster):
     fake_cluster.lives |= {FIRST: endless, SECOND: endless}
     backend.submit(job(nodes=2, elastic=TWO))
     until(lambda: len([pod for pod in backend.status("train").pods if pod.phase == "Running"]) == 2)

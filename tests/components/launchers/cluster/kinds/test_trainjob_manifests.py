@@ -57,7 +57,7 @@ def test_the_models_of_the_api_know_the_shared_runtime() -> None:
     assert not is_known({**shared_runtime(), "surprise": 1})
 
 
-def test_an_error_of_the_program_ends_the_job_and_all_else_starts_all_anew() -> None:
+def test_only_an_error_of_the_program_ends_the_job() -> None:
     failures, of_job = policies(job(nodes=2, backoff=3))
     assert of_job["backoffLimit"] == 0
     lost, error = of_job["podFailurePolicy"]["rules"]
@@ -69,7 +69,7 @@ def test_an_error_of_the_program_ends_the_job_and_all_else_starts_all_anew() -> 
     assert "ttlSecondsAfterFinished" not in yaml.safe_dump(KIND.manifests(job(ttl=60), lambda *_: False))
 
 
-def test_a_node_of_an_elastic_job_is_made_anew_alone() -> None:
+def test_a_node_of_an_elastic_job_is_recreated_alone() -> None:
     failures, of_job = policies(job(nodes=2, backoff=3, elastic={"min_nodes": 1, "max_nodes": 4}))
     assert failures == {"maxRestarts": 0}
     assert of_job["backoffLimit"] == 60 and of_job["successPolicy"] == {"rules": [{"succeededCount": 1}]}
