@@ -90,7 +90,7 @@ class WeightFile:
         """
         try:
             return _read(self.path)
-        except Exception as error:  # torch.load has no common error of its own
+        except Exception as error:  # torch.load has no common error
             raise CheckpointError(
                 f"weights {self.uri} cannot be read: {first_line(error)}",
                 fix="give a .safetensors file, or a .pt/.pth file that holds nothing but tensors",
@@ -333,7 +333,7 @@ def _copy_to(place: str, file: PublishedFile, *, from_torchvision: bool) -> Publ
         if fault := _fault(path, file):
             raise StorageError(
                 f"{file.url} is not what was published: {fault}",
-                fix="a proxy may have answered in its place: look at what it sends",
+                fix="a proxy may have answered instead: look at its answer",
             )
         storage.upload(path, storage.join(place, file.name))
         return replace(file, sha256=file.sha256 or _hash_of(path), size=path.stat().st_size)

@@ -48,7 +48,7 @@ def dfine_l() -> Config:
     """D-FINE-L on COCO by its authors' schedule: 54.0 AP with theirs, on 8 GPUs.
 
     github.com/Peterande/D-FINE (4a1f73a), configs/dfine/dfine_hgnetv2_l_coco.yml and its README: 80 epochs,
-    the last 8 plain, 32 images a step; what differs is as for dfine_s.
+    the last 8 plain, 32 images a step; the differences are those of dfine_s.
     """
     return Config(
         recipe="dfine_l",
@@ -62,7 +62,7 @@ def dfine_l() -> Config:
 
 
 def dfine_finetune() -> Config:
-    """From D-FINE-S's weights of Objects365 and COCO to a set of one's own, on one or a few GPUs."""
+    """Fine-tune D-FINE-S's weights of Objects365 and COCO on your data, on one or a few GPUs."""
     return Config(
         recipe="dfine_finetune",
         loader=LoaderConfig(

@@ -13,7 +13,7 @@ from trainer.model.pyramid_options import PyramidOptions
 
 @dataclass(config=STRICT, frozen=True)
 class FasterRcnnOptions(PyramidOptions):
-    """Faster R-CNN v2: a first stage proposes boxes, a second one says what is in them."""
+    """Faster R-CNN v2: a first stage proposes boxes, a second one classifies them."""
 
     stride: ClassVar[int] = 32
     published: ClassVar[str] = "FasterRCNN_"
@@ -35,7 +35,7 @@ class FasterRcnnOptions(PyramidOptions):
     head_depth: Positive = 4
     """Convolutions of the second stage."""
     head_width: Positive = 1024
-    """Features of a proposal behind them."""
+    """Features of a proposal after the convolutions."""
     topk_candidates: Positive = 2000
     """Pairs of proposal and class that reach the suppression in an exported model."""
 

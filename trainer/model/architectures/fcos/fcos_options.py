@@ -12,7 +12,7 @@ from trainer.model.pyramid_options import PyramidOptions
 
 @dataclass(config=STRICT, frozen=True)
 class FcosOptions(PyramidOptions):
-    """FCOS: every place of the pyramid finds the object that it lies in, without anchors."""
+    """FCOS: every place of the pyramid finds the object around it, without anchors."""
 
     stride: ClassVar[int] = 32
     published: ClassVar[str] = "FCOS_"
@@ -22,7 +22,7 @@ class FcosOptions(PyramidOptions):
     head_depth: Positive = 4
     """Convolutions in each head before its last."""
     center_radius: Annotated[float, Field(gt=0)] = 1.5
-    """How far from an object's centre a place may be that learns to find it, in strides of its level."""
+    """Largest distance of a place from the centre of the object that it learns, in strides of its level."""
     score_threshold: Fraction = 0.2
     """Detections below this score are dropped."""
     nms_threshold: Fraction = 0.6

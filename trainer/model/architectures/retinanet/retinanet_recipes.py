@@ -102,7 +102,7 @@ def mlperf() -> Config:
 
 
 def finetune() -> Config:
-    """From torchvision's COCO weights to a set of one's own, on one or a few GPUs."""
+    """Fine-tune torchvision's COCO weights on your data, on one or a few GPUs."""
     return Config(
         recipe="finetune",
         loader=LoaderConfig(image_size=800, scale=[0.7, 1.4], brightness=0.1, contrast=0.1),
