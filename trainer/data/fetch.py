@@ -79,7 +79,7 @@ class Result(NamedTuple):
     """In bytes."""
     sha256: bytes = UNKNOWN_HASH
     fetched: bool = False
-    """Whether the bytes came now."""
+    """Whether the bytes were fetched now."""
     failure: Failure | None = None
     task: Task | None = None
     """The task, if a retry may help."""

@@ -62,8 +62,7 @@ def parse_xml(data: bytes) -> VocAnnotation:
     except (ET.ParseError, expat.ExpatError, ValueError, LookupError) as error:
         return VocAnnotation(fault=f"its annotation is no XML that can be used: {error}")
     if root.tag != "annotation":
-        of_cvat = "; it is CVAT's own: export as COCO or VOC there" if root.tag == "annotations" else ""
-        return VocAnnotation(fault=f"its annotation is no VOC XML: the root is <{root.tag}>{of_cvat}")
+        return VocAnnotation(fault=f"its annotation is no VOC XML: the root is <{root.tag}>")
     width, height = (int(_number(root.findtext(f"size/{side}")) or 0) for side in ("width", "height"))
     # On Windows a backslash separates folders.
     name = (root.findtext("filename") or "").strip().replace("\\", "/")

@@ -258,13 +258,6 @@ def test_an_annotation_of_several_images_or_of_none_is_a_fault(make_tree):
     }  # fmt: skip
 
 
-def test_other_xml_is_told_as_what_it_is(make_tree):
-    root = make_tree("a.jpg", "a.xml")
-    (root / "a.xml").write_text("<annotations><version>1.1</version></annotations>")
-    (entry,) = entries_of(VocSource(str(root)).listing().splits["train"])
-    assert "it is CVAT's own: export as COCO or VOC there" in entry.fault[1]
-
-
 def test_a_stray_json_or_classes_txt_does_not_mislead(make_tree):
     root = make_tree("train/a.jpg", "train/a.xml")
     (root / "notes.json").write_text('{"info": 1}')
