@@ -1,4 +1,4 @@
-"""The local launcher and its guard, with small programs in the place of the training."""
+"""The local launcher and its guard, with small programs instead of the training."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What lines of a log tell of the cluster's settings."""
+"""Hints on the cluster's settings from lines of a log."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The renderers against three whole jobs, the resource definition and the operator's rules."""
+"""The renderers: golden files, the resource definition and the operator's rules."""
 
 import os
 import shlex

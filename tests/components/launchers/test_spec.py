@@ -1,4 +1,4 @@
-"""A job's specification is strict: what is wrong is refused, and all of it at once."""
+"""Specifications are strict: every problem is reported at once."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Jobs looked at: how they are, their restarts, their logs."""
+"""Status, restarts and logs of jobs."""
 
 import threading
 

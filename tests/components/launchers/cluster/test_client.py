@@ -1,4 +1,4 @@
-"""Requests: what is tried again, what is not, and what the user reads."""
+"""Requests: which are retried, and the messages of refusals."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""The images that a run really ran: noted while it trains, of both pods and the step's own."""
+"""The record of the images that a run used: of the training pods and of the step."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whose end is told when a job fails, and how."""
+"""The error of a failed job: which pod it names, and how."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_a_job_whose_pods_are_gone_is_reported_by_its_condition():
 
 
 @pytest.mark.parametrize(
-    ("code", "reason", "told", "exit_code"),
+    ("code", "reason", "message", "exit_code"),
     [
         (1, "Error", "pod pod-0 (rank 0) failed with exit code 1", 1),
         (127, "ContainerCannotRun", "pod pod-0 (rank 0) failed with exit code 127 (ContainerCannotRun)", 127),
@@ -48,9 +48,9 @@ def test_a_job_whose_pods_are_gone_is_reported_by_its_condition():
         (None, "Evicted", "pod pod-0 (rank 0) failed (Evicted)", 1),
     ],
 )
-def test_an_end_is_reported(code, reason, told, exit_code):
+def test_an_end_is_reported(code, reason, message, exit_code):
     error = failure(pod(0, code, reason=reason))
-    assert error.message == told
+    assert error.message == message
     assert isinstance(error, LaunchError) and error.exit_code == exit_code
 
 

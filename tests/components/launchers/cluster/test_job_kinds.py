@@ -1,4 +1,4 @@
-"""Of which kind a new job becomes, and of which a job is."""
+"""Which kind a new job gets, and which kind a job has."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Where a job stands in Kueue's queue, by what Kueue v0.19.2 was seen to write."""
+"""Positions and reasons of jobs in Kueue's queues, as written by Kueue v0.19.2."""
 
 import pytest
 from fake_kueue import PREEMPTED, QUOTA, TOO_LARGE, give_kueue

@@ -1,4 +1,4 @@
-"""The logs of pods: every line once, whatever becomes of the stream; several merged; the progress in them."""
+"""Logs of pods: every line once through broken streams; several logs merged; progress."""
 
 import threading
 import time

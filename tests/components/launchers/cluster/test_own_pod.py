@@ -1,4 +1,4 @@
-"""What a job gets from the pod that starts it."""
+"""What a job inherits from the pod that starts it."""
 
 import pytest
 from fake_api import Fault

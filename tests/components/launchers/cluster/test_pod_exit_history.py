@@ -1,4 +1,4 @@
-"""How pods ended, remembered through streams that break and pods that are gone."""
+"""How pods ended, through broken streams and deleted pods."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Running a job that waits in a queue: what is told, what is given up, and what when it is taken back."""
+"""Jobs that wait in a queue: what is printed, when they are given up, and evictions."""
 
 import itertools
 import re
@@ -45,7 +45,7 @@ def meanwhile(run):
     return begin
 
 
-def told(lines):
+def job_lines(lines):
     return [line for line in lines if line.startswith("job ")]
 
 
@@ -57,7 +57,7 @@ def test_a_suspended_job_waits_for_its_queue_however_long(run, quick, fake_clust
         threading.Timer(2.0, kueue.admit, ["train"]).start()
 
     meanwhile(("position 1 in queue gpus", quota))
-    lines = told(run(quick, kueue_queue="gpus", start_timeout=1))
+    lines = job_lines(run(quick, kueue_queue="gpus", start_timeout=1))
     assert lines[:2] == [
         "job train: suspended, position 1 in queue gpus",
         f"job train: suspended, position 1 in queue gpus: {QUOTA}",
@@ -79,7 +79,7 @@ def test_its_position_is_reported_rarely_and_a_new_reason_at_once(run, backend, 
         kueue.waits("train", "ClusterQueue gpus-of-all is inactive", "Inadmissible")
 
     meanwhile(("position 1 in queue gpus", move), ("is inactive", lambda: kueue.admit("train")))
-    lines = [line for line in told(run(backend, kueue_queue="gpus")) if "suspended" in line]
+    lines = [line for line in job_lines(run(backend, kueue_queue="gpus")) if "suspended" in line]
     assert len(lines) == 3, lines  # Its place is another five times in a second.
     assert QUOTA in lines[1] and lines[2].endswith(
         "position 1 in queue gpus: ClusterQueue gpus-of-all is inactive"
@@ -156,7 +156,7 @@ def test_a_job_that_is_taken_back_resumes_and_that_counts_as_no_restart(
     runs = ("running", lambda: kueue.evict("train"))
     meanwhile(("position 1 in queue", lambda: kueue.admit("train")), runs, again, runs, again, runs, again)
     lines = run(quick, kueue_queue="gpus", backoff=0, start_timeout=5)
-    phases = [line.split()[2].strip(",:") for line in told(lines)]
+    phases = [line.split()[2].strip(",:") for line in job_lines(lines)]
     once = ["suspended", "pending", "running"]
     kept = [phase for phase, _ in itertools.groupby(phases)]
     assert kept[-1] == "succeeded"

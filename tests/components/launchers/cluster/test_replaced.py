@@ -1,4 +1,4 @@
-"""A job that others delete, replace, make anew or have begun: what its launcher says of it."""
+"""Jobs that others delete, replace, recreate or started."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: the job is deleted, first of all and at any moment."""
+"""SIGTERM and SIGINT delete the job first, at any moment."""
 
 import os
 import re

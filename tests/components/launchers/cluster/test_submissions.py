@@ -1,4 +1,4 @@
-"""Jobs made, taken up, replaced and deleted."""
+"""Jobs are created, adopted, replaced and deleted."""
 
 import threading
 import time

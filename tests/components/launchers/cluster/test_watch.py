@@ -1,4 +1,4 @@
-"""Running a job to its end: one test for each thing that goes wrong in launchers."""
+"""Running a job to its end: one test for each failure."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a PyTorchJob and its pods say, read."""
+"""Status of a PyTorchJob and its pods."""
 
 import pytest
 from kinds import check_nodes

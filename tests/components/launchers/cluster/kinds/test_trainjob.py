@@ -1,4 +1,4 @@
-"""What a TrainJob and its pods say, read; and what becomes of it, by the policies that it is sent with."""
+"""Status of a TrainJob and its pods, and the effect of its policies."""
 
 import pytest
 from fake_pod import endless
