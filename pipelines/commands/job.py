@@ -1,11 +1,13 @@
 """`kubedet job VERB`: one training job in a cluster, as its operator handles it."""
 
 import argparse
+import json
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipelines.commands import Commands
@@ -150,7 +152,7 @@ def _list(options: argparse.Namespace) -> int:
         return 0
     statuses = [backend.with_progress(job) for job in backend.list_jobs()]
     if options.output == "json":
-        print(job_tables.as_json(statuses))
+        print(json.dumps([asdict(job) for job in statuses], indent=2))
     elif statuses:
         print(job_tables.jobs(statuses))
     else:
@@ -166,7 +168,7 @@ def _status(options: argparse.Namespace) -> int:
     backend = _backend(options)
     job = backend.with_progress(_existing(backend, options.name))
     if options.output == "json":
-        print(job_tables.as_json(job))
+        print(json.dumps(asdict(job), indent=2))
         return 0
     reasons = []
     if job.phase is Phase.PENDING:

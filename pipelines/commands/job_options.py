@@ -48,7 +48,7 @@ def add_specification(parser: CommandParser) -> None:
     """Declare the description of a job without `--namespace`."""
     parser.takes_command = True
     option(parser, "--spec FILE", "the job's fields as YAML or JSON; - reads stdin")
-    text = "set one field, nested ones with dots: network.profile=rdma; may be given again"
+    text = "set one field, nested ones with dots: network.profile=rdma; may be repeated"
     option(parser, "--set FIELD=VALUE...", text, dest="fields")
     for name in FLAGS:
         metavar = "N" if spec.is_number(name) else name.upper()

@@ -1,8 +1,6 @@
 """Jobs as aligned columns or JSON."""
 
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 
 from components.launchers.backend import JobStatus, PodStatus
@@ -75,12 +73,6 @@ def why(job: JobStatus) -> list[str]:
     repeated = any(text == job.message for _, text in of_pods)
     messages = of_pods if repeated else [(job.name, job.message), *of_pods]
     return [f"{name}: {' '.join(text.split())}" for name, text in messages if text.strip()]
-
-
-def as_json(statuses: JobStatus | Iterable[JobStatus]) -> str:
-    """Return one job as a JSON object, several as a list; the keys are those of JobStatus."""
-    value = asdict(statuses) if isinstance(statuses, JobStatus) else [asdict(job) for job in statuses]
-    return json.dumps(value, indent=2)
 
 
 def age(created: str, now: datetime | None = None) -> str:

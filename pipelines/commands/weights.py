@@ -14,7 +14,7 @@ from trainer.model import recipes
 if TYPE_CHECKING:
     from trainer.weights.weights_mirror import MirroredWeights
 
-_NAMES = "recipes, or weights by name: torchvision:NAME, hf:ORG/NAME, https://...; none: those of all recipes"
+_NAMES = "recipes, or weights: torchvision:NAME, hf:ORG/NAME, https://... (default: those of all recipes)"
 _ROOT = "where data is kept: a folder or e.g. s3://bucket/prefix; weights are in weights/"
 
 
@@ -99,11 +99,10 @@ def _choose(names: list[str]) -> dict[str, list[str]]:
 
 
 def _row(mirrored: "MirroredWeights", needed_by: list[str]) -> dict[str, Any]:
-    files = [
-        {"name": one.name, "bytes": one.size or None, "sha256": one.sha256, "there": mirrored.complete}
-        for one in (mirrored.file,)
-        if one
-    ]
+    file, files = mirrored.file, []
+    if file:
+        there = mirrored.complete
+        files = [{"name": file.name, "bytes": file.size or None, "sha256": file.sha256, "there": there}]
     return {"weights": mirrored.uri, "recipes": needed_by, "complete": mirrored.complete, "files": files}
 
 

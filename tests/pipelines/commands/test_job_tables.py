@@ -1,6 +1,5 @@
 """Jobs as tables, sentences and JSON."""
 
-import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -62,9 +61,3 @@ def test_the_status_of_a_job_lists_its_pods_by_rank():
 )
 def test_an_age_has_two_units(time, text):
     assert job_tables.age(ago(**time), NOW) == text
-
-
-def test_json_holds_every_field():
-    one = json.loads(job_tables.as_json(BIG))
-    assert (one["phase"], one["nodes"], one["pods"][0]["message"]) == ("pending", 2, "no such\n  image")
-    assert [job["name"] for job in json.loads(job_tables.as_json([OLD, BIG]))] == ["older-than-that", "big"]
