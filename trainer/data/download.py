@@ -118,6 +118,7 @@ def finished(planned: RawManifest, config: DataConfig) -> RawManifest | None:
     if manifest is None or manifest.unfetched or fetch.count_absent(manifest):
         return None
     check(manifest, config)
+    logger.info("raw images of %s are there already: %s", manifest.source, manifest.uri)
     return manifest
 
 
@@ -166,26 +167,16 @@ def join(planned: RawManifest, config: DataConfig, partitions: int = 1) -> RawMa
         splits=_fetched_counts(planned, sums["bytes"]),
         problems=problems.cases(),
     )
+    check(manifest, config)
     if manifest == raw_folder.find_manifest(planned):
-        check(manifest, config)
+        logger.info("raw images of %s are there already: %s", manifest.source, manifest.uri)
         return manifest
-    _check(manifest, config)
     manifest.write()
     summary = f" ({problems.summary()})" if problems.counts else ""
     logger.info(
         "raw images of %s: %s in %s%s", manifest.source, _image_counts(manifest), manifest.uri, summary
     )
     return manifest
-
-
-def check(manifest: RawManifest, config: DataConfig) -> None:
-    """Log that raw images exist already, and check them against the present configuration.
-
-    Raises:
-        DataError: more images are missing than `data.max_bad_fraction` allows.
-    """
-    logger.info("raw images of %s are there already: %s", manifest.source, manifest.uri)
-    _check(manifest, config)
 
 
 def _image_counts(raw: RawManifest) -> str:
@@ -206,8 +197,12 @@ def _fetched_counts(planned: RawManifest, sizes: np.ndarray) -> dict[str, SplitC
     return counts
 
 
-def _check(manifest: RawManifest, config: DataConfig) -> None:
-    """Warn about classes without boxes; raise DataError if too many images or boxes are bad."""
+def check(manifest: RawManifest, config: DataConfig) -> None:
+    """Check raw images against the present configuration, and warn about classes without boxes.
+
+    Raises:
+        DataError: more images or boxes are bad than `data.max_bad_fraction` allows, or no image is left.
+    """
     problems = Problems.of(manifest.problems)
     manifest.check(manifest.source, problems, config.max_bad_fraction)
     if "train" not in manifest.splits or not manifest.splits["train"].images:
