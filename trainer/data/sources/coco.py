@@ -1,15 +1,8 @@
-"""COCO data sets: JSON files with their images, and COCO 2017 from its published zips.
+"""COCO data sets: JSON files (https://cocodataset.org/#format-data) with images near them or by their
+`coco_url`.
 
-`CocoSource` reads a COCO JSON (https://cocodataset.org/#format-data): one file, or a folder with one for each
-split. Images are in one of the usual layouts beside the annotations, or are fetched by their `coco_url`.
-Boxes are taken as they are: x, y from the image's top left corner, width and height, in pixels.
-
-`Coco2017Source` reads COCO 2017 (https://cocodataset.org/#download) from its zips:
-
-    coco:2017               from COCO's own server
-    coco:2017,base=URI      from a mirror: a folder with zips/ and annotations/
-
-Images are fetched from the zips one by one, over many connections; the zips are never copied.
+COCO 2017 (https://cocodataset.org/#download) is read from its zips, or from a mirror with zips/ and
+annotations/. Its images are fetched one by one over many connections; the zips are not copied.
 """
 
 import hashlib

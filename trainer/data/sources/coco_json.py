@@ -1,8 +1,4 @@
-"""Reads a COCO JSON of any size: it is parsed as a stream, and sorted by image in a database on disk.
-
-A box is that of the annotation's bbox or of its segmentation: a list of polygons, of which COCO's own boxes
-are the extent, or a run-length encoded mask (RLE), which pycocotools reads.
-"""
+"""Reads a COCO JSON of any size: it is parsed as a stream, and sorted by image in a database on disk."""
 
 import json
 import os

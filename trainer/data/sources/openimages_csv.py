@@ -1,9 +1,8 @@
 """Reads Open Images' CSV files: classes, boxes, verified labels and rotations, a block at a time.
 
-Columns of boxes that are needed: ImageID, LabelName (a MID such as /m/01g317), XMin, XMax, YMin, YMax
-(fractions of the stored image's sides), IsGroupOf (1: one box around many, a crowd). They are found by name:
-the file of train has 21 columns, the others 13. The rows of an image must follow each other, as they do in
-the published files; a file that is not too large is sorted first.
+Boxes need the columns ImageID, LabelName (a MID such as /m/01g317), XMin, XMax, YMin, YMax (fractions of the
+stored image's sides) and IsGroupOf (1: one box around many objects). The rows of an image must follow each
+other, as in the published files; smaller files are sorted first.
 """
 
 import csv

@@ -184,8 +184,7 @@ def test_what_is_no_archive(tmp_path, content):
 
 NOISE = random.Random(0).randbytes(40_000)
 """Content that no packer makes smaller: nearly every byte of an archive is in it."""
-METHODS = {"stored": zipfile.ZIP_STORED, "deflate": zipfile.ZIP_DEFLATED, "bzip2": zipfile.ZIP_BZIP2,
-           "lzma": zipfile.ZIP_LZMA}  # fmt: skip
+METHODS = {"stored": zipfile.ZIP_STORED, "deflate": zipfile.ZIP_DEFLATED, "lzma": zipfile.ZIP_LZMA}
 
 
 @pytest.fixture
@@ -207,7 +206,7 @@ def packed(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("form", ["tar.gz", "tar.bz2", "tar.xz", *(f"zip {way}" for way in METHODS)])
+@pytest.mark.parametrize("form", ["tar.gz", "tar.bz2", *(f"zip {way}" for way in METHODS)])
 @pytest.mark.parametrize("place", [0.3, 0.9])
 def test_a_byte_that_is_another_one_is_told_in_every_way_of_packing(form, place, packed):
     archive = packed(form)
@@ -222,7 +221,7 @@ def test_a_byte_that_is_another_one_is_told_in_every_way_of_packing(form, place,
     assert caught.value.fix == "pack or fetch it again"
 
 
-@pytest.mark.parametrize("form", ["tar.gz", "tar.bz2", "tar.xz", "zip deflate"])
+@pytest.mark.parametrize("form", ["tar.gz", "zip deflate"])
 def test_one_that_ends_early_is_told_in_every_way_of_packing(form, packed):
     archive = packed(form)
     archive.write_bytes(archive.read_bytes()[:20_000])
@@ -299,10 +298,9 @@ def test_inspect_says_how_it_read_a_path_and_what_to_train_on(make_set, capsys):
         ("voc", "VOC: train of train; val of val"),
         ("yolo", "YOLO, by data.yaml: train of train; val of val"),
     ):
-        folder = make_set(kind)
-        for path in (folder, pack(folder, "zip")):
-            assert cli.main(["data", "inspect", str(path)]) == 0
-            out = capsys.readouterr().out
-            assert f"read as {words}" in out.replace("\n", " ")
-            assert f"kubedet run --source {kind}:{path} --recipe small" in out
+        path = pack(make_set(kind), "zip")
+        assert cli.main(["data", "inspect", str(path)]) == 0
+        out = capsys.readouterr().out
+        assert f"read as {words}" in out.replace("\n", " ")
+        assert f"kubedet run --source {kind}:{path} --recipe small" in out
     assert reasons.IMAGE_WITHOUT_ANNOTATION not in out
