@@ -22,6 +22,5 @@ def trial(
     from components import steps
 
     search = (steps.manifest(shards), study, recipe, overrides, space, data_root, trials)
-    return steps.run(
-        "trial", "operations.tuning.search:train_trial", search, number, gpus, secret=credentials
-    )
+    arguments = (search, number, gpus)
+    return steps.run("trial", "operations.tuning.search:train_trial", *arguments, secret=credentials)
