@@ -61,9 +61,8 @@ def build(
         without: keys and file names of excluded images.
 
     Raises:
-        DataError: unknown class names, no training images, no box at all, too many unusable boxes, or an
-        error
-            of `trainer.data.plausibility`.
+        DataError: unknown class names, no training images, no box at all, too many unusable boxes, or
+            implausible annotations (see `trainer.data.plausibility`).
         StorageError: the folder cannot be written.
     """
     listing = merged(listing) if config.merge_classes else listing
