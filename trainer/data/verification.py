@@ -28,10 +28,9 @@ from trainer.data import download, fetch, raw_folder
 from trainer.data.data_views import RawImages, Shards, open_view
 from trainer.data.decoding import decode
 from trainer.data.samples import RawRow
-from trainer.data.shard_folder import INDEX, note, read_index, read_known, read_sidecar
+from trainer.data.shard_folder import INDEX, note, read_index, read_sidecar
 from trainer.data.shard_index import ShardDataset, data_root_of, parse_sample
 from trainer.data.shards import shard
-from trainer.storage import records
 
 _LOG = logging.getLogger("data")
 _BLOCK = 1024 * 1024
@@ -122,28 +121,25 @@ def _verify_shards(view: Shards, threads: int) -> Iterator[_Part]:
     tasks = [(dataset, shard) for dataset in datasets for shard in range(len(dataset.shards))]
     workers = threads or worker_pool.available_cores()
     shards = worker_pool.run(_verify_shard, tasks, workers, processes=False)
-    return chain(unread, shards, (_verify_truth(view, split) for split in view.splits if split != "train"))
+    truths = (_verify_truth(dataset) for dataset in datasets if dataset.split != "train")
+    return chain(unread, shards, truths)
 
 
-def _verify_truth(view: Shards, split: str) -> _Part:
+def _verify_truth(dataset: ShardDataset) -> _Part:
     """Compare the ground truth of an evaluated split with the index."""
-    name = f"annotations/{split}.json"
+    name = f"annotations/{dataset.split}.json"
     try:
-        truth = records.decode(name, read_known(view.uri, name, view.index.files.get(name)))
-        images, boxes = len(truth["images"]), len(truth["annotations"])
+        truth = dataset.annotations()
     except ResourceError:
         raise
-    except StorageError as error:
+    except (StorageError, DataError) as error:
         return _Part(name, [error.message])
-    except (KeyError, TypeError):
-        return _Part(name, [f"{name}: no lists of images and annotations"])
-    listed = view.index.splits[split]
+    images, boxes = len(truth["images"]), len(truth["annotations"])
+    listed = dataset.index.splits[dataset.split]
     if (images, boxes) == (listed.samples, listed.boxes):
         return _Part(name, [])
-    return _Part(
-        name,
-        [f"{name}: {images:,} images with {boxes:,} boxes, not {listed.samples:,} with {listed.boxes:,}"],
-    )
+    expected = f"{listed.samples:,} with {listed.boxes:,}"
+    return _Part(name, [f"{name}: {images:,} images with {boxes:,} boxes, not {expected}"])
 
 
 def _verify_shard(task: tuple[ShardDataset, int]) -> _Part:
