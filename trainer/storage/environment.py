@@ -1,21 +1,7 @@
 """Settings of servers from environment variables: addresses, keys, proxies, certificates; and patience.
 
-    s3://     AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL (else Amazon's), AWS_REGION or AWS_DEFAULT_REGION,
-              AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN
-    minio://  MINIO_ENDPOINT (http unless it says https:// or MINIO_SECURE is true), MINIO_REGION,
-              MINIO_ACCESS_KEY, MINIO_SECRET_KEY; the AWS_ variables are the defaults
-    gs://     GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS (files), GOOGLE_SERVICE_ACCOUNT_KEY
-              (JSON), GOOGLE_BEARER_TOKEN, GOOGLE_SKIP_SIGNATURE, GOOGLE_BASE_URL; else gcloud's login or
-              GKE's workload identity
-    az://     AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN or
-              AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET or AZURE_FEDERATED_TOKEN_FILE;
-              AZURE_STORAGE_ENDPOINT, AZURE_STORAGE_USE_EMULATOR, AZURE_SKIP_SIGNATURE
-    https://  HF_TOKEN, sent only to the Hugging Face hub, whose address HF_ENDPOINT may name (hub.py)
-    all       AWS_CA_BUNDLE, SSL_CERT_FILE or REQUESTS_CA_BUNDLE; HTTP_PROXY, HTTPS_PROXY, NO_PROXY
-
-Without keys, s3:// and minio:// use a pod's role (AWS_WEB_IDENTITY_TOKEN_FILE,
-AWS_CONTAINER_CREDENTIALS_RELATIVE_URI or _FULL_URI), else the credentials file of the AWS tools
-(AWS_SHARED_CREDENTIALS_FILE, AWS_PROFILE), else they are anonymous. AWS_SKIP_SIGNATURE=true makes them so.
+docs/data.md lists the variables of each scheme. Without keys, s3:// and minio:// use a pod's role, else the
+credentials file of the AWS tools, else they are anonymous. obstore reads the variables of gs:// and az://.
 """
 
 import os

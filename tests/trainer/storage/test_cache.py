@@ -124,13 +124,6 @@ def test_the_callers_folder_keeps_all_and_holds_nothing(server, folder, tmp_path
     assert (tmp_path / "mine").stat().st_mode & 0o077 == 0
 
 
-def test_a_folder_that_cannot_be_written_is_named(server, folder):
-    folder.touch()
-    with pytest.raises(StorageError, match=f"cannot write {folder}") as caught:
-        storage.local_copy(f"{server[0]}/1")
-    assert caught.value.fix
-
-
 def test_settings_of_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv(FOLDER, str(tmp_path))
     monkeypatch.setenv(LIMIT, "1.5")
@@ -185,20 +178,6 @@ def test_needed_copies_exceed_the_limit_and_are_the_first_to_go(tmp_path):
     add(copies, NAMES[0], needed=True)
     add(copies, NAMES[1], needed=True)
     assert [path.name for path in tmp_path.glob("*.tar")] == [NAMES[1]]
-
-
-def test_a_copy_that_is_evicted_while_it_is_opened_is_none(monkeypatch, tmp_path):
-    copies = Copies(tmp_path, 10**6)
-    add(copies, NAMES[0])
-    flock = cache.fcntl.flock
-
-    def evicted(descriptor, kind):
-        copies.path(NAMES[0]).unlink()
-        flock(descriptor, kind)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(cache.fcntl, "flock", evicted)
-        assert copies.open(NAMES[0], 1000) is None
 
 
 def test_a_failed_write_leaves_nothing(tmp_path):

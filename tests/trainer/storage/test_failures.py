@@ -1,7 +1,6 @@
 """What a user reads when a server or a network refuses."""
 
 import http.server
-import socket
 import ssl
 import threading
 import time
@@ -96,20 +95,6 @@ def test_a_server_that_is_not_there(proxy, monkeypatch, hurried):
     error = at(monkeypatch, "http://127.0.0.1:9")
     assert "does not take connections (Connection refused)" in error.message
     assert "port" in error.fix
-
-
-@pytest.mark.slow
-def test_a_server_that_is_silent_from_the_start(proxy, monkeypatch, hurried):
-    hurried(total=60)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        error = at(monkeypatch, f"http://127.0.0.1:{server.getsockname()[1]}")
-    assert "silent" in error.message
-
-
-def test_https_where_the_server_speaks_http(proxy, monkeypatch, hurried):
-    hurried(total=60, first=60)
-    error = at(monkeypatch, proxy.url.replace("http:", "https:"))
-    assert "no trusted connection" in error.message and "http://" in error.fix
 
 
 @pytest.fixture(scope="module")

@@ -195,10 +195,9 @@ def test_a_child_that_was_forked_after_a_read_gets_an_error(bucket):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "key", ["x", "a b/é+~'(1).jpg", "a=1/b=2.json", "p&q?r#s", "a!*;:@,$.x", "ü/%41", "quote'\"<>^`{|}"]
-)
-def test_keys_of_all_kinds(any_store, key):
-    storage.write_bytes(f"{any_store}/{key}", key.encode())
-    assert storage.read_bytes(f"{any_store}/{key}") == key.encode()
-    assert storage.list_files(any_store) == [key]
+def test_keys_of_all_kinds(any_store):
+    keys = ["x", "a b/é+~'(1).jpg", "a=1/b=2.json", "p&q?r#s", "a!*;:@,$.x", "ü/%41", "quote'\"<>^`{|}"]
+    for key in keys:
+        storage.write_bytes(f"{any_store}/{key}", key.encode())
+        assert storage.read_bytes(f"{any_store}/{key}") == key.encode()
+    assert storage.list_files(any_store) == sorted(keys)

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import pytest
 from prepared_server import Server
 
-from pipelines import cli
 from trainer import storage
 from trainer.storage import failures, url_policy, web
 from trainer.storage.url_policy import Refused, UrlPolicy
@@ -54,13 +53,6 @@ def test_many_that_are_no_circle_are_too_many(server):
     server.answers = [redirect(server.url.replace("/x", f"/{number}")) for number in range(60)]
     with pytest.raises(failures.RedirectLoop, match=r"/0 -> .*/1 -> "):
         storage.read_within(server.url, UrlPolicy((server.url,)))
-
-
-def test_a_command_ends_with_it(server, capsys):
-    server.answers = [redirect(server.url.replace("/x", "/x.json"))]
-    assert cli.main(["data", "inspect", f"coco:{server.url}.json"]) == 2
-    message = capsys.readouterr().err
-    assert "redirected without end" in message and "fix: " in message
 
 
 @pytest.fixture

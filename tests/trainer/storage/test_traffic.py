@@ -54,12 +54,6 @@ def test_what_is_written_and_read_back(bucket, counted, size):
     assert counted() == (size, size)
 
 
-def test_local_files_are_not_counted(counted, tmp_path):
-    storage.write_bytes(str(tmp_path / "x"), b"x" * 1000)
-    assert storage.read_bytes(str(tmp_path / "x")) == b"x" * 1000
-    assert counted() == (0, 0)
-
-
 def test_a_killed_process_and_a_forked_child_count_too(bucket, counted):
     (bucket / "small").write_bytes(b"x" * 1000)
     program = (
@@ -83,11 +77,3 @@ def test_no_count_of_a_thread_is_lost(counted):
 
     at_once(*[add] * 8)
     assert counted() == (16_000, 0)
-
-
-def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
-    monkeypatch.setenv(traffic.FOLDER, str(tmp_path / "gone"))
-    traffic._counters.clear()
-    traffic.read(10)
-    assert not (tmp_path / "gone").exists()
-    traffic.count_in(None)

@@ -1,9 +1,7 @@
 """Web servers of all kinds."""
 
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from prepared_server import PLAIN, Server
@@ -23,17 +21,6 @@ CLOSED = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhell
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
 TO_THE_END = b"HTTP/1.1 200 OK\r\n\r\nhello"
 BUSY = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"
-
-
-def test_threads_have_connections_of_their_own_and_keep_them(server):
-    server.together = threading.Barrier(3)
-    with ThreadPoolExecutor(3) as threads:
-        answers = list(threads.map(lambda _: storage.read_bytes(server.url), range(3)))
-    server.together = None
-    assert answers == [b"hello"] * 3
-    for _ in range(3):
-        storage.read_bytes(server.url)
-    assert server.connections == 3
 
 
 @pytest.mark.parametrize("answer", [CHUNKED, TO_THE_END])
