@@ -36,23 +36,32 @@ class Location:
     def __init__(self, uri: str) -> None:
         check_place(uri)
         kind, bucket = scheme(uri), uri.partition("://")[2].partition("/")[0]
-        waits = environment.RETRIES
-        options: dict[str, Any] = {}
+        settings = None
         if kind in CLOUDS:
             self.server = environment.cloud_url(kind)
-            trial = _store(kind, bucket, self.server, (2.0, 5.0, 5.0), options)
-            _wait_for(self.server, uri)
-            _check_credentials(trial, kind)
         else:
             settings = environment.settings(kind)
             environment.client(settings)  # Reports settings that cannot be used.
             self.server = settings.url
-            _wait_for(self.server, uri)
-            options = _s3_options(settings, bucket)
-        self.reader = _store(
-            kind, bucket, self.server, (waits.silence, waits.total / 2, waits.total), options
-        )
-        self.writer = _store(kind, bucket, self.server, (waits.total, 86_400.0, waits.total), options)
+        _wait_for(self.server, uri)
+        options, waits = _s3_options(settings, bucket) if settings else {}, environment.RETRIES
+        short, long = (waits.silence, waits.total / 2, waits.total), (waits.total, 86_400.0, waits.total)
+        self.reader = _store(kind, bucket, self.server, short, options)
+        self.writer = _store(kind, bucket, self.server, long, options)
+        if kind in CLOUDS:
+            self._check_credentials(uri)
+
+    def _check_credentials(self, uri: str) -> None:
+        """Refuse missing credentials soon: obstore waits for minutes for a missing metadata server."""
+        with DaemonThreadPool(1, "credentials") as thread:
+            try:
+                thread.submit(obstore.head, self.reader, "kubedet").result(timeout=_CREDENTIAL_SECONDS)
+            except FileNotFoundError:
+                pass
+            except Exception as error:
+                if not failures.status_of(error):
+                    problem = web.problem_of(self.server, uri, 5.0, 5.0)
+                    raise problem or _no_credentials(scheme(uri), error) from error
 
 
 def _store(
@@ -92,23 +101,9 @@ def _store(
         raise _no_credentials(kind, error) from error
 
 
-def _check_credentials(trial: ObjectStore, kind: str) -> None:
-    """Refuse missing credentials soon: obstore waits for minutes for a missing metadata server."""
-    with DaemonThreadPool(1, "credentials") as thread:
-        try:
-            thread.submit(obstore.head, trial, "kubedet").result(timeout=_CREDENTIAL_SECONDS)
-        except FileNotFoundError:
-            pass
-        except Exception as error:
-            if not failures.status_of(error):
-                raise _no_credentials(kind, error) from error
-
-
 def _no_credentials(kind: str, error: BaseException) -> StorageError:
-    reason = str(error).partition("\n")[0].strip()[:300]
-    return StorageError(
-        f"cannot use {kind}://: {reason or 'nothing answers for credentials'}", fix=environment.IDENTITY[kind]
-    )
+    reason = str(error).partition("\n")[0].strip()[:300] or "no server gives credentials"
+    return StorageError(f"cannot use {kind}://: {reason}", fix=environment.IDENTITY[kind])
 
 
 def _s3_options(settings: environment.Settings, bucket: str) -> dict[str, Any]:

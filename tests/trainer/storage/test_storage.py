@@ -8,7 +8,6 @@ import pytest
 
 from trainer import storage
 from trainer.base.errors import StorageError
-from trainer.storage import records
 
 
 def everything_under(folder: Path) -> list[str]:
@@ -45,15 +44,6 @@ def test_local_round_trip(tmp_path):
     storage.delete(uri)
     storage.delete(uri)
     assert not storage.exists(uri)
-
-
-def test_written_files_have_the_mode_of_the_umask(tmp_path):
-    before = os.umask(0o022)
-    try:
-        storage.write_bytes(str(tmp_path / "x"), b"1")
-    finally:
-        os.umask(before)
-    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o644
 
 
 @pytest.mark.parametrize("action", [storage.read_bytes, storage.size, storage.local_copy, storage.read_json])
@@ -102,24 +92,6 @@ def test_stale_temporary_files_are_removed_and_fresh_ones_left(tmp_path):
     storage.remove_stale(str(tmp_path))
     assert everything_under(tmp_path) == [".b.1-x.tmp"]
     assert storage.list_files(str(tmp_path)) == []
-
-
-def test_object_store_round_trip(bucket, tmp_path):
-    uri = "s3://bucket/data/x y+é.json"
-    storage.write_json(uri, {"a": 1})
-    assert (bucket / "data" / "x y+é.json").read_bytes() == records.encode({"a": 1})
-    assert storage.exists(uri)
-    assert storage.read_json(uri) == {"a": 1}
-    assert storage.size(uri) == len(records.encode({"a": 1}))
-    (tmp_path / "big").write_bytes(os.urandom(300_000))
-    storage.upload(tmp_path / "big", "s3://bucket/data/deep/big")
-    assert storage.list_files("s3://bucket/data") == ["deep/big", "x y+é.json"]
-    assert list(storage.list_states("s3://bucket/data")) == ["x y+é.json"]
-    assert storage.list_files("s3://bucket/dat") == []
-    copy = storage.local_copy("s3://bucket/data/deep/big", tmp_path / "cache")
-    assert copy.read_bytes() == (tmp_path / "big").read_bytes()
-    storage.delete(uri)
-    assert not storage.exists(uri)
 
 
 def test_object_store_errors_name_the_object_and_the_remedy(bucket, monkeypatch):
