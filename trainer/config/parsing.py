@@ -203,7 +203,7 @@ def with_overrides(config: Config, overrides: dict[str, Any], *, where: str = "o
 
     Raises:
         ConfigError: naming every key that does not exist (with similar ones) and every value that does not
-        fit.
+            fit.
     """
     tree = asdict(config)
     name = overrides.get(_ARCHITECTURE, config.model.architecture)
