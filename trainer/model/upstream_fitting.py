@@ -92,15 +92,11 @@ def differences(
     `wrong` has the shapes in the file and in the model; `missing` is only in the model, `foreign` only in
     the file.
     """
-    lines = [
-        f"{name}: {_shape(given)} in the file, {_shape(expected)} in the model"
-        for name, (given, expected) in sorted(wrong.items())
-    ]
+    lines = []
+    for name, shapes in sorted(wrong.items()):
+        given, expected = ("x".join(map(str, sides)) or "scalar" for sides in shapes)
+        lines.append(f"{name}: {given} in the file, {expected} in the model")
     lines += [f"{name}: missing" for name in sorted(missing)]
     lines += [f"{name}: not in the model" for name in sorted(foreign)]
     more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
     return "\n  ".join(lines[:_SHOWN] + more)
-
-
-def _shape(sides: Sequence[int]) -> str:
-    return "x".join(map(str, sides)) or "scalar"

@@ -3,10 +3,9 @@
 This module selects the queries, adds denoising queries and decodes the detections.
 """
 
-import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -51,6 +50,10 @@ from trainer.model.deployment import Graph
 from trainer.model.global_batch import Part
 from trainer.model.postprocess import Detections
 from trainer.model.upstream_fitting import COUNTER, differences
+
+# Its reports and progress bars repeat our messages.
+library_logging.set_verbosity_error()
+library_logging.disable_progress_bar()
 
 _LABEL_NOISE, _BOX_NOISE = 0.5, 1.0
 """Noise of denoising queries; see `denoising`."""
@@ -284,11 +287,10 @@ class Detr(Architecture):
                 for name, value in state.items()
                 if not name.startswith(_CLASSIFIER)
             }
-        with _quiet():
-            whole, report = self.upstream.from_pretrained(
-                None, config=self.library_config, state_dict=state,
-                output_loading_info=True, ignore_mismatched_sizes=True,
-            )  # fmt: skip
+        whole, report = self.upstream.from_pretrained(
+            None, config=self.library_config, state_dict=state,
+            output_loading_info=True, ignore_mismatched_sizes=True,
+        )  # fmt: skip
         inner: dict[str, Tensor] = whole.model.state_dict()
         replaced = {name.removeprefix(_INNER): shapes for name, *shapes in report["mismatched_keys"]}
         missing = {name.removeprefix(_INNER) for name in report["missing_keys"]}
@@ -319,7 +321,7 @@ class Detr(Architecture):
         whole.model.load_state_dict(self.model.state_dict())
         whole.config.id2label = dict(enumerate(names))
         whole.config.label2id = {name: label for label, name in enumerate(names)}
-        with temporary_folder() as temporary, _quiet():
+        with temporary_folder() as temporary:
             whole.save_pretrained(temporary)
             state = safetensors.torch.load_file(temporary / "model.safetensors")
             files = {"config.json": (temporary / "config.json").read_bytes()}
@@ -505,16 +507,3 @@ def _library_name(name: str) -> str:
         for pattern, replacement in _RENAMED:
             name = pattern.sub(replacement, name)
     return name
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide transformers' progress bars and reports."""
-    level = library_logging.get_verbosity()
-    library_logging.set_verbosity_error()
-    library_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        library_logging.set_verbosity(level)
-        library_logging.enable_progress_bar()
