@@ -44,13 +44,6 @@ def test_what_is_chosen_takes_no_longer_than_asked_for(recipe, rate, minutes):
     assert plan.train.validate_every * 2 <= plan.train.epochs >= plan.loader.plain_epochs * 2
 
 
-def test_a_slow_machine_has_smaller_images_before_it_has_few_epochs():
-    fast, slow, slowest = (choose(SMALL, {}, PHOTOGRAPHS, 2, machine(rate))[0] for rate in (25, 4.5, 0.1))
-    assert (fast.loader.image_size, fast.train.epochs) == (320, 45)
-    assert slow.loader.image_size == 256 and 27 <= slow.train.epochs < 45
-    assert (slowest.loader.image_size, slowest.train.epochs) == (192, 5)
-
-
 def test_few_images_are_seen_more_often_in_smaller_batches():
     few, fewest, many = (
         choose(SMALL, {}, Images(count, 20), 2, machine(1000.0))[0].train for count in (60, 6, 6000)

@@ -281,14 +281,6 @@ def test_a_queue_that_takes_jobs_of_both_kinds_is_well_and_nothing_is_made(queue
     assert posts and all("dryRun=All" in seen.path for seen in posts)
 
 
-def test_a_queue_that_takes_nothing_says_why(queue, fake_cluster):
-    give_kueue(fake_cluster).queue("gpus", active=False, message="Can't submit new workloads to clusterQueue")
-    finding = queue()["queue gpus"]
-    assert finding.state == "missing"
-    assert "ClusterQueueIsInactive: Can't submit new workloads to clusterQueue" in finding.detail
-    assert "stopPolicy" in finding.fix
-
-
 def test_a_kind_that_no_integration_serves_is_told_with_the_other(queue, fake_cluster):
     give_kueue(fake_cluster, serves=[TRAIN])
     finding = queue()["PyTorchJobs in Kueue"]
@@ -328,16 +320,3 @@ def test_every_pod_is_looked_into(two_pods, monkeypatch):
     assert list(doctor.check_pods(two_pods, "two", machine.Needs(gpus=8))) == [
         Check(f"{pod}: GPUs", "missing", "0 of 8", "ask for them") for pod in ("two-master-0", "two-worker-0")
     ]
-
-
-@pytest.mark.parametrize(
-    ("command", "detail"),
-    [
-        (["echo", "python: No module named trainer"], "`python -m trainer doctor` does not work in it"),
-        (["nonsense"], "cannot run nonsense"),
-    ],
-)
-def test_an_image_without_the_trainer_is_told(two_pods, monkeypatch, command, detail):
-    monkeypatch.setattr(doctor, "_command", lambda needs: command)
-    checks = list(doctor.check_pods(two_pods, "two", machine.Needs()))
-    assert [check.state for check in checks] == ["missing"] * 2 and detail in checks[0].detail

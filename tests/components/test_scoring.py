@@ -8,7 +8,6 @@ import pytest
 from components import environment, scoring
 from components.scoring import judge, score
 from trainer import storage
-from trainer.base.errors import EvaluationError
 from trainer.config import parsing
 from trainer.launching.usage import Record
 from trainer.model import recipes
@@ -46,11 +45,6 @@ def test_rules_of_all_kinds(trained, tmp_path, rules, word):
     record = storage.read_json(str(tmp_path / "evaluation" / "gate.json"))
     assert record["passed"] == (word == "pass") and record["reason"] == decided["reason"]
     assert decided["verdict"] == word
-
-
-def test_a_class_that_there_is_not(trained, tmp_path):
-    with pytest.raises(EvaluationError, match="unknown class"):
-        judge(trained, METRICS, "AP[dog] >= 0.1")
 
 
 def test_what_people_see_and_metrics_that_do_not_exist(trained, tmp_path, monkeypatch):

@@ -74,13 +74,6 @@ def test_where_there_are_none_a_line_says_so_and_it_trains_from_scratch(weights_
     assert chosen("small", {}, str(tmp_path)) == {}
 
 
-def test_a_damaged_file_of_the_mirror_is_not_trained_from(weights_server, offered, tmp_path):
-    secure("small", {}, str(tmp_path))
-    (tmp_path / "weights" / "torchvision" / offered).write_bytes(b"damaged")
-    weights_server.files.clear()
-    assert chosen("small", {}, str(tmp_path)) == {}
-
-
 def test_nobody_waits_long_for_a_silent_server(tmp_path, monkeypatch):
     monkeypatch.setattr(weights_mirror, "ANSWER_SECONDS", 0.2)
     monkeypatch.setenv("TORCH_HOME", "/nonexistent")

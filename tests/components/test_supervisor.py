@@ -83,12 +83,6 @@ def test_tries_come_to_an_end_with_what_the_last_one_said(tmp_path, last, error,
     assert "step_memory" in caught.value.fix or error is StorageError
 
 
-def test_after_a_while_without_trouble_counting_begins_anew(tmp_path):
-    work = Work(tmp_path, away, away, away, away, away, made)
-    steady = Patience(tries=2, first_wait=0.0, longest_wait=0.0, steady=0.0)
-    assert supervisor.run("prepare", work, steady) == {"images": 3}
-
-
 @pytest.mark.parametrize(
     ("env", "tries"),
     [({}, 1), ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, 5), ({supervisor.TRIES: "3"}, 3)],

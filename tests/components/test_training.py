@@ -7,9 +7,9 @@ from bundles import make_bundle
 from small_index import index
 
 from components.jobs import Request
-from components.training import folder_of, prepare, result
+from components.training import folder_of, prepare
 from trainer import __main__
-from trainer.base.errors import ConfigError, DamagedError, DataError, EvaluationError, LaunchError
+from trainer.base.errors import ConfigError, DamagedError, DataError, EvaluationError
 from trainer.config import parsing
 from trainer.export import published_models
 
@@ -130,8 +130,3 @@ def test_a_run_has_a_folder_of_its_own(tmp_path):
     assert folder_of("s3://other/x", "s3://bucket/root", versioned, "r1") == "s3://other/x"
     with pytest.raises(ConfigError, match="macro"):
         folder_of("s3://other/[[ScheduledTime]]", "s3://bucket/root", versioned, "r1")
-
-
-def test_a_training_without_a_result_is_an_error(tmp_path):
-    with pytest.raises(LaunchError, match="without a result"):
-        result("/shards", str(tmp_path))
