@@ -27,7 +27,7 @@ from trainer.data.samples import AnnotatedImage, Annotation
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluation.evaluate import DriftRequest
 from trainer.evaluation.metrics import DRIFT
-from trainer.report.figures import GRID, SERIES, TEXT, Plot, as_plot, bars, figure, render
+from trainer.report.figures import SERIES, as_plot, bars, render
 from trainer.training import checkpoint
 
 RECORD, PAGE = "drift.json", "drift.html"
@@ -431,7 +431,7 @@ def page(drift: Drift) -> str:
         (drift.classes[place], *drift.shares[:, place].tolist(), float(changes[place]))
         for place in np.argsort(-np.abs(changes), kind="stable")
     ]
-    plots = [_plot_distances(drift)]
+    plots = []
     if classes:
         names, one, other, _ = zip(*classes[:_CLASSES], strict=True)
         drawn, _ = bars("share of the boxes", names, one, other)
@@ -446,23 +446,3 @@ def page(drift: Drift) -> str:
         missing=[DRIFT[name] for name in DRIFT if name not in drift.shifts],
         sure=[DRIFT[name] for name, shift in drift.shifts.items() if shift.sure],
     )  # fmt: skip
-
-
-def _plot_distances(drift: Drift) -> Plot:
-    """Each distance with its interval, beside the distances by chance."""
-    drawn, axes = figure("distance, 0 to 1", "")
-    shifts = list(drift.shifts.values())
-    places = np.arange(len(shifts))[::-1]
-    axes.barh(places, [shift.chance for shift in shifts], color=GRID, height=0.7)
-    for place, shift in zip(places, shifts, strict=True):
-        axes.plot([shift.low, shift.high], [place, place], color=TEXT, linewidth=1.4)
-        axes.plot([shift.value], [place], color=SERIES[1 if shift.sure else 0], marker="o", markersize=6)
-    axes.set_yticks(places, [name.removeprefix("drift/").replace("_", " ") for name in drift.shifts])
-    axes.grid(axis="y", visible=False)
-    axes.set_xlim(0, max(0.2, *(1.1 * max(shift.high, shift.chance) for shift in shifts)))
-    axes.locator_params(axis="x", nbins=5)
-    legend = (
-        (SERIES[1], "more than chance"), (SERIES[0], "may be chance"), (TEXT, "95 % interval"),
-        (GRID, "95 % of distances by chance"),
-    )  # fmt: skip
-    return as_plot("How far apart", drawn, legend)

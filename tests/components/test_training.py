@@ -44,7 +44,7 @@ def test_a_configuration_that_was_changed_is_refused_and_written_anew(indexed, t
         path.write_text(text.replace('"seed": 0', '"seed": 8'))
         with pytest.raises(DamagedError, match=r"config\.json is damaged: its sha256 is") as caught:
             parsing.read(str(path))
-        assert "takes its last key, file_sha256, out" in caught.value.fix
+        assert "file_sha256" in caught.value.fix
     by_hand = json.loads(path.read_text())
     del by_hand["file_sha256"]
     path.write_text(json.dumps(by_hand))

@@ -84,7 +84,7 @@ def test_the_page_and_the_record_hold_every_distance(sets, tmp_path):
     assert all(name in page for name in drift.metrics) and "://" not in page.replace("http://www.w3.org", "")
     assert "More than chance moved:" in page and DRIFT["drift/classes"] in page
     assert "Not measured: features of a detector&#39;s backbone" in page
-    assert page.count("<figure>") == 2
+    assert page.count("<figure>") == 1
 
 
 RANDOM = np.random.default_rng(7)
