@@ -59,11 +59,14 @@ def total(folder: Path) -> Moved:
 
 
 def _add(read: int, written: int) -> None:
-    with _lock:
-        if not _counters:
-            _counters.append(_new_counter())
+    try:
         counter = _counters[0]
-        if counter is not None:
+    except IndexError:
+        with _lock:
+            counter = _counters[0] if _counters else _new_counter()
+            _counters[:] = [counter]
+    if counter is not None:
+        with _lock:
             before = _PAIR.unpack_from(counter)
             _PAIR.pack_into(counter, 0, before[0] + read, before[1] + written)
 
