@@ -49,7 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as local:
         folder = options.folder or local
         log = TrainingLog(folder, 0)
-        recorder = Recorder(config, folder, log, {})
+        recorder = Recorder(config, folder, log, None)
         stalls: list[float] = []
 
         def plain() -> None:

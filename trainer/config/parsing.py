@@ -14,7 +14,7 @@ from trainer.base.errors import ConfigError
 from trainer.base.safe_text import Unbounded, json_value
 from trainer.config import architectures
 from trainer.config.schema import Config, ModelConfig
-from trainer.config.types import NO_WEIGHTS, URI_CHECK
+from trainer.config.types import NO_WEIGHTS, URI_CHECK, Overrides
 from trainer.storage import check_place, records
 
 _ADAPTER = TypeAdapter(Config)
@@ -173,7 +173,7 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def parse_overrides(texts: Sequence[str], option: str = "--set") -> dict[str, Any]:
+def parse_overrides(texts: Sequence[str], option: str = "--set") -> Overrides:
     """Parse the `key=value` texts of a command-line option; see `parse_value`.
 
     Raises:
@@ -195,7 +195,7 @@ def parse_overrides(texts: Sequence[str], option: str = "--set") -> dict[str, An
     return values
 
 
-def with_overrides(config: Config, overrides: dict[str, Any], *, where: str = "overrides") -> Config:
+def with_overrides(config: Config, overrides: Overrides, *, where: str = "overrides") -> Config:
     """Return the configuration with dotted keys replaced, e.g. {"train.lr": 0.02}.
 
     Another `model.architecture` resets its whole section to its defaults, and `model.weights=none` trains all

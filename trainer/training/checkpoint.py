@@ -50,11 +50,15 @@ _MAY_CHANGE = {
 """Sections and keys that a resumed run may change. Of the batch only the global batch is compared."""
 
 
+State = dict[str, Any]
+"""Content of a checkpoint, in types that torch.load reads safely: `TrainState.state_dict` and more."""
+
+
 class DamagedCheckpoint(CheckpointError):
     """A checkpoint whose bytes have changed; the one before it may be valid."""
 
 
-def write(state: dict[str, Any], uri: str) -> None:
+def write(state: State, uri: str) -> None:
     """Write a checkpoint atomically.
 
     Raises:
@@ -69,7 +73,7 @@ def write(state: dict[str, Any], uri: str) -> None:
     storage.write_bytes(uri, buffer.getvalue(), confirm=True)
 
 
-def write_step(state: dict[str, Any], folder: str, step: int, keep: int) -> None:
+def write_step(state: State, folder: str, step: int, keep: int) -> None:
     """Write the checkpoint of a step and delete all but the newest `keep`."""
     write(state, _uri(folder, step))
     for name in _steps(folder)[:-keep]:
@@ -81,7 +85,7 @@ def epoch_uri(folder: str, epoch: int) -> str:
     return storage.join(folder, f"epoch-{epoch:03d}{_SUFFIX}")
 
 
-def read_step(folder: str, step: int) -> dict[str, Any]:
+def read_step(folder: str, step: int) -> State:
     """Read the checkpoint of one step; see `read`."""
     return read(_uri(folder, step))
 
@@ -90,7 +94,7 @@ def _uri(folder: str, step: int) -> str:
     return storage.join(folder, f"{_PREFIX}{step:08d}{_SUFFIX}")
 
 
-def read(uri: str) -> dict[str, Any]:
+def read(uri: str) -> State:
     """Read a checkpoint onto the CPU.
 
     Raises:
@@ -172,7 +176,7 @@ def _check_seal(path: Path, uri: str) -> bool | None:
     return True
 
 
-def read_latest(folder: str) -> dict[str, Any] | None:
+def read_latest(folder: str) -> State | None:
     """Read the newest valid checkpoint of a folder; None if it contains none at all.
 
     Raises:
@@ -198,7 +202,7 @@ def _steps(folder: str) -> list[str]:
     return sorted(name for name in names if name.startswith(_PREFIX) and name.endswith(_SUFFIX))
 
 
-def check_same_run(state: dict[str, Any], config: Config, fingerprint: str, global_batch: int) -> None:
+def check_same_run(state: State, config: Config, fingerprint: str, global_batch: int) -> None:
     """Check that a checkpoint belongs to this configuration and data.
 
     Raises:
@@ -219,7 +223,7 @@ def check_same_run(state: dict[str, Any], config: Config, fingerprint: str, glob
         )
 
 
-def model_state(state: dict[str, Any]) -> dict[str, Tensor]:
+def model_state(state: State) -> dict[str, Tensor]:
     """Return the weights to evaluate: the moving average if there is one."""
     return state.get("ema") or state["model"]
 

@@ -32,7 +32,7 @@ from trainer.trackers.training_log import TrainingLog, read_rows
 from trainer.training import checkpoint
 from trainer.training.batch_fitting import fitting_batch
 from trainer.training.optim import peak_learning_rate
-from trainer.training.run_recorder import CHECKPOINTS, Recorder, restore_best
+from trainer.training.run_recorder import CHECKPOINTS, Best, Recorder, restore_best
 from trainer.training.state import TrainState
 from trainer.training.step import TrainStep, compile_detector, compress_gradients, hold_gradients
 
@@ -108,7 +108,7 @@ class _Run:
         )
         self.steps = self.schedule.steps
         self.resumed_from: int | None = None
-        best: dict[str, Any] = {}
+        best: Best | None = None
         if saved:
             self.resumed_from, best = self._resume(saved)
         self.ended_early = False
@@ -145,12 +145,12 @@ class _Run:
                 self.reporter.measure({job_status.AP: self.log.validation[job_status.AP]})
             self.recorder = Recorder(config, output_uri, self.log, best, self.reporter)
 
-    def _resume(self, saved: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Resume from a checkpoint; returns its step, and in rank 0 the best validation."""
+    def _resume(self, saved: checkpoint.State) -> tuple[int, Best | None]:
+        """Resume from a checkpoint; returns its step, and in rank 0 the best weights so far."""
         checkpoint.check_same_run(saved, self.config, self.train_set.fingerprint, self.global_batch)
         state = self.state
         state.load_state_dict(saved)
-        best = {}
+        best = None
         if self.world.is_main:
             _LOG.info(job_status.resumed(state.step, self.steps, self.global_batch, self.world.size))
             best = restore_best(self.output, saved)
@@ -205,12 +205,12 @@ class _Run:
         if not patience or not self.schedule.epoch_ended() or state.validated < state.step:
             return False
         self.settle()
-        best = self.recorder.best if self.recorder else {}
-        self.ended_early = broadcast(bool(best) and epoch - best["epoch"] >= patience, self.world)
-        if self.ended_early and self.world.is_main:
+        best = self.recorder.best if self.recorder else None
+        self.ended_early = broadcast(best is not None and epoch - best.epoch >= patience, self.world)
+        if self.ended_early and best:
             _LOG.info(
                 "no better %s since epoch %d: the training ends after epoch %d of %d (train.patience=%d)",
-                self.config.evaluation.metric, best["epoch"], epoch, self.config.train.epochs, patience,
+                self.config.evaluation.metric, best.epoch, epoch, self.config.train.epochs, patience,
             )  # fmt: skip
         return self.ended_early
 
@@ -269,12 +269,13 @@ class _Run:
             # Without a validation split the last weights are the best.
             self.recorder.keep_last()
             self.settle()
-        best = self.recorder.best if self.recorder else {}
-        result = {
+        best = self.recorder.best if self.recorder else None
+        metrics = best.metrics if best else {}
+        result: dict[str, Any] = {
             "checkpoint": storage.join(self.output, checkpoint.BEST),
             "metric": self.config.evaluation.metric,
-            "metrics": best.get("metrics", {}),
-            "best_step": best.get("step"),
+            "metrics": metrics,
+            "best_step": best.step if best else None,
             "steps": self.state.step,
             "epochs": self.schedule.epoch if self.ended_early else self.config.train.epochs,
             "ended_early": self.ended_early,
@@ -290,7 +291,7 @@ class _Run:
             if result["advice"]:
                 _LOG.warning(result["advice"])
             storage.write_json(storage.join(self.output, "result.json"), result)
-            best_metrics = {f"best/{name.removeprefix('coco/')}": v for name, v in result["metrics"].items()}
+            best_metrics = {f"best/{name.removeprefix('coco/')}": v for name, v in metrics.items()}
             self.tracking.finish("finished", {"checkpoint": result["checkpoint"], **best_metrics})
         self.reporter.close()
         # The controller stops an elastic job's pods after the first that succeeds, so all wait for rank 0.
@@ -352,7 +353,7 @@ class CheckpointSchedule:
         return broadcast(time.monotonic() - saved_at > config.checkpoint_minutes * 60, self._state.world)
 
 
-def newest_checkpoint(folder: str, world: World) -> dict[str, Any] | None:
+def newest_checkpoint(folder: str, world: World) -> checkpoint.State | None:
     """Read the newest checkpoint of a run, the same on every rank; None if there is none.
 
     Rank 0 chooses, because machines may see different contents of a shared folder for a minute.
@@ -366,7 +367,7 @@ def newest_checkpoint(folder: str, world: World) -> dict[str, Any] | None:
     return checkpoint.read_step(folder, step) if step is not None and newest is None else newest
 
 
-def step_size(config: Config, saved: dict[str, Any] | None, samples: int, world: World) -> int:
+def step_size(config: Config, saved: checkpoint.State | None, samples: int, world: World) -> int:
     """Return the samples of one optimiser step: as configured, or as in the checkpoint to resume.
 
     Its global batch is kept if batch_size and accumulate are unchanged.

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from trainer.launching import job_status
 from trainer.launching.job_status_reporter import Reporter
 from trainer.trackers.training_log import TrainingLog
 from trainer.training import checkpoint
+from trainer.training.checkpoint import State
 
 CHECKPOINTS = "checkpoints"
 """Folder of checkpoints in a run's folder."""
@@ -24,6 +26,15 @@ _DESCRIPTION = ("config", "categories", "fingerprint", "global_batch")
 """Keys of a state that best.pt and the weights of an epoch contain too."""
 _UNUSABLE = (MissingError, checkpoint.DamagedCheckpoint, DamagedError)
 _LOG = logging.getLogger("train")
+
+
+@dataclass(frozen=True)
+class Best:
+    """Description of the best weights."""
+
+    step: int
+    epoch: int
+    metrics: dict[str, float]
 
 
 class Recorder:
@@ -37,25 +48,22 @@ class Recorder:
         config: Config,
         output_uri: str,
         log: TrainingLog,
-        best: dict[str, Any],
+        best: Best | None,
         reporter: Reporter | None = None,
     ) -> None:
-        """Continue from `best`: step, epoch and metrics of the best validation so far, or empty.
-
-        Scores go to the log, and to the job's status if there is a `reporter`.
-        """
+        """Continue from the best weights so far. Scores go to the log and the `reporter`."""
         self.best = best
-        """Of the best validation so far. Read it after `wait`."""
+        """The best weights so far; read it after `wait`."""
         self._config, self._output, self._log = config, output_uri, log
         self._folder = storage.join(output_uri, CHECKPOINTS)
         self._reporter = reporter or Reporter()
-        self._saved: dict[str, Any] = {}
+        self._saved: State = {}
         self._truth: Truth | None = None
         self._jobs: list[Future[None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="record")
         self._error: Exception | None = None
 
-    def save(self, state: dict[str, Any]) -> None:
+    def save(self, state: State) -> None:
         """Write a checkpoint of a state without `best`, which may change afterwards.
 
         Waits for earlier calls, so there is at most one copy of the state.
@@ -108,7 +116,7 @@ class Recorder:
 
     def _write(self) -> None:
         self._log.publish()
-        state = {**self._saved, "best": self.best}
+        state = {**self._saved, "best": asdict(self.best) if self.best else {}}
         checkpoint.write_step(state, self._folder, state["step"], self._config.train.keep_checkpoints)
 
     def _score(self, truth: Callable[[], dict[str, Any]], predictions: Predictions) -> None:
@@ -118,7 +126,7 @@ class Recorder:
         _LOG.info(job_status.scored(state["epoch"], metrics))
         self._reporter.measure({job_status.AP: metrics[job_status.AP]})
         self._log.add("val", {"step": state["step"], "epoch": state["epoch"], **metrics})
-        if not self.best or metrics[evaluation.metric] > self.best["metrics"][evaluation.metric]:
+        if not self.best or metrics[evaluation.metric] > self.best.metrics[evaluation.metric]:
             self._keep(metrics)
         # Write it again: a run that resumes from here need not validate again.
         state["validated"] = state["step"]
@@ -130,24 +138,24 @@ class Recorder:
     def _keep_epoch(self) -> None:
         self._write_weights({}, checkpoint.epoch_uri(self._folder, self._saved["epoch"]))
 
-    def _write_weights(self, metrics: dict[str, float], uri: str) -> dict[str, Any]:
-        facts = {"step": self._saved["step"], "epoch": self._saved["epoch"], "metrics": metrics}
-        checkpoint.write({**_weights(self._saved), **facts}, uri)
-        return facts
+    def _write_weights(self, metrics: dict[str, float], uri: str) -> Best:
+        described = Best(self._saved["step"], self._saved["epoch"], metrics)
+        checkpoint.write({**_weights(self._saved), **asdict(described)}, uri)
+        return described
 
 
-def restore_best(output_uri: str, saved: dict[str, Any]) -> dict[str, Any]:
+def restore_best(output_uri: str, saved: State) -> Best | None:
     """Write best.pt again if it is lost or damaged, from a checkpoint of the same step.
 
     Returns:
-        "best" of the checkpoint to resume, which describes best.pt; {} if no checkpoint has those weights.
+        The description of best.pt in the checkpoint to resume; None if no checkpoint has those weights.
 
     Raises:
         StorageError: the folder cannot be read or written.
     """
-    best: dict[str, Any] = saved["best"]
-    if not best:
-        return {}
+    if not saved["best"]:
+        return None
+    best = Best(**saved["best"])
     uri = storage.join(output_uri, checkpoint.BEST)
     try:
         checkpoint.check(uri)
@@ -155,25 +163,25 @@ def restore_best(output_uri: str, saved: dict[str, Any]) -> dict[str, Any]:
     except _UNUSABLE as error:
         fault = error.message
     for state in _candidates(storage.join(output_uri, CHECKPOINTS), saved, best):
-        if state["step"] == best["step"]:
-            checkpoint.write({**_weights(state), **best}, uri)
-            _LOG.warning("%s; restored from the checkpoint of step %d", fault, best["step"])
+        if state["step"] == best.step:
+            checkpoint.write({**_weights(state), **asdict(best)}, uri)
+            _LOG.warning("%s; restored from the checkpoint of step %d", fault, best.step)
             return best
     _LOG.warning(
-        "%s; there is no checkpoint of its step %d: the next validation writes a new one", fault, best["step"]
+        "%s; there is no checkpoint of its step %d: the next validation writes a new one", fault, best.step
     )
-    return {}
+    return None
 
 
-def _candidates(folder: str, saved: dict[str, Any], best: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _candidates(folder: str, saved: State, best: Best) -> Iterator[State]:
     yield saved
     with suppress(*_UNUSABLE):
-        yield checkpoint.read_step(folder, best["step"])
+        yield checkpoint.read_step(folder, best.step)
     with suppress(*_UNUSABLE):
-        yield checkpoint.read(checkpoint.epoch_uri(folder, best["epoch"]))
+        yield checkpoint.read(checkpoint.epoch_uri(folder, best.epoch))
 
 
-def _weights(state: dict[str, Any]) -> dict[str, Any]:
+def _weights(state: State) -> State:
     """Return the weights to evaluate, and what is needed to use them."""
     return {**{key: state[key] for key in _DESCRIPTION}, "model": checkpoint.model_state(state)}
 

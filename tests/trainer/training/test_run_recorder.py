@@ -1,5 +1,6 @@
 """What is written beside the training: in order, from copies, and never more than was done."""
 
+import dataclasses
 import threading
 
 import numpy as np
@@ -40,7 +41,7 @@ def state_of(step, config, value):
 def run(tiny, tmp_path):
     """A recorder and its folder."""
     log = TrainingLog(str(tmp_path), 0)
-    each = Recorder(tiny(), str(tmp_path), log, {})
+    each = Recorder(tiny(), str(tmp_path), log, None)
     yield each, tmp_path
     each.close()
     log.close()
@@ -84,15 +85,15 @@ def test_a_score_belongs_to_the_state_that_was_saved(run, tiny, monkeypatch):
     each.wait()
     best = checkpoint.read(str(folder / "best.pt"))
     assert best["model"]["weight"].tolist() == [1.5, 1.5] and best["step"] == 6 and best["epoch"] == 1
-    assert best["metrics"]["coco/AP"] == pytest.approx(1.0) and each.best["step"] == 6
+    assert best["metrics"]["coco/AP"] == pytest.approx(1.0) and each.best.step == 6
     # Who goes on from there need not validate again.
     saved = checkpoint.read_latest(str(folder / "checkpoints"))
-    assert saved["validated"] == 6 and saved["best"] == each.best
+    assert saved["validated"] == 6 and saved["best"] == dataclasses.asdict(each.best)
     # Worse weights do not take its place.
     each.save(state_of(12, tiny(), 2.0))
     each.score(lambda: TRUTH, found(9))
     each.wait()
-    assert each.best["step"] == 6 and checkpoint.read(str(folder / "best.pt"))["step"] == 6
+    assert each.best.step == 6 and checkpoint.read(str(folder / "best.pt"))["step"] == 6
     assert [row["step"] for row in read_rows(str(folder))] == [6, 12]
     assert checkpoint.read_latest(str(folder / "checkpoints"))["best"]["step"] == 6
 
