@@ -11,11 +11,6 @@ from hypothesis import strategies as st
 from trainer.export import bundle, published_models
 
 
-def resealed(folder) -> None:
-    """Write the checksums anew, as whoever exchanges a file would."""
-    bundle.seal(folder)
-
-
 @pytest.fixture
 def models(tmp_path):
     """A data root with two models, one of which will be spoiled; gives the root and that one's folder."""
@@ -46,58 +41,26 @@ def listed(root: str, capsys) -> str:
 
 
 @pytest.mark.slow
-def test_spoiled_metadata(models, capsys):
+@pytest.mark.parametrize("name", [f"v1/{bundle.METADATA}", f"v1/{bundle.CHECKSUMS}", "current"])
+def test_spoiled_files(models, capsys, name):
     root, odd = models
-    metadata = json.loads((odd / "v1" / bundle.METADATA).read_text())
+    whole = (odd / name).read_bytes()
+    contents = [damaged(whole)]
+    if not name.endswith(bundle.CHECKSUMS):
+        contents += [spoiled(json.loads(whole)).map(as_json), values.map(as_json)]
 
     @examples(20)
-    @given(spoiled(metadata))
-    def run(tree):
-        (odd / "v1" / bundle.METADATA).write_bytes(as_json(tree))
-        resealed(odd / "v1")
-        all_commands(root, capsys)
-
-    run()
-
-
-@pytest.mark.slow
-def test_spoiled_current(models, capsys):
-    root, odd = models
-    current = json.loads((odd / "current").read_text())
-
-    @examples(20)
-    @given(st.one_of(spoiled(current).map(as_json), damaged(as_json(current)), values.map(as_json)))
+    @given(st.one_of(contents))
     def run(content):
-        (odd / "current").write_bytes(content)
+        (odd / name).write_bytes(content)
+        if name.endswith(bundle.METADATA):
+            bundle.seal(odd / "v1")
         all_commands(root, capsys)
 
     run()
 
 
-@pytest.mark.slow
-def test_damaged_checksums(models, capsys):
-    root, odd = models
-    sums = (odd / "v1" / bundle.CHECKSUMS).read_bytes()
-
-    @examples(20)
-    @given(damaged(sums))
-    def run(content):
-        (odd / "v1" / bundle.CHECKSUMS).write_bytes(content)
-        all_commands(root, capsys)
-
-    run()
-
-
-WRONG = [
-    b"",
-    b"[]",
-    b"null",
-    b'"v1"',
-    b"{}",
-    b'{"version": 1}',
-    b'{"version": "v1", "history": 5}',
-    b"[" * 9000,
-]
+WRONG = [b"", b"[]", b'{"version": "v1", "history": 5}', b"[" * 9000]
 
 
 @pytest.mark.parametrize("content", WRONG)
@@ -115,7 +78,7 @@ def test_one_bad_bundle_hides_no_model_and_another_version_can_be_promoted(model
     root, odd = models
     published_models.publish(make_bundle(tmp_path / "v2", name="odd", version="v2"), root, "odd")
     (odd / "v2" / bundle.METADATA).write_bytes(content)
-    resealed(odd / "v2")
+    bundle.seal(odd / "v2")
     shown = listed(root, capsys)
     assert "good" in shown and "v2  damaged" in shown
     refused("model", "promote", "odd", "v1", "--data-root", root, capsys=capsys, codes=(0,))

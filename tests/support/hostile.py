@@ -75,65 +75,15 @@ def _memory(name: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-odd_numbers = st.one_of(
-    st.integers(),
-    st.floats(),
-    st.sampled_from([0, -1, 2**31 - 1, 2**31, 2**32, 2**63, 2**64, 10**30, 10**400, 1e308, 5e-324, -0.0]),
-)
-odd_texts = st.one_of(
-    st.text(max_size=20),
-    st.sampled_from(
-        [
-            "",
-            " ",
-            ".",
-            "~",
-            "null",
-            "-",
-            "--",
-            "{}",
-            "[]",
-            "\0",
-            "\ud800",
-            "\udcff",
-            "\u202e",
-            "\x1b[2J",
-            "a" * 300,
-            "a" * 6000,
-            "a/" * 3000,
-            "%s%n",
-            "{0}",
-            "${HOME}",
-            "$(id)",
-            "\r\n",
-            "1e999",
-            "NaN",
-            ".inf",
-            "0x",
-            "file:///",
-            "file://[",
-            "http://",
-            "http://[::1",
-            "s3://",
-            "s3://a b/c",
-            "gs://",
-            "az://x",
-            "é" * 200,
-            "9" * 5000,
-            "²",
-            "日本",
-            "\U0001f600",
-            "a\nb: c",
-            "!!python/name:os.system",
-            "*a",
-            "&a",
-            "<<",
-            "?",
-            "'",
-            '"',
-        ]
-    ),
-)
+extremes = [0, -1, 2**31 - 1, 2**31, 2**32, 2**63, 2**64, 10**30, 10**400, 1e308, 5e-324, -0.0]
+odd_numbers = st.one_of(st.integers(), st.floats(), st.sampled_from(extremes))
+odd_texts = st.one_of(st.text(max_size=20), st.sampled_from([
+    "", " ", ".", "~", "null", "-", "--", "{}", "[]", "\0", "\ud800", "\udcff", "\u202e", "\x1b[2J",
+    "a" * 300, "a" * 6000, "a/" * 3000, "%s%n", "{0}", "${HOME}", "$(id)", "\r\n", "1e999", "NaN",
+    "0x", ".inf", "file:///", "file://[", "http://", "http://[::1", "s3://", "s3://a b/c", "gs://",
+    "az://x", "é" * 200, "9" * 5000, "²", "日本", "\U0001f600", "a\nb: c", "!!python/name:os.system",
+    "*a", "&a", "<<", "?", "'", '"',
+]))  # fmt: skip
 leaves = st.one_of(st.none(), st.booleans(), odd_numbers, odd_texts)
 values = st.recursive(
     leaves,

@@ -13,12 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from waiting import Counter
 
-from trainer.config.schema import TrainConfig
-from trainer.launching.distributed import World
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.training import step
-from trainer.training.optim import MovingAverage, build_optimizer, gradient_norm
 
 GPU = torch.device("cuda", 0)
 NARROW = RetinaNetOptions(backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1)
@@ -67,26 +64,3 @@ def test_a_forward_pass_stays_on_the_device(version, precision):
             losses = detector(*images)
     assert all(loss.device == GPU and loss.requires_grad for loss in losses.values())
     assert crossings.synchronisations == [] and counter.waiting == [] and counter.operations > 200
-
-
-@pytest.mark.parametrize("kind", ["adam", "adamw"])  # of fused SGD torch knows no shapes
-@pytest.mark.usefixtures("fake")
-def test_what_follows_the_gradients_stays_on_the_device(kind, monkeypatch):
-    detector = build(NARROW, 5).train()
-    config = TrainConfig(optimizer=kind)
-    optimizer = build_optimizer(detector, config)
-    # A copy of tensors without memory would belong to another pretence.
-    monkeypatch.setattr("trainer.training.optim.copy.deepcopy", lambda model: build(NARROW, 5))
-    average = MovingAverage(detector, 0.9)
-    parameters = list(detector.parameters())
-    guard = step.StepGuard(optimizer, World(0, 1, GPU))
-    for number in range(2):
-        step.hold_gradients(parameters)
-        with Crossings() as crossings, Counter() as counter:
-            norm = gradient_norm(parameters, 5.0)
-            guard.check(number, torch.cat([torch.rand(2), norm[None]]), [1], stopping=False)
-            optimizer.step()
-            average.update(number)
-        if number == 0:
-            guard._pending = None  # reading it is for the host
-    assert crossings.synchronisations == [] and counter.waiting == [] and counter.operations > 5

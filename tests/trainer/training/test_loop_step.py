@@ -1,6 +1,5 @@
 """One step of the loop: the host waits for nothing, and what is not finite is not applied."""
 
-import numpy as np
 import pytest
 import torch
 from steps import losing, steps_of, with_one_broken_loss
@@ -30,36 +29,6 @@ def test_the_host_waits_for_nothing_in_a_step(overrides, shards, tiny, tmp_path,
             run.train_step(batches)
         assert counter.waiting == [] and counter.operations > 300
         step()
-
-
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda t: t.tolist(), lambda t: t.sum().tolist(), lambda t: t.numpy(), lambda t: np.asarray(t),
-        lambda t: np.from_dlpack(t), lambda t: t.cpu(), lambda t: t.to("cpu"), lambda t: t.to(device="cpu"),
-        lambda t: t.to(torch.device("cpu"), torch.float64), lambda t: float(t.sum()), lambda t: int(t.sum()),
-        lambda t: bool(t.sum()), lambda t: t.sum().item(), lambda t: range(9)[t.argmax()],
-        lambda t: f"{t.sum():.2f}", repr, lambda t: 1.0 in t, max, lambda t: t[: t.argmax()],
-        lambda t: t[t > 2], lambda t: t.nonzero(), lambda t: torch.equal(t, t),
-        lambda t: torch.tensor([1.0]), lambda t: torch.full((2,), t.sum()),
-    ],
-)  # fmt: skip
-def test_the_counter_sees_what_reads_a_tensor(read):
-    values = torch.arange(5.0)
-    with Counter() as counter:
-        read(values)
-    assert counter.waiting
-    seen = len(counter.waiting)
-    read(values)
-    assert len(counter.waiting) == seen  # only while it counts
-
-
-def test_the_counter_lets_pass_what_does_not_wait():
-    values = torch.arange(5.0)
-    with Counter() as counter:
-        list(values), values.to(torch.bfloat16), values.split(2), torch.where(values > 2, values, 0.0)
-        assert Arrived(values).tolist() == [0, 1, 2, 3, 4]
-    assert counter.waiting == []
 
 
 class Graphs:

@@ -29,12 +29,3 @@ def test_a_step_launches_few_operators_and_waits_seldom(recipe):
         step([batch])
     operators, waits = MOST[recipe]
     assert 500 < counted.operators <= operators and counted.waits <= waits
-
-
-def test_what_counts():
-    values = torch.arange(6.0)
-    with Operators() as counted:
-        assert (values.view(2, 3)[1] * 2).tolist() == [6, 8, 10]
-        assert values[values > 3].sum().item() == 9
-    # A product; a comparison, an index, a sum and a number.
-    assert (counted.operators, counted.waits) == (5, 3)
