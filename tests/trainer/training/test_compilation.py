@@ -2,9 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch._dynamo.backends.distributed import SubmodCompiler
-from torch.nn.parallel import DistributedDataParallel
 
 from trainer.launching.distributed import SINGLE, World
 from trainer.model import fused_functions
@@ -57,32 +54,6 @@ def test_each_size_of_the_square_has_a_graph_for_each_share_and_no_more(caplog):
         torch._dynamo.config.recompile_limit = limit
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 4
     assert "going on uncompiled" not in caplog.text
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("traced")
-def test_ddp_cuts_the_compiled_network_and_it_trains_alike(tmp_path, monkeypatch):
-    """So that the first gradients are on their way while the others are computed."""
-    parts, compile_part = [], SubmodCompiler.compile_submod
-    monkeypatch.setattr(
-        SubmodCompiler, "compile_submod", lambda self, *given: parts.append(1) or compile_part(self, *given)
-    )
-    plain, detector = tiny_detector(), tiny_detector()
-    compile_detector(detector, "graphs", SINGLE)
-    images = torch.randint(0, 256, (1, 3, 96, 96), dtype=torch.uint8)
-    boxes, labels = torch.tensor([[[10.0, 10.0, 60.0, 70.0]]]), torch.tensor([[1]])
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        model = DistributedDataParallel(detector, gradient_as_bucket_view=True, bucket_cap_mb=1)
-        for _ in range(2):  # DDP arranges its buckets anew after the first
-            for each in (plain, model):
-                each.zero_grad(set_to_none=True)
-                sum(each(images, boxes, labels).values()).backward()
-            for one, other in zip(plain.parameters(), detector.parameters(), strict=True):
-                assert torch.allclose(one.grad, other.grad, rtol=1e-4, atol=1e-6)
-    finally:
-        dist.destroy_process_group()
-    assert len(parts) > 1
 
 
 @pytest.mark.parametrize(
