@@ -66,5 +66,5 @@ def test_data_and_detectors_that_cannot_are_refused(shards, tiny, tmp_path):
     with pytest.raises(DataError, match="none says"):
         check_verified(ShardDataset(shards, "train"))
     for recipe, architecture in (("fcos_r50", "fcos"), ("faster_rcnn_r50", "faster_rcnn")):
-        with pytest.raises(ConfigError, match=rf"train\.negatives: {architecture} can not leave out classes"):
+        with pytest.raises(ConfigError, match=rf"train\.negatives: {architecture} cannot leave out classes"):
             recipes.load(recipe, {"train.negatives": "verified"})
