@@ -14,7 +14,7 @@ import argparse
 import json
 import os
 import sys
-from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from trainer.base import die_with_parent, log
@@ -217,19 +217,11 @@ def _launch(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from trainer.launching import doctor
 
-    results = doctor.examine(
-        doctor.Needs(
-            gpus=options.gpus, rdma=options.rdma, interface=options.interface,
-            shared_memory=doctor.size(options.shared_memory), output=options.output,
-        )
+    needs = doctor.Needs(
+        gpus=options.gpus, rdma=options.rdma, interface=options.interface,
+        shared_memory=doctor.size(options.shared_memory), output=options.output,
     )  # fmt: skip
-    checks = []
-    for check in results:
-        checks.append(check)
-        if not options.json:
-            print(check, flush=True)
-    if options.json:
-        print(json.dumps([asdict(check) for check in checks], indent=2))
+    checks = doctor.report(doctor.examine(needs), as_json=options.json, show=partial(print, flush=True))
     return EXIT_FAILURE if any(check.state == "missing" for check in checks) else 0
 
 

@@ -1,9 +1,7 @@
 """`kubedet doctor`: checks for what a run needs."""
 
 import argparse
-import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,6 +59,9 @@ def add(commands: Commands) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.text import Text
+
     from trainer.launching import doctor as machine
 
     _check_options(options)
@@ -68,12 +69,21 @@ def _doctor(options: argparse.Namespace) -> int:
         results = machine.check_machine(machine.Needs(gpus=options.gpus, output=options.data_root))
     else:
         results = chain(_cluster(options), _pipelines(options))
-    if options.output == "json":
-        checks = list(results)
-        print(json.dumps([asdict(check) for check in checks], indent=2))
-    else:
-        checks = _print_checks(results)
-    return EXIT_FAILURE if any(check.state == "missing" for check in checks) else 0
+    as_json = options.output == "json"
+    console = Console(highlight=False)
+
+    def show(check: "Check") -> None:
+        text = Text(str(check))
+        text.stylize(_STYLES[check.state], 0, len(check.state))
+        console.print(text, soft_wrap=True)
+
+    checks = machine.report(results, as_json=as_json, show=show)
+    missing = sum(check.state == "missing" for check in checks)
+    if not as_json:
+        print(f"\n{missing} missing" if missing else "\na run has what it needs")
+        if any("deploy/" in check.fix for check in checks) and not Path("deploy").is_dir():
+            print("`kubedet cluster manifests` writes the folder deploy/")
+    return EXIT_FAILURE if missing else 0
 
 
 def _cluster(options: argparse.Namespace) -> "Iterator[Check]":
@@ -151,21 +161,3 @@ def _check_options(options: argparse.Namespace) -> None:
         problems += error.message.splitlines()
     if problems:
         raise ConfigError("; ".join(problems), fix="see `kubedet doctor --help`")
-
-
-def _print_checks(results: "Iterator[Check]") -> "list[Check]":
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    checks = []
-    for check in results:
-        checks.append(check)
-        text = Text(str(check))
-        text.stylize(_STYLES[check.state], 0, len(check.state))
-        console.print(text, soft_wrap=True)
-    count = sum(check.state == "missing" for check in checks)
-    console.print(f"\n{count} missing" if count else "\na run has what it needs")
-    if any("deploy/" in check.fix for check in checks) and not Path("deploy").is_dir():
-        console.print("`kubedet cluster manifests` writes the folder deploy/")
-    return checks

@@ -2,6 +2,7 @@
 
 import fcntl
 import ipaddress
+import json
 import os
 import platform
 import re
@@ -9,9 +10,9 @@ import resource
 import shutil
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -71,29 +72,31 @@ class Check:
 
 def examine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
     """Run the checks of a training process; `root` has /proc, /sys and /dev."""
-    yield _shared_memory(needs, root)
-    yield _interfaces(needs)
-    yield _gpus(needs, root)
-    yield _limits()
-    yield _locked_memory(needs, root)
-    yield from _rdma(needs, root)
-    if needs.output:
-        yield writable(needs.output)
+    return filter(None, (check(needs, root) for check in _TRAINING))
 
 
 def check_machine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
     """Run the checks of a local run, without warnings about devices and limits of clusters."""
-    packages = _packages()
-    yield packages
-    yield _memory(root)
-    yield _disk(needs.output)
-    if packages.state != "ok" and not find_spec("torch"):
+    yield from filter(None, (check(needs, root) for check in _LOCAL))
+    if not find_spec("torch"):
         return
     for check in examine(needs, root):
         if check.title == "GPUs" and check.state == "warning":
             yield replace(check, state="ok", detail=f"{check.detail}: training is on the CPU", fix="")
         elif check.state != "warning" or needs.gpus > 1:
             yield check
+
+
+def report(checks: Iterable[Check], *, as_json: bool, show: Callable[[Check], None]) -> list[Check]:
+    """Show each result when it is known, or print all as a JSON list; returns them."""
+    results = []
+    for check in checks:
+        results.append(check)
+        if not as_json:
+            show(check)
+    if as_json:
+        print(json.dumps([asdict(check) for check in results], indent=2))
+    return results
 
 
 def size(text: str) -> int:
@@ -149,7 +152,7 @@ def _shared_memory(needs: Needs, root: Path) -> Check:
     )  # fmt: skip
 
 
-def _interfaces(needs: Needs) -> Check:
+def _interfaces(needs: Needs, _root: Path) -> Check:
     by_name = addresses()
     detail = "; ".join(f"{name} {' '.join(each) or 'without address'}" for name, each in by_name.items())
     if needs.interface:
@@ -206,7 +209,7 @@ def _gpus(needs: Needs, root: Path) -> Check:
     )  # fmt: skip
 
 
-def _limits() -> Check:
+def _limits(_needs: Needs, _root: Path) -> Check:
     numbers = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
     limits = {name: resource.getrlimit(number)[0] for name, number in numbers.items()}
     low = [f"{name} {least}" for name, least in _LEAST_LIMITS.items() if 0 <= limits[name] < least]
@@ -230,8 +233,7 @@ def _locked_memory(needs: Needs, root: Path) -> Check:
     )  # fmt: skip
 
 
-def _rdma(needs: Needs, root: Path) -> Iterator[Check]:
-    """Check the RDMA devices, and GPUDirect: by nvidia_peermem, or by DMA-BUF."""
+def _rdma(needs: Needs, root: Path) -> Check:
     ports, active = [], False
     for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
         state, link, rate = (_text(port / name).strip() for name in ("state", "link_layer", "rate"))
@@ -240,23 +242,32 @@ def _rdma(needs: Needs, root: Path) -> Iterator[Check]:
     verbs = sorted((root / "dev/infiniband").glob("uverbs*"))
     usable = [path for path in verbs if os.access(path, os.R_OK | os.W_OK)]
     devices = [f"{len(usable)} of {len(verbs)} /dev/infiniband/uverbs* are usable"] if ports else []
-    yield _check(
+    return _check(
         "RDMA devices", "; ".join(ports + devices) or "none", good=active and bool(usable), needed=needs.rdma,
         fix="request the cluster's RDMA resource (resources of the job, e.g. rdma/hca=1) and its network; "
         "a port must be ACTIVE",
     )  # fmt: skip
+
+
+def _gpu_direct(_needs: Needs, root: Path) -> Check | None:
+    """Check GPUDirect RDMA, by nvidia_peermem or DMA-BUF, if there are NVIDIA's driver and an RDMA port."""
     driver = _text(root / "proc/driver/nvidia/version")
-    if driver and ports:
-        peermem, open_modules = (root / "sys/module/nvidia_peermem").exists(), "Open Kernel Module" in driver
-        how = "the module nvidia_peermem is loaded" if peermem else "by DMA-BUF: the driver is the open one"
-        lost = "nvidia_peermem is not loaded: data goes through host memory"
-        yield _check(
-            "GPUDirect RDMA", how if peermem or open_modules else lost, good=peermem or open_modules,
-            fix="load it on the nodes: `modprobe nvidia-peermem`, or driver.rdma.enabled of the GPU operator",
-        )  # fmt: skip
+    if not driver or not any((root / "sys/class/infiniband").glob("*/ports/*")):
+        return None
+    peermem, open_modules = (root / "sys/module/nvidia_peermem").exists(), "Open Kernel Module" in driver
+    how = "the module nvidia_peermem is loaded" if peermem else "by DMA-BUF: the driver is the open one"
+    lost = "nvidia_peermem is not loaded: data goes through host memory"
+    return _check(
+        "GPUDirect RDMA", how if peermem or open_modules else lost, good=peermem or open_modules,
+        fix="load it on the nodes: `modprobe nvidia-peermem`, or driver.rdma.enabled of the GPU operator",
+    )  # fmt: skip
 
 
-def _packages() -> Check:
+def _output(needs: Needs, _root: Path) -> Check | None:
+    return writable(needs.output) if needs.output else None
+
+
+def _packages(_needs: Needs, _root: Path) -> Check:
     missing = {extra: [name for name in names if not find_spec(name)] for extra, names in _PACKAGES.items()}
     names = [name for group in missing.values() for name in group]
     if names:
@@ -267,7 +278,7 @@ def _packages() -> Check:
     return Check("packages", "ok", f"{shown}, Python {platform.python_version()}")
 
 
-def _memory(root: Path) -> Check:
+def _memory(_needs: Needs, root: Path) -> Check:
     match = re.search(r"MemAvailable:\s*(\d+) kB", _text(root / "proc/meminfo"))
     free = int(match[1]) * 1024 if match else 0
     return _check(
@@ -278,9 +289,10 @@ def _memory(root: Path) -> Check:
     )  # fmt: skip
 
 
-def _disk(uri: str) -> Check:
+def _disk(needs: Needs, _root: Path) -> Check:
     """Check the free space for local data and runs."""
-    folder = Path(storage.absolute(uri)) if uri and storage.is_local(uri) else Path.cwd()
+    is_local = needs.output and storage.is_local(needs.output)
+    folder = Path(storage.absolute(needs.output)) if is_local else Path.cwd()
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
@@ -288,3 +300,12 @@ def _disk(uri: str) -> Check:
         "disk", f"{free / 2**30:.1f} GiB free at {folder}", good=free >= _FREE_DISK,
         fix="free space there, or choose another --data-root and --output",
     )  # fmt: skip
+
+
+_TRAINING: tuple[Callable[[Needs, Path], Check | None], ...] = (
+    _shared_memory, _interfaces, _gpus, _limits, _locked_memory, _rdma, _gpu_direct, _output,
+)  # fmt: skip
+"""The checks of a training process, in order; None is a check that does not apply."""
+
+_LOCAL = (_packages, _memory, _disk)
+"""The checks of a local run that come before those."""
