@@ -1,11 +1,11 @@
-"""How far two sets of images are apart, each distance from 0 (the same) to 1, with its confidence.
+"""Distances between two sets of images, each from 0 (equal) to 1, with their confidence.
 
-A distance is a function of the weight of each image. Its interval comes from the bootstrap over the images of
-each set, its p-value from a permutation test in which images change sides. Boxes of an image are drawn
-together, because they are not independent.
+Intervals come from a bootstrap over images and p-values from a permutation test. Both draw whole images,
+because the boxes of an image are not independent.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -31,97 +31,92 @@ from trainer.report.figures import SERIES, as_plot, bars, render
 from trainer.training import checkpoint
 
 RECORD, PAGE = "drift.json", "drift.html"
+CLASSES, FEATURES = "drift/classes", "drift/features"
 SIGNIFICANCE = 0.05
-"""A p-value below it is called a change."""
 _MOST_IMAGES = 20_000
-"""Images whose annotations are compared, drawn at random if there are more."""
+"""Images whose annotations are compared; a larger set is sampled."""
 _SIDE = 512
 """Longer side at which sharpness is measured, so that it does not depend on the image's size."""
 _BATCH = 16
-"""Samples that are computed together: all boxes of each are in memory."""
+"""Bootstrap samples per call: memory grows with the number of boxes times this."""
 _PICTURES = 200
-"""Images of each set whose pixels a rule of the gate looks at."""
-_OF_PIXELS = {"drift/brightness", "drift/sharpness", "drift/features"}
-_CLASSES = 20
-"""Classes whose shares are drawn: those that changed most."""
+_PLOTTED_CLASSES = 20
 
 View = Shards | RawImages | SourceRows
 Distance = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Of weights [n, S] of all n images on the one side and on the other: S distances."""
+"""From weights [n, S] of the n images of both sets in one and in the other to S distances."""
 Embed = Callable[[Image.Image], np.ndarray]
-"""Features of an image, [D]."""
+"""From an image to its features [D]."""
 
 
 @dataclass(frozen=True)
 class Shift:
-    """How far two sets are apart in one respect."""
+    """A distance with its 95 % interval."""
 
     value: float
-    """The distance, 0 to 1."""
     low: float
     high: float
-    """Ends of its 95 % interval."""
     p: float
-    """Probability that sets that differ by chance alone are as far apart."""
+    """Probability of such a distance if only chance separates the sets."""
     chance: float
-    """95 % of such distances are below it."""
+    """95 % of the distances by chance are below it."""
 
     @property
     def sure(self) -> bool:
-        """Whether more than chance moved them apart."""
+        """Whether chance alone is unlikely."""
         return self.p < SIGNIFICANCE
 
 
-class Numbers(NamedTuple):
-    """Numbers that are measured of images."""
+class Property(NamedTuple):
+    """A measured property of images, such as the sizes of their boxes."""
 
     values: np.ndarray
-    """[m]."""
+    """[m], features [m, D]."""
     images: np.ndarray
-    """[m] the image of each, 0 to n - 1."""
+    """[m] the image of each value, 0 to total - 1."""
     total: int
-    """n."""
+
+
+_NONE = Property(np.zeros(0), np.zeros(0, int), 0)
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """The measured properties of a split of a set."""
+    """The measured properties of a split of a set, by the names in metrics.DRIFT."""
 
     uri: str
     split: str
     images: int
-    """In the split."""
     classes: list[str]
-    counts: np.ndarray
-    """[n, K] boxes of each class in each image."""
-    numbers: Mapping[str, Numbers]
-    """By the names in metrics.DRIFT, without those that could not be measured."""
-    features: np.ndarray
-    """[p, D]; [p, 0] without a detector."""
+    properties: dict[str, Property]
 
 
 @dataclass(frozen=True)
 class Drift:
-    """Both sets, and how far apart they are."""
+    """Two sets and their distances, by the names in metrics.DRIFT."""
 
     one: Measurements
     other: Measurements
-    classes: list[str]
-    """Of either."""
-    shares: np.ndarray
-    """[2, K] share of each class among the boxes of each set."""
-    shifts: Mapping[str, Shift]
-    """By the names in metrics.DRIFT, without those that could not be measured."""
+    shifts: dict[str, Shift]
 
     @property
     def metrics(self) -> dict[str, float]:
         """The distances, 0 to 1, by name."""
         return {name: shift.value for name, shift in self.shifts.items()}
 
+    @property
+    def shares(self) -> dict[str, list[float]]:
+        """Share of the boxes of both sets by class."""
+        sets = (self.one, self.other)
+        counts = [Counter(map(str, part.properties.get(CLASSES, _NONE).values)) for part in sets]
+        names = dict.fromkeys(self.one.classes + self.other.classes)
+        return {name: [count[name] / max(count.total(), 1) for count in counts] for name in names}
+
     def medians(self, name: str) -> list[float]:
-        """Return the median of both sets' numbers; [] for a property that is no number."""
-        pair = [part.numbers.get(name) for part in (self.one, self.other)]
-        return [float(np.median(numbers.values)) for numbers in pair if numbers]
+        """Return the medians of a property in both sets; [] if it is not a number."""
+        if name in (CLASSES, FEATURES):
+            return []
+        return [float(np.median(each.properties[name].values)) for each in (self.one, self.other)]
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of drift.json."""
@@ -130,8 +125,8 @@ class Drift:
             "sets": [{"uri": part.uri, "split": part.split, "images": part.images} for part in sets],
             "metrics": self.metrics,
             "shifts": {name: asdict(shift) for name, shift in self.shifts.items()},
-            "medians": {name: found for name in self.shifts if (found := self.medians(name))},
-            "classes": dict(zip(self.classes, self.shares.T.tolist(), strict=True)),
+            "medians": {name: medians for name in self.shifts if (medians := self.medians(name))},
+            "classes": self.shares,
         }
 
 
@@ -139,13 +134,13 @@ def compare_data(
     one_uri: str, other_uri: str, *, split: str = "", pictures: int = _PICTURES, samples: int = 200,
     seed: int = 0, model_uri: str = "", data: DataConfig | None = None,
 ) -> Drift:  # fmt: skip
-    """Measure how far two sets of data are apart.
+    """Measure the distances between two sets: shards, raw images or sources.
 
     Args:
-        one_uri: shards, raw images or a source, see `trainer.data.data_views.open_view`.
+        one_uri: see `trainer.data.data_views.open_view`.
         other_uri: likewise.
         split: of both; empty is train if both have it, else the first that both have.
-        pictures: images of each whose pixels are measured, drawn at random.
+        pictures: random images of each set whose pixels are measured.
         samples: bootstrap samples, and permutations.
         seed: of the random draws.
         model_uri: checkpoint of a detector whose backbone gives features; empty leaves these out.
@@ -165,14 +160,11 @@ def compare_data(
                 f"{view.uri} has no split {chosen}", fix=f"its splits are {', '.join(view.splits)}"
             )
     one, other = (_measure_set(view, chosen, pictures, seed, embed) for view in views)
-    classes = list(dict.fromkeys([*one.classes, *other.classes]))
-    totals = np.array([_counts(part, classes).sum(axis=0) for part in (one, other)])
-    shares = totals / np.maximum(totals.sum(axis=1, keepdims=True), 1)
-    return Drift(one, other, classes, shares, _shifts(one, other, samples=samples, seed=seed))
+    return Drift(one, other, _shifts(one, other, samples, seed))
 
 
 def compare_listings(one: RawManifest, other: RawManifest) -> dict[str, float]:
-    """Return how far the annotations of two raw folders are apart, 0 to 1 by name; reads no image.
+    """Return the distances between the annotations of two raw folders by name; reads no image.
 
     Raises:
         DataError: they have no split in common, or a table is damaged.
@@ -180,16 +172,16 @@ def compare_listings(one: RawManifest, other: RawManifest) -> dict[str, float]:
     """
     views: list[View] = [Listing(one), Listing(other)]
     split = _common_split(views)
-    measured = [_measure_set(view, split, 0, 0, None) for view in views]
-    return {name: shift.value for name, shift in _shifts(*measured, samples=0, seed=0).items()}
+    before, now = (_measure_set(view, split, 0, 0, None) for view in views)
+    return Drift(before, now, _shifts(before, now, samples=0, seed=0)).metrics
 
 
 def for_gate(request: DriftRequest) -> dict[str, float]:
-    """Return the distances in rules of the gate; write page and record into the evaluation's folder."""
+    """Return the distances for rules of the gate; write page and record into the evaluation's folder."""
+    reads_pixels = request.names & {"drift/brightness", "drift/sharpness", FEATURES}
     drift = compare_data(
-        request.before, request.now, seed=request.seed,
-        pictures=_PICTURES if request.names & _OF_PIXELS else 0,
-        model_uri=request.model if "drift/features" in request.names else "",
+        request.before, request.now, seed=request.seed, pictures=_PICTURES if reads_pixels else 0,
+        model_uri=request.model if FEATURES in request.names else "",
     )  # fmt: skip
     write(drift, request.output)
     return drift.metrics
@@ -212,43 +204,29 @@ def _common_split(views: list[View]) -> str:
     return "train" if "train" in common else common[0]
 
 
-def _shifts(one: Measurements, other: Measurements, *, samples: int, seed: int) -> dict[str, Shift]:
-    """Return the shifts by the names in metrics.DRIFT."""
-    classes = list(dict.fromkeys([*one.classes, *other.classes]))
-    counts = [_counts(part, classes) for part in (one, other)]
-    distances: dict[str, tuple[Distance, int, int]] = {}
-    if all(part.any() for part in counts):
-        distances["drift/classes"] = (of_frequencies(np.concatenate(counts)), len(counts[0]), len(counts[1]))
-    for name in one.numbers.keys() & other.numbers.keys():
-        left, right = one.numbers[name], other.numbers[name]
-        images = np.r_[left.images, right.images + left.total]
-        distances[name] = (of_values(np.r_[left.values, right.values], images), left.total, right.total)
-    if one.features.size and other.features.size:
-        distance = of_vectors(np.concatenate([one.features, other.features]))
-        distances["drift/features"] = (distance, len(one.features), len(other.features))
-    return {
-        name: measure(*distances[name], samples=samples, seed=seed) for name in DRIFT if name in distances
-    }
-
-
-def _counts(part: Measurements, classes: list[str]) -> np.ndarray:
-    """[n, K] boxes of each of `classes` in each image."""
-    counts = np.zeros((len(part.counts), len(classes)))
-    counts[:, [classes.index(name) for name in part.classes]] = part.counts
-    return counts
+def _shifts(one: Measurements, other: Measurements, samples: int, seed: int) -> dict[str, Shift]:
+    distances = {CLASSES: of_frequencies, FEATURES: of_vectors}
+    shifts = {}
+    for name in DRIFT:
+        if name in one.properties and name in other.properties:
+            left, right = one.properties[name], other.properties[name]
+            images = np.concatenate([left.images, right.images + left.total])
+            distance = distances.get(name, of_values)(np.concatenate([left.values, right.values]), images)
+            shifts[name] = measure(distance, left.total, right.total, samples=samples, seed=seed)
+    return shifts
 
 
 def measure(distance: Distance, one: int, other: int, *, samples: int = 200, seed: int = 0) -> Shift:
     """Return a distance with its confidence.
 
-    `distance` is of the images of both sets, the `one` (at least one) first. `samples` of the bootstrap, and
-    permutations; 0 leaves the confidence out.
+    `one` and `other` count the images of both sets, in this order in the weights. `samples` is the number of
+    bootstrap samples and of permutations; 0 leaves the confidence out.
     """
     sets = np.arange(one), np.arange(one, one + other)
 
     def statistic(left: np.ndarray, right: np.ndarray, axis: int = -1) -> np.ndarray:
-        found = distance(_weights(left, one + other), _weights(right, one + other))
-        return found if left.ndim > 1 else found[0]
+        distances = distance(_weights(left, one + other), _weights(right, one + other))
+        return distances if left.ndim > 1 else distances[0]
 
     value = float(statistic(*sets))
     if not samples:
@@ -257,7 +235,7 @@ def measure(distance: Distance, one: int, other: int, *, samples: int = 200, see
         "n_resamples": samples, "batch": _BATCH, "vectorized": True, "rng": np.random.default_rng(seed),
     }  # fmt: skip
     spread = np.array([value])
-    if min(one, other) > 1 < samples:  # Of one image there is one sample, and of one sample no spread.
+    if min(one, other) > 1 < samples:  # scipy needs two images and two samples.
         spread = bootstrap(sets, statistic, method="percentile", **options).bootstrap_distribution
     # Resampled sets are further apart than the sets that they are drawn from: shifted by the bias.
     ends = np.percentile(spread, [2.5, 97.5]) - (spread.mean() - value)
@@ -267,42 +245,40 @@ def measure(distance: Distance, one: int, other: int, *, samples: int = 200, see
 
 
 def _weights(images: np.ndarray, total: int) -> np.ndarray:
-    """[total, S] weight of each image in S samples, given as [S, m] or [m] numbers of images."""
+    """[total, S] how often each image is in each of S samples, given as [S, m] or [m] numbers of images."""
     samples = np.atleast_2d(images).astype(int)
     shifted = samples + total * np.arange(len(samples))[:, None]
     return np.bincount(shifted.ravel(), minlength=total * len(samples)).reshape(-1, total).T.astype(float)
 
 
-def of_frequencies(counts: np.ndarray) -> Distance:
-    """Total variation of the class frequencies; counts: [n, K] boxes of each class in each image."""
+def of_frequencies(values: np.ndarray, images: np.ndarray) -> Distance:
+    """Total variation of the frequencies of values; both [m]."""
+    _, kinds = np.unique(values, return_inverse=True)
+    counts = np.zeros((images.max() + 1, kinds.max() + 1))
+    np.add.at(counts, (images, kinds), 1)
 
-    def distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-        totals = (counts.T @ weights for weights in (one, other))
-        shares = [each / np.maximum(each.sum(axis=0), 1e-12) for each in totals]
-        return np.asarray(np.abs(shares[0] - shares[1]).sum(axis=0) / 2)
+    def shares(weights: np.ndarray) -> np.ndarray:
+        totals = counts.T @ weights[: len(counts)]
+        return np.asarray(totals / np.maximum(totals.sum(axis=0), 1e-12))
 
-    return distance
+    return lambda one, other: np.abs(shares(one) - shares(other)).sum(axis=0) / 2
 
 
 def of_values(values: np.ndarray, images: np.ndarray) -> Distance:
-    """Distance of Kolmogorov and Smirnov; values: [m]; images: [m] the image of each."""
+    """Kolmogorov-Smirnov statistic of weighted values; both [m]."""
     order = np.argsort(values, kind="stable")
     ordered, of_image = values[order], images[order]
-    last = np.flatnonzero(np.r_[ordered[1:] != ordered[:-1], True])
+    last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))
 
-    def distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-        sums = (np.cumsum(weights[of_image], axis=0) for weights in (one, other))
-        shares = [each[last] / np.maximum(each[-1], 1e-12) for each in sums]
-        return np.asarray(np.abs(shares[0] - shares[1]).max(axis=0))
+    def shares(weights: np.ndarray) -> np.ndarray:
+        sums = np.cumsum(weights[of_image], axis=0)
+        return np.asarray(sums[last] / np.maximum(sums[-1], 1e-12))
 
-    return distance
+    return lambda one, other: np.abs(shares(one) - shares(other)).max(axis=0)
 
 
-def of_vectors(vectors: np.ndarray) -> Distance:
-    """The energy distance as a share: 0 for the same distributions, 1 if each is one point; vectors: [n, D].
-
-    (Szekely and Rizzo, Energy statistics, 2013: the coefficient of inhomogeneity.)
-    """
+def of_vectors(vectors: np.ndarray, _images: np.ndarray) -> Distance:
+    """Energy distance as a share of its maximum (Szekely and Rizzo, Energy statistics, 2013); [n, D]."""
     between = cdist(vectors, vectors)
 
     def distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -321,43 +297,37 @@ def _measure_set(view: View, split: str, pictures: int, seed: int, embed: Embed 
         raise DataError(f"{view.uri} has no images in {split}", fix="choose another --split")
     total = len(rows)
     if total > _MOST_IMAGES:
-        rows = [rows[place] for place in np.sort(random.choice(total, _MOST_IMAGES, replace=False))]
-    counts = np.zeros((len(rows), len(view.names)))
-    sides, places, image_sides = [], [], []
-    for place, (sample, sized) in enumerate(rows):
+        rows = [rows[number] for number in np.sort(random.choice(total, _MOST_IMAGES, replace=False))]
+    classes, sides = [], []
+    for number, (sample, sized) in enumerate(rows):
         for box in sample["annotations"]:
-            counts[place, box["category_id"]] += 1
+            classes.append((number, view.names[box["category_id"]]))
             if sized:
-                sides.append(np.sqrt(box["bbox"][2] * box["bbox"][3]))
-                places.append(place)
-        if sized:
-            image_sides.append(max(sample["width"], sample["height"]))
-    looked_at = [
-        (_luminance(picture.image), embed(picture.image) if embed else np.zeros(0))
-        for picture in view.pictures(split, pictures, random)
-        if picture.image is not None
-    ]
-    if pictures and not looked_at:
+                sides.append((number, np.sqrt(box["bbox"][2] * box["bbox"][3])))
+    images = [each.image for each in view.pictures(split, pictures, random) if each.image is not None]
+    if pictures and not images:
         raise DataError(
-            f"none of the images of {view.uri} that were looked at can be read",
-            fix="`kubedet data verify` tells what is wrong with them",
+            f"none of the sampled images of {view.uri} can be read",
+            fix="`kubedet data verify` shows the reasons",
         )
-    of_images: dict[str, Any] = {
-        "drift/boxes_per_image": counts.sum(axis=1),
-        "drift/image_size": image_sides,
-        "drift/brightness": [luminance.mean() for luminance, _ in looked_at],
-        "drift/sharpness": [_sharpness(luminance) for luminance, _ in looked_at],
+    small = [_luminance(image) for image in images]
+    of_images: dict[str, list[Any]] = {
+        "drift/boxes_per_image": [float(len(sample["annotations"])) for sample, _ in rows],
+        "drift/image_size": [float(max(each["width"], each["height"])) for each, sized in rows if sized],
+        "drift/brightness": [luminance.mean() for luminance in small],
+        "drift/sharpness": [_sharpness(luminance) for luminance in small],
+        FEATURES: [embed(image) for image in images] if embed else [],
     }
-    numbers = {
-        name: Numbers(np.array(values, float), np.arange(len(values)), len(values))
+    properties = {
+        name: Property(np.array(values), np.arange(len(values)), len(values))
         for name, values in of_images.items()
+        if values
     }
-    numbers["drift/box_size"] = Numbers(np.array(sides, float), np.array(places, int), len(rows))
-    return Measurements(
-        view.uri, split, total, list(view.names), counts,
-        {name: each for name, each in numbers.items() if len(each.values)},
-        np.array([features for _, features in looked_at]) if looked_at else np.zeros((0, 0)),
-    )  # fmt: skip
+    for name, pairs in ((CLASSES, classes), ("drift/box_size", sides)):
+        if pairs:
+            numbers, values = zip(*pairs, strict=True)
+            properties[name] = Property(np.array(values), np.array(numbers), len(rows))
+    return Measurements(view.uri, split, total, list(view.names), properties)
 
 
 def _rows(view: View, split: str) -> Iterator[tuple[AnnotatedImage, bool]]:
@@ -374,12 +344,11 @@ def _rows(view: View, split: str) -> Iterator[tuple[AnnotatedImage, bool]]:
     for block in view.blocks(split):
         sound = [row for row in block if not row["fault_reason"]]
         samples = cleaned_samples(sound, len(view.names), Problems())
-        for row, sample in zip(sound, samples, strict=True):
-            yield sample, is_sized(row)
+        yield from zip(samples, map(is_sized, sound), strict=True)
 
 
 def _luminance(image: Image.Image) -> np.ndarray:
-    """[h, w] from 0 to 1, of the image made as small as _SIDE."""
+    """[h, w] from 0 to 1, at most _SIDE."""
     small = image.convert("L")
     small.thumbnail((_SIDE, _SIDE), Image.Resampling.BOX)
     return np.asarray(small, float) / 255
@@ -394,16 +363,15 @@ def _sharpness(image: np.ndarray) -> float:
 
 
 def _embedding(uri: str) -> Embed:
-    """Return what gives the mean of the last feature map of a detector's backbone."""
+    """Return a function that averages the last feature map of a detector's backbone."""
     detector, meta = checkpoint.load_model(uri)
     backbone = next((part for name, part in detector.named_modules() if name.endswith("backbone")), None)
     if backbone is None:
         raise EvaluationError(
-            f"the model {uri} has no backbone whose features can be taken", fix="leave --model out, or give "
-            "the checkpoint of another detector",
-        )  # fmt: skip
+            f"the model {uri} has no backbone whose features can be taken",
+            fix="leave --model out, or give the checkpoint of another detector",
+        )
     side = meta["config"]["loader"]["image_size"]
-
     maps: list[Tensor] = []
     backbone.register_forward_hook(lambda _module, _inputs, output: maps.extend(_maps(output)))
 
@@ -426,23 +394,27 @@ def _maps(output: Any) -> list[Tensor]:
 
 def page(drift: Drift) -> str:
     """Return the page as HTML that needs no other file."""
-    changes = drift.shares[1] - drift.shares[0]
-    classes = [  # With shares and change, the largest change first.
-        (drift.classes[place], *drift.shares[:, place].tolist(), float(changes[place]))
-        for place in np.argsort(-np.abs(changes), kind="stable")
-    ]
-    plots = []
-    if classes:
-        names, one, other, _ = zip(*classes[:_CLASSES], strict=True)
-        drawn, _ = bars("share of the boxes", names, one, other)
-        plots.append(as_plot("Classes that changed most", drawn, ((SERIES[0], "A"), (SERIES[1], "B"))))
+    moved = [DRIFT[name] for name, shift in drift.shifts.items() if shift.sure]
+    missing = [DRIFT[name] for name in DRIFT if name not in drift.shifts]
+    lines = [f"{letter}: {part.uri}, {part.images:,} images of {part.split}"
+             for letter, part in (("A", drift.one), ("B", drift.other))]  # fmt: skip
+    lines.append(f"More than chance moved: {', '.join(moved) or 'nothing'}.")
+    lines.append("0 is equal, 1 has nothing in common. p: probability of such a distance by chance alone.")
+    if missing:
+        lines.append(f"Not measured: {', '.join(missing)}.")
     rows = [
-        {"name": name, "meaning": DRIFT[name], "shift": shift,
-         "medians": [f"{value:.4g}" for value in drift.medians(name)] or ["-", "-"]}
+        [name, f"{shift.value:.3f}", f"{shift.low:.3f} to {shift.high:.3f}", f"{shift.p:.3f}",
+         f"{shift.chance:.3f}", *([f"{median:.4g}" for median in drift.medians(name)] or ["-", "-"])]
         for name, shift in drift.shifts.items()
     ]  # fmt: skip
+    shares = sorted(drift.shares.items(), key=lambda pair: -abs(pair[1][1] - pair[1][0]))[:_PLOTTED_CLASSES]
+    plots = []
+    if shares:
+        drawn, _ = bars("share of the boxes", [name for name, _ in shares],
+                        *np.array([pair for _, pair in shares]).T)  # fmt: skip
+        plots.append(as_plot("Classes that changed most", drawn, ((SERIES[0], "A"), (SERIES[1], "B"))))
     return render(
-        "drift_page.html.jinja", drift=drift, plots=plots, rows=rows, classes=classes, few=_CLASSES,
-        missing=[DRIFT[name] for name in DRIFT if name not in drift.shifts],
-        sure=[DRIFT[name] for name, shift in drift.shifts.items() if shift.sure],
+        "plots_page.html.jinja", title="Drift of data", remark="\n".join(lines), recipe="", plots=plots,
+        header=["metric", "distance", "95 % interval", "p", "by chance up to", "median of A", "median of B"],
+        rows=rows,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Two sets of data side by side, from what they hold to the page."""
+"""Comparison of two data sets, from their images to the page."""
 
 import json
 
@@ -50,7 +50,7 @@ def sets(tmp_path_factory):
     }
 
 
-def test_sets_of_one_kind_are_together_and_what_moved_is_named(sets):
+def test_equal_sets_differ_by_chance_and_changes_are_significant(sets):
     same = compare_data(sets["first"], sets["same"], pictures=20)
     assert set(same.metrics) == ANNOTATED
     assert not same.shifts["drift/classes"].sure and not same.shifts["drift/brightness"].sure
@@ -65,17 +65,18 @@ def test_shards_are_compared_with_features_of_a_detector(shards, saved):
     drift = compare_data(shards, shards, pictures=6, samples=20, model_uri=saved())
     assert set(drift.metrics) == set(DRIFT)
     assert all(value == pytest.approx(0, abs=1e-5) for value in drift.metrics.values())
-    assert drift.one.features.shape[0] == 6 and drift.one.features.shape[1] > 1
+    features = drift.one.properties["drift/features"].values
+    assert features.shape[0] == 6 and features.shape[1] > 1
 
 
-def test_what_cannot_be_compared_is_said(sets, tmp_path):
+def test_mistakes_are_errors(sets, tmp_path):
     with pytest.raises(DataError, match="has no split night"):
         compare_data(sets["first"], sets["same"], split="night")
     with pytest.raises(DataError):
         compare_data(sets["first"], str(tmp_path / "absent"))
 
 
-def test_the_page_and_the_record_hold_every_distance(sets, tmp_path):
+def test_page_and_record_contain_every_distance(sets, tmp_path):
     drift = compare_data(sets["first"], sets["other"], pictures=20, samples=50)
     write(drift, str(tmp_path))
     record = storage.read_json(str(tmp_path / "drift.json"))
@@ -96,22 +97,21 @@ def weights(one, other):
     return sides, 1 - sides
 
 
-def test_values_are_apart_as_scipy_has_it():
+def test_distances_of_values_and_vectors():
     one, other = RANDOM.integers(0, 9, 60).astype(float), RANDOM.integers(2, 12, 45).astype(float)
-    values = np.r_[one, other]
-    distance = of_values(values, np.arange(105))(*weights(60, 45))
+    distance = of_values(np.r_[one, other], np.arange(105))(*weights(60, 45))
     assert distance == pytest.approx([stats.ks_2samp(one, other).statistic])
-
-
-def test_vectors_are_apart_by_the_energy_distance():
     near, far = RANDOM.normal(size=(2, 30, 4))
-    assert of_vectors(np.r_[near, near])(*weights(30, 30)) == pytest.approx([0], abs=1e-6)
-    points = np.r_[np.zeros((5, 4)), np.ones((5, 4))]
-    assert of_vectors(points)(*weights(5, 5)) == pytest.approx([1])
-    assert 0 < of_vectors(np.r_[near, far + 1])(*weights(30, 30))[0] < 1
+
+    def energy(left, right):
+        return of_vectors(np.r_[left, right], np.arange(60))(*weights(len(left), len(right)))
+
+    assert energy(near, near) == pytest.approx([0], abs=1e-6)
+    assert energy(np.zeros((5, 4)), np.ones((5, 4))) == pytest.approx([1])
+    assert 0 < energy(near, far + 1)[0] < 1
 
 
-def test_sets_of_one_kind_are_not_called_apart_and_others_are():
+def test_confidence_of_equal_and_of_moved_values():
     values = RANDOM.normal(size=300)
     same = measure(of_values(values, np.arange(300)), 150, 150)
     assert same.p > 0.05 and not same.sure and same.value < 0.2
