@@ -81,29 +81,6 @@ class Metadata:
     record: dict[str, Any]
     """All of the JSON."""
 
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> "Metadata":
-        """Read JSON of the shape FORM."""
-        origin = record["trained_on"]
-        return cls(
-            name=record["name"],
-            model_version=record["model_version"],
-            created=record["created"],
-            classes=record["classes"],
-            input_size=record["input"]["input_size"],
-            rows=record["outputs"].get("rows", 0),
-            thresholds=record["thresholds"],
-            formats={name: entry["files"] for name, entry in record["formats"].items()},
-            shards=origin["shards"],
-            checkpoint=origin["checkpoint"],
-            step=origin.get("step"),
-            evaluation=record["metrics"]["evaluation"],
-            metrics=record["metrics"]["values"],
-            versions=record["versions"],
-            config=record["config"],
-            record=record,
-        )
-
 
 @dataclass(frozen=True)
 class Bundle:
@@ -113,7 +90,7 @@ class Bundle:
     metadata: Metadata
     checksums: dict[str, str]
     """sha256 of each file by name, except SHA256SUMS and the signature."""
-    digest: str = ""
+    digest: str
     """sha256 of SHA256SUMS: of all files except the signature."""
 
     @property
@@ -121,9 +98,9 @@ class Bundle:
         """Names of the classes, by label."""
         return [category["name"] for category in self.metadata.classes]
 
-    def check(self, names: Iterable[str] = ()) -> None:
-        """Compare files (default: all) with their checksums; raises as `files`."""
-        with self.files(names or self.checksums):
+    def check(self) -> None:
+        """Compare all files with their checksums; raises as `files`."""
+        with self.files(self.checksums):
             pass
 
     def check_whole(self) -> None:
@@ -202,7 +179,25 @@ def load(uri: str) -> Bundle:
     content = storage.read_bytes(sums)
     checksums = _parse(content, sums)
     with _verified(uri, checksums, [METADATA]):
-        metadata = Metadata.from_json(storage.read_json(storage.join(uri, METADATA), FORM))
+        record = storage.read_json(storage.join(uri, METADATA), FORM)
+    metadata = Metadata(
+        name=record["name"],
+        model_version=record["model_version"],
+        created=record["created"],
+        classes=record["classes"],
+        input_size=record["input"]["input_size"],
+        rows=record["outputs"].get("rows", 0),
+        thresholds=record["thresholds"],
+        formats={name: entry["files"] for name, entry in record["formats"].items()},
+        shards=record["trained_on"]["shards"],
+        checkpoint=record["trained_on"]["checkpoint"],
+        step=record["trained_on"].get("step"),
+        evaluation=record["metrics"]["evaluation"],
+        metrics=record["metrics"]["values"],
+        versions=record["versions"],
+        config=record["config"],
+        record=record,
+    )
     _check_values(storage.join(uri, METADATA), metadata, checksums)
     return Bundle(uri, metadata, checksums, hashlib.sha256(content).hexdigest())
 
@@ -217,10 +212,10 @@ def _check_values(uri: str, metadata: Metadata, checksums: dict[str, str]) -> No
     size, ids = metadata.input_size, [category["id"] for category in metadata.classes]
     problems = []
     try:
-        is_time = datetime.fromisoformat(metadata.created).tzinfo is not None
+        has_zone = datetime.fromisoformat(metadata.created).tzinfo is not None
     except ValueError:
-        is_time = False
-    if not is_time:
+        has_zone = False
+    if not has_zone:
         problems.append(f"created is {metadata.created[:60]!r}, not a time with a time zone")
     if not 0 < size <= _LARGEST_INPUT:
         problems.append(f"input.input_size is {size}, not 1 to {_LARGEST_INPUT}")
@@ -274,14 +269,12 @@ def _publish(folder: Path, names: list[str], uri: str) -> None:
 def _irregular(uri: str) -> list[str]:
     if not storage.is_local(uri):
         return []
-    top = storage.local_path(uri)
-    irregular = []
-    for folder, folders, files in os.walk(top):
-        for path in (Path(folder) / name for name in [*folders, *files]):
-            if path.is_symlink():
-                irregular.append(f"{path.relative_to(top)}: a symbolic link")
-            elif not (path.is_file() or path.is_dir()):
-                irregular.append(f"{path.relative_to(top)}: not a regular file")
+    top, irregular = storage.local_path(uri), []
+    for path in top.rglob("*"):
+        if path.is_symlink():
+            irregular.append(f"{path.relative_to(top)}: a symbolic link")
+        elif not (path.is_file() or path.is_dir()):
+            irregular.append(f"{path.relative_to(top)}: not a regular file")
     return irregular
 
 

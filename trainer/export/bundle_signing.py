@@ -31,38 +31,35 @@ def check_signature(source: Bundle, public_key: str) -> None:
         ExportError: the key cannot be used, or there is no signature by this key of these files.
         StorageError: a file differs from its checksum, was added, or is a symbolic link.
     """
+    fix = "give the PEM file that `openssl ec -in private.pem -pubout` writes"
     verifying = _module("verifying")
-    with translated(
-        ExportError, f"{public_key} is no public key",
-        fix="give the PEM file that `openssl ec -in private.pem -pubout` writes",
-    ):  # fmt: skip
+    with translated(ExportError, f"{public_key} is no public key", fix=fix):
         config = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
     source.check_whole()
-    with _everything(source) as folder:
+    with _all_files(source) as folder:
         if not (folder / bundle.SIGNATURE).exists():
             raise ExportError(
                 f"the bundle {source.uri} is not signed",
                 fix="export with a key (KUBEDET_SIGNING_KEY), or verify without --public-key",
             )
-        with translated(
-            ExportError, f"the signature of {source.uri} does not fit {public_key}",
-            fix="check that the key is the signer's; do not use this model",
-        ):  # fmt: skip
+        mismatch = f"the signature of {source.uri} does not fit {public_key}"
+        fix = "check that this is the signer's key; do not use the model"
+        with translated(ExportError, mismatch, fix=fix):
             config.set_hashing_config(_hashing(folder)).verify(folder, folder / bundle.SIGNATURE)
 
 
 def _signer(private_key: str) -> Any:
+    fix = (
+        "give an unencrypted PEM file of an elliptic-curve private key "
+        "(openssl ecparam -name prime256v1 -genkey -noout)"
+    )
     signing = _module("signing")
-    with translated(
-        ExportError, f"the bundle cannot be signed with {private_key}",
-        fix="give an unencrypted PEM file of an elliptic-curve private key "
-        "(openssl ecparam -name prime256v1 -genkey -noout)",
-    ):  # fmt: skip
+    with translated(ExportError, f"the bundle cannot be signed with {private_key}", fix=fix):
         return signing.Config().use_elliptic_key_signer(private_key=private_key)
 
 
 @contextmanager
-def _everything(source: Bundle) -> Iterator[Path]:
+def _all_files(source: Bundle) -> Iterator[Path]:
     if storage.is_local(source.uri):
         yield storage.local_path(source.uri)
         return

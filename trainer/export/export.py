@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -39,18 +39,30 @@ SIGNING_KEY = "KUBEDET_SIGNING_KEY"
 _LOG = logging.getLogger("export")
 
 
+@dataclass(frozen=True)
+class _Scores:
+    """The section `metrics` of the metadata: results of the evaluation, if there was one."""
+
+    split: str = ""
+    images: int = 0
+    evaluation: str = ""
+    values: dict[str, float] = field(default_factory=dict)
+    gate: str = ""
+    per_class: dict[str, dict[str, float | None]] = field(default_factory=dict)
+
+
 def export(
     checkpoint_uri: str, shards_uri: str, output_uri: str, config: Config, *,
     evaluation_uri: str = "", signing_key: str = "",
 ) -> dict[str, Any]:  # fmt: skip
-    """Write a bundle (see `bundle`) of the formats in config.export.
+    """Write a bundle of the formats in config.export.
 
     Args:
         checkpoint_uri: best.pt of a run.
         shards_uri: shards whose validation images (else test, else train) check the export, and
             whose training images calibrate int8.
         output_uri: folder to publish to.
-        config: the export section.
+        config: the export section is used.
         evaluation_uri: folder of the run's evaluation, whose metrics.json goes into the metadata; "" is none.
         signing_key: path of the PEM file that signs the bundle; "" takes the environment variable
             KUBEDET_SIGNING_KEY.
@@ -71,16 +83,17 @@ def export(
     if key:
         bundle_signing.check_key(key)
     check_writable(output_uri)
-    inputs_hash = _inputs_hash(checkpoint_uri, evaluation_uri, config)
+    scores = _read_scores(evaluation_uri)
+    inputs_hash = _inputs_hash(checkpoint_uri, scores, config)
     # With a key it is exported and signed again: the previous signature may be by another key.
     if not key and (result := _earlier_result(output_uri, inputs_hash)) is not None:
         _LOG.info("the model has been exported and checked already: %s", output_uri)
         return result
     detector, meta = checkpoint.load_model(checkpoint_uri)
     index = read_index(shards_uri)
-    name = name_for(config.export.name, shards_uri)
-    config = replace(config, export=replace(config.export, name=name))
-    dataset = _check_set(shards_uri, index, meta["categories"], checkpoint_uri)
+    config = replace(config, export=replace(config.export, name=name_for(config.export.name, shards_uri)))
+    classes = [category["name"] for category in meta["categories"]]
+    dataset = _check_set(shards_uri, index, classes, checkpoint_uri)
     size = meta["config"]["loader"]["image_size"]
     with temporary_folder() as folder:
         maker = Maker(detector, size, config, shards_uri, folder)
@@ -91,13 +104,21 @@ def export(
         weights = {key: tensor.contiguous() for key, tensor in detector.state_dict().items()}
         safetensors.torch.save_file(weights, folder / bundle.WEIGHTS)
         checks = verify(folder, names, detector, dataset, config, size)
-        _log_checks(checks)
-        scored = _evaluation_summary(evaluation_uri)
-        described = _metadata(
-            detector, meta, config, checkpoint_uri, scored, checks, folder, maker.graph.rows
-        )
-        described["trained_on"] |= _data_origin(index, shards_uri)
-        described["made_from"] = inputs_hash
+        for each, check in checks.items():
+            _log_check(each, check)
+        described = {
+            **_metadata(detector, meta, config.export.name, checks, folder, maker.graph.rows),
+            "trained_on": {
+                "shards": meta["fingerprint"], "checkpoint": storage.absolute(checkpoint_uri),
+                "step": meta["step"], "epoch": meta["epoch"], "source": _source(index, shards_uri),
+                "splits": {
+                    split: {"images": counts.samples, "boxes": counts.boxes}
+                    for split, counts in index.splits.items()
+                },
+            },
+            "metrics": asdict(replace(scores, values=scores.values or meta["metrics"] or {})),
+            "made_from": inputs_hash,
+        }  # fmt: skip
         (folder / bundle.METADATA).write_text(json.dumps(described, indent=2, ensure_ascii=False) + "\n")
         (folder / bundle.CARD).write_text(model_card(described))
         sbom.write_sbom(folder, folder / bundle.SBOM, described["name"], described["model_version"])
@@ -122,9 +143,9 @@ def _result(output_uri: str, described: dict[str, Any], sizes: dict[str, int]) -
     }
 
 
-def _inputs_hash(checkpoint_uri: str, evaluation_uri: str, config: Config) -> str:
+def _inputs_hash(checkpoint_uri: str, scores: _Scores, config: Config) -> str:
     sha256 = bundle.file_sha256(storage.local_copy(checkpoint_uri))
-    parts = [sha256, asdict(config.export), _evaluation_summary(evaluation_uri), _versions()]
+    parts = [sha256, asdict(config.export), asdict(scores), _versions()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -144,17 +165,15 @@ def _earlier_result(output_uri: str, inputs_hash: str) -> dict[str, Any] | None:
     return _result(output_uri, earlier.metadata.record, sizes)
 
 
-def _check_set(
-    shards_uri: str, index: ShardIndex, categories: list[dict[str, Any]], checkpoint_uri: str
-) -> ShardDataset:
-    chosen = next((name for name in ("val", "test", "train") if index.samples.get(name)), "")
-    if not chosen:
+def _check_set(shards_uri: str, index: ShardIndex, classes: list[str], checkpoint_uri: str) -> ShardDataset:
+    split = next((name for name in ("val", "test", "train") if index.samples.get(name)), "")
+    if not split:
         raise ExportError(
             f"the shards {shards_uri} have no images to check the export on", fix="shard a source"
         )
-    dataset = ShardDataset(shards_uri, chosen)
-    data, model = ([category["name"] for category in side] for side in (dataset.categories, categories))
-    if difference := name_difference(data, model, "the data", "the model"):
+    dataset = ShardDataset(shards_uri, split)
+    of_data = [category["name"] for category in dataset.categories]
+    if difference := name_difference(of_data, classes, "the data", "the model"):
         raise ExportError(
             f"the classes of the checkpoint {checkpoint_uri} are not those of the shards {shards_uri}: "
             f"{difference}",
@@ -163,68 +182,54 @@ def _check_set(
     return dataset
 
 
-def _evaluation_summary(evaluation_uri: str) -> dict[str, Any]:
+def _read_scores(evaluation_uri: str) -> _Scores:
     uri = storage.join(evaluation_uri, "metrics.json") if evaluation_uri else ""
     if not uri or not storage.exists(uri):
-        return {}
-    return storage.read_json(uri) | {"uri": storage.absolute(evaluation_uri)}
+        return _Scores()
+    scored = storage.read_json(uri)
+    thresholds = scored.get("thresholds", {})
+    return _Scores(
+        split=scored.get("split", ""),
+        images=scored.get("images", 0),
+        evaluation=storage.absolute(evaluation_uri),
+        values=scored.get("metrics") or {},
+        gate=(scored.get("verdict") or {}).get("reason", ""),
+        per_class={
+            name: {key: row.get(key) for key in ("AP", "AP50", "boxes")} | {"threshold": thresholds.get(name)}
+            for name, row in scored.get("per_class", {}).items()
+        },
+    )
 
 
-def _data_origin(index: ShardIndex, shards_uri: str) -> dict[str, Any]:
+def _source(index: ShardIndex, shards_uri: str) -> str:
     data_root = storage.parent(storage.parent(shards_uri))
     raw = storage.join(data_root, "raw", index.raw_fingerprint, "manifest.json")
     source = storage.read_json(raw)["source"] if storage.exists(raw) else ""
-    return {
-        # Without credentials: user name and password, signed query.
-        "source": re.sub("//[^/@]*@", "//", source.partition("?")[0]),
-        "splits": {
-            name: {"images": split.samples, "boxes": split.boxes} for name, split in index.splits.items()
-        },
-    }
+    # Without credentials: user name and password, signed query.
+    return re.sub("//[^/@]*@", "//", source.partition("?")[0])
 
 
-def _class_scores(scored: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    thresholds = scored.get("thresholds", {})
-    return {
-        name: {key: scores.get(key) for key in ("AP", "AP50", "boxes")} | {"threshold": thresholds.get(name)}
-        for name, scores in scored.get("per_class", {}).items()
-    }
-
-
-def _log_checks(checks: dict[str, Check]) -> None:
-    for name, check in checks.items():
-        if not check.matches.detections:
-            _LOG.warning(
-                "%s: the model detects nothing in %d images, so the check says little; train longer",
-                name, check.images,
-            )  # fmt: skip
-            continue
-        _LOG.info(
-            "%s in %s: AP %+.4f, %.1f%% of %d detections match, %.1f ms an image",
-            name, check.runtime, check.ap_change, check.matches.matched * 100, check.matches.detections,
-            check.latency["p50_ms"],
-        )  # fmt: skip
+def _log_check(name: str, check: Check) -> None:
+    matches = check.matches
+    if not matches.detections:
+        text = "%s: the model detects nothing in %d images, so the check says little; train longer"
+        _LOG.warning(text, name, check.images)
+        return
+    _LOG.info(
+        "%s in %s: AP %+.4f, %.1f%% of %d detections match, %.1f ms an image",
+        name, check.runtime, check.ap_change, matches.matched * 100, matches.detections, check.latency.p50_ms,
+    )  # fmt: skip
 
 
 def _metadata(
-    detector: Architecture, meta: dict[str, Any], config: Config, checkpoint_uri: str,
-    scored: dict[str, Any], checks: dict[str, Check], folder: Path, rows: int,
-) -> dict[str, Any]:  # fmt: skip
+    detector: Architecture, meta: dict[str, Any], name: str, checks: dict[str, Check], folder: Path, rows: int
+) -> dict[str, Any]:
     size = meta["config"]["loader"]["image_size"]
     shas = {path.name: bundle.file_sha256(path) for path in sorted(folder.iterdir())}
-    formats = {
-        each: {
-            "files": list(FORMATS[each].files),
-            "outputs": list(RAW_OUTPUTS if FORMATS[each].raw else OUTPUTS),
-            "bytes": {file: (folder / file).stat().st_size for file in FORMATS[each].files},
-            "check": asdict(check),
-        }
-        for each, check in checks.items()
-    }
     return {
         "kind": "model",
         "version": 2,
-        "name": config.export.name,
+        "name": name,
         # The same files always have the same version.
         "model_version": hashlib.sha256(json.dumps(shas, sort_keys=True).encode()).hexdigest()[:12],
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -243,18 +248,14 @@ def _metadata(
         },
         "architecture": {"name": detector.config.architecture, "title": detector.title},
         "thresholds": detector.thresholds,
-        "formats": formats,
-        "trained_on": {
-            "shards": meta["fingerprint"], "checkpoint": storage.absolute(checkpoint_uri),
-            "step": meta["step"], "epoch": meta["epoch"],
-        },
-        "metrics": {
-            "split": scored.get("split", ""),
-            "images": scored.get("images", 0),
-            "evaluation": scored.get("uri", ""),
-            "values": scored.get("metrics") or meta["metrics"] or {},
-            "gate": (scored.get("verdict") or {}).get("reason", ""),
-            "per_class": _class_scores(scored),
+        "formats": {
+            each: {
+                "files": list(FORMATS[each].files),
+                "outputs": list(RAW_OUTPUTS if FORMATS[each].raw else OUTPUTS),
+                "bytes": {file: (folder / file).stat().st_size for file in FORMATS[each].files},
+                "check": asdict(check),
+            }
+            for each, check in checks.items()
         },
         "sha256": shas,
         "versions": _versions(),

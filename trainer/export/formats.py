@@ -29,13 +29,12 @@ class Runtime(Protocol):
     """A loaded exported file."""
 
     name: str
-    """The library and its version, e.g. `onnxruntime 1.31.1`."""
+    """The library and its version, such as `onnxruntime 1.31.1`."""
     threads: int
     """Threads that compute one request."""
 
     def run(self, images: np.ndarray) -> list[np.ndarray]:
         """Return outputs, in the graph's order, of uint8 images [B, 3, S, S]."""
-        ...
 
 
 class OnnxRuntime:
@@ -62,10 +61,8 @@ class OpenVino:
         self.threads = threads or torch.get_num_threads()
         self.name = f"openvino {version('openvino')}"
         hints = {
-            "INFERENCE_PRECISION_HINT": "f32",
-            "INFERENCE_NUM_THREADS": self.threads,
-            "NUM_STREAMS": "1",
-        }
+            "INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": self.threads, "NUM_STREAMS": "1",
+        }  # fmt: skip
         self._model = openvino.Core().compile_model(str(path), "CPU", hints)
 
     def run(self, images: np.ndarray) -> list[np.ndarray]:
@@ -75,7 +72,7 @@ class OpenVino:
 
 
 class ExportedProgram:
-    """A file of torch.export, in PyTorch. It is code: open only files whose origin you know."""
+    """A file of torch.export, in PyTorch. It is code: open only files of authors you trust."""
 
     def __init__(self, path: Path, threads: int = 0) -> None:
         self.threads = threads or torch.get_num_threads()
@@ -99,7 +96,7 @@ def import_openvino() -> Any:
     return openvino
 
 
-# onnxscript's type variables describe graph values, which Python values stand for here.
+# Any: onnxscript's type variables describe graph values, but these are Python values.
 op: Any = opset18
 
 
@@ -126,37 +123,39 @@ def _nms_keep(boxes: Any, scores: Any, labels: Any, classes: int, overlap: float
     return op.ScatterND(nothing, where, ones)
 
 
-def _without_traces(model: onnx.ModelProto) -> onnx.ModelProto:
-    graph = model.graph
-    values = [*graph.value_info, *graph.initializer, *graph.input, *graph.output]
-    for part in (model, graph, *graph.node, *values):
-        part.ClearField("metadata_props")
-        part.ClearField("doc_string")
-    return model
+def _example(image_size: int) -> torch.Tensor:
+    # Two images: a batch of one would be taken for a constant.
+    return torch.zeros(2, 3, image_size, image_size, dtype=torch.uint8)
+
+
+def _any_batch() -> Any:
+    return ({0: torch.export.Dim("batch", min=1)},)
 
 
 def write_onnx(graph: Graph, path: Path, opset: int) -> None:
     """Export a graph with a dynamic batch, all weights inside the file, and check it."""
-    size = graph.image_size
-    # Two images: a batch of one would be taken for a constant.
-    example = torch.zeros(2, 3, size, size, dtype=torch.uint8)
     failing = f"the model cannot be written as ONNX (opset {opset})"
     fix = "use the versions of torch, onnx and onnxscript in constraints.txt"
     with translated(ExportError, failing, fix=fix):
         with quiet():
             program = torch.onnx.export(
                 graph,
-                (example,),
+                (_example(graph.image_size),),
                 dynamo=True,
                 opset_version=opset,
                 input_names=[INPUT],
                 output_names=list(graph.names),
-                dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+                dynamic_shapes=_any_batch(),
                 custom_translation_table={torch.ops.kubedet.nms_keep.default: _nms_keep},
                 verbose=False,
             )
         assert program is not None
-        path.write_bytes(_without_traces(program.model_proto).SerializeToString())
+        model = program.model_proto
+        values = [*model.graph.value_info, *model.graph.initializer, *model.graph.input, *model.graph.output]
+        for part in (model, model.graph, *model.graph.node, *values):  # They hold paths of this machine.
+            part.ClearField("metadata_props")
+            part.ClearField("doc_string")
+        path.write_bytes(model.SerializeToString())
         onnx.checker.check_model(str(path), full_check=True)
 
 
@@ -198,12 +197,10 @@ class Maker:
         write_onnx(self.detector.raw_graph(self.image_size), path, self.config.export.opset)
 
     def program(self, path: Path) -> None:
-        size = self.image_size
-        example = torch.zeros(2, 3, size, size, dtype=torch.uint8)
-        shapes = ({0: torch.export.Dim("batch", min=1)},)
         fix = "use the version of torch in constraints.txt, or leave out torch-export"
         with translated(ExportError, "torch.export cannot write the model", fix=fix), quiet():
-            torch.export.save(torch.export.export(self.graph, (example,), dynamic_shapes=shapes), path)
+            example = (_example(self.image_size),)
+            torch.export.save(torch.export.export(self.graph, example, dynamic_shapes=_any_batch()), path)
 
     def openvino(self, path: Path) -> None:
         openvino = import_openvino()
@@ -222,27 +219,26 @@ class Format:
     tolerance: Tolerance
     raw: bool = False
     """Whether it gives boxes and scores of all anchors, not detections."""
+    is_code: bool = False
+    """Whether its file is a program, which runs the code of its author."""
 
 
 FORMATS = {
     "onnx": Format(("model.onnx",), Maker.onnx, OnnxRuntime, EXACT),
     "onnx-int8": Format(("model.int8.onnx",), Maker.int8, OnnxRuntime, QUANTIZED),
-    "torch-export": Format(("model.pt2",), Maker.program, ExportedProgram, EXACT),
+    "torch-export": Format(("model.pt2",), Maker.program, ExportedProgram, EXACT, is_code=True),
     "openvino": Format(("model.xml", "model.bin"), Maker.openvino, OpenVino, EXACT),
     "raw": Format(("model.raw.onnx",), Maker.raw, OnnxRuntime, EXACT, raw=True),
 }
 """The formats by their names in export.formats."""
 
-CODE = ("torch-export",)
-"""Formats whose files are programs, which run the code of their author."""
-
 
 def check_trust(kind: str, uri: str, run_code: bool, *, fix: str) -> None:
     """Raise ExportError for a file that is a program, unless `run_code`; `fix` says how to allow it."""
-    if kind in CODE and not run_code:
+    if FORMATS[kind].is_code and not run_code:
         raise ExportError(
-            f"{FORMATS[kind].files[0]} of {uri} is a program, and does not run unless you allow it",
-            fix=f"if you trust its author: {fix}; else use another format, such as onnx",
+            f"{FORMATS[kind].files[0]} of {uri} is a program, which runs only if you allow it",
+            fix=f"if you trust its author, {fix}; otherwise use another format, such as onnx",
         )
 
 

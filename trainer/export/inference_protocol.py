@@ -5,6 +5,7 @@ Formats: https://github.com/kserve/open-inference-protocol and Triton's binary t
 
 import json
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,32 +14,41 @@ from trainer.base.errors import DataError
 from trainer.export.bundle import Metadata
 from trainer.model.deployment import INPUT, OUTPUTS
 
-TYPES = {"UINT8": np.uint8, "FP32": np.float32, "INT64": np.int64}
+_TYPES = {"FP32": np.float32, "INT64": np.int64}
 _OUTPUT_TYPES = dict(zip(OUTPUTS, ("FP32", "FP32", "INT64", "INT64"), strict=True))
 
 
 def describe_tensors(metadata: Metadata) -> dict[str, list[dict[str, Any]]]:
     """Describe inputs and outputs in the protocol's model metadata; -1 is the batch."""
     size, rows = metadata.input_size, metadata.rows
-    shapes = dict(zip(OUTPUTS, ([-1, rows, 4], [-1, rows], [-1, rows], [-1]), strict=True))
+    shapes = ([-1, rows, 4], [-1, rows], [-1, rows], [-1])
     return {
         "inputs": [{"name": INPUT, "datatype": "UINT8", "shape": [-1, 3, size, size]}],
         "outputs": [
-            {"name": name, "datatype": _OUTPUT_TYPES[name], "shape": shape} for name, shape in shapes.items()
+            {"name": name, "datatype": _OUTPUT_TYPES[name], "shape": shape}
+            for name, shape in zip(OUTPUTS, shapes, strict=True)
         ],
     }
 
 
-def read_request(body: bytes, json_length: int | None, size: int) -> tuple[dict[str, Any], np.ndarray]:
+@dataclass(frozen=True)
+class InferenceRequest:
+    """A request that was read."""
+
+    images: np.ndarray
+    """uint8 [B, 3, S, S]."""
+    id: Any
+    outputs: dict[str, bool]
+    """Requested outputs, and whether each is sent as binary data."""
+
+
+def read_request(body: bytes, json_length: int | None, size: int) -> InferenceRequest:
     """Read an inference request.
 
     Args:
         body: body of the request.
         json_length: bytes of JSON at its start, before binary tensors; None if all is JSON.
         size: side of the model's square.
-
-    Returns:
-        The request's JSON, and the images uint8 [B, 3, size, size].
 
     Raises:
         DataError: the request is malformed; the message is for its sender.
@@ -53,21 +63,32 @@ def read_request(body: bytes, json_length: int | None, size: int) -> tuple[dict[
         raise DataError(f"input {INPUT!r} must be UINT8, not {tensor.get('datatype')}")
     if len(shape) != 4 or shape[1:] != [3, size, size] or not 1 <= shape[0] <= 64:
         raise DataError(f"input {INPUT!r} must have the shape [1..64, 3, {size}, {size}], not {shape}")
-    length = _parameters(tensor).get("binary_data_size")
+    outputs = _requested_outputs(request)
+    length = _parameter(tensor, "binary_data_size", None)
     if length is None:
-        return request, _from_json(tensor.get("data"), shape)
+        return InferenceRequest(_from_json(tensor.get("data"), shape), request.get("id"), outputs)
     data = body[json_length:] if json_length is not None else b""
     if length != math.prod(shape) or len(data) < length:
         received = min(length, len(data)) if isinstance(length, int) else repr(length)
-        raise DataError(f"input {INPUT!r} needs {math.prod(shape)} bytes, {received} are given")
-    return request, np.frombuffer(data[:length], np.uint8).reshape(shape)
+        raise DataError(f"input {INPUT!r} needs {math.prod(shape)} bytes, not {received}")
+    return InferenceRequest(np.frombuffer(data[:length], np.uint8).reshape(shape), request.get("id"), outputs)
 
 
-def _parameters(holder: dict[str, Any]) -> dict[str, Any]:
+def _requested_outputs(request: dict[str, Any]) -> dict[str, bool]:
+    binary = _parameter(request, "binary_data_output", False)
+    requested = request.get("outputs") or [{"name": name} for name in OUTPUTS]
+    if not isinstance(requested, list):
+        raise DataError("outputs must be a list of objects with a name")
+    if not all(isinstance(item, dict) and item.get("name") in list(OUTPUTS) for item in requested):
+        raise DataError(f"there is no such output; outputs are: {', '.join(OUTPUTS)}")
+    return {item["name"]: bool(_parameter(item, "binary_data", binary)) for item in requested}
+
+
+def _parameter(holder: dict[str, Any], key: str, default: Any) -> Any:
     parameters = holder.get("parameters") or {}
     if not isinstance(parameters, dict):
         raise DataError("parameters must be an object of names and values")
-    return parameters
+    return parameters.get(key, default)
 
 
 def _from_json(data: Any, shape: list[int]) -> np.ndarray:
@@ -83,30 +104,23 @@ def _from_json(data: Any, shape: list[int]) -> np.ndarray:
 
 
 def write_response(
-    header: dict[str, Any], request: dict[str, Any], outputs: list[np.ndarray]
+    name: str, version: str, request: InferenceRequest, outputs: list[np.ndarray]
 ) -> tuple[bytes, int | None]:
-    """Write the response to a request."""
-    binary = bool(_parameters(request).get("binary_data_output"))
-    requested = request.get("outputs") or [{"name": name} for name in OUTPUTS]
-    if not isinstance(requested, list):
-        raise DataError("outputs must be a list of objects with a name")
+    """Return the body of a response, and the bytes of JSON at its start (None if all is JSON)."""
     by_name = dict(zip(OUTPUTS, outputs, strict=True))
-    described, blobs = [], []
-    for item in requested:
-        if not isinstance(item, dict) or item.get("name") not in list(by_name):
-            raise DataError(f"there is no such output; outputs are: {', '.join(OUTPUTS)}")
-        name = item["name"]
-        datatype = _OUTPUT_TYPES[name]
-        values = np.ascontiguousarray(by_name[name], TYPES[datatype])
-        tensor = {"name": name, "datatype": datatype, "shape": list(values.shape)}
-        if _parameters(item).get("binary_data", binary):
+    tensors, blobs = [], []
+    for output, binary in request.outputs.items():
+        datatype = _OUTPUT_TYPES[output]
+        values = np.ascontiguousarray(by_name[output], _TYPES[datatype])
+        tensor: dict[str, Any] = {"name": output, "datatype": datatype, "shape": list(values.shape)}
+        if binary:
             blobs.append(values.tobytes())
             tensor["parameters"] = {"binary_data_size": len(blobs[-1])}
         else:
             tensor["data"] = values.flatten().tolist()
-        described.append(tensor)
-    response = {**header, "outputs": described}
-    if request.get("id"):
-        response["id"] = request["id"]
+        tensors.append(tensor)
+    response = {"model_name": name, "model_version": version, "outputs": tensors}
+    if request.id:
+        response["id"] = request.id
     text = json.dumps(response).encode()
     return b"".join([text, *blobs]), len(text) if blobs else None

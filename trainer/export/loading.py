@@ -20,6 +20,7 @@ from trainer.model.architecture import Architecture, build
 from trainer.model.postprocess import Detections
 from trainer.training import checkpoint
 
+_Predict = Callable[[Tensor], Detections]
 _PREFERRED = ("onnx", "openvino", "onnx-int8", "raw")
 """Formats in the order of preference, as in `kubedet predict`; else the weights."""
 
@@ -39,14 +40,18 @@ def load(uri: str, device: torch.device, *, run_code: bool = False) -> ScoredMod
         StorageError: it cannot be read, or has changed since it was written.
     """
     exported = _find_exported(uri)
-    if exported:
-        source, name = exported
-        return _load_weights(source, device) if name == WEIGHTS else _load_served(source, name, run_code)
-    detector, meta = checkpoint.load_model(uri, device)
-    predict, image_size = _folded_predict(detector, device, uri), meta["config"]["loader"]["image_size"]
+    if exported is None:
+        detector, meta = checkpoint.load_model(uri, device)
+        predict, size = _folded_predict(detector, device, uri), meta["config"]["loader"]["image_size"]
+        digest = file_sha256(storage.local_copy(uri))
+        return ScoredModel(uri, predict, True, meta["categories"], size, digest, meta["step"], meta["config"])
+    source, name = exported
+    reentrant = name == WEIGHTS
+    predict = _load_weights(source, device) if reentrant else _load_served(source, name, run_code)
+    metadata = source.metadata
     return ScoredModel(
-        uri, predict, True, meta["categories"], image_size,
-        file_sha256(storage.local_copy(uri)), meta["step"], meta["config"],
+        storage.join(source.uri, name), predict, reentrant, metadata.classes, metadata.input_size,
+        source.checksums[name], metadata.step, metadata.config,
     )  # fmt: skip
 
 
@@ -74,38 +79,37 @@ def _find_exported(uri: str) -> tuple[Bundle, str] | None:
         if name in files:
             return source, name
         raise EvaluationError(
-            f"{uri} is not a model of that folder", fix=f"take the folder, or one of: {', '.join(files)}"
+            f"{uri} is not a model of that folder", fix=f"give the folder, or one of: {', '.join(files)}"
         )
     raise EvaluationError(
         f"{uri} is neither a checkpoint nor an exported model",
         fix="give RUN/train/best.pt, which the training wrote, or RUN/model, which the export wrote",
-    )  # fmt: skip
+    )
 
 
-def _folded_predict(detector: Architecture, device: torch.device, uri: str) -> Callable[[Tensor], Detections]:
+def _folded_predict(detector: Architecture, device: torch.device, uri: str) -> _Predict:
     bad = [name for name, value in detector.state_dict().items() if not value.isfinite().all()]
     if bad:
         raise CheckpointError(
             f"{len(bad)} tensors of the model {uri} hold numbers that are not finite: "
             + ", ".join(bad[:EXAMPLES]),
-            fix="take a checkpoint from before the training broke",
+            fix="use a checkpoint from before the training diverged",
         )
     detector = detector.folded()
     return (detector.to(memory_format=torch.channels_last) if device.type == "cpu" else detector).predict
 
 
-def _load_weights(source: Bundle, device: torch.device) -> ScoredModel:
+def _load_weights(source: Bundle, device: torch.device) -> _Predict:
     metadata, uri = source.metadata, storage.join(source.uri, WEIGHTS)
     trained = parsing.from_json(json.dumps(metadata.config), where=storage.join(source.uri, METADATA))
     detector = build(trained.model, len(metadata.classes))
     unfit = translated(CheckpointError, f"{uri} does not fit its configuration", fix="export the model again")
     with source.files([WEIGHTS]) as folder, unfit:
         detector.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
-    predict = _folded_predict(detector.to(device).eval(), device, uri)
-    return _scored_model(source, WEIGHTS, predict, reentrant=True)
+    return _folded_predict(detector.to(device).eval(), device, uri)
 
 
-def _load_served(source: Bundle, name: str, run_code: bool) -> ScoredModel:
+def _load_served(source: Bundle, name: str, run_code: bool) -> _Predict:
     uri = storage.join(source.uri, name)
     try:
         from trainer.export.formats import FORMATS, check_trust
@@ -122,15 +126,4 @@ def _load_served(source: Bundle, name: str, run_code: bool) -> ScoredModel:
             served = Served(form, folder / name, source.metadata.thresholds)
     except ExportError as error:
         raise EvaluationError(error.message, fix=error.fix) from None
-    return _scored_model(source, name, lambda images: served.predict(images.cpu().numpy()), reentrant=False)
-
-
-def _scored_model(
-    source: Bundle, name: str, predict: Callable[[Tensor], Detections], *, reentrant: bool
-) -> ScoredModel:
-    metadata = source.metadata
-    return ScoredModel(
-        storage.join(source.uri, name), predict, reentrant, metadata.classes,
-        metadata.input_size, source.checksums[name],
-        metadata.step, metadata.config,
-    )  # fmt: skip
+    return lambda images: served.predict(images.cpu().numpy())

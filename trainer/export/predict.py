@@ -45,17 +45,14 @@ class Predictor:
 
     def __call__(self, image: Image.Image, least: float = 0.0) -> list[Detection]:
         square, scale = preprocess(image, self.size)
-        boxes, scores, labels, num = self.runtime.run(square.numpy()[None])
-        limits = np.array([*image.size, *image.size])
+        (boxes,), (scores,), (labels,), (num,) = self.runtime.run(square.numpy()[None])
+        corners = np.clip(boxes.astype(float) / scale, 0, [*image.size, *image.size])
         detections = []
-        for row in range(int(num[0])):
-            if scores[0, row] >= least:
-                corners = np.clip(boxes[0, row].astype(float) / scale, 0, limits)
-                x1, y1, x2, y2 = (round(float(side), 2) for side in corners)
-                label = int(labels[0, row])
-                detections.append(
-                    Detection(label, self.names[label], float(scores[0, row]), (x1, y1, x2, y2))
-                )
+        for box, score, label in zip(corners[:num], scores, labels, strict=False):
+            if score >= least:
+                x1, y1, x2, y2 = (round(float(side), 2) for side in box)
+                name = self.names[int(label)]
+                detections.append(Detection(int(label), name, float(score), (x1, y1, x2, y2)))
         return detections
 
 
@@ -65,7 +62,7 @@ def open_bundle(source: Bundle, kind: str = "", *, run_code: bool = False) -> It
 
     Args:
         source: the bundle.
-        kind: a format; "" takes the first available of onnx, openvino, onnx-int8, torch-export.
+        kind: a format; "" takes the first that is there of onnx, openvino, onnx-int8, torch-export.
         run_code: whether a format that is a program may be opened.
 
     Raises:
@@ -100,7 +97,7 @@ def open_image(path: Path, most_pixels: int = MAX_PIXELS) -> Image.Image:
 
 
 def decode_image(data: bytes, name: str, most_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Decode a JPEG, PNG, WebP, BMP, GIF or TIFF file; `name` names it in errors.
+    """Decode a JPEG, PNG, WebP, BMP, GIF or TIFF file, called `name` in errors.
 
     Raises:
         ImageTooLarge: it has more pixels than `most_pixels`; raised before it is decoded.
@@ -110,7 +107,7 @@ def decode_image(data: bytes, name: str, most_pixels: int = MAX_PIXELS) -> Image
         with name_resource_errors(name):
             return read_upright(data, most_pixels)
     except TooManyPixels as error:
-        fix = f"--max-pixels N allows more, {MAX_PIXELS} at most; or shrink the image"
+        fix = f"use --max-pixels N (at most {MAX_PIXELS}), or shrink the image"
         raise ImageTooLarge(f"{name}: {error}", fix=fix) from None
     except UnreadableImage as error:
         raise DataError(f"{name}: {error}", fix="give JPEG, PNG, WebP, BMP, GIF or TIFF files") from None
@@ -118,13 +115,12 @@ def decode_image(data: bytes, name: str, most_pixels: int = MAX_PIXELS) -> Image
 
 def draw(image: Image.Image, detections: list[Detection]) -> Image.Image:
     """Return a copy of an image with boxes, names and scores drawn, the best on top."""
-    canvas = image.copy()
+    canvas, longer = image.copy(), max(image.size)
     boxes = [
         LabelledBox(one.box, one.label, f"{one.name} {one.score:.2f}")
         for one in detections
         if one.box[2] > one.box[0] and one.box[3] > one.box[1]  # Not cut to a line at the border.
     ]
-    longer = max(canvas.size)
     draw_boxes(canvas, boxes, line=max(2, round(longer / 400)), size=max(12, round(longer / 50)))
     return canvas
 

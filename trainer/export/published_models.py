@@ -44,7 +44,7 @@ class CurrentModel:
     """URI of the bundle."""
     checkpoint: str
     evaluation: str
-    """URI of the evaluation's folder; may be empty."""
+    """URI of the evaluation's folder, or ""."""
     fingerprint: str
     """Fingerprint of the shards."""
     metrics: dict[str, float]
@@ -90,9 +90,7 @@ def current(data_root: str, name: str) -> CurrentModel | None:
 def check_classes(data_root: str, name: str, classes: list[str], *, other_classes: bool, fix: str) -> None:
     """Refuse other classes than those of a model's current version: clients would misread the labels."""
     record = None if other_classes else current(data_root, name)
-    if record is None:
-        return
-    if difference := name_difference(record.classes, classes, "that version", "this one"):
+    if record and (difference := name_difference(record.classes, classes, "that version", "this one")):
         raise ConfigError(
             f"the classes are not those of {name} {record.version}, the current version of this model in "
             f"{data_root}: {difference}",
@@ -125,7 +123,15 @@ def promote(data_root: str, name: str, version: str, *, other_classes: bool = Fa
     Raises:
         StorageError: there is no such version or it is damaged; `current` is unchanged.
     """
-    return _switch(data_root, name, version, _history(data_root, name, version), other_classes)
+    try:
+        before = current(data_root, name)
+    except (DamagedError, FormError) as error:
+        before = None
+        _LOG.warning("%s; it is replaced, and its history is lost", error.message)
+    history = before.history if before else []
+    if before and before.version != version:  # Equal if a retried step promotes it again.
+        history = [*history, before.version][-_MOST_HISTORY:]
+    return _switch(data_root, name, version, history, other_classes)
 
 
 def rollback(data_root: str, name: str, *, other_classes: bool = False) -> CurrentModel:
@@ -151,9 +157,8 @@ def names(data_root: str) -> list[str]:
 
 def version_names(data_root: str, name: str) -> list[str]:
     """Return the sorted names of a model's versions, unchecked."""
-    files = storage.list_files(folder(data_root, name))
-    ends = f"/{bundle.CHECKSUMS}"
-    return sorted(path.removesuffix(ends) for path in files if path.endswith(ends) and path.count("/") == 1)
+    files = [path.split("/") for path in storage.list_files(folder(data_root, name))]
+    return sorted(parts[0] for parts in files if parts[1:] == [bundle.CHECKSUMS])
 
 
 def versions(data_root: str, name: str) -> tuple[dict[str, Bundle], dict[str, str]]:
@@ -201,9 +206,9 @@ def load(model: str, data_root: str) -> Bundle:
         record = current(data_root, model)
         if record and record.digest != chosen.digest:
             raise StorageError(
-                f"{uri} is not what was made the current version of {model}: the sha256 of its "
+                f"{uri} has changed since it became the current version of {model}: the sha256 of its "
                 f"{bundle.CHECKSUMS} is {chosen.digest}, not {record.digest}",
-                fix=f"find out who changed it; `kubedet model promote {model} VERSION` accepts it",
+                fix=f"check why it changed; `kubedet model promote {model} VERSION` accepts it",
             )
     return chosen
 
@@ -211,8 +216,8 @@ def load(model: str, data_root: str) -> Bundle:
 def check_at_least(chosen: Bundle, version: str, data_root: str) -> Bundle:
     """Refuse a bundle that is older than a version of the same model, and return that version.
 
-    `current` is not signed: it could be changed to name an older, signed version. Compares `created` of the
-    metadata, which are signed; the caller checks the signature of the returned version.
+    `current` is not signed, so it could name an older, signed version. Compares `created` of the signed
+    metadata; the caller checks the signature of the returned version.
 
     Raises:
         StorageError: there is no such version, or it is newer.
@@ -222,7 +227,7 @@ def check_at_least(chosen: Bundle, version: str, data_root: str) -> Bundle:
     if times[0] < times[1]:
         raise StorageError(
             f"{chosen.uri} is older than version {version}: it was created {times[0]}, that one {times[1]}",
-            fix="find out who made it current; `kubedet model promote NAME VERSION` changes that",
+            fix="check how it became current; `kubedet model promote NAME VERSION` changes it",
         )
     return named
 
@@ -238,37 +243,29 @@ def _check_identity(chosen: Bundle) -> None:
         )
 
 
-def _history(data_root: str, name: str, version: str) -> list[str]:
-    try:
-        before = current(data_root, name)
-    except (DamagedError, FormError) as error:
-        before = None
-        _LOG.warning("%s; it is replaced, and its history is lost", error.message)
-    if before is None:
-        return []
-    if before.version == version:  # Promoted again, as by a retried step.
-        return before.history
-    return [*before.history, before.version][-_MOST_HISTORY:]
-
-
 def _switch(data_root: str, name: str, version: str, history: list[str], other_classes: bool) -> CurrentModel:
     with leases.hold(leases.of_data_root(data_root), f"a change of {name}", patience=_PATIENCE):
         chosen = bundle.load(_version_uri(data_root, name, version))
         _check_identity(chosen)
         # If `current` itself is damaged its classes are not known: promoting a version repairs it.
         with suppress(DamagedError, FormError):
-            check_classes(
-                data_root, name, chosen.class_names, other_classes=other_classes,
-                fix="give --other-classes if the model's users expect them",
-            )  # fmt: skip
+            fix = "give --other-classes if the model's users expect them"
+            check_classes(data_root, name, chosen.class_names, other_classes=other_classes, fix=fix)
         chosen.check()
         metadata = chosen.metadata
         record = CurrentModel(
-            name, version, chosen.digest, storage.absolute(chosen.uri), metadata.checkpoint,
-            metadata.evaluation, metadata.shards,
-            metadata.metrics, chosen.class_names, history,
+            name=name,
+            version=version,
+            digest=chosen.digest,
+            model=storage.absolute(chosen.uri),
+            checkpoint=metadata.checkpoint,
+            evaluation=metadata.evaluation,
+            fingerprint=metadata.shards,
+            metrics=metadata.metrics,
+            classes=chosen.class_names,
+            history=history,
             promoted=datetime.now(UTC).isoformat(timespec="seconds"),
-        )  # fmt: skip
+        )
         storage.remove_stale(folder(data_root, name))
         content = {"kind": "current model", "form": 1, **asdict(record)}
         storage.write_json(storage.join(folder(data_root, name), CURRENT), content)

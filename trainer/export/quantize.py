@@ -1,7 +1,6 @@
-"""Static quantisation to int8 of the convolutions alone, by channel, calibrated on training images.
+"""Static int8 quantisation of the convolutions, by channel, calibrated on training images.
 
-Convolutions are nearly all of the arithmetic; quantised box decoding and scores cost far more
-precision than they save time.
+Only convolutions: they are most of the arithmetic; in box decoding and scores int8 loses too much precision.
 """
 
 import contextlib
@@ -54,12 +53,11 @@ def quantize(source: Path, target: Path, images: CalibrationImages) -> None:
     fix = "use the versions of onnx and onnxruntime in constraints.txt, or leave out onnx-int8"
     try:
         with translated(ExportError, "the model cannot be quantised", fix=fix), quiet():
-            # Folds each BatchNorm into its convolution, which otherwise would be quantised without it.
+            # Folds each BatchNorm into its convolution.
             quant_pre_process(str(source), str(fused), skip_symbolic_shape=True)
             quantize_static(
                 str(fused), str(target), images,
-                # A Relu behind a convolution becomes the lower end of its output's range: without this
-                # the values it cuts away would take half of the range, and be converted twice.
+                # With Relu: the negative values it cuts off would otherwise take half of the range.
                 quant_format=QuantFormat.QDQ, op_types_to_quantize=["Conv", "Relu"], per_channel=True,
                 # Weights of 7 bits: with 8, onnxruntime's sums overflow on x86 CPUs without VNNI.
                 activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, reduce_range=True,
@@ -73,14 +71,11 @@ def quantize(source: Path, target: Path, images: CalibrationImages) -> None:
 
 
 def as_matrices(graph: onnx.GraphProto) -> int:
-    """Make onnxruntime compute large int8 convolutions as matrix products; the function stays the same.
+    """Make onnxruntime compute large int8 convolutions as matrix products; returns how many.
 
-    For weights whose zero point is 0 it uses direct convolution kernels with a CPU's vector instructions;
-    for all others a matrix product, which takes half the time on a CPU with a matrix unit (AMX). So the
-    weights and their zero point are shifted by -1, in place.
-
-    Returns:
-        Number of shifted weights.
+    If the zero point of the weights is 0, it uses direct convolution with a CPU's vector instructions,
+    else a matrix product, which takes half the time on a CPU with a matrix unit (AMX). So this shifts the
+    weights and their zero point by -1, in place; the function stays the same.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     sources = {node.output[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
@@ -102,14 +97,13 @@ def as_matrices(graph: onnx.GraphProto) -> int:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silence the messages of exporters and quantisers."""
-    loggers = [logging.getLogger(), logging.getLogger("torch.onnx")]
-    levels = [logger.level for logger in loggers]
+    levels = {logger: logger.level for logger in (logging.getLogger(), logging.getLogger("torch.onnx"))}
     try:
-        for logger in loggers:
+        for logger in levels:
             logger.setLevel(logging.ERROR)
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger, level in levels.items():
             logger.setLevel(level)

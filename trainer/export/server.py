@@ -51,16 +51,15 @@ class ModelServer:
 
     def __init__(self, predictor: Predictor, most_pixels: int) -> None:
         self._predictor, self._most_pixels = predictor, most_pixels
-        self._name: str = predictor.metadata.name
-        self._version: str = predictor.metadata.model_version
+        self._name, self._version = predictor.metadata.name, predictor.metadata.model_version
         self._bodies, self.model_thread = Bodies(), ModelThread()
 
     def routes(self) -> list[Route]:
         model = "/v2/models/{name}"
         versioned = model + "/versions/{version}"
         return [
-            Route("/", self.page),
-            Route("/page/{file}", self.page_file),
+            Route("/", _page),
+            Route("/page/{file}", _page),
             Route("/model.json", self.model),
             Route("/detect", self.detect, methods=["POST"]),
             Route("/v2", self.about),
@@ -72,15 +71,9 @@ class ModelServer:
         ]
 
     def end(self) -> None:
-        """Refuse waiting and later requests; the running one has some seconds."""
+        """Refuse waiting and later requests; the running one has 2.5 seconds."""
         self._bodies.end()
         self.model_thread.end()
-
-    async def page(self, request: Request) -> Response:
-        return _page_file("page.html")
-
-    async def page_file(self, request: Request) -> Response:
-        return _page_file(request.path_params["file"])
 
     async def model(self, request: Request) -> Response:
         metadata = self._predictor.metadata
@@ -115,20 +108,19 @@ class ModelServer:
             return await self.model_thread.run(lambda: self._infer(body, json_length))
 
     def _infer(self, body: bytes, json_length: int | None) -> Response:
-        request, images = inference_protocol.read_request(body, json_length, self._predictor.size)
-        outputs = self._predictor.runtime.run(images)
-        header = {"model_name": self._name, "model_version": self._version}
-        response, json_length = inference_protocol.write_response(header, request, outputs)
+        request = inference_protocol.read_request(body, json_length, self._predictor.size)
+        outputs = self._predictor.runtime.run(request.images)
+        data, json_length = inference_protocol.write_response(self._name, self._version, request, outputs)
         if json_length is None:
-            return Response(response, media_type="application/json")
-        return Response(response, media_type="application/octet-stream", headers={_HEADER: str(json_length)})
+            return Response(data, media_type="application/json")
+        return Response(data, media_type="application/octet-stream", headers={_HEADER: str(json_length)})
 
     async def detect(self, request: Request) -> Response:
         async with self._bodies.read(request.stream()) as body:
             return await self.model_thread.run(lambda: self._detect(body))
 
     def _detect(self, body: bytes) -> Response:
-        image = decode_image(body, "what was sent", self._most_pixels)
+        image = decode_image(body, "the image", self._most_pixels)
         detections = self._predictor(image)
         return JSONResponse({"model": f"{self._name} {self._version}", **as_json(detections, image)})
 
@@ -140,6 +132,8 @@ class ModelServer:
 
 
 class _Guarded:
+    """Refuses other host names, and requests that pages of other sites send."""
+
     def __init__(self, app: ASGIApp, hosts: list[str], names: list[str]) -> None:
         self._app, self._names = app, [name.lower() for name in names]
         self._hosts = [*self._names, *(host.lower() for host in hosts)]
@@ -198,15 +192,15 @@ def application(
     """Return the application that serves an opened model."""
 
     async def refused(request: Request, error: Exception) -> Response:
-        message = error.message if isinstance(error, KubedetError) else str(error)
-        status = 413 if isinstance(error, ImageTooLarge) else 400
-        if isinstance(error, RequestRefused):
-            status = error.status
-        fix = {"fix": error.fix} if isinstance(error, KubedetError) and error.fix else {}
-        response = JSONResponse({"error": message, **fix}, 404 if isinstance(error, LookupError) else status)
+        status, headers = 400, dict[str, str]()
         if isinstance(error, RequestRefused):  # The rest of the request is not read.
-            response.headers["Connection"] = "close"
-        return response
+            status, headers = error.status, {"Connection": "close"}
+        elif isinstance(error, ImageTooLarge | LookupError):
+            status = 404 if isinstance(error, LookupError) else 413
+        if not isinstance(error, KubedetError):
+            return JSONResponse({"error": str(error)}, status)
+        fix = {"fix": error.fix} if error.fix else {}
+        return JSONResponse({"error": error.message, **fix}, status, headers)
 
     return Starlette(
         routes=(server or ModelServer(predictor, most_pixels)).routes(),
@@ -242,9 +236,9 @@ def serve(
     Args:
         predictor: the model.
         host: address to listen at.
-        port: 0 takes a free one.
+        port: 0 uses a free one.
         most_pixels: larger images are refused before they are decoded.
-        names: further host names of the server, of a proxy or a Service.
+        names: further host names of the server, such as those of a proxy or a Service.
 
     Raises:
         ConfigError: the address or port cannot be used.
@@ -253,9 +247,8 @@ def serve(
         listener = socket.create_server((host, port))
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(
-            f"cannot listen at {host}:{port}: {reason}", fix="choose another with --port"
-        ) from None
+        problem = f"cannot listen at {host}:{port}: {reason}"
+        raise ConfigError(problem, fix="choose another with --port") from None
     routes = ModelServer(predictor, most_pixels)
     app = application(predictor, ["localhost", host, socket.gethostname()], most_pixels, routes, names)
     server = _WebServer(settings(app), routes)
@@ -281,7 +274,8 @@ _FOLDER = Path(__file__).with_name("page")
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
-def _page_file(name: str) -> Response:
+async def _page(request: Request) -> Response:
+    name = request.path_params.get("file", "page.html")
     path = _FOLDER / name
     # The route takes no slash, and a name that begins with a dot has no type.
     if path.parent != _FOLDER or path.suffix not in _TYPES or not path.is_file():

@@ -47,7 +47,7 @@ def write_triton(source: Bundle, uri: str, *, kind: str = "onnx", max_batch: int
         for name, served in zip(names, _TRITON[kind][1], strict=True):
             storage.upload(local / name, storage.join(folder, "1", served), confirm=True)
     for served in {name for _, files in _TRITON.values() for name in files} - set(_TRITON[kind][1]):
-        storage.delete(storage.join(folder, "1", served))  # Of another format that was laid out there.
+        storage.delete(storage.join(folder, "1", served))  # Of another format, written here before.
     labels = "".join(f"{item['name']}\n" for item in source.metadata.classes)
     storage.write_bytes(storage.join(folder, "labels.txt"), labels.encode())
     # Last: without it Triton does not see the model.
@@ -83,7 +83,7 @@ def kserve_service(metadata: Metadata, storage_uri: str, service_account: str = 
     Args:
         metadata: the bundle's.
         storage_uri: the repository: s3://, gs://, https:// or pvc://; minio:// becomes s3://.
-        service_account: service account whose Secret has the store's credentials; "" is none.
+        service_account: account whose Secret has the store's credentials; "" is none.
 
     Raises:
         ConfigError: KServe cannot read from that URI.
@@ -101,9 +101,7 @@ def kserve_service(metadata: Metadata, storage_uri: str, service_account: str = 
         "protocolVersion": "v2",
         "storageUri": uri,
     }
-    predictor: dict[str, Any] = {"model": model}
-    if service_account:
-        predictor["serviceAccountName"] = service_account
+    account = {"serviceAccountName": service_account} if service_account else {}
     name = re.sub(r"[^a-z0-9-]+", "-", metadata.name.lower()).strip("-")[:50].strip("-")
     return {
         "apiVersion": "serving.kserve.io/v1beta1",
@@ -113,5 +111,5 @@ def kserve_service(metadata: Metadata, storage_uri: str, service_account: str = 
             "labels": {"app.kubernetes.io/managed-by": "kubedet"},
             "annotations": {"kubedet/model-version": metadata.model_version},
         },
-        "spec": {"predictor": predictor},
+        "spec": {"predictor": {"model": model, **account}},
     }

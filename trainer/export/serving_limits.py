@@ -1,6 +1,6 @@
 """Limits of the local server: time and memory of a request, and the number of connections.
 
-uvicorn's own time-outs do not end clients that send a header or body byte by byte, or never read the answer.
+uvicorn's own timeouts do not stop clients that send a request byte by byte, or never read the answer.
 """
 
 import asyncio
@@ -16,18 +16,23 @@ from trainer.base.errors import DataError
 MOST_BYTES = 256 * 1024 * 1024
 """Largest body of a request."""
 BODY_SECONDS = 60.0
-"""Longest time in which a body must arrive."""
+"""Time within which a body must arrive."""
+MOST_WAITING = 32
+"""Largest number of waiting requests."""
+GRACE_SECONDS = 2.5
+"""Time for the running request after the server begins to end."""
 _MOST_HELD = 2 * MOST_BYTES
 """Largest total of the bodies in memory."""
 
 _NO_ROOM = b"too many connections to this server: try again"
+T = TypeVar("T")
 
 
 class RequestRefused(DataError):
     """A request is refused with this HTTP status."""
 
-    def __init__(self, status: int, message: str, *, fix: str = "") -> None:
-        super().__init__(message, fix=fix)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
@@ -84,7 +89,7 @@ class Bodies:
 
     @asynccontextmanager
     async def read(self, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Provide a body, which counts until the end of the context."""
+        """Provide a body, which counts as held until the end of the context."""
         if self._ending:
             raise _ending()
         parts, total = [], 0
@@ -122,16 +127,8 @@ def _ending() -> RequestRefused:
     return RequestRefused(503, "the server is ending")
 
 
-T = TypeVar("T")
-
-MOST_WAITING = 32
-"""Largest number of waiting requests."""
-GRACE_SECONDS = 2.5
-"""Time for the running request after the server begins to end."""
-
-
 class ModelThread:
-    """Calls functions one at a time."""
+    """Calls functions one at a time, in the order of the requests."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="model")
@@ -140,7 +137,7 @@ class ModelThread:
         self.idle = True
 
     async def run(self, job: Callable[[], T]) -> T:
-        """Call a function when its turn has come."""
+        """Call a function after those before it."""
         if self._ending:
             raise _ending()
         if len(self._pending) > MOST_WAITING:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +37,17 @@ _OTHER_VERSIONS = "use the versions of torch, onnx and onnxruntime in constraint
 
 
 @dataclass(frozen=True)
+class Latency:
+    """Times of requests of one image."""
+
+    p50_ms: float
+    p95_ms: float
+    runs: int
+    threads: int
+    cpu: str
+
+
+@dataclass(frozen=True)
 class Check:
     """Result of the check of one exported file."""
 
@@ -48,8 +58,7 @@ class Check:
     ap_change: float
     """The difference to the AP of the trained model."""
     matches: Matches
-    latency: dict[str, Any]
-    """p50_ms and p95_ms of a batch of one, runs, threads and cpu."""
+    latency: Latency
 
 
 class Served:
@@ -132,7 +141,7 @@ def suppress(boxes: torch.Tensor, scores: torch.Tensor, thresholds: Mapping[str,
     return padded
 
 
-def latency(runtime: Runtime, image: np.ndarray) -> dict[str, Any]:
+def latency(runtime: Runtime, image: np.ndarray) -> Latency:
     """Time requests of one image uint8 [1, 3, S, S], after three for warming up."""
     times: list[float] = []
     end = time.perf_counter() + _LATENCY_SECONDS
@@ -144,10 +153,7 @@ def latency(runtime: Runtime, image: np.ndarray) -> dict[str, Any]:
         if len(times) >= 10 and time.perf_counter() > end:
             break
     p50, p95 = np.percentile(times, [50, 95]) * 1000
-    return {
-        "p50_ms": round(float(p50), 3), "p95_ms": round(float(p95), 3), "runs": len(times),
-        "threads": runtime.threads, "cpu": _cpu_name(),
-    }  # fmt: skip
+    return Latency(round(float(p50), 3), round(float(p95), 3), len(times), runtime.threads, _cpu_name())
 
 
 def _cpu_name() -> str:

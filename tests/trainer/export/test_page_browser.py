@@ -48,7 +48,7 @@ def test_several_images_of_which_one_is_none(visit):
     drop(page, ("a.jpg", jpeg()), ("junk.jpg", b"junk"), ("dark.jpg", jpeg(colour="black")))
     notes = page.locator("#images li span:last-child").all_inner_texts()
     assert notes == ["1 found", "did not work", "0 found"]
-    assert "looked at 2 of 3 images; junk.jpg: what was sent: not an image" in page.inner_text("#message")
+    assert "looked at 2 of 3 images; junk.jpg: the image: not an image" in page.inner_text("#message")
     page.keyboard.press(".")
     assert page.inner_text("#name") == "junk.jpg" and "did not work" in page.inner_text("#count")
     page.keyboard.press(".")

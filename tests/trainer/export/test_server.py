@@ -207,7 +207,7 @@ def test_detections_of_an_image(ask):
     assert status == 200 and answer["model"] == "pets v1" and (answer["width"], answer["height"]) == (192, 96)
     assert answer["detections"][0]["box"] == [24, 12, 96, 60]
     status, _, body = ask("POST", "/detect", b"junk")
-    assert status == 400 and json.loads(body)["error"] == "what was sent: not an image that can be read"
+    assert status == 400 and json.loads(body)["error"] == "the image: not an image that can be read"
 
 
 def test_a_request_that_is_too_large(ask, monkeypatch):
@@ -228,7 +228,7 @@ def test_a_port_that_is_taken(address, bundle_uri):
     ("changes", "tail", "said"),
     [
         ({"data": [256, *REST]}, b"", "values from 0 to 255"), ({"data": [0.5, *REST]}, b"", "integers"),
-        ({"parameters": {"binary_data_size": 3 * SIZE * SIZE}}, b"1234", "needs 27648 bytes, 4 are given"),
+        ({"parameters": {"binary_data_size": 3 * SIZE * SIZE}}, b"1234", "needs 27648 bytes, not 4"),
         ({"parameters": [1]}, b"", "parameters must be"), ({"shape": 5}, b"", "JSON with one input"),
         ({"shape": [float("inf"), 3, SIZE, SIZE]}, b"", "JSON with one input"),
     ],

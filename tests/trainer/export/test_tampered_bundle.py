@@ -247,7 +247,7 @@ def test_current_tells_by_digest_what_it_points_at(root, tmp_path):
     # Another model, whole, under the same name and version.
     shutil.rmtree(root / "models" / "pets" / "v2")
     bundle.copy(bundle.load(make_bundle(tmp_path / "x", version="v2", ap=0.9)), str(root / "models/pets/v2"))
-    with pytest.raises(StorageError, match="is not what was made the current version") as caught:
+    with pytest.raises(StorageError, match="has changed since it became the current") as caught:
         published_models.load("pets", str(root))
     assert "promote" in caught.value.fix
     published_models.promote(str(root), "pets", "v2")

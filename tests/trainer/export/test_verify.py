@@ -114,5 +114,5 @@ def test_large_changes_are_refused(name, change, matched, said):
 
 def test_latency():
     timing = verify.latency(Runtime(), np.zeros((1, 3, SIZE, SIZE), np.uint8))
-    assert 0 < timing["p50_ms"] <= timing["p95_ms"] and timing["runs"] >= 10
-    assert timing["threads"] == 1 and timing["cpu"]
+    assert 0 < timing.p50_ms <= timing.p95_ms and timing.runs >= 10
+    assert timing.threads == 1 and timing.cpu
