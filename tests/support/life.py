@@ -19,7 +19,7 @@ from trainer.training.loop import train
 
 
 def live(config: Config, shards: str, folder: Path, stop: int, formats: list[str]) -> dict[str, Any]:
-    """Train, once without a break and once with one; evaluate, export, score what was exported, give weights.
+    """Train, once without a break and once with one; evaluate, export, write weights and load them.
 
     Args:
         config: of the detector.
@@ -40,12 +40,9 @@ def live(config: Config, shards: str, folder: Path, stop: int, formats: list[str
     assert stop <= second["resumed_from"] < second["steps"]
     assert losses(broken) == losses(whole) and second["metrics"] == first["metrics"]
     assert_same_weights(final_weights(whole), final_weights(broken))
-    evaluation = evaluate(first["checkpoint"], shards, str(folder / "evaluation"), config)
+    evaluate(first["checkpoint"], shards, str(folder / "evaluation"), config)
     config = replace(config, export=replace(config.export, formats=formats))
     made = export(first["checkpoint"], shards, str(folder / "model"), config)
-    for file in ("model.onnx", "model.safetensors"):
-        served = evaluate(str(folder / "model" / file), shards, str(folder / file), config)
-        assert served["metrics"]["coco/AP"] == pytest.approx(evaluation["metrics"]["coco/AP"], abs=1e-3)
     given = checkpoint.write_weights(first["checkpoint"], str(folder / "weights.safetensors"))
     trained, _ = checkpoint.load_model(first["checkpoint"])
     again = build(config.model, trained.num_classes)

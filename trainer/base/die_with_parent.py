@@ -11,12 +11,13 @@ LAUNCHER = "KUBEDET_LAUNCHER"
 
 
 def die_with(sentinel: int) -> None:
-    """Exit as soon as another process has ended.
+    """Exit as soon as another process has ended; `sentinel` is its descriptor (pidfd_open)."""
 
-    Args:
-        sentinel: a descriptor of multiprocessing or pidfd_open that is readable once the other has ended.
-    """
-    threading.Thread(target=_wait, args=(sentinel,), daemon=True).start()
+    def wait() -> None:
+        connection.wait([sentinel])
+        os._exit(EXIT_RETRY)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def die_with_launcher() -> None:
@@ -35,8 +36,3 @@ def die_with_launcher() -> None:
     except OSError:  # A sandbox without this call.
         return
     die_with(sentinel)
-
-
-def _wait(sentinel: int) -> None:
-    connection.wait([sentinel])
-    os._exit(EXIT_RETRY)

@@ -130,12 +130,8 @@ def translated(kind: type[KubedetError], message: str, *, fix: str) -> Iterator[
 def refuse_userinfo(text: str, where: str) -> None:
     """Refuse an address with a name or password, which process lists, logs and reports would show.
 
-    Args:
-        text: any text.
-        where: its title, for the message.
-
     Raises:
-        ConfigError: without the address.
+        ConfigError: naming `where`, without the address.
     """
     if has_userinfo(text):
         raise ConfigError(

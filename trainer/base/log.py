@@ -222,11 +222,7 @@ def describe(event: dict[str, Any]) -> str:
 
 
 def parse(line: str) -> dict[str, Any] | None:
-    """Parse a log line that ends with the output of `describe`; None for others, and without a total.
-
-    Returns:
-        task, done, total, unit, note, rate and eta, rounded as in the line.
-    """
+    """Parse a log line that ends with the output of `describe`; None for others, and without a total."""
     match = _DESCRIBED.search(line.rstrip())
     if not match:
         return None

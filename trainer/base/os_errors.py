@@ -50,10 +50,6 @@ def check_resources(error: BaseException, title: str = "an image") -> None:
 
     Decoders raise the same types for corrupt bytes, so a sound file would be reported as corrupt.
 
-    Args:
-        error: the decoder's.
-        title: what it decoded.
-
     Raises:
         ResourceError: the bytes are not the cause.
     """

@@ -110,10 +110,8 @@ def json_value(text: str | bytes) -> Any:
 def yaml_value(text: str | bytes, longest: int, *, plain_text: bool = False) -> Any:
     """Parse YAML strictly: JSON's values only, and no duplicate keys. Dates remain text.
 
-    Args:
-        text: the YAML.
-        longest: most characters or bytes: parsing 100,000 may take a second.
-        plain_text: whether numbers, `true` and `null` remain text too.
+    At most `longest` characters or bytes: parsing 100,000 may take a second. With `plain_text` numbers,
+    `true` and `null` remain text too.
 
     Raises:
         Unbounded: it is too long, nested too deeply, recursive, or holds too many values.

@@ -54,12 +54,8 @@ def run(
 ) -> Iterator[Result]:
     """Yield function(task) of each task as it finishes, in no fixed order.
 
-    Args:
-        function: a module's function; it, its tasks and results are pickled for processes.
-        tasks: consumed as workers become free.
-        workers: number of workers; 1 runs in this thread.
-        processes: use spawned processes instead of threads.
-        most: returns the most tasks in flight at this moment.
+    The workers are threads or spawned processes, to which function, tasks and results are pickled; one worker
+    is this thread. Tasks are consumed as workers become free; at most `most()` are in flight.
 
     Raises:
         DataError: a worker process was killed.

@@ -1,6 +1,7 @@
 """What a training step reads: a batch of images with its targets, padded to one length."""
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -58,6 +59,22 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
     """Copy values of the host to a device without waiting for its earlier work."""
     # From other memory than pinned memory the copy would wait.
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
+
+
+def copy_to_host(values: Tensor) -> Callable[[], Tensor]:
+    """Start a copy to the host; the returned function waits for it and returns the values."""
+    if values.device.type != "cuda":
+        return lambda: values
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def wait() -> Tensor:
+        copied.synchronize()
+        return host
+
+    return wait
 
 
 @functools.cache

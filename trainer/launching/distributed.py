@@ -103,16 +103,10 @@ def summed(values: torch.Tensor, world: World) -> torch.Tensor:
     return values
 
 
-def mean(values: torch.Tensor, world: World) -> torch.Tensor:
-    """Mean over all ranks, element by element, in place."""
-    return summed(values, world).div_(world.size)
-
-
 def all_reduce_max(values: torch.Tensor, world: World) -> Callable[[], torch.Tensor]:
     """Start an all-reduce of the maximum over all ranks, element by element, in place.
 
-    Returns:
-        A function that waits for it (on a GPU, in the current stream) and returns the values.
+    The returned function waits for it (on a GPU, in the current stream) and returns the values.
     """
     if world.size == 1:
         return lambda: values

@@ -57,12 +57,8 @@ class Watch:
 
     The time since the last change is measured by this machine's clock. If this process has seen no change yet
     (a restarted pod), the file's age by its writer's clock is added, and it must stay unchanged for a third
-    of the limit. While the store cannot be read the time does not count.
-
-    Args:
-        uri: the heartbeat's file.
-        timeout: seconds without a change after which the launcher is gone.
-        abandoned: exit code of this node in that case.
+    of the limit. While the store cannot be read the time does not count. `abandoned` is the exit code of this
+    node if the launcher is gone.
     """
 
     def __init__(self, uri: str, timeout: float, abandoned: int = EXIT_ABANDONED) -> None:

@@ -65,11 +65,8 @@ _THREADS_UNSET = "set by the launcher"
 def launch(arguments: list[str], torchrun_arguments: list[str], watch: heartbeat.Watch | None = None) -> int:
     """Run `python -m trainer ARGUMENTS` in every process of this node, and wait.
 
-    Args:
-        arguments: verb and options, e.g. ["train", "--config", URI].
-        torchrun_arguments: options of torchrun, e.g. ["--nproc-per-node", "2"]; for others torchrun reads the
-            PET_* variables that the Training Operator sets.
-        watch: the launcher's heartbeat, if the job depends on one.
+    torchrun reads options that are not in `torchrun_arguments` from the PET_* variables, which the Training
+    Operator sets. `watch` is the launcher's heartbeat, if the job depends on one.
 
     Returns:
         0, or the exit code of the failure that caused others; 143 if this node was stopped or only lost
@@ -83,13 +80,8 @@ def launch(arguments: list[str], torchrun_arguments: list[str], watch: heartbeat
     for name in list(logging.root.manager.loggerDict):  # Each of them has a level. Failures are printed here.
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    if watch is None:
-        return _launch(arguments, torchrun_arguments, None)
-    _exit_codes[heartbeat.SIGNAL] = watch.abandoned
-    return watch.exit_code(_launch(arguments, torchrun_arguments, watch))
-
-
-def _launch(arguments: list[str], torchrun_arguments: list[str], watch: heartbeat.Watch | None) -> int:
+    if watch:
+        _exit_codes[heartbeat.SIGNAL] = watch.abandoned
     try:
         with temporary_folder() as folder, handling(_hang_up, (heartbeat.SIGNAL,)):
             config, program, words = _settings(
@@ -99,10 +91,11 @@ def _launch(arguments: list[str], torchrun_arguments: list[str], watch: heartbea
                 if config.max_nodes > 1:
                     rendezvous = f"{_nodes(config)} to meet at {config.rdzv_endpoint}"
                     print(f"launch: waiting for {rendezvous}", file=sys.stderr)
-                return _outcome(config, program, words)
+                code = _outcome(config, program, words)
     except SignalException as error:
         print(f"stopped by {signal.Signals(error.sigval).name}", file=sys.stderr)
-        return _exit_codes.get(signal.Signals(error.sigval), 128 + int(error.sigval))
+        code = _exit_codes.get(signal.Signals(error.sigval), 128 + int(error.sigval))
+    return watch.exit_code(code) if watch else code
 
 
 def _hang_up(number: int, frame: FrameType | None) -> NoReturn:
@@ -136,13 +129,10 @@ def _let_others_end(config: LaunchConfig) -> None:
 
 
 def rendezvous_options(*, nnodes: str | None, node_rank: int | None, endpoint: str | None) -> list[str]:
-    """Return torchrun's options for machines that are started by hand.
+    """Return torchrun's options for machines that are started by hand; None leaves a PET_* variable as it is.
 
-    Args:
-        nnodes: number of machines, or "MIN:MAX" for an elastic run; None is PET_NNODES.
-        node_rank: number of this one, from 0; None is PET_NODE_RANK, or, with an endpoint, automatic numbers.
-        endpoint: name of the first machine, with a port or without; None is PET_RDZV_ENDPOINT, or
-            PET_MASTER_ADDR and PET_MASTER_PORT.
+    `nnodes` is a number of machines or "MIN:MAX"; `endpoint` is HOST or HOST:PORT of the first machine, with
+    which machines without a `node_rank` number themselves.
 
     Raises:
         ConfigError: the machines would never meet.
@@ -178,9 +168,7 @@ def rendezvous_options(*, nnodes: str | None, node_rank: int | None, endpoint: s
 def _settings(arguments: list[str], folder: str) -> tuple[LaunchConfig, Any, list[str]]:
     """Parse torchrun's options: configuration, program, and its arguments; set OMP_NUM_THREADS.
 
-    Args:
-        arguments: of torchrun.
-        folder: for the error files of workers; torchrun would not remove its own.
+    The workers' error files go to `folder`; torchrun would not remove its own.
     """
     threads = os.environ.setdefault("OMP_NUM_THREADS", _THREADS_UNSET)
     try:

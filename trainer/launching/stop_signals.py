@@ -63,10 +63,7 @@ def exit_on_signal(codes: Mapping[int, int]) -> Iterator[None]:
     """Exit at a signal while the context lasts, from a thread; for the main thread only.
 
     Python's handlers wait until a call into C returns, which takes minutes if it waits for other machines,
-    and the first process of a container ignores signals without a handler.
-
-    Args:
-        codes: the exit code for each signal.
+    and the first process of a container ignores signals without a handler. `codes` are the exit codes.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

@@ -111,15 +111,7 @@ class Meter:
         self._thread = threading.Thread(target=self._keep_record, name="usage", daemon=True)
 
     def keep(self, folder: str, run: str, *, processes: int = 0, nodes: int = 1, rank: int = 0) -> None:
-        """Write the record into a folder from now on.
-
-        Args:
-            folder: its URI.
-            run: the run's id.
-            processes: number of processes, each of which uses a GPU if there are GPUs.
-            nodes: see `Record.nodes`.
-            rank: see `Record.rank`.
-        """
+        """Write the record into a folder from now on; each of the `processes` uses a GPU, if any."""
         if self.uri:
             return
         visible = visible_gpus() if processes else []

@@ -63,14 +63,8 @@ def best_pairs(logits: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
 
     Exact in two stages: a pair among the best k has an anchor whose best class is among the best k, so only
     the classes of k anchors are sorted. The logits keep the convolution's order: with hundreds of classes a
-    transposition costs more than the rest.
-
-    Args:
-        logits: [B, A, C, P], A anchors at each of P places.
-        limit: k at most.
-
-    Returns:
-        Logits, and int64 the anchor (numbered by place and then by scale) and the class of each.
+    transposition costs more than the rest. `logits` are [B, A, C, P], with A anchors at each of P places;
+    anchors are numbered by place and then by scale.
     """
     _, each, classes, places = logits.shape
     total = each * places

@@ -156,9 +156,8 @@ def _chunks(level: Tensor, channels: int, dtype: torch.dtype) -> list[slice]:
 def _merged(levels: list[Tensor], fill: float) -> list[Tensor]:
     """Keep the first two levels [B, X, h, w] and join the others to one map, with borders of `fill`.
 
-    The third level is on the left, the rest in a column on its right. The borders make a 3x3 convolution of
-    the map equal that of the levels. A convolution with thousands of channels costs the same for 2x2 places
-    as for 8x8: it reads its weights and writes their gradient.
+    The borders make a 3x3 convolution of the map equal that of the levels. A convolution with thousands of
+    channels costs the same for 2x2 places as for 8x8: it reads its weights and writes their gradient.
     """
     third, rest = levels[2], levels[3:]
     width = max(level.shape[3] for level in rest)
@@ -185,14 +184,8 @@ def conv_focal_loss(
     """`focal_loss` of the class head's last convolution, in chunks that need the memory of a few images.
 
     A fp32 scalar, computed in autocast's type; it can be differentiated once. Not for fp16: see `supports`.
-
-    Args:
-        levels: features [B, F, h, w] of each pyramid level.
-        weight: [A * C, F, 3, 3].
-        bias: [A * C].
-        labels: int [B, h * w * A] for each level: class, BACKGROUND or IGNORED.
-        weights: fp32 [B, h * w * A] for each level, factor of each anchor's loss.
-        verified: bool [B, C], see `focal_and_gradient_`.
+    `levels` are features [B, F, h, w], `weight` is [A * C, F, 3, 3]. `labels` (a class, BACKGROUND or
+    IGNORED) and `weights` (fp32 factors of the loss) are [B, h * w * A] for each level.
     """
     kind = weight.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype

@@ -214,11 +214,8 @@ def build_backbone(
 ) -> BackboneWithFPN:  # fmt: skip
     """Build the backbone and its pyramid: [B, 3, H, W] to an ordered dict of [B, fpn_channels, h, w].
 
-    Args:
-        config: network, width and trained stages.
-        first: first stage of the pyramid, C2 to C5; the last is always C5.
-        extra: makes the coarser levels from the channels of C5 and of the pyramid.
-        norm_layer: normalisation within the pyramid, if any.
+    The pyramid starts at stage C`first` and ends at C5. `extra` makes the coarser levels from the channels
+    of C5 and of the pyramid; `norm_layer` is the normalisation within the pyramid, if any.
     """
     block, layers, groups, group_width = _DEPTHS[config.backbone]
     norms: dict[str, NormLayer] = {

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from typing import Any, Literal, Protocol
 
@@ -155,29 +155,26 @@ class _RunIds:
     def __init__(self, output: str, resumed: bool) -> None:
         self._uri, self._lock = storage.join(output, RUN_IDS), threading.Lock()
         self._resumed = resumed
-        self._ids: dict[str, str] | None = None
 
     def read(self, name: str) -> str:
         with self._lock:
-            return self._all().get(name, "")
+            return self._ids.get(name, "")
 
     def write(self, name: str, run_id: str) -> None:
         with self._lock:
-            ids = self._all()
-            if ids.get(name) != run_id:
-                ids[name] = run_id
-                storage.write_json(self._uri, {"kind": "trackers", "version": 1, "ids": ids})
+            if self._ids.get(name) != run_id:
+                self._ids[name] = run_id
+                storage.write_json(self._uri, {"kind": "trackers", "version": 1, "ids": self._ids})
 
-    def _all(self) -> dict[str, str]:
-        if self._ids is None:
-            ids = {}
-            if self._resumed and storage.exists(self._uri):
-                try:
-                    ids = storage.read_json(self._uri, _FORM)["ids"]
-                except (DamagedError, DataError) as error:
-                    _LOG.warning("%s; the trackers get a new run", error.message)
-            self._ids = ids
-        return self._ids
+    @cached_property
+    def _ids(self) -> dict[str, str]:
+        if self._resumed and storage.exists(self._uri):
+            try:
+                ids: dict[str, str] = storage.read_json(self._uri, _FORM)["ids"]
+                return ids
+            except (DamagedError, DataError) as error:
+                _LOG.warning("%s; the trackers get a new run", error.message)
+        return {}
 
 
 class _Sender:

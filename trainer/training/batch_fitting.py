@@ -36,8 +36,7 @@ def fitting_batch(
 ) -> dict[str, int]:
     """Return the images of a forward pass: as configured, or with train.find_batch_size the most that fit.
 
-    Returns:
-        images; after a search also processes and memory (bytes), for the checkpoint.
+    After a search the result also has processes and memory (bytes), for the checkpoint.
 
     Raises:
         TrainingError: not even one image fits.

@@ -143,14 +143,9 @@ def check(uri: str) -> None:
 
 
 def _check_seal(path: Path, uri: str) -> bool | None:
-    """Compare a checkpoint with its hash; returns whether it has one.
+    """Compare a checkpoint with its hash; returns whether it has one, None if it is truncated.
 
-    Earlier versions wrote none: their files end with the archive's last record. None: it ends otherwise, so
-    it is truncated or not an archive.
-
-    Raises:
-        DamagedCheckpoint: the hash differs.
-        StorageError: it cannot be read.
+    Earlier versions wrote none: their files end with the archive's last record.
     """
     with translate_oserror(uri, "read"), path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -231,9 +226,7 @@ def model_state(state: State) -> dict[str, Tensor]:
 def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Architecture, dict[str, Any]]:
     """Build the detector of a checkpoint, in evaluation mode.
 
-    Returns:
-        The detector with the evaluated weights, and its metadata: config (dict), categories, step, epoch,
-        metrics, fingerprint (of its shards).
+    The metadata are config (dict), categories, step, epoch, metrics and fingerprint (of its shards).
 
     Raises:
         CheckpointError: the file cannot be read or its weights do not fit its configuration.
@@ -257,10 +250,7 @@ def write_weights(uri: str, target: str) -> dict[str, Any]:
     """Write the evaluated weights of a checkpoint for the library that its architecture comes from.
 
     The target is a .safetensors file, another file for `torch.load`, or a folder if the library reads
-    folders.
-
-    Returns:
-        weights (the URI) and num_classes, with which the library's model has to be built.
+    folders. Returns weights (the URI) and num_classes, with which the library's model has to be built.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.

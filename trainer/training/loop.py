@@ -24,7 +24,7 @@ from trainer.data.sample_order import check_verified, global_batch, shared_weigh
 from trainer.data.shard_index import ShardDataset, data_root_of
 from trainer.evaluation.inference import predict_split
 from trainer.launching import job_status
-from trainer.launching.distributed import World, broadcast, mean, process_group
+from trainer.launching.distributed import World, broadcast, process_group, summed
 from trainer.launching.job_status_reporter import Reporter
 from trainer.launching.stop_signals import StopRequest, stop_request
 from trainer.trackers.experiment_tracking import Tracking, open_tracking
@@ -217,7 +217,7 @@ class _Run:
     def _report(self, seconds: float, steps: int) -> str:
         """Log the means since the last report over all ranks; returns the note of the progress bar."""
         state = self.state
-        total, *losses, norm = (mean(state.sums, self.world) / state.summed).tolist()
+        total, *losses, norm = (summed(state.sums, self.world) / self.world.size / state.summed).tolist()
         state.sums.zero_()
         state.summed = 0
         rate = steps * self.global_batch / seconds
@@ -368,9 +368,7 @@ def newest_checkpoint(folder: str, world: World) -> checkpoint.State | None:
 
 
 def step_size(config: Config, saved: checkpoint.State | None, samples: int, world: World) -> int:
-    """Return the samples of one optimiser step: as configured, or as in the checkpoint to resume.
-
-    Its global batch is kept if batch_size and accumulate are unchanged.
+    """Return the samples of one optimiser step, kept from the checkpoint unless their options changed.
 
     Raises:
         ConfigError, DataError: see `global_batch`.

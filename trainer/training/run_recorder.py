@@ -81,11 +81,12 @@ class Recorder:
 
     def keep_last(self) -> None:
         """Write the weights that were saved last as best.pt, without validation."""
-        self._start(lambda: self._keep({}))
+        self._start(lambda: self._write_best({}))
 
     def keep_epoch(self) -> None:
         """Write the weights that were saved last as those of their epoch."""
-        self._start(self._keep_epoch)
+        uri = checkpoint.epoch_uri(self._folder, self._saved["epoch"])
+        self._start(lambda: self._write_weights({}, uri))
 
     def check(self) -> None:
         """Raise the first failure, if any; does not wait."""
@@ -127,16 +128,13 @@ class Recorder:
         self._reporter.measure({job_status.AP: metrics[job_status.AP]})
         self._log.add("val", {"step": state["step"], "epoch": state["epoch"], **metrics})
         if not self.best or metrics[evaluation.metric] > self.best.metrics[evaluation.metric]:
-            self._keep(metrics)
+            self._write_best(metrics)
         # Write it again: a run that resumes from here need not validate again.
         state["validated"] = state["step"]
         self._write()
 
-    def _keep(self, metrics: dict[str, float]) -> None:
+    def _write_best(self, metrics: dict[str, float]) -> None:
         self.best = self._write_weights(metrics, storage.join(self._output, checkpoint.BEST))
-
-    def _keep_epoch(self) -> None:
-        self._write_weights({}, checkpoint.epoch_uri(self._folder, self._saved["epoch"]))
 
     def _write_weights(self, metrics: dict[str, float], uri: str) -> Best:
         described = Best(self._saved["step"], self._saved["epoch"], metrics)
@@ -145,10 +143,7 @@ class Recorder:
 
 
 def restore_best(output_uri: str, saved: State) -> Best | None:
-    """Write best.pt again if it is lost or damaged, from a checkpoint of the same step.
-
-    Returns:
-        The description of best.pt in the checkpoint to resume; None if no checkpoint has those weights.
+    """Write best.pt again if it is lost or damaged; None if no checkpoint has its weights.
 
     Raises:
         StorageError: the folder cannot be read or written.

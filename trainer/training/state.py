@@ -40,8 +40,13 @@ class TrainState:
         """
         torch.manual_seed(config.train.seed)
         self.world, self._seed = world, config.train.seed
-        if config.model.sync_batchnorm:
-            _check_sync_batchnorm(world)
+        if config.model.sync_batchnorm and world.size == 1:
+            _LOG.warning("model.sync_batchnorm has no effect with one process")
+        elif config.model.sync_batchnorm and world.device.type == "cpu":
+            raise ConfigError(
+                "model.sync_batchnorm needs GPUs: PyTorch has no SyncBatchNorm for CPUs",
+                fix="set model.sync_batchnorm=false; model.norm=group needs no statistics over processes",
+            )
         self.detector = build(config.model, num_classes).to(world.device).train()
         if new and config.model.weights:
             load_in_every_process(self.detector, config.model.weights, data_root, world)
@@ -139,13 +144,3 @@ class TrainState:
         torch.set_rng_state(state["cpu"])
         if "cuda" in state and self.world.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda"])
-
-
-def _check_sync_batchnorm(world: World) -> None:
-    if world.size == 1:
-        _LOG.warning("model.sync_batchnorm has no effect with one process")
-    elif world.device.type == "cpu":
-        raise ConfigError(
-            "model.sync_batchnorm needs GPUs: PyTorch has no SyncBatchNorm for CPUs",
-            fix="set model.sync_batchnorm=false; model.norm=group needs no statistics over processes",
-        )

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.base.errors import ConfigError, TrainingError
 from trainer.base.precision import autocast
 from trainer.config.schema import TrainConfig
-from trainer.data.batch import Batch
+from trainer.data.batch import Batch, copy_to_host
 from trainer.launching.distributed import World, all_reduce_max, gather, summed
 from trainer.model import fused_functions
 from trainer.model.architecture import Architecture
@@ -41,10 +41,7 @@ class TrainStep:
         global_batch: int,
         holds_gradients: bool = False,
     ) -> None:
-        """Take the state, its `distributed` model, and the number of steps of the whole training.
-
-        `holds_gradients` says whether gradients keep their memory, see `hold_gradients`.
-        """
+        """`model` is `state.distributed()`, `steps` those of the whole training; see `hold_gradients`."""
         self._state, self._model, self._config = state, model, config
         self._steps, self._global_batch = steps, global_batch
         self._holds_gradients = holds_gradients
@@ -101,11 +98,7 @@ class TrainStep:
         return torch.stack([loss.detach() for loss in losses]) * share
 
     def losses(self, batch: Batch, part: Part | None = None) -> Mapping[str, Tensor]:
-        """Run the forward pass; returns losses as means over the images of this batch.
-
-        `part` describes the step's global batch, for detectors that need it; without it the batch is all of
-        it.
-        """
+        """Run the forward pass; losses are means over this batch, the whole global batch without a `part`."""
         more: dict[str, Any] = {}
         if self._state.detector.needs_part:
             alone = World(0, 1, self._state.world.device)
@@ -206,11 +199,11 @@ class StepGuard:
         reduced, own_losses = all_reduce_max(flags, self._world), losses.detach()
         if flags.device.type == "cuda":
             # In the same stream, so the copy can be queued at once.
-            arriving = _to_host(torch.cat([reduced(), own_losses]))
+            arriving = copy_to_host(torch.cat([reduced(), own_losses]))
         else:
 
             def arriving() -> Tensor:
-                return _to_host(torch.cat([reduced(), own_losses]))()
+                return copy_to_host(torch.cat([reduced(), own_losses]))()
 
         previous, self._pending = self._pending, (step, image_ids, arriving)
         return _result(previous)
@@ -229,29 +222,11 @@ def _result(pending: tuple[int, list[int], Callable[[], Tensor]] | None) -> Step
     return StepResult(step, losses, image_ids, bool(broken), bool(stopping))
 
 
-def _to_host(values: Tensor) -> Callable[[], Tensor]:
-    """Start a copy to pinned memory; returns a function that waits for it."""
-    if values.device.type != "cuda":
-        return lambda: values
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    host.copy_(values, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record()
-
-    def wait() -> Tensor:
-        copied.synchronize()
-        return host
-
-    return wait
-
-
 def compile_detector(detector: Architecture, mode: str, world: World, sizes: int = 1) -> bool:
     """Set up the compilation of `train.compile`, as far as the machine supports it, and log it.
 
     The first steps compile. Without a GPU "graphs" is "model". `sizes` is the number of input sizes.
-
-    Returns:
-        Whether the network runs as CUDA graphs: see `hold_gradients`.
+    Returns whether the network runs as CUDA graphs: see `hold_gradients`.
     """
     supported = fused_functions.choose(mode != "off", world.device, tell=world.is_main)
     if not supported or mode not in ("model", "graphs"):

@@ -88,8 +88,21 @@ class WeightFile:
         Raises:
             CheckpointError: the file is damaged, or contains other objects than tensors.
         """
+        import torch  # Late: steps that only look weights up start without it.
+        from safetensors.torch import load_file
+
         try:
-            return _read(self.path)
+            if self.path.suffix == ".safetensors":
+                return load_file(self.path)
+            state = torch.load(self.path, map_location="cpu", weights_only=True)
+            for wrapper in ("model", "state_dict"):
+                if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
+                    state = state[wrapper]
+            if not isinstance(state, dict) or not all(
+                isinstance(one, torch.Tensor) for one in state.values()
+            ):
+                raise ValueError("it is not a dictionary of tensors")
+            return state
         except Exception as error:  # torch.load has no common error
             raise CheckpointError(
                 f"weights {self.uri} cannot be read: {first_line(error)}",
@@ -122,12 +135,10 @@ def place_of(uri: str, data_root: str) -> str:
 
 def source(uri: str) -> str:
     """Return the address from which weights are fetched, for people."""
-    if uri.startswith(TORCHVISION):
-        return torchvision_file(uri).url
     if uri.startswith(HUB):
         name, revision = _model(uri)
         return f"{hub.address()}/{name}/tree/{revision}"
-    return urldefrag(uri).url
+    return torchvision_file(uri).url if uri.startswith(TORCHVISION) else urldefrag(uri).url
 
 
 def published_file(uri: str) -> PublishedFile:
@@ -230,13 +241,9 @@ def look_up(uri: str, data_root: str) -> MirroredWeights:
 
 
 def obtain(uri: str, data_root: str) -> WeightFile:
-    """Return weights as a file on this machine with a checked hash; fetch them if necessary.
+    """Return weights as a file on this machine with a checked hash; fetch published ones if necessary.
 
     Call it in one process of a run and send the tensors to the others.
-
-    Args:
-        uri: published weights, a file, or a folder in save_pretrained's layout.
-        data_root: contains the mirror of published weights.
 
     Raises:
         ConfigError: the URI can name no weights.
@@ -286,10 +293,10 @@ def _in_place(uri: str) -> WeightFile:
 
 
 def _fault(path: Path, file: PublishedFile) -> str | None:
-    """Describe a difference between a file and its published hash."""
     digest, expected = _hash_of(path), file.sha256
-    same = digest.startswith(expected)
-    return None if same else f"its SHA-256 begins with {digest[: len(expected)]}, not with {expected}"
+    if digest.startswith(expected):
+        return None
+    return f"its SHA-256 begins with {digest[: len(expected)]}, not with {expected}"
 
 
 def _hash_of(path: Path) -> str:
@@ -369,18 +376,3 @@ def _hub_remedy(uri: str, error: StorageError) -> str:
         f"see on {page} whether the account of {hub.TOKEN} may read it: a gated model's conditions are "
         "accepted there, a fine-grained token needs the right to read gated repositories"
     )
-
-
-def _read(path: Path) -> dict[str, "Tensor"]:
-    import torch  # Late: steps that only look weights up start without it.
-    from safetensors.torch import load_file
-
-    if path.suffix == ".safetensors":
-        return load_file(path)
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    for wrapper in ("model", "state_dict"):
-        if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
-            state = state[wrapper]
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise ValueError("it is not a dictionary of tensors")
-    return state

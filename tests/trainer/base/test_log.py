@@ -51,17 +51,6 @@ def test_what_was_found_done_counts_but_not_for_the_rate(tmp_path, monkeypatch):
     assert (last["done"], last["worked"]) == (80, 20)
 
 
-def test_the_end_is_told_after_an_error_too(tmp_path, monkeypatch):
-    monkeypatch.setenv(log.PROGRESS_FILE, str(tmp_path / "progress"))
-    with pytest.raises(KeyError), log.progress("shard", None, "images") as bar:
-        bar.update(3)
-        raise KeyError
-    assert events(tmp_path / "progress")[-1] == events(tmp_path / "progress")[-1] | {
-        "end": True,
-        "total": None,
-    }
-
-
 def test_plain_lines_where_nobody_watches(monkeypatch, caplog):
     monkeypatch.delenv(log.PROGRESS_FILE, raising=False)
     with caplog.at_level("INFO"), log.progress("train", 4, "steps") as bar:

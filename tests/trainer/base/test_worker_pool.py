@@ -1,7 +1,5 @@
 import math
 import os
-import threading
-import time
 
 import pytest
 
@@ -13,11 +11,6 @@ from trainer.base.errors import DataError
 def test_every_task_gives_its_result(workers, processes):
     results = sorted(worker_pool.run(math.sqrt, range(100), workers, processes=processes))
     assert results == [math.sqrt(number) for number in range(100)]
-
-
-def test_threads_work_at_the_same_time():
-    barrier = threading.Barrier(4, timeout=60)
-    assert len(list(worker_pool.run(lambda _: barrier.wait(), range(8), 4, processes=False))) == 8
 
 
 def test_tasks_are_taken_as_workers_become_free():
@@ -44,12 +37,6 @@ def test_a_worker_that_dies_is_told_of():
     with pytest.raises(DataError, match="a worker process was killed") as caught:
         list(worker_pool.run(os._exit, [3, 3], 2, processes=True))
     assert "data.processes" in caught.value.fix
-
-
-def test_no_worker_outlives_its_end():
-    list(worker_pool.run(time.sleep, [0.01] * 4, 2, processes=True))
-    children = [thread for thread in threading.enumerate() if "ExecutorManager" in thread.name]
-    assert children == []
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import logging
 import pytest
 
 from trainer.base import log
-from trainer.launching import job_status
 from trainer.launching.job_status import Progress, parse
 from trainer.trackers.training_log import read_rows
 from trainer.training.loop import train
@@ -41,13 +40,6 @@ def test_lines_that_tell_of_no_steps(lines):
     assert parse(lines) is None
 
 
-@pytest.mark.parametrize(
-    ("done", "total", "share"), [(0, 600, 0), (599, 600, 99), (600, 600, 100), (3, 3, 100), (7, 3, 100)]
-)
-def test_only_the_last_step_makes_it_whole(done, total, share):
-    assert job_status.percent(done, total) == share
-
-
 @pytest.mark.parametrize("eta", [None, 0.4, 59.6, 3599.7, 90000.0])
 @pytest.mark.parametrize("note", ["", "loss 0.5, 12 images/s", "17 failed: not found, 3/4 steps 75%"])
 def test_a_line_of_progress_is_read_as_it_was_written(eta, note):
@@ -62,19 +54,6 @@ def test_a_line_of_progress_is_read_as_it_was_written(eta, note):
     }
     parsed = log.parse(f"12:00:00 kubedet: {log.describe(event)}")
     assert parsed == {**event, "rate": 1.2, "eta": None if eta is None else float(round(eta))}
-
-
-def test_a_line_without_an_end_is_none():
-    event = {
-        "task": "fetch",
-        "done": 3,
-        "total": None,
-        "unit": "images",
-        "rate": 1.2,
-        "eta": None,
-        "note": "",
-    }
-    assert log.parse(log.describe(event)) is None
 
 
 def test_the_log_of_a_training_is_parsed(shards, tiny, tmp_path, caplog, monkeypatch):

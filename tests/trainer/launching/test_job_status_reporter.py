@@ -160,18 +160,6 @@ def test_a_server_that_never_answers_does_not_hold_up_the_end(monkeypatch, serve
     each._thread.join(60)  # It hears that the server is gone.
 
 
-def test_nothing_is_started_without_the_variables(monkeypatch, server):
-    for name, value in server.variables.items():
-        monkeypatch.setenv(name, value)
-    assert Reporter.from_environment()._url == server.url
-    monkeypatch.delenv(job_status_reporter.TOKEN)
-    each = Reporter.from_environment()
-    each.measure({"loss": 1.0})
-    each.show(at(1))
-    each.close()
-    assert each._thread is None and each._state is None
-
-
 def in_a_trainjob(monkeypatch, server, interval):
     for name, value in server.variables.items():
         monkeypatch.setenv(name, value)

@@ -60,6 +60,7 @@ def test_a_real_failure_on_one_node_is_its_own_and_the_other_lost_a_peer(node, p
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_processes")
 def test_a_folder_that_cannot_be_written_is_an_error_before_the_nodes_meet(node, port, training, tmp_path):
     arguments, output = training
     (tmp_path / "run").write_text("a file")
@@ -70,6 +71,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_before_the_nodes_meet(node,
     assert "waiting for" not in alone.output and "Traceback" not in alone.output
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_a_training_without_a_launcher_checks_it_too(tmp_path):
     (tmp_path / "run").write_text("a file")
     command = [sys.executable, "-m", "trainer", "train", "--shards", "none", "--output", f"{tmp_path}/run"]
@@ -83,19 +85,18 @@ def test_a_training_without_a_launcher_checks_it_too(tmp_path):
 def test_nodes_that_do_not_meet_say_so_and_are_run_again(node, port):
     both = {"nnodes": 2, "rdzv_conf": "timeout=2"}
     alone = node(["train"], node_rank=0, master_addr="127.0.0.1", master_port=port, **both)
-    lost = node(["train"], node_rank=1, master_addr="nowhere.invalid", master_port=port, **both)
     elastic = node(["train"], nnodes="2:3", rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0",
                    rdzv_conf="join_timeout=2")  # fmt: skip
-    assert [each.wait() for each in (alone, lost, elastic)] == [143, 143, 143]
+    assert [each.wait() for each in (alone, elastic)] == [143, 143]
     assert f"2 nodes did not meet at 127.0.0.1:{port}: Timed out after" in alone.output
-    assert f"2 nodes did not meet at nowhere.invalid:{port}" in lost.output
     assert "2 to 3 nodes did not meet at 127.0.0.1:0: some did not come in time" in elastic.output
-    for each in (alone, lost, elastic):
+    for each in (alone, elastic):
         assert "fix: check that all of them run" in each.output
         assert "Traceback" not in each.output and "frame #" not in each.output
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_processes")
 def test_a_node_that_waits_for_others_stops_at_once(node, port):
     waiting = node(["train"], nnodes=2, node_rank=1, master_addr="127.0.0.1", master_port=port)
     waiting.wait_for("waiting for 2 nodes")
@@ -105,35 +106,8 @@ def test_a_node_that_waits_for_others_stops_at_once(node, port):
     assert "stopped by SIGTERM" in waiting.output
 
 
-STUBBORN = """
-import os, signal, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-os.write(1, b"up\\n")  # At once, or two of them mix.
-time.sleep(600)
-"""
-
-NODE = """
-import sys
-from trainer.launching import launch
-settings = launch._settings
-launch._settings = lambda *given: (settings(*given)[0], sys.executable, ["-c", sys.argv[1]])
-sys.exit(launch.launch(["train"], ["--nproc-per-node", "2"]))
-"""
-
-
 @pytest.mark.slow
-def test_workers_that_ignore_sigterm_do_not_hold_up_a_node_that_is_stopped():
-    env = {**os.environ, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"}
-    command = [sys.executable, "-c", NODE, STUBBORN]
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as node:
-        assert [node.stdout.readline() for _ in range(2)] == ["up\n"] * 2
-        begun = time.monotonic()
-        node.send_signal(signal.SIGTERM)
-        assert node.wait(120) == 143
-        assert time.monotonic() - begun < 50
-
-
-@pytest.mark.slow
+@pytest.mark.usefixtures("forked_processes")
 def test_a_port_that_is_taken_is_said(node):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

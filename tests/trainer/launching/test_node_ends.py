@@ -54,6 +54,13 @@ while not ("FAILS" in os.environ and os.path.exists(GO)):
 sys.exit(3)
 """
 
+STUBBORN = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.write(1, b"up\\n")  # At once, or two of them mix.
+time.sleep(600)
+"""
+
 
 @pytest.fixture
 def nodes(tmp_path):
@@ -96,6 +103,17 @@ def test_a_node_that_lets_another_end_first_stops_when_it_is_asked_to(nodes, por
     assert "stopped by SIGTERM" in survivor.output() and "Traceback" not in survivor.output()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("impatient")
+def test_workers_that_ignore_sigterm_do_not_hold_up_a_node_that_is_stopped(nodes):
+    node = nodes(STUBBORN)
+    wait_until(lambda: node.output().count("up") == 2, [node])
+    begun = time.monotonic()
+    node.send_signal(signal.SIGTERM)
+    assert node.wait(120) == 143
+    assert time.monotonic() - begun < 50
+
+
 def test_how_long_a_node_lets_another_end_first(monkeypatch):
     monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
     assert node_grace() == 8
@@ -114,11 +132,12 @@ def test_a_node_that_was_never_needed_does_not_say_that_all_went_well(nodes, por
     """Two of at most two work; a third waits for a place, and sees that the run is over."""
     code = SPARED.replace("GO", repr(str(tmp_path / "go")))
     place = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"]
+    place += ["--nproc-per-node", "1"]
     late = "last_call_timeout=60"
     host = nodes(code, *place, "--rdzv-conf", f"is_host=1,{late}")
     failing = nodes(code, *place, "--rdzv-conf", f"is_host=0,{late}", FAILS="1")
     pair = [host, failing]
-    wait_until(lambda: all(each.output().count("up") == 2 for each in pair), pair)
+    wait_until(lambda: all(each.output().count("up") == 1 for each in pair), pair)
     spare = nodes(code, *place, "--rdzv-conf", f"is_host=0,{late}")
     wait_until(lambda: "waiting for 1 to 2 nodes" in spare.output(), [spare])
     time.sleep(1)  # Now it is in the list of those without a place.

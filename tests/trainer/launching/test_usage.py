@@ -51,12 +51,6 @@ def test_the_gpus_of_a_process_are_those_that_cuda_sees(tmp_path, chosen, names)
     assert visible_gpus(tmp_path, {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}) == names
 
 
-def test_without_nvidia_devices_there_is_no_gpu_or_an_unknown_number(tmp_path):
-    assert visible_gpus(tmp_path, {}) == []
-    (tmp_path / "kfd").touch()
-    assert visible_gpus(tmp_path, {}) is None
-
-
 KILLED = """
 import sys, time
 from trainer.launching.usage import Meter

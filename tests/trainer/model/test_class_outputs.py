@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torchvision.models import get_weight
-from torchvision.models.detection import retinanet_resnet50_fpn_v2
 
 from trainer.model import pretrained
 from trainer.model.architecture import build
@@ -62,20 +61,3 @@ def test_weights_go_to_torchvision_and_back(count, outputs, tmp_path):
     again = build(CONFIG, count)
     load_pretrained(again, str(tmp_path / "theirs.pth"))
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in trained.state_dict().items())
-
-
-@pytest.mark.slow
-def test_torchvisions_own_model_takes_the_weights_and_detects_the_same(tmp_path):
-    torch.manual_seed(8)
-    trained = build(RetinaNetOptions(score_threshold=0.0), 4).eval()
-    torch.nn.init.normal_(trained.head.classification_head.cls_logits.weight, std=0.02)
-    theirs = retinanet_resnet50_fpn_v2(weights=None, weights_backbone=None, num_classes=5).eval()
-    theirs.load_state_dict(trained.upstream_weights(list("abcd")).state)
-    theirs.score_thresh, theirs.detections_per_img = 0.0, 100
-    theirs.transform.min_size, theirs.transform.max_size = (128,), 128
-    image = torch.randint(0, 256, (1, 3, 128, 128), dtype=torch.uint8)
-    detections = trained.predict(image)
-    with torch.no_grad():
-        expected = theirs([image[0] / 255])[0]
-    assert torch.equal(detections.labels[0] + 1, expected["labels"]) and int(detections.num[0]) == 100
-    assert torch.allclose(detections.scores[0], expected["scores"], atol=1e-5)

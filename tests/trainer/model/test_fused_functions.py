@@ -67,22 +67,6 @@ def test_a_compiler_that_fails_is_left_out(monkeypatch, tmp_path, caplog):
     assert "going on uncompiled" in caplog.text and not fused_functions._Choice.compiles
 
 
-@pytest.mark.slow
-def test_the_reason_of_a_failure_is_told(caplog):
-    """torch's first line says only whose failure it is, and its last ones whom else to ask."""
-
-    def broken(graph, inputs):
-        raise OSError("no space left\nfor the cache")
-
-    def double(x):
-        return 2 * x
-
-    call = fused_functions.guarded(torch.compile(double, backend=broken), double)
-    assert call(torch.ones(2)).tolist() == [2, 2] and call(torch.ones(3)).tolist() == [2, 2, 2]
-    (record,) = [each for each in caplog.records if each.name == "compile"]
-    assert record.message.endswith("the compiler failed: backend='broken' raised: OSError: no space left")
-
-
 def test_more_forms_than_may_be_compiled(caplog):
     """Each number of axes is another form; after some, torch gives up, which is no reason to end a run."""
 

@@ -6,6 +6,7 @@ while they compute (cuDNN's workspace), nor what an allocator cannot use.
 """
 
 import dataclasses
+import functools
 import weakref
 
 import pytest
@@ -15,7 +16,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainer.model import focal, recipes
+from trainer.model import focal
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 
@@ -63,6 +64,7 @@ def kept(classes, images):
     return sum(storage.nbytes() for storage in tensors.values())
 
 
+@functools.cache
 def kept_for_an_image(classes):
     """What one more image adds to a batch."""
     return (kept(classes, 4) - kept(classes, 2)) / 2
@@ -159,13 +161,3 @@ def test_a_step_takes_at_most_what_is_said_for_each_image(memory_of):
     # It follows all there is: as much as a GPU keeps, and nothing once the gradients are there.
     assert many.after_forward - two.after_forward == pytest.approx(14 * kept_for_an_image(601), rel=0.001)
     assert two.after_forward < two.peak and two.after_backward < 0.01e9
-
-
-@pytest.mark.slow
-def test_a_step_of_mlperfs_network_takes_less_than_its_own_with_all_that_stays(memory_of):
-    """0.64 GB an image, weights included, are what NVIDIA's takes there at 32 images."""
-    options = dataclasses.replace(recipes.load("mlperf").model, weights="")
-    memory = memory_of(264, 16, options=options)
-    weights = sum(parameter.nbytes for parameter in build(options, 264).parameters())
-    # Weights, gradients and Adam's two moments.
-    assert (memory.peak + 4 * weights) / 16 < 0.4e9

@@ -91,7 +91,7 @@ def test_weights_that_do_not_fit_their_configuration(contents, tmp_path):
         checkpoint.load_model(str(tmp_path / "best.pt"))
 
 
-def test_all_checkpoints_damaged_is_said(contents, tmp_path):
+def test_all_checkpoints_damaged_is_an_error(tmp_path):
     (tmp_path / "step-00000001.pt").write_bytes(b"torn")
     with pytest.raises(CheckpointError, match="none of the 1 checkpoints"):
         checkpoint.read_latest(str(tmp_path))
@@ -140,7 +140,7 @@ def flipped(contents, tmp_path):
 
 
 def test_any_flipped_bit_is_noticed_and_named(flipped):
-    shares = [0.0, *torch.rand(40, generator=torch.Generator().manual_seed(0)).tolist(), 1.0]
+    shares = [0.0, *torch.rand(16, generator=torch.Generator().manual_seed(0)).tolist(), 1.0]
     for number, share in enumerate(shares):
         with pytest.raises(checkpoint.DamagedCheckpoint, match=r"best\.pt (is damaged|cannot be)") as caught:
             checkpoint.read(flipped(share, number % 8))
@@ -150,7 +150,7 @@ def test_any_flipped_bit_is_noticed_and_named(flipped):
 @pytest.mark.slow
 def test_a_flip_in_the_seal_itself_is_noticed(flipped):
     length = Path(flipped(0.0)).stat().st_size
-    for place in range(length - 93, length, 4):
+    for place in range(length - 93, length, 8):
         with pytest.raises(checkpoint.DamagedCheckpoint):
             checkpoint.read(flipped(place / (length - 1) + 1e-12))
 
@@ -184,10 +184,3 @@ def test_a_damaged_newest_gives_way_to_the_one_before_but_want_of_memory_does_no
         with pytest.raises(StorageError, match=told) as caught:
             checkpoint.read_latest(str(tmp_path))
         assert "delete" not in str(caught.value) and "is damaged" not in str(caught.value)
-
-
-def test_a_checkpoint_that_lacks_its_configuration_is_named(contents, tmp_path):
-    del contents["config"]
-    checkpoint.write(contents, str(tmp_path / "best.pt"))
-    with pytest.raises(CheckpointError, match=r"best\.pt is not a checkpoint of this program"):
-        checkpoint.load_model(str(tmp_path / "best.pt"))

@@ -42,7 +42,7 @@ def fake(monkeypatch):
     # Else autocast for a GPU is left out where there is none.
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-    monkeypatch.setattr(step, "_to_host", lambda values: lambda: values)
+    monkeypatch.setattr(step, "copy_to_host", lambda values: lambda: values)
     with FakeTensorMode() as mode, torch.device(GPU):
         yield mode
 

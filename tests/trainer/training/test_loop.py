@@ -1,6 +1,5 @@
 """Training: resumed bit for bit, stopped cleanly, refused clearly."""
 
-import dataclasses
 import os
 import shutil
 import threading
@@ -12,13 +11,11 @@ from finished_runs import assert_same_weights, final_weights, losses, stop_after
 from trainer import storage
 from trainer.base.errors import (
     CheckpointError,
-    ConfigError,
     Interrupted,
     StorageError,
     TrainingError,
 )
 from trainer.config.parsing import to_json
-from trainer.evaluation.evaluate import evaluate
 from trainer.model.architecture import build
 from trainer.trackers.training_log import TrainingLog, read_rows
 from trainer.training import checkpoint, run_recorder
@@ -70,8 +67,7 @@ def test_resumed_bit_for_bit(signalled, stopped, unbroken, shards, tiny, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("forgotten", [False, True])
-def test_a_row_that_spans_a_stop_is_that_of_all_its_steps(forgotten, shards, tiny, tmp_path, monkeypatch):
+def test_a_row_that_spans_a_stop_is_that_of_all_its_steps(shards, tiny, tmp_path, monkeypatch):
     config, rows = tiny(train__log_every=4), {}
     for name in ("whole", "parts"):
         output = str(tmp_path / name)
@@ -79,10 +75,6 @@ def test_a_row_that_spans_a_stop_is_that_of_all_its_steps(forgotten, shards, tin
             with monkeypatch.context() as patch, pytest.raises(Interrupted):
                 stop_after(patch, 4)  # It stops after step 6: the row of step 8 has two more.
                 train(config, shards, output)
-            saved = checkpoint.read_step(f"{output}/checkpoints", 6)
-            assert saved.pop("summed") == 2 and len(saved.pop("sums")) == 1
-            if forgotten:  # As a version before this one has left it.
-                checkpoint.write_step(saved, f"{output}/checkpoints", 6, keep=2)
         train(config, shards, output)
         rows[name] = [
             {key: value for key, value in row.items() if key != "images_per_second"}
@@ -90,8 +82,7 @@ def test_a_row_that_spans_a_stop_is_that_of_all_its_steps(forgotten, shards, tin
             if row["kind"] == "train"
         ]
     assert [row["step"] for row in rows["parts"]] == [4, 8, 12]
-    same = [one == other for one, other in zip(rows["whole"], rows["parts"], strict=True)]
-    assert same == [True, not forgotten, True]
+    assert rows["parts"] == rows["whole"]
 
 
 def test_training_goes_on_while_a_validation_is_scored(unbroken, shards, tiny, tmp_path, monkeypatch):
@@ -182,16 +173,9 @@ def test_frozen_layers_of_pretrained_weights_stay_and_a_resumed_run_needs_no_wei
         train(tiny(**frozen), shards, str(tmp_path / "another"))
 
 
-def test_random_weights_are_not_frozen_whatever_the_file_says(shards, tiny, tmp_path):
-    config = tiny()
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, norm="frozen"))
-    with pytest.raises(ConfigError, match=r"model\.norm=frozen would freeze random weights"):
-        train(config, shards, str(tmp_path))
-
-
 @pytest.mark.slow
 def test_weights_of_every_second_epoch_are_kept(shards, tiny, tmp_path):
-    """Stopped in between and resumed; nothing deletes them; evaluation and export read them."""
+    """Stopped in between and resumed; nothing deletes them."""
     output = tmp_path / "run"
     train(tiny(train__epochs=3, train__keep_every=2, train__keep_checkpoints=1), shards, str(output))
     kept = output / "checkpoints" / "epoch-002.pt"
@@ -205,8 +189,7 @@ def test_weights_of_every_second_epoch_are_kept(shards, tiny, tmp_path):
     assert (last["epoch"], last["step"]) == (4, 24) and "optimizer" not in last
     whole = checkpoint.read_step(str(output / "checkpoints"), 24)
     assert all(torch.equal(value, whole["ema"][name]) for name, value in last["model"].items())
-    scored = evaluate(str(kept), shards, str(tmp_path / "scored"), config)
-    assert "coco/AP" in scored["metrics"]
+    load_model(str(kept))
 
 
 def test_an_epochs_weights_that_were_not_written_yet_are_made_up_for(shards, tiny, tmp_path):

@@ -86,6 +86,7 @@ def test_the_host_waits_for_nothing_in_a_step_on_a_gpu(setting, passes, shards, 
 
 @CPU_COMPILER
 @pytest.mark.slow
+@pytest.mark.extra
 def test_compiled_code_outlives_the_process(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "one"))
     uri = str(tmp_path / "run" / "compiled.bin")

@@ -20,7 +20,7 @@ from trainer.base.errors import TrainingError
 def test_the_host_waits_for_nothing_in_a_step(overrides, shards, tiny, tmp_path, monkeypatch):
     """Data, network, losses, guard, clipping, optimiser and moving average."""
     # What the guard reads has been copied to the host by then.
-    monkeypatch.setattr("trainer.training.step._to_host", lambda values: lambda: Arrived(values))
+    monkeypatch.setattr("trainer.training.step.copy_to_host", lambda values: lambda: Arrived(values))
     with steps_of(tiny(**overrides), shards, str(tmp_path)) as (run, step):
         step(), step()
         # Collating is the host's own work; it makes tensors of lists and floats.

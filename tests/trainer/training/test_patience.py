@@ -46,13 +46,6 @@ def test_it_ends_after_as_many_epochs_without_a_better_score(scored, shards, tin
 
 
 @pytest.mark.slow
-def test_with_more_patience_it_ends_later(scored, shards, tiny, tmp_path, caplog):
-    result = train(tiny(**QUICK, train__patience=4), shards, str(tmp_path))
-    assert (result["epochs"], result["ended_early"]) == (6, False)
-    assert result["advice"] and "train longer: --set train.epochs=12" in caplog.text
-
-
-@pytest.mark.slow
 def test_stopped_and_resumed_it_ends_at_the_same_step(scored, shards, tiny, tmp_path, monkeypatch):
     config = tiny(**QUICK, train__patience=2)
     whole = train(config, shards, str(tmp_path / "whole"))

@@ -62,17 +62,6 @@ def test_training_goes_on_and_the_state_of_then_is_written(run, tiny, monkeypatc
     assert saved["model"]["weight"].tolist() == [1.0, 1.0] and saved["step"] == 6 and saved["best"] == {}
 
 
-def test_the_truth_is_read_once(run, tiny):
-    each, folder = run
-    calls = []
-    for step in (6, 12):
-        each.save(state_of(step, tiny(), float(step)))
-        each.score(lambda: calls.append(1) or TRUTH, found(0 if step == 6 else 20))
-    each.wait()
-    rows = [row["coco/AP50"] for row in read_rows(str(folder)) if row["kind"] == "val"]
-    assert len(calls) == 1 and rows == pytest.approx([1.0, 0.0])
-
-
 def test_a_score_belongs_to_the_state_that_was_saved(run, tiny, monkeypatch):
     each, folder = run
     free, evaluate = threading.Event(), run_recorder.evaluate_coco

@@ -70,11 +70,6 @@ def test_a_file_of_the_web_may_name_its_hash():
     assert place_of(plain.url, "r") != place_of("https://host/b/w.pth", "r")
 
 
-@pytest.mark.parametrize("uri", ["/a/w.pth", "s3://bucket/w.pth", "file:///a/w.pth"])
-def test_paths_and_objects_are_not_mirrored(uri):
-    assert not is_published(uri)
-
-
 @pytest.mark.parametrize(
     ("uri", "words"),
     [
@@ -117,13 +112,6 @@ def test_weights_are_fetched_once_and_then_come_from_the_mirror(weights_server, 
     assert look_up(RESNET18, root).complete
     assert list(obtain(RESNET18, root).state()) == ["conv1.weight"]
     assert weights_server.requests == [f"models/{resnet18}"]
-
-
-def test_a_mirror_in_a_bucket(weights_server, resnet18, bucket):
-    assert list(obtain(RESNET18, "s3://bucket/root").state()) == ["conv1.weight"]
-    assert (bucket / "root/weights/torchvision" / resnet18).is_file()
-    weights_server.stop()
-    assert list(obtain(RESNET18, "s3://bucket/root").state()) == ["conv1.weight"]
 
 
 def test_a_file_that_was_put_into_the_mirror_by_hand_is_taken(weights_server, resnet18, tmp_path):
@@ -304,13 +292,6 @@ def test_a_refusal_of_the_hub_tells_the_page_and_what_is_missing(
     assert all(each in caught.value.fix for each in [*words, "--set model.weights=none"])
     assert not token or token not in f"{caught.value}{caplog.text}"
     assert not caught.value.passing and not list(tmp_path.rglob("*.safetensors"))
-
-
-def test_a_model_that_the_hub_hides_may_need_another_token(weights_server, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    with pytest.raises(StorageError, match="hf:org/hidden is not in") as caught:
-        obtain("hf:org/hidden", str(tmp_path))
-    assert "whether the account of HF_TOKEN may read it" in caught.value.fix
 
 
 def test_what_can_be_no_token_is_refused_without_telling_it(weights_server, tmp_path, monkeypatch):

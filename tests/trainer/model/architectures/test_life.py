@@ -54,7 +54,7 @@ def narrow(tiny):
     ["faster_rcnn", "dfine", *(pytest.param(name, marks=pytest.mark.extra) for name in ("fcos", "rtdetr"))],
 )
 def test_a_whole_life(architecture, narrow, shards, tmp_path):
-    """Trained, stopped and resumed to the same bits, evaluated, exported, and scored as exported."""
+    """Trained, stopped and resumed to the same bits, evaluated and exported."""
     config = narrow(architecture, train__epochs=1, train__lr=1e-3, train__clip_norm=0.5)
     formats = ["onnx", "torch-export"] if architecture == "rtdetr" else ["onnx"]
     lived = live(config, shards, tmp_path, 3, formats)

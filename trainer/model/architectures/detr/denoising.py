@@ -49,20 +49,13 @@ def denoising(
     boxes: Tensor, labels: Tensor, counts: list[int], keys: Tensor, classes: int, most: int,
     *, queries: int, label_noise: float, box_noise: float, unfold: bool,
 ) -> Denoising:  # fmt: skip
-    """Make the denoising queries of a batch.
+    """Make the denoising queries of a batch; for `counts`, `keys` and `most` see `global_batch.Part`.
 
-    Args:
-        boxes: [B, M, 4] centre and size relative to the image; targets first, then padding.
-        labels: int64 [B, M], PADDING where a row is padding.
-        counts: targets of each image.
-        keys: int64 [B], of the images, see `global_batch.Part`.
-        classes: number of classes.
-        most: largest number of targets of an image in the step.
-        queries: approximate number of pairs; more if an image has more targets.
-        label_noise: share of labels of which half are redrawn.
-        box_noise: largest move of a side of a positive query, relative to half of the box.
-        unfold: if opposite sides passed each other, take the box between them (D-FINE) instead of one
-            without a size (RT-DETRv2).
+    `boxes` [B, M, 4] have centre and size relative to the image, `labels` [B, M] are PADDING behind the
+    targets. `queries` is the approximate number of pairs; an image with more targets has more. Half of a
+    share `label_noise` of the labels is redrawn. `box_noise` is the largest move of a side of a positive
+    query, relative to half of the box. With `unfold` sides that passed each other give the box between them
+    (D-FINE), otherwise one without a size (RT-DETRv2).
     """
     # Without a box in the step: one pair of queries, as in RT-DETRv2's code.
     groups = max(1, queries // most) if most else 1

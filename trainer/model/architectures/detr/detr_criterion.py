@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trainer.data.batch import copy_to_host
 from trainer.model.architectures.detr import hungarian
 from trainer.model.architectures.detr.denoising import Denoising
 from trainer.model.architectures.detr.hungarian import Pairs
@@ -110,7 +111,7 @@ class Criterion:
         `outputs` are in fp32 or more; `counts` are the targets of each image.
         """
         costs = hungarian.costs(*_with_encoder(outputs), targets.boxes, targets.labels)
-        arriving = hungarian.copy_to_host(costs)
+        arriving = copy_to_host(costs)
 
         @functools.cache
         def finish() -> Matches:
@@ -126,12 +127,7 @@ class Criterion:
 
         Each is a vector with a value for each set of predictions: first the sets of the denoising queries,
         then those of the others with the encoder's last. fgl has only the layers, ddf all but the last.
-
-        Args:
-            outputs: of the network, in fp32 or more.
-            targets: of this slice.
-            noise: its denoising queries, if any.
-            part: the slice's part in the global batch.
+        `outputs` are in fp32 or more.
         """
         scalar, boxes = outputs.logits.new_full, max(1, part.targets)
         first = outputs.logits.shape[2] - outputs.encoder_logits.shape[1]

@@ -4,7 +4,7 @@ The device computes the costs of all sets of predictions at once; scipy assigns 
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,22 +50,6 @@ def costs(logits: Tensor, boxes: Tensor, targets: Tensor, labels: Tensor) -> Ten
     # Values that are not finite match last; the loss reports them.
     worst = torch.finfo(total.dtype).max
     return torch.nan_to_num(total, nan=worst, posinf=worst, neginf=worst)
-
-
-def copy_to_host(values: Tensor) -> Callable[[], Tensor]:
-    """Start a copy to the host; the returned function waits for it and returns the values."""
-    if values.device.type != "cuda":
-        return lambda: values
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    host.copy_(values, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record()
-
-    def wait() -> Tensor:
-        copied.synchronize()
-        return host
-
-    return wait
 
 
 def assign(values: Tensor, counts: Sequence[int]) -> Pairs:

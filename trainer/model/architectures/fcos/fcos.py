@@ -132,13 +132,8 @@ class Fcos(DenseDetector):
 def assign(boxes: Tensor, labels: Tensor, levels: list[Tensor], radius: float) -> Matches:
     """Assign to each place the smallest object whose centre is near and whose size suits the level.
 
-    The rules of `FCOS.compute_loss` in torchvision, for all images at once.
-
-    Args:
-        boxes: [B, M, 4] targets in pixels; zeros where padded.
-        labels: int64 [B, M].
-        levels: [n, 4] squares around the places of each level.
-        radius: distance from the centre, in squares.
+    The rules of `FCOS.compute_loss` in torchvision, for all images at once. `levels` has the squares [n, 4]
+    around the places of each level; `radius` is the distance from the centre, in squares.
     """
     anchors = torch.cat(levels)
     sides = anchors[:, 2] - anchors[:, 0]

@@ -54,15 +54,8 @@ def match(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
 
     An anchor takes the target it overlaps most if that IoU is at least FOREGROUND_IOU. The anchors that
     overlap a target most keep their own best target however small the overlap, so that every target has
-    an anchor.
-
-    Args:
-        boxes: [B, M, 4] targets in pixels, fp32.
-        labels: [B, M] int64 classes, PADDING where a row is padding.
-        anchors: [N, 4] fp32, pixels.
-
-    Returns:
-        [B, N] int64, indices into the M targets, or BACKGROUND or IGNORED.
+    an anchor. Of targets [B, M, 4] with labels [B, M] and anchors [N, 4]: int64 [B, N], indices into the
+    M targets, or BACKGROUND or IGNORED.
     """
     count = max(1, _OVERLAPS_AT_ONCE // (boxes.shape[1] * anchors.shape[0]))
     parts = zip(boxes.split(count), labels.split(count), strict=True)
@@ -102,17 +95,9 @@ def retinanet_loss(
 ) -> dict[str, Tensor]:
     """`classification` and `boxes`: means over the images of the sum over anchors per matched anchor.
 
-    Call it under the autocast of the network.
-
-    Args:
-        kind: of box loss.
-        features: [B, F, h, w] of each level, input of the class head's last convolution.
-        last: that convolution, to A * C channels.
-        offsets: [B, N, 4] predicted offsets, all levels after one another.
-        anchors: [n, 4] fp32 of each level, pixels; the n = h * w * A add up to N.
-        boxes: [B, M, 4] targets, pixels.
-        labels: [B, M] int64 classes, PADDING where a row is padding.
-        verified: [B, C] bool, the classes that may be negatives of each image; None is all of them.
+    Call it under the autocast of the network. `features` [B, F, h, w] of each level are the input of the
+    class head's `last` convolution, to A * C channels; `offsets` [B, N, 4] are of all levels; `anchors`
+    [n, 4] of each level add up to N. The targets are as for `Architecture.forward`.
     """
     sizes = [len(level) for level in anchors]
     together = torch.cat(anchors)

@@ -8,7 +8,6 @@ from finished_runs import losses, stop_after
 
 from trainer.base.errors import Interrupted
 from trainer.model import recipes
-from trainer.trackers.training_log import read_rows
 from trainer.training import batch_fitting
 from trainer.training.loop import train
 
@@ -27,20 +26,6 @@ def narrow(tiny):
         return dataclasses.replace(others, model=base.model)
 
     return config
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.extra)])
-def test_trains_in_every_precision(precision, narrow, shards, tmp_path):
-    changes = {"train__epochs": 2, "train__lr": 3e-3, "train__precision": precision}
-    result = train(narrow(**changes), shards, str(tmp_path))
-    assert result["steps"] == 12 and len(result["metrics"]) == 12
-    rows = [row for row in read_rows(str(tmp_path)) if row["kind"] == "train"]
-    for row in rows:
-        parts = [row[f"loss_{name}"] for name in ("vfl", "bbox", "giou", "fgl", "ddf")]
-        assert sum(parts) == pytest.approx(row["loss"], rel=1e-5)
-    # What the sides cost differs more from batch to batch than they are learnt in twelve steps.
-    assert rows[-1]["loss_vfl"] < rows[0]["loss_vfl"]
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from torchvision.ops import box_iou
 
 from trainer.data.batch import PADDING
 from trainer.model.architectures.retinanet import retinanet_loss
-from trainer.model.architectures.retinanet.retinanet_loss import assign, match, pad_targets
+from trainer.model.architectures.retinanet.retinanet_loss import match, pad_targets
 from trainer.model.focal import BACKGROUND, IGNORED
 
 
@@ -48,30 +48,6 @@ def test_identical_to_torchvision(seed, counts, at_once, monkeypatch):
         else:
             assert torch.equal(matched[row], matcher(box_iou(boxes[row, :count], anchors)))
     assert (IGNORED in matched) or max(counts) < 5
-
-
-def test_what_an_anchor_learns():
-    generator, anchors = torch.Generator().manual_seed(1), grid_anchors()
-    boxes, labels = padded_targets([40, 0, 2], anchors, generator)
-    matches = assign(boxes, labels, anchors)
-    matched = match(boxes, labels, anchors)
-    assert torch.equal(matches.positive, matched >= 0)
-    for row in range(3):
-        positive = matched[row] >= 0
-        targets = matched[row][positive]
-        assert torch.equal(matches.labels[row][positive].long(), labels[row][targets])
-        assert torch.equal(matches.labels[row][~positive].long(), matched[row][~positive])
-        assert torch.equal(matches.boxes[row][positive], boxes[row][targets])
-        assert torch.equal(matches.boxes[row][~positive], anchors[~positive])
-        assert torch.allclose(matches.weights[row], torch.tensor(1 / 3 / max(1, int(positive.sum()))))
-
-
-@pytest.mark.parametrize(("rows", "padded"), [(1, 8), (8, 8), (9, 16), (1000, 1024)])
-def test_targets_are_padded_to_few_lengths(rows, padded):
-    boxes, labels = torch.rand(2, rows, 4), torch.zeros(2, rows, dtype=torch.int64)
-    more, names = pad_targets(boxes, labels)
-    assert more.shape == (2, padded, 4) and torch.equal(more[:, :rows], boxes)
-    assert (names[:, :rows] == 0).all() and (names[:, rows:] == PADDING).all()
 
 
 def test_an_overlap_of_exactly_a_threshold_belongs_to_the_better_side():
