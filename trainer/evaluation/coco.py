@@ -1,4 +1,4 @@
-"""Scores files of detections of any detector against a file of ground truth, both in COCO's form."""
+"""Scores a file of detections against a file of ground truth, both in COCO's form."""
 
 import logging
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def evaluate_files(
         The twelve numbers by the names in metrics.METRICS, and "per_class" as in CocoResult.
 
     Raises:
-        EvaluationError: a file is malformed or does not fit the other one; names file, field and examples.
+        EvaluationError: a file is malformed or does not fit the other; names file, field and examples.
         StorageError: a file cannot be read.
     """
     _, truth = read_truth(str(ground_truth_json))
@@ -54,12 +54,12 @@ def read_truth(uri: str) -> tuple[dict[str, Any], Truth]:
 
 
 def read_detections(uri: str, truth: Truth, *, clip: bool = False) -> Predictions:
-    """Read a file of detections, and check that they fit the ground truth; `clip` clips boxes to images."""
+    """Read detections and check them against the ground truth; `clip` clips boxes to their images."""
     with _naming(uri):
         predictions, _ = Predictions.read(uri)
         if clip:
             predictions, count = clip_boxes(truth, predictions)
-            _LOG.info("%s: %d of %d boxes left their image and were clipped", uri, count, len(predictions))
+            _LOG.info("%s: clipped %d of %d boxes to their images", uri, count, len(predictions))
         check_predictions(truth, predictions)
     return predictions
 

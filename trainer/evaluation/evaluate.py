@@ -61,15 +61,15 @@ def evaluate(
     """Score a model; the processes that torchrun started share the images.
 
     Args:
-        model_uri: best.pt of a run (its metrics.jsonl in the same folder gives the curves), the folder of
-            an exported model, or a file in it, see `loading.load`.
+        model_uri: best.pt of a run (metrics.jsonl in the same folder gives the curves), the folder of an
+            exported model, or a file in it, see `loading.load`.
         shards_uri: folder that the shard step wrote.
         output_uri: folder for metrics.json, predictions.parquet (or .json), gate.json, table.txt,
             report.html, report.md.
         config: the evaluation section, workers of the loader, and the model's name.
         rules: rules of the gate; None takes the configuration's.
         used: returns the run's usage so far, for the report.
-        drift: measures drift for rules that ask for it; without it they fail.
+        drift: measures drift for rules about it; such rules fail without it.
 
     Returns:
         On rank 0 the content of metrics.json, elsewhere {}.
@@ -84,9 +84,8 @@ def evaluate(
     engines.require(config.evaluation.engine)
     with process_group() as world:
         dataset = _dataset(shards_uri, config.evaluation.split)
-        model = loading.load(model_uri, world.device, run_code=config.evaluation.run_code)
-        _check_classes(model.categories, dataset.categories, model_uri)
-        gate.check(rules, [category["name"] for category in dataset.categories])
+        model = _load(model_uri, dataset, config, world)
+        gate.check(rules, dataset.index.names)
         if world.is_main:
             check_writable(output_uri)
             storage.remove_stale(output_uri)
@@ -110,14 +109,16 @@ def evaluate(
             "images": len(dataset), **scores.to_json(), **identity, "step": model.step,
             "shards": storage.absolute(dataset.uri), "predictions": predictions_uri,
             "data_warnings": dataset.index.warnings,
+            "drift": _drift(rules, baseline, dataset, config, output_uri, drift),
         }  # fmt: skip
         compared = None
         if baseline is not None:
-            name, samples = baseline.name, config.evaluation.bootstrap
-            compared = Compared(name, samples=samples, obstacle=obstacle, model=baseline.model)
+            samples = config.evaluation.bootstrap
+            compared = Compared(baseline.name, samples=samples, obstacle=obstacle, model=baseline.model)
             if base is not None:
-                compared = scoring.compare(name, baseline.model, base, truth, scores, samples=samples)
-        summary["drift"] = _drift(rules, baseline, dataset, config, output_uri, drift)
+                compared = scoring.compare(
+                    baseline.name, baseline.model, base, truth, scores, samples=samples
+                )
         rows = {int(image_id): row for row, image_id in enumerate(dataset.image_ids)}
         pictures = gallery.worst_images(
             truth, predictions, scores.matches, lambda image_id: dataset.read(rows[image_id])[0]
@@ -134,13 +135,12 @@ def sha256_of(uri: str) -> str:
 
 def _dataset(shards_uri: str, only: str) -> ShardDataset:
     try:
-        index = read_index(shards_uri)
+        sizes = read_index(shards_uri).samples
     except MissingError:
         raise EvaluationError(
             f"{shards_uri} holds no shards: it has no index.json",
             fix="give the folder that the shard step wrote, as <data root>/shards/<fingerprint>",
         ) from None
-    sizes = index.samples
     for split in [only] if only else ["test", "val"]:
         if sizes.get(split):
             return ShardDataset(shards_uri, split)
@@ -148,25 +148,24 @@ def _dataset(shards_uri: str, only: str) -> ShardDataset:
     missing = f"no images of the split {only}" if only else "neither a test nor a val split to score"
     raise EvaluationError(
         f"the shards {shards_uri} have {missing}",
-        fix=f"its splits are: {listed}; give the source one, set data.val_fraction above 0, or choose "
+        fix=f"their splits are: {listed}; add one to the source, set data.val_fraction above 0, or choose "
         "another evaluation.split",
     )
 
 
-def _check_classes(
-    model_categories: list[dict[str, Any]], data_categories: list[dict[str, Any]], uri: str
-) -> None:
-    data, model = ([category["name"] for category in side] for side in (data_categories, model_categories))
-    if difference := name_difference(data, model, "the data", "the model"):
+def _load(uri: str, dataset: ShardDataset, config: Config, world: World) -> ScoredModel:
+    model = loading.load(uri, world.device, run_code=config.evaluation.run_code)
+    names = [category["name"] for category in model.categories]
+    if difference := name_difference(dataset.index.names, names, "the data", "the model"):
         raise EvaluationError(
             f"the classes of the model {uri} are not those of the data: {difference}",
-            fix="evaluate on shards made with the classes of the training (data.classes)",
+            fix="evaluate on shards with the classes of the training (data.classes)",
         )
+    return model
 
 
 def _predict(model: ScoredModel, dataset: ShardDataset, config: Config, world: World) -> Predictions:
-    loader = replace(config.loader, image_size=model.image_size)
-    changed = replace(config, loader=loader)
+    changed = replace(config, loader=replace(config.loader, image_size=model.image_size))
     return predict_split(model, dataset, changed, world, reentrant=model.reentrant)
 
 
@@ -188,21 +187,18 @@ def _earlier_predictions(uri: str, identity: dict[str, str]) -> Predictions | No
 def _baseline_predictions(
     baseline: Baseline | None, dataset: ShardDataset, config: Config, world: World
 ) -> tuple[Predictions | None, str]:
+    """Return the baseline's predictions, or the reason why it cannot be compared."""
     if baseline is None:
         return None, ""
     predictions = baseline.predictions(dataset.fingerprint, dataset.split)
     if predictions is not None:
         return predictions, ""
-    _LOG.info("the baseline %s has no predictions of these images: it is scored first", baseline.name)
+    _LOG.info("scoring the baseline %s first: it has no predictions of these images", baseline.name)
     try:
-        model = loading.load(baseline.model, world.device, run_code=config.evaluation.run_code)
-        _check_classes(model.categories, dataset.categories, baseline.model)
+        model = _load(baseline.model, dataset, config, world)
     except EvaluationError as error:
         return None, f"it cannot be compared with the baseline {baseline.name}: {error.message}"
     return _predict(model, dataset, config, world), ""
-
-
-_NO_DRIFT = "only a pipeline, and `kubedet evaluate --nproc 1`, measure how far data have moved"
 
 
 def _drift(
@@ -212,21 +208,18 @@ def _drift(
     names = gate.drift_metrics(rules)
     if not names:
         return None
-    if baseline is None:
-        return {"metrics": {}, "obstacle": ""}
-    if measure is None:
-        return {"metrics": {}, "obstacle": _NO_DRIFT}
-    before = baseline.summary.shards if baseline.summary else ""
-    if not before or not storage.exists(storage.join(before, "index.json")):
-        if before and training_record.excluded_in(
-            data_root_of(before), before.rstrip("/").rpartition("/")[2]
-        ):
-            # Otherwise no later model could pass: images that were removed on request do not come back.
-            _LOG.warning("drift is not measured: the shards of %s went with images to forget", baseline.name)
-            return {"metrics": {}, "obstacle": ""}
-        return {"metrics": {}, "obstacle": f"the shards of the baseline {baseline.name} are missing"}
-    request = DriftRequest(names, before, dataset.uri, baseline.model, config.train.seed, output_uri)
-    return {"metrics": measure(request), "obstacle": ""}
+    obstacle, before = "", baseline.summary.shards.rstrip("/") if baseline and baseline.summary else ""
+    if baseline and measure is None:
+        obstacle = "only a pipeline and `kubedet evaluate --nproc 1` measure drift"
+    elif baseline and measure and before and storage.exists(storage.join(before, "index.json")):
+        request = DriftRequest(names, before, dataset.uri, baseline.model, config.train.seed, output_uri)
+        return {"metrics": measure(request), "obstacle": ""}
+    # Shards that were deleted to forget images do not come back: no later model could pass.
+    elif baseline and not (
+        before and training_record.excluded_in(data_root_of(before), before.rpartition("/")[2])
+    ):
+        obstacle = f"the shards of the baseline {baseline.name} are missing"
+    return {"metrics": {}, "obstacle": obstacle}
 
 
 def predictions_file(output_uri: str, config: EvaluationConfig) -> str:
@@ -241,19 +234,24 @@ def write_results(
     """Apply the gate; write predictions, table.txt, the reports, gate.json and, last, metrics.json."""
     summary["comparison"] = report.compared.to_json() if report.compared else None
     verdict = gate.decide(Evidence.from_summary(summary), rules)
-    summary["verdict"] = verdict.to_json()
+    summary["verdict"] = {"passed": verdict.passed, "reason": verdict.reason, "rules": list(rules)}
     origin = {name: str(summary[name]) for name in _IDENTITY}
     predictions.write(summary["predictions"], origin | {"kubedet": version("kubedet")})
-    table = coco_metrics.table(report.scores.coco)
-    storage.write_bytes(storage.join(output_uri, "table.txt"), table.encode())
-    evaluation_page.write_report(replace(report, verdict=verdict), output_uri)
+    write_report(replace(report, verdict=verdict), output_uri)
     storage.write_json(storage.join(output_uri, "gate.json"), summary["verdict"])
     # Last: its existence means that all other files are there.
     storage.write_json(storage.join(output_uri, baselines.SUMMARY), summary)
 
 
+def write_report(report: ReportData, output_uri: str) -> None:
+    """Write table.txt and the pages."""
+    table = coco_metrics.table(report.scores.coco)
+    storage.write_bytes(storage.join(output_uri, "table.txt"), table.encode())
+    evaluation_page.write_report(report, output_uri)
+
+
 def program_versions() -> dict[str, str]:
-    """Return versions of Python and of what scores, for the report."""
+    """Return the versions of Python and of the scoring packages, for the report."""
     return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
 
 

@@ -17,17 +17,26 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainer.base.errors import EvaluationError
-from trainer.evaluation import metrics
-from trainer.evaluation.metrics import DRIFT, LEAST_IMAGES, TOO_FEW, Change, Compared
+from trainer.evaluation.metrics import (
+    DRIFT,
+    LEAST_IMAGES,
+    METRICS,
+    OPEN_IMAGES,
+    PER_CLASS,
+    TOO_FEW,
+    Change,
+    Compared,
+)
 
 _OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _RULE = re.compile(
-    # Words and the blanks between have no character in common: nothing is tried twice, however long it is.
+    # Words and the blanks between have no character in common, so the time is linear in the length.
     r"\s*(?P<metric>[A-Za-z0-9/]+\[[^\[\]]+\]|[^\s<>=,;\[\]]+(?:\s+[^\s<>=,;\[\]]+)*)\s*(?P<comparison>>=|<=|>|<)\s*"
     rf"(?:(?P<number>[+-]?{_NUMBER})|(?P<baseline>baseline)(?:\s*(?P<sign>[+-])\s*(?P<margin>{_NUMBER}))?)\s*"
 )
 _OF_CLASS = re.compile(r"([A-Za-z0-9]+)\[(.+)\]")
+_ALL_METRICS = (*METRICS, OPEN_IMAGES, *DRIFT)
 _NOT_MEASURED = "the evaluation does not report it"
 _NO_TRUTH = "there is no ground truth to measure it on"
 _LISTED = 5
@@ -40,7 +49,7 @@ class Rule:
     metric: str
     comparison: str
     bound: float
-    """The number, or what is added to the baseline's value."""
+    """The number, or the margin that is added to the baseline's value."""
     baseline: bool = False
 
     def __str__(self) -> str:
@@ -58,7 +67,7 @@ class Evidence:
     per_class: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """AP, AP50, ... of each class by name, as in CocoResult."""
     changes: Mapping[str, Change] = field(default_factory=dict)
-    """Change against the baseline of coco/AP, coco/AP50 and AP[class]; empty without a baseline."""
+    """Change of coco/AP, coco/AP50 and AP[class]; empty without a baseline."""
     obstacle: str = ""
     """Reason why the model cannot be compared with the baseline."""
     drift_obstacle: str = _NOT_MEASURED
@@ -68,7 +77,7 @@ class Evidence:
     def from_summary(cls, summary: Mapping[str, Any]) -> "Evidence":
         """Read the content of metrics.json."""
         compared = Compared.from_json(summary["comparison"]) if summary.get("comparison") else Compared("")
-        drift = summary.get("drift") or {"metrics": {}, "obstacle": cls.drift_obstacle}
+        drift = summary.get("drift") or {"metrics": {}, "obstacle": _NOT_MEASURED}
         return cls(
             {**summary["metrics"], **drift["metrics"]}, summary["per_class"], compared.changes,
             compared.obstacle, drift["obstacle"],
@@ -82,15 +91,10 @@ class Verdict:
     passed: bool
     reason: str
     """One line for each rule with the measured value, e.g. `coco/AP50 0.482 >= 0.5: failed`."""
-    rules: tuple[str, ...] = field(default=(), compare=False)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the content of gate.json."""
-        return {"passed": self.passed, "reason": self.reason, "rules": list(self.rules)}
 
 
 def split_rules(text: str) -> list[str]:
-    """Split a text of rules at commas, semicolons and line ends that are outside of brackets."""
+    """Split a text of rules at commas, semicolons and line ends outside of brackets."""
     rules, end, in_brackets = [], len(text), False
     for match in reversed(list(re.finditer(r"[\[\],;\n]", text))):
         if match[0] in "[]":
@@ -105,8 +109,8 @@ def parse(text: str) -> Rule:
     """Parse one rule.
 
     Raises:
-        EvaluationError: it is malformed, names an unknown metric, cannot ever hold, or compares a metric
-            with the baseline that is not compared.
+        EvaluationError: it is malformed, names an unknown metric, can never hold, or compares a metric with
+            the baseline that has no confidence interval.
     """
     match = _RULE.fullmatch(text)
     if match is None:
@@ -115,35 +119,24 @@ def parse(text: str) -> Rule:
             fix="write `metric >= number` (or >, <, <=), for example `coco/AP50 >= 0.5`, "
             "`AP[person] >= 0.3`, or `coco/AP >= baseline - 0.01`",
         )
-    metric, of_class = match["metric"], _OF_CLASS.fullmatch(match["metric"])
-    if of_class and of_class[1] not in metrics.PER_CLASS:
-        raise EvaluationError(
-            f"gate rule {text!r}: there is no {of_class[1]} of a class",
-            fix=f"use {', '.join(metrics.PER_CLASS)}",
-        )
-    if not of_class and metric not in (metric_names := (*metrics.METRICS, metrics.OPEN_IMAGES, *DRIFT)):
-        raise EvaluationError(
-            f"gate rule {text!r} names an unknown metric",
-            fix=f"use one of: {', '.join(metric_names)}, or AP[class]",
-        )
     bound = match["number"] or (match["sign"] or "") + (match["margin"] or "0")
-    rule = Rule(metric, match["comparison"], float(bound), baseline=bool(match["baseline"]))
-    if rule.baseline:
-        if metric not in ("coco/AP", "coco/AP50") and not metric.startswith("AP["):
-            raise EvaluationError(
-                f"gate rule {text!r}: {metric} is not compared with the baseline",
-                fix="use coco/AP, coco/AP50 or AP[class]",
-            )
-        if rule.comparison not in (">=", ">"):
-            raise EvaluationError(
-                f"gate rule {text!r} asks for a model that is worse",
-                fix="compare with >= or > the baseline",
-            )
-    if not (-1 if rule.baseline else 0) <= rule.bound <= 1:
-        raise EvaluationError(
-            f"gate rule {text!r}: metrics are between 0 and 1",
-            fix=f"give the number as a share, for example {rule.bound / 100:g} for {rule.bound:g} %",
-        )
+    rule = Rule(match["metric"], match["comparison"], float(bound), baseline=bool(match["baseline"]))
+    metric, of_class, problem, fix = rule.metric, _OF_CLASS.fullmatch(rule.metric), "", ""
+    if of_class and of_class[1] not in PER_CLASS:
+        problem, fix = f": there is no {of_class[1]} of a class", f"use {', '.join(PER_CLASS)}"
+    elif not of_class and metric not in _ALL_METRICS:
+        problem = " names an unknown metric"
+        fix = f"use one of: {', '.join(_ALL_METRICS)}, or AP[class]"
+    elif rule.baseline and metric not in ("coco/AP", "coco/AP50") and not metric.startswith("AP["):
+        problem = f": {metric} is not compared with the baseline"
+        fix = "use coco/AP, coco/AP50 or AP[class]"
+    elif rule.baseline and rule.comparison not in (">=", ">"):
+        problem, fix = " asks for a model that is worse", "compare with >= or > the baseline"
+    elif not (-1 if rule.baseline else 0) <= rule.bound <= 1:
+        problem = ": metrics are between 0 and 1"
+        fix = f"give the number as a share, for example {rule.bound / 100:g} for {rule.bound:g} %"
+    if problem:
+        raise EvaluationError(f"gate rule {text!r}{problem}", fix=fix)
     return rule
 
 
@@ -171,20 +164,15 @@ def check(rules: Sequence[str], classes: Collection[str] | None = None) -> None:
     if errors:
         reasons = "".join(f"\n  {error.message}; {error.fix}" for error in errors)
         raise EvaluationError(
-            f"{len(errors)} rules of the gate cannot be used:{reasons}", fix="correct these"
+            f"{len(errors)} rules of the gate cannot be used:{reasons}", fix="correct these rules"
         )
 
 
 def decide(evidence: Evidence, rules: Sequence[str]) -> Verdict:
     """Decide whether all rules hold. A metric that is NaN or -1 (no ground truth) fails its rule."""
-    if not rules:
-        return Verdict(passed=True, reason="no rule is set: passed")
     outcomes = [_apply(rule, evidence) for rule in map(parse, rules)]
-    return Verdict(
-        passed=all(passed for passed, _ in outcomes),
-        reason="\n".join(text for _, text in outcomes),
-        rules=tuple(rules),
-    )
+    reason = "\n".join(text for _, text in outcomes)
+    return Verdict(all(passed for passed, _ in outcomes), reason or "no rule is set: passed")
 
 
 def _apply(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
@@ -205,45 +193,37 @@ def _apply(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
     if value == -1:
         return False, f"{rule}: failed, {_NO_TRUTH}"
     passed = _OPERATORS[rule.comparison](value, rule.bound)
-    shown = _shown(rule, value)
-    return passed, f"{rule.metric} {shown} {rule.comparison} {rule.bound:g}: {_outcome(passed)}"
+    return passed, f"{rule.metric} {_shown(rule, value)} {rule.comparison} {rule.bound:g}: {_outcome(passed)}"
 
 
 def _apply_to_all(rule: Rule, metric: str, evidence: Evidence) -> tuple[bool, str]:
     values = sorted((row[metric], name) for name, row in evidence.per_class.items() if row[metric] >= 0)
-    few = ""
+    note = ""
     if rule.baseline:
-        compared = [(value, name) for value, name in values if not _too_few(evidence, f"{metric}[{name}]")]
+        few = {name for name, change in evidence.changes.items() if change.verdict == TOO_FEW}
+        compared = [(value, name) for value, name in values if f"{metric}[{name}]" not in few]
         if left_out := len(values) - len(compared):
-            few = f" ({left_out} with boxes in fewer than {LEAST_IMAGES} images left out: {TOO_FEW})"
+            note = f" ({left_out} with boxes in fewer than {LEAST_IMAGES} images left out: {TOO_FEW})"
         values = compared
     if not values:
-        return False, f"{rule}: failed, {_NO_TRUTH}{few}"
+        return False, f"{rule}: failed, {_NO_TRUTH}{note}"
     failed = [
         f"{name} {_shown(one, value)}"
         for value, name in values
         if not _apply(one := replace(rule, metric=f"{metric}[{name}]"), evidence)[0]
     ]
     if not failed:
-        return True, f"{rule}, {len(values)} classes{few}: passed"
+        return True, f"{rule}, {len(values)} classes{note}: passed"
     more = f", and {len(failed) - _LISTED} more" if len(failed) > _LISTED else ""
     listed = ", ".join(failed[:_LISTED]) + more
-    return False, f"{rule}: failed by {len(failed)} of {len(values)} classes{few}: {listed}"
-
-
-def _too_few(evidence: Evidence, metric: str) -> bool:
-    change = evidence.changes.get(metric)
-    return change is not None and change.verdict == TOO_FEW
+    return False, f"{rule}: failed by {len(failed)} of {len(values)} classes{note}: {listed}"
 
 
 def _check_class_name(text: str, name: str, classes: Collection[str]) -> None:
     if name != "*" and name not in classes:
-        close = difflib.get_close_matches(name, classes, n=3)
-        raise EvaluationError(
-            f"gate rule {text!r} names an unknown class",
-            fix=f"did you mean {' or '.join(close)}?" if close
-            else f"classes are: {', '.join(list(classes)[:20])}",
-        )  # fmt: skip
+        close = " or ".join(difflib.get_close_matches(name, classes, n=3))
+        fix = f"did you mean {close}?" if close else f"classes are: {', '.join(list(classes)[:20])}"
+        raise EvaluationError(f"gate rule {text!r} names an unknown class", fix=fix)
 
 
 def _against_baseline(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
@@ -254,7 +234,7 @@ def _against_baseline(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
     change = evidence.changes.get(rule.metric)
     if change is None:
         return False, f"{rule}: failed, {_NO_TRUTH}"
-    if _too_few(evidence, rule.metric):
+    if change.verdict == TOO_FEW:
         return False, f"{rule}: failed, fewer than {LEAST_IMAGES} images have such boxes: {TOO_FEW}"
     passed = _OPERATORS[rule.comparison](change.low, rule.bound)
     needed = "more than" if rule.comparison == ">" else "at least"

@@ -11,15 +11,21 @@ from trainer.base.errors import EvaluationError
 from trainer.config.schema import EvaluationConfig
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluation import baseline as baselines
-from trainer.evaluation import coco_metrics, engines, gate, scoring
+from trainer.evaluation import engines, gate, scoring
 from trainer.evaluation.baseline import EvaluationSummary
 from trainer.evaluation.coco import read_detections, read_truth
-from trainer.evaluation.evaluate import predictions_file, program_versions, sha256_of, write_results
+from trainer.evaluation.evaluate import (
+    predictions_file,
+    program_versions,
+    sha256_of,
+    write_report,
+    write_results,
+)
 from trainer.evaluation.metrics import NOT_SURE
 from trainer.evaluation.scoring import Scores
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.report import gallery
-from trainer.report.evaluation_page import ReportData, write_report
+from trainer.report.evaluation_page import ReportData
 from trainer.storage import check_writable
 
 COMPARISON = "comparison.json"
@@ -29,7 +35,7 @@ def evaluate(
     truth_uri: str, detections_uri: str, output_uri: str, config: EvaluationConfig, *,
     rules: Sequence[str] = (), images_uri: str = "", clip: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Score a file of detections, and write what `trainer.evaluation.evaluate` writes of a model.
+    """Score a file of detections; writes the same files as `trainer.evaluation.evaluate`.
 
     Args:
         truth_uri: ground truth in COCO's form.
@@ -38,8 +44,8 @@ def evaluate(
         config: engine, bootstrap, predictions, and baseline: a file of detections or an evaluation of the
             same images.
         rules: rules of the gate.
-        images_uri: folder of the images' file names, for the worst images on the page; empty leaves them out.
-        clip: clip boxes that leave their image, those of the baseline too, instead of refusing the file.
+        images_uri: folder of the images, to show the worst of them; empty shows none.
+        clip: clip boxes that leave their image (the baseline's too) instead of refusing the file.
 
     Returns:
         The content of metrics.json, with `truth` instead of `shards`; its fingerprint is the sha256 of the
@@ -59,25 +65,23 @@ def evaluate(
     load_image = _image_loader(images_uri, truth) if images_uri else None
     check_writable(output_uri)
     scores = scoring.score(dataset, truth, predictions, config.engine)
+    checkpoint, sha256 = storage.absolute(detections_uri), sha256_of(detections_uri)
     summary: dict[str, Any] = {
-        "images": len(truth.images),
-        **scores.to_json(),
-        "fingerprint": truth_digest,
-        "split": split,
-        "checkpoint": storage.absolute(detections_uri),
-        "sha256": sha256_of(detections_uri),
-        "step": None,
-        "truth": storage.absolute(truth_uri),
+        "images": len(truth.images), **scores.to_json(), "fingerprint": truth_digest, "split": split,
+        "checkpoint": checkpoint, "sha256": sha256, "step": None, "truth": storage.absolute(truth_uri),
         "predictions": predictions_file(output_uri, config),
-    }
-    name, samples = config.baseline, config.bootstrap
+    }  # fmt: skip
     compared = None
     if base is not None:
-        compared = scoring.compare(name, name, base, truth, scores, samples=samples)
+        name = config.baseline
+        compared = scoring.compare(name, name, base, truth, scores, samples=config.bootstrap)
+    report = _report(
+        f"{_stem(detections_uri)} on {split}", split, truth, scores, checkpoint, sha256, summary["truth"]
+    )
     pictures = load_image and gallery.worst_images(truth, predictions, scores.matches, load_image)
-    title = f"{_stem(detections_uri)} on {split}"
-    report = replace(_report(title, truth, scores, summary), compared=compared, gallery=pictures)
-    write_results(output_uri, predictions, report, summary, rules)
+    write_results(
+        output_uri, predictions, replace(report, compared=compared, gallery=pictures), summary, rules
+    )
     return summary
 
 
@@ -85,11 +89,11 @@ def compare(
     one_uri: str, other_uri: str, *, truth_uri: str = "", output_uri: str = "",
     engine: str = "hotcoco", samples: int = 200, clip: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Compare two evaluations of the same images, with the confidence of a paired bootstrap over images.
+    """Compare two evaluations of the same images with a paired bootstrap over images.
 
     Args:
         one_uri: folder of an evaluation, or a file of detections.
-        other_uri: likewise; a change is the second's less the first's.
+        other_uri: likewise; a change is the second's value minus the first's.
         truth_uri: ground truth in COCO's form; empty takes that of the evaluations.
         output_uri: folder for comparison.json, report.html and report.md; empty writes nothing.
         engine: one of engines.ENGINES.
@@ -101,9 +105,8 @@ def compare(
         fields of a Change), samples, and verdict (that of coco/AP).
 
     Raises:
-        EvaluationError: they are not of the same images and classes, there is no ground truth, or a file is
-            malformed.
-        StorageError: something cannot be read or written.
+        EvaluationError: their images or classes differ, there is no ground truth, or a file is malformed.
+        StorageError: a file cannot be read or written.
     """
     engines.require(engine)
     sides = [_side(uri) for uri in (one_uri, other_uri)]
@@ -124,16 +127,12 @@ def compare(
         "verdict": compared.changes["coco/AP"].verdict if compared.changes else NOT_SURE,
     }
     if output_uri:
-        summary = {
-            "split": summaries[0].split if summaries else _stem(truth_name),
-            "images": len(truth.images),
-            "checkpoint": other_uri,
-            "sha256": sha256_of(sides[1][0]),
-            "truth": truth_name,
-        }
-        title = f"{other_uri} against {one_uri}"
-        storage.write_bytes(storage.join(output_uri, "table.txt"), coco_metrics.table(scores.coco).encode())
-        write_report(replace(_report(title, truth, scores, summary), compared=compared), output_uri)
+        split, title = (
+            summaries[0].split if summaries else _stem(truth_name),
+            f"{other_uri} against {one_uri}",
+        )
+        report = _report(title, split, truth, scores, other_uri, sha256_of(sides[1][0]), truth_name)
+        write_report(replace(report, compared=compared), output_uri)
         storage.write_json(storage.join(output_uri, COMPARISON), comparison)
     return comparison
 
@@ -166,7 +165,7 @@ def _truth_of(summaries: Sequence[EvaluationSummary], truth_uri: str) -> tuple[d
     if not truth_uri:
         raise EvaluationError(
             "the ground truth of these detections is not known",
-            fix="name it: --truth GT.json, or --truth SHARDS/annotations/SPLIT.json",
+            fix="pass --truth GT.json, or --truth SHARDS/annotations/SPLIT.json",
         )
     return *read_truth(truth_uri), truth_uri
 
@@ -200,19 +199,18 @@ def _image_loader(folder: str, truth: Truth) -> Callable[[int], bytes]:
     return lambda image_id: storage.read_bytes(by_id[image_id])
 
 
-def _report(title: str, truth: Truth, scores: Scores, summary: dict[str, Any]) -> ReportData:
+def _report(
+    title: str, split: str, truth: Truth, scores: Scores, detections_uri: str, sha256: str, truth_uri: str
+) -> ReportData:
     crowds = int(truth.crowd.sum())
     counts = {
         "images": len(truth.images), "boxes": len(truth.boxes) - crowds,
         "without boxes": len(truth.images) - len(np.unique(truth.image_ids)), "crowds": crowds,
     }  # fmt: skip
-    versions = {
-        "detections": summary["checkpoint"], "sha256": summary["sha256"], "ground truth": summary["truth"],
-        **program_versions(),
-    }  # fmt: skip
+    versions = {"detections": detections_uri, "sha256": sha256, "ground truth": truth_uri}
     return ReportData(
-        title, summary["split"], len(truth.images), scores,
-        dataset={summary["split"]: counts}, versions=versions,
+        title, split, len(truth.images), scores,
+        dataset={split: counts}, versions=versions | program_versions(),
     )  # fmt: skip
 
 

@@ -16,13 +16,13 @@ from trainer import storage
 from trainer.base.errors import EvaluationError, first_line
 from trainer.base.os_errors import check_resources
 
-_CONTENT = "content_sha256"
 EXAMPLES = 5
 """Examples of each problem that an error lists."""
+OUTSIDE = 1.0
+"""Pixels by which a detection may extend beyond its image."""
 
-_END = 2**63
-"""Numbers must be smaller: ids are stored as int64, and JSON's integers may have any length."""
-
+_CONTENT = "content_sha256"
+_END = 2**63  # Numbers must be smaller: ids are stored as int64; integers in JSON may have any length.
 _EVALUATE_AGAIN = "evaluate that model again"
 _COLUMNS = dict.fromkeys(("image_id", "category_id"), np.int64) | dict.fromkeys(
     ("x", "y", "width", "height", "score"), np.float64
@@ -47,11 +47,6 @@ class Predictions:
     @classmethod
     def from_coco(cls, items: Sequence[Mapping[str, Any]]) -> "Predictions":
         """Read COCO's results form: [{"image_id", "category_id", "bbox", "score"}]."""
-        if not isinstance(items, list | tuple):
-            raise EvaluationError(
-                "detections are not a list",
-                fix='give a list of {"image_id", "category_id", "bbox": [x, y, width, height], "score"}',
-            )
         _refuse_malformed("detections", items, "score")
         return cls(*_columns(items), np.array([item["score"] for item in items], dtype=np.float64))
 
@@ -85,7 +80,7 @@ class Predictions:
 
     @classmethod
     def read(cls, uri: str) -> tuple["Predictions", dict[str, str]]:
-        """Read what `write` wrote, or results in COCO's JSON form; returns also the metadata ({} of JSON)."""
+        """Read the predictions and metadata that `write` wrote, or COCO's results form (no metadata)."""
         data = storage.read_bytes(uri)
         if data[:4] != b"PAR1":
             return cls.from_coco(parse_json(data, uri)), {}
@@ -96,23 +91,19 @@ class Predictions:
             )
         except (pa.ArrowException, KeyError, ValueError, OSError) as error:
             check_resources(error, uri)
-            raise EvaluationError(
-                f"{uri} is damaged, or holds no predictions: {first_line(error)}", fix=_EVALUATE_AGAIN
-            ) from None
+            message = f"{uri} is damaged, or holds no predictions: {first_line(error)}"
+            raise EvaluationError(message, fix=_EVALUATE_AGAIN) from None
         predictions = cls(image_ids, labels, np.stack(sides, axis=1), scores)
-        metadata = {
-            key.decode(errors="replace"): value.decode(errors="replace")
-            for key, value in (table.schema.metadata or {}).items()
-        }
+        stored = (table.schema.metadata or {}).items()
+        metadata = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in stored}
         if metadata.pop(_CONTENT, digest := predictions._digest()) != digest:
             raise EvaluationError(f"{uri} is damaged: checksum mismatch", fix=_EVALUATE_AGAIN)
         return predictions, metadata
 
     def _digest(self) -> str:
-        digest = hashlib.sha256()
-        for column, kind in zip(self._all(), (np.int64, np.int64, np.float64, np.float64), strict=True):
-            digest.update(np.asarray(column, kind).tobytes())
-        return digest.hexdigest()
+        kinds = (np.int64, np.int64, np.float64, np.float64)
+        columns = [np.asarray(column, kind) for column, kind in zip(self._all(), kinds, strict=True)]
+        return hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()
 
     def _all(self) -> tuple[np.ndarray, ...]:
         return self.image_ids, self.labels, self.boxes, self.scores
@@ -122,7 +113,7 @@ class Predictions:
 class Truth:
     """The images of a split and the M boxes in them, in the same columns as `Predictions`.
 
-    Images and categories are those of COCO, the categories in the order of their ids.
+    Images and categories are in COCO's form, categories in the order of their ids.
     """
 
     images: list[dict[str, Any]]
@@ -131,9 +122,9 @@ class Truth:
     labels: np.ndarray
     boxes: np.ndarray
     areas: np.ndarray
-    """[M] float64, square pixels; decides whether an object is small."""
+    """[M] float64, square pixels."""
     crowd: np.ndarray
-    """[M] bool: groups, in which any number of detections are right and none is missed."""
+    """[M] bool: a group of objects; detections in it are neither right nor wrong."""
 
     @classmethod
     def from_coco(cls, dataset: Mapping[str, Any]) -> "Truth":
@@ -145,10 +136,8 @@ class Truth:
         areas = [item.get("area", item["bbox"][2] * item["bbox"][3]) for item in items]
         crowd = [bool(item.get("iscrowd", 0)) for item in items]
         categories = sorted(dataset["categories"], key=lambda category: category["id"])
-        return cls(
-            dataset["images"], categories, image_ids, labels, boxes, np.array(areas, np.float64),
-            np.array(crowd, bool),
-        )  # fmt: skip
+        columns = image_ids, labels, boxes, np.array(areas, np.float64), np.array(crowd, bool)
+        return cls(dataset["images"], categories, *columns)
 
     @property
     def names(self) -> list[str]:
@@ -183,6 +172,9 @@ def _columns(items: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray
 
 
 def _refuse_malformed(source: str, items: Sequence[Any], *further: str) -> None:
+    if not isinstance(items, list | tuple):
+        fix = 'give a list of {"image_id", "category_id", "bbox": [x, y, width, height], "score"}'
+        raise EvaluationError(f"{source} are not a list", fix=fix)
     names = ("image_id", "category_id", "bbox", *further)
     fields = ((index, item, _malformed_field(item, names)) for index, item in enumerate(items))
     bad = [f"{item!r} (item {index}: {field})" for index, item, field in fields if field]
@@ -217,7 +209,7 @@ def _check_parts(dataset: Mapping[str, Any]) -> None:
         if not isinstance(items, list) or not items:
             raise EvaluationError(
                 f"ground truth has no {key}, so nothing can be scored",
-                fix="check that the split has images with boxes, and its file COCO's JSON form",
+                fix="check that the split has images with boxes, and that its file has COCO's JSON form",
             )
     for key, field in (("images", "id"), ("categories", "id"), ("categories", "name")):
         counts = Counter(item.get(field) for item in dataset[key])
@@ -230,36 +222,27 @@ def _check_parts(dataset: Mapping[str, Any]) -> None:
             )
 
 
-OUTSIDE = 1.0
-"""Pixels by which a detection may extend beyond its image."""
-
-
 def check_truth(truth: Truth) -> None:
-    """Check that each box is a finite one of a known image and category."""
-    _refuse(
-        "ground truth",
-        [*_common_problems(truth, truth), ("a non-finite area", ~np.isfinite(truth.areas), truth.areas)],
-    )
+    """Check that each box is finite and of a known image and category."""
+    areas = ("a non-finite area", ~np.isfinite(truth.areas), truth.areas)
+    _refuse("ground truth", [*_common_problems(truth, truth), areas])
 
 
 def check_predictions(truth: Truth, predictions: Predictions, source: str = "detections") -> None:
     """Check that each prediction has a finite score and a box in a known image, of a known category."""
     boxes, scores = predictions.boxes, predictions.scores
-    outside = _is_outside(boxes, _sizes(truth, predictions), OUTSIDE)
-    _refuse(
-        source,
-        [
-            *_common_problems(truth, predictions),
-            ("a non-finite score", ~np.isfinite(scores), scores),
-            ("a box outside of its image", outside, boxes),
-        ],
-    )
+    problems = [
+        *_common_problems(truth, predictions),
+        ("a non-finite score", ~np.isfinite(scores), scores),
+        ("a box outside of its image", _is_outside(boxes, _sizes(truth, predictions), OUTSIDE), boxes),
+    ]
+    _refuse(source, problems)
 
 
 def name_difference(one: Sequence[str], other: Sequence[str], of_one: str, of_other: str) -> str:
     """Describe the difference of two lists of class names; "" if they are equal and in the same order.
 
-    `of_one` and `of_other` say what has these names, e.g. "the data" and "the model".
+    `of_one` and `of_other` are the owners of the names, e.g. "the data" and "the model".
     """
     if list(one) == list(other):
         return ""
@@ -285,7 +268,7 @@ def _common_problems(truth: Truth, items: Truth | Predictions) -> list[_Problem]
 
 
 def clip_boxes(truth: Truth, predictions: Predictions) -> tuple[Predictions, int]:
-    """Clip boxes to their images; returns also how many changed. `check_predictions` still applies."""
+    """Clip boxes to their images; return them and the number of changed boxes."""
     boxes, sizes = predictions.boxes, _sizes(truth, predictions)
     corners = np.clip(np.stack([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1), 0.0, sizes[:, None])
     clipped = np.concatenate([corners[:, 0], corners[:, 1] - corners[:, 0]], axis=1)
@@ -296,7 +279,7 @@ def clip_boxes(truth: Truth, predictions: Predictions) -> tuple[Predictions, int
 
 
 def _sizes(truth: Truth, predictions: Predictions) -> np.ndarray:
-    # Infinite if the image is unknown or its size is not given.
+    # Infinite if the image or its size is unknown.
     by_id = sorted(truth.images, key=lambda image: image["id"])
     sizes = np.array([[image.get("width") or np.inf, image.get("height") or np.inf] for image in by_id])
     rows = np.searchsorted(truth.all_image_ids, predictions.image_ids).clip(max=len(by_id) - 1)
