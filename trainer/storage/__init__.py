@@ -16,7 +16,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -314,13 +314,19 @@ def _existing(uri: str) -> FileState:
 
 def _files(uri: str) -> Any:
     """Return the module for a URI's files: `local`, or `objects` for files on servers."""
-    if is_local(uri):
+    kind = scheme(uri)
+    if kind in ("", "file"):
         return local
-    if scheme(uri) in (*OBJECT_STORES, *WEB):
-        from trainer.storage import objects
-
-        return objects
+    if kind in OBJECT_STORES or kind in WEB:
+        return _objects()
     raise StorageError(
-        f"unknown scheme {scheme(uri)!r} in {uri}",
+        f"unknown scheme {kind!r} in {uri}",
         fix="use a path, file:, s3://bucket/key, minio://, gs:// or az:// likewise or, to read, https://",
     )
+
+
+@cache
+def _objects() -> Any:
+    from trainer.storage import objects
+
+    return objects

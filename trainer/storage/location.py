@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import obstore
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
@@ -157,7 +157,9 @@ def _wait_for(server: str, uri: str) -> None:
         time.sleep(min(1.0, waits.wait))
 
 
-_locations: dict[str, "Future[Location]"] = {}
+_locations: dict[str, Location] = {}
+_pending: dict[str, "Future[Location]"] = {}
+"""Locations that a thread is making. Asking a future takes a lock, which costs much for each object."""
 _lock = threading.Lock()
 _forked = False
 
@@ -170,8 +172,8 @@ def locate(uri: str, *, folder: bool = False) -> tuple[Location, str]:
     """
     head, _, rest = uri.partition("://")
     bucket, _, key = rest.partition("/")
-    future = _locations.get(f"{head}://{bucket}")
-    location = future.result() if future else _new_location(f"{head}://{bucket}", uri)
+    name = f"{head}://{bucket}"
+    location = _locations.get(name) or _new_location(name, uri)
     if not key and not folder:
         raise StorageError(f"{uri} names no object", fix=f"use {scheme(uri)}://bucket/key")
     key = key.rstrip("/")
@@ -189,29 +191,37 @@ def _new_location(name: str, uri: str) -> Location:
             fix="start it by spawn, or fork before the first file of a store is read",
         )
     with _lock:
-        future = _locations.get(name)
+        if location := _locations.get(name):
+            return location
+        future = _pending.get(name)
         if is_first := future is None:
-            future = _locations[name] = Future()
+            future = _pending[name] = Future()
     if is_first:
         try:
             future.set_result(Location(uri))
+            if _pending.get(name) is future:  # Else the environment changed meanwhile.
+                _locations[name] = future.result()
         except BaseException as error:
-            _locations.pop(name, None)
             future.set_exception(error)
+        finally:
+            if _pending.get(name) is future:
+                del _pending[name]
     return future.result()
 
 
 def forget_locations() -> None:
     """Read the environment again when a bucket is used next."""
     _locations.clear()
+    _pending.clear()
     web.forget_stores()
 
 
 def _note_fork() -> None:
     # obstore's threads do not exist in the child: a request would never end.
     global _forked  # noqa: PLW0603 (of this process)
-    _forked = _forked or bool(_locations)
+    _forked = _forked or bool(_locations or _pending)
     _locations.clear()
+    _pending.clear()
 
 
 os.register_at_fork(after_in_child=_note_fork)
@@ -222,14 +232,17 @@ def translated(location: Location, uri: str, verb: str) -> Iterator[None]:
     """Raise obstore's errors as StorageErrors."""
     try:
         yield
-    except StorageError:
-        raise
     except BaseException as error:
-        if not isinstance(error, Exception) and not failures.is_panic(error):
-            raise
-        problem = failures.translate(error, uri, verb)
-        if not isinstance(problem, failures.Absent | failures.Transient):
-            forget_locations()  # The environment may be corrected, in a notebook.
-            if problem.passing and not failures.status_of(error):
-                problem = web.problem_of(location.server, uri, 5.0, 5.0) or problem
-        raise problem from error
+        raise_translated(error, location, uri, verb)
+
+
+def raise_translated(error: BaseException, location: Location, uri: str, verb: str) -> NoReturn:
+    """Raise an error of obstore as a StorageError, and others as they are."""
+    if isinstance(error, StorageError) or not (isinstance(error, Exception) or failures.is_panic(error)):
+        raise error
+    problem = failures.translate(error, uri, verb)
+    if not isinstance(problem, failures.Absent | failures.Transient):
+        forget_locations()  # The environment may be corrected, in a notebook.
+        if problem.passing and not failures.status_of(error):
+            problem = web.problem_of(location.server, uri, 5.0, 5.0) or problem
+    raise problem from error

@@ -30,7 +30,7 @@ from trainer.base import traffic
 from trainer.base.daemon_threads import DaemonThreadPool, in_background, result_of
 from trainer.base.errors import Interrupted, StorageError
 from trainer.storage import environment, failures, web
-from trainer.storage.location import Location, locate, translated
+from trainer.storage.location import Location, locate, raise_translated, translated
 from trainer.storage.uris import CLOUDS, WEB, FileState, climbs, scheme
 
 Result = TypeVar("Result")
@@ -129,18 +129,19 @@ def _part(uri: str, start: int, stop: int, etag: str = "", via: str = "") -> web
     options: dict[str, Any] = {"range": (start, stop)}
     if etag and not etag.startswith("W/"):  # A weak ETag cannot be used with ranges.
         options["if_match"] = etag
-    with translated(location, uri, "read"):
-        try:
-            answer = obstore.get(location.reader, key, options=options)  # type: ignore[arg-type]
-        except Exception as error:
-            if any(text in str(error) for text in _NO_RANGES):
-                location.gives_ranges = False
-                raise web.NoRanges from error
-            raise
+    try:
+        answer = obstore.get(location.reader, key, options=options)  # type: ignore[arg-type]
+    except BaseException as error:
+        if any(text in str(error) for text in _NO_RANGES):
+            location.gives_ranges = False
+            raise web.NoRanges from error
+        raise_translated(error, location, uri, "read")
 
     def body() -> Any:
-        with translated(location, uri, "read"):
+        try:
             data = answer.bytes()
+        except BaseException as error:
+            raise_translated(error, location, uri, "read")
         traffic.read(len(data))
         return data
 
@@ -195,17 +196,17 @@ def retry_on_corruption(action: Callable[[], Result]) -> Result:
 
 def read_buffer(uri: str, sha256: str = "") -> Any:
     """Return a file's content as a buffer; its hash must be `sha256` unless that is ""."""
+    return retry_on_corruption(partial(_read, uri, sha256))
 
-    def read() -> Any:
-        file = _File(uri)
-        if not file.has_parts or file.size > PIECE:
-            return b"".join(file.blocks(sha256))
-        data = file.piece(0)
-        if expected := sha256 or file.sha256:
-            _compare(uri, hashlib.sha256(data).hexdigest(), expected)
-        return data
 
-    return retry_on_corruption(read)
+def _read(uri: str, sha256: str) -> Any:
+    file = _File(uri)
+    if not file.has_parts or file.size > PIECE:
+        return b"".join(file.blocks(sha256))
+    data = file.piece(0)
+    if expected := sha256 or file.sha256:
+        _compare(uri, hashlib.sha256(data).hexdigest(), expected)
+    return data
 
 
 def read_range(uri: str, start: int, length: int) -> bytes:
