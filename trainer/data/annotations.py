@@ -22,15 +22,13 @@ from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import DataConfig
 from trainer.data import exclusions, image_keys
 from trainer.data import problem_counts as reasons
-from trainer.data.plausibility import AnnotationCheck, merged
+from trainer.data.plausibility import DROPPED, AnnotationCheck, merged, relabelled
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import BLOCK, ROW, Category, SplitCounts, write_table
 from trainer.data.sources.source import UNKNOWN, Listing, Rows
 from trainer.data.sources.source import Category as Listed
 
 SPLITS = ("train", "val", "test")
-
-_DROPPED = -2  # The label of a class that data.classes leaves out.
 
 
 @dataclass
@@ -140,7 +138,7 @@ def _draft(rows: Rows, labels: np.ndarray, path: Path, without: frozenset[str]) 
             if without:
                 names = listed.column("file_name").to_pylist()
                 batch = listed.filter(pa.array([not exclusions.matches(name, without) for name in names]))
-            boxes = _labelled(batch.column("boxes"), labels)
+            boxes = relabelled(batch.column("boxes"), labels)
             stems = [image_keys.stem(name) for name in batch.column("file_name").to_pylist()]
             numbers.extend(map(image_keys.number, stems))
             fractions.extend(image_keys.hash_fraction(key, "val") for key in stems)
@@ -161,20 +159,6 @@ def _drop_empty(drafts: dict[str, _Draft], listing: Listing, policy: str) -> Non
             listing.problems.add(reasons.IMAGE_WITHOUT_BOXES, f"{empty} of {split}", empty)
         elif not drop:
             draft.kept[:] = True
-
-
-def _labelled(boxes: pa.ListArray, labels: np.ndarray) -> pa.ListArray:
-    """Return the boxes with labels instead of the source's categories, without dropped classes."""
-    values = boxes.flatten()  # Only the rows of this slice.
-    offsets = boxes.offsets.to_numpy()
-    offsets = offsets - offsets[0]
-    label = labels[values.field("category").to_numpy()]
-    kept = label != _DROPPED
-    fields = [values.field(index) for index in range(values.type.num_fields)]
-    fields[0] = pa.array(label.astype(np.int32))
-    relabelled = pa.StructArray.from_arrays(fields, fields=list(values.type)).filter(pa.array(kept))
-    after = np.concatenate([[0], np.cumsum(kept)])[offsets]
-    return pa.ListArray.from_arrays(pa.array(after.astype(np.int32)), relabelled)
 
 
 def _parts(drafts: dict[str, _Draft], config: DataConfig) -> list[tuple[str, _Draft, np.ndarray]]:
@@ -287,7 +271,7 @@ def _select_classes(listing: Listing, chosen_names: list[str]) -> tuple[list[Cat
         raise DataError(f"data.classes names {problem}", fix=f"the source has: {', '.join(names[:100])}")
     position = {category: label for label, category in enumerate(kept)}
     categories = [Category(label, *category) for label, category in enumerate(kept)]
-    labels = [position.get(category, _DROPPED) for category in listing.categories]
+    labels = [position.get(category, DROPPED) for category in listing.categories]
     return categories, np.array([*labels, UNKNOWN])
 
 

@@ -133,10 +133,6 @@ class _Rows:
         """Yield the rows of a split, a bounded number at a time."""
         raise NotImplementedError
 
-    def problems(self) -> Problems:
-        """Return the known problems; complete when all rows have been read."""
-        raise NotImplementedError
-
     def blocks(self, split: str) -> Iterator[list[RawRow]]:
         """Yield the rows of `batches` as dictionaries."""
         yield from (batch.to_pylist() for batch in self.batches(split))

