@@ -20,43 +20,9 @@ from trainer.data.box_labels import (
 )
 
 CANVAS = (400, 300)
+
+
 # Machado, Oliveira and Fernandes 2009, severity 1.0, on linear light.
-SIGHT = {
-    "usual": np.eye(3),
-    "protanopia": np.array(
-        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
-    ),
-    "deuteranopia": np.array(
-        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]]
-    ),
-    "tritanopia": np.array(
-        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]]
-    ),
-}
-
-
-def seen(colour, sight):
-    """A colour as CIE L*a*b*, which has distances as people see them."""
-    rgb = np.array([int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)])
-    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
-    xyz = to_xyz @ np.clip(SIGHT[sight] @ linear, 0, 1) / to_xyz.sum(axis=1)
-    f = np.where(xyz > (6 / 29) ** 3, np.cbrt(xyz), xyz / (3 * (6 / 29) ** 2) + 4 / 29)
-    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
-
-
-def nearest(colours, sight):
-    return min(
-        np.linalg.norm(seen(one, sight) - seen(other, sight))
-        for one, other in itertools.combinations(colours, 2)
-    )
-
-
-@pytest.mark.parametrize("sight", SIGHT)
-def test_colours_are_told_apart_whatever_colours_an_eye_sees(sight):
-    assert nearest(COLOURS, sight) > 12
-
-
 def _contrast(one, other):
     lighter, darker = sorted((_luminance(one), _luminance(other)), reverse=True)
     return (lighter + 0.05) / (darker + 0.05)
@@ -92,12 +58,6 @@ def test_names_of_boxes_on_one_another_do_not_hide_each_other():
         assert label[0] >= 0 and label[1] >= 0 and label[2] <= CANVAS[0] and label[3] <= CANVAS[1]
 
 
-def test_the_same_box_again_and_again_covers_least_where_there_is_no_room():
-    labels = rectangles([(10.0, 10.0, 30.0, 30.0)] * 12, (60, 20), canvas=(64, 44))
-    assert all(x >= 0 and y >= 0 and right <= 64 and low <= 44 for x, y, right, low in labels)
-    assert covered(labels[0], labels[1]) < 60 * 20 / 3
-
-
 def test_an_image_that_is_lower_than_a_line_of_text_is_drawn_nevertheless():
     image = Image.new("RGB", (30, 6), "white")
     draw_boxes(image, [LabelledBox((2.0, 1.0, 9.0, 4.0), 0, "name of a class")], line=2, size=12)
@@ -115,16 +75,6 @@ def test_first_boxes_lie_on_top_and_no_frame_crosses_a_name():
     name = np.asarray(image)[84:99, 100:130]
     assert not (name == (0xD5, 0x5E, 0x00)).all(axis=2).any(), "a frame of the other box"
     assert (name == (0x00, 0x72, 0xB2)).all(axis=2).any()
-
-
-@pytest.mark.parametrize("ground", ["#000000", "#ffffff", *COLOURS])
-def test_every_frame_is_seen_on_every_picture(ground):
-    for label in range(len(COLOURS)):
-        image = Image.new("RGB", (60, 60), ground)
-        draw_boxes(image, [LabelledBox((20.0, 30.0, 50.0, 55.0), label, "")], line=2, size=12)
-        around = np.asarray(image)[40, 17:24]
-        lightness = [_luminance("#{:02x}{:02x}{:02x}".format(*pixel)) for pixel in around]
-        assert (max(lightness) + 0.05) / (min(lightness) + 0.05) > 1.5
 
 
 def test_a_text_takes_a_font_that_has_its_letters(monkeypatch, tmp_path):

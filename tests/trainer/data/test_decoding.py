@@ -10,12 +10,12 @@ from PIL import Image
 
 from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig, LoaderConfig
-from trainer.data.decoding import Decoder, decode, read_sample
+from trainer.data.decoding import decode, read_sample
 from trainer.data.download import download
 from trainer.data.loader import TrainLoader
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
-from trainer.data.transforms import FILL, whole_view
+from trainer.data.transforms import FILL
 from trainer.launching.distributed import World
 
 DATA = DataConfig(val_fraction=0.0, processes=1, threads=1)
@@ -110,28 +110,6 @@ def test_too_many_end_the_run_with_their_names(dataset):
         an_epoch(dataset, max_bad_fraction=0.1)
     assert SCAN in caught.value.message and TABLE in caught.value.message
     assert "data.decode_check=true" in caught.value.fix
-
-
-def test_full_decoding_when_sharded_leaves_them_out(source, tmp_path):
-    config = replace(DATA, decode_check=True, max_bad_fraction=0.2)
-    dataset = ShardDataset(made(source, tmp_path, config), "train")
-    assert sorted(named(dataset)) == sorted(f"{n}.jpg" for n in range(12) if f"{n}.jpg" not in (SCAN, TABLE))
-    an_epoch(dataset, max_bad_fraction=0.0)
-
-
-def test_no_more_than_some_are_named_in_the_log(dataset, caplog, monkeypatch):
-    monkeypatch.setattr("trainer.data.decoding._NAMED", 3)
-    decoder = Decoder(dataset, 1.0)
-    for index in range(6):
-        record = dataset.read(index)[1]
-        square, view = (
-            torch.zeros((1, 96, 96, 3), dtype=torch.uint8),
-            whole_view(record["width"], record["height"], 96),
-        )
-        assert decoder.draw([index], [(b"no picture", record)], [view], square) == [False]
-        assert (square == FILL).all()
-    assert len(caplog.records) == 3
-    assert "kubedet data verify" in caplog.records[-1].getMessage()
 
 
 def test_one_sample_that_is_asked_for_is_an_error_that_names_it(dataset):

@@ -78,20 +78,6 @@ def test_what_changes_the_fingerprint(make_coco, make_jpeg, tmp_path):
     assert len(set(names)) == 4
 
 
-def test_the_sample_takes_the_same_way(tmp_path):
-    manifest = download("sample:images=12,size=96,seed=1", str(tmp_path), CONFIG)
-    assert {split: counts.images for split, counts in manifest.splits.items()} == {
-        "train": 12, "val": 2, "test": 2,
-    }  # fmt: skip
-    names = [item.name for item in manifest.categories]
-    assert names == ["circle", "square", "triangle", "star", "ring"]
-    again = download("sample:images=12,size=96,seed=1", str(tmp_path / "b"), replace(CONFIG, processes=2))
-    assert again.fingerprint == manifest.fingerprint
-    for name in storage.list_files(manifest.images):
-        drawn = storage.read_bytes(f"{manifest.images}/{name}")
-        assert drawn == storage.read_bytes(f"{again.images}/{name}")
-
-
 def test_an_empty_file_that_a_power_cut_left_is_fetched_again(make_coco, tmp_path):
     root = make_coco(train=["a.jpg", "b.jpg"])
     manifest = download(str(root), str(tmp_path / "data"), CONFIG)
@@ -127,16 +113,6 @@ def test_too_many_missing_images_are_an_error_that_leaves_no_manifest(make_coco,
     assert caught.value.message.count("image missing:") == 10
     assert "data.max_bad_fraction" in caught.value.fix
     assert list((tmp_path / "data").rglob("manifest.json")) == []
-
-
-def test_failures_are_reported_even_if_there_are_too_many(make_coco, tmp_path):
-    root = make_coco(train=[f"{number}.jpg" for number in range(20)])
-    for number in range(3):
-        (root / "train" / f"{number}.jpg").unlink()
-    with pytest.raises(DataError, match="3 of 20 images are bad"):
-        download(str(root), str(tmp_path / "data"), CONFIG)
-    (report,) = (tmp_path / "data").rglob("failed.csv")
-    assert [line.split(",")[1] for line in report.read_text().splitlines()[1:]] == ["0.jpg", "1.jpg", "2.jpg"]
 
 
 def test_a_class_without_boxes_is_warned_of(make_coco, edit_json, tmp_path, caplog):

@@ -1,7 +1,6 @@
 import http.server
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from trainer import storage
-from trainer.base.errors import DataError, StorageError
-from trainer.base.log import PROGRESS_FILE
+from trainer.base.errors import StorageError
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download, plan
@@ -83,22 +81,6 @@ def test_many_that_fail_among_others_do_not_end_it(make_coco, broken_reads, tmp_
     assert manifest.problems[reasons.IMAGE_NOT_FETCHED].count == 70
 
 
-def test_progress_tells_speed_and_losses(make_coco, broken_reads, tmp_path, monkeypatch):
-    root = make_coco(train=[f"{number}.jpg" for number in range(30)])
-    (root / "train" / "3.jpg").unlink()
-    broken_reads({"5.jpg": 9})
-    monkeypatch.setenv(PROGRESS_FILE, str(tmp_path / "progress"))
-    download(str(root), str(tmp_path / "data"), replace(CONFIG, max_bad_fraction=0.2))
-    last = json.loads((tmp_path / "progress").read_text().splitlines()[-1])
-    assert (last["task"], last["done"], last["total"], last["unit"]) == ("download", 30, 30, "images")
-    assert last["note"].endswith(" MB/s, 1 missing, 1 failed")
-    shutil.rmtree(next((tmp_path / "data").rglob("fetched")))
-    next((tmp_path / "data").rglob("manifest.json")).unlink()
-    download(str(root), str(tmp_path / "data"), replace(CONFIG, max_bad_fraction=0.2))
-    last = json.loads((tmp_path / "progress").read_text().splitlines()[-1])
-    assert (last["done"], last["note"]) == (30, "0.0 MB/s, 1 missing, 1 failed")
-
-
 @pytest.fixture
 def image_server(make_jpeg, monkeypatch) -> Iterator[tuple[str, list[int]]]:
     """Serves /<n>.jpg, but 404 for those above 90; with the number of requests at the same time."""
@@ -156,15 +138,6 @@ def test_images_by_url_come_over_many_connections(image_server, make_jpeg, tmp_p
     assert path.read_bytes() == make_jpeg(seed=17)
 
 
-def test_a_dead_server_ends_it_early(image_server, tmp_path):
-    server, most = image_server
-    (tmp_path / "x.json").write_text(json.dumps(form_of_urls(server, range(91, 2000))))
-    with pytest.raises(DataError, match="no such file") as caught:
-        download(str(tmp_path / "x.json"), str(tmp_path / "data"), CONFIG)
-    assert caught.value.message.count("image missing:") == 10
-    assert most[1] < 200
-
-
 def test_what_a_killed_download_left_is_cleared_away(make_coco, tmp_path):
     root = make_coco(train=["1.jpg", "2.jpg"])
     images = Path(plan(str(root), str(tmp_path / "data"), CONFIG).images)
@@ -175,32 +148,6 @@ def test_what_a_killed_download_left_is_cleared_away(make_coco, tmp_path):
     os.utime(old, (0, 0))
     download(str(root), str(tmp_path / "data"), CONFIG)
     assert not old.exists() and new.exists()  # which another download may be writing
-
-
-def test_addresses_that_are_none_are_missing_images_and_no_more(image_server, tmp_path):
-    server, _ = image_server
-    odd = [
-        "256.1.1.1",
-        "[x",
-        "[v1.x]",
-        "127.0.0.1 ",
-        "a b",
-        "a..b",
-        f"{'a' * 64}.example",
-        "xn--a.example",
-        "a:x",
-    ]
-    odd += ["\ud800.example", "1.2.3.4.5", "a\x00b", "a:99999", "a\\b", "a%2fb"]
-    form = form_of_urls(server, range(1, 10 + len(odd)))
-    for image, host in zip(form["images"][3:], odd, strict=False):
-        image["coco_url"] = f"http://{host}/1.jpg"
-    (tmp_path / "x.json").write_text(json.dumps(form))
-    manifest = download(
-        str(tmp_path / "x.json"), str(tmp_path / "data"), replace(CONFIG, max_bad_fraction=0.9)
-    )
-    assert sum(counts.images for counts in manifest.splits.values()) == 9
-    assert manifest.problems[reasons.IMAGE_MISSING].count == len(odd)
-    assert all("is no address" in example for example in manifest.problems[reasons.IMAGE_MISSING].examples)
 
 
 @pytest.mark.slow

@@ -113,12 +113,6 @@ def test_boxes_in_stored_pixels_are_turned_along(orientation):
     assert size_agrees(normal, 60, 40) and size_agrees(normal, 40, 60)
 
 
-def test_a_broken_exif_block_is_no_orientation():
-    data = encode(picture())
-    broken = data[:2] + b"\xff\xe1\x00\x0cExif\0\0MM\xff\xff" + data[2:]
-    assert normalize(broken, 1600, 95).orientation == 1
-
-
 def test_large_images_are_shrunk_and_boxes_with_them():
     normal = normalize(encode(picture(600, 400).resize((600, 400))), 150, 95)
     assert (normal.width, normal.height) == (150, 100)
@@ -174,13 +168,6 @@ def test_a_fixed_orientation_counts_and_not_that_of_the_file(orientation):
     shares = [10 / 60, 5 / 40, 20 / 60, 10 / 40]
     assert place_box(shares, normal, 1, 1) == pytest.approx(bright_extent(normal.jpeg))
     assert size_agrees(normal, 1, 1)
-
-
-def test_shares_of_an_image_that_is_shrunk():
-    normal = normalize(encode(picture(600, 400)), 150, 95, 8)
-    assert (normal.width, normal.height) == (100, 150)
-    # 90 degrees counter-clockwise: x is the old y, y is what was right of the box.
-    assert place_box([0.1, 0.2, 0.3, 0.4], normal, 1, 1) == [20.0, 90.0, 40.0, 45.0]
 
 
 def test_only_exif_and_xmp_are_stripped():

@@ -147,15 +147,6 @@ def test_expected_shards_are_read_from_their_copies(remote, bucket, tmp_path):
     assert [dataset.read(position) for position in range(20)] == whole
 
 
-def test_the_shards_of_what_comes_first_are_fetched_first_and_others_let_go(remote, tmp_path):
-    dataset = ShardDataset(remote, "train", ShardCache(tmp_path / "cache"))
-    fetched = []
-    dataset._files.expect = fetched.extend
-    shard_of = dataset.samples["shard"]
-    dataset.expect(np.array([19, 0, 18, 1]))
-    assert fetched == [shard_of[19], shard_of[0]]
-
-
 def test_a_damaged_copy_is_replaced_by_what_the_store_has(remote, tmp_path):
     dataset = ShardDataset(remote, "train", ShardCache(tmp_path / "cache"))
     whole = dataset.read(0)

@@ -81,18 +81,6 @@ def test_boxes_follow_the_pixels(seed, flips):
         assert (sample.boxes >= 0).all() and (sample.boxes <= 96).all()
 
 
-@pytest.mark.parametrize("flips", [(0, 0), (1, 0), (0, 1), (1, 1)])
-def test_every_pixel_and_channel_is_where_the_flips_put_it(flips):
-    image = torch.randint(0, 256, (3, 50, 96), dtype=torch.uint8, generator=torch.manual_seed(0))
-    config = dataclasses.replace(CONFIG, flip=float(flips[0]), flip_vertical=float(flips[1]))
-    sample = augment(image, [], [], config, 0)
-    square = sample.image.flip([axis for axis, flip in ((2, flips[0]), (1, flips[1])) if flip])
-    top = next(row for row in range(96) if (square[:, row] != FILL).any())
-    assert torch.equal(square[:, top : top + 50], image)
-    square[:, top : top + 50] = FILL
-    assert (square == FILL).all()
-
-
 def plainly(image, view, size):
     """The picture of a view, with an operation for each step of it."""
     left, top, width, height = view.crop

@@ -8,7 +8,6 @@ import pytest
 from trainer import storage
 from trainer.base.errors import MissingError, StorageError
 from trainer.config.schema import DataConfig
-from trainer.data import fetch
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download, fetch_partition, join, plan
 from trainer.data.shards import shard
@@ -123,15 +122,3 @@ def test_what_one_number_of_partitions_found_missing_is_missing_for_another(sour
     faults.clear()
     reads.clear()
     assert images_of(brought(uri, tmp_path, 1)) == 30 and reads == {"1.jpg": 1, "2.jpg": 1}
-
-
-def test_what_came_before_the_source_went_down_counts(source, tmp_path, monkeypatch):
-    uri, faults, _ = source
-    faults |= {f"{number}.jpg": StorageError("refused") for number in range(4)}
-    brought(uri, tmp_path, 1)
-    del faults["0.jpg"]
-    monkeypatch.setattr("trainer.data.fetch._PATIENCE", -6)
-    monkeypatch.setattr(
-        fetch, "copy_images", lambda _, tasks, __, policy: (fetch._copy(policy, task) for task in tasks)
-    )  # one after the other
-    assert images_of(brought(uri, tmp_path, 1)) == 27

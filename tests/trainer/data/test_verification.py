@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer import storage
-from trainer.base.errors import DamagedError, DataError, KubedetError
+from trainer.base.errors import DataError, KubedetError
 from trainer.data.download import download
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset
@@ -86,16 +86,6 @@ def test_the_same_command_repairs_the_files_of_shards(prepared, name, harm, capl
         assert Path(name).name in caplog.text
 
 
-def test_a_damaged_sidecar_is_noted_when_it_is_read(prepared):
-    prepare, _, shards = prepared
-    before = contents(shards)
-    cut(shards / "train-00000.json")
-    with pytest.raises(DamagedError, match=r"train-00000\.json is not JSON"):
-        ShardDataset(str(shards), "train").annotations()
-    prepare()
-    assert contents(shards) == before
-
-
 def test_a_flipped_shard_is_named_when_it_is_read_and_repaired_by_the_next_run(prepared):
     prepare, _, shards = prepared
     before = contents(shards)
@@ -130,16 +120,6 @@ def test_a_flipped_table_of_samples_blames_itself_and_not_the_shard(prepared, kn
         dataset = ShardDataset(str(shards), "train")
         dataset.read(len(dataset) - 1)
     assert "delete" not in caught.value.fix and not list(shards.glob("*.damaged"))
-
-
-def test_flipped_ground_truth_is_named(prepared):
-    _, _, shards = prepared
-    for share in (0.0, 0.2, 0.5, 0.9, 1.0):
-        flip(shards / "annotations/val.json", share)
-        with pytest.raises(DamagedError, match=r"annotations/val\.json is damaged"):
-            ShardDataset(str(shards), "val").annotations()
-        flip(shards / "annotations/val.json", share)
-    assert ShardDataset(str(shards), "val").annotations()["images"]
 
 
 def test_a_cut_image_is_fetched_again_by_the_same_command(prepared, caplog):

@@ -1,12 +1,10 @@
-import io
 import json
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from openimages_mirror import BOX_COLUMNS, BOX_ROWS, IDS, MIDS, box, source, write_csv
 
-from trainer.base.errors import DataError, StorageError
+from trainer.base.errors import DataError
 from trainer.data import sources
 from trainer.data.sources import openimages_csv
 from trainer.data.sources.openimages import (
@@ -163,37 +161,3 @@ def test_the_state_follows_the_files(mirror):
         file.write(",".join(map(str, box("ffffffffffffffff", "Cat"))) + "\n")
     states.append(source(mirror).listing().state)
     assert states[0] == states[1] != states[2]
-
-
-TEXT = b"ImageID,Rotation,Other\n" + b"".join(b"%016x,90.0,x\n" % number for number in range(20_000))
-
-
-@pytest.fixture
-def streamed(monkeypatch):
-    """Read the CSV above in small blocks from a file that counts what is taken, and may fail on the way."""
-
-    class File(io.BytesIO):
-        taken, fails_at = 0, 10**9
-
-        def read(self, size: int | None = -1) -> bytes:
-            data = super().read(size)
-            File.taken += len(data)
-            if File.taken > File.fails_at:
-                raise StorageError("the server is silent")
-            return data
-
-    monkeypatch.setattr(openimages_csv, "_BLOCK", 2000)
-    monkeypatch.setattr(openimages_csv.storage, "open_reader", lambda uri: File(TEXT))
-    return File
-
-
-def columns(uri="https://host/x.csv"):
-    return openimages_csv.read_columns(uri, {"ImageID": pa.string(), "Rotation": pa.float64()})
-
-
-def test_a_csv_is_read_as_it_arrives(streamed):
-    rows = columns()
-    assert next(rows)["ImageID"][0].as_py() == "0" * 16
-    assert streamed.taken < len(TEXT) / 2
-    rows.close()
-    assert sum(len(batch) for batch in columns()) == 20_000

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 from source_rows import rows_of
 
-from trainer.base.errors import DataError
 from trainer.data.sources import openimages_csv
 from trainer.data.sources.openimages_csv import BoxRows, Meaning
 from trainer.data.sources.source import Category, Rows
@@ -65,17 +64,6 @@ def test_images_are_whole_wherever_a_block_ends(tmp_path, monkeypatch, sortable)
         assert [len(row["boxes"]) for row in entries] == counts
         starts = [[box["x"] for box in row["boxes"]] for row in entries]
         assert starts == [[number / 1000 for number in range(count)] for count in counts]
-
-
-def test_rows_that_are_apart(tmp_path, monkeypatch):
-    rows = [f"{image},/m/01yrx,0.{number},1,0,1,0\n" for number, image in enumerate("abcab")]
-    (tmp_path / "x.csv").write_text(HEADER + "".join(rows))
-    entries = read(tmp_path / "x.csv", [Category("Cat", "/m/01yrx")])
-    assert [[box["x"] for box in row["boxes"]] for row in entries] == [[0, 0.3], [0.1, 0.4], [0.2]]
-    monkeypatch.setattr(openimages_csv, "_SORTABLE", 10)
-    with pytest.raises(DataError, match="do not follow each other") as caught:
-        read(tmp_path / "x.csv", [Category("Cat", "/m/01yrx")])
-    assert caught.value.fix == "sort the file by ImageID"
 
 
 def test_fields_that_are_empty_or_unknown(tmp_path):

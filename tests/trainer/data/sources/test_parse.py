@@ -70,12 +70,6 @@ def test_places_are_named_without_a_look(text, places):
     assert sources.places(text) == places
 
 
-def test_places_of_no_source_are_refused():
-    for text in ("", "coco:", "labelme:/data", "sample:size=1"):
-        with pytest.raises(DataError):
-            sources.places(text)
-
-
 def test_empty_and_other_folders(tmp_path):
     with pytest.raises(DataError, match="is empty"):
         sources.parse(str(tmp_path))

@@ -1,16 +1,13 @@
 import io
-import itertools
 import pickle
 
-import numpy as np
 import pytest
 from PIL import Image
 from source_rows import entries_of
 
 from trainer.base.errors import DataError
 from trainer.data import sources
-from trainer.data.sources.sample import CLASSES, SampleSource, layout
-from trainer.data.sources.source import Box
+from trainer.data.sources.sample import SampleSource, layout
 
 
 def test_parameters():
@@ -41,30 +38,6 @@ def test_splits_do_not_share_scenes():
         "train": 30, "val": 5, "test": 5,
     }  # fmt: skip
     assert len(set(scenes)) == 40
-
-
-def test_the_set_has_what_a_detection_set_has():
-    entries = entries_of(SampleSource(300, 0, 160).listing().splits["train"])
-    boxes = [box for entry in entries for box in entry.boxes]
-    singles = [box for box in boxes if not box.iscrowd]
-    labels = np.bincount([box.category for box in singles], minlength=len(CLASSES))
-    assert labels.min() > 0.6 * labels.max()
-    assert 5 <= sum(box.iscrowd for box in boxes) <= 40
-    assert 5 <= sum(not entry.boxes for entry in entries) <= 40
-    sides = [max(box.bbox[2:]) for box in singles]
-    assert min(sides) >= 8 and np.quantile(sides, 0.1) < 32 and np.quantile(sides, 0.9) > 64
-    assert len({(entry.width, entry.height) for entry in entries}) > 10
-    assert sum(overlapping(entry.boxes) for entry in entries) > 30
-
-
-def overlapping(boxes: list[Box]) -> bool:
-    """Tell whether two of the boxes share a good part of the smaller one."""
-    for first, second in itertools.combinations([box.bbox for box in boxes], 2):
-        wide = min(first[0] + first[2], second[0] + second[2]) - max(first[0], second[0])
-        high = min(first[1] + first[3], second[1] + second[3]) - max(first[1], second[1])
-        if wide > 0 and high > 0 and wide * high > 0.1 * min(first[2] * first[3], second[2] * second[3]):
-            return True
-    return False
 
 
 def test_images_have_the_size_and_boxes_that_are_annotated():
