@@ -1,18 +1,14 @@
-"""The benchmarks of a set, one after the other: each prints its result, a table ends it.
+"""Run the benchmarks of a set one after the other; each prints its result, and a table ends the run.
 
     python -m benchmarks                  # those for a CPU, in under 15 minutes on two cores
     python -m benchmarks step loss        # some of them
     python -m benchmarks --set gpu        # those for a GPU
 
-Those for a GPU need torch, torchvision, NumPy, pydantic and safetensors. The ones that read shards need the
-packages of `NEEDS` besides, and are left out where these are missing, as is `scaling` on a single GPU.
-One that fails, or prints no result, does not keep the others from running; the exit code tells. A goal
-that this machine does not reach is listed, and is no failure: goals are for a machine with nothing else
-to do, and most figures are by the wall clock. That goes for the time of all of them, too.
+The exit code is 1 if a benchmark fails or prints no result. A missed goal is listed and is no failure: goals
+are for an otherwise idle machine.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import resource
@@ -28,7 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 1800
-"""Seconds after which a benchmark hangs, and is ended: many times what one takes, for a busy machine."""
+"""Seconds after which a benchmark is killed."""
 
 SETS: dict[str, dict[str, str]] = {
     "cpu": {
@@ -55,26 +51,20 @@ SETS: dict[str, dict[str, str]] = {
         "loader": "--cases 1024x768:800 --workers 16 --images 256 --cold-images 0",
     },
 }
-"""Benchmarks and their options. Left out: what takes hours, and what only others call."""
-SECONDS = {"cpu": 900}
-"""What all of a set may take together."""
-_SHARDS = ("simplejpeg", "pyarrow", "ijson", "minio", "obstore", "urllib3", "certifi")
-NEEDS = {"detr_step": ("transformers", "scipy"), "loader": _SHARDS}
-"""Packages that a benchmark of the GPU's set needs beside those that all do."""
+"""Benchmarks and their options; those that take hours are left out."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A benchmark that has ended."""
+    """A finished benchmark."""
 
     name: str
     result: dict[str, Any] | None
-    """What it printed last; None where it failed."""
+    """Its last line; None if it failed."""
     failure: str
-    """What is wrong where it failed."""
     seconds: float
     cpu: float
-    """Seconds of processor time, its processes included."""
+    """CPU seconds, including child processes."""
 
 
 def main() -> int:
@@ -93,59 +83,26 @@ def main() -> int:
         )
     names = options.names or list(chosen)
     if options.kind == "gpu":
-        _check_gpu(parser)
-        # What is asked for by name says itself what it lacks.
-        reasons = {name: reason for name in chosen if not options.names and (reason := left_out(name))}
-        for name, reason in reasons.items():
-            print(f"left out: {name}: {reason}")
-        names = [name for name in names if name not in reasons]
+        import torch  # takes seconds, and the CPU's set does not need it here
+
+        if not torch.cuda.is_available():
+            parser.error(f"--set gpu: torch {torch.__version__} finds no GPU on this machine")
+        if not options.names and torch.cuda.device_count() < 2:
+            print("left out: scaling: it needs several GPUs")
+            names.remove("scaling")
     load = os.getloadavg()[0]
     runs = [run(name, chosen[name].split()) for name in names]
     print(_table(runs))
-    if not options.names and options.kind in SECONDS:
-        print(_whole(runs, SECONDS[options.kind]))
     if load > 0.5:
-        print(
-            f"\nother work was there when it began (a load of {load:.1f}): figures by the wall clock suffer"
-        )
+        print(f"\nthe machine was busy at the start (load {load:.1f}): wall-clock figures are unreliable")
     failed = [one for one in runs if not one.result]
     for one in failed:
         print(f"failed: {one.name}: {one.failure}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def _check_gpu(parser: argparse.ArgumentParser) -> None:
-    """Refuse what would take hours on a CPU."""
-    import torch  # takes seconds, and only these benchmarks need to know
-
-    if not torch.cuda.is_available():
-        parser.error(f"--set gpu: torch {torch.__version__} finds no GPU on this machine")
-
-
-def left_out(name: str) -> str:
-    """Why a benchmark of the GPU's set cannot be run on this machine; empty if it can."""
-    missing = [package for package in NEEDS.get(name, ()) if importlib.util.find_spec(package) is None]
-    if missing:
-        return f"it needs {', '.join(missing)}"
-    if name == "scaling":
-        import torch
-
-        if torch.cuda.device_count() < 2:
-            return "it compares several GPUs with one, and this machine has one"
-    return ""
-
-
-def _whole(runs: Sequence[Run], limit: float) -> str:
-    """How long all took, and whether that is what they may take."""
-    seconds = sum(one.seconds for one in runs)
-    return (
-        f"\nall {len(runs)} took {seconds:.0f} s, "
-        f"{'within the' if seconds < limit else 'more than the'} {limit:.0f} s that they may take"
-    )
-
-
 def _table(runs: Sequence[Run]) -> str:
-    """The ratios, how long each took, and the goals that were not reached."""
+    """Return ratios, run times and missed goals."""
     lines = [f"\n{'benchmark':<16}{'ratio':>8}{'seconds':>10}{'of a core':>12}"]
     for one in runs:
         shown = f"{one.result['ratio']:>8.2f}" if one.result else f"{'FAILED':>8}"
@@ -161,7 +118,7 @@ def _table(runs: Sequence[Run]) -> str:
 
 
 def run(name: str, arguments: Sequence[str]) -> Run:
-    """Run one; what it prints is shown as it comes."""
+    """Run one benchmark and pass its output on."""
     command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
     print(f"\n$ python {' '.join(command[1:])}", flush=True)
     start, cpu, last = time.monotonic(), _cpu(), ""
@@ -169,7 +126,7 @@ def run(name: str, arguments: Sequence[str]) -> Run:
         command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stdout is not None
-        # It may hang without a word; with it end the processes that it has started.
+        # Its whole process group is killed if it hangs.
         watch = threading.Timer(LIMIT, os.killpg, (process.pid, signal.SIGKILL))
         watch.start()
         try:
@@ -182,11 +139,9 @@ def run(name: str, arguments: Sequence[str]) -> Run:
             watch.cancel()
     seconds = time.monotonic() - start
     result = _result(name, last) if process.returncode == 0 else None
-    failure = (
-        f"it ended with {process.returncode}" if process.returncode else "its last line is no result of it"
-    )
+    failure = f"exit code {process.returncode}" if process.returncode else "the last line is not its result"
     if process.returncode == -signal.SIGKILL and seconds >= LIMIT:
-        failure = f"it hung: it was ended after {LIMIT} s"
+        failure = f"killed after {LIMIT} s"
     return Run(name, result, "" if result else failure, seconds, _cpu() - cpu)
 
 
@@ -196,7 +151,7 @@ def _cpu() -> float:
 
 
 def _result(name: str, line: str) -> dict[str, Any] | None:
-    """What a benchmark printed last, if it is a result of it, or of a part of it (NAME-PART)."""
+    """Parse the last line of a benchmark; None if it is not the result of NAME or of a part, NAME-PART."""
     try:
         result = json.loads(line)
         return result if result["name"].partition("-")[0] == name and result["ratio"] > 0 else None

@@ -1,21 +1,12 @@
-"""Exported files against the trained model: latency, size, and the top-k of many classes.
+"""Exported files against the trained model: latency of one image, and size.
 
     python -m benchmarks.export --size 320 --threads 2 --rounds 15
-    python -m benchmarks.export --case topk --threads 2 --rounds 15
 
-latency: one image through the deployment graph in PyTorch (eager, in inference mode), in onnxruntime
-(fp32 and static int8) and in OpenVINO where that is installed, in turn, each with the same
-threads. The ratio is fp32's in onnxruntime to eager; `onnx_over_tuned` and `onnx_over_torchvision` are
-to what the evaluation runs in PyTorch (normalisation folded into the convolutions, weights in the layout
-they like best on a CPU), and to torchvision's own model. The weights are random, which decides nothing
-here but how many boxes reach the suppression: the bias of the scores is set so that about a hundred do.
-int8 is calibrated on random images. `onnx_of_limit` is the speed of fp32's convolutions, as if they took
-all of the time, by that of a large matrix product in the same rounds: how near the CPU's limit.
-
-topk: the two stages of the graph's top-k against a sort of all pairs of anchor and class,
-on the finest level (100 x 100 x 9 anchors) at 601 classes and 800 px, in onnxruntime.
-
-Two threads need two cores with nothing else to do: where others work too, one of them waits for the other.
+The deployment graph in PyTorch (eager, inference mode) against onnxruntime (fp32 and static int8) and, if
+installed, OpenVINO, interleaved and with the same threads. The ratio is eager to fp32 in onnxruntime.
+`onnx_over_tuned` compares with the evaluation's folded channels_last network, `onnx_over_torchvision` with
+torchvision's model. The weights are random; the bias of the scores lets about a hundred boxes reach the NMS.
+`onnx_of_limit` is the rate of fp32's convolutions relative to that of a large matrix product.
 """
 
 import copy
@@ -25,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import safetensors.torch
 import torch
 from torch import Tensor, nn
@@ -37,7 +27,7 @@ from trainer.export.quantize import quantize
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet import RetinaNet
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
-from trainer.model.deployment import INPUT, best_pairs
+from trainer.model.deployment import INPUT
 
 CLASSES = 80
 SIDE = 1536
@@ -45,7 +35,7 @@ SIDE = 1536
 
 
 class _Images:
-    """Images to calibrate on, each asked for once."""
+    """A calibration reader."""
 
     def __init__(self, images: list[np.ndarray]) -> None:
         self._images = iter(images)
@@ -67,8 +57,9 @@ def _detector(images: Tensor) -> RetinaNet:
     return detector
 
 
-def latency(options: Any) -> None:
+def main() -> None:
     """Measure the exported forms and print the ratios."""
+    options = arguments(__doc__, size=320)
     size = options.size
     images = torch.randint(0, 256, (1, 3, size, size), dtype=torch.uint8)
     detector = _detector(images)
@@ -139,55 +130,8 @@ def _openvino(folder: Path, threads: int) -> dict[str, Any]:
     return {"openvino": OpenVino(folder / "model.xml", threads)}
 
 
-class _TwoStages(nn.Module):
-    """The graph's way."""
-
-    def forward(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return best_pairs(logits, 1000)
-
-
-class _OneSort(nn.Module):
-    """All pairs of anchor and class in one top-k."""
-
-    def forward(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        classes = logits.shape[2]
-        best, pair = torch.topk(logits.permute(0, 3, 1, 2).flatten(1), 1000, dim=1)
-        return best, torch.div(pair, classes, rounding_mode="floor"), pair % classes
-
-
 def _without_gradients(module: Callable[..., Any], *inputs: Any) -> Any:
     return torch.inference_mode()(lambda: module(*inputs))
-
-
-def topk(options: Any) -> None:
-    """Measure the top-k of the finest level and print the ratio."""
-    classes, each, places = 601, 9, 100 * 100
-    logits = torch.randn(1, each, classes, places) - 7
-    inputs = {"logits": logits.numpy()}
-    candidates: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as temporary:
-        for name, kind in (("one_sort", _OneSort), ("two_stages", _TwoStages)):
-            module = kind().eval()
-            path = Path(temporary) / f"{name}.onnx"
-            program = torch.onnx.export(
-                module, (logits,), dynamo=True, opset_version=18, verbose=False, input_names=["logits"]
-            )
-            program.save(str(path))
-            session_options = onnxruntime.SessionOptions()
-            session_options.intra_op_num_threads = options.threads
-            session = onnxruntime.InferenceSession(str(path), session_options)
-            candidates[f"{name}_ort"] = lambda session=session: session.run(None, inputs)
-            candidates[f"{name}_eager"] = torch.inference_mode()(lambda module=module: module(logits))
-        seconds = interleaved(candidates, options.rounds, options.device, options.clock)
-    figures = {f"{name}_ms": value * 1000 for name, value in seconds.items()}
-    ratio = seconds["one_sort_ort"] / seconds["two_stages_ort"]
-    report("export_topk", ratio, figures, options, at_most={"two_stages_ort_ms": 40})
-
-
-def main() -> None:
-    """Measure the case that is asked for."""
-    options = arguments(__doc__, size=320, case="latency")
-    {"latency": latency, "topk": topk}[options.case](options)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""What two recipes learn in the same time: trained side by side, each on a processor core of its own.
+"""What two recipes learn in the same time: trained side by side, each on its own CPU core.
 
     python -m benchmarks.same_time --output compared          # dfine_small against small, on the sample
     python -m benchmarks.same_time --source voc:PATH --image-size 320 --seconds 1200 --output compared
     python -m benchmarks.same_time --second small --second-set "train.lr=1e-3" --output compared
 
-Both first train for `--trial` seconds, from which follows how many epochs fit into `--seconds`: so each
-learning rate comes down in the time that there is. Then both train at the same time, from random weights,
-one thread each, with one validation, at the end, and are evaluated on the test split. `ratio` is the AP of
-the second over that of the first, on validation. All of it stays in `--output`: shards, runs, evaluations,
-`results.json` and `table.md`. On a machine with other work `of a core` says what each had of its own.
+A trial of `--trial` seconds decides how many epochs fit into `--seconds`, so that each learning rate schedule
+ends in time. Then both train at once from random weights, one thread each, with one final validation, and are
+evaluated on the test split. `ratio` is the validation AP of the second over that of the first. Shards, runs,
+evaluations and `results.json` stay in `--output`. `of_a_core` is the CPU share that each training got.
 """
 
 import json
@@ -20,11 +19,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import arguments, device_name, report, run
+from benchmarks.common import arguments, report, run
 from trainer import storage
 from trainer.base.errors import ConfigError, TrainingError
 from trainer.config.parsing import parse_overrides, to_json
@@ -35,14 +33,12 @@ from trainer.model import recipes
 from trainer.trackers.training_log import read_rows
 
 _ENDLESS = 100_000
-"""Epochs of a trial: its learning rate hardly moves, and it is stopped."""
-_LATE = 0.1
-"""Share of the time by which two trainings may end apart before it is told."""
+"""Epochs of a trial, which is stopped."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one recipe."""
+    """The result of one recipe."""
 
     recipe: str
     changes: str
@@ -50,17 +46,16 @@ class Outcome:
     steps: int
     images_seen: int
     seconds: float
-    """Of the training by the clock, its validation included."""
+    """Wall time of the training, including its validation."""
     of_a_core: float
-    """Processor time of the training's process, start and end included, over its time by the clock."""
+    """CPU time over wall time of the training process."""
     val: dict[str, float]
-    """Metrics on the validation split."""
     test: dict[str, float]
-    """The same on the test split, or empty where there is none."""
+    """Metrics of the splits; empty if there is no test split."""
 
 
 class Side:
-    """One of both: its recipe, its core and its folder."""
+    """One of the two recipes with its core and folder."""
 
     def __init__(self, recipe: str, changes: str, core: int, folder: Path, common: dict[str, Any]) -> None:
         self.recipe, self.changes, self._core, self.folder = recipe, changes, core, folder
@@ -72,14 +67,14 @@ class Side:
         return recipes.load(self.recipe, {**self._overrides, **more})
 
     def start(self, shards: str, output: str, **more: Any) -> subprocess.Popen[bytes]:
-        """Start a training on this side's core; its words go to a file beside its folder."""
+        """Start a training on this side's core; its output goes to a log file."""
         path = self.folder / f"{output}.json"
         path.write_text(to_json(self._config({key.replace("__", "."): value for key, value in more.items()})))
         words = ["train", "--config", str(path), "--shards", shards, "--output", str(self.folder / output)]
         return self._run(output, words)
 
     def evaluate(self, shards: str, name: str) -> subprocess.Popen[bytes]:
-        """Start the evaluation of what was trained."""
+        """Start the evaluation of the trained model."""
         words = ["evaluate", "--checkpoint", str(self.folder / "run" / "best.pt"), "--shards", shards]
         words += ["--output", str(self.folder / name), "--config", str(self.folder / "run.json")]
         return self._run(name, words)
@@ -111,22 +106,30 @@ def main() -> None:
     ]
     data = sides[0].config.data
     shards = shard(download(options.source, str(folder), data), str(folder), data).uri
-    loads = [os.getloadavg()[0]]
     rates = _trial(sides, shards, options.trial)
     train = storage.read_json(storage.join(shards, "index.json"))["splits"]["train"]["samples"]
     epochs = [max(1, int(options.seconds * rate / train)) for rate in rates]
     outcomes = _compare(sides, shards, epochs)
-    loads.append(os.getloadavg()[0])
-    _write(
-        folder,
-        options.source,
-        options.image_size,
-        options.seconds,
-        outcomes,
-        loads,
-        device_name(options.device),
-    )
-    _tell(outcomes, options)
+    text = json.dumps([asdict(one) for one in outcomes], indent=2)
+    (folder / "results.json").write_text(text + "\n")
+    print(text)
+    first, second = outcomes
+    figures: dict[str, Any] = {}
+    for name, one in (("first", first), ("second", second)):
+        figures |= dict(_flat(name, asdict(one)))
+    if not first.val.get("AP"):
+        raise TrainingError(
+            f"{first.recipe} has learnt nothing in so short a time", fix="give it more --seconds"
+        )
+    report("same_time", second.val["AP"] / first.val["AP"], figures, options)
+
+
+def _flat(name: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(f"{name}_{key}", value)
+        else:
+            yield f"{name}_{key}", value
 
 
 def _trial(sides: Sequence[Side], shards: str, seconds: float) -> list[float]:
@@ -226,58 +229,6 @@ def _on(core: int) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-def _write(
-    folder: Path, source: str, size: int, seconds: int, outcomes: Sequence[Outcome], loads: Sequence[float],
-    machine: str,
-) -> None:  # fmt: skip
-    """Write results.json and table.md."""
-    date = datetime.now(UTC).strftime("%Y-%m-%d")
-    described = {
-        "date": date, "machine": machine, "load": [round(load, 2) for load in loads], "source": source,
-        "image_size": size, "seconds": seconds, "outcomes": [asdict(one) for one in outcomes],
-        "command": " ".join(["python", "-m", "benchmarks.same_time", *sys.argv[1:]]),
-    }  # fmt: skip
-    (folder / "results.json").write_text(json.dumps(described, indent=2) + "\n")
-    lines = [
-        f"{date}, {machine}, a core for each, a load of {loads[0]:.1f} before and {loads[1]:.1f} after: "
-        f"`{source}` at {size} px, {seconds} s",
-        "",
-        "| recipe | images seen | epochs | seconds | of a core | val: AP, AP50, AP75 | test: the same |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for one in outcomes:
-        name = f"`{one.recipe}`" + (f" `{one.changes}`" if one.changes else "")
-        scores = (", ".join(f"{value:.3f}" for value in each.values()) or "-" for each in (one.val, one.test))
-        lines.append(
-            f"| {name} | {one.images_seen} | {one.epochs} | {one.seconds:.0f} | {one.of_a_core:.2f} | "
-            + " | ".join(scores) + " |"
-        )  # fmt: skip
-    (folder / "table.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
-
-
-def _tell(outcomes: Sequence[Outcome], options: Any) -> None:
-    """Say what was unequal, and print the result."""
-    first, second = outcomes
-    if abs(first.seconds - second.seconds) > _LATE * max(first.seconds, second.seconds):
-        print(
-            f"not the same time: {first.seconds:.0f} and {second.seconds:.0f} s; a longer --trial, or "
-            "more --seconds, brings them together"
-        )
-    figures: dict[str, Any] = {}
-    for name, one in (("first", first), ("second", second)):
-        figures |= {
-            f"{name}_{key}": value for key, value in asdict(one).items() if not isinstance(value, dict)
-        }
-        figures |= {f"{name}_val_{key}": value for key, value in one.val.items()}
-        figures |= {f"{name}_test_{key}": value for key, value in one.test.items()}
-    if not first.val.get("AP"):
-        raise TrainingError(
-            f"{first.recipe} has learnt nothing in so short a time", fix="give it more --seconds"
-        )
-    report("same_time", second.val["AP"] / first.val["AP"], figures, options)
 
 
 if __name__ == "__main__":

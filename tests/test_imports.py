@@ -1,4 +1,4 @@
-"""The house: who may import whom, and what must not be needed."""
+"""Import rules between packages, and dependencies that must stay optional."""
 
 import ast
 import re
@@ -36,8 +36,8 @@ LAYERS = (
     ("files", {"evaluation.scored_files"}),
     ("program", {"__main__"}),
 )
-"""The packages of trainer, the lowest first: each imports from the layers before its own only. A module that
-stands here by itself is above or below the rest of its package. docs/architecture.md says what is in them."""
+"""The packages of trainer, lowest first: each imports only from earlier layers. Modules listed by themselves
+are in another layer than their package. docs/architecture.md has the same table."""
 
 
 def imports(path):
@@ -62,16 +62,13 @@ UNITS = {unit for _, units in LAYERS for unit in units}
 
 
 def unit_of(name):
-    """The unit of LAYERS that a module of trainer belongs to; `name` is relative to trainer."""
+    """The unit of LAYERS of a module; `name` is relative to trainer."""
     parts = name.split(".")
     return ".".join(parts[:2]) if ".".join(parts[:2]) in UNITS else parts[0]
 
 
 def trainer_imports(root):
-    """Every import inside trainer, of one of its units by another: (where, importer, imported).
-
-    Imports in function bodies and for type checkers count.
-    """
+    """Every import between units of trainer: (where, importer, imported)."""
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
         package, own = ["trainer", *parts[:-1]], unit_of(".".join(parts))
@@ -90,7 +87,7 @@ def trainer_imports(root):
 
 
 def upward(root):
-    """The imports of a tree that do not lead to a lower layer."""
+    """The imports that do not lead to a lower layer."""
     height = {unit: number for number, (_, units) in enumerate(LAYERS) for unit in units}
     return [
         f"{where}: {importer} imports {imported}"
@@ -106,7 +103,7 @@ def test_every_package_of_trainer_has_one_layer():
     assert all((path / "__init__.py").exists() for path in paths if path.is_dir())
 
 
-def test_arrows_in_trainer_lead_to_lower_layers():
+def test_trainer_imports_lead_to_lower_layers():
     assert not upward(ROOT / "trainer")
 
 
@@ -114,10 +111,7 @@ ARCHITECTURES = ("trainer", "model", "architectures")
 
 
 def reached_into(root):
-    """Imports by name of an architecture's network by a file of trainer outside of its own file or folder.
-
-    Options and recipes may be imported: they import no network.
-    """
+    """Imports of an architecture's network from outside its file or folder; options and recipes are free."""
     for path in sorted(root.rglob("*.py")):
         own = ("trainer", *path.relative_to(root).with_suffix("").parts)
         for node in ast.walk(ast.parse(path.read_text())):
@@ -135,51 +129,19 @@ def reached_into(root):
                     yield f"{path.relative_to(root)}: {name}"
 
 
-def test_nobody_knows_an_architecture_but_by_the_protocol():
+def test_only_an_architecture_imports_its_own_network():
     assert not list(reached_into(ROOT / "trainer"))
 
 
-def test_reaching_into_an_architecture_is_seen(tmp_path):
-    (tmp_path / "model" / "architectures" / "fcos").mkdir(parents=True)
-    within = tmp_path / "model" / "architectures" / "fcos" / "fcos_graph.py"
-    within.write_text("from trainer.model.architectures.fcos.fcos import Fcos")
-    (tmp_path / "recipes.py").write_text("from trainer.model.architectures.fcos import fcos_recipes")
-    assert not list(reached_into(tmp_path))
-    (tmp_path / "optim.py").write_text("def f():\n    from trainer.model.architectures import fcos")
-    within.write_text("import trainer.model.architectures.retinanet.retinanet")
-    assert len(list(reached_into(tmp_path))) == 2
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "from trainer.evaluation import coco_metrics",
-        "import trainer.evaluation.coco_metrics",
-        "from trainer import base, evaluation",
-        "from ..evaluation import coco",
-        "def f():\n    from trainer.evaluation.coco_metrics import evaluate",
-        "if TYPE_CHECKING:\n    from trainer.model import boxes",
-        "from trainer.model.recipes import load",
-    ],
-)
-def test_an_arrow_that_leads_up_or_to_a_neighbour_is_seen(tmp_path, line):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "shards.py").write_text("from trainer.storage import local\nfrom . import order\n")
-    assert not upward(tmp_path)
-    (tmp_path / "data" / "page.py").write_text(line)
-    (found,) = upward(tmp_path)
-    assert found.startswith("data/page.py:") and ": data imports " in found
-
-
-def test_the_architecture_tells_these_layers():
+def test_the_architecture_document_has_these_layers():
     text = (ROOT / "docs" / "architecture.md").read_text().partition("## The layers of trainer")[2]
     rows = re.findall(r"^\| (\w+) \| (`.*?) \|", text.partition("\n## ")[0], re.MULTILINE)
     assert [(name, set(re.findall(r"`([\w.]+)/?`", units))) for name, units in rows] == list(LAYERS)
 
 
 @pytest.mark.slow
-def test_nothing_needs_what_kubeflow_pipelines_drops_or_adds():
-    """ML Metadata goes after 2.17; MLflow's variables may be in the pods, and mean something to trackers."""
+def test_no_module_needs_ml_metadata_or_trackers():
+    """Kubeflow Pipelines drops ML Metadata after 2.17, and may set MLflow's variables in pods."""
     tracking = {*(ROOT / "trainer" / "trackers").glob("*.py"), ROOT / "components" / "environment.py"}
     for path in FILES:
         assert "ml_metadata" not in imports(path), path
@@ -231,7 +193,7 @@ except SystemExit as end:
         "components.training",
     ],
 )
-def test_what_waits_for_others_imports_fast_and_without_torch(module):
+def test_pipeline_modules_import_fast_and_without_torch(module):
     code = f"import time; start = time.process_time(); import {module}, sys; "
     code += "print('torch' in sys.modules, time.process_time() - start)"
     done = run(code)

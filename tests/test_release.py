@@ -1,4 +1,4 @@
-"""What is released: one version, told everywhere, under one licence."""
+"""One version everywhere, under one licence."""
 
 import hashlib
 import re
@@ -12,7 +12,7 @@ APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
 """sha256 of the licence's text as the Apache Software Foundation publishes it."""
 
 
-def test_every_image_that_is_named_is_of_this_version():
+def test_every_named_image_has_this_version():
     paths = [ROOT / "README.md", *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))]
     tags = {
         (str(path.relative_to(ROOT)), tag)
@@ -24,18 +24,18 @@ def test_every_image_that_is_named_is_of_this_version():
     assert {tag for _, tag in tags} == {PROJECT["version"]}, sorted(tags)
 
 
-def test_the_changelog_begins_with_it_and_its_day():
+def test_the_changelog_begins_with_this_version():
     heads = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert re.fullmatch(rf"{re.escape(PROJECT['version'])} \(\d{{4}}-\d\d-\d\d\)", heads[0])
 
 
-def test_the_licence_is_apache_2_word_for_word():
+def test_the_licence_is_apache_2():
     assert PROJECT["license"] == "Apache-2.0"
     assert PROJECT["license-files"] == ["LICENSE"]
     assert hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest() == APACHE_2
 
 
-def test_one_learns_how_to_report_a_hole():
+def test_security_reports_are_explained():
     text = (ROOT / "SECURITY.md").read_text()
     assert "## Report" in text and "not in a public issue" in text
     assert re.search(rf"\| {PROJECT['version'].rpartition('.')[0]} \| yes \|", text)

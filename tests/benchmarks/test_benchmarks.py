@@ -1,4 +1,4 @@
-"""Every benchmark runs and ends with one line of JSON; how fast, is not for a test to say."""
+"""Every benchmark runs in its smallest form and ends with one line of JSON."""
 
 import importlib
 import math
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import __main__ as runner
 from trainer.data.sources import openimages_csv
@@ -46,7 +47,7 @@ CASES = {
     "evaluation": ["--part", "metrics", "--images", "40"],
     "export": ["--size", "96"],
 }
-"""Each in its smallest form."""
+"""The smallest form of each."""
 FIGURES = {
     "loss": {"focal_91_ratio", "loss_601_ratio", "saved_601_ours_mb_per_image"},
     "step": {
@@ -76,21 +77,20 @@ FIGURES = {
     "evaluation": {"hotcoco_s", "pycocotools_s", "largest_difference"},
     "export": {"onnx_times", "onnx-int8_times", "onnx_size_ratio", "int8_size_ratio"},
 }  # fmt: skip
-"""What documents and goals speak of."""
-
-
+"""Figures that documents and goals mention."""
 OTHERS_CALL = {"large_split", "local_store", "slow_link", "slow_server"}
 LONG = {"accuracy", "same_time"}
 """What `make bench` leaves out."""
 
 
-def test_make_bench_runs_all_but_the_long_one():
+def test_make_bench_runs_all_but_the_long_ones():
     listed = subprocess.run(
         ["make", "-n", "bench", "ARGS=loss"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     assert "-m benchmarks loss" in listed
     modules = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
     assert runner.SETS["cpu"].keys() == modules - OTHERS_CALL - LONG - {"__main__"}
+    assert CASES.keys() == FIGURES.keys() == runner.SETS["cpu"].keys() | LONG
     assert runner.SETS["gpu"].keys() <= modules
     assert runner.SETS["gpu"].keys() >= {"loss", "step", "postprocess", "scaling", "loader"}
 
@@ -110,6 +110,19 @@ print(json.dumps(dict(name="good", ratio=float(sys.argv[1]), figures=dict(speed=
 }
 
 
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_scaling_is_left_out_on_a_single_gpu(gpus, monkeypatch):
+    names = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(
+        runner, "run", lambda name, _: names.append(name) or runner.Run(name, {"ratio": 2.0}, "", 1.0, 0.5)
+    )
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--set", "gpu"])
+    assert runner.main() == 0
+    assert names == [name for name in runner.SETS["gpu"] if gpus > 1 or name != "scaling"]
+
+
 @pytest.mark.slow
 def test_a_failing_benchmark_is_reported_and_the_others_run(monkeypatch, tmp_path, capsys):
     (tmp_path / "benchmarks").mkdir()
@@ -122,10 +135,10 @@ def test_a_failing_benchmark_is_reported_and_the_others_run(monkeypatch, tmp_pat
     assert runner.main() == 1
     shown = capsys.readouterr()
     assert shown.err.splitlines() == [
-        "failed: fails: it ended with 3",
-        "failed: silent: its last line is no result of it",
-        "failed: other: its last line is no result of it",
-        "failed: hangs: it hung: it was ended after 2 s",
+        "failed: fails: exit code 3",
+        "failed: silent: the last line is not its result",
+        "failed: other: the last line is not its result",
+        "failed: hangs: killed after 2 s",
     ]
     assert re.search(r"^fails +FAILED", shown.out, re.M) and re.search(r"^good +1\.50", shown.out, re.M)
     monkeypatch.setattr(sys, "argv", ["benchmarks", "good"])
@@ -135,10 +148,6 @@ def test_a_failing_benchmark_is_reported_and_the_others_run(monkeypatch, tmp_pat
     with pytest.raises(SystemExit):
         runner.main()
     assert "not in the set cpu: unknown" in capsys.readouterr().err
-
-
-def test_every_benchmark_is_run_here():
-    assert CASES.keys() == FIGURES.keys() == runner.SETS["cpu"].keys() | LONG
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The table of faults: the document has it, and a few of them are injected by the quick tests too."""
+"""The documented table of faults, and a few faults injected by the quick tests too."""
 
 import re
 from pathlib import Path
@@ -23,20 +23,9 @@ def test_the_document_has_every_fault_with_its_promise_and_no_other():
     assert re.search(r"20\d\d-\d\d-\d\d", TEXT[:begin].rpartition("## ")[2]), "figures have a date"
 
 
-def test_the_table_tells_what_did_not_hold():
-    key = next(iter(FAULTS))
-    results = {
-        (key, "download"): [("passed", 3), ("passed", 4)], (key, "shard"): [("passed", 1), ("failed", 2)],
-        (key, "train"): [("skipped", 1)],
-    }  # fmt: skip
-    row = table(results).splitlines()[2]
-    assert row.endswith("| 7 | **2 of 3 failed** | not run |  |  |  |")
-    assert all(line.count(" | ") == 1 + len(STAGES) for line in table(results).splitlines()[2:])
-
-
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("name", ["train-00000.tar", "train.samples.npy", "index.json"])
-def test_a_few_of_them(fifteen_images, tmp_path, chance, harm, name):
+def test_damaged_shards_are_named_and_repaired(fifteen_images, tmp_path, chance, harm, name):
     prepared = Prepared(f"coco:{fifteen_images}", str(tmp_path / "data"))
     before = contents(*prepared.folders)
     HARMS[harm](prepared.folders[1] / name, chance)
