@@ -130,16 +130,15 @@ class Server:
 
     def experiment(self, name: str) -> str:
         """Return the id of the experiment of a name; create it if there is none."""
-        service, namespace = self._client.experiments, self.namespace
-        list_, create = (
-            service.experiment_service_list_experiments,
-            service.experiment_service_create_experiment,
-        )
-        request, named = f"look for the experiment {name}", _equals("display_name", name)
-        found = self._call(request, list_, filter=named, namespace=namespace).experiments or []
+        service = self._client.experiments
+        found = self._pages(
+            f"look for the experiment {name}", service.experiment_service_list_experiments, "experiments",
+            filter=_equals("display_name", name),
+        )  # fmt: skip
         ids = [item.experiment_id for item in found if item.display_name == name]
         if not ids:
-            body = kfp_server_api.V2beta1Experiment(display_name=name, namespace=namespace or None)
+            body = kfp_server_api.V2beta1Experiment(display_name=name, namespace=self.namespace or None)
+            create = service.experiment_service_create_experiment
             created = self._call(f"create the experiment {name}", create, creates=True, experiment=body)
             ids = [created.experiment_id]
         return self._id_of(ids[0])
@@ -189,18 +188,18 @@ class Server:
         runs = self._pages(request, call, "runs", filter=_equals(key, value))
         return [run for run in runs if getattr(run, key) == value]
 
-    def _pages(self, what: str, call: Callable[..., Any], field: str, **arguments: Any) -> list[Any]:
+    def _pages(self, request: str, call: Callable[..., Any], field: str, **arguments: Any) -> list[Any]:
         items: list[Any] = []
         arguments |= {"namespace": self.namespace, "page_size": _PAGE, "page_token": ""}
         while True:
-            page = self._call(what, call, **arguments)
+            page = self._call(request, call, **arguments)
             items += getattr(page, field) or []
             arguments["page_token"] = page.next_page_token
             if not page.next_page_token:
                 return items
 
-    def _call(self, what: str, call: Callable[..., Any], *, creates: bool = False, **arguments: Any) -> Any:
-        with self._explained(what, creates=creates):
+    def _call(self, verb: str, call: Callable[..., Any], *, creates: bool = False, **arguments: Any) -> Any:
+        with self._explained(verb, creates=creates):
             return call(**arguments, _request_timeout=_SECONDS)
 
     def pod_log(self, pod: str, run_id: str) -> str:

@@ -90,30 +90,26 @@ def put(server: Server, submission: Submission, cron: str) -> tuple[str, str]:
             done = "enabled"
     else:
         former = list(dict.fromkeys(each for item in existing for each in _ids(item)))
-        text = mark + _FORMER * bool(former) + " ".join(former[-_MOST_FORMER:])
-        kept = server.create_schedule(_body(server, submission, cron, package, text))
+        body = kfp_server_api.V2beta1RecurringRun(
+            display_name=submission.name,
+            description=mark + _FORMER * bool(former) + " ".join(former[-_MOST_FORMER:]),
+            experiment_id=server.experiment(submission.experiment),
+            pipeline_spec=package,
+            runtime_config=kfp_server_api.V2beta1RuntimeConfig(parameters=dict(submission.parameters)),
+            trigger=kfp_server_api.V2beta1Trigger(
+                cron_schedule=kfp_server_api.V2beta1CronSchedule(cron=cron)
+            ),
+            # One run at a time; missed runs are not started later.
+            max_concurrency="1",
+            no_catchup=True,
+            mode=kfp_server_api.RecurringRunMode.ENABLE,
+        )
+        kept = server.create_schedule(body)
         done = "replaced" if existing else "created"
     for item in existing:
         if item.recurring_run_id != kept:
             server.change_schedule("delete", item.recurring_run_id)
     return kept, done
-
-
-def _body(
-    server: Server, submission: Submission, cron: str, package: dict[str, Any], description: str
-) -> kfp_server_api.V2beta1RecurringRun:
-    return kfp_server_api.V2beta1RecurringRun(
-        display_name=submission.name,
-        description=description,
-        experiment_id=server.experiment(submission.experiment),
-        pipeline_spec=package,
-        runtime_config=kfp_server_api.V2beta1RuntimeConfig(parameters=dict(submission.parameters)),
-        trigger=kfp_server_api.V2beta1Trigger(cron_schedule=kfp_server_api.V2beta1CronSchedule(cron=cron)),
-        # One run at a time; missed runs are not started later.
-        max_concurrency="1",
-        no_catchup=True,
-        mode=kfp_server_api.RecurringRunMode.ENABLE,
-    )
 
 
 def start(server: Server, name: str) -> str:

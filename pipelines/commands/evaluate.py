@@ -110,14 +110,14 @@ def _of_files(options: argparse.Namespace, rules: list[str]) -> dict[str, Any] |
 
 
 def _check_given(options: argparse.Namespace, needed: tuple[str, ...], others: tuple[str, ...]) -> None:
-    """Refuse options of neither or both: a model on shards, detections and their ground truth."""
+    """Require a model and shards, or detections and their ground truth, but not both."""
     missing = [name for name in needed if not getattr(options, name)]
-    strange = [name for name in others if getattr(options, name)]
-    if missing or strange:
-        what = "must be given" if missing else "cannot be given with --truth"
-        names = ", ".join("MODEL" if name == "model" else f"--{name}" for name in missing or strange)
+    extra = [name for name in others if getattr(options, name)]
+    if missing or extra:
+        problem = "must be given" if missing else "cannot be given with --truth"
+        names = ", ".join("MODEL" if name == "model" else f"--{name}" for name in missing or extra)
         raise ConfigError(
-            f"{names} {what}",
+            f"{names} {problem}",
             fix="score a model: kubedet evaluate MODEL --shards URI -o DIR; or a file of detections: "
             "kubedet evaluate --truth GT.json --predictions DT.json -o DIR",
         )

@@ -12,8 +12,7 @@ JOBS = ("NAME", "KIND", "PHASE", "DONE", "PODS", "RESTARTS", "AGE", "REASON")
 
 _METRICS = {LOSS: "loss", SPEED: "images/s", AP: "AP"}
 
-PODS = ("RANK", "POD", "PHASE", "RESTARTS", "EXIT", "NODE", "REASON")
-"""Heads of a pod's columns."""
+_POD_HEADS = ("RANK", "POD", "PHASE", "RESTARTS", "EXIT", "NODE", "REASON")
 
 
 def jobs(statuses: Iterable[JobStatus], now: datetime | None = None) -> str:
@@ -51,18 +50,17 @@ def status(job: JobStatus, reasons: Sequence[str] = (), now: datetime | None = N
         queue = f", queue {job.queue}" if job.queue else ""
         lines.append(f"created {job.created}, {age(job.created, now)} ago, on {nodes}{kind}{queue}")
     if job.progress:
-        lines.append(progress(job.progress))
+        lines.append(_progress(job.progress))
     if job.pods:
-        pods = sorted(job.pods, key=lambda pod: pod.rank)
-        lines += ["", columns([PODS, *map(pod_row, pods)])]
+        lines += ["", columns([_POD_HEADS, *map(_pod_row, sorted(job.pods, key=lambda pod: pod.rank))])]
     reasons = reasons or why(job)
     return "\n".join([*lines, "", *reasons] if reasons else lines)
 
 
-def progress(training: Progress) -> str:
+def _progress(training: Progress) -> str:
     """Return e.g. `43% done, about 12m5s to go; loss 0.532, images/s 41, AP 0.312`."""
     seconds = training.remaining_seconds
-    time_left = "" if seconds is None else f", about {span(seconds)} to go"
+    time_left = "" if seconds is None else f", about {_span(seconds)} to go"
     numbers = ", ".join(f"{_METRICS.get(name, name)} {value:.4g}" for name, value in training.metrics.items())
     return f"{training.percent}% done{time_left}{f'; {numbers}' if numbers else ''}"
 
@@ -80,10 +78,10 @@ def age(created: str, now: datetime | None = None) -> str:
     if not created:
         return "-"
     passed = (now or datetime.now(UTC)) - datetime.fromisoformat(created)
-    return span(max(0, int(passed.total_seconds())))
+    return _span(max(0, int(passed.total_seconds())))
 
 
-def span(seconds: int) -> str:
+def _span(seconds: int) -> str:
     """Write a time in its two largest units: 45s, 3m12s, 5h2m, 12d4h."""
     days, hours, minutes = seconds // 86400, seconds // 3600 % 24, seconds // 60 % 60
     units = [(days, "d"), (hours, "h"), (minutes, "m"), (seconds % 60, "s")]
@@ -91,7 +89,6 @@ def span(seconds: int) -> str:
     return "".join(f"{number}{unit}" for number, unit in units[first : first + 2] if number) or "0s"
 
 
-def pod_row(pod: PodStatus) -> tuple[str, ...]:
-    """Return a pod as cells below PODS."""
+def _pod_row(pod: PodStatus) -> tuple[str, ...]:
     code = "-" if pod.exit_code is None else str(pod.exit_code)
     return (str(pod.rank), pod.name, pod.phase, str(pod.restarts), code, pod.node or "-", pod.reason or "-")
