@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -42,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     die_with_parent.die_with_launcher()
     log.setup()
     try:
-        return _VERBS[options.verb](options) or 0
+        return int(options.run(options) or 0)
     except KubedetError as error:
         from trainer.launching.worker_failures import report_error
 
@@ -67,8 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
-    def verb(name: str, *options: str) -> None:
+    def verb(name: str, run: Callable[[argparse.Namespace], int | None], *options: str) -> None:
         sub = verbs.add_parser(name)
+        sub.set_defaults(run=run)
         if name not in ("launch", "doctor", "weights"):
             sub.add_argument("--config", help="URI of a config.json (default: the recipe)")
             sub.add_argument("--recipe", default="debug", help="recipe, without --config (default: debug)")
@@ -79,14 +81,14 @@ def _parser() -> argparse.ArgumentParser:
         for option in options:
             sub.add_argument(f"--{option}", required=True, metavar="URI", help=_REQUIRED[option])
 
-    verb("download", "source", "data-root")
-    verb("shard", "raw", "data-root")
-    verb("train", "shards", "output")
-    verb("evaluate", "checkpoint", "shards", "output")
-    verb("export", "checkpoint", "shards", "output")
-    verb("weights", "checkpoint", "output")
-    verb("launch")
-    verb("doctor")
+    verb("download", _download, "source", "data-root")
+    verb("shard", _shard, "raw", "data-root")
+    verb("train", _train, "shards", "output")
+    verb("evaluate", _evaluate, "checkpoint", "shards", "output")
+    verb("export", _export, "checkpoint", "shards", "output")
+    verb("weights", _weights, "checkpoint", "output")
+    verb("launch", _launch)
+    verb("doctor", _doctor)
     choices = verbs.choices
     choices["train"].add_argument(
         "--resume", choices=["auto", "none"], default="auto",
@@ -224,17 +226,6 @@ def _doctor(options: argparse.Namespace) -> int:
     checks = doctor.report(doctor.examine(needs), as_json=options.json, show=partial(print, flush=True))
     return EXIT_FAILURE if any(check.state == "missing" for check in checks) else 0
 
-
-_VERBS = {
-    "download": _download,
-    "shard": _shard,
-    "train": _train,
-    "evaluate": _evaluate,
-    "export": _export,
-    "weights": _weights,
-    "launch": _launch,
-    "doctor": _doctor,
-}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trainer.base.safe_text import redacted
 
@@ -65,12 +65,8 @@ def setup(level: int = logging.INFO) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-class Sink(Protocol):
-    """Destination of one task's progress."""
-
-    def show(self, bar: "Bar", *, end: bool = False) -> None:
-        """Show the bar's state; `end` marks the last call."""
-        ...
+Sink = Callable[["Bar", bool], None]
+"""Shows the state of one task's bar; true marks the last call."""
 
 
 class Bar:
@@ -104,7 +100,7 @@ class Bar:
     def show(self, *, end: bool = False) -> None:
         """Show the state."""
         if self._sink:
-            self._sink.show(self, end=end)
+            self._sink(self, end)
 
     @property
     def rate(self) -> float:
@@ -145,11 +141,11 @@ def progress(task: str, total: int | None, unit: str, *, done: int = 0, shown: b
 
 def _choose_sink() -> Sink:
     if path := os.environ.get(PROGRESS_FILE):
-        return _PeriodicSink(lambda event: _append(path, event), _FILE_INTERVAL)
+        return _periodic(lambda event: _append(path, event), _FILE_INTERVAL)
     if sys.stderr.isatty():
-        return _TerminalSink()
+        return _Terminal().show
     info = logging.getLogger("kubedet").info
-    return _PeriodicSink(lambda event: info(describe(event)), _PLAIN_INTERVAL, delay=_PLAIN_INTERVAL)
+    return _periodic(lambda event: info(describe(event)), _PLAIN_INTERVAL, delay=_PLAIN_INTERVAL)
 
 
 def _append(path: str, event: dict[str, Any]) -> None:
@@ -158,21 +154,21 @@ def _append(path: str, event: dict[str, Any]) -> None:
         file.write(json.dumps(event) + "\n")
 
 
-class _PeriodicSink:
-    """Writes events at intervals and at the end."""
+def _periodic(write: Callable[[dict[str, Any]], None], interval: float, delay: float = 0.0) -> Sink:
+    """Write events at intervals and at the end."""
+    next_time = time.monotonic() + delay
 
-    def __init__(self, write: Callable[[dict[str, Any]], None], interval: float, delay: float = 0.0) -> None:
-        self._write, self._interval = write, interval
-        self._next = time.monotonic() + delay
-
-    def show(self, bar: Bar, *, end: bool = False) -> None:
+    def show(bar: Bar, end: bool) -> None:
+        nonlocal next_time
         now = time.monotonic()
-        if now >= self._next or end:
-            self._next = now + self._interval
-            self._write(bar.event(end=end))
+        if now >= next_time or end:
+            next_time = now + interval
+            write(bar.event(end=end))
+
+    return show
 
 
-class _TerminalSink:
+class _Terminal:
     """Draws a bar on the terminal's last line."""
 
     def __init__(self) -> None:
@@ -189,7 +185,7 @@ class _TerminalSink:
         )  # fmt: skip
         self._id: TaskID | None = None
 
-    def show(self, bar: Bar, *, end: bool = False) -> None:
+    def show(self, bar: Bar, end: bool) -> None:
         count = f"{bar.done}/{bar.total} {bar.unit}" if bar.total else f"{bar.done} {bar.unit}"
         rate = bar.event(end=end)["rate"]
         shown_rate = f"{rate:.1f}/s  " if rate < _TOO_FAST else ""

@@ -46,9 +46,7 @@ class Record:
     """Usage of one process and its children."""
 
     run: str
-    """Id of the run."""
     step: str
-    """Name of the step, e.g. "train"."""
     rank: int
     """Number of the node, in a step with several."""
     began: str
@@ -56,7 +54,6 @@ class Record:
     ended: bool
     """Whether it ended; the record of a killed process is up to a minute old."""
     seconds: float
-    """Duration."""
     nodes: int
     """1, or 0 for a process that only waited for machines with other records."""
     gpus: int | None

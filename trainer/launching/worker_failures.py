@@ -108,9 +108,8 @@ def _symptom(failure: "ProcessFailure", began: int) -> int:
     late = max(worker_grace() * 5 / 6, 1.0)
     if failure.exitcode == -signal.SIGKILL and failure.timestamp - began >= late:
         return 5
-    return (
-        2 if failure.exitcode == -signal.SIGABRT else 1
-    )  # NCCL's watchdog aborts processes that lost a peer.
+    # NCCL's watchdog aborts processes that lost a peer.
+    return 2 if failure.exitcode == -signal.SIGABRT else 1
 
 
 def exit_code(failure: "ProcessFailure") -> int:

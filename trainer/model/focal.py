@@ -16,7 +16,6 @@ from trainer.model.conv_gradients import conv_backward
 from trainer.model.fused_functions import fused
 
 ALPHA = 0.25
-GAMMA = 2
 BACKGROUND = -1
 """Label of an anchor without an object: all its classes are negative."""
 IGNORED = -2

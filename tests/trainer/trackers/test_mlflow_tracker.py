@@ -1,8 +1,7 @@
 """A training's metrics at MLflow, in its own store, through its own client."""
 
-import threading
-
 import pytest
+from finished_runs import stop_after
 
 from trainer.base.errors import Interrupted
 from trainer.trackers.training_log import read_rows
@@ -44,27 +43,16 @@ def test_a_training_is_a_run_with_parameters_metrics_by_step_and_its_best(client
 
 @pytest.mark.slow
 def test_a_run_that_is_gone_on_with_is_one_run(client, tiny, shards, tmp_path, monkeypatch):
-    config = tiny(train__epochs=2, train__checkpoint_steps=2)
-    stopped = threading.Event()
-
-    def stop(self):
-        if self._state.step == 3 and not stopped.is_set():
-            stopped.set()
-            raise Interrupted("stopped")
-        return epoch_ended(self)
-
-    from trainer.training.loop import CheckpointSchedule
-
-    epoch_ended = CheckpointSchedule.epoch_ended
-    monkeypatch.setattr(CheckpointSchedule, "epoch_ended", stop)
-    with pytest.raises(Interrupted):
+    config = tiny(train__epochs=1)
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        stop_after(patch, 3)
         train(config, shards, str(tmp_path / "train"))
     assert [run.info.status for run in runs_of(client)] == ["KILLED"]
     train(config, shards, str(tmp_path / "train"))
     (run,) = runs_of(client)
     assert run.info.status == "FINISHED"
     steps = {one.step for one in client.get_metric_history(run.info.run_id, "train/loss")}
-    assert steps == set(range(1, 13))
+    assert steps == set(range(1, 7))
 
 
 def test_a_run_that_kubeflow_began_gets_the_metrics_and_is_left_open(

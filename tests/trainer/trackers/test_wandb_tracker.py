@@ -20,6 +20,7 @@ def clean(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_an_offline_run_is_written_to_the_runs_folder(clean, tiny, shards, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_PROJECT", "cells")

@@ -11,6 +11,7 @@ from trainer.base.errors import Interrupted
 from trainer.launching.distributed import World
 from trainer.trackers.training_log import read_rows
 from trainer.training.loop import train
+from trainer.training.optim import learning_rate
 
 STRONG = {
     "loader__sizes": [96, 128], "loader__mosaic": 0.5, "loader__mixup": 0.3, "loader__plain_epochs": 1,
@@ -22,12 +23,13 @@ STRONG = {
 def test_resumed_bit_for_bit(shards, tiny, tmp_path, monkeypatch):
     """Stopped within the plain epoch, after those with mosaics."""
     whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
-    first = train(tiny(**STRONG), shards, whole)
+    config = tiny(**{**STRONG, "train__epochs": 2})
+    first = train(config, shards, whole)
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        stop_after(patch, 13)
-        train(tiny(**STRONG), shards, parts)
-    result = train(tiny(**STRONG), shards, parts)
-    assert result["resumed_from"] == 14 and result["metrics"] == first["metrics"]
+        stop_after(patch, 7)
+        train(config, shards, parts)
+    result = train(config, shards, parts)
+    assert result["resumed_from"] == 8 and result["metrics"] == first["metrics"]
     assert losses(parts) == losses(whole)
     assert_same_weights(final_weights(parts), final_weights(whole))
 
@@ -55,13 +57,8 @@ def test_ranks_share_steps_of_one_size(shards, tiny, tmp_path):
 
 def test_the_scaled_learning_rate_is_told_and_used(shards, tiny, tmp_path, caplog):
     caplog.set_level(logging.INFO, "train")
-    common = {"train__epochs": 1, "train__optimizer": "adamw", "train__lr": 1e-3}
-    train(tiny(**common), shards, str(tmp_path / "plain"))
-    assert "the learning rate's peak is 0.001 whatever the 4 images a step" in caplog.text
-    train(tiny(**common, train__lr_batch=1), shards, str(tmp_path / "scaled"))
+    config = tiny(train__epochs=1, train__optimizer="adamw", train__lr=1e-3, train__lr_batch=1)
+    train(config, shards, str(tmp_path))
     assert "the learning rate's peak is 0.002 for 4 images a step: 0.001 for 1" in caplog.text
-    plain, scaled = (
-        [row["lr"] for row in read_rows(str(tmp_path / name)) if row["kind"] == "train"]
-        for name in ("plain", "scaled")
-    )
-    assert scaled == pytest.approx([2 * rate for rate in plain])
+    rates = [row["lr"] for row in read_rows(str(tmp_path)) if row["kind"] == "train"]
+    assert rates == [pytest.approx(2 * learning_rate(step, 6, config.train)) for step in range(6)]

@@ -36,19 +36,19 @@ def scored(monkeypatch):
     monkeypatch.setattr(run_recorder, "evaluate_coco", scoring)
 
 
-def test_it_ends_after_as_many_epochs_without_a_better_score(scored, shards, tiny, tmp_path, caplog):
-    caplog.set_level(logging.INFO, "train")
-    result = train(tiny(**QUICK, train__patience=2), shards, str(tmp_path))
-    assert result["ended_early"] and (result["steps"], result["epochs"]) == (12, 4)
-    assert result["best_step"] == 6 and result["metrics"]["coco/AP"] == 0.4
-    assert "no better coco/AP since epoch 2: the training ends after epoch 4 of 6" in caplog.text
-    assert [row["epoch"] for row in read_rows(str(tmp_path)) if row["kind"] == "val"] == [1, 2, 3, 4]
-
-
 @pytest.mark.slow
-def test_stopped_and_resumed_it_ends_at_the_same_step(scored, shards, tiny, tmp_path, monkeypatch):
+def test_it_ends_after_as_many_epochs_without_a_better_score(
+    scored, shards, tiny, tmp_path, caplog, monkeypatch
+):
+    """Stopped and resumed it ends at the same step."""
+    caplog.set_level(logging.INFO, "train")
     config = tiny(**QUICK, train__patience=2)
     whole = train(config, shards, str(tmp_path / "whole"))
+    assert whole["ended_early"] and (whole["steps"], whole["epochs"]) == (12, 4)
+    assert whole["best_step"] == 6 and whole["metrics"]["coco/AP"] == 0.4
+    assert "no better coco/AP since epoch 2: the training ends after epoch 4 of 6" in caplog.text
+    rows = read_rows(str(tmp_path / "whole"))
+    assert [row["epoch"] for row in rows if row["kind"] == "val"] == [1, 2, 3, 4]
     parts = str(tmp_path / "parts")
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         stop_after(patch, 7)

@@ -1,6 +1,7 @@
 """RetinaNet as one module: uint8 squares in; losses in training, detections otherwise."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +34,7 @@ class RetinaNet(DenseDetector):
     def __init__(self, config: RetinaNetOptions, num_classes: int) -> None:
         super().__init__(config, num_classes)
         self.label_offset = int(config.background_class)
-        self.backbone = build_backbone(config, first=3, extra=_coarser_levels(config))
+        self.backbone = build_backbone(config, first=3, extra=partial(_coarser_levels, config.version))
         self.head = _build_head(config, num_classes + self.label_offset)
         default = "giou" if config.version == "v2" else "l1"
         self.box_loss = default if config.box_loss == "default" else config.box_loss
@@ -132,17 +133,11 @@ class RetinaNet(DenseDetector):
         return len(self.config.anchor_scales) * len(self.config.aspect_ratios)
 
 
-def _coarser_levels(config: RetinaNetOptions) -> Callable[[int, int], LastLevelP6P7]:
-    """Makes P6 and P7, from C5 in version 2 and from P5 in version 1."""
-
-    def make(channels: int, width: int) -> LastLevelP6P7:
-        # LastLevelP6P7 takes C5 if its two widths differ and P5 if they are equal.
-        levels = LastLevelP6P7(channels if config.version == "v2" else width, width)
-        if config.version == "v2":
-            levels.use_P5 = False
-        return levels
-
-    return make
+def _coarser_levels(version: str, channels: int, width: int) -> LastLevelP6P7:
+    """Make P6 and P7, from C5 in version 2 and from P5 in version 1."""
+    levels = LastLevelP6P7(channels if version == "v2" else width, width)
+    levels.use_P5 = version == "v1"  # It would guess it from equal widths.
+    return levels
 
 
 def _build_head(config: RetinaNetOptions, outputs: int) -> RetinaNetHead:
