@@ -1,8 +1,4 @@
-"""A Kubeflow Pipelines API in a thread: what `kubedet submit` and `kubedet schedule` ask of it.
-
-It holds experiments, runs and recurring runs, refuses parameters of the wrong type as the real
-one does, and can be told to fail.
-"""
+"""A fake Kubeflow Pipelines API with experiments, runs and recurring runs; it can be made to fail."""
 
 import functools
 import inspect
@@ -33,22 +29,17 @@ class FakeKfp:
     """The state of the server, and what it was asked."""
 
     def __init__(self):
-        self.requests = []
-        """Method, path and headers of each request."""
+        self.requests = []  # Method, path and headers.
         self.experiments, self.runs, self.schedules = [], [], []
-        self.token = ""
-        """What it wants in the header `authorization`; empty is anything."""
+        self.token = ""  # Required token; empty is none.
         self.failures = []
         """(method, part of the path, status, JSON or text): each answers one request."""
         self.states = []
-        """What a run is, look after look: state, or (state, details of its tasks, further fields)."""
-        self.logs = {}
-        """Logs by the pod's name."""
+        """The state of a run at each request: state, or (state, details of its tasks, further fields)."""
+        self.logs = {}  # By the pod's name.
         self.tag = "2.17.0"
-        """What it says of its version."""
         self.multi_user = False
-        self.started = lambda run: None
-        """Is called with every new run."""
+        self.started = lambda run: None  # Called with every new run.
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{self._server.server_port}/pipeline"
         threading.Thread(target=self._server.serve_forever, args=[0.01], daemon=True).start()

@@ -1,6 +1,6 @@
 """The table of the pipeline's parameters: the compiled file and the options of commands follow from it."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 import yaml
@@ -49,20 +49,6 @@ def test_the_compiled_file_follows_the_table(tmp_path):
     assert parameters.default("data_root", options) == "/data/kubedet"
 
 
-def test_a_change_of_the_table_changes_everything(tmp_path, helped, monkeypatch):
-    gate = replace(
-        TABLE["gate"], meaning="how strict it is", default="lax", default_text="", choices=("lax",)
-    )
-    monkeypatch.setitem(TABLE, "gate", gate)
-    monkeypatch.setitem(LOCAL, "gate", gate)
-    assert compiled(tmp_path, CompileOptions())["gate"] == {
-        "parameterType": "STRING", "description": "how strict it is.", "literals": ["lax"],
-        "defaultValue": "lax", "isOptional": True,
-    }  # fmt: skip
-    for command in ("submit", "schedule create", "run"):
-        assert "--gate RULE how strict it is (default: lax)" in helped(command)
-
-
 @pytest.mark.parametrize("command", ["submit", "schedule create"])
 def test_each_parameter_is_an_option(helped, command):
     shown = helped(command)
@@ -92,9 +78,7 @@ def test_fields_of_every_job_are_described_by_the_job():
     ("source", "size"),
     [
         ("sample", "small"),
-        ("sample:images=480", "small"),
         ("samples/x.json", "medium"),
-        ("coco:s3://bucket/set", "medium"),
         ("coco:2017,base=s3://mirror", "large"),
         ("openimages:", "large"),
     ],
@@ -108,8 +92,6 @@ def test_a_source_has_a_size(source, size):
     ("cpu", "memory", "message"),
     [
         ("4 cores", "8Gi", "step_cpu: '4 cores' is not an amount"),
-        ("4", "8GB", "step_memory: '8GB' is not an amount"),
-        ("0", "8Gi", "step_cpu: '0' is less than 10m"),
         ("4", "8", "step_memory: '8' is less than 64Mi"),
     ],
 )

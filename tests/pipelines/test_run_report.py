@@ -4,11 +4,8 @@ import json
 
 import pytest
 
-from operations import costs
-from operations.costs import Prices
 from pipelines.display import RunProgress, describe_step
 from pipelines.run import RunRecord, report
-from trainer.launching.usage import Record
 
 AGAIN = "kubedet run --name first"
 
@@ -33,8 +30,8 @@ def record(folder):
     )  # fmt: skip
 
 
-def tell(record, folder, used=None):
-    report(record, RunProgress(folder / "events"), folder, again=AGAIN, used=used)
+def tell(record, folder):
+    report(record, RunProgress(folder / "events"), folder, again=AGAIN)
 
 
 def test_a_run_that_went_well(record, folder, capsys):
@@ -62,22 +59,6 @@ try the model
 """
     )
     assert printed.err == ""
-
-
-def test_use_is_reported_with_the_results(record, folder, capsys):
-    used = Record("first", "train", 0, "2026-11-23T00:00:00+00:00", True, 1800.0, 1, 0, 0, 0)
-    prices = Prices("EUR", node_hour=3.0)
-    tell(record, folder, costs.summed([used], prices))
-    assert capsys.readouterr().out.startswith(
-        """
-what it used
-step    node h  GPU h  GB read  GB written   EUR
-train    0.500  0.000    0.000       0.000  1.50
-in all   0.500  0.000    0.000       0.000  1.50
-
-80 images of the test split
-"""
-    )
 
 
 def test_a_run_that_went_on_says_what_it_did_and_how_much_there_is(record, folder, capsys):

@@ -43,9 +43,6 @@ def test_a_queue_is_looked_at(kubedet, fake_cluster):
     assert "ok       queue gpus: active, of ClusterQueue gpus-of-all; 2 wait, 1 are admitted" in out
     assert "missing  PyTorchJobs in Kueue: not served (in a dry run)" in out
     assert "fix: name kubeflow.org/pytorchjob in integrations.frameworks" in out
-    code, _, err = kubedet("doctor", "--local", "--queue", "gpus")
-    assert code == 2
-    assert "--queue has no effect with --local" in err
 
 
 @pytest.mark.slow
@@ -67,7 +64,6 @@ def test_a_running_job_is_looked_into(kubedet, fake_cluster):
     ("tag", "line"),
     [
         ("2.17.0", "ok       Kubeflow Pipelines: 2.17.0 at http"),
-        ("2.16.1", "warning  Kubeflow Pipelines: version 2.16.1; tested with"),
         ("", "warning  Kubeflow Pipelines: unknown version"),
         ("2.14.3", "missing  Kubeflow Pipelines: Kubeflow Pipelines 2.14.3 is too old"),
     ],

@@ -33,12 +33,6 @@ def test_every_field_of_a_job_has_a_meaning(kubedet):
     assert expected.items() <= names.items()
 
 
-def test_the_values_are_those_of_the_recipe(kubedet):
-    _, defaults, _ = kubedet("recipes", "--explain", "train.epochs")
-    _, shown, _ = kubedet("recipes", "--explain", "train.epochs", "--show", "small")
-    assert (defaults.splitlines()[0], shown.splitlines()[0]) == ("train.epochs = 26", "train.epochs = 45")
-
-
 def test_what_is_looked_for_is_found_in_names_and_meanings(kubedet):
     code, out, _ = kubedet("recipes", "--explain", "WARM-UP")
     assert code == 0 and "train.warmup_steps = " in out and "train.schedule = " in out and "hue" not in out

@@ -77,16 +77,6 @@ def test_exec(job):
     assert job("exec", "a", "--rank", 1, "--", "sh", "-c", "echo $0; exit 5", "a b") == (5, "a b\n", "")
 
 
-def test_submit_and_wait(job, runai):
-    job("submit", *SUBMIT, "--", "true")
-    runai.change_later("a", after=4, phase="Completed")
-    code, out, _ = job("submit", *SUBMIT, "--wait", "--", "true")
-    assert code == 0
-    assert "[a-0-0] hello from a-0-0" in out
-    assert out.splitlines()[-1] == "job a: succeeded"
-    assert runai.verbs() == ["standard submit"]  # It stays, with its log, for its ttl.
-
-
 def test_mistakes(job, kubedet, runai, monkeypatch):
     code, _, err = job("status", "none", "--project", "team")
     assert code == 2

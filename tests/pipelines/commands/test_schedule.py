@@ -51,9 +51,7 @@ def test_the_same_again_changes_nothing(kfp_server, capsys):
     assert only(kfp_server)["status"] == "ENABLED" and "enabled" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "change", [["--cron", "0 3 * * *"], ["--nodes", "2"], ["--experiment", "other"], ["--claim", "sets"]]
-)
+@pytest.mark.parametrize("change", [["--cron", "0 3 * * *"], ["--nodes", "2"], ["--experiment", "other"]])
 def test_another_one_of_the_name_replaces_it(kfp_server, capsys, change):
     cli.main(NIGHTLY)
     before = only(kfp_server)
