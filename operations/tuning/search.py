@@ -1,8 +1,4 @@
-"""Trains the trials of a search, some at a time, and publishes the results.
-
-A trial that falls behind the others at a validation is stopped by SIGTERM, as a pod is. A search that was
-stopped or killed continues with the trials that it had begun, from their own checkpoints.
-"""
+"""Trains the trials of a search, some at a time, and publishes the results."""
 
 import os
 import subprocess
@@ -16,7 +12,7 @@ from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
@@ -29,7 +25,6 @@ from trainer import storage
 from trainer.base.errors import EXIT_RETRY, Interrupted, TrainingError
 from trainer.base.worker_pool import threads_of_process
 from trainer.config import parsing
-from trainer.config.types import Overrides
 from trainer.data.shard_index import data_root_of
 from trainer.launching.stop_signals import StopRequest, stop_request
 from trainer.model import recipes
@@ -37,29 +32,24 @@ from trainer.report.figures import SERIES, Plot, as_plot, bars, figure, render
 from trainer.trackers.training_log import read_rows
 
 PAGE, BEST = "tuning.html", "best.yaml"
-"""Files beside the study."""
 _POLL_SECONDS = 0.5
-_METRICS_SECONDS = 5.0
-"""Time between two reads of the metrics of a training that writes them to a bucket."""
+_BUCKET_SECONDS = 5.0
+"""Time between two reads of a training's validations from a bucket."""
 _GRACE_SECONDS = 30.0
-"""How long a training that is stopped may take to save its state."""
+"""Time for a stopped training to save its state."""
 _ONE_AT_A_TIME = Lock()
-"""For the callback at the end of a trial: it draws a page."""
+"""For the callback at the end of a trial, which draws a page."""
 
 Start = Callable[[Trial, ExitStack], "LocalTraining"]
-"""Begins the training of a trial, or resumes it; closing the stack ends it."""
+"""Starts or resumes the training of a trial; closing the stack ends it."""
 
 
 def train(
     study: Study, numbers: Sequence[int], parallel: int, start: Start, shown: Callable[[str], None] = print
 ) -> None:
-    """Train trials until all of them have ended; those that ended before count.
+    """Train trials, `parallel` at a time, until all have ended; wait for those that other processes train.
 
-    Other processes may train trials of a study on a disk at the same time: this one trains the rest, and then
-    waits for theirs.
-
-    `parallel` trainings run here at the same time; `start` begins a trial's training; `shown` is called with
-    a line for each trial that ends here.
+    `shown` receives a line for each trial that ends here.
 
     Raises:
         Interrupted: stopped by a signal; trainings have saved their state, and the same call continues.
@@ -93,13 +83,16 @@ def _train(study: Study, number: int, start: Start, stop: StopRequest, shown: Ca
 
 
 def _follow(study: Study, trial: Trial, training: "LocalTraining", stop: StopRequest) -> None:
+    """Report validations, stop a training that is behind, and record how the trial ended."""
     is_behind = asked = False
-    code = None
+    code, next_read = None, 0.0
     while code is None:
         time.sleep(_POLL_SECONDS)
         code = training.poll()  # First: the files of an ended training are then complete.
-        for value in training.validations()[len(trial.validations) :]:
-            is_behind |= study.report(trial, value)
+        if code is not None or time.monotonic() >= next_read:
+            for value in training.validations()[len(trial.validations) :]:
+                is_behind |= study.report(trial, value)
+            next_read = time.monotonic() + (0.0 if storage.is_local(study.uri) else _BUCKET_SECONDS)
         if code is None and not asked and (is_behind or stop.requested):
             asked = True
             training.stop()
@@ -122,10 +115,10 @@ def _stopped(subject: str) -> Interrupted:
 
 
 class LocalTraining:
-    """A training in processes of this machine, begun or resumed from its checkpoint.
+    """A training on this machine, started or resumed from its checkpoint.
 
-    It trains in `processes`, one for each GPU, and shares the machine with `parallel` trainings in all;
-    `stack` ends it when closed. `log` receives its output; None is this process's stdout.
+    It has `processes`, one per GPU, and is one of `parallel` trainings. Closing `stack` ends it. Its output
+    goes to `log`, or to this process's stdout.
     """
 
     def __init__(
@@ -136,8 +129,6 @@ class LocalTraining:
         values = starting_weights.chosen(search.recipe, given, data_root_of(search.shards)) | given
         config = recipes.load(search.recipe, values)
         self._metric, self._output = config.evaluation.metric, storage.join(folder, "train")
-        self._rows: list[dict[str, Any]] = []
-        self._next_look = 0.0
         path = storage.join(folder, "config.json")
         parsing.write(path, config)
         command = [
@@ -154,19 +145,11 @@ class LocalTraining:
                     stdout=output.fileno() if output else None, stderr=subprocess.STDOUT,
                 )
             )  # fmt: skip
-        self.stop = self._process.stop
-
-    def poll(self) -> int | None:
-        code = self._process.poll()
-        if code is not None:
-            self._next_look = 0.0  # The last rows must be read.
-        return code
+        self.poll, self.stop = self._process.poll, self._process.stop
 
     def validations(self) -> list[float]:
-        if time.monotonic() >= self._next_look:
-            self._rows = read_rows(self._output)
-            self._next_look = time.monotonic() + (0 if storage.is_local(self._output) else _METRICS_SECONDS)
-        return [row[self._metric] for row in self._rows if row["kind"] == "val" and self._metric in row]
+        rows = read_rows(self._output)
+        return [row[self._metric] for row in rows if row["kind"] == "val" and self._metric in row]
 
     def result(self) -> float | None:
         report = storage.join(self._output, "result.json")
@@ -174,114 +157,94 @@ class LocalTraining:
         return value
 
 
-def metric_of(search: Search) -> str:
-    """Return the metric that a search maximizes."""
-    return recipes.load(search.recipe, dict(search.overrides)).evaluation.metric
-
-
-def publish(study: Study, name: str, *folders: str) -> None:
+def publish(study: Study, *folders: str) -> None:
     """Write the page, and the best configuration if there is one, beside the study and into other folders."""
-    search, best = study.search, study.best()
-    text = recipes.file_text(search.recipe, {**search.overrides, **best.params}) if best else ""
-    html = page(name, metric_of(search), study.trials(), study.importances(), text)
+    text, best = "", study.best()
+    if best:
+        text = recipes.file_text(study.search.recipe, {**study.search.overrides, **best.params})
+    html = page(study.name, study.search.metric, study.trials(), study.importances(), text)
     for place in (study.uri, *folders):
         storage.write_bytes(storage.join(place, PAGE), html.encode())
         if text:
             storage.write_bytes(storage.join(place, BEST), text.encode())
 
 
-def finish(study: Study, name: str, *folders: str) -> Trial:
+def finish(study: Study, *folders: str) -> Trial:
     """Publish a search whose trials have all ended, and return the best of them.
 
     Raises:
-        TrainingError: no trial came to a result.
+        TrainingError: no trial succeeded.
     """
-    publish(study, name, *folders)
+    publish(study, *folders)
     storage.write_json(storage.join(study.uri, ENDED), {"kind": "search ended", "version": 1})
     if best := study.best():
         return best
     raise TrainingError(
-        f"none of {len(study.trials())} trials came to a result",
-        fix="read the trials' logs, and try again under another --name",
+        f"none of {len(study.trials())} trials succeeded",
+        fix="read the trials' logs, and try again with another --name",
     )
 
 
-class Request(NamedTuple):
-    """What is searched."""
-
-    data: dict[str, Any]
-    """Manifest of the shards."""
-    name: str
-    recipe: str
-    overrides: Overrides
-    space: str
-    data_root: str
-    trials: int
-
-    def open(self) -> tuple[Study, str]:
-        """Return the study and its name."""
-        name, config = study_name(self.name, self.recipe), recipes.load(self.recipe, self.overrides)
-        overrides = {  # Kubeflow makes 4.0 of 4, and people read the file.
-            key: attrgetter(key)(config) if isinstance(value, float) else value
-            for key, value in self.overrides.items()
-        }
-        given = parse(self.space, self.recipe, overrides, "the space")
-        searched = Search(self.recipe, overrides, given, self.data["uri"])
-        return Study(study_folder(self.data_root, name), searched, self.trials), name
+Request = tuple[dict[str, Any], str, str, dict[str, Any], str, str, int]
+"""The shards' manifest, name, recipe, overrides, space as YAML, data root and number of trials."""
 
 
-def train_trial(searched: tuple[Any, ...], number: str, gpus: int) -> str:
+def open_study(request: Request) -> Study:
+    """Open the study of a search in a cluster; see `Study` for errors."""
+    data, name, recipe, overrides, space, data_root, trials = request
+    config = recipes.load(recipe, overrides)
+    # Kubeflow turns 4 into 4.0, and users read the file.
+    typed = {key: attrgetter(key)(config) if isinstance(value, float) else value
+             for key, value in overrides.items()}  # fmt: skip
+    search = Search(recipe, typed, parse(space, recipe, typed, "the space"), data["uri"])
+    return Study(study_folder(data_root, study_name(name, recipe)), search, trials)
+
+
+def train_trial(request: Request, number: str, gpus: int) -> str:
     """Train a trial of a search in a pod with `gpus` GPUs; return a line about it.
 
-    `searched` has the fields of a `Request`.
-
     Raises:
-        ConfigError: the space cannot be used, or the name has a study of something else.
+        ConfigError: the space cannot be used, or the study searches something else.
         Interrupted: stopped by a signal; the same call continues.
         StorageError: the data root cannot be reached.
     """
-    request = Request(*searched)
-    study, name = request.open()
-    usage.keep(request.data_root, processes=gpus)
+    study = open_study(request)
+    usage.keep(study.data_root, processes=gpus)
 
     def start(trial: Trial, stack: ExitStack) -> LocalTraining:
         folder = storage.join(study.uri, "runs", f"{trial.number:05d}")
         return LocalTraining(study.search, trial, folder, stack, processes=max(gpus, 1))
 
     train(study, [int(number)], 1, start)
-    publish(study, name)
+    publish(study)
     return next(str(trial) for trial in study.trials() if trial.number == int(number))
 
 
-def choose(searched: tuple[Any, ...], ended: list[str], paths: tuple[str, str]) -> dict[str, dict[str, Any]]:
+def choose(request: Request, ended: list[str], paths: tuple[str, str]) -> dict[str, dict[str, Any]]:
     """Write the page and the best configuration of a search, also into two local files, `paths`.
 
     Returns:
-        The artifact's `metrics`, and what is `shown` with the configuration.
+        The artifact's `metrics`, and the metadata `shown` with the configuration.
 
     Raises:
-        TrainingError: no trial came to a result.
+        TrainingError: no trial succeeded.
     """
-    request = Request(*searched)
-    study, name = request.open()
-    usage.keep(request.data_root)
+    study = open_study(request)
+    usage.keep(study.data_root)
     print("\n".join(ended), flush=True)
-    best = finish(study, name)
+    best = finish(study)
     uris = [storage.join(study.uri, file) for file in (PAGE, BEST)]
     for path, uri in zip(paths, uris, strict=True):
         Path(path).write_bytes(storage.read_bytes(uri))
     print(f"best: {best}\npage: {uris[0]}")
-    metrics = {metric_of(study.search): best.value, "trial": best.number}
+    metrics = {study.search.metric: best.value, "trial": best.number}
     return {"metrics": metrics, "shown": {"uri": uris[1]}}
 
 
 def page(
     name: str, metric: str, trials: Sequence[Trial], importances: Mapping[str, float], recipe: str
 ) -> str:
-    """Return the page of a search, as HTML that needs no other file.
-
-    `recipe` is the text of the file with the best configuration; it may be empty, as may `importances`.
-    """
+    """Return the page of a search; `recipe` is the content of best.yaml, empty if there is none."""
     plots = [_plot_history(metric, trials), _plot_validations(metric, trials)]
     if importances:
         drawn, _ = bars("share of what the keys explain", list(importances), list(importances.values()))

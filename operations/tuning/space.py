@@ -15,7 +15,7 @@ from trainer.model import recipes
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`: whole ones if both are."""
+    """Numbers from `low` to `high`, integers if both are."""
 
     low: float
     high: float
@@ -73,17 +73,15 @@ def builtin(recipe: str, overrides: Mapping[str, Any]) -> Space:
 
 
 def parse(content: str | bytes, recipe: str, overrides: Mapping[str, Any], name: str) -> Space:
-    """Return the space in YAML, or `builtin` if it is empty; errors call the space `name`.
-
-    Both ends of each range, and each choice, are checked with the recipe.
+    """Return the space in YAML, or `builtin` if it is empty, checked with the recipe.
 
     Raises:
-        ConfigError: naming every key that cannot be used, and why.
+        ConfigError: naming every key that cannot be used.
     """
     space = _parsed(content, name) if content else builtin(recipe, overrides)
     if not space:
         raise ConfigError(
-            f"{name}: nothing is left to search: all of it is set",
+            f"{name}: nothing is left to search: all keys are set",
             fix="set fewer keys, or give a space with --space",
         )
     wrong = [f"  {key}: all trials share it; choose it by --set" for key in space if key.startswith(_SHARED)]

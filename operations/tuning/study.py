@@ -1,8 +1,7 @@
-"""The study of a search: chooses the values of trials, compares them, and keeps their results.
+"""The study of a search: chooses the values of trials and stores their results.
 
-On a disk or a volume it is Optuna's journal, which any number of processes share. In a bucket trials share
-nothing: values follow from the study's seed and the trial's number, and a trial that has ended is a JSON
-object. A trial keeps its number and values however often its training is begun.
+On a disk or a volume it is Optuna's journal, shared by any number of processes. In a bucket a trial's values
+follow from the study's seed and the trial's number, and its result is a JSON object.
 """
 
 import fcntl
@@ -33,6 +32,7 @@ from operations.tuning.space import Choices, Range, Space, to_json
 from trainer import storage
 from trainer.base import typed_json
 from trainer.base.errors import ConfigError
+from trainer.model import recipes
 from trainer.storage import Form, records
 
 RUNNING, COMPLETE, PRUNED, FAILED = "running", "complete", "pruned", "failed"
@@ -43,9 +43,9 @@ _STATES = {
 _NAMES = {state: name for name, state in _STATES.items()}
 _VERSION = 2
 _STARTUP = 5
-"""Trials that are drawn at random before Optuna's model begins, at most."""
+"""Maximum number of random trials before TPE."""
 _NUMBER = "number"
-"""Attribute of Optuna's trials: the number here. Optuna's own numbers follow the order of the beginnings."""
+"""User attribute of Optuna's trials: our number. Optuna numbers trials in the order in which they start."""
 _TRIAL = Form("trial", 1, remedy="delete it, and run the same command again: it trains that trial again")
 
 
@@ -60,6 +60,11 @@ class Search:
     shards: str
     """URI of the shards that all trials train on."""
 
+    @property
+    def metric(self) -> str:
+        """The metric that it maximizes."""
+        return recipes.load(self.recipe, dict(self.overrides)).evaluation.metric
+
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
         return {**vars(self), "space": to_json(self.space)}
@@ -73,10 +78,10 @@ class Trial:
     params: dict[str, Any]
     state: str = RUNNING
     value: float | None = None
-    """Of the metric, the more the better; of a pruned trial at its last validation."""
+    """The metric, larger is better; of a pruned trial at its last validation."""
     validations: list[float] = field(default_factory=list)
     lock: int | None = None
-    """File descriptor that keeps other processes from training it; None if nothing locks it."""
+    """File descriptor of its lock; None if there is none."""
 
     def __str__(self) -> str:
         value = "" if self.value is None else f" {self.value:.4f}"
@@ -88,17 +93,16 @@ class Trial:
 
 
 class Study:
-    """The study in a folder, which is created if it does not exist.
-
-    `trials` is how many there are to be: a third of them, five at most, are drawn at random first.
+    """The study in a folder, which is created if it does not exist, of a number of `trials`.
 
     Raises:
-        ConfigError: there is a study of something else, or of an older version.
+        ConfigError: the folder's study searches something else, or is of an older version.
         StorageError: it cannot be read or written.
     """
 
     def __init__(self, uri: str, search: Search, trials: int) -> None:
         self.uri, self.search = uri, search
+        self.data_root, _, self.name = uri.rstrip("/").rpartition("/tuning/")
         self._seed = _open(storage.join(uri, "study.json"), search)
         self._distributions = {key: _distribution(one) for key, one in search.space.items()}
         self._mutex = threading.Lock()
@@ -117,9 +121,9 @@ class Study:
             storage.delete(storage.join(uri, ENDED))  # A search that goes on with more trials.
 
     def begin(self, number: int, stack: ExitStack) -> Trial | None:
-        """Return a trial, whether or not it has ended; None if another process trains it.
+        """Return a trial; None if another process trains it.
 
-        No other process gets it until `stack` is closed, except in a bucket.
+        It is locked until `stack` is closed, except in a bucket.
         """
         if self._journal is None:
             if storage.exists(self._place(number)):
@@ -133,7 +137,7 @@ class Study:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return None
-        except OSError:  # A volume that has no locks: there each trial has one pod.
+        except OSError:  # A volume without locks: each trial has its own pod.
             pass
         with self._mutex:
             if number not in (known := _by_number(self._journal)):
@@ -142,7 +146,7 @@ class Study:
             return replace(_as_trial(known[number]), lock=lock)
 
     def report(self, trial: Trial, value: float) -> bool:
-        """Note the next validation of a trial; return whether it is behind the others and should end."""
+        """Record the next validation of a trial; return whether it should be pruned."""
         trial.validations.append(value)
         if self._journal is None:
             return False
@@ -152,7 +156,7 @@ class Study:
             return live.should_prune()
 
     def end(self, trial: Trial) -> None:
-        """Keep how a trial ended."""
+        """Record how a trial ended."""
         if self._journal is None:
             result = {key: value for key, value in asdict(trial).items() if key != "lock"}
             storage.write_json(self._place(trial.number), {"kind": _TRIAL.kind, "version": 1, **result})
@@ -171,15 +175,14 @@ class Study:
             return [_as_trial(known) for _, known in sorted(_by_number(self._journal).items())]
 
     def best(self) -> Trial | None:
-        """Return the best trial that was trained to its end; None if there is none."""
+        """Return the best complete trial; None if there is none."""
         done = [trial for trial in self.trials() if trial.state == COMPLETE]
         return max(done, key=lambda trial: trial.value or 0.0, default=None)
 
     def importances(self) -> dict[str, float]:
-        """Return how much each key matters for being among the best, the largest first.
+        """Return the importance of each key, shares of 1 in descending order.
 
-        Returns:
-            Shares that sum to 1; {} in a bucket, with fewer than four results, or if all are the same.
+        {} in a bucket, with fewer than four complete trials, or if all are equal.
         """
         done = [trial.value for trial in self.trials() if trial.state == COMPLETE]
         if self._journal is None or len(done) < 4 or len(set(done)) < 2:
@@ -212,7 +215,7 @@ def _as_trial(known: FrozenTrial) -> Trial:
 
 
 def _open(place: str, search: Search) -> int:
-    """Write what is searched, or compare it with the existing file; return the study's seed."""
+    """Write the search's description, or compare it with the existing one; return the seed."""
     about = search.to_json()
     begun = {"kind": "search", "version": _VERSION, "seed": secrets.randbits(32), **about}
     if not storage.create(place, records.encode(begun)):

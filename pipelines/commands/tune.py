@@ -133,10 +133,10 @@ def _search_here(arguments: argparse.Namespace, name: str, overrides: Values, sp
 
     def shown(line: str) -> None:
         print(line, flush=True)
-        search.publish(study, name, str(folder))
+        search.publish(study, str(folder))
 
     search.train(study, range(arguments.trials), arguments.parallel, start, shown)
-    best = search.finish(study, name, str(folder))
+    best = search.finish(study, str(folder))
     print(f"best: {best}\npage: {folder / search.PAGE}")
     print(f"kubedet run --recipe {folder / search.BEST}")
     return 0

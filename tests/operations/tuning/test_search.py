@@ -109,7 +109,7 @@ def test_a_killed_trial_is_begun_again_with_its_values_and_counted_once(place):
 def test_failed_trials_count_and_a_search_ends_when_all_have_ended(place):
     study = run(place, 3, lambda trial, stack: Fake(trial, code=int(trial.number == 0)), parallel=1)
     assert [trial.state == FAILED for trial in study.trials()] == [True, False, False]
-    assert search.finish(study, "it") == study.best()
+    assert search.finish(study) == study.best()
     ended = storage.join(place, ENDED)
     Study(place, WHAT, 3)
     assert storage.exists(ended)

@@ -40,7 +40,7 @@ def asked(tmp_path, monkeypatch):
 
 
 def trials(asked):
-    return search.Request(*asked).open()[0].trials()
+    return search.open_study(asked).trials()
 
 
 def test_each_pod_trains_its_trial_and_the_best_of_them_is_chosen(asked, tmp_path):
