@@ -1,7 +1,4 @@
-"""Pairs the detections of two models by label, overlap and score.
-
-Not by rank: the order of nearly equal scores depends on rounding.
-"""
+"""Pairs the detections of two models by label, overlap and score, not by rank, which depends on rounding."""
 
 from dataclasses import dataclass
 
@@ -25,7 +22,7 @@ EXACT = Tolerance(iou=0.99, score=1e-3, binding=True)
 QUANTIZED = Tolerance(iou=0.75, score=0.1, binding=False)
 
 BOX_TOLERANCE = 0.01
-"""Pixels. Boxes this close are the same: the IoU of a box that is clipped to a line is 0/0."""
+"""Pixels. Boxes this close are equal, whatever their IoU: for a box clipped to a line it is 0/0."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class Comparison:
     def add(self, first: Detections, second: Detections) -> None:
         """Pair the detections of a batch, each with its free partner of the nearest score."""
         for row in range(len(first.num)):
-            one, other = (rows(part, row) for part in (first, second))
+            one, other = (_unpadded(part, row) for part in (first, second))
             self._detections += len(one.scores)
             self._all += len(one.scores) + len(other.scores)
             self._pair(one, other)
@@ -84,10 +81,7 @@ class Comparison:
         return Matches(self._detections, matched, self._score_error, self._box_error)
 
 
-def rows(detections: Detections, row: int) -> Detections:
-    """Return the detections of one image of a batch without padding: [n, 4], [n], [n] and n."""
-    count = int(detections.num[row])
-    return Detections(
-        detections.boxes[row, :count], detections.scores[row, :count], detections.labels[row, :count],
-        detections.num[row],
-    )  # fmt: skip
+def _unpadded(detections: Detections, row: int) -> Detections:
+    boxes, scores, labels, num = (part[row] for part in detections)
+    count = int(num)
+    return Detections(boxes[:count], scores[:count], labels[:count], num)

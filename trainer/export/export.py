@@ -63,9 +63,8 @@ def export(
             whose training images calibrate int8.
         output_uri: folder to publish to.
         config: the export section is used.
-        evaluation_uri: folder of the run's evaluation, whose metrics.json goes into the metadata; "" is none.
-        signing_key: path of the PEM file that signs the bundle; "" takes the environment variable
-            KUBEDET_SIGNING_KEY.
+        evaluation_uri: folder of the run's evaluation, or "".
+        signing_key: path of the PEM file that signs the bundle; "" means that of KUBEDET_SIGNING_KEY.
 
     Returns:
         model (the bundle's URI), name, model_version, files (name -> URI), bytes (name -> size),
@@ -86,26 +85,25 @@ def export(
     scores = _read_scores(evaluation_uri)
     inputs_hash = _inputs_hash(checkpoint_uri, scores, config)
     # With a key it is exported and signed again: the previous signature may be by another key.
-    if not key and (result := _earlier_result(output_uri, inputs_hash)) is not None:
+    if not key and _is_exported(output_uri, inputs_hash):
         _LOG.info("the model has been exported and checked already: %s", output_uri)
-        return result
+        return _result(output_uri)
     detector, meta = checkpoint.load_model(checkpoint_uri)
     index = read_index(shards_uri)
     config = replace(config, export=replace(config.export, name=name_for(config.export.name, shards_uri)))
     classes = [category["name"] for category in meta["categories"]]
     dataset = _check_set(shards_uri, index, classes, checkpoint_uri)
     size = meta["config"]["loader"]["image_size"]
-    with temporary_folder() as folder:
-        maker = Maker(detector, size, config, shards_uri, folder)
+    with temporary_folder() as folder, temporary_folder() as scratch:
+        maker = Maker(detector, size, config, shards_uri, scratch)
         for each in names:
             _LOG.info("writing %s, input %dx%d", FORMATS[each].files[0], size, size)
             FORMATS[each].write(maker, folder / FORMATS[each].files[0])
-        maker.clean()
         weights = {key: tensor.contiguous() for key, tensor in detector.state_dict().items()}
         safetensors.torch.save_file(weights, folder / bundle.WEIGHTS)
         checks = verify(folder, names, detector, dataset, config, size)
-        for each, check in checks.items():
-            _log_check(each, check)
+        for name, check in checks.items():
+            _log_check(name, check)
         described = {
             **_metadata(detector, meta, config.export.name, checks, folder, maker.graph.rows),
             "trained_on": {
@@ -127,19 +125,23 @@ def export(
             bundle_signing.sign(folder, key)
             _LOG.info("signed")
         bundle.publish(folder, output_uri)
-        return _result(output_uri, described, {path.name: path.stat().st_size for path in folder.iterdir()})
+    return _result(output_uri)
 
 
-def _result(output_uri: str, described: dict[str, Any], sizes: dict[str, int]) -> dict[str, Any]:
+def _result(output_uri: str) -> dict[str, Any]:
+    made = bundle.load(output_uri)
+    names = [*made.checksums, bundle.CHECKSUMS, bundle.SIGNATURE]
+    files = {name: storage.join(output_uri, name) for name in sorted(names)}
+    sizes = {name: state.size for name, uri in files.items() if (state := storage.state(uri))}
     return {
         "model": output_uri,
-        "name": described["name"],
-        "model_version": described["model_version"],
-        "files": {each: storage.join(output_uri, each) for each in sorted(sizes)},
+        "name": made.metadata.name,
+        "model_version": made.metadata.model_version,
+        "files": {name: files[name] for name in sizes},
         "bytes": sizes,
-        "formats": {each: entry["check"] for each, entry in described["formats"].items()},
-        "metrics": described["metrics"]["values"],
-        "fingerprint": described["trained_on"]["shards"],
+        "formats": {name: entry["check"] for name, entry in made.metadata.record["formats"].items()},
+        "metrics": made.metadata.metrics,
+        "fingerprint": made.metadata.shards,
     }
 
 
@@ -149,20 +151,16 @@ def _inputs_hash(checkpoint_uri: str, scores: _Scores, config: Config) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _earlier_result(output_uri: str, inputs_hash: str) -> dict[str, Any] | None:
+def _is_exported(output_uri: str, inputs_hash: str) -> bool:
     signed = storage.exists(storage.join(output_uri, bundle.SIGNATURE))
     if signed or not bundle.exists(output_uri):
-        return None
+        return False
     try:
         earlier = bundle.load(output_uri)
-        if earlier.metadata.record.get("made_from") != inputs_hash:
-            return None
-        with earlier.files(earlier.checksums) as folder:
-            sizes = {name: (folder / name).stat().st_size for name in earlier.checksums}
+        earlier.check()
     except StorageError:
-        return None  # Damaged: it is exported again.
-    sizes[bundle.CHECKSUMS] = len(storage.read_bytes(storage.join(output_uri, bundle.CHECKSUMS)))
-    return _result(output_uri, earlier.metadata.record, sizes)
+        return False  # Damaged: it is exported again.
+    return earlier.metadata.record.get("made_from") == inputs_hash
 
 
 def _check_set(shards_uri: str, index: ShardIndex, classes: list[str], checkpoint_uri: str) -> ShardDataset:

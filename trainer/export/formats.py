@@ -160,20 +160,15 @@ def write_onnx(graph: Graph, path: Path, opset: int) -> None:
 
 
 class Maker:
-    """Writes the files of formats, and makes shared intermediate files once."""
+    """Writes the files of formats; what they share is made once, in the folder `scratch`."""
 
     def __init__(
-        self, detector: Architecture, image_size: int, config: Config, shards_uri: str, folder: Path
+        self, detector: Architecture, image_size: int, config: Config, shards_uri: str, scratch: Path
     ) -> None:
-        self.folder = folder
         self.image_size, self.config, self.shards_uri = image_size, config, shards_uri
         # A copy: a folded detector cannot be trained or saved.
         self.detector = copy.deepcopy(detector).folded()
-        self._scratch = folder / "scratch"
-        self._scratch.mkdir()
-
-    def clean(self) -> None:
-        shutil.rmtree(self._scratch)
+        self._scratch = scratch
 
     @cached_property
     def graph(self) -> Graph:

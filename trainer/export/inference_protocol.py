@@ -43,12 +43,9 @@ class InferenceRequest:
 
 
 def read_request(body: bytes, json_length: int | None, size: int) -> InferenceRequest:
-    """Read an inference request.
+    """Read a request for a model whose input has `size` pixels a side.
 
-    Args:
-        body: body of the request.
-        json_length: bytes of JSON at its start, before binary tensors; None if all is JSON.
-        size: side of the model's square.
+    `json_length` is the number of bytes of JSON at its start, before binary tensors; None if all is JSON.
 
     Raises:
         DataError: the request is malformed; the message is for its sender.

@@ -26,13 +26,10 @@ _PREFERRED = ("onnx", "openvino", "onnx-int8", "raw")
 
 
 def load(uri: str, device: torch.device, *, run_code: bool = False) -> ScoredModel:
-    """Load a model.
+    """Load a checkpoint (.pt), the folder of an exported model, or one of its files.
 
-    Args:
-        uri: a checkpoint (.pt); the folder of an exported model, or one of its files: weights
-            (.safetensors), .onnx, .pt2 or OpenVINO's .xml.
-        device: device for a checkpoint or weights; other files run on the CPU.
-        run_code: whether a file that is a program may be opened.
+    The files are weights (.safetensors), .onnx, .pt2 or OpenVINO's .xml. `device` is for a checkpoint or
+    weights, other files run on the CPU; `run_code` allows a file that is a program.
 
     Raises:
         EvaluationError: it is none of these, is a program, or its runtime is not installed.

@@ -58,12 +58,10 @@ class Predictor:
 
 @contextmanager
 def open_bundle(source: Bundle, kind: str = "", *, run_code: bool = False) -> Iterator[Predictor]:
-    """Open one format of a bundle after comparing its files with their checksums.
+    """Open a format of a bundle after comparing its files with their checksums.
 
-    Args:
-        source: the bundle.
-        kind: a format; "" takes the first that is there of onnx, openvino, onnx-int8, torch-export.
-        run_code: whether a format that is a program may be opened.
+    `kind` "" means the first available of onnx, openvino, onnx-int8, torch-export; `run_code` allows a format
+    that is a program.
 
     Raises:
         ExportError: the bundle has no such format, or none that gives detections, or it is a program.

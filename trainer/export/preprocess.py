@@ -17,15 +17,10 @@ RULE = (
 
 
 def preprocess(image: Image.Image | np.ndarray, input_size: int) -> tuple[Tensor, float]:
-    """Make the input of an exported model.
+    """Make the input of an exported model: uint8 [3, input_size, input_size], and the scale.
 
-    Args:
-        image: PIL image (EXIF orientation is applied, 16 bits become 8, transparent parts white, as in
-            training), or uint8 RGB [H, W, 3].
-        input_size: side of the model's square, pixels.
-
-    Returns:
-        uint8 [3, input_size, input_size], and the scale: divide the model's boxes by it.
+    Takes a PIL image (EXIF orientation is applied, 16 bits become 8, transparent parts white, as in
+    training) or uint8 RGB [H, W, 3]. Divide the model's boxes by the scale.
     """
     if isinstance(image, np.ndarray):
         image = Image.fromarray(image)

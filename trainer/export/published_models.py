@@ -188,17 +188,16 @@ def resolve(model: str, data_root: str) -> str:
         return _version_uri(data_root, name, version)
     now = current(data_root, name)
     if now is None:
-        model_names = ", ".join(names(data_root)) or "none"
         raise StorageError(
             f"no model {name} is current under {data_root}, and {model} is no bundle",
-            fix=f"models there: {model_names}; or give the folder of an exported model (RUN/model)",
+            fix=f"{_listing(data_root)}; or give the folder of an exported model (RUN/model)",
         )
     # By name, not by the URI in `current`: a volume may be mounted elsewhere here.
     return storage.join(folder(data_root, name), now.version)
 
 
 def load(model: str, data_root: str) -> Bundle:
-    """Load the bundle that `resolve` finds."""
+    """Load the bundle that `resolve` finds; the current version must be the one that was promoted."""
     uri = resolve(model, data_root)
     chosen = bundle.load(uri)
     _check_identity(chosen)
@@ -233,7 +232,7 @@ def check_at_least(chosen: Bundle, version: str, data_root: str) -> Bundle:
 
 
 def _check_identity(chosen: Bundle) -> None:
-    # The metadata are signed, the folder's name is not: an old model could be put in a newer one's place.
+    # The metadata are signed, the folder's name is not: an old model could replace a newer one.
     *_, above, name, version = ["", "", *storage.absolute(chosen.uri).rsplit("/", 3)]
     is_named = (chosen.metadata.name, chosen.metadata.model_version)
     if above == "models" and is_named != (name, version):
@@ -247,7 +246,7 @@ def _switch(data_root: str, name: str, version: str, history: list[str], other_c
     with leases.hold(leases.of_data_root(data_root), f"a change of {name}", patience=_PATIENCE):
         chosen = bundle.load(_version_uri(data_root, name, version))
         _check_identity(chosen)
-        # If `current` itself is damaged its classes are not known: promoting a version repairs it.
+        # If `current` is damaged, its classes are unknown: promoting a version repairs it.
         with suppress(DamagedError, FormError):
             fix = "give --other-classes if the model's users expect them"
             check_classes(data_root, name, chosen.class_names, other_classes=other_classes, fix=fix)
@@ -280,5 +279,9 @@ def _version_uri(data_root: str, name: str, version: str) -> str:
     listed = ", ".join(version_names(data_root, name))
     raise StorageError(
         f"no version {version} of the model {name} in {data_root}",
-        fix=f"versions: {listed}" if listed else f"models there: {', '.join(names(data_root)) or 'none'}",
+        fix=f"versions: {listed}" if listed else _listing(data_root),
     )
+
+
+def _listing(data_root: str) -> str:
+    return f"models there: {', '.join(names(data_root)) or 'none'}"

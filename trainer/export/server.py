@@ -76,14 +76,14 @@ class ModelServer:
         self.model_thread.end()
 
     async def model(self, request: Request) -> Response:
-        metadata = self._predictor.metadata
-        head = {"name": self._name, "version": self._version, "format": self._predictor.kind}
-        return JSONResponse(head | {"classes": metadata.classes, "max_pixels": self._most_pixels})
+        kind, classes = self._predictor.kind, self._predictor.metadata.classes
+        return JSONResponse(
+            {"name": self._name, "version": self._version, "format": kind, "classes": classes}
+        )
 
     async def about(self, request: Request) -> Response:
-        extensions = ["binary_tensor_data"]
         version = self._predictor.metadata.versions["kubedet"]
-        return JSONResponse({"name": "kubedet", "version": version, "extensions": extensions})
+        return JSONResponse({"name": "kubedet", "version": version, "extensions": ["binary_tensor_data"]})
 
     async def healthy(self, request: Request) -> Response:
         return JSONResponse({"live": True, "ready": True})
@@ -94,9 +94,11 @@ class ModelServer:
 
     async def describe(self, request: Request) -> Response:
         self._check_model(request)
+        described = inference_protocol.describe_tensors(self._predictor.metadata)
         platform = f"kubedet_{self._predictor.kind}"
-        head = {"name": self._name, "versions": [self._version], "platform": platform}
-        return JSONResponse(head | inference_protocol.describe_tensors(self._predictor.metadata))
+        return JSONResponse(
+            {"name": self._name, "versions": [self._version], "platform": platform, **described}
+        )
 
     async def infer(self, request: Request) -> Response:
         self._check_model(request)
@@ -233,12 +235,8 @@ def serve(
 ) -> None:
     """Serve until Ctrl-C or SIGTERM, then end within five seconds.
 
-    Args:
-        predictor: the model.
-        host: address to listen at.
-        port: 0 uses a free one.
-        most_pixels: larger images are refused before they are decoded.
-        names: further host names of the server, such as those of a proxy or a Service.
+    Port 0 means a free one. Larger images than `most_pixels` are refused before they are decoded. `names`
+    are further host names of the server, such as those of a proxy or a Service.
 
     Raises:
         ConfigError: the address or port cannot be used.
@@ -256,7 +254,7 @@ def serve(
     def end(number: int, frame: FrameType | None) -> None:
         server.should_exit = True
 
-    # uvicorn handles signals itself once it runs, and sends them again to these when it has ended.
+    # uvicorn handles signals itself while it runs, and raises them again afterwards.
     with handling(end):
         address = f"http://{host}:{listener.getsockname()[1]}"
         name = f"{predictor.metadata.name} {predictor.metadata.model_version}, {predictor.kind}"
@@ -264,7 +262,7 @@ def serve(
         print("for trying a model, not for production; Ctrl-C ends it", flush=True)
         server.run(sockets=[listener])
     if not routes.model_thread.idle:
-        # A decoder or a model in the middle of an image cannot be interrupted.
+        # A running decoder or model cannot be interrupted.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

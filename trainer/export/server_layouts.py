@@ -18,16 +18,9 @@ _TRITON = {
 
 
 def write_triton(source: Bundle, uri: str, *, kind: str = "onnx", max_batch: int = 8) -> str:
-    """Write a Triton model repository.
+    """Write a model into a Triton repository, whose other models are unchanged; returns its folder.
 
-    Args:
-        source: the bundle; the model has the name in its metadata.
-        uri: the repository's folder; other models in it are unchanged.
-        kind: onnx, onnx-int8 or openvino.
-        max_batch: largest number of images in a request or batch.
-
-    Returns:
-        URI of the model's folder: config.pbtxt, labels.txt and version 1.
+    `kind` is onnx, onnx-int8 or openvino; `max_batch` the largest number of images in a batch.
 
     Raises:
         ConfigError: the largest batch is below 1.
@@ -80,10 +73,8 @@ def _tensor(name: str, kind: str, rest: str) -> str:
 def kserve_service(metadata: Metadata, storage_uri: str, service_account: str = "") -> dict[str, Any]:
     """Return a KServe InferenceService that serves a Triton repository by the v2 protocol.
 
-    Args:
-        metadata: the bundle's.
-        storage_uri: the repository: s3://, gs://, https:// or pvc://; minio:// becomes s3://.
-        service_account: account whose Secret has the store's credentials; "" is none.
+    `storage_uri` is the repository: s3://, gs://, https:// or pvc://; minio:// becomes s3://. The Secret of
+    `service_account` has the store's credentials.
 
     Raises:
         ConfigError: KServe cannot read from that URI.

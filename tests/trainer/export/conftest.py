@@ -1,4 +1,4 @@
-"""What the tests of the export share."""
+"""Fixtures of the tests of the export."""
 
 import json
 from dataclasses import asdict
@@ -15,13 +15,13 @@ from trainer.training import checkpoint
 
 @pytest.fixture
 def bundle_uri(tmp_path):
-    """URI of a whole bundle."""
+    """URI of a complete bundle."""
     return make_bundle(tmp_path / "made")
 
 
 @pytest.fixture
 def untrained(tiny, shards, tmp_path):
-    """Write a checkpoint of random weights, changed as asked."""
+    """Write a checkpoint of random weights, with changes."""
 
     def write(**changes):
         config = tiny()
@@ -48,14 +48,14 @@ CAMERA = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"
 
 @pytest.fixture(scope="module")
 def chromium():
-    """A browser with a camera that shows a made picture."""
+    """A browser with a fake camera."""
     with browser.chromium(*CAMERA) as opened:
         yield opened
 
 
 @pytest.fixture
 def visit(chromium, address):
-    """Opens the server's page; what the console complains of and what is asked of others fails the test."""
+    """Opens the server's page; console errors and requests to other servers fail the test."""
     contexts, heard = [], []
 
     def go(allowed="", **options):

@@ -1,6 +1,6 @@
-"""kill -9 at points of a publication: `current` names a whole bundle, the old one or the new one.
+"""kill -9 during a publication: `current` names a complete bundle, the old one or the new one.
 
-At each fourth point; at every one if KUBEDET_FUZZ is set.
+At each fourth access to a file; at every one if KUBEDET_FUZZ is set.
 """
 
 import json
@@ -28,8 +28,7 @@ source, root, points, step = sys.argv[1], sys.argv[2], set(json.loads(sys.argv[3
 
 
 def apart(function, *arguments):
-    # In a process of its own: this one never reads from a store, or none could be forked from it. Returns
-    # what the function returns; None if it died.
+    # In another process: one that has read from a store cannot be forked. Returns None if it was killed.
     receiver, sender = os.pipe()
     pid = os.fork()
     if not pid:
@@ -45,7 +44,7 @@ def apart(function, *arguments):
 
 
 def publish(at):
-    # Dies at the `at`-th of these points: every way to touch a file passes one of them.
+    # Kills itself at the `at`-th of these points: every access to a file passes one of them.
     passed = 0
 
     def count(event, arguments=None):
@@ -61,11 +60,11 @@ def publish(at):
 
 def checked(before):
     lock = leases.of_data_root(root)
-    for name in storage.list_files(lock):  # Of one that died it lapses in a minute: here at once.
+    for name in storage.list_files(lock):  # The lease of a killed process expires in a minute: here at once.
         storage.delete(storage.join(lock, name))
     now = published_models.current(root, "pets")
-    bundle.load(now.model).check()  # Whole, whichever it is.
-    if now.version == "v2":  # Again from the start: as it was before.
+    bundle.load(now.model).check()  # Complete, the old one or the new one.
+    if now.version == "v2":  # Restore the state before.
         storage.write_json(f"{root}/models/pets/current", before)
         for name in storage.list_files(f"{root}/models/pets/v2"):
             storage.delete(f"{root}/models/pets/v2/{name}")
@@ -97,10 +96,10 @@ def publish_with_kills(tmp_path) -> int:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     left = [path for path in tmp_path.rglob("*") if path.name.endswith(".tmp") or "kubedet-tmp-" in path.name]
-    assert left == []  # Not the last, which was not killed, nor those before it, whose leftovers it swept.
+    assert left == []
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["last"] == "v2"  # The last one was not killed.
-    # What the killed ones left does not keep the next from publishing.
+    # Files that the killed processes left do not prevent a later publication.
     assert published_models.publish(source, root, "pets").version == "v2"
     bundle.load(published_models.resolve("pets", root)).check()
     return result["deaths"]

@@ -1,4 +1,4 @@
-"""The page of the local server in a real browser: images, corrections, the camera, on a desk and a phone."""
+"""The page of the local server in a browser: images, corrections, the camera, on a desktop and a phone."""
 
 import json
 
@@ -24,40 +24,35 @@ def test_detections_of_a_dropped_image(visit):
     assert page.inner_text("#count") == "1 found, 0 below the least score"
 
 
-def test_the_least_score_acts_without_a_request(visit):
+def test_least_score_and_classes_filter_boxes_without_a_request(visit):
     page = visit()
     drop(page, ("a.jpg", jpeg()))
     before = len(visit.requests)
-    for least, shown in (("0.9", 0), ("0.2", 1), ("0.73", 0), ("0.72", 1)):
+    for least, shown in (("0.9", 0), ("0.73", 0), ("0.72", 1)):
         page.fill("#least", least)
         assert page.locator(BOXES).count() == page.locator(ROWS).count() == shown
-    assert len(visit.requests) == before
-
-
-def test_a_class_can_be_hidden(visit):
-    page = visit()
-    drop(page, ("a.jpg", jpeg()))
     page.get_by_label("dog <b>", exact=True).uncheck()
     assert page.locator(BOXES).count() == 0
     page.get_by_label("dog <b>", exact=True).check()
     assert page.locator(BOXES).count() == 1
+    assert len(visit.requests) == before
 
 
-def test_several_images_of_which_one_is_none(visit):
+def test_several_images_with_a_damaged_one(visit):
     page = visit(allowed="status of 400")
     drop(page, ("a.jpg", jpeg()), ("junk.jpg", b"junk"), ("dark.jpg", jpeg(colour="black")))
     notes = page.locator("#images li span:last-child").all_inner_texts()
-    assert notes == ["1 found", "did not work", "0 found"]
+    assert notes == ["1 found", "failed", "0 found"]
     assert "looked at 2 of 3 images; junk.jpg: the image: not an image" in page.inner_text("#message")
     page.keyboard.press(".")
-    assert page.inner_text("#name") == "junk.jpg" and "did not work" in page.inner_text("#count")
+    assert page.inner_text("#name") == "junk.jpg" and "failed" in page.inner_text("#count")
     page.keyboard.press(".")
     assert page.inner_text("#name") == "dark.jpg"
     page.get_by_role("button", name="Next image").click()
     assert page.inner_text("#name") == "a.jpg"
 
 
-def test_an_image_can_be_taken_away(visit):
+def test_images_can_be_removed(visit):
     page = visit()
     drop(page, ("a.jpg", jpeg()), ("b.jpg", jpeg(size=(96, 96))), ("c.jpg", jpeg()))
     page.keyboard.press(".")
@@ -99,11 +94,11 @@ def test_the_camera(visit):
     ("change", "sentence"),
     [
         ("Object.defineProperty(navigator, 'mediaDevices', {value: undefined});"
-         "Object.defineProperty(window, 'isSecureContext', {value: false})", "to pages of https"),
+         "Object.defineProperty(window, 'isSecureContext', {value: false})", "only for pages from https"),
         (REFUSED % "NotAllowedError", "The camera was refused"),
     ],
 )  # fmt: skip
-def test_where_there_is_no_camera_a_sentence_says_why(visit, change, sentence):
+def test_without_a_camera_the_page_says_why(visit, change, sentence):
     page = visit()
     page.evaluate(change)
     page.get_by_role("button", name="Use the camera").click()
@@ -144,16 +139,16 @@ def test_boxes_are_corrected_with_a_mouse_and_exported_as_coco(visit, tmp_path):
     drag((130, 10), (180, 60))
     page.get_by_label("Class of box 1").select_option("cat")
     assert boxes(page) == [("cat", "130, 10, 180, 60"), ("dog <b>", "34, 22, 116, 80")]
-    page.fill("#least", "1")  # What is corrected is not hidden by the score.
+    page.fill("#least", "1")  # The least score does not hide corrected boxes.
     assert page.locator(BOXES).count() == 2
     page.fill("#least", "0.3")
     page.keyboard.press(".")
-    page.get_by_role("button", name="Delete box 1").click()  # Nothing is on it: that is a correction too.
+    page.get_by_role("button", name="Delete box 1").click()  # No box is a correction too.
     download, archive, coco = corrections(page)
     assert [(item["file_name"], item["width"], item["height"]) for item in coco["images"]] == [
         ("a.jpg", 192, 96), ("a-2.jpg", 96, 96),
     ]  # fmt: skip
-    assert archive.read("images/a.jpg") == first  # Its bytes: by them the set knows it again.
+    assert archive.read("images/a.jpg") == first  # Unchanged bytes: `data merge` matches images by them.
     assert coco["categories"] == [{"id": 7, "name": "cat"}, {"id": 9, "name": "dog <b>"}]
     cat, dog = coco["annotations"]
     assert (cat["image_id"], cat["category_id"], dog["category_id"]) == (1, 7, 9)
@@ -163,7 +158,7 @@ def test_boxes_are_corrected_with_a_mouse_and_exported_as_coco(visit, tmp_path):
     assert f"kubedet data merge SET {download.suggested_filename} -o more/pets" in commands
     path = tmp_path / "corrections.zip"
     download.save_as(path)
-    listing = sources.parse(str(path)).listing()  # As a source it is read without being told what it is.
+    listing = sources.parse(str(path)).listing()
     rows = [row for batch in listing.splits["train"].batches() for row in batch.to_pylist()]
     assert [(row["file_name"], len(row["boxes"])) for row in rows] == [("a.jpg", 2), ("a-2.jpg", 0)]
 
@@ -216,7 +211,7 @@ def test_boxes_of_different_classes_in_the_same_place_are_kept_only_on_request(v
     assert len(corrections(page)[2]["annotations"]) == 2 and len(asked) == 3
 
 
-def test_a_turned_image_and_classes_with_ids_of_text_are_exported_as_coco_has_them(visit, tmp_path):
+def test_corrections_of_a_rotated_image_and_of_classes_with_text_ids_can_be_merged(visit, tmp_path):
     page = visit()
     model = json.loads(page.evaluate("fetch('model.json').then(answer => answer.text())"))
     model["classes"] = [{**item, "original_id": f"/m/{item['id']}"} for item in model["classes"]]
@@ -274,7 +269,7 @@ UNNAMED = """() => [...document.querySelectorAll("button, input, select, textare
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_can_be_read_and_named_on_a_desk_and_on_a_phone(visit, scheme):
+def test_contrast_labels_and_width_on_a_desktop_and_a_phone(visit, scheme):
     page = visit(color_scheme=scheme)
     for state in ("empty", "images"):
         if state == "images":

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from trainer.base.errors import DataError, EvaluationError, ExportError, StorageError
+from trainer.base.errors import DataError, EvaluationError, ExportError
 from trainer.data.images import normalize
 from trainer.export import bundle, loading
 from trainer.export.predict import Detection, as_json, decode_image, draw, open_bundle, open_image
@@ -28,14 +28,6 @@ def test_boxes_come_back_in_pixels_of_the_image(bundle_uri):
     assert detection.score == pytest.approx(0.25 + 0.75 * 114 / 255)  # A quarter white, the rest padding.
     assert detection.box == (24.0, 12.0, 96.0, 48)  # 60 is beyond the image.
     assert json.loads(json.dumps(as_json([detection], image)))["detections"][0]["box"] == [24, 12, 96, 48]
-
-
-def test_a_changed_model_is_not_run(bundle_uri, tmp_path):
-    data = bytearray((tmp_path / "made" / "model.onnx").read_bytes())
-    data[-3] ^= 1
-    (tmp_path / "made" / "model.onnx").write_bytes(data)
-    with pytest.raises(StorageError, match=r"model\.onnx"), open_bundle(bundle.load(bundle_uri)):
-        pass
 
 
 def test_a_format_that_is_not_in_the_bundle(bundle_uri):
@@ -57,7 +49,7 @@ class _Marks:
 
 
 @pytest.mark.parametrize("kind", ["", "torch-export"])
-def test_a_program_is_not_opened_unless_that_is_asked_for(bundle_uri, tmp_path, kind):
+def test_a_program_is_opened_only_on_request(bundle_uri, tmp_path, kind):
     made = tmp_path / "made"
     (made / "model.onnx").unlink()
     with zipfile.ZipFile(made / "model.pt2", "w") as archive:
@@ -72,7 +64,7 @@ def test_a_program_is_not_opened_unless_that_is_asked_for(bundle_uri, tmp_path, 
     ):
         pass
     assert "--run-code" in caught.value.fix and "onnx" in caught.value.fix
-    # Asked for, it is opened: the runtime itself finds that this is no model.
+    # On request it is opened: the runtime itself refuses this file.
     with pytest.raises(Exception) as opened, open_bundle(bundle.load(bundle_uri), kind, run_code=True):
         pass
     assert "is a program" not in str(opened.value)
@@ -91,7 +83,7 @@ def test_drawing_changes_a_copy_alone():
     assert np.asarray(drawn)[:5].sum() == 0  # A box of no width is not drawn.
 
 
-def test_what_is_no_image(tmp_path):
+def test_files_that_are_no_images(tmp_path):
     (tmp_path / "a.jpg").write_text("junk")
     with pytest.raises(DataError, match=r"a\.jpg: not an image that can be read"):
         open_image(tmp_path / "a.jpg")
@@ -99,9 +91,9 @@ def test_what_is_no_image(tmp_path):
         open_image(tmp_path / "b.jpg")
     whole = io.BytesIO()
     Image.effect_noise((64, 64), 90).convert("RGB").save(whole, "JPEG")
-    with pytest.raises(DataError, match="what was sent: damaged or cut off"):
-        decode_image(whole.getvalue()[:1500], "what was sent")
-    # A format whose reader starts another program must not be opened.
+    with pytest.raises(DataError, match="x: damaged or cut off"):
+        decode_image(whole.getvalue()[:1500], "x")
+    # Pillow would start another program for this format.
     with pytest.raises(DataError, match="not an image that can be read"):
         decode_image(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "it")
 
@@ -124,7 +116,7 @@ def _written(image, kind):
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF", "JPEG"])
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK", "P", "RGBA", "LA", "1", "I;16"])
-def test_images_are_seen_as_the_training_saw_them(kind, mode):
+def test_images_are_decoded_as_for_training(kind, mode):
     """What a shard holds of the same file, as `normalize` writes it."""
     scene = Image.new("RGB", (32, 16), (204, 51, 0))
     scene.paste((0, 51, 204), (16, 0, 32, 16))

@@ -1,4 +1,4 @@
-"""The int8 form: what it is calibrated on, and how it computes."""
+"""The int8 form: its calibration images and its arithmetic."""
 
 import numpy as np
 import onnx
@@ -101,18 +101,15 @@ def test_large_convolutions_are_products_of_matrices_and_equal(networks):
     for node in graph.node:
         if node.op_type == "Conv":
             weight, _, zero = sources[node.input[1]].input
-            zeros[node.name], smallest[node.name] = (
-                np.unique(values[zero]).tolist(),
-                int(values[weight].min()),
-            )
-    # The levels share the one weight, which is moved once. Few products, few channels: not moved.
+            zeros[node.name], smallest[node.name] = np.unique(values[zero]).tolist(), values[weight].min()
+    # The levels share one weight, which is moved once. Small convolutions are not moved.
     assert zeros == {"a": [0], "c": [0], "fine": [-1], "coarse": [-1]}
     assert smallest["fine"] == smallest["coarse"] < smallest["c"]
     for one, other in zip(moved, plain, strict=True):
         assert np.array_equal(one, other)
 
 
-def test_what_cannot_be_quantised_is_told_and_nothing_is_left(tmp_path):
+def test_a_failed_quantisation_leaves_no_file(tmp_path):
     (tmp_path / "fp32.onnx").write_bytes(b"no model")
     with pytest.raises(ExportError, match="the model cannot be quantised") as caught:
         quantize.quantize(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", _Given([]))

@@ -1,4 +1,4 @@
-"""The local server: by the protocol's own words, and by a real browser."""
+"""The local server: the inference protocol, images, and what it refuses."""
 
 import http.client
 import io
@@ -42,13 +42,8 @@ def _request(images, **rest):
 
 
 def test_health_and_metadata(ask):
-    for path in (
-        "/v2/health/live",
-        "/v2/health/ready",
-        "/v2/models/pets/ready",
-        "/v2/models/pets/versions/v1/ready",
-    ):
-        assert ask("GET", path)[0] == 200
+    for path in ("health/live", "health/ready", "models/pets/ready", "models/pets/versions/v1/ready"):
+        assert ask("GET", f"/v2/{path}")[0] == 200
     assert "binary_tensor_data" in json.loads(ask("GET", "/v2")[2])["extensions"]
     model = json.loads(ask("GET", "/v2/models/pets")[2])
     assert model["name"] == "pets" and model["versions"] == ["v1"]
@@ -86,30 +81,12 @@ def test_inference_in_binary(ask):
     assert np.frombuffer(body[length:], np.float32) == pytest.approx([0.2, 0, 0, 0, 0])
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"inputs": []}, "one input named 'images'"),
-        ({"inputs": [{"name": "images", "datatype": "FP32", "shape": [1, 3, SIZE, SIZE]}]}, "must be UINT8"),
-        ({"inputs": [{"name": "images", "datatype": "UINT8", "shape": [1, 3, 8, 8]}]}, "must have the shape"),
-        (
-            {"inputs": [{"name": "images", "datatype": "UINT8", "shape": [1, 3, SIZE, SIZE], "data": [1]}]},
-            "must hold 27648 integers",
-        ),
-        ({"outputs": [{"name": "masks"}]}, "no such output"),
-    ],
-)
-def test_requests_that_are_refused(ask, change, said):
-    images = np.zeros((1, 3, SIZE, SIZE), np.uint8)
-    status, _, body = ask("POST", "/v2/models/pets/infer", json.dumps({**_request(images), **change}))
-    assert status == 400 and said in json.loads(body)["error"]
-
-
-def test_what_is_not_there(ask):
+def test_unknown_models_and_malformed_requests(ask):
     assert ask("GET", "/v2/models/dogs")[0] == 404
     status, _, body = ask("GET", "/v2/models/pets/versions/v9")
     assert status == 404 and "no model pets v9" in json.loads(body)["error"]
-    assert ask("POST", "/v2/models/pets/infer", b"junk")[0] == 400
+    status, _, body = ask("POST", "/v2/models/pets/infer", b"junk")
+    assert status == 400 and "must be JSON with one input" in json.loads(body)["error"]
     assert ask("POST", "/v2/models/pets/infer", b"{}", Inference_Header_Content_Length="x")[0] == 400
 
 
@@ -166,7 +143,7 @@ def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded():
         decode_image(data[:-2] + scan * 50 + data[-2:], "x", 4_000_000)
 
 
-def test_the_page_is_all_there_and_asks_nobody_else(ask):
+def test_the_page_is_complete_and_uses_no_other_server(ask):
     status, headers, page = ask("GET", "/")
     policy = headers["content-security-policy"]
     assert status == 200 and "default-src 'none'" in policy and "unsafe" not in policy and "://" not in policy
@@ -181,31 +158,23 @@ def test_the_page_is_all_there_and_asks_nobody_else(ask):
         assert ask("GET", f"/page/{name}")[0] == 404, name
 
 
-def _jpeg():
-    buffer = io.BytesIO()
-    Image.new("RGB", (192, 96), "white").save(buffer, "JPEG")
-    return buffer.getvalue()
-
-
-def _turned():
+def _jpeg(orientation=1):
     buffer, image = io.BytesIO(), Image.new("RGB", (192, 96), "white")
     exif = image.getexif()
-    exif[0x0112] = 6
+    exif[0x0112] = orientation
     image.save(buffer, "JPEG", exif=exif)
     return buffer.getvalue()
 
 
-def test_detections_of_an_image_that_must_be_turned(ask):
-    answer = json.loads(ask("POST", "/detect", _turned())[2])
-    assert (answer["width"], answer["height"]) == (96, 192)
-    assert answer["detections"][0]["box"] == [24, 12, 96, 60]  # Of the square, by a scale of a half.
-
-
-def test_detections_of_an_image(ask):
-    status, _, body = ask("POST", "/detect", _jpeg())
+@pytest.mark.parametrize(("orientation", "size"), [(1, (192, 96)), (6, (96, 192))])
+def test_detections_of_an_image(ask, orientation, size):
+    status, _, body = ask("POST", "/detect", _jpeg(orientation))
     answer = json.loads(body)
-    assert status == 200 and answer["model"] == "pets v1" and (answer["width"], answer["height"]) == (192, 96)
-    assert answer["detections"][0]["box"] == [24, 12, 96, 60]
+    assert status == 200 and answer["model"] == "pets v1" and (answer["width"], answer["height"]) == size
+    assert answer["detections"][0]["box"] == [24, 12, 96, 60]  # In the square, scaled by 1/2.
+
+
+def test_a_damaged_image_is_refused(ask):
     status, _, body = ask("POST", "/detect", b"junk")
     assert status == 400 and json.loads(body)["error"] == "the image: not an image that can be read"
 
@@ -225,16 +194,20 @@ def test_a_port_that_is_taken(address, bundle_uri):
 
 
 @pytest.mark.parametrize(
-    ("changes", "tail", "said"),
+    ("changes", "tail", "message"),
     [
         ({"data": [256, *REST]}, b"", "values from 0 to 255"), ({"data": [0.5, *REST]}, b"", "integers"),
+        ({"data": [1]}, b"", "must hold 27648 integers"), ({"datatype": "FP32"}, b"", "must be UINT8"),
         ({"parameters": {"binary_data_size": 3 * SIZE * SIZE}}, b"1234", "needs 27648 bytes, not 4"),
         ({"parameters": [1]}, b"", "parameters must be"), ({"shape": 5}, b"", "JSON with one input"),
         ({"shape": [float("inf"), 3, SIZE, SIZE]}, b"", "JSON with one input"),
+        ({"shape": [1, 3, 8, 8]}, b"", "must have the shape"), ({"name": "x"}, b"", "one input named"),
+        ({"outputs": [{"name": "masks"}]}, b"", "no such output"), ({"outputs": 1}, b"", "must be a list"),
     ],
 )  # fmt: skip
-def test_tensors_that_cannot_be_read_are_refused(changes, tail, said):
+def test_malformed_tensors_are_refused(changes, tail, message):
+    outputs = {"outputs": changes.pop("outputs")} if "outputs" in changes else {}
     tensor = {"name": "images", "datatype": "UINT8", "shape": [1, 3, SIZE, SIZE], "data": [], **changes}
-    text = json.dumps({"inputs": [tensor]}).encode()
-    with pytest.raises(DataError, match=said):
+    text = json.dumps({"inputs": [tensor], **outputs}).encode()
+    with pytest.raises(DataError, match=message):
         inference_protocol.read_request(text + tail, len(text) if tail else None, SIZE)

@@ -1,4 +1,4 @@
-"""What an exported file is refused for."""
+"""Checks of exported files."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ SIZE = 96
 
 
 class Runtime:
-    """Finds as many boxes as an image has bright pixels in its first row; can be told to misbehave."""
+    """Finds as many boxes as an image has bright pixels in its first row; options make it misbehave."""
 
     name, threads = "a runtime", 1
 
@@ -56,7 +56,7 @@ def test_a_good_file_passes():
 
 
 def test_a_file_that_mixes_up_a_batch_is_refused():
-    with pytest.raises(ExportError, match=r"\(onnx\) finds other objects in a batch"):
+    with pytest.raises(ExportError, match=r"\(onnx\) detects other objects in a batch"):
         verify._check_edges("onnx", _served(mixed=True), _squares(), SIZE)
 
 

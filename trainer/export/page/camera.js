@@ -1,24 +1,16 @@
-// Detections in what a camera sees, one picture after the other.
+// Detections in the pictures of a camera.
 "use strict";
 import {draw} from "./drawing.js";
 
 const LARGEST = 1280;
 
-export function missing() {
-  if (navigator.mediaDevices?.getUserMedia) return "";
-  return window.isSecureContext
-    ? "This browser gives pages no camera. Choose images instead; a phone then offers to take a photograph."
-    : "A browser gives the camera to pages of https or of this machine (localhost) alone, and this page came over " +
-      "plain http from another one. Choose images instead; a phone then offers to take a photograph.";
-}
-
-function reason(error) {
-  if (error.name === "NotAllowedError")
-    return "The camera was refused: allow it for this page in the browser's settings, and try again.";
-  if (error.name === "NotFoundError") return "This machine has no camera.";
-  if (error.name === "NotReadableError") return "The camera cannot be read: another program may use it.";
-  return `The camera does not work: ${error.message}`;
-}
+const REASONS = {
+  NotAllowedError: "The camera was refused: allow it for this page in the browser's settings, and try again.",
+  NotFoundError: "This machine has no camera.",
+  NotReadableError: "The camera cannot be read: another program may use it.",
+};
+const INSECURE = "Browsers allow the camera only for pages from https or from this machine (localhost). " +
+  "Choose images instead; a phone then offers to take a photograph.";
 
 function picture(video, largest) {
   const scale = Math.min(1, largest / Math.max(video.videoWidth, video.videoHeight));
@@ -30,22 +22,21 @@ function picture(video, largest) {
 }
 
 export class Camera {
-  // `detect(blob)` returns what the server answers; `shown(detections)` those to be drawn.
+  // `detect(blob)` returns the server's answer; `shown(detections)` those to draw.
   constructor(video, svg, detect, shown) {
     Object.assign(this, {video, svg, detect, shown, stream: null});
   }
 
-  // Shows the camera until `stop`; returns a sentence where that cannot be.
+  // Shows the camera until `stop`; returns the reason if it cannot.
   async start(pace) {
-    const none = missing();
-    if (none) return none;
+    if (!navigator.mediaDevices?.getUserMedia) return INSECURE;
     try {
       this.stream = await navigator.mediaDevices.getUserMedia({video: {facingMode: "environment"}});
       this.video.srcObject = this.stream;
       await this.video.play();
     } catch (error) {
       this.stop();
-      return reason(error);
+      return REASONS[error.name] ?? `The camera does not work: ${error.message}`;
     }
     this.video.parentElement.style.setProperty("--ratio", this.video.videoWidth / this.video.videoHeight);
     this.#look(this.stream, pace);
@@ -58,7 +49,7 @@ export class Camera {
     this.svg.replaceChildren();
   }
 
-  // The picture that is to be seen, as a file.
+  // Returns the current picture as a file.
   async keep() {
     const time = new Date().toISOString().slice(0, 19).replace(/[-:]/g, "").replace("T", "-");
     return new File([await picture(this.video, Infinity)], `camera-${time}.jpg`, {type: "image/jpeg"});

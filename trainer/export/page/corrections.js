@@ -16,17 +16,13 @@ function crc32(bytes) {
   return (sum ^ 0xffffffff) >>> 0;
 }
 
+// Little-endian bytes of pairs of a value and its number of bytes.
 function numbers(...pairs) {
-  const view = new DataView(new ArrayBuffer(pairs.reduce((sum, [, bytes]) => sum + bytes, 0)));
-  let at = 0;
-  for (const [value, bytes] of pairs) {
-    if (bytes === 2) view.setUint16(at, value, true); else view.setUint32(at, value, true);
-    at += bytes;
-  }
-  return new Uint8Array(view.buffer);
+  return Uint8Array.from(pairs.flatMap(([value, bytes]) =>
+    Array.from({length: bytes}, (_, place) => (value >>> (8 * place)) & 255)));
 }
 
-// Stored, not packed: images are packed already. Names are UTF-8 (bit 11), the date is 1980-01-01.
+// Stored, not compressed: images are already. Names are UTF-8 (bit 11), the date is 1980-01-01.
 async function zip(files) {
   const parts = [], directory = [];
   let offset = 0, length = 0;
@@ -45,7 +41,7 @@ async function zip(files) {
   return new Blob([...parts, ...directory, end], {type: "application/zip"});
 }
 
-// A name for a file anywhere, with a suffix by which it is known for an image, and of no other.
+// Returns a unique name that any file system can use, with the suffix of an image.
 function fileName(file, taken) {
   let name = file.name.normalize("NFC").replace(/[\\/:*?"<>|\u0000-\u001f]/g, "_").replace(/^\.+/, "_") || "image";
   if (!/\.(jpe?g|png|webp|bmp|gif|tiff?)$/i.test(name)) name += SUFFIXES[file.type] ?? ".jpg";
@@ -56,8 +52,8 @@ function fileName(file, taken) {
   return free;
 }
 
-// COCO's JSON, of images with `file`, `width`, `height` and `boxes`. Categories have the ids that they had in the
-// data, where these are numbers.
+// Returns COCO's JSON of images with `width`, `height` and `boxes`. Categories keep their ids of the training data if
+// these are distinct integers.
 function coco(model, images, names) {
   const ids = model.classes.map(item => item.original_id);
   const kept = ids.every(Number.isInteger) && new Set(ids).size === ids.length;
@@ -83,7 +79,7 @@ function overlap([x1, y1, x2, y2], [u1, v1, u2, v2]) {
   return both / ((x2 - x1) * (y2 - y1) + (u2 - u1) * (v2 - v1) - both);
 }
 
-// Returns the boxes of different classes that are nearly the same: of the first such place, or none.
+// Returns boxes of different classes in nearly the same place: the first such group, or none.
 export function sharedPlace(boxes) {
   for (const box of boxes) {
     const others = boxes.filter(other => other.label !== box.label && overlap(box.box, other.box) >= SAME_PLACE);
@@ -96,7 +92,7 @@ export function sharedPlace(boxes) {
 export async function pack(model, images) {
   const bytes = images.reduce((sum, image) => sum + image.file.size, 0);
   if (images.length > MOST_FILES || bytes > MOST_BYTES)
-    throw new Error("a zip holds 65,000 images and 4 GB: say of fewer images that they are right");
+    throw new Error("a zip can hold 65,000 images and 4 GB: check fewer images");
   const taken = new Set(), names = images.map(image => fileName(image.file, taken));
   const text = JSON.stringify(coco(model, images, names), null, 1);
   const files = [["annotations/instances_train.json", new Blob([text])],

@@ -18,8 +18,8 @@ const meets = (one, other) =>
   one.x < other.x + other.width && other.x < one.x + one.width &&
   one.y < other.y + other.height && other.y < one.y + one.height;
 
-// A place for a label that hides no other: above the box, inside, below it, a little further up or down. Where there
-// is none the label is left out, unless it must be there: the box is in the table, and chosen it has its label.
+// Returns a free place for a label: above the box, inside or below it, or further up or down; null if there is none,
+// unless there `must` be one. Boxes without a label are still in the table.
 function place([x1, y1, , y2], wide, high, size, taken, must) {
   const x = Math.min(Math.max(0, x1), Math.max(0, size.width - wide));
   const ys = [y1 - high, y1, y2, y2 - high];
@@ -42,7 +42,7 @@ export function text(box) {
   return box.score === null ? box.name : `${box.name} ${box.score.toFixed(2)}`;
 }
 
-// The names of boxes, over all boxes; that of the selected one has the first choice of its place.
+// Labels of boxes, over all boxes; that of the selected box is placed first.
 function labels(boxes, size, unit, letter, selected) {
   const taken = [], high = (letter + 5) * unit;
   measure.font = `${letter}px system-ui, sans-serif`;
@@ -58,7 +58,7 @@ function labels(boxes, size, unit, letter, selected) {
   });
 }
 
-// Draws boxes, the first on top; `selected` has handles; where `reachable`, each is a stop of the Tab key.
+// Draws boxes, the first on top. `selected` has handles. If `reachable`, the Tab key goes from box to box.
 export function draw(svg, size, boxes, {selected = null, reachable = false} = {}) {
   svg.setAttribute("viewBox", `0 0 ${size.width} ${size.height}`);
   const screen = svg.clientWidth || svg.parentElement.clientWidth || size.width, unit = size.width / screen;
@@ -79,7 +79,7 @@ export function draw(svg, size, boxes, {selected = null, reachable = false} = {}
   });
   svg.replaceChildren(...groups.reverse(), ...labels(boxes, size, unit, screen < NARROW ? SMALL : LETTER, selected));
   if (!selected) return;
-  // On top of all boxes, and no box of its own: the order of the Tab key stays as it is.
+  // Handles are over all boxes, in another group: the order of the Tab key must not change.
   const top = element("g", {class: `box selected ${colour(selected.label)}`}, ...handles(selected.box, unit));
   top.box = selected;
   svg.append(top);

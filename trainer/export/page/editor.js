@@ -1,8 +1,8 @@
-// Changes boxes with a pointer or keys: choose, move, pull at a corner, draw, delete.
+// Edits boxes with a pointer or keys: select, move, resize, draw, delete.
 "use strict";
 import {draw} from "./drawing.js";
 
-const LEAST_SIDE = 2;  // Pixels: a click is no box.
+const LEAST_SIDE = 2;  // Pixels; so a click draws no box.
 const STEPS = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1]};
 
 const clamp = (value, most) => Math.min(Math.max(value, 0), most);
@@ -10,8 +10,8 @@ const sorted = ([x1, y1, x2, y2]) => [Math.min(x1, x2), Math.min(y1, y2), Math.m
 const rounded = box => box.map(side => Math.round(side * 100) / 100);
 
 export class Editor {
-  // `owner` has: boxes() that are shown; size() of the image; change(), called before a box is changed; fresh(box),
-  // which takes up a drawn one; remove(box); updated(), when something is to be shown anew.
+  // `owner` has: boxes(), those shown; size() of the image; change(), called before a change; fresh(sides), which
+  // adds a box; remove(box); updated(), called after a change.
   constructor(stage, svg, owner) {
     Object.assign(this, {stage, svg, owner, selected: null, drawing: false, drag: null});
     svg.addEventListener("pointerdown", event => this.#down(event));
@@ -48,7 +48,7 @@ export class Editor {
     this.stage.classList.toggle("drawing", on);
   }
 
-  // Puts a new box into the middle, for those who use keys.
+  // Adds a box in the middle, for use with keys.
   add() {
     const {width, height} = this.owner.size();
     this.owner.change();
@@ -80,7 +80,7 @@ export class Editor {
       this.drag = {kind: "draw", box: null, start: [x, y]};
     } else if (group) {
       const box = group.box, corner = event.target.dataset.corner;
-      // A touch on another box chooses it and lets the page scroll.
+      // A touch on another box selects it and lets the page scroll.
       if (box !== this.selected && event.pointerType === "touch") return this.select(box);
       this.drag = {kind: corner ?? "move", box, start: [x, y], sides: [...box.box]};
       this.select(box);

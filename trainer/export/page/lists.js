@@ -1,4 +1,4 @@
-// The lists beside the picture: thumbnails, classes to show, boxes.
+// The lists of the page: thumbnails, classes, boxes.
 "use strict";
 import {colour} from "./drawing.js";
 
@@ -8,7 +8,7 @@ function make(name, properties = {}, ...children) {
   return node;
 }
 
-// One button for each image, which is kept as long as the image: its focus and its picture stay.
+// Shows a button for each image. Buttons stay as long as their images, so focus and picture stay too.
 export function showThumbnails(list, images, current, count, choose) {
   for (const image of images.slice(list.children.length)) {
     const button = make("button", {type: "button"}, make("img", {src: image.url, alt: ""}), make("span"), make("span"));
@@ -18,7 +18,7 @@ export function showThumbnails(list, images, current, count, choose) {
   images.forEach((image, place) => {
     const button = list.children[place].firstChild, [, name, note] = button.children;
     name.textContent = image.file.name;
-    note.textContent = image.state === "failed" ? "did not work" : image.state !== "ready" ? "…"
+    note.textContent = image.state === "failed" ? "failed" : image.state !== "ready" ? "…"
       : image.checked ? `✓ ${count(image)} checked` : `${count(image)} found`;
     note.className = image.state === "failed" ? "wrong" : image.checked ? "mark" : "";
     if (image === current && button.getAttribute("aria-current") !== "true")
@@ -27,7 +27,7 @@ export function showThumbnails(list, images, current, count, choose) {
   });
 }
 
-// A box to tick for each class that is in an image; those in `hidden` are not shown.
+// Shows a checkbox for each class found in an image; boxes of classes in `hidden` are not shown.
 export function showFilter(holder, images, classes, hidden, changed) {
   const counts = new Map();
   for (const image of images)
@@ -63,7 +63,7 @@ function row(box, classes, editor, owner) {
   return line;
 }
 
-// One row for each box; rows stay while their boxes do, so that a list that is open is not closed.
+// Shows a row for each box. Rows stay as long as their boxes, so an open list is not closed.
 export function showTable(table, boxes, classes, editor, owner) {
   const body = table.tBodies[0], old = new Map([...body.rows].map(line => [line.box, line]));
   const focused = body.contains(document.activeElement) ? document.activeElement : null;

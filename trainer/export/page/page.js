@@ -1,4 +1,4 @@
-// Images, what the model finds in them, and what people correct.
+// The page: images, detections and corrections.
 "use strict";
 import {Camera} from "./camera.js";
 import {pack, sharedPlace} from "./corrections.js";
@@ -12,7 +12,7 @@ let model = null, current = null, looking = false, lastLabel = null, saved = tru
 
 const least = () => Number(at("least").value);
 const shown = boxes => boxes.filter(box => !hidden.has(box.label) && (box.score === null || box.score >= least()));
-// Corrected boxes are shown whatever their score: what is exported is what is to be seen.
+// Corrected boxes are shown whatever their score: all that is exported is visible.
 const visible = image => image.boxes ? image.boxes.filter(box => !hidden.has(box.label)) : shown(image.detections);
 const exported = image => image.boxes ?? image.detections.filter(box => box.score >= least());
 
@@ -32,7 +32,7 @@ const owner = {
   boxes: () => current ? visible(current) : [],
   size: () => current?.width ? current : null,
   updated: () => show(),
-  // From now on the image has boxes of its own: those that are above the least score, of hidden classes too.
+  // The image keeps the boxes above the least score, also those of hidden classes.
   change() {
     current.boxes = exported(current);
     current.edited = true;
@@ -117,9 +117,9 @@ function show() {
 }
 
 function counted(image, count) {
-  if (image.state === "failed") return `This did not work: ${image.error}`;
+  if (image.state === "failed") return `failed: ${image.error}`;
   if (image.state !== "ready") return "looking …";
-  if (image.boxes) return `${count} corrected box${count === 1 ? "" : "es"}; the least score changes them no more`;
+  if (image.boxes) return `${count} corrected box${count === 1 ? "" : "es"}; the least score no longer applies`;
   const below = image.detections.filter(box => box.score < least()).length;
   return `${count} found, ${below} below the least score`;
 }
@@ -129,8 +129,8 @@ function gather() {
   at("export").disabled = !right;
   at("export").textContent = right ? `Download corrections (${right})` : "Download corrections";
   at("gathered").textContent = right
-    ? `${right} of ${images.length} images are checked: they are downloaded with their boxes, as a COCO set.`
-    : "Correct the boxes of an image, or say that all are right: checked images are downloaded as a COCO set.";
+    ? `${right} of ${images.length} images are checked and can be downloaded with their boxes as a COCO set.`
+    : "Correct the boxes of an image, or mark all as right: you can download checked images as a COCO set.";
 }
 
 async function add(files) {
@@ -171,11 +171,11 @@ async function copy() {
   try {
     await navigator.clipboard.writeText(text);
     say("copied");
-  } catch {  // Over plain http, or refused: it is there to be copied by hand.
+  } catch {  // Over plain http, or refused: show it, to copy by hand.
     at("json").value = text;
     at("json").hidden = false;
     at("json").select();
-    say("The browser copies nothing for this page: the text is below the boxes, marked.");
+    say("The browser does not allow copying: the text is selected below the boxes.");
   }
 }
 
@@ -213,7 +213,7 @@ async function download() {
       `kubedet run --source coco:more/${model.name} --recipe small`;
     say(`downloaded: ${file.name}`);
   } catch (error) {
-    say(`this did not work: ${error.message}`, true);
+    say(`the download failed: ${error.message}`, true);
   }
 }
 
@@ -221,7 +221,7 @@ function draw() {
   if (!current || current.state !== "ready") return;
   editor.setDrawing(!editor.drawing);
   show();
-  say(editor.drawing ? "Drag over the picture to draw a box; Enter puts one into the middle." : "");
+  say(editor.drawing ? "Drag over the picture to draw a box; Enter adds one in the middle." : "");
 }
 
 async function start() {
@@ -255,14 +255,14 @@ at("file").addEventListener("change", event => {
   add(event.target.files);
   event.target.value = "";  // The same file may be chosen again.
 });
-at("picture").addEventListener("error", () => {  // TIFF: the server reads it, browsers do not show it.
+at("picture").addEventListener("error", () => {  // Browsers do not show TIFF.
   at("picture").hidden = true;
   at("stage").classList.add("bare");
 });
 at("picture").addEventListener("load", () => editor.show());
 at("before").addEventListener("click", () => step(-1));
 at("after").addEventListener("click", () => step(1));
-// Who presses the button by a key cannot drag: the box comes at once.
+// Pressed by a key, the button adds a box at once.
 at("draw").addEventListener("click", event => event.detail ? draw() : editor.add());
 at("remove").addEventListener("click", () => editor.removeSelected());
 at("right").addEventListener("click", () => {
