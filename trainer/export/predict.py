@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -125,11 +125,5 @@ def draw(image: Image.Image, detections: list[Detection]) -> Image.Image:
 
 def as_json(detections: list[Detection], image: Image.Image) -> dict[str, Any]:
     """Return detections as JSON: width, height, detections (label, name, score, box)."""
-    return {
-        "width": image.width,
-        "height": image.height,
-        "detections": [
-            {"label": one.label, "name": one.name, "score": round(one.score, 6), "box": list(one.box)}
-            for one in detections
-        ],
-    }
+    found = [asdict(one) | {"score": round(one.score, 6)} for one in detections]
+    return {"width": image.width, "height": image.height, "detections": found}

@@ -85,13 +85,6 @@ def test_names_that_cannot_be_folders(tmp_path, root, name):
         published_models.publish(_bundle(tmp_path, "v1"), root, name)
 
 
-def test_versions_in_an_object_store(tmp_path, bucket):
-    published_models.publish(_bundle(tmp_path, "v1"), "s3://bucket/root", "pets")
-    published_models.publish(_bundle(tmp_path, "v2"), "s3://bucket/root", "pets")
-    assert published_models.rollback("s3://bucket/root", "pets").model == "s3://bucket/root/models/pets/v1"
-    assert published_models.names("s3://bucket/root") == ["pets"]
-
-
 def test_a_version_with_other_classes_is_refused_unless_it_is_wanted(tmp_path, root):
     published_models.publish(_bundle(tmp_path, "v1"), root, "pets")
     others = [{"id": 0, "name": "cat", "original_id": 7}, {"id": 1, "name": "ace", "original_id": 9}]

@@ -40,7 +40,7 @@ class _Given:
 
 
 def _network(path):
-    """Two convolutions on an image, then one of 576 products to 128 channels on two levels of it."""
+    """Write a network: two convolutions, then a large one (576 products, 128 channels) on two levels."""
     random = np.random.default_rng(0)
     weights = {
         "first": random.normal(0, 0.2, (64, 3, 3, 3)), "narrow": random.normal(0, 0.06, (64, 64, 3, 3)),
@@ -74,7 +74,7 @@ def _network(path):
 
 @pytest.fixture
 def networks(tmp_path, monkeypatch):
-    """A network and its int8 form: files, images, and the outputs of fp32, int8 and int8 not moved."""
+    """The int8 graph of a network, and the outputs of fp32, int8, and int8 with unmoved weights."""
     images = np.random.default_rng(1).integers(0, 256, (6, 1, 3, 16, 16), dtype=np.uint8)
     _network(tmp_path / "fp32.onnx")
     quantize.quantize(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", _Given(images))

@@ -27,7 +27,7 @@ def test_a_triton_repository(bundle_uri, tmp_path):
     )
 
 
-def test_a_damaged_bundle_is_not_laid_out(bundle_uri, tmp_path):
+def test_a_damaged_bundle_is_refused(bundle_uri, tmp_path):
     with (tmp_path / "made" / "model.onnx").open("ab") as file:
         file.write(b"x")
     with pytest.raises(StorageError, match=r"model\.onnx"):
@@ -35,15 +35,15 @@ def test_a_damaged_bundle_is_not_laid_out(bundle_uri, tmp_path):
     assert not (tmp_path / "triton").exists()
 
 
-def test_a_model_that_is_laid_out_anew_leaves_nothing_of_another_format(bundle_uri, tmp_path):
+def test_files_of_another_format_are_deleted(bundle_uri, tmp_path):
     (tmp_path / "triton/pets/1").mkdir(parents=True)
-    (tmp_path / "triton/pets/1/model.xml").write_text("of a layout of OpenVINO's")
+    (tmp_path / "triton/pets/1/model.xml").write_text("of OpenVINO")
     write_triton(bundle.load(bundle_uri), str(tmp_path / "triton"))
     assert [path.name for path in (tmp_path / "triton/pets/1").iterdir()] == ["model.onnx"]
 
 
 @pytest.mark.parametrize("kind", ["onnx-int8", "torch-export", "nonsense"])
-def test_a_format_that_is_not_there(bundle_uri, tmp_path, kind):
+def test_a_missing_format_is_refused(bundle_uri, tmp_path, kind):
     with pytest.raises(ExportError, match=f"no format {kind} that Triton serves"):
         write_triton(bundle.load(bundle_uri), str(tmp_path / "triton"), kind=kind)
 

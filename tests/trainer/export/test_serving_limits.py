@@ -39,7 +39,7 @@ with open_bundle(bundle.load(sys.argv[1])) as model:
 
 
 def png(side: int) -> bytes:
-    """A black PNG of one bit a pixel, of some kilobytes, whose pixels nobody has had in memory here."""
+    """Return a black PNG of one bit a pixel, of some kilobytes, without having its pixels in memory."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -52,7 +52,7 @@ def png(side: int) -> bytes:
 
 @contextmanager
 def running(command, folder):
-    """A server in a process of its own, its output in a file; yields process and port."""
+    """Run a server in another process, its output in a file; yields process and port."""
     log = folder / "server.log"
     with log.open("w") as file:
         process = subprocess.Popen(
@@ -61,7 +61,7 @@ def running(command, folder):
         )  # fmt: skip
     try:
         end = time.monotonic() + PATIENCE
-        # The lines are in a redirected log while the server runs, not when it ends.
+        # The lines are flushed while the server runs.
         while "Ctrl-C ends it" not in log.read_text():
             assert time.monotonic() < end and process.poll() is None, log.read_text()
             time.sleep(0.05)
@@ -83,7 +83,7 @@ def post(address, body, path="/detect"):
 
 
 def ending(answer) -> str:
-    """How a request ended when the server did; one may not have come to it at all."""
+    """Return how a request ended when the server did; one may not have reached it."""
     try:
         status, body = answer.result(PATIENCE)
     except (ConnectionError, http.client.RemoteDisconnected):
@@ -100,14 +100,14 @@ def test_a_small_file_of_many_pixels_is_refused_by_its_header(address):
 
 
 def opened(address, data=b""):
-    """A socket that has sent this."""
+    """Return a socket that has sent the data."""
     client = socket.create_connection(address, timeout=PATIENCE)
     client.sendall(data)
     return client
 
 
 def closed(client) -> bytes:
-    """What came until the other side closed."""
+    """Return the bytes received until the other side closed."""
     parts = []
     try:
         while part := client.recv(65536):
@@ -223,7 +223,7 @@ def test_sigterm_ends_it_under_load_and_every_request_is_answered(bundle_uri, tm
         head = b"POST /detect HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n"
         half = [opened(address, head) for _ in range(5)]
         with ThreadPoolExecutor(8) as threads:
-            # The first is computed for ten minutes; the others wait for it.
+            # The first takes ten minutes; the others wait for it.
             answers = [threads.submit(post, address, png(200)) for _ in range(8)]
             end = time.monotonic() + PATIENCE
             while "computing" not in (tmp_path / "server.log").read_text():

@@ -1,5 +1,6 @@
 // Detections in the pictures of a camera.
 "use strict";
+import {timestamp} from "./corrections.js";
 import {draw} from "./drawing.js";
 
 const LARGEST = 1280;
@@ -51,8 +52,7 @@ export class Camera {
 
   // Returns the current picture as a file.
   async keep() {
-    const time = new Date().toISOString().slice(0, 19).replace(/[-:]/g, "").replace("T", "-");
-    return new File([await picture(this.video, Infinity)], `camera-${time}.jpg`, {type: "image/jpeg"});
+    return new File([await picture(this.video, Infinity)], `camera-${timestamp()}.jpg`, {type: "image/jpeg"});
   }
 
   async #look(stream, pace) {

@@ -10,6 +10,8 @@ const TABLE = Uint32Array.from({length: 256}, (_, value) => {
   return value >>> 0;
 });
 
+export const timestamp = () => new Date().toISOString().slice(0, 19).replace(/[-:]/g, "").replace("T", "-");
+
 function crc32(bytes) {
   let sum = 0xffffffff;
   for (const byte of bytes) sum = TABLE[(sum ^ byte) & 255] ^ (sum >>> 8);
@@ -97,7 +99,6 @@ export async function pack(model, images) {
   const text = JSON.stringify(coco(model, images, names), null, 1);
   const files = [["annotations/instances_train.json", new Blob([text])],
                  ...images.map((image, place) => [`images/${names[place]}`, image.file])];
-  const time = new Date().toISOString().slice(0, 19).replace(/[-:]/g, "").replace("T", "-");
-  const name = `corrections-${model.name.replace(/[^A-Za-z0-9._-]+/g, "-")}-${time}.zip`;
+  const name = `corrections-${model.name.replace(/[^A-Za-z0-9._-]+/g, "-")}-${timestamp()}.zip`;
   return new File([await zip(files)], name, {type: "application/zip"});
 }

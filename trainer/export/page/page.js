@@ -8,6 +8,7 @@ import {showFilter, showTable, showThumbnails} from "./lists.js";
 
 const at = id => document.getElementById(id);
 const images = [], hidden = new Set();
+const UNCHECKED = {boxes: null, edited: false, checked: false, asked: false};
 let model = null, current = null, looking = false, lastLabel = null, saved = true;
 
 const least = () => Number(at("least").value);
@@ -69,9 +70,7 @@ function choose(image) {
   at("json").hidden = true;
   if (image) {
     at("stage").classList.remove("bare");
-    at("picture").hidden = false;
-    at("picture").src = image.url;
-    at("picture").alt = `The image ${image.file.name}`;
+    Object.assign(at("picture"), {hidden: false, src: image.url, alt: `The image ${image.file.name}`});
   }
   show();
 }
@@ -106,7 +105,7 @@ function show() {
   showTable(at("found"), boxes, model.classes, editor, owner);
   showFilter(at("filter"), images, model.classes, hidden, show);
   at("classes").hidden = !at("filter").children.length;
-  at("count").textContent = counted(current, boxes.length);
+  at("count").textContent = summary(current, boxes.length);
   at("count").classList.toggle("wrong", current.state === "failed");
   for (const id of ["draw", "right", "copy"]) at(id).disabled = !ready;
   at("draw").setAttribute("aria-pressed", String(editor.drawing));
@@ -116,7 +115,7 @@ function show() {
   gather();
 }
 
-function counted(image, count) {
+function summary(image, count) {
   if (image.state === "failed") return `failed: ${image.error}`;
   if (image.state !== "ready") return "looking …";
   if (image.boxes) return `${count} corrected box${count === 1 ? "" : "es"}; the least score no longer applies`;
@@ -136,8 +135,7 @@ function gather() {
 async function add(files) {
   const chosen = [...files];
   for (const file of chosen)
-    images.push({file, url: URL.createObjectURL(file), state: "waiting", detections: [], boxes: null, edited: false,
-                 checked: false, asked: false, width: 0, height: 0});
+    images.push({file, url: URL.createObjectURL(file), state: "waiting", detections: [], width: 0, height: 0, ...UNCHECKED});
   if (!chosen.length) return;
   choose(images[images.length - chosen.length]);
   if (looking) return;
@@ -172,29 +170,24 @@ async function copy() {
     await navigator.clipboard.writeText(text);
     say("copied");
   } catch {  // Over plain http, or refused: show it, to copy by hand.
-    at("json").value = text;
-    at("json").hidden = false;
-    at("json").select();
+    Object.assign(at("json"), {value: text, hidden: false}).select();
     say("The browser does not allow copying: the text is selected below the boxes.");
   }
 }
 
-// Whether an image may be exported: boxes of different classes in the same place are kept only on request.
+// Returns whether an image may be exported: asks about boxes of different classes in the same place.
 function settled(image) {
   const boxes = image.asked ? [] : sharedPlace(exported(image));
-  if (boxes.length) {
-    if (image !== current) choose(image);
-    const names = boxes.map(text).join(", ");
-    image.asked = confirm(`These boxes of different classes are in the same place: ${names}.\n\nKeep all of them? ` +
-                          "Cancel to keep one: delete the others, or change their class.");
-    if (!image.asked) {
-      for (const box of boxes) hidden.delete(box.label);
-      editor.select(boxes[0]);
-      say(`${image.file.name}: several classes in the same place: ${names}`, true);
-      return false;
-    }
-  }
-  return true;
+  if (!boxes.length) return true;
+  if (image !== current) choose(image);
+  const names = boxes.map(text).join(", ");
+  image.asked = confirm(`These boxes of different classes are in the same place: ${names}.\n\nKeep all of them? ` +
+                        "Cancel to keep one: delete the others, or change their class.");
+  if (image.asked) return true;
+  for (const box of boxes) hidden.delete(box.label);
+  editor.select(boxes[0]);
+  say(`${image.file.name}: several classes in the same place: ${names}`, true);
+  return false;
 }
 
 async function download() {
@@ -203,9 +196,7 @@ async function download() {
   try {
     const file = await pack(model, right.map(image => ({...image, boxes: exported(image)})));
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(file);
-    link.download = file.name;
-    link.click();
+    Object.assign(link, {href: URL.createObjectURL(file), download: file.name}).click();
     setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
     saved = true;
     at("next").hidden = false;
@@ -273,7 +264,7 @@ at("right").addEventListener("click", () => {
   show();
 });
 at("reset").addEventListener("click", () => {
-  Object.assign(current, {boxes: null, edited: false, checked: false, asked: false, detections: structuredClone(current.answer.detections)});
+  Object.assign(current, UNCHECKED, {detections: structuredClone(current.answer.detections)});
   show();
 });
 at("discard").addEventListener("click", discard);
