@@ -104,10 +104,10 @@ class Recorder:
         """Finish the pending work and end the thread."""
         self._thread.shutdown(wait=True)
 
-    def _start(self, job: Callable[[], None]) -> None:
+    def _start(self, job: Callable[[], object]) -> None:
         self._jobs.append(self._thread.submit(self._run_guarded, job))
 
-    def _run_guarded(self, job: Callable[[], None]) -> None:
+    def _run_guarded(self, job: Callable[[], object]) -> None:
         if self._error:
             return
         try:
