@@ -1,7 +1,7 @@
 """Bytes behind URIs: local paths, object stores (s3://, minio://, gs://, az://) and, to read, http(s)://.
 
-A file that is written appears whole under its name or not at all. Modules for servers are imported when they
-are first used.
+A file that is written appears whole under its name or not at all. The modules for servers are imported on
+first use. Where a function does not say otherwise, its errors are StorageErrors.
 
     uris.py         names; FileState
     local.py        local files
@@ -16,7 +16,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -52,11 +52,7 @@ __all__ = [
 
 
 def state(uri: str) -> FileState | None:
-    """Return size, modification time and ETag of a file, or None if there is no file.
-
-    Raises:
-        StorageError: it cannot be reached, or access is denied.
-    """
+    """Return size, modification time and ETag of a file, or None if there is no file."""
     return _files(uri).state(uri)
 
 
@@ -66,11 +62,7 @@ def exists(uri: str) -> bool:
 
 
 def size(uri: str) -> int:
-    """Return a file's size in bytes.
-
-    Raises:
-        StorageError: it is missing or cannot be reached.
-    """
+    """Return a file's size in bytes."""
     return _existing(uri).size
 
 
@@ -131,12 +123,9 @@ def read_range(uri: str, start: int, length: int) -> bytes:
 
 
 def open_reader(uri: str, *, ahead: int = 8) -> IO[bytes]:
-    """Open a file for reading, with seek; of one on a server, only some pieces are in memory.
+    """Open a file for reading, with seek; its methods raise StorageErrors too.
 
-    While it is read in order, `ahead` pieces of 4 MiB are fetched ahead.
-
-    Raises:
-        StorageError: it is missing or cannot be reached; later too, from the file's methods.
+    Only pieces of 4 MiB of a file on a server are in memory: `ahead` of them are fetched ahead.
     """
     if is_local(uri):
         with translate_oserror(uri, "read"):
@@ -162,9 +151,6 @@ def write_bytes(uri: str, data: bytes | memoryview, *, sync: bool = True, confir
 
     `sync` waits until a local disk has stored it; `confirm` reads back what a store got, and writes it again
     if it differs.
-
-    Raises:
-        StorageError: it cannot be written (disk full, refused).
     """
     if is_local(uri):
         local.write_bytes(uri, data, sync=sync)
@@ -181,9 +167,6 @@ def create(uri: str, data: bytes) -> bool:
     """Write a file only if there is none; return whether it was written.
 
     Of several writers one succeeds; in stores without conditional writes (`If-None-Match`), the last one.
-
-    Raises:
-        StorageError: it cannot be written.
     """
     return _files(uri).create(uri, data)
 
@@ -211,11 +194,7 @@ def new_file(
 
 
 def upload(source: str | Path, uri: str, *, confirm: bool = False) -> None:
-    """Copy a local file to a URI, whole or not at all.
-
-    Raises:
-        StorageError: the file is missing or the URI cannot be written; `confirm`: see `write_bytes`.
-    """
+    """Copy a local file to a URI, whole or not at all; `confirm`: see `write_bytes`."""
     with translate_oserror(str(source), "read"):
         Path(source).stat()
     if not is_local(uri):
@@ -256,11 +235,7 @@ def forget_copy(uri: str) -> None:
 
 
 def scan(uri: str, *, recursive: bool = True) -> Iterator[tuple[str, FileState]]:
-    """Yield the files under a folder by relative name, as they are found; none if it is missing.
-
-    Raises:
-        StorageError: it cannot be read, or the scheme cannot list.
-    """
+    """Yield the files under a folder by relative name, as they are found; none if it is missing."""
     return _files(uri).scan(uri, recursive)
 
 
@@ -270,20 +245,12 @@ def list_files(uri: str) -> list[str]:
 
 
 def list_states(uri: str, *, recursive: bool = False) -> dict[str, FileState]:
-    """Return the states of the files in a folder by relative name; {} if it is missing.
-
-    Raises:
-        StorageError: it cannot be read, or the scheme cannot list.
-    """
+    """Return the states of the files in a folder by relative name; {} if it is missing."""
     return dict(scan(uri, recursive=recursive))
 
 
 def delete(uri: str) -> None:
-    """Delete a file, if it exists.
-
-    Raises:
-        StorageError: it cannot be deleted.
-    """
+    """Delete a file, if it exists."""
     _files(uri).delete(uri)
 
 
@@ -294,11 +261,7 @@ def remove_stale(uri: str) -> None:
 
 
 def check_writable(uri: str) -> None:
-    """Write a small file into a folder, which is created if it is local, read it and delete it.
-
-    Raises:
-        StorageError: one of the three is refused.
-    """
+    """Write a small file into a folder, which is created if it is local, read it and delete it."""
     probe = join(uri, f".writable-{secrets.token_hex(4)}")
     write_bytes(probe, b"kubedet")
     read_bytes(probe)
@@ -325,7 +288,7 @@ def _files(uri: str) -> Any:
     )
 
 
-@cache
+@lru_cache
 def _objects() -> Any:
     from trainer.storage import objects
 
