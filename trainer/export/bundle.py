@@ -105,12 +105,15 @@ class Bundle:
 
     def check_whole(self) -> None:
         """Compare all files with their checksums, and refuse any other file in the folder."""
-        listed = {*self.checksums, CHECKSUMS, SIGNATURE}
-        problems = _irregular(self.uri) + [
-            f"{name}: added: {CHECKSUMS} does not list it"
-            for name in storage.list_files(self.uri)
-            if name not in listed
-        ]
+        added = set(storage.list_files(self.uri)) - {*self.checksums, CHECKSUMS, SIGNATURE}
+        problems = [f"{name}: added: {CHECKSUMS} does not list it" for name in added]
+        if storage.is_local(self.uri):
+            top = storage.local_path(self.uri)
+            for path in top.rglob("*"):
+                if path.is_symlink():
+                    problems.append(f"{path.relative_to(top)}: a symbolic link")
+                elif not (path.is_file() or path.is_dir()):
+                    problems.append(f"{path.relative_to(top)}: not a regular file")
         if problems:
             raise StorageError(
                 f"{self.uri} is not the bundle as it was written:\n  " + "\n  ".join(sorted(problems)),
@@ -266,18 +269,6 @@ def _publish(folder: Path, names: list[str], uri: str) -> None:
         storage.upload(folder / name, storage.join(uri, name), confirm=True)
 
 
-def _irregular(uri: str) -> list[str]:
-    if not storage.is_local(uri):
-        return []
-    top, irregular = storage.local_path(uri), []
-    for path in top.rglob("*"):
-        if path.is_symlink():
-            irregular.append(f"{path.relative_to(top)}: a symbolic link")
-        elif not (path.is_file() or path.is_dir()):
-            irregular.append(f"{path.relative_to(top)}: not a regular file")
-    return irregular
-
-
 def file_sha256(path: Path) -> str:
     """Return the sha256 of a file, in hexadecimal."""
     with translate_oserror(str(path), "read"), open_file(path) as file:
@@ -292,5 +283,5 @@ def _parse(data: bytes, uri: str) -> dict[str, str]:
             raise StorageError(f"{uri} is damaged at line {line[:80]!r}", fix=FORM.remedy)
         checksums[name] = digest
     if METADATA not in checksums:
-        raise StorageError(f"{uri} does not list {METADATA}", fix="export the model again")
+        raise StorageError(f"{uri} does not list {METADATA}", fix=FORM.remedy)
     return checksums

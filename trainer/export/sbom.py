@@ -1,7 +1,6 @@
 """The bundle's bill of materials: its files with their hashes, and the packages that made them."""
 
 import re
-from collections import deque
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -53,9 +52,8 @@ def write_sbom(folder: Path, target: Path, name: str, version: str) -> None:
 def _packages() -> dict[str, str]:
     """Return versions of the installed packages that an export may use, with their dependencies."""
     versions: dict[str, str] = {}
-    queue = deque(_ROOTS)
-    while queue:
-        name = queue.popleft()
+    queue = list(_ROOTS)
+    for name in queue:  # It grows.
         key = re.sub(r"[-_.]+", "-", name).lower()
         if key in versions:
             continue

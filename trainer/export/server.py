@@ -188,10 +188,9 @@ def application(
     predictor: Predictor,
     hosts: Sequence[str] = ("localhost",),
     most_pixels: int = MAX_PIXELS,
-    server: ModelServer | None = None,
     names: Sequence[str] = (),
 ) -> Starlette:
-    """Return the application that serves an opened model."""
+    """Return the application that serves an opened model, with its ModelServer in `state.server`."""
 
     async def refused(request: Request, error: Exception) -> Response:
         status, headers = 400, dict[str, str]()
@@ -204,12 +203,15 @@ def application(
         fix = {"fix": error.fix} if error.fix else {}
         return JSONResponse({"error": error.message, **fix}, status, headers)
 
-    return Starlette(
-        routes=(server or ModelServer(predictor, most_pixels)).routes(),
+    server = ModelServer(predictor, most_pixels)
+    app = Starlette(
+        routes=server.routes(),
         middleware=[Middleware(_Guarded, hosts=list(hosts), names=list(names))],
         # ClientDisconnect: the response goes nowhere.
         exception_handlers={KubedetError: refused, LookupError: refused, ClientDisconnect: refused},
     )
+    app.state.server = server
+    return app
 
 
 class _WebServer(uvicorn.Server):
@@ -247,8 +249,8 @@ def serve(
         reason = getattr(error, "strerror", None) or str(error)
         problem = f"cannot listen at {host}:{port}: {reason}"
         raise ConfigError(problem, fix="choose another with --port") from None
-    routes = ModelServer(predictor, most_pixels)
-    app = application(predictor, ["localhost", host, socket.gethostname()], most_pixels, routes, names)
+    app = application(predictor, ["localhost", host, socket.gethostname()], most_pixels, names)
+    routes: ModelServer = app.state.server
     server = _WebServer(settings(app), routes)
 
     def end(number: int, frame: FrameType | None) -> None:
