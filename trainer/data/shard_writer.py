@@ -64,14 +64,7 @@ def clean(
             area = box[2] * box[3]
             if annotation["area"] > 0:
                 area = min(annotation["area"], area)
-            kept.append(
-                {
-                    "category_id": annotation["category_id"],
-                    "bbox": box,
-                    "area": area,
-                    "iscrowd": annotation["iscrowd"],
-                }
-            )
+            kept.append({**annotation, "bbox": box, "area": area})
     return kept
 
 
