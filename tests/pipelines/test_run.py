@@ -14,6 +14,7 @@ import onnxruntime
 import pytest
 from webhook import Webhook
 
+from operations import costs
 from pipelines import cli
 from pipelines.run import Options, _check_same
 from trainer import storage
@@ -22,10 +23,6 @@ from trainer.base.errors import ConfigError, DataError
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
 KUBEDET = [sys.executable, "-m", "pipelines.cli"]
-
-
-def kubedet(*arguments, **options):
-    return subprocess.run([*KUBEDET, *arguments], capture_output=True, text=True, check=False, **options)
 
 
 def settings(tmp_path, tiny_overrides):
@@ -95,11 +92,12 @@ def test_a_quick_run_is_one_of_few_minutes(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_whole_pipeline(tmp_path):
+def test_the_whole_pipeline(tmp_path, kubedet, monkeypatch):
+    monkeypatch.setenv(costs.VARIABLE, "")  # It is set, and must not stay.
     options = [*SOURCE, *settings(tmp_path, TINY)]
     (tmp_path / "prices.yaml").write_text("currency: EUR\nnode_hour: 1000\n")
-    done = kubedet("run", "--name", "first", *options, "--prices", str(tmp_path / "prices.yaml"))
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, out, err = kubedet("run", "--name", "first", *options, "--prices", tmp_path / "prices.yaml")
+    assert code == 0, out + err
     folder = tmp_path / "runs" / "first"
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "succeeded" and summary["gate"]["passed"]
@@ -109,14 +107,14 @@ def test_the_whole_pipeline(tmp_path):
     assert len(summary["metrics"]) == 13 and {"torch", "kfp", "python"} <= summary["versions"].keys()
     for path in summary["paths"].values():
         assert os.path.exists(path), path
-        assert os.path.relpath(path) in done.stdout or path in done.stdout
-    assert "AP50" in done.stdout and "gate: passed" in done.stdout
+        assert os.path.relpath(path) in out or path in out
+    assert "AP50" in out and "gate: passed" in out
     # What each step used is in the summary, on the page as far as it had come, and told at the end.
     used = {step["step"]: step for step in summary["used"]["steps"]}
     assert list(used) == ["prepare", "train", "evaluate", "export"]
     assert all(step["tries"] == 1 and step["node_hours"] > 0 for step in used.values())
     assert summary["used"]["total"]["money"]["value"] > 0 and summary["used"]["currency"] == "EUR"
-    assert "what it used\nstep " in done.stdout
+    assert "what it used\nstep " in out
     page = Path(summary["paths"]["report"]).read_text()
     assert "What it used" in page and "<td>train</td>" in page and "<td>export</td>" not in page
     inputs = onnxruntime.InferenceSession(f"{summary['paths']['model']}/model.onnx").get_inputs()
@@ -124,14 +122,14 @@ def test_the_whole_pipeline(tmp_path):
     # The same file runs on a cluster. A second run finds its data, and nothing to learn from it.
     assert (folder / "pipeline.yaml").exists()
     server = Webhook()
-    second = kubedet("run", "--name", "second", *options, "--min-new-images", "1",
-                    env={**os.environ, "OPENLINEAGE_URL": server.url})  # fmt: skip
+    monkeypatch.setenv("OPENLINEAGE_URL", server.url)
+    code, out, err = kubedet("run", "--name", "second", *options, "--min-new-images", "1")
     server.close()
-    assert second.returncode == 0, second.stdout + second.stderr
+    assert code == 0, out + err
     summary = json.loads((tmp_path / "runs" / "second" / "summary.json").read_text())
     assert summary["status"] == "succeeded" and summary["nothing_new_since"].startswith("sample ")
     assert [step["status"] for step in summary["steps"]] == ["done", "skipped", "skipped", "skipped"]
-    assert f"nothing new since {summary['nothing_new_since']}: nothing was trained" in second.stdout
+    assert f"nothing new since {summary['nothing_new_since']}: nothing was trained" in out
     # The same two in whatever order: the first is not waited for.
     told = sorted((event["eventTime"], event["eventType"], event["outputs"]) for event in server.posted)
     assert [words[1:] for words in told] == [("START", []), ("COMPLETE", [])]
@@ -140,15 +138,15 @@ def test_the_whole_pipeline(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_failing_step_fails_the_run_and_says_why(tmp_path):
+def test_a_failing_step_fails_the_run_and_says_why(tmp_path, kubedet):
     annotations = tmp_path / "set" / "annotations" / "instances_train.json"
     annotations.parent.mkdir(parents=True)
     annotations.write_text('{"images": [')
-    done = kubedet("run", "--name", "bad", "--source", f"coco:{tmp_path}/set", *settings(tmp_path, TINY))
-    assert done.returncode == 2
-    assert "error in step prepare" in done.stderr and str(annotations) in done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
-    assert "Prepare the data: failed" in done.stdout and "Train" not in done.stdout
+    words = ("run", "--name", "bad", "--source", f"coco:{tmp_path}/set", *settings(tmp_path, TINY))
+    code, out, err = kubedet(*words)
+    assert code == 2
+    assert "error in step prepare" in err and str(annotations) in err and "Traceback" not in out + err
+    assert "Prepare the data: failed" in out and "Train" not in out
     summary = json.loads((tmp_path / "runs" / "bad" / "summary.json").read_text())
     assert summary["status"] == "failed" and summary["error"]["step"] == "prepare"
 
@@ -172,19 +170,19 @@ def wait_until(condition, seconds=240):
 
 
 @pytest.mark.slow
-def test_killed_and_stopped_it_leaves_nothing_behind_and_goes_on(tmp_path):
+def test_killed_and_stopped_it_leaves_nothing_behind_and_goes_on(tmp_path, kubedet):
     options = ["--name", "killed", *SOURCE, *settings(tmp_path, TINY | {"train.epochs": 40}), "--nproc", "1"]
     folder = tmp_path / "runs" / "killed"
     with open(tmp_path / "output", "w") as output:
         process = subprocess.Popen([*KUBEDET, "run", *options], stdout=output, stderr=output)
     wait_until(lambda: list((folder / "train" / "checkpoints").glob("*.pt")) or process.poll() is not None)
-    refused = kubedet("run", *options)
-    assert refused.returncode == 2 and "'killed' is in progress" in refused.stderr
+    code, _, err = kubedet("run", *options)
+    assert code == 2 and "'killed' is in progress" in err
     process.kill()
     process.wait()
     wait_until(lambda: not processes_of(tmp_path))
-    other = kubedet("run", *options, "--set", "train.seed=5")
-    assert other.returncode == 2 and "started with other settings" in other.stderr
+    code, _, err = kubedet("run", *options, "--set", "train.seed=5")
+    assert code == 2 and "started with other settings" in err
     process = subprocess.Popen(
         [*KUBEDET, "run", *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

@@ -78,12 +78,6 @@ def test_without_a_model_there_is_none_to_try(record, folder, capsys):
     assert "\n\ngate: failed, no model was exported\n  coco/AP 0.5 >= 0.9: failed\n\nrun first" in printed
 
 
-def test_a_run_that_was_stopped_goes_on_with_one_command(record, folder, capsys):
-    record.status, record.error = "interrupted", {"step": "train", "message": "stopped", "exit_code": 143}
-    tell(record, folder)
-    assert capsys.readouterr().err == f"\ninterrupted in step train; to continue:\n  {AGAIN}\n"
-
-
 @pytest.mark.parametrize(("passed", "status"), [(False, "succeeded"), (True, "failed")])
 def test_a_run_succeeds_without_an_export_only_if_the_gate_failed(record, folder, passed, status):
     progress = RunProgress(folder / "events")

@@ -99,13 +99,3 @@ def test_waiting_ends_as_the_job_does(kubedet, submit, kind, backend):
     assert "fix: lower train.lr" in err
     out = kubedet("job", "status", "train", *backend)[1]
     assert out.startswith("train  failed") and "the loss is nan" in out
-
-
-def test_how_far_a_trainjob_is_stands_in_the_tables(kubedet, fake_cluster):
-    fake_cluster.installed = {"trainjobs"}
-    fake_cluster.lives["train-node-0-0"] = endless
-    kubedet(*SUBMIT, "--", "true")
-    fake_cluster.trainer.progress(fake_cluster.job("train"), 43, 725)
-    running(fake_cluster, KINDS["trainjob"], 1)
-    assert " 43% " in kubedet("job", "list")[1]
-    assert "43% done, about 12m5s to go" in kubedet("job", "status", "train")[1]
