@@ -133,13 +133,7 @@ class RunRecord:
         storage.write_json(str(folder / "summary.json"), tree, indent=2)
 
     def end(self, progress: RunProgress, *, stopped: bool = False, broken: str = "") -> None:
-        """Record the end of the run: its steps, and an error unless it succeeded.
-
-        Args:
-            progress: the state of the steps.
-            stopped: the run was asked to stop.
-            broken: the error that ended the process that watched the run, if any.
-        """
+        """Record the steps, and an error unless the run succeeded; `broken` is an error of this process."""
         failed = progress.failed
         done = {step.name for step in progress.steps.values() if step.state == "done"}
         # Without an export the run is complete if the gate failed.
@@ -243,10 +237,7 @@ def _versions() -> dict[str, str]:
 def report(
     record: RunRecord, progress: RunProgress, folder: Path, *, again: str, used: Costs | None = None
 ) -> None:
-    """Print the results of a run on stdout, and its error on stderr.
-
-    `again` is the command line that continues the run, `used` the use of its steps.
-    """
+    """Print the results of a run on stdout, and its error on stderr; `again` is the command to continue."""
     if used:
         print(f"\nwhat it used\n{used.text()}")
     _print_results(record, folder)
@@ -307,11 +298,9 @@ def _short(path: str) -> str:
 
 
 def run(options: Options) -> int:
-    """Run the pipeline and report its results, on stdout and in the run's folder.
+    """Run the pipeline, report its results, and return the exit code.
 
-    Returns:
-        Exit code: 0 (also if the gate failed), the failing step's, or 143 if it was stopped and can be
-        continued.
+    It is 0 also if the gate failed, and 143 if the run was stopped and can be continued.
 
     Raises:
         ConfigError: the options cannot be used, or another run of that name is in progress.

@@ -37,12 +37,8 @@ def follow(
 ) -> None:
     """Print the states of a run and its steps, and reasons for waiting, until it has ended.
 
-    Args:
-        server: runs it.
-        run_id: its id.
-        deadline: seconds after which Kubeflow ends it; 0 is never.
-        conditional: whether it may skip training.
-        secret: the Secret with its object store's keys, if one was named.
+    `deadline` is in seconds (0 is none); a `conditional` run may skip training; `secret` is the Secret with
+    its object store's keys, if one was named.
 
     Raises:
         LaunchError: it failed, with the errors of its steps, or it was stopped.

@@ -221,13 +221,9 @@ def connect(access: "Access") -> "Server":
 def submission(
     options: Options, name: str, *, overrides: Values | None = None, **settings: int
 ) -> "Submission":
-    """Return the run or schedule `name` that the options describe, checked.
+    """Return the run or schedule `name` that the options of `add_run` describe, checked.
 
-    Args:
-        options: of `add_run`.
-        name: of the run or schedule.
-        overrides: the result of `read_recipe`; None calls it.
-        settings: further fields of CompileOptions.
+    `overrides` is the result of `read_recipe` (None calls it), `settings` are further CompileOptions.
 
     Raises:
         ConfigError: with all problems.

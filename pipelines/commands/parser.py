@@ -53,13 +53,9 @@ def option(
 ) -> None:
     """Declare an option in the parser of a command or a group of it.
 
-    Args:
-        parser: parser or group.
-        names: its names and its metavar, "-o --output DIR"; "one|other" are the only values,
-            "KEY=VALUE..." may be repeated, and without a metavar it is a switch.
-        text: its help; a default that is not empty is added.
-        default: if it is a number, the value has its type.
-        settings: further arguments of argparse.
+    `names` are its names and its metavar, "-o --output DIR"; "one|other" are the only values,
+    "KEY=VALUE..." may be repeated, and without a metavar it is a switch. A default that is not empty is
+    added to the help; if it is a number, the value has its type. `settings` go to argparse.
     """
     *flags, value = names.split()
     if value.startswith("-"):

@@ -59,13 +59,9 @@ def model_kinds(names: Iterable[str]) -> Kinds:
 def describe(
     kind: type, text: str = "", values: Mapping[str, Any] | None = None, kinds: Kinds | None = None
 ) -> str:
-    """Describe the fields of a pydantic dataclass, one paragraph each.
+    """Describe the fields of a pydantic dataclass whose name or meaning contains a text, a paragraph each.
 
-    Args:
-        kind: the dataclass, whose fields have docstrings.
-        text: only fields whose name or meaning contains it.
-        values: a tree of values to show in place of the defaults.
-        kinds: the kinds of sections that have several.
+    `values` replace the defaults; `kinds` are those of sections that have several.
 
     Raises:
         ConfigError: no field holds the text.
