@@ -1,7 +1,6 @@
-"""Notices to a webhook when runs end, in Slack's form or as JSON.
+"""Notifications to a webhook when runs end, in Slack's form or as JSON.
 
-The address is a secret: steps have it in their environment, and it is in no log, error, specification or
-artifact. A notice never makes a step fail.
+The address is secret: it is in no log, error, specification or artifact.
 """
 
 import json
@@ -26,7 +25,7 @@ NOTIFY = "kubedet-notify"
 URL, KIND, ON = "KUBEDET_NOTIFY_URL", "KUBEDET_NOTIFY_KIND", "KUBEDET_NOTIFY_ON"
 
 SECRET_KEYS = {"url": URL, "kind": KIND, "on": ON}
-"""Keys of the Secret, of which `url` is required, and the variables they become."""
+"""Environment variables by the keys of the Secret; `url` is required."""
 
 SLACK, JSON = KINDS = ("slack", "json")
 """Content of a post: {"text": ...} as for Slack, or all fields of a notice."""
@@ -47,13 +46,9 @@ _WAITS = (1.0, 3.0)
 
 
 def tell(outcome: Outcome, folder: str = "") -> bool:
-    """Post a notice, if there is a webhook for this event. Raises nothing.
+    """Post a notice if there is a webhook for this event; return whether it was accepted. Raises nothing.
 
-    `folder` is the URI of the run's folder, which records that the notice was sent: a step that is retried
-    does not send it twice. Empty records nothing.
-
-    Returns:
-        Whether the webhook accepted it now.
+    The run's `folder` (a URI) records that it was sent, so that a retried step does not send it twice.
     """
     headline = _HEADLINES[outcome.event]
     try:
@@ -64,9 +59,9 @@ def tell(outcome: Outcome, folder: str = "") -> bool:
     except Exception as error:  # Its text may contain the address.
         problem = type(error).__name__
     if problem:
-        logger.warning("the webhook was not told that the run %s: %s", headline, problem)
+        logger.warning("no notification was sent that the run %s: %s", headline, problem)
     else:
-        logger.info("the webhook was told that the run %s", headline)
+        logger.info("sent a notification that the run %s", headline)
     return not problem
 
 
@@ -82,7 +77,7 @@ def _is_wanted(event: str) -> bool:
 
 
 def _is_first(event: str, folder: str) -> bool:
-    """Record in the run's folder that a notice is about to be sent; False if it was sent before."""
+    """Record in the run's folder that a notice is sent now; False if it was sent before."""
     if not folder:
         return True
     marker = storage.join(folder, "notices", f"{event.replace(' ', '-')}.json")

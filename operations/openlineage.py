@@ -1,8 +1,6 @@
-"""Events of the OpenLineage standard: a server that is configured learns what each step read and wrote.
+"""Sends OpenLineage events (https://openlineage.io) about the data that each step reads and writes.
 
-https://openlineage.io. The variables are those of its client for Python, whose classes make the events; in a
-cluster steps have them from a Secret. Address and key are in no log, specification or artifact. An error or a
-slow server never makes a step fail.
+Address and key are in no log, specification or artifact. A server's error never makes a step fail.
 """
 
 import json
@@ -34,10 +32,10 @@ URL, API_KEY, ENDPOINT, NAMESPACE, DISABLED = (
 )
 
 SECRET_KEYS = {"url": URL, "api_key": API_KEY, "endpoint": ENDPOINT, "namespace": NAMESPACE}
-"""Keys of the Secret, of which `url` is required, and the variables they become."""
+"""Environment variables by the keys of the Secret; `url` is required."""
 
 _PATIENCE = 10.0
-"""Seconds for which the end of a step waits for the server; mostly the time-outs end it before."""
+"""Seconds that the end of a step waits for the server."""
 _TIMEOUT = urllib3.Timeout(connect=2, read=3)
 _WAITS = (1.0,)
 _NAME = "kubedet"
@@ -46,7 +44,7 @@ _MOST_TAGS = 40
 
 
 class Data(NamedTuple):
-    """Something that a step reads or writes."""
+    """An input or output of a step."""
 
     namespace: str
     name: str
@@ -66,12 +64,12 @@ class Work(NamedTuple):
 
 
 def at(uri: str, version: str = "", **known: Any) -> list[Data]:
-    """Return the data at a URI, by the standard's names (https://openlineage.io/docs/spec/naming)."""
+    """Return the data at a URI, named as in https://openlineage.io/docs/spec/naming; [] without a URI."""
     if not uri:
         return []
     if storage.is_local(uri):
         return [Data("file", storage.absolute(os.path.expanduser(uri)), version, **known)]
-    # Without a query, which may contain a signature, and without a name and a password.
+    # Without the query, which may contain a signature, and without user and password.
     authority, _, path = redacted(uri).partition("?")[0].partition("://")[2].partition("/")
     server = f"{storage.scheme(uri)}://{authority.rpartition('@')[2]}"
     return [Data(server, path.strip("/") or "/", version, **known)]
@@ -126,11 +124,11 @@ def _export(result: Any, trained: dict[str, Any], *rest: Any) -> Work:
 STEPS: dict[str, Callable[..., Work]] = {
     "prepare": _prepare, "train": _train, "evaluate": _evaluate, "export": _export,
 }  # fmt: skip
-"""Describe the work of the reported steps, from its result (None before there is one) and its arguments."""
+"""From a step's result (None if it has none) and its arguments to its work."""
 
 
 def report(end: End) -> None:
-    """Report the begin and the end of a step that has ended. Raises nothing, and never waits long."""
+    """Report start and end of a step that has ended. Raises nothing and waits at most 10 s."""
     describe = STEPS.get(end.step)
     if describe is None or not _setting(URL) or _setting(DISABLED).lower() == "true":
         return
@@ -138,9 +136,8 @@ def report(end: End) -> None:
 
     def send() -> None:
         try:
-            before = describe(None, *end.arguments)
-            after = describe(end.result, *end.arguments) if end.result else before
-            problems.append(_send(end, before, after))
+            works = [describe(result, *end.arguments) for result in (None, end.result)]
+            problems.append(_send(end, *works))
         except ImportError:
             problems.append("openlineage-python is not installed (pip install 'kubedet[lineage]')")
         except Exception as problem:  # Its text may contain the address.
@@ -159,7 +156,7 @@ def _setting(name: str) -> str:
 
 
 def _send(end: End, before: Work, after: Work) -> str:
-    """Send both events of a step; return the problem, without the address, or nothing."""
+    """Send both events of a step; return the problem without the address, or ""."""
     from openlineage.client import event_v2
     from openlineage.client import facet_v2 as facets
     from openlineage.client.serde import Serde

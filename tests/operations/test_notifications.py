@@ -1,4 +1,4 @@
-"""Notices: what the webhook is told and when, that it is told once, and that its address stays secret."""
+"""Notifications: content and events, sent once, and the address stays secret."""
 
 import json
 import logging
@@ -95,7 +95,7 @@ def test_nothing_is_fatal_and_no_line_has_the_address(hook, monkeypatch, capfd, 
     log.setup(logging.DEBUG)
     assert not tell(REFUSED)
     shown = "".join(capfd.readouterr())
-    assert "the webhook was not told" in shown and "geheim" not in shown
+    assert "no notification was sent" in shown and "geheim" not in shown
 
 
 def test_an_event_is_told_once_of_a_run(hook, tmp_path, monkeypatch):

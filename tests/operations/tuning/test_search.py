@@ -1,4 +1,4 @@
-"""The search: what is drawn, what is ended early, and that no trial counts twice. Optuna is real."""
+"""The search: values, pruning, and trials that count once, with the real Optuna."""
 
 import json
 import multiprocessing
@@ -76,15 +76,15 @@ def test_good_values_are_found_and_bad_trials_end_early(tmp_path):
     assert all(trial.value == trial.validations[-1] for trial in pruned)
 
 
-def test_a_second_call_goes_on_and_draws_other_values(place):
-    first = [trial.params for trial in run(place, 4).trials()]
-    trials = run(place, 6).trials()
+def test_more_trials_continue_a_search_with_other_values(tmp_path):
+    first = [trial.params for trial in run(str(tmp_path), 4).trials()]
+    trials = run(str(tmp_path), 6).trials()
     assert [trial.params for trial in trials[:4]] == first
     assert len({trial.params["train.lr"] for trial in trials}) == 6
 
 
 class Killed(BaseException):
-    """Ends the process of the search without a word."""
+    pass
 
 
 def test_a_killed_trial_is_begun_again_with_its_values_and_counted_once(place):
@@ -106,7 +106,8 @@ def test_a_killed_trial_is_begun_again_with_its_values_and_counted_once(place):
     assert RUNNING not in {trial.state for trial in trials}
 
 
-def test_failed_trials_count_and_a_search_ends_when_all_have_ended(place):
+def test_failed_trials_count_and_a_search_ends_when_all_have_ended(tmp_path):
+    place = str(tmp_path)
     study = run(place, 3, lambda trial, stack: Fake(trial, code=int(trial.number == 0)), parallel=1)
     assert [trial.state == FAILED for trial in study.trials()] == [True, False, False]
     assert search.finish(study) == study.best()
@@ -128,9 +129,11 @@ def test_in_a_bucket_values_follow_from_seed_and_number(bucket):
     with ExitStack() as stack:
         (first, again) = (Study(place, WHAT, 4).begin(3, stack).params for _ in range(2))
         assert first == again != Study(place, WHAT, 4).begin(2, stack).params
+    run(place, 4)
     trials = run(place, 8).trials()
     assert {trial.state for trial in trials} == {COMPLETE}  # Nothing is pruned.
     assert trials[3].params == first and trials[3].validations
+    assert len({trial.params["train.lr"] for trial in trials}) == 8
 
 
 class Endless(Fake):
