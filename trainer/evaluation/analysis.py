@@ -1,4 +1,4 @@
-"""Analyses beyond the twelve COCO numbers: thresholds, calibration, kinds of errors, confusion matrix."""
+"""Thresholds, calibration, kinds of errors, confusion matrix."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,17 +20,14 @@ class OperatingPoint:
     """The score threshold with the best F1 at IoU 0.5."""
 
     threshold: float
-    precision: float
-    recall: float
     f1: float
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Score and precision at IoU 0.5 in BINS bins of equal width.
+    """Mean score and precision at IoU 0.5 in BINS bins of equal width, NaN for an empty bin.
 
-    `error` is the mean difference weighted with `count`, the predictions of each bin. Means of an empty
-    bin are NaN.
+    `error` is the mean difference weighted with `count`, the predictions of each bin.
     """
 
     error: float
@@ -75,9 +72,7 @@ def operating_points(matches: Matches, names: Sequence[str]) -> dict[str, Operat
         # Equal scores are above a threshold together: the last of them counts.
         last = np.flatnonzero(np.r_[scores[1:] != scores[:-1], True])
         best = last[np.argmax(f1[last])]
-        precision = right[best] / max(counted[best], 1)
-        recall = right[best] / objects
-        points[name] = OperatingPoint(*(float(v) for v in (scores[best], precision, recall, f1[best])))
+        points[name] = OperatingPoint(float(scores[best]), float(f1[best]))
     return points
 
 
@@ -94,7 +89,7 @@ def f1_curves(matches: Matches, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def calibration(matches: Matches) -> Calibration:
-    """Compare scores with precision over all classes; predictions in crowds are left out."""
+    """Compare scores with precision over all classes, without predictions in crowds."""
     counted = ~matches.ignored[:, 0]
     scores, right = matches.scores[counted], matches.right[counted, 0]
     bins = np.minimum((scores * BINS).astype(int), BINS - 1).clip(min=0)
@@ -124,7 +119,7 @@ def tide(evaluator: Any) -> dict[str, tuple[float, int]]:
 
 
 def confusion(evaluator: Any, *, score: float) -> Confusion:
-    """Count predicted classes by true class, matched at IoU 0.5 whatever the class."""
+    """Count predicted classes by true class, matched at IoU 0.5 across classes."""
     matrix = evaluator.confusion_matrix(iou_thr=0.5, min_score=score)
     return Confusion([*matrix["cat_names"], "background"], matrix["matrix"].astype(np.int64))
 

@@ -1,4 +1,4 @@
-"""The baseline of a comparison: the last model that passed, or what evaluation.baseline names."""
+"""The baseline of a comparison: evaluation.baseline, or the last model that passed."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -18,21 +18,21 @@ _MODEL_FILES = (".pt", ".safetensors", ".onnx", ".pt2", ".xml")
 
 @dataclass(frozen=True)
 class EvaluationSummary:
-    """The inputs of an evaluation, from its metrics.json."""
+    """The inputs of an evaluation, read from its metrics.json."""
 
     fingerprint: str
     split: str
     predictions: str
-    """URI of the predictions."""
+    """URI, as the following fields."""
     checkpoint: str
     shards: str = ""
     truth: str = ""
-    """URI of the ground truth, if there are no shards."""
+    """Ground truth, if there are no shards."""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A model and, if there is one, its evaluation."""
+    """A model and its evaluation, if any."""
 
     name: str
     model: str
@@ -79,7 +79,7 @@ def _current(root: str, name: str) -> Baseline | None:
 
 
 def find_summary(uri: str) -> EvaluationSummary | None:
-    """Return the summary of an evaluation, or of the evaluation of a run; None if the folder is neither."""
+    """Return the summary of an evaluation or of a run's evaluation; None for other folders."""
     candidates = (storage.join(folder, SUMMARY) for folder in (uri, storage.join(uri, "evaluation")))
     file = next((candidate for candidate in candidates if storage.exists(candidate)), None)
     if file is None:
@@ -92,7 +92,7 @@ def find_summary(uri: str) -> EvaluationSummary | None:
     try:
         summary = EvaluationSummary(**values)
     except TypeError:  # A value is missing.
-        raise EvaluationError(f"{file} is not of an evaluation", fix="evaluate that model again") from None
-    # The folder may have been copied together with its predictions.
+        raise EvaluationError(f"{file} is not of an evaluation", fix="evaluate the model again") from None
+    # The folder may have been copied with its predictions.
     copied = storage.join(storage.parent(file), summary.predictions.rpartition("/")[2])
     return replace(summary, predictions=copied) if storage.exists(copied) else summary

@@ -1,11 +1,7 @@
 """Confidence intervals for the comparison of two models, by a paired bootstrap over images.
 
-(Efron and Tibshirani, An Introduction to the Bootstrap, 1993.) Each sample draws as many images as there
-are, with replacement, the same ones for both models. Intervals are 95 % each, within [-1, 1]. Holm's
-procedure (Scandinavian Journal of Statistics 6, 1979) keeps the chance that any class is wrongly called
-better or worse below 5 %.
-
-Arrays are [rows, B samples]: all samples of a row are contiguous in memory.
+Efron and Tibshirani, An Introduction to the Bootstrap, 1993; Holm, Scandinavian Journal of Statistics 6,
+1979. docs/evaluation.md explains intervals and verdicts. Arrays are [rows, B samples].
 """
 
 from dataclasses import replace
@@ -51,7 +47,7 @@ def compare(
 
 
 def _drawn_images(images: int, samples: int, seed: int) -> np.ndarray:
-    # The first column is the data themselves: every image counts once.
+    # The first column is the data: every image counts once.
     random = np.random.default_rng(seed)
     weights = np.ones((images, samples + 1), np.uint8)
     for sample in range(1, samples + 1):
@@ -114,7 +110,7 @@ def _precision_part(matches: Matches, rows: slice, objects: np.ndarray, weights:
     if len(hits):
         between = np.add.reduceat(drawn[: hits[-1] + 1], np.r_[0, hits[:-1] + 1], axis=0, dtype=np.int32)
         seen, hit_weights = np.cumsum(between, axis=0), drawn[hits]
-        recalls = _RecallTable(counts)
+        table, starts = _recalls(counts)
         for threshold in range(len(matches.thresholds)):
             right_hits = np.flatnonzero(matches.right[rows][hits, threshold])
             counted = seen[right_hits]
@@ -123,30 +119,24 @@ def _precision_part(matches: Matches, rows: slice, objects: np.ndarray, weights:
                 before = np.cumsum(drawn[ignored], axis=0, dtype=np.int32)
                 before = np.concatenate([np.zeros_like(before[:1]), before])
                 counted = counted - before[np.searchsorted(ignored, hits[right_hits])]
-            precision[threshold] = _area(
-                np.cumsum(hit_weights[right_hits], axis=0, dtype=np.int32), counted, recalls
-            )
+            if len(right_hits):
+                right = np.cumsum(hit_weights[right_hits], axis=0, dtype=np.int32)
+                precision[threshold] = _area(right, counted, table[right + starts])
     return np.where(counts > 0, [precision.mean(axis=0), precision[0]], np.nan)
 
 
-class _RecallTable:
-    def __init__(self, counts: np.ndarray) -> None:
-        sizes = counts + 1
-        starts = np.cumsum(sizes) - sizes
-        hits = np.arange(sizes.sum()) - np.repeat(starts, sizes)
-        recall = hits / np.repeat(np.maximum(counts, 1), sizes)
-        self._table = np.searchsorted(RECALLS, recall, side="right").astype(np.int32)
-        self._starts = starts
-
-    def __call__(self, right: np.ndarray) -> np.ndarray:
-        return self._table[right + self._starts]
+def _recalls(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the number of RECALLS reached by 0 to `counts` hits, sample after sample, and their starts."""
+    sizes = counts + 1
+    starts = np.cumsum(sizes) - sizes
+    hits = np.arange(sizes.sum()) - np.repeat(starts, sizes)
+    recall = hits / np.repeat(np.maximum(counts, 1), sizes)
+    return np.searchsorted(RECALLS, recall, side="right").astype(np.int32), starts
 
 
-def _area(right: np.ndarray, counted: np.ndarray, recalls: _RecallTable) -> np.ndarray:
-    if not len(right):
-        return np.zeros(right.shape[1])
+def _area(right: np.ndarray, counted: np.ndarray, reached: np.ndarray) -> np.ndarray:
     # The smallest number keeps pycocotools' 0/0 at 0, and its last bit the same.
     precision = right / (counted + np.spacing(1))
     envelope = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
-    steps = np.diff(recalls(right), axis=0, prepend=0)
+    steps = np.diff(reached, axis=0, prepend=0)
     return np.einsum("mb,mb->b", envelope, steps) / len(RECALLS)

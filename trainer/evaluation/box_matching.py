@@ -1,9 +1,8 @@
-"""Matches predictions with objects as COCO defines it; the result is columns for all evaluations.
+"""Matches predictions with objects by COCO's rules (pycocotools, cocoeval.py, evaluateImg).
 
-COCO's rules (pycocotools, cocoeval.py, evaluateImg): within an image and class the predictions,
-best score first, each take the free object they overlap most, if by the threshold at least; an
-unmatched prediction in a crowd is neither right nor wrong. Here all images and classes are matched
-together: the best predictions of each first, then the second best, and so on.
+Within an image and class the predictions, best score first, each take the free object they overlap most, if
+the overlap reaches the threshold; an unmatched prediction in a crowd is ignored. All images and classes are
+matched together: the best predictions of each first, then the second best, and so on.
 """
 
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import numpy as np
 
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
-LIMIT = 100  # Predictions of one class in an image that count, as in COCO.
+LIMIT = 100  # Counted predictions of one class in an image, as in COCO.
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Matches:
     starts: np.ndarray
     """[K + 1] first row of each class, in the order of category ids."""
     rows: np.ndarray
-    """[N] row of each in the predictions that were matched."""
+    """[N] row of each in the original predictions."""
     partners: np.ndarray
     """[N] row of the object that each matches at the first threshold; -1 without one."""
     images: np.ndarray
@@ -34,7 +33,7 @@ class Matches:
     right: np.ndarray
     """[N, T] bool: matches an object."""
     ignored: np.ndarray
-    """[N, T] bool: is in a crowd and matches nothing else."""
+    """[N, T] bool: is in a crowd and matches no object."""
     truth_starts: np.ndarray
     """[K + 1] first object of each class; crowds are left out."""
     truth_images: np.ndarray
@@ -83,11 +82,10 @@ def match(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> Mat
 def overlaps(
     truth: Truth, predictions: Predictions, objects: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return all pairs of a prediction and an object of its image and class; `objects` are rows.
+    """Return all pairs of a prediction and an object (a row in `objects`) of its image and class.
 
     Returns:
-        Row of the prediction [P], row of the truth [P], overlap [P]; with a crowd the share of the
-        prediction in it.
+        Rows of predictions [P], rows of the truth [P], overlaps [P]: IoU, or the share inside a crowd.
     """
     detections = _Side(truth, predictions)
     groups = _Side(truth, truth).groups[objects]

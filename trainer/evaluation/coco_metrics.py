@@ -1,9 +1,4 @@
-"""The COCO box metrics, and those of each class.
-
-Definitions: https://cocodataset.org/#detection-eval. Average precision is the mean of the
-interpolated precision at 101 recalls, over ten IoU thresholds from 0.5 to 0.95. Small is an
-area below 32 x 32 pixels, large one above 96 x 96. -1 stands for "no ground truth".
-"""
+"""The COCO box metrics (https://cocodataset.org/#detection-eval); -1 means "no ground truth"."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -35,8 +30,6 @@ class CocoResult:
     size) and boxes (crowds not counted)."""
     precision: np.ndarray
     """[T, R, K] precision for 100 detections an image and all sizes; -1 if a class has no boxes."""
-    scores: np.ndarray
-    """[T, R, K] score of the detection at which each of these precisions is reached."""
 
 
 def evaluate(
@@ -59,9 +52,8 @@ def evaluate(
     return CocoResult(
         metrics=dict(zip(METRICS, _twelve(arrays), strict=True)),
         per_class=_per_class(truth, arrays),
-        # Copies: a view would keep the other sizes and limits alive.
+        # A view would keep the other sizes and limits in memory.
         precision=arrays.precision[:, :, :, 0, -1].copy(),
-        scores=arrays.scores[:, :, :, 0, -1].copy(),
     )
 
 

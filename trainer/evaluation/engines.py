@@ -1,7 +1,6 @@
-"""The evaluators behind the COCO metrics: hotcoco, and pycocotools as oracle and fallback.
+"""The evaluators of the COCO metrics; they give the same arrays, bit for bit.
 
-Both give the same arrays, bit for bit. Sources: hotcoco (https://github.com/derekallman/hotcoco)
-and pycocotools (https://github.com/ppwwyyxx/cocoapi).
+hotcoco: https://github.com/derekallman/hotcoco; pycocotools: https://github.com/ppwwyyxx/cocoapi.
 """
 
 import contextlib
@@ -17,8 +16,7 @@ from trainer.base.errors import EvaluationError
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
 ENGINES = ("hotcoco", "pycocotools")
-_AT_ONCE = 1_000_000
-"""Predictions that hotcoco evaluates at a time: each takes about 300 bytes there."""
+_AT_ONCE = 1_000_000  # Predictions in one call of hotcoco, which needs about 300 bytes for each.
 
 
 @dataclass(frozen=True)
@@ -29,11 +27,9 @@ class Arrays:
     """
 
     precision: np.ndarray
-    """[T, R, K, A, M], -1 where there is no ground truth."""
+    """[T, R, K, A, M], -1 without ground truth."""
     recall: np.ndarray
-    """[T, K, A, M], -1 where there is no ground truth."""
-    scores: np.ndarray
-    """[T, R, K, A, M]: score of the detection at which each precision is reached."""
+    """[T, K, A, M], -1 without ground truth."""
 
 
 def run(engine: str, truth: Truth, predictions: Predictions) -> Arrays:
@@ -80,11 +76,9 @@ def _hotcoco(truth: Truth, predictions: Predictions) -> Arrays:
         coco_eval.evaluate()
         coco_eval.accumulate()
         arrays = coco_eval.eval  # Copied by each access, and large.
-        parts.append([np.asarray(arrays[name]) for name in ("precision", "recall", "scores")])
-    precision, recall, scores = zip(*parts, strict=True)
-    return Arrays(
-        *(np.concatenate(each, axis=axis) for each, axis in ((precision, 2), (recall, 1), (scores, 2)))
-    )
+        parts.append((np.asarray(arrays["precision"]), np.asarray(arrays["recall"])))
+    precision, recall = zip(*parts, strict=True)
+    return Arrays(np.concatenate(precision, axis=2), np.concatenate(recall, axis=1))
 
 
 def _portions(truth: Truth, predictions: Predictions) -> Iterator[np.ndarray]:
@@ -111,14 +105,14 @@ def _pycocotools(truth: Truth, predictions: Predictions) -> Arrays:
     areas = predictions.boxes[:, 2] * predictions.boxes[:, 3]
     crowd = np.zeros(len(predictions), bool)
     detections = _coco(truth, predictions, areas, crowd)
-    # COCO.loadRes would do, but it fails on an empty list.
+    # COCO.loadRes fails on an empty list.
     for item, score in zip(detections.dataset["annotations"], predictions.scores.tolist(), strict=True):
         item["score"] = score
     with contextlib.redirect_stdout(io.StringIO()):
         coco_eval = COCOeval(_coco(truth, truth, truth.areas, truth.crowd), detections, "bbox")
         coco_eval.evaluate()
         coco_eval.accumulate()
-    return Arrays(coco_eval.eval["precision"], coco_eval.eval["recall"], coco_eval.eval["scores"])
+    return Arrays(coco_eval.eval["precision"], coco_eval.eval["recall"])
 
 
 def _coco(truth: Truth, items: Truth | Predictions, areas: np.ndarray, crowd: np.ndarray) -> Any:
@@ -126,7 +120,7 @@ def _coco(truth: Truth, items: Truth | Predictions, areas: np.ndarray, crowd: np
 
     columns = (items.image_ids, items.labels, items.boxes, areas, crowd.astype(int))
     names = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
-    # Numbered from 1: pycocotools takes a match with an annotation of id 0 for none.
+    # Ids start at 1: pycocotools treats a match with annotation 0 as no match.
     rows = zip(range(1, len(areas) + 1), *(column.tolist() for column in columns), strict=True)
     annotations = [dict(zip(names, row, strict=True)) for row in rows]
     coco = COCO()

@@ -1,4 +1,4 @@
-"""Detections of a whole split, shared over the processes, every image once."""
+"""Detects objects in a split; processes share the images."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -62,8 +62,8 @@ def predict_split(
         reentrant: whether several threads may call the detector at once.
 
     Returns:
-        On rank 0, all predictions, in order of image id: labels are contiguous from 0,
-        boxes in pixels of the stored image. On the others, those of their own images.
+        On rank 0 all predictions, by image id, with boxes in pixels of the stored image; on other ranks
+        those of the rank's images.
     """
     lanes = _lanes(config.evaluation.batch_size, world) if reentrant else 1
     images = -(-config.evaluation.batch_size // lanes)
@@ -118,7 +118,7 @@ def _in_parallel(
 def in_images(
     detections: Detections, image_ids: list[int], scales: list[float], sizes: dict[int, np.ndarray]
 ) -> Predictions:
-    """Bring a batch of detections into pixels of the stored images.
+    """Convert a batch of detections to pixels of the stored images.
 
     Args:
         detections: boxes in pixels of the network's square.

@@ -1,4 +1,4 @@
-"""Names of the metrics, what they mean, and their change between two models; imports nothing heavy."""
+"""Names and meanings of the metrics, and their change between two models; imports nothing heavy."""
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
@@ -18,7 +18,7 @@ METRICS = {
     "coco/ARm": "recall of medium objects",
     "coco/ARl": "recall of large objects",
 }
-"""The twelve COCO numbers in pycocotools' order, each with what it means."""
+"""The twelve COCO numbers in pycocotools' order, with their meaning."""
 
 OPEN_IMAGES = "oid/AP50"
 """The metric that follows the Open Images Challenge."""
@@ -40,7 +40,7 @@ DRIFT = {
 VERDICTS = BETTER, WORSE, NOT_SURE, TOO_FEW = "better", "worse", "not sure", "too few to tell"
 
 LEAST_IMAGES = 10
-"""Images with boxes that a verdict needs: intervals of a bootstrap over fewer images are too narrow."""
+"""Images with boxes that a verdict needs: a bootstrap over fewer images gives too narrow intervals."""
 
 
 @dataclass(frozen=True)
@@ -81,16 +81,14 @@ class Compared:
         )
 
     def to_json(self) -> dict[str, Any]:
+        changes = {name: list(astuple(change)) for name, change in self.changes.items()}
         return {
-            "baseline": self.name,
-            "model": self.model,
-            "obstacle": self.obstacle,
-            "samples": self.samples,
-            "changes": {name: list(astuple(change)) for name, change in self.changes.items()},
-        }
+            "baseline": self.name, "model": self.model, "obstacle": self.obstacle, "samples": self.samples,
+            "changes": changes,
+        }  # fmt: skip
 
 
 def count_verdicts(changes: Mapping[str, Change]) -> str:
-    """Return how many classes have which verdict: `2 better, 0 worse, 5 not sure, 1 too few to tell`."""
+    """Count the classes by verdict: `2 better, 0 worse, 5 not sure, 1 too few to tell`."""
     found = [change.verdict for name, change in changes.items() if name.startswith("AP[")]
     return ", ".join(f"{found.count(verdict)} {verdict}" for verdict in VERDICTS)

@@ -1,9 +1,9 @@
-"""Average precision as the Open Images Challenge defines it, at IoU 0.5.
+"""Average precision of the Open Images Challenge, at IoU 0.5.
 
-The protocol (https://storage.googleapis.com/openimages/web/evaluation.html) differs from COCO's: a prediction
-can match only the object it overlaps most; predictions inside a group (half of their area at least) count as
-one; objects count for every class above their own; predictions of a class that was not verified in the image
-are left out; the area under the curve is exact, as in VOC 2010.
+Differences of its protocol (https://storage.googleapis.com/openimages/web/evaluation.html) from COCO's: a
+prediction can match only the object it overlaps most; all predictions in a group (at least half of their
+area) count as one; objects also count for the ancestors of their class; predictions of classes that were not
+verified in the image are ignored; the area under the curve is exact, as in VOC 2010.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,25 +35,25 @@ def evaluate(
     ancestors: Mapping[int, Sequence[int]] | None = None,
     group_weight: float = 1.0,
 ) -> OpenImagesResult:
-    """Score predictions by the Challenge's protocol. Ids and boxes have been checked.
+    """Score checked predictions.
 
     Args:
         truth: ground truth; crowds are the groups.
-        predictions: predictions, of every class they count for.
+        predictions: one for each class that it counts for.
         verified: [V, 2] image id and label of each image-level label, present or absent; None
             counts all predictions.
-        ancestors: ids of the classes above a class; its objects and labels count for these too.
-        group_weight: objects that a group counts for, above 0; 1 in the Challenge.
+        ancestors: ids of the classes above each class.
+        group_weight: weight of a group relative to an object, above 0; 1 in the Challenge.
     """
-    truth = expanded(truth, ancestors or {})
+    truth = _expanded(truth, ancestors or {})
     if verified is not None:
         predictions = predictions.take(_verifiable(truth, predictions, verified))
     right, group = _assign(truth, predictions)
     return _summary(truth, predictions, right, group, group_weight)
 
 
-def expanded(truth: Truth, ancestors: Mapping[int, Sequence[int]]) -> Truth:
-    """Add each object to the classes above its own."""
+def _expanded(truth: Truth, ancestors: Mapping[int, Sequence[int]]) -> Truth:
+    """Add each object to the ancestors of its class."""
     category_ids = set(truth.category_ids.tolist())
     above = {
         int(label): [a for a in ancestors.get(int(label), ()) if a in category_ids] for label in category_ids
@@ -81,7 +81,7 @@ def _assign(truth: Truth, predictions: Predictions) -> tuple[np.ndarray, np.ndar
     best, overlap = _best(truth, predictions, ~truth.crowd)
     near = order[overlap[order] >= IOU]
     right = np.zeros(len(predictions), bool)
-    # The first of those, by score, that have the same object for their best.
+    # Of the predictions with the same best object, the one with the highest score is right.
     right[near[np.unique(best[near], return_index=True)[1]]] = True
     group, share = _best(truth, predictions, truth.crowd)
     return right, np.where(~right & (share >= IOU), group, -1)
@@ -110,7 +110,7 @@ def _summary(
             per_class[category["name"]] = -1.0
             continue
         single, grouped = mine[group[mine] < 0], mine[group[mine] >= 0]
-        # Of all that lie in one group only the best counts.
+        # Only the best prediction in a group counts.
         groups, of_group = np.unique(group[grouped], return_inverse=True)
         scores = np.full(len(groups), -np.inf)
         np.maximum.at(scores, of_group, predictions.scores[grouped])
@@ -137,10 +137,9 @@ def _area(scores: np.ndarray, gained: np.ndarray, objects: float) -> float:
 
 
 def image_labels(dataset: Mapping[str, Any]) -> tuple[np.ndarray | None, dict[int, list[int]]]:
-    """Read verified image-level labels and the class hierarchy, as `evaluate` takes them.
+    """Return `verified` and `ancestors` for `evaluate` from ground truth in COCO's form.
 
-    Images of `dataset` (COCO's form) may have "verified", the ids of verified classes; "hierarchy" maps the
-    id of a class to those of all classes above it.
+    Images may have "verified", the ids of verified classes; "hierarchy" maps a class id to its ancestors.
     """
     pairs = [(image["id"], label) for image in dataset["images"] for label in image.get("verified", ())]
     has_labels = any("verified" in image for image in dataset["images"])

@@ -1,4 +1,4 @@
-"""Everything that an evaluation computes from predictions, each value once."""
+"""All metrics and analyses of an evaluation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Scores:
     matches: Matches
     """At coco_metrics.IOU_THRESHOLDS."""
     points: dict[str, OperatingPoint]
-    """Threshold with the best F1 of each class."""
+    """By class."""
     f1: dict[str, np.ndarray]
     """F1 of each class over analysis.GRID."""
     calibration: Calibration
@@ -42,7 +42,7 @@ class Scores:
 
 
 def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, engine: str) -> Scores:
-    """Compute all scores of predictions against ground truth; raises as `coco_metrics.evaluate`."""
+    """Score predictions; raises as `coco_metrics.evaluate`. `dataset` is the truth in COCO's form."""
     result = coco_metrics.evaluate(truth, predictions, engine=engine)
     tide = confusion = None
     if engine == "hotcoco":

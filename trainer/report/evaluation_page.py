@@ -14,7 +14,7 @@ import numpy as np
 
 from trainer import storage
 from trainer.data.statistics import SplitStatistics
-from trainer.evaluation.analysis import SHOWN_SCORE, Confusion
+from trainer.evaluation.analysis import SHOWN_SCORE
 from trainer.evaluation.coco_metrics import number
 from trainer.evaluation.gate import Verdict
 from trainer.evaluation.metrics import METRICS, VERDICTS, Change, Compared, count_verdicts
@@ -41,7 +41,7 @@ class ReportData:
     scores: Scores
     verdict: Verdict | None = None
     compared: Compared | None = None
-    training: Sequence[dict[str, Any]] = ()
+    training: Sequence[Mapping[str, Any]] = ()
     """Rows of metrics.jsonl."""
     gallery: Sequence[GalleryImage] | None = None
     """From gallery.worst_images; None omits the gallery."""
@@ -73,7 +73,7 @@ class ReportData:
 
 
 def write_report(data: ReportData, folder: str | Path) -> None:
-    """Write FILES into a folder: the page, the summary, and the tables for spreadsheets."""
+    """Write FILES into a folder."""
     for name, text in zip(FILES, (html(data), markdown(data), *_tables(data)), strict=True):
         storage.write_bytes(storage.join(str(folder), name), text.encode())
 
@@ -99,7 +99,7 @@ def html(data: ReportData) -> str:
         verdicts=VERDICTS,
         curves=[plot for plot in (plots.precision_recall(scores.coco), plots.f1(scores)) if plot],
         errors=errors,
-        confusion=_confusion_rows(scores.confusion.largest()) if scores.confusion else None,
+        confusion=scores.confusion.largest() if scores.confusion else None,
         training=plots.training(data.training),
         histograms=plots.histograms(data.statistics) if data.statistics else [],
         gallery_score=SHOWN_SCORE,
@@ -115,7 +115,16 @@ def markdown(data: ReportData) -> str:
     if data.verdict:
         lines += [f"**{'Gate passed' if data.verdict.passed else 'Gate failed'}**", ""]
         lines += [f"- {_escaped(line)}" for line in data.verdict.reason.splitlines()] + [""]
-    lines += _compared_lines(data.compared) if data.compared else []
+    if data.compared and data.compared.obstacle:
+        lines += [f"Not compared with a baseline: {_escaped(data.compared.obstacle)}", ""]
+    elif data.compared:
+        change = data.compared.changes["coco/AP"]
+        lines += [
+            f"Against the baseline {_escaped(data.compared.name)}: coco/AP {change.delta:+.4f}, with 95 % "
+            f"confidence from {change.low:+.4f} to {change.high:+.4f}: {change.verdict}. "
+            f"Classes: {count_verdicts(data.compared.changes)}.",
+            "",
+        ]
     lines += ["| metric | value | meaning |", "| --- | ---: | --- |"]
     for name, value in data.scores.metrics.items():
         meaning = METRICS.get(name, "Open Images Challenge, IoU 0.50")
@@ -128,19 +137,6 @@ def markdown(data: ReportData) -> str:
     if len(classes) > _MARKDOWN_CLASSES:
         lines += ["", f"{len(classes) - _MARKDOWN_CLASSES} more classes are in the HTML report."]
     return "\n".join(lines) + "\n"
-
-
-def _compared_lines(compared: Compared) -> list[str]:
-    name = _escaped(compared.name)
-    if compared.obstacle:
-        return [f"Not compared with a baseline: {_escaped(compared.obstacle)}", ""]
-    change = compared.changes["coco/AP"]
-    return [
-        f"Against the baseline {name}: coco/AP {change.delta:+.4f}, with 95 % confidence from "
-        f"{change.low:+.4f} to {change.high:+.4f}: {change.verdict}. "
-        f"Classes: {count_verdicts(compared.changes)}.",
-        "",
-    ]
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -164,18 +160,17 @@ class _Column:
     title: str
     hint: str
     wide: bool = False
-    """Left out on narrow screens."""
+    """Hidden on narrow screens."""
     shown: Callable[[float], str] = number
-    """Writes a value."""
 
 
 @dataclass(frozen=True)
 class _ClassRow:
     name: str
     values: dict[str, float]
-    """Numbers by the keys of columns."""
+    """By the keys of columns."""
     spark: str
-    """Points of its precision over recall."""
+    """Points of precision over recall."""
     change: Change | None
 
     @property
@@ -184,7 +179,7 @@ class _ClassRow:
 
 
 def _columns(data: ReportData) -> list[_Column]:
-    shown = [_Column("boxes", "boxes", "boxes that were to be found", shown="{:,}".format)]
+    shown = [_Column("boxes", "boxes", "boxes in the ground truth", shown="{:,}".format)]
     if data.trained_boxes:
         hint = "boxes of the class in the training split"
         shown.append(_Column("trained", "trained on", hint, wide=True, shown="{:,}".format))
@@ -233,17 +228,9 @@ def _tables(data: ReportData) -> tuple[str, str]:
     return _csv(per_class, ["class"]), _csv(confused, ["true class", "predicted class", "boxes"])
 
 
-def _csv(table: Sequence[dict[str, Any]], first: Sequence[str]) -> str:
+def _csv(table: Sequence[Mapping[str, Any]], first: Sequence[str]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys([*first, *(key for row in table for key in row)])))
     writer.writeheader()
     writer.writerows(table)
     return text.getvalue()
-
-
-def _confusion_rows(matrix: Confusion) -> dict[str, Any]:
-    rows = []
-    for name, counts in zip(matrix.names, matrix.counts.tolist(), strict=True):
-        total = max(sum(counts), 1)
-        rows.append({"name": name, "cells": [{"count": n, "share": n / total} for n in counts]})
-    return {"names": matrix.names, "rows": rows}

@@ -1,7 +1,7 @@
 """Templates, thumbnails and plots of all pages.
 
-Colours are placeholders that become CSS variables, so that one plot fits a light and a dark page; the page
-defines --text, --grid and --series-1 to -8.
+Colours are placeholders for the CSS variables --text, --grid and --series-1 to -8, which each page defines:
+a plot fits a light and a dark page.
 """
 
 import base64
@@ -20,9 +20,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 TEXT, GRID = "#010101", "#020202"
-"""Placeholders of the page's colours for text and for lines behind the curves."""
 SERIES = [f"#0303{number:02x}" for number in range(1, 9)]
-"""Placeholders of the page's colours for series."""
 _VARIABLES = {TEXT: "var(--text)", GRID: "var(--grid)"} | {
     color: f"var(--series-{number})" for number, color in enumerate(SERIES, start=1)
 }
@@ -34,8 +32,7 @@ _STYLE: Any = {
     "grid.linewidth": 0.6, "lines.linewidth": 1.8, "lines.solid_capstyle": "round",
 }  # fmt: skip
 
-
-# Inside a page: no XML head, size and fonts of the page, no global style, no duplicate ids of groups.
+# Inside a page: no XML head, the page's size and fonts, no global style, no duplicate ids of groups.
 _PAGE_RULES = (
     (r"^.*?(?=<svg)", ""),
     (r"<metadata>.*?</metadata>", ""),
@@ -52,7 +49,7 @@ _PAGE_RULES = (
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot with its legend, which the page shows as text."""
+    """A plot; the page shows its legend as text."""
 
     title: str
     svg: str
@@ -79,7 +76,7 @@ def thumbnail(image: Image.Image, side: int) -> str:
 
 def figure(x: str, y: str) -> tuple[Figure, Axes]:
     """Return an empty figure and its axes, with the axes' labels."""
-    # A Figure, not pyplot's: nothing global is left behind and no display is needed.
+    # Not pyplot's figure, which needs a display and leaves global state.
     with rc_context(_STYLE):
         drawn = Figure(figsize=(4.6, 2.9), layout="constrained")
         axes = drawn.add_subplot(xlabel=x, ylabel=y)
@@ -101,7 +98,7 @@ def bars(label: str, names: Sequence[str], *series: Sequence[float] | np.ndarray
 
 
 def as_plot(title: str, drawn: Figure, legend: Iterable[tuple[str, str]] = ()) -> Plot:
-    """Return a figure as SVG for the page; the legend's colours are placeholders."""
+    """Return a figure as SVG for the page; the legend has placeholder colours and labels."""
     buffer = io.StringIO()
     with rc_context(_STYLE):
         drawn.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})

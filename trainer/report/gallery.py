@@ -1,8 +1,9 @@
-"""The images with the most errors, with right and wrong boxes."""
+"""The worst images, with right and wrong boxes."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 from PIL import Image
@@ -13,16 +14,16 @@ from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.report.figures import thumbnail
 
 IOU = 0.5
-"""Overlap that a detection needs to count as right."""
+"""IoU of a right detection."""
 _SIDE = 560  # Longer side of the images, pixels.
-_NAMED, _LONGEST = 8, 24  # Wrong boxes of each side that are named in an image; characters of a name.
-# Font size as a share of the image's longer side; a character's width and a line's height as shares of that.
+_NAMED, _LONGEST = 8, 24  # Named wrong boxes of truth and of predictions; characters of a name.
+# Font size as a share of the image's longer side; a character's width and a line's height as shares of it.
 _FONT, _CHARACTER, _LINE = 0.034, 0.6, 1.25
 
 
 @dataclass(frozen=True)
 class Marked:
-    """A box of the ground truth or of the detector, and whether it has a match."""
+    """A box of the ground truth or of the predictions."""
 
     box: tuple[float, float, float, float]
     """x, y, width, height in pixels of the image."""
@@ -44,7 +45,7 @@ class Marked:
 
 @dataclass(frozen=True)
 class Label:
-    """A text in an image; x, y is the left end of its base line."""
+    """A text in an image; x, y is the left end of its baseline."""
 
     x: float
     y: float
@@ -54,7 +55,7 @@ class Label:
 
 @dataclass(frozen=True)
 class GalleryImage:
-    """One image with its objects and detections."""
+    """An image with its objects and detections."""
 
     image_id: int
     file_name: str
@@ -85,7 +86,7 @@ class GalleryImage:
 
     @property
     def labels(self) -> list[Label]:
-        """Names of the first wrong boxes of each side, except those that would hide another."""
+        """Names of the first wrong boxes of each side that do not overlap another name."""
         placed: list[Label] = []
         taken: list[tuple[float, float, float]] = []
         line = _LINE * self.letters
@@ -108,10 +109,7 @@ def worst_images(
     truth: Truth, predictions: Predictions, matches: Matches, load_image: Callable[[int], bytes],
     count: int = 12,
 ) -> list[GalleryImage]:  # fmt: skip
-    """Return the images with errors of the lowest F1; among equals those with most errors first.
-
-    Detections in a crowd region are left out.
-    """
+    """Return the images with errors by ascending F1, then by most errors, without detections in crowds."""
     images = len(truth.images)
     shown = np.flatnonzero((matches.scores >= SHOWN_SCORE) & ~matches.ignored[:, 0])
     right = np.bincount(matches.images[shown[matches.right[shown, 0]]], minlength=images)
@@ -126,27 +124,27 @@ def worst_images(
     for place in worst:
         image = by_id[int(truth.all_image_ids[place])]
         these = shown[matches.images[shown] == place]
-        found = _marked(predictions.labels, predictions.boxes, matches.rows[these], names,
-                        matches.right[these, 0], matches.scores[these])  # fmt: skip
+        these = these[np.argsort(-matches.scores[these], kind="stable")]
+        found = _marked(
+            predictions, matches.rows[these], names, matches.right[these, 0], matches.scores[these].tolist()
+        )
         objects = np.flatnonzero((truth.image_ids == image["id"]) & ~truth.crowd)
-        is_found = np.isin(objects, matches.partners[these])
+        marked = _marked(truth, objects, names, np.isin(objects, matches.partners[these]))
         with Image.open(io.BytesIO(load_image(image["id"]))) as opened:
             source = thumbnail(opened.convert("RGB"), _SIDE)
         listed.append(GalleryImage(
             image["id"], image.get("original_file_name", image["file_name"]), image["width"], image["height"],
-            source, _marked(truth.labels, truth.boxes, objects, names, is_found),
-            tuple(sorted(found, key=lambda item: -(item.score or 0))),
+            source, marked, found,
         ))  # fmt: skip
     return listed
 
 
 def _marked(
-    labels: np.ndarray, boxes: np.ndarray, rows: np.ndarray, names: dict[int, str], matched: np.ndarray,
-    scores: np.ndarray | None = None,
+    items: Truth | Predictions, rows: np.ndarray, names: dict[int, str], matched: np.ndarray,
+    scores: Iterable[float | None] = repeat(None),
 ) -> tuple[Marked, ...]:  # fmt: skip
-    columns = (labels[rows].tolist(), boxes[rows].tolist(), matched.tolist())
-    all_scores = [None] * len(rows) if scores is None else scores.tolist()
+    columns = items.labels[rows].tolist(), items.boxes[rows].tolist(), matched.tolist(), scores
     return tuple(
         Marked(tuple(box), names[label], is_matched, score)
-        for label, box, is_matched, score in zip(*columns, all_scores, strict=True)
+        for label, box, is_matched, score in zip(*columns, strict=False)
     )

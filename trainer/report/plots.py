@@ -57,20 +57,17 @@ def _of_classes(
     return as_plot(title, drawn, legend)
 
 
-_LOSS = "loss_"
-_LOSS_TITLES = {"classification": "classes"}
-
-
-def training(rows: Sequence[dict[str, Any]]) -> list[Plot]:
+def training(rows: Sequence[Mapping[str, Any]]) -> list[Plot]:
     """Plot loss, learning rate and validation precision over the steps; rows are those of metrics.jsonl."""
     train = next((row for row in rows if row["kind"] == "train"), {})
-    names = [key.removeprefix(_LOSS) for key in train if key.startswith(_LOSS)]
-    losses = {"loss": "total"} | {_LOSS + name: _LOSS_TITLES.get(name, name) for name in names}
+    losses = {"loss": "total"}
+    losses |= {key: key.removeprefix("loss_") for key in train if key.startswith("loss_")}
+    losses |= {"loss_classification": "classes"} if "loss_classification" in train else {}
     plots = [
         _curves("Loss", "train", rows, losses),
         _curves("Validation", "val", rows, {"coco/AP50": "AP50", "coco/AP": "AP"}, marker="o"),
         _curves("Learning rate", "train", rows, {"lr": "learning rate"}),
-    ]  # fmt: skip
+    ]
     return [plot for plot in plots if plot]
 
 
@@ -83,18 +80,18 @@ def sparkline(precision: np.ndarray) -> str:
 def tide(errors: Mapping[str, tuple[float, int]]) -> Plot:
     """Plot the cost of each kind of error in AP at IoU 0.5, as bars."""
     costs = [cost for cost, _ in errors.values()]
-    drawn, axes = bars("AP50 that is lost", [TIDE[kind] for kind in errors], costs)
+    drawn, axes = bars("lost AP50", [TIDE[kind] for kind in errors], costs)
     for place, (cost, count) in zip(axes.get_yticks(), errors.values(), strict=True):
         axes.annotate(
             f"{cost:.3f}  ({count:,})", (cost, place), xytext=(4, 0), textcoords="offset points", va="center",
             fontsize=9, color=TEXT,
         )  # fmt: skip
     axes.set_xlim(0, max(max(costs) * 1.7, 0.01))
-    return as_plot("Kinds of errors, and how many there are", drawn)
+    return as_plot("Cost and count of errors", drawn)
 
 
 def calibration(bins: Calibration) -> Plot:
-    """Plot precision over score; scores on the diagonal are probabilities."""
+    """Plot precision over score."""
     drawn, axes = figure("score", "precision")
     filled = bins.count > 0
     share = bins.count / max(bins.count.max(), 1)
@@ -105,7 +102,7 @@ def calibration(bins: Calibration) -> Plot:
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     legend = (
         (SERIES[0], f"precision (error {bins.error:.3f})"),
-        (TEXT, "scores that are probabilities"),
+        (TEXT, "perfect calibration"),
         (GRID, "share of the detections"),
     )
     return as_plot("Calibration at IoU 0.5", drawn, legend)
@@ -120,7 +117,7 @@ _HISTOGRAMS = {
 
 
 def histograms(statistics: Mapping[str, SplitStatistics]) -> list[Plot]:
-    """Plot shares of boxes and images of each size and shape, for each split."""
+    """Plot the sizes and shapes of boxes and images in each split."""
     plots = []
     for key, (title, label) in _HISTOGRAMS.items():
         drawn, axes = figure(label, "share")
@@ -147,7 +144,7 @@ def _tick(edge: float) -> str:
 
 
 def _curves(
-    title: str, kind: str, rows: Sequence[dict[str, Any]], labels: dict[str, str], marker: str = ""
+    title: str, kind: str, rows: Sequence[Mapping[str, Any]], labels: dict[str, str], marker: str = ""
 ) -> Plot | None:
     drawn, axes = figure("step", "")
     legend = []

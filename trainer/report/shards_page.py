@@ -1,4 +1,4 @@
-"""A page about shards: counts, classes, sizes and shapes, and images that were left out."""
+"""A page about shards: counts, classes, sizes, shapes, and excluded images."""
 
 import logging
 from collections.abc import Mapping
@@ -34,11 +34,7 @@ def _pairs(index: ShardIndex) -> list[list[dict[str, str]]]:
         datasets = {split: ShardDataset(index.uri, split) for pair in pairs for split in pair.splits}
         return [
             [
-                {
-                    "split": split,
-                    "name": name,
-                    "source": thumbnail(read_upright(datasets[split].read(row)[0]), _SIDE),
-                }
+                {"split": split, "name": name, "source": _thumbnail(datasets[split], row)}
                 for split, name, row in zip(pair.splits, pair.file_names, pair.rows, strict=True)
             ]
             for pair in pairs
@@ -46,6 +42,10 @@ def _pairs(index: ShardIndex) -> list[list[dict[str, str]]]:
     except KubedetError as error:
         _LOG.warning("the page has no pictures of near duplicates: %s", error.message)
         return []
+
+
+def _thumbnail(dataset: ShardDataset, row: int) -> str:
+    return thumbnail(read_upright(dataset.read(row)[0]), _SIDE)
 
 
 def _class_rows(names: list[str], statistics: list[SplitStatistics]) -> list[tuple[str, list[int]]]:

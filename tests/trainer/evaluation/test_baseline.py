@@ -1,4 +1,4 @@
-"""What a model is compared with: the last that passed, what is named, or nothing."""
+"""The baseline of a comparison: the last model that passed, a named one, or none."""
 
 import json
 
@@ -59,10 +59,8 @@ def test_none_before_the_first_and_where_none_is_wanted(root, tmp_path):
 def test_an_evaluation_that_is_gone_leaves_the_model(root):
     write_pointer(root, evaluation=str(root / "deleted"))
     published = find(root)
-    assert (
-        published.model == str(root / "models" / "detector" / "3")
-        and published.predictions("f", "test") is None
-    )
+    assert published.model == str(root / "models" / "detector" / "3")
+    assert published.predictions("f", "test") is None
     (root / "runs" / "first" / "best.pt").touch()
     assert find(root).model == str(root / "runs" / "first" / "best.pt")
 
@@ -81,7 +79,7 @@ def test_a_model_by_uri(root):
     assert find(root, baseline="s3://bucket/best.pt") == baseline.Baseline(*["s3://bucket/best.pt"] * 2)
 
 
-def test_what_is_no_baseline_is_refused(root):
+def test_other_folders_are_refused_as_baselines(root):
     with pytest.raises(EvaluationError, match="neither an evaluation nor a model"):
         find(root, baseline=str(root / "runs"))
     for text in ("{}", "[]", '{"fingerprint": 1, "split": "", "predictions": null, "checkpoint": []}'):

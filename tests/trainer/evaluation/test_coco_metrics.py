@@ -1,6 +1,4 @@
 import copy
-import dataclasses
-import io
 import math
 import re
 from contextlib import nullcontext
@@ -11,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainer.base.errors import EvaluationError
-from trainer.base.safe_text import cells
 from trainer.evaluation import coco_metrics
 from trainer.evaluation.truth_and_predictions import Predictions
 
@@ -65,8 +62,7 @@ def test_known_average_precision():
     assert result.metrics["coco/AP"] == pytest.approx(0.5)
     assert result.metrics["coco/AR1"] == 0.0
     assert result.metrics["coco/AR10"] == pytest.approx(1.0)
-    assert result.precision.shape == result.scores.shape == (10, 101, 2)
-    assert result.scores[0, 50, 0] == 0.4
+    assert result.precision.shape == (10, 101, 2)
     assert coco_metrics.IOU_THRESHOLDS[0] == 0.5 and coco_metrics.RECALLS[50] == 0.5
 
 
@@ -102,10 +98,8 @@ def test_optional_fields_may_be_missing_and_nothing_is_changed():
     for item in ground_truth["annotations"]:
         del item["area"], item["iscrowd"]
     before = copy.deepcopy((ground_truth, detections))
-    assert (
-        coco_metrics.evaluate(ground_truth, detections).metrics
-        == coco_metrics.evaluate(TRUTH, PERFECT).metrics
-    )
+    expected = coco_metrics.evaluate(TRUTH, PERFECT).metrics
+    assert coco_metrics.evaluate(ground_truth, detections).metrics == expected
     assert (ground_truth, detections) == before
 
 
@@ -166,16 +160,10 @@ def test_bad_ground_truth_is_refused():
         coco_metrics.evaluate(ground_truth, [])
 
 
-def test_a_damaged_or_foreign_parquet_file_is_refused(tmp_path):
+def test_parquet_files_with_other_columns_are_refused(tmp_path):
     uri = str(tmp_path / "p.parquet")
     Predictions.from_coco(PERFECT).write(uri, {})
-    data = Path(uri).read_bytes()
-    assert Predictions.read(uri)[0].to_coco() == PERFECT
-    for damaged in (data[:-20], data[:4] + bytes(100) + data[104:]):
-        Path(uri).write_bytes(damaged)
-        with pytest.raises(EvaluationError, match=r"p\.parquet is damaged"):
-            Predictions.read(uri)
-    table = pq.read_table(io.BytesIO(data))
+    table = pq.read_table(uri)
     for name, column in (("x", [1.0, None, 2.0]), ("category_id", ["a", "b", "c"])):
         pq.write_table(table.set_column(table.column_names.index(name), name, pa.array(column)), uri)
         with pytest.raises(EvaluationError, match=r"p\.parquet is damaged"):
@@ -195,16 +183,3 @@ def test_table_shows_numbers_and_shortens_many_classes():
     ).splitlines()
     assert len(lines) == 4 + 2 + 11
     assert lines[6].startswith("class 3 ") and "591 classes between" in lines[11]
-
-
-def test_no_name_of_a_class_shifts_the_table():
-    names = ["plain", "with\ttab", "two\nlines", "猫と犬", "\x1b[31mred"]
-    names.append("a name that is as long as those of Objects365 are")
-    row = {"boxes": 12, "AP": 1.0, "AP50": 1.0}
-    whole = coco_metrics.evaluate(TRUTH, PERFECT[:1])
-    result = dataclasses.replace(whole, per_class=dict.fromkeys(names, row))
-    lines = coco_metrics.table(result).splitlines()[5:]
-    columns = {cells(line.partition("12")[0]) for line in lines[1:]}
-    assert len(lines) == 1 + len(names) and len(columns) == 1
-    assert all(cells(line) <= 80 and line.isprintable() for line in lines)
-    assert lines[-1].startswith("a name that is as long as those…")

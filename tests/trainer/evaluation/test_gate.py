@@ -45,10 +45,14 @@ def test_parse_refuses(text):
         gate.parse(text)
 
 
-def test_percent_for_share_is_refused_with_the_number_meant():
-    with pytest.raises(EvaluationError, match=r"between 0 and 1") as error:
-        gate.parse("coco/AP50 >= 50")
-    assert "0.5 for 50 %" in error.value.fix
+@pytest.mark.parametrize(
+    ("rule", "fix"),
+    [("coco/AP50 >= 50", "0.5 for 50 %"), ("mAP >= 0.5", "coco/AP50, "), ("mAP >= 0.5", "oid/AP50")],
+)
+def test_the_fix_of_a_rule_names_what_can_be_used(rule, fix):
+    with pytest.raises(EvaluationError) as error:
+        gate.parse(rule)
+    assert fix in error.value.fix
 
 
 def test_verdict_names_each_rule_and_value():
@@ -71,22 +75,21 @@ def test_shown_value_never_contradicts_the_outcome(value, rule, reason):
     assert gate.decide(gate.Evidence({"coco/AP": value}), [rule]).reason == reason
 
 
-def test_no_ground_truth_and_nan_fail_with_the_reason():
-    verdict = gate.decide(gate.Evidence(METRICS), ["coco/APs >= 0.0"])
-    assert not verdict.passed and "no ground truth" in verdict.reason
-    verdict = gate.decide(gate.Evidence(METRICS), ["oid/AP50 <= 0.5"])
-    assert not verdict.passed and "nan" in verdict.reason and "not a number" in verdict.reason
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        ("coco/APs >= 0.0", "no ground truth"),
+        ("oid/AP50 <= 0.5", "not a number"),
+        ("coco/APl > 0", "not report"),
+    ],
+)
+def test_a_metric_without_a_value_fails_its_rule(rule, reason):
+    verdict = gate.decide(gate.Evidence(METRICS), ["coco/AP >= 0.1", rule])
+    assert not verdict.passed and reason in verdict.reason.splitlines()[1]
 
 
-def test_unknown_metric_names_the_known_ones():
-    with pytest.raises(EvaluationError, match=r"mAP >= 0\.5' names an unknown metric") as error:
-        gate.parse("mAP >= 0.5")
-    assert "coco/AP50, " in error.value.fix and "oid/AP50" in error.value.fix
-
-
-def test_a_metric_that_was_not_measured_fails_its_rule():
-    verdict = gate.decide(gate.Evidence({"coco/AP": 0.5}), ["coco/AP >= 0.1", "oid/AP50 >= 0.1"])
-    assert not verdict.passed and "failed, the evaluation does not report it" in verdict.reason
+def test_without_rules_the_gate_passes():
+    assert gate.decide(gate.Evidence(METRICS), []).passed
 
 
 def test_check_lists_all_bad_rules():
@@ -100,12 +103,6 @@ def test_check_lists_all_bad_rules():
     lines = error.value.message.splitlines()[1:]
     assert [line.split("'")[1] for line in lines] == ["mAP > 0", "AP[owl] > 0", "coco/AP > 50"]
     assert lines[1].endswith("names an unknown class; classes are: dog, cat")
-
-
-def test_no_rules_leave_the_gate_open():
-    assert gate.decide(gate.Evidence(METRICS), []) == gate.Verdict(
-        passed=True, reason="no rule is set: passed"
-    )
 
 
 def test_split_rules():
@@ -140,7 +137,7 @@ def test_parse_baseline(text, bound, shown):
         ("AP[cat] >= 30", "between 0 and 1"),
     ],
 )
-def test_rules_that_nothing_can_fulfil(text, message):
+def test_impossible_rules_are_refused(text, message):
     with pytest.raises(EvaluationError, match=message):
         gate.parse(text)
 
@@ -211,7 +208,7 @@ def test_without_a_baseline_the_first_model_passes_but_not_one_that_cannot_be_co
     assert not other.passed and "its classes differ" in other.reason
 
 
-def test_evidence_from_what_an_evaluation_wrote():
+def test_evidence_is_read_from_metrics_json():
     summary = {"metrics": METRICS, "per_class": CLASSES, "comparison": None}
     assert gate.Evidence.from_summary(summary) == gate.Evidence(METRICS, CLASSES)
     changes = {"coco/AP": [0.3, 0.31, -0.01, 0.02]}

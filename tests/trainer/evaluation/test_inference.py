@@ -1,4 +1,4 @@
-"""Detections of a split: every image once, boxes in its pixels, whatever the batch and the threads."""
+"""Detections of a split are the same for any batch size and number of threads."""
 
 import threading
 
@@ -25,7 +25,7 @@ def test_every_image_is_predicted_once_whatever_the_batch(shards, tiny):
     assert first.scores == pytest.approx(second.scores, abs=1e-5)
 
 
-def test_passes_side_by_side_find_the_same_and_leave_the_threads_as_they_were(shards, tiny, monkeypatch):
+def test_parallel_passes_give_the_same_and_restore_the_thread_count(shards, tiny, monkeypatch):
     torch.manual_seed(0)
     dataset, config = ShardDataset(shards, "train"), tiny(evaluation__batch_size=4)
     detector, threads = build(config.model, 5).eval(), torch.get_num_threads()
@@ -46,21 +46,21 @@ def test_passes_side_by_side_find_the_same_and_leave_the_threads_as_they_were(sh
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
-    # As many images at once in all, each pass with a thread of its own.
+    # The same number of images at once in total, and one thread for each pass.
     assert seen == {(2, 1, False)}
     assert shared.image_ids.tolist() == alone.image_ids.tolist()
     assert shared.scores == pytest.approx(alone.scores, abs=1e-5)
 
 
-def test_what_fails_side_by_side_ends_it(shards, tiny):
+def test_an_error_in_a_thread_is_raised(shards, tiny):
     class Failing:
         def predict(self, images):
-            raise ValueError("as told")
+            raise ValueError("no memory")
 
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        with pytest.raises(ValueError, match="as told"):
+        with pytest.raises(ValueError, match="no memory"):
             predict_split(Failing(), ShardDataset(shards, "train"), tiny(), SINGLE)
         assert torch.get_num_threads() == 2
     finally:

@@ -9,16 +9,14 @@ from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
 
 def plain(truth: Truth, detections: Predictions) -> dict[str, float]:
-    """One image, class and prediction after the other, as the protocol is told."""
+    """Score one class, image and prediction after the other, in the words of the protocol."""
     per_class = {}
     for category in truth.categories:
         scored, objects = [], 0
         for image in truth.images:
             objects_mask = (truth.labels == category["id"]) & (truth.image_ids == image["id"])
-            singles, groups = (
-                truth.boxes[objects_mask & ~truth.crowd],
-                truth.boxes[objects_mask & truth.crowd],
-            )
+            singles = truth.boxes[objects_mask & ~truth.crowd]
+            groups = truth.boxes[objects_mask & truth.crowd]
             objects += len(singles) + len(groups)
             mine = np.flatnonzero(
                 (detections.labels == category["id"]) & (detections.image_ids == image["id"])
@@ -92,12 +90,9 @@ def scene(boxes, crowd=None, labels=None, classes=1) -> Truth:
 
 
 def detections(boxes, scores, labels=None) -> Predictions:
-    return Predictions(
-        np.zeros(len(boxes), int),
-        np.array(labels or [0] * len(boxes)),
-        np.array(boxes, float),
-        np.array(scores),
-    )
+    count = len(boxes)
+    columns = np.zeros(count, int), np.array(labels or [0] * count), np.array(boxes, float), np.array(scores)
+    return Predictions(*columns)
 
 
 def test_half_is_enough() -> None:
@@ -117,7 +112,7 @@ def test_objects_count_for_the_classes_above() -> None:
     assert result.per_class == {"class 0": 1, "class 1": 0, "class 2": 0}
 
 
-def test_what_nobody_verified_is_left_out() -> None:
+def test_predictions_of_unverified_classes_are_ignored() -> None:
     truth = scene([[0, 0, 50, 50], [100, 100, 50, 50]], labels=[0, 1], classes=2)
     boxes = [[0, 0, 50, 50], [300, 300, 50, 50], [100, 100, 50, 50], [200, 200, 50, 50]]
     four = detections(boxes, [0.5, 0.9, 0.5, 0.9], labels=[0, 0, 1, 1])
@@ -155,12 +150,8 @@ def test_a_published_case_of_the_challenges_evaluator() -> None:
 
     def columns(rows):
         images, labels, corners, last = (np.array(column) for column in zip(*rows, strict=True))
-        return (
-            images,
-            labels,
-            np.hstack([corners[:, :2], corners[:, 2:] - corners[:, :2]]).astype(float),
-            last,
-        )
+        boxes = np.hstack([corners[:, :2], corners[:, 2:] - corners[:, :2]]).astype(float)
+        return images, labels, boxes, last
 
     images, labels, boxes, groups = columns(objects)
     truth = Truth(
@@ -178,7 +169,7 @@ def test_a_published_case_of_the_challenges_evaluator() -> None:
     assert result.average == pytest.approx(0.269841269, abs=1e-9)
 
 
-def test_labels_and_hierarchy_as_data_tell_them() -> None:
+def test_verified_labels_and_hierarchy_are_read_from_the_data() -> None:
     verified, above = openimages_metric.image_labels(
         {"images": [{"id": 4, "verified": [1, 0]}, {"id": 5, "verified": []}], "hierarchy": {"2": [1, 0]}}
     )

@@ -23,7 +23,7 @@ def scores(per_class, **changes):
     """Scores with these rows of classes, and flat curves."""
     empty = np.full(analysis.BINS, np.nan)
     values = {
-        "coco": CocoResult({}, per_class, np.full((10, 101, len(per_class)), 0.5), np.zeros(0)),
+        "coco": CocoResult({}, per_class, np.full((10, 101, len(per_class)), 0.5)),
         "metrics": dict.fromkeys(coco_metrics.METRICS, 0.25) | {"coco/APs": -1.0},
         "matches": None, "points": {}, "f1": {}, "tide": None, "confusion": None,
         "calibration": analysis.Calibration(0.0, empty, empty, np.ones(analysis.BINS, int)),
@@ -197,11 +197,3 @@ def test_markdown_shows_the_comparison_and_the_weakest_classes_first():
         "not sure. Classes: 1 better, 1 worse, 0 not sure, 1 too few to tell."
     ) in lines
     assert [line.split(" | ")[0] for line in lines[-4:]] == ["| dog", "| owl", "| cat", "| none"]
-
-
-def test_write_report(tmp_path):
-    files = [tmp_path / "new" / name for name in evaluation_page.FILES]
-    evaluation_page.write_report(data(), tmp_path / "new")
-    assert files[0].read_text() == evaluation_page.html(data())
-    assert files[1].read_text() == evaluation_page.markdown(data())
-    assert set(files[0].parent.iterdir()) == set(files)

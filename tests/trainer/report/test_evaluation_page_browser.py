@@ -29,7 +29,7 @@ def write(path, classes):
         rows, verdict=Verdict(passed=False, reason=f"AP[*] >= 0.2: failed by {', '.join(classes)}"),
         compared=Compared("detector 7", CHANGES, 200), trained_boxes=dict.fromkeys(classes, 7),
         changed={
-            "points": {name: analysis.OperatingPoint(0.4, 0.5, 0.6, 0.7) for name in classes},
+            "points": {name: analysis.OperatingPoint(0.4, 0.7) for name in classes},
             "f1": {name: np.linspace(0, 1, 101) for name in classes},
             "tide": dict.fromkeys(analysis.TIDE, (0.1, 1234)),
             "confusion": analysis.Confusion([*list(classes)[:2], "background"], np.arange(9).reshape(3, 3)),

@@ -19,7 +19,7 @@ ROWS = [
 
 def draw(per_class):
     precision = np.random.default_rng(0).random((10, 101, len(per_class)))
-    return plots.precision_recall(CocoResult({}, per_class, precision, precision))
+    return plots.precision_recall(CocoResult({}, per_class, precision))
 
 
 def test_svg_takes_size_and_colours_from_the_page():
