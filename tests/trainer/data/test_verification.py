@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer import storage
-from trainer.base.errors import DataError, KubedetError
+from trainer.base.errors import DamagedError, DataError, KubedetError
 from trainer.data.download import download
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset
@@ -84,6 +84,16 @@ def test_the_same_command_repairs_the_files_of_shards(prepared, name, harm, capl
     assert contents(shards) == before
     if harm is not lose:
         assert Path(name).name in caplog.text
+
+
+def test_a_damaged_sidecar_is_noted_when_it_is_read(prepared):
+    prepare, _, shards = prepared
+    before = contents(shards)
+    cut(shards / "train-00000.json")
+    with pytest.raises(DamagedError, match=r"train-00000\.json is not JSON"):
+        ShardDataset(str(shards), "train").annotations()
+    prepare()
+    assert contents(shards) == before
 
 
 def test_a_flipped_shard_is_named_when_it_is_read_and_repaired_by_the_next_run(prepared):
