@@ -1,4 +1,4 @@
-"""What a person sees while the pipeline runs, from the runner's lines and the steps' events."""
+"""The display of a run, from the runner's lines and the steps' events."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Why a run failed, from all who may know; the pods are tested in test_pods.py."""
+"""Why a run failed, from the API, the pods and the logs; test_pods.py tests the pods."""
 
 import pytest
 import run_pods
@@ -23,7 +23,7 @@ def failed(*names, nodes=()):
 
 @pytest.fixture
 def judged(kfp_server):
-    """Judges a run that failed, as the API tells of it; returns the error."""
+    """Returns the error for a run that failed, as the API describes it."""
 
     def judge_(tasks, **further):
         kfp_server.runs = [{"run_id": "r", "display_name": "try"}]

@@ -1,4 +1,4 @@
-"""How Kubeflow Pipelines is reached, and what a person is told when it refuses or is away."""
+"""The client of Kubeflow Pipelines, and its errors."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a run is asked for: refused in one go where it cannot be, and written as a command again."""
+"""The options of a run: all problems in one error, and the command that repeats it."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""What the pods of a run say of it, in a fake cluster."""
+"""Reasons for waiting and failures, read from the pods of a run in a fake cluster."""
 
 import pytest
 import run_pods

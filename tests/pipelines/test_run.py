@@ -1,4 +1,4 @@
-"""`kubedet run`: the whole pipeline under kfp.local, and what a person is told when it fails."""
+"""`kubedet run`: the whole pipeline under kfp.local, and its errors."""
 
 import contextlib
 import json
@@ -109,7 +109,7 @@ def test_the_whole_pipeline(tmp_path, kubedet, monkeypatch):
         assert os.path.exists(path), path
         assert os.path.relpath(path) in out or path in out
     assert "AP50" in out and "gate: passed" in out
-    # What each step used is in the summary, on the page as far as it had come, and told at the end.
+    # The use of each step is in the summary, on the page and in the report.
     used = {step["step"]: step for step in summary["used"]["steps"]}
     assert list(used) == ["prepare", "train", "evaluate", "export"]
     assert all(step["tries"] == 1 and step["node_hours"] > 0 for step in used.values())
@@ -130,9 +130,9 @@ def test_the_whole_pipeline(tmp_path, kubedet, monkeypatch):
     assert summary["status"] == "succeeded" and summary["nothing_new_since"].startswith("sample ")
     assert [step["status"] for step in summary["steps"]] == ["done", "skipped", "skipped", "skipped"]
     assert f"nothing new since {summary['nothing_new_since']}: nothing was trained" in out
-    # The same two in whatever order: the first is not waited for.
-    told = sorted((event["eventTime"], event["eventType"], event["outputs"]) for event in server.posted)
-    assert [words[1:] for words in told] == [("START", []), ("COMPLETE", [])]
+    # In any order: the run does not wait for the first.
+    posted = sorted((event["eventTime"], event["eventType"], event["outputs"]) for event in server.posted)
+    assert [words[1:] for words in posted] == [("START", []), ("COMPLETE", [])]
     parents = {event["run"]["facets"]["parent"]["run"]["runId"] for event in server.posted}
     assert len(parents) == 1
 

@@ -1,4 +1,4 @@
-"""The last words of a run: what came out, where it is, and what to do next."""
+"""The report at the end of a run."""
 
 import json
 

@@ -25,7 +25,7 @@ def test_what_is_there_is_left_alone(kubedet, tmp_path):
     assert files(folder) == {"kustomization.yaml": b"mine"}
 
 
-def test_where_nothing_can_be_written_it_says_so(kubedet, tmp_path):
+def test_a_folder_that_cannot_be_written(kubedet, tmp_path):
     (tmp_path / "file").write_text("")
     code, _, err = kubedet("cluster", "manifests", "-o", tmp_path / "file" / "deploy")
     assert code == 2

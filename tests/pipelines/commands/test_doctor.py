@@ -13,7 +13,7 @@ def test_all_is_well(kubedet, tmp_path):
     assert out.endswith("\na run has what it needs\n")
 
 
-def test_what_is_missing_comes_with_its_fix_and_the_exit_code_says_so(kubedet, fake_cluster):
+def test_missing_requirements_have_a_fix_and_exit_code_1(kubedet, fake_cluster):
     fake_cluster.denied.add(("list", "events"))
     code, out, _ = kubedet("doctor", "--credentials", "none")
     assert code == 1

@@ -1,4 +1,4 @@
-"""What keys and fields mean is told without a look into the code."""
+"""`recipes --explain` and `job fields` explain every key and field."""
 
 import re
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""`kubedet job` with jobs of every kind: those that are asked for, and those that the cluster runs."""
+"""`kubedet job` with PyTorchJobs and TrainJobs."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Mistakes on the command line: the usage of the command that is wrong, and what was perhaps meant."""
+"""Mistakes on the command line: the usage of the command, and a suggestion."""
 
 import argparse
 import subprocess

@@ -1,4 +1,4 @@
-"""`kubedet submit`: what is sent, what is shown, and how it ends."""
+"""`kubedet submit`: requests, output and exit codes."""
 
 import pytest
 import run_pods
@@ -87,12 +87,12 @@ def test_waiting_shows_the_steps(kfp_server, capsys):
     ]
 
 
-@pytest.mark.parametrize(("condition", "told"), [(["--min-new-images", "1"], 1), ([], 0)])
-def test_a_run_that_did_not_pay_says_so(kfp_server, capsys, condition, told):
+@pytest.mark.parametrize(("condition", "count"), [(["--min-new-images", "1"], 1), ([], 0)])
+def test_a_run_without_new_images_reports_it(kfp_server, capsys, condition, count):
     prepared = [{"display_name": "prepare", "state": "SUCCEEDED"}]
     kfp_server.states = [("RUNNING", prepared), ("SUCCEEDED", prepared)]
     assert cli.main([*ARGUMENTS, *condition, "--wait"]) == 0
-    assert capsys.readouterr().out.count("nothing new: nothing was trained") == told
+    assert capsys.readouterr().out.count("nothing new: nothing was trained") == count
 
 
 def test_a_failed_run_ends_with_the_words_of_the_step_and_its_remedy(kfp_server, fake_cluster, capsys):
@@ -145,7 +145,7 @@ def test_a_terminated_run_was_stopped_and_has_not_failed(kfp_server, capsys):
     assert "Train: stopped" in shown.out
 
 
-def test_a_run_that_reached_its_deadline_says_so(kfp_server, capsys):
+def test_a_run_that_reached_its_deadline(kfp_server, capsys):
     times = {"created_at": "2026-11-21T07:00:00Z", "finished_at": "2026-11-21T07:10:02Z"}
     kfp_server.states = [("FAILED", [], times)]
     assert cli.main([*ARGUMENTS, "--wait", "--deadline", "600"]) == 1
