@@ -5,7 +5,6 @@ The address is secret: it is in no log, error, specification or artifact.
 
 import json
 import logging
-import os
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlsplit
@@ -55,7 +54,7 @@ def tell(outcome: Outcome, folder: str = "") -> bool:
         if not _is_wanted(outcome.event) or not _is_first(outcome.event, folder):
             return False
         name, body = f"{URL} (`url` of the Secret)", json.dumps(_body(outcome)).encode()
-        problem = webhook.post(_setting(URL), body, name, timeout=_TIMEOUT, waits=_WAITS)
+        problem = webhook.post(webhook.setting(URL), body, name, timeout=_TIMEOUT, waits=_WAITS)
     except Exception as error:  # Its text may contain the address.
         problem = type(error).__name__
     if problem:
@@ -65,15 +64,11 @@ def tell(outcome: Outcome, folder: str = "") -> bool:
     return not problem
 
 
-def _setting(name: str) -> str:
-    return os.environ.get(name, "").strip()
-
-
 def _is_wanted(event: str) -> bool:
-    chosen = {word.strip().replace("-", " ") for word in _setting(ON).lower().split(",")} - {""}
+    chosen = {word.strip().replace("-", " ") for word in webhook.setting(ON).lower().split(",")} - {""}
     if unknown := sorted(chosen - set(EVENTS)):
         logger.warning("%s: there is no event %s, only %s", ON, ", ".join(unknown), ", ".join(EVENTS))
-    return bool(_setting(URL)) and (not chosen or event in chosen)
+    return bool(webhook.setting(URL)) and (not chosen or event in chosen)
 
 
 def _is_first(event: str, folder: str) -> bool:
@@ -97,10 +92,10 @@ def _body(outcome: Outcome) -> dict[str, Any]:
     if shown := [f"{name} {metrics[name]:.4f}" for name in _SHOWN_METRICS if name in metrics]:
         lines.append(", ".join(shown))
     text = "\n".join([*lines, *filter(None, [outcome.reason[:_MOST_OF_A_REASON]])])
-    kind = _setting(KIND).lower()
+    kind = webhook.setting(KIND).lower()
     if kind and kind not in KINDS:
         logger.warning("%s is none of %s: using %s", KIND, ", ".join(KINDS), JSON)
-    of_slack = (urlsplit(_setting(URL)).hostname or "").endswith("slack.com")
+    of_slack = (urlsplit(webhook.setting(URL)).hostname or "").endswith("slack.com")
     if kind == SLACK or (of_slack and not kind):
         return {"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
     # The id is the same however often a notice is sent.

@@ -130,7 +130,7 @@ STEPS: dict[str, Callable[..., Work]] = {
 def report(end: End) -> None:
     """Report start and end of a step that has ended. Raises nothing and waits at most 10 s."""
     describe = STEPS.get(end.step)
-    if describe is None or not _setting(URL) or _setting(DISABLED).lower() == "true":
+    if describe is None or not webhook.setting(URL) or webhook.setting(DISABLED).lower() == "true":
         return
     problems: list[str] = []
 
@@ -151,17 +151,13 @@ def report(end: End) -> None:
         logger.warning("this step was not reported to the OpenLineage server: %s", problem)
 
 
-def _setting(name: str) -> str:
-    return os.environ.get(name, "").strip()
-
-
 def _send(end: End, before: Work, after: Work) -> str:
     """Send both events of a step; return the problem without the address, or ""."""
     from openlineage.client import event_v2
     from openlineage.client import facet_v2 as facets
     from openlineage.client.serde import Serde
 
-    namespace = _setting(NAMESPACE) or _NAME
+    namespace = webhook.setting(NAMESPACE) or _NAME
     for module in (facets, event_v2):
         module.set_producer(f"pkg:generic/kubedet@{package_version('kubedet')}")
     of_run: dict[str, Any] = {}
@@ -179,8 +175,8 @@ def _send(end: End, before: Work, after: Work) -> str:
     failed = {"errorMessage": facets.error_message_run.ErrorMessageRunFacet(error, "Python")} if error else {}
     kind = "ABORT" if end.is_stopped else "FAIL" if end.error else "COMPLETE"
     now = datetime.now(UTC).isoformat()
-    url = urljoin(_setting(URL), _setting(ENDPOINT) or "api/v1/lineage")
-    headers = {"Authorization": f"Bearer {key}"} if (key := _setting(API_KEY)) else {}
+    url = urljoin(webhook.setting(URL), webhook.setting(ENDPOINT) or "api/v1/lineage")
+    headers = {"Authorization": f"Bearer {key}"} if (key := webhook.setting(API_KEY)) else {}
     for work, state, time, further in ((before, "START", end.began, {}), (after, kind, now, failed)):
         event = event_v2.RunEvent(
             eventTime=time, eventType=event_v2.RunState(state),

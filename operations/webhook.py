@@ -1,5 +1,6 @@
 """Posts JSON to a webhook without leaking its secret URL in errors."""
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
@@ -10,6 +11,11 @@ from trainer.storage import environment
 
 _PASSING = (429, 500, 502, 503, 504)
 """HTTP codes after which another try may succeed."""
+
+
+def setting(name: str) -> str:
+    """Return an environment variable without surrounding space, which a Secret's file may have."""
+    return os.environ.get(name, "").strip()
 
 
 def post(
