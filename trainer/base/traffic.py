@@ -1,7 +1,6 @@
 """Counts the bytes that a process, and the processes that it starts, read from servers and write to them.
 
-Every process maps a small file into memory, in a folder that an environment variable names. The owner of the
-folder therefore also knows the counts of workers that were killed.
+Every process maps a file of the folder FOLDER into memory, so the counts of killed workers remain.
 """
 
 import mmap

@@ -1,10 +1,7 @@
 """Leases: one process at a time, on any machine, works on something.
 
-A lease is a folder of numbered objects; the last one counts. The process that creates the next number holds
-the lease: of several that try, one succeeds. The holder rewrites its object every few seconds and marks its
-end. A holder whose object stops changing is dead, by the clock of the process that watches it. A holder that
-slept finds out by `check`.
-
+A lease is a folder of numbered objects; the creator of the last one holds the lease and rewrites it every few
+seconds. If it stops changing, by the clock of a process that watches it, the holder counts as dead.
 A store without conditional writes may give a lease to two processes that ask at the same moment.
 """
 
@@ -48,11 +45,7 @@ class Watch:
         self._changed = 0.0
 
     def is_free(self, uri: str, lapse: float = LAPSE) -> bool:
-        """Return whether a lease has no holder, or one that has not changed it for `lapse` seconds.
-
-        Raises:
-            StorageError: the lease cannot be read.
-        """
+        """Return whether a lease has no holder, or one that has not changed it for `lapse` seconds."""
         return self.look(uri, lapse)[2]
 
     def look(self, uri: str, lapse: float) -> tuple[int, str, bool]:
@@ -96,11 +89,7 @@ class Lease:
                 _LOG.warning("cannot renew the lease %s: %s", self._folder, error.message)
 
     def check(self) -> None:
-        """Refuse to continue if another process may hold the lease by now.
-
-        Raises:
-            StorageError: another process may hold it.
-        """
+        """Raise a StorageError if another process may hold the lease by now."""
         silent = time.monotonic() - self._seen
         if silent > self._lapse / 2 or self._number != _last(self._folder):
             message = f"this process lost the lease {self._folder}: it did not renew it for {silent:.0f} s"
@@ -128,16 +117,11 @@ def hold(
 ) -> Iterator[Lease]:
     """Hold a lease while the block runs.
 
-    Args:
-        uri: folder of the lease.
-        holder: names this process to those that wait.
-        patience: seconds to wait for another holder. A dead one is noticed after `lapse`.
-        lapse: see `LAPSE`; the same for all that share the lease.
-        watch: what earlier calls have seen of the lease.
+    Waits `patience` seconds for another holder; `holder` names this process to others, and `watch` is what
+    earlier calls have seen of the lease.
 
     Raises:
         HeldError: another process still holds it.
-        StorageError: it cannot be read or written.
     """
     lease = _take(uri, holder, patience, lapse, watch or Watch())
     thread = threading.Thread(target=lease.keep, name="lease", daemon=True)

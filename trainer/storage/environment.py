@@ -75,11 +75,7 @@ class Settings:
 
 
 def settings(kind: str) -> Settings:
-    """Read the settings for s3:// or minio:// URIs.
-
-    Raises:
-        StorageError: there is no endpoint, or a key without its secret.
-    """
+    """Read the settings for s3:// or minio:// URIs."""
     endpoint = _endpoint(kind)
     if not endpoint and kind == "minio":
         fix = "set MINIO_ENDPOINT, e.g. minio-service.kubeflow:9000"
@@ -115,11 +111,7 @@ def settings(kind: str) -> Settings:
 
 
 def client(current: Settings) -> Minio:
-    """Return a client for what obstore cannot do: buckets and checks.
-
-    Raises:
-        StorageError: no client can use these settings.
-    """
+    """Return a client for what obstore cannot do: buckets and checks."""
     protocol, _, host = current.url.partition("://")
     unusable = f"endpoint {current.url!r} of {current.kind}:// cannot be used"
     if not host:
@@ -146,11 +138,7 @@ def credentials(current: Settings) -> Provider | None:
 
 
 def cloud_url(kind: str) -> str:
-    """Return the server of gs:// or az://.
-
-    Raises:
-        StorageError: the environment cannot be used.
-    """
+    """Return the server of gs:// or az://."""
     url = (
         os.environ.get("GOOGLE_BASE_URL", "https://storage.googleapis.com") if kind == "gs" else _azure_url()
     )
@@ -166,21 +154,13 @@ def cloud_url(kind: str) -> str:
 
 
 def web_client(url: str) -> PoolManager:
-    """Return urllib3's connections for the few requests that obstore cannot make.
-
-    Raises:
-        StorageError: the environment's proxy or CA bundle cannot be used.
-    """
+    """Return urllib3's connections for the few requests that obstore cannot make."""
     proxy, trusted = proxy_of(url), ssl.create_default_context(cadata=authorities())
     return ProxyManager(proxy, ssl_context=trusted) if proxy else PoolManager(ssl_context=trusted)
 
 
 def proxy_of(url: str) -> str:
-    """Return the environment's proxy for an address; "" for none.
-
-    Raises:
-        StorageError: it is not the address of a proxy; obstore would not say why.
-    """
+    """Return the environment's proxy for an address; "" for none."""
     address = urlsplit(url)
     if proxy_bypass(address.hostname or ""):
         return ""
@@ -195,11 +175,7 @@ def proxy_of(url: str) -> str:
 
 
 def authorities() -> str:
-    """Return the trusted certificates as PEM: the public authorities, and the environment's CA bundle.
-
-    Raises:
-        StorageError: the CA bundle cannot be used.
-    """
+    """Return the trusted certificates as PEM: the public authorities, and the environment's CA bundle."""
     variable = next((name for name in _CA_VARIABLES if os.environ.get(name)), "")
     return _authorities(variable, os.environ.get(variable, ""))
 

@@ -37,12 +37,7 @@ def state(uri: str) -> FileState | None:
 
 
 def open_file(path: Path) -> BufferedReader:
-    """Open a regular file for reading; a FIFO or device would never end.
-
-    Raises:
-        StorageError: it is not a regular file.
-        OSError: it cannot be opened.
-    """
+    """Open a regular file for reading; a FIFO or device would never end."""
     opener = lambda name, flags: os.open(name, flags | os.O_NONBLOCK)  # noqa: E731
     file = open(path, "rb", opener=opener)  # noqa: SIM115 (the caller closes it)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -65,12 +60,7 @@ _hashes: dict[tuple[str, int, int, int], str] = {}
 
 
 def check(path: Path, uri: str, sha256: str) -> None:
-    """Compare a file with its hash; it is hashed again only if it changes.
-
-    Raises:
-        DamagedError: the hash differs.
-        StorageError: it cannot be read.
-    """
+    """Compare a file with its hash; it is hashed again only if it changes."""
     with translate_oserror(uri, "read"), open_file(path) as file:
         status = os.fstat(file.fileno())
         key = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)

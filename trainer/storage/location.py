@@ -23,11 +23,7 @@ _CREDENTIAL_SECONDS = 10.0
 
 
 class Location:
-    """The bucket or container of a URI.
-
-    Raises:
-        StorageError: the URI or the environment cannot be used, or the server does not answer.
-    """
+    """The bucket or container of a URI."""
 
     reader: ObjectStore  # for short requests: objects of a few megabytes, parts, listings
     writer: ObjectStore  # for long requests: while a body is sent, no byte of an answer arrives
@@ -130,10 +126,7 @@ def _s3_options(settings: environment.Settings, bucket: str) -> dict[str, Any]:
 
 
 def _region(url: str, bucket: str) -> str:
-    """Ask Amazon for a bucket's region: all its answers contain it.
-
-    (https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html)
-    """
+    """Ask Amazon for a bucket's region (https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html)."""
     try:
         web_client = environment.web_client(url)
         answer = web_client.request("HEAD", f"{url}/{bucket}", redirect=False, retries=3, timeout=10.0)
@@ -144,11 +137,7 @@ def _region(url: str, bucket: str) -> str:
 
 
 def _wait_for(server: str, uri: str) -> None:
-    """Wait until a server gives its first answer to this process.
-
-    Raises:
-        StorageError: it gives none, or cannot be trusted.
-    """
+    """Wait until a server gives its first answer to this process."""
     waits = environment.RETRIES
     end = time.monotonic() + waits.first
     while problem := web.problem_of(server, uri, min(waits.connect, waits.first), waits.first):
@@ -165,11 +154,7 @@ _forked = False
 
 
 def locate(uri: str, *, folder: bool = False) -> tuple[Location, str]:
-    """Return the bucket and the key of an object; the key is not decoded.
-
-    Raises:
-        StorageError: there is no key, the key would change by normalisation, or see `Location`.
-    """
+    """Return the bucket and the key of an object; the key is not decoded."""
     head, _, rest = uri.partition("://")
     bucket, _, key = rest.partition("/")
     name = f"{head}://{bucket}"

@@ -56,11 +56,7 @@ _NO_RANGES = ("non-partial response", "Range request not supported")
 
 
 class _File:
-    """A file whose first piece has been asked for, which also gives its size.
-
-    Raises:
-        StorageError: it is missing or cannot be read.
-    """
+    """A file whose first piece has been asked for, which also gives its size."""
 
     def __init__(self, uri: str) -> None:
         self.uri, self._get = uri, web.part if scheme(uri) in WEB else _part
@@ -177,11 +173,7 @@ def _compare(uri: str, digest: str, expected: str) -> None:
 
 
 def retry_on_corruption(action: Callable[[], Result]) -> Result:
-    """Repeat a read or write whose bytes were cut off, altered or changed; signals are handled meanwhile.
-
-    Raises:
-        StorageError: of the last try.
-    """
+    """Repeat a read or write whose bytes were cut off, altered or changed; signals are handled meanwhile."""
 
     def tries() -> Result:
         for number in range(1, _TRIES):
@@ -242,13 +234,7 @@ def copy(uri: str, path: Path, sha256: str = "") -> None:
 
 
 def open_reader(uri: str, ahead: int) -> IO[bytes]:
-    """Return a seekable binary file that holds at most `ahead` + 2 pieces in memory.
-
-    If a server gives files only whole, it is copied to disk.
-
-    Raises:
-        StorageError: it is missing or cannot be read; later too, from any of its methods.
-    """
+    """Return a seekable binary file; if a server gives files only whole, it is copied to disk."""
     file = in_background(partial(_File, uri))
     if file.has_parts and file.size <= PIECE:
         return io.BytesIO(read_buffer(uri))
@@ -260,10 +246,7 @@ def open_reader(uri: str, ahead: int) -> IO[bytes]:
 
 
 class _Reader(io.RawIOBase):
-    """What `open_reader` returns, without a buffer; for one thread.
-
-    If it is read in order from start to end, the hash is checked before the last bytes are returned.
-    """
+    """A file for one thread. If it is read in order, its hash is checked before its last bytes."""
 
     def __init__(self, file: _File, ahead: int) -> None:
         super().__init__()
@@ -345,11 +328,7 @@ def state(uri: str) -> FileState | None:
 
 
 def scan(uri: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
-    """Yield the objects under a prefix by relative name, page by page.
-
-    Raises:
-        StorageError: it cannot be listed, or a name leads out of the folder.
-    """
+    """Yield the objects under a prefix by relative name, page by page."""
     if scheme(uri) in WEB:
         raise StorageError(
             f"cannot list {uri}", fix="name one file, or use a local folder or an object store"
@@ -432,19 +411,13 @@ def upload(path: Path, uri: str, sha256: str = "", *, confirm: bool = False) -> 
 
 
 def create(uri: str, data: bytes) -> bool:
-    """Write an object unless it exists; return whether it was written.
-
-    A store without conditional writes overwrites what another writer puts there between check and write.
-    """
+    """Write an object unless it exists; return whether it was written."""
     upload = _Upload(uri, io.BytesIO(data), len(data), hashlib.sha256(data).hexdigest())
     return state(uri) is None and upload.run("create")
 
 
 class _Upload:
-    """An object that is written, with retries.
-
-    It gets its sha256 as an attribute. Each request carries a hash of its body, which the store checks.
-    """
+    """An object that is written with its sha256 as an attribute. The store checks each request's hash."""
 
     def __init__(self, uri: str, source: IO[bytes], size: int, sha256: str, confirm: bool = False) -> None:
         self._uri, self._confirm = uri, confirm

@@ -90,9 +90,6 @@ def state(uri: str) -> FileState | None:
     """Return a file's size, time and ETag as the server reports them, or None if it is missing.
 
     The size is 0 if the server does not report it.
-
-    Raises:
-        StorageError: it cannot be reached, or may not be read.
     """
     for method in ("HEAD", "GET"):
         with _answer(method, uri, policy_of_user(uri), {}) as (response, _):
@@ -171,13 +168,7 @@ def _policy_of_origin(origin: str) -> UrlPolicy:
 def _answer(
     method: str, uri: str, policy: UrlPolicy, headers: Mapping[str, str]
 ) -> Iterator[tuple[urllib3.BaseHTTPResponse, str]]:
-    """Follow redirects; give the answer that is none, and its address.
-
-    Raises:
-        Refused: a hop is not allowed.
-        RedirectLoop: there are too many hops.
-        StorageError: the server cannot be reached.
-    """
+    """Follow redirects; give the answer that is none, and its address."""
     hops = [uri]
     while True:
         response = _request(method, hops[-1], policy, headers)
@@ -301,12 +292,7 @@ def _content_length(response: urllib3.BaseHTTPResponse) -> int | None:
 
 
 def _blocks(response: urllib3.BaseHTTPResponse, uri: str) -> Iterator[bytes]:
-    """Yield the body of an answer as it arrives.
-
-    Raises:
-        Transient: it is cut off.
-        StorageError: it takes too long in all; single bytes would keep it alive for ever.
-    """
+    """Yield the body of an answer as it arrives."""
     received, began = 0, time.monotonic()
     try:
         while block := response.read1(_BLOCK, decode_content=False):
