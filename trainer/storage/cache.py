@@ -67,7 +67,7 @@ class Full(OSError):
 def local_copy(uri: str, state: FileState, folder: Path | None, sha256: str) -> Path:
     """Return the copy of a file in a folder; download it if there is none of this version.
 
-    In the shared folder (None) the least recently used copies make room, except those that this process got last.
+    In the shared folder (None) old copies make room, except those that this process got last.
     """
     from trainer.storage import objects
 

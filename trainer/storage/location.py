@@ -183,14 +183,15 @@ def _new_location(name: str, uri: str) -> Location:
             future = _pending[name] = Future()
     if is_first:
         try:
-            future.set_result(Location(uri))
-            if _pending.get(name) is future:  # Else the environment changed meanwhile.
-                _locations[name] = future.result()
+            location = Location(uri)
         except BaseException as error:
+            _pending.pop(name, None)
             future.set_exception(error)
-        finally:
-            if _pending.get(name) is future:
-                del _pending[name]
+            raise
+        if _pending.get(name) is future:  # Else the environment has changed.
+            _locations[name] = location
+            _pending.pop(name, None)
+        future.set_result(location)
     return future.result()
 
 
