@@ -8,13 +8,11 @@ command to finish an interrupted one. The records of trainings stay.
 from dataclasses import dataclass
 
 from operations import lineage
+from operations.retention.pruning import MARKERS
 from trainer import storage
 from trainer.base.errors import ConfigError
 from trainer.data import exclusions, training_record
 from trainer.data.exclusions import Exclusion
-
-_MARKERS = {"raw": ("manifest.json", "plan.json"), "shards": ("index.json",)}
-"""Files that mark a folder as complete."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ def forget(data_root: str, planned: Plan) -> None:
     exclusions.add(data_root, planned.images)
     for folder in planned.folders:
         uri = storage.join(data_root, folder)
-        markers = _MARKERS[folder.partition("/")[0]]
+        markers = MARKERS[folder.partition("/")[0]]
         for name in [*markers, *(each for each in storage.list_files(uri) if each not in markers)]:
             storage.delete(storage.join(uri, name))
     for uri in planned.files:

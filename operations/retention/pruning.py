@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 _ORDER = ("models", "runs", "tuning", "shards", "raw", "versions", "images")
 """Artifacts are deleted before those that they refer to."""
-_FIRST = {"models": (bundle.CHECKSUMS,), "raw": ("manifest.json", "plan.json"), "shards": ("index.json",)}
+MARKERS = {"models": (bundle.CHECKSUMS,), "raw": ("manifest.json", "plan.json"), "shards": ("index.json",)}
 """Files that mark a folder as complete."""
 _LAST = {"runs": ("evaluation/gate.json", "train/result.json")}
 """Files by which the rest of a folder is recognized as deletable."""
@@ -114,7 +114,7 @@ def _in_order(pruned: Pruned) -> Iterator[list[str]]:
             continue
         # Of images there may be millions: they are listed when it is their turn.
         files = artifact.files or storage.list_files(artifact.place)
-        first, last = (ends.get(artifact.kind, ()) for ends in (_FIRST, _LAST))
+        first, last = (ends.get(artifact.kind, ()) for ends in (MARKERS, _LAST))
         for names in (first, set(files) - {*first, *last}, last):
             present = [name for name in names if name in files]
             yield [storage.join(artifact.place, name) if name else artifact.place for name in present]
