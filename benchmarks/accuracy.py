@@ -1,13 +1,11 @@
-"""Whether the fast step learns as well as torchvision's: AP on the held-out test split over several seeds.
+"""AP of the fast step against that of torchvision's losses on the test split, over several seeds.
 
     python -m benchmarks.accuracy                                                  # the built-in sample
-    python -m benchmarks.accuracy --source voc:PATH --recipe small --epochs 45     # a set of one's own
+    python -m benchmarks.accuracy --source voc:PATH --recipe small --epochs 45     # another set
 
-Both ways train the same network from the same weights on the same batches. `stock` computes its
-losses with torchvision's code, image by image, in fp32; `ours` as the recipe does by default: bf16,
-fused, compiled. `ratio` is the mean AP of ours over that of stock, `noise` the standard error of
-the difference of the two means. Minutes for each seed, so `make bench` leaves it out; `--first-seed`
-divides the seeds among processes.
+Both train the same network from the same weights on the same batches: `stock` with torchvision's losses,
+image by image in fp32; `ours` as the recipe does (bf16, fused, compiled). `ratio` is the mean AP of ours over
+that of stock, `noise` the standard error of the difference. `--first-seed` divides the seeds among processes.
 """
 
 import dataclasses
@@ -41,7 +39,7 @@ METRICS = ("coco/AP", "coco/AP50")
 
 
 class StockDetector(RetinaNet):
-    """The same network, with the losses of torchvision's own model."""
+    """The same network with torchvision's losses."""
 
     def __init__(self, config: RetinaNetOptions, num_classes: int) -> None:
         super().__init__(config, num_classes)

@@ -1,11 +1,9 @@
-"""How long a checkpoint keeps the training loop waiting: a copy of the state, or all of its writing.
+"""How long a checkpoint stops the training loop: for a copy of the state, or for writing all of it.
 
     python -m benchmarks.checkpoint                        # to a local disk
     python -m benchmarks.checkpoint --folder s3://bucket/bench
 
-`written` is until the file is whole at its place, as a loop waits that writes it itself; `held` is
-what the loop waits for when a thread writes a copy. The state is that of the published network with
-AdamW and a moving average. The disk's own pace decides `written`: a store is many times slower.
+`written` is the time to write the file, `held` what the loop waits for if a thread writes a copy.
 """
 
 import tempfile

@@ -37,11 +37,7 @@ _V1_MODEL = {"version", "backbone", "norm"}
 
 
 def run(main: Callable[[], None]) -> int:
-    """Run a benchmark; an error that its user can mend is told without a traceback.
-
-    Returns:
-        The exit code.
-    """
+    """Run a benchmark and return its exit code; our own errors are printed without a traceback."""
     try:
         main()
     except KubedetError as error:
@@ -51,17 +47,15 @@ def run(main: Callable[[], None]) -> int:
 
 
 def arguments(description: str | None, *, trains: bool = False, **defaults: Any) -> argparse.Namespace:
-    """Options of a benchmark: --device, --threads, --rounds, --clock, and one for each default.
-
-    Prepares the process as well.
+    """Parse the options of a benchmark and prepare the process.
 
     Args:
-        description: what the help says.
-        trains: whether it computes the training loss, which is compiled unless --no-compile says otherwise.
-        defaults: further options; of a tuple the option takes one, its first by default.
+        description: help text.
+        trains: add --compile.
+        defaults: further options and their defaults; a tuple holds choices, the first is the default.
 
     Raises:
-        ConfigError: the device is a GPU, and there is none.
+        ConfigError: there is no GPU for `--device cuda`.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
@@ -101,16 +95,9 @@ def interleaved(
     candidates: dict[str, Callable[[], Any]], rounds: int, device: torch.device, clock: str = "wall",
     *, spare: Collection[str] = (),
 ) -> Times:  # fmt: skip
-    """Median seconds of each candidate, all run in turn, after one round that does not count.
+    """Median seconds of each candidate, interleaved so that other load hits all alike, after a warm-up round.
 
-    In turn, so that whatever else the machine does falls on all of them alike.
-
-    Args:
-        candidates: what is run, by name.
-        rounds: that count.
-        device: what it runs on.
-        clock: one of CLOCKS.
-        spare: those to go on without where a GPU's memory does not hold them, which is told.
+    Candidates of `spare` that do not fit into a GPU's memory are left out.
     """
     now = CLOCKS[clock]
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
@@ -158,16 +145,10 @@ def random_batch(
 def stock_model(
     classes: int, size: int, device: torch.device, config: RetinaNetOptions | None = None
 ) -> torchvision.models.detection.RetinaNet:
-    """A RetinaNet of torchvision with random weights, for squares of that size, in training mode.
-
-    Args:
-        classes: outputs.
-        size: side of the images, pixels.
-        device: where it runs.
-        config: whose version, backbone and frozen layers it takes; None is resnet50, v2.
+    """Torchvision's RetinaNet like `config` (resnet50 v2 by default), random weights, in training mode.
 
     Raises:
-        ConfigError: torchvision has no such network, so that it could not be compared with.
+        ConfigError: torchvision has no such network.
     """
     detection = torchvision.models.detection
     config = config or RetinaNetOptions()
@@ -216,15 +197,9 @@ def report(
     name: str, ratio: float, figures: dict[str, Any], options: argparse.Namespace,
     *, at_least: dict[str, float] | None = None, at_most: dict[str, float] | None = None,
 ) -> None:  # fmt: skip
-    """Print the figures, one a line, and then all of it as one line of JSON.
+    """Print the figures, one per line, and then everything as one line of JSON.
 
-    Args:
-        name: of the benchmark.
-        ratio: the headline.
-        figures: all that was measured, by name.
-        options: of this run.
-        at_least: goals, by the name of the figure; those of figures that were not measured are left out.
-        at_most: the same, for figures that are good when low.
+    `at_least` and `at_most` are goals by figure; those without a measured figure are left out.
     """
     goals = [
         {"figure": key, "goal": f"{sign} {limit:g}", "reached": bool(figures[key] * way >= limit * way)}

@@ -1,15 +1,12 @@
-"""Raw images of a store as shards in the same store: images a second of CPU time, and memory.
+"""Raw images in a store to shards in the same store: images per CPU second, and memory.
 
     python -m benchmarks.conversion
     python -m benchmarks.conversion --images 2000 --rows 200000 --rounds 3
 
-rclone serves S3 on this machine. `shard` reads every image from it and writes tars, sidecars and
-index to it, once with header checks and once decoding everything, in turns; counted is the CPU time
-of its process and its workers, not the server's. The goals were set on a machine that decodes 894 of
-these images a second; what this one decodes is measured in turns with the rest, and the goals hold for
-rates that are scaled by it (`..._scaled`). `memory` downloads and shards tables of Open
-Images' form with many small images, in processes of their own, and adds up the memory that the
-process and its workers have to themselves (PSS): that of the larger table must not be more.
+`shard` reads from and writes to SeaweedFS on this machine, with header checks and with full decoding,
+interleaved; the CPU time is that of its processes without the server's. `..._scaled` rates are scaled to the
+machine of the goals, by the decoding rates measured in between. The memory figures are the peak PSS of
+download and sharding processes on tables of many small images; it must not grow with the table.
 """
 
 import csv
@@ -40,11 +37,11 @@ from trainer.data.shards import place, shard
 from trainer.data.sources.openimages import BOXES, DESCRIPTIONS
 
 GOALS = {"headers": 900, "decoding": 350}
-"""Images of 640x480 pixels a second of CPU time, on a machine that decodes DECODED of them."""
+"""Images of 640x480 pixels per CPU second on a machine that decodes DECODED of them."""
 DECODED = 894
-"""By simplejpeg with its fast flags: a machine's speed in what conversions are made of."""
+"""Images per CPU second of simplejpeg with its fast flags on the goals' machine."""
 MEMORY_GOAL = 1000
-"""MB that download and sharding may take, with the processes of two cores, whatever the size."""
+"""MB of download or sharding, whatever the size."""
 _BEGIN = """
 import sys
 from trainer.config.schema import DataConfig
@@ -59,7 +56,7 @@ STEPS = {
 
 
 def mirror(folder: Path, images: int, boxes_each: int, picture_of: Callable[[int], bytes]) -> str:
-    """Write CSVs of Open Images' form and that many images, which share files; give the source."""
+    """Write a mirror of Open Images whose images share files; return the source."""
     pixels = folder / "pixels" / "train"
     pixels.mkdir(parents=True)
     kinds = min(images, 64)
@@ -90,13 +87,13 @@ def mirror(folder: Path, images: int, boxes_each: int, picture_of: Callable[[int
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of its children that have ended."""
+    """CPU time of this process and of its ended children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def convert(raw: dict[str, Any], root: str, config: DataConfig) -> float:
-    """Shard raw images anew; return images a second of CPU time."""
+    """Shard raw images; return images per CPU second."""
     for name in storage.list_files(place(raw, root, config)):
         storage.delete(storage.join(place(raw, root, config), name))
     began = cpu_seconds()
@@ -106,7 +103,7 @@ def convert(raw: dict[str, Any], root: str, config: DataConfig) -> float:
 
 
 def decode(pictures: list[bytes]) -> float:
-    """Decode images; return how many a second of CPU time."""
+    """Decode images; return images per CPU second."""
     began = cpu_seconds()
     for one in pictures:
         simplejpeg.decode_jpeg(one, fastdct=True, fastupsample=True)
@@ -114,7 +111,7 @@ def decode(pictures: list[bytes]) -> float:
 
 
 def speed(images: int, rounds: int, processes: int) -> dict[str, float]:
-    """Images a CPU second by kind of check, and as they would be on the goals' machine: medians."""
+    """Median images per CPU second by kind of check, measured and scaled to the goals' machine."""
     rates: dict[str, list[float]] = {name: [] for name in GOALS}
     scaled: dict[str, list[float]] = {f"{name}_scaled": [] for name in GOALS}
     decoded: list[float] = []

@@ -1,15 +1,12 @@
-"""Our download against what Open Images' own downloader does, over a slow link, in turns.
+"""Our download against that of Open Images' own downloader over a slow link, interleaved.
 
     python -m benchmarks.download
     python -m benchmarks.download --images 5000 --rounds 3 --connections 32
 
-The official downloader (https://github.com/openimages/dataset/blob/main/downloader.py) takes a file of
-lines `split/image_id` and gives each line to one of five threads, which call boto3's `download_file`.
-That asks for the object's head, then for its bytes, over a connection that stays open. `official` does the
-same with urllib3 alone, which costs less time than boto3; `plain` leaves out the head, and what is left is
-the least that five threads can do: the goal is measured against it. Ours is `download`: listing, tables,
-images and manifest. Both write images to memory (/dev/shm), or where TMPDIR says: what is measured is
-the link and not a disk. The ratio is the median of the rounds' ratios.
+The official downloader (https://github.com/openimages/dataset/blob/main/downloader.py) calls boto3's
+`download_file` in five threads: a HEAD and a GET per image. `official` does so with urllib3, which is faster
+than boto3; `plain` leaves out the HEAD, and the goal is measured against it. Ours is the whole `download`.
+Both write to /dev/shm, or to TMPDIR. The ratio is the median of the rounds' ratios.
 """
 
 import csv
@@ -36,14 +33,7 @@ _MEAN_SIZE = 294_000
 
 
 def plain(lines: list[str], address: str, folder: Path, *, head: bool) -> None:
-    """Fetch images as the official downloader does: five threads, the first error ends everything.
-
-    Args:
-        lines: split/image_id
-        address: of the server.
-        folder: to write to; it is made.
-        head: whether each image's head is asked for before.
-    """
+    """Fetch the images of lines `split/image_id` as the official downloader does."""
     pool = urllib3.PoolManager(maxsize=5)
     folder.mkdir(parents=True)
 

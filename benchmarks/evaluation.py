@@ -5,12 +5,10 @@
     python -m benchmarks.evaluation --part large           # 41,620 x 601, 4.16 million detections
     python -m benchmarks.evaluation --part inference       # 48 images of 320 px, all cores
 
-`metrics` compares the twelve numbers as well. `large` runs in processes of their own, for their peak
-memory: `evaluate` is the COCO metrics with all checks, `report` all that `kubedet evaluate` does after
-inference, a comparison with a baseline included. `inference` is torchvision's reference loop (images one
-by one, decoded by PIL, pycocotools fed image by image), with one thread, as its script sets it, and with
-one for each core; against ours, which takes all cores, on the same images and weights. Detections of both
-are compared one by one. Images are square: torchvision would pad others less.
+`large` measures seconds and peak memory in separate processes: `evaluate` is the COCO metrics with all
+checks, `report` everything after inference, with a baseline. `inference` compares with torchvision's
+reference loop (image by image, PIL, pycocotools) with one thread, as its script sets it, and with all cores,
+on square images and the same weights; the detections of both are compared.
 """
 
 import argparse
@@ -49,13 +47,12 @@ from trainer.model.architecture import build
 from trainer.model.postprocess import Detections
 
 CLASSES = 80
-"""Of `inference`."""
 LIMITS = {"evaluate": 15.0, "report": 60.0}
-"""Seconds that the parts of `large` may take."""
+"""Seconds for the parts of `large`."""
 
 
 def metrics(options: argparse.Namespace) -> None:
-    """5000 images, 80 classes, 100 detections an image, by both evaluators."""
+    """Compare both evaluators."""
     truth, detections = synthetic(options.images, 80, 100)
     seconds, results = {}, {}
     for engine in ("hotcoco", "pycocotools"):
@@ -73,7 +70,7 @@ def metrics(options: argparse.Namespace) -> None:
 
 
 def large(options: argparse.Namespace) -> None:
-    """Time and peak memory on a split of Open Images' size; the ratio is that to the limits."""
+    """Time and peak memory; the ratio is that of the limit to the time."""
     figures = {}
     for kind in LIMITS:
         command = [sys.executable, "-m", "benchmarks.large_split", kind]
@@ -120,7 +117,7 @@ def inference(options: argparse.Namespace) -> None:
 
 
 def _squares(folder: Path, count: int, size: int) -> Path:
-    """Write images of coloured clouds with a few boxes, in COCO's form; returns the JSON file."""
+    """Write a COCO set of coloured squares; return its JSON file."""
     random = np.random.default_rng(0)
     folder.mkdir()
     images, annotations = [], []
@@ -140,7 +137,7 @@ def _squares(folder: Path, count: int, size: int) -> Path:
 
 
 def _confident(model: Any) -> Any:
-    """Give a model of random weights scores as a trained one has: hundreds of detections, no background."""
+    """Raise the scores of random weights to hundreds of detections, none of them background."""
     last = model.head.classification_head.cls_logits
     with torch.no_grad():
         last.weight.mul_(3)

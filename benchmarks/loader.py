@@ -1,22 +1,16 @@
-"""The training loader against the limit that decoding and resizing set, and its first batch.
+"""The training loader against plain decoding and resizing, and the time to its first batch.
 
     python -m benchmarks.loader
     python -m benchmarks.loader --cases 1024x768:512 --images 256 --rounds 9
     python -m benchmarks.loader --decoder gpu --workers 16      # a GPU: decoded there as well
 
-The limit is what the libraries' plain calls take to decode and resize the same JPEGs, which lie in memory,
-in as many threads as the loader has, and nothing else: `half_dct`, which lets the decoder divide the sides
-where the target is small enough, as the loader does, and `full_decode`, which does not. `loader` makes
-batches of the same images from shards: reading, checking, boxes, flips, padding; `augmented` does so with
-the sizes, crops and colours of the recipe `finetune`, and `augmented_share` is the part of the loader's
-rate that it keeps. All are images a second of CPU time; `decode_ms` and `resize_ms` are of one image in one
-thread. By the clock are `stock`, torchvision's way, a DataLoader of as many processes over single files,
-PIL and the transforms of v2, `times_stock`, and what comes out of the whole loader: `loader_wall` and
-`augmented_wall`, and with `--decoder gpu` `gpu_loader_wall` and `gpu_augmented_wall`, whose batches are
-decoded and drawn by the device. A GPU's batches are on the device when they count.
-`first_batch` is the time from opening the shards to a batch: warm from a local disk, cold from an S3
-server behind a link of 20 ms and 60 MB/s a connection. `resume` opens a split of 1.74 million samples
-and finds the samples in the middle of an epoch that are read next.
+`half_dct` and `full_decode` decode and resize the same JPEGs from memory with the libraries' plain calls and
+as many threads as the loader, with and without scaling in the decoder; `half_dct` is the limit. `loader`
+makes whole batches from shards, `augmented` with the augmentation of `finetune`. All are images per CPU
+second; `decode_ms` and `resize_ms` are per image in one thread. Wall-clock figures: `stock` is torchvision's
+DataLoader over files, `..._wall` the loader's output on the device. `first_batch` is the time from opening
+the shards to a batch: warm from a local disk, cold from S3 behind a link of 20 ms and 60 MB/s per connection.
+`resume` opens a split of 1.74 million samples and finds the next samples in the middle of an epoch.
 """
 
 import argparse
@@ -57,16 +51,16 @@ from trainer.launching.distributed import World
 CPU = torch.device("cpu")
 BATCH = 8
 FIRST = "640x480:512"
-"""The case that is always measured, and against torchvision's way too."""
+"""The case that is always measured, also against torchvision."""
 KEEPS_UP = 505
-"""Images a second that the loader must bring from 16 cores, at 800 px: more than a step on one H200 takes."""
+"""Images a second at 800 px from 16 cores: more than a step on one H200 takes."""
 CLOCK_ROUNDS = 3
 
 
 def in_turn(
     ways: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float]
 ) -> dict[str, np.ndarray]:
-    """Seconds of each way in each round, after one that does not count; every second round is backwards."""
+    """Seconds of each way in each round after a warm-up; every second round runs in reverse order."""
     seconds = {name: np.zeros(rounds + 1) for name in ways}
     for number in range(rounds + 1):
         for name in list(ways)[:: -1 if number % 2 else 1]:
@@ -77,7 +71,7 @@ def in_turn(
 
 
 def measure(uri: str, size: int, rounds: int, workers: int) -> dict[str, float]:
-    """Medians of the rates of CPU time, each way in turn."""
+    """Medians of the images per CPU second, interleaved."""
     dataset, other = ShardDataset(uri, "train"), ShardDataset(uri, "train")
     images, jpegs = len(dataset), [dataset.read(index)[0] for index in range(len(dataset))]
     # One batch ahead: nothing is decoded while another way is measured.
@@ -126,7 +120,7 @@ def measure(uri: str, size: int, rounds: int, workers: int) -> dict[str, float]:
 
 
 def by_the_clock(uri: str, size: int, rounds: int, options: argparse.Namespace) -> dict[str, float]:
-    """Images a second that come out of the whole loader, on the device, each way in turn."""
+    """Images a second of the whole loader on the device, interleaved."""
     dataset = ShardDataset(uri, "train")
     count = len(dataset) // BATCH
     config = LoaderConfig(image_size=size, workers=options.workers)
@@ -168,7 +162,7 @@ def training(
 
 
 def against_stock(uri: str, folder: Path, size: int, rounds: int, workers: int) -> dict[str, float]:
-    """Images a second by the clock, of whole epochs in turn, and the median of the ratios."""
+    """Images a second of whole epochs by the wall clock, interleaved, and the median ratio."""
     dataset, stock = ShardDataset(uri, "train"), stock_loader(folder, size, BATCH, workers)
 
     def ours() -> None:
@@ -194,7 +188,7 @@ def first_batch(uri: str, size: int, workers: int, cache: ShardCache) -> float:
 
 
 def cold(folder: Path, images: int, size: int, workers: int) -> float:
-    """Seconds to the first batch of shards in an S3 store behind a slow link, nothing being here."""
+    """Seconds to the first batch from an S3 store behind a slow link, with an empty cache."""
     from benchmarks.local_store import KEYS, store
     from benchmarks.slow_link import slow_link
 
@@ -207,7 +201,7 @@ def cold(folder: Path, images: int, size: int, workers: int) -> float:
 
 
 def resume(folder: Path) -> tuple[float, float]:
-    """Seconds by the clock and of the CPU until it is known what is read next in the seventh epoch."""
+    """Wall and CPU seconds until the next samples of the seventh epoch are known."""
     start, cpu = time.perf_counter(), time.process_time()
     dataset = ShardDataset(str(folder), "train")
     stream = SampleStream(dataset.shard_sizes, seed=0)
@@ -258,7 +252,7 @@ def main() -> None:
 
 
 def check_decoder(device: torch.device) -> None:
-    """Make sure that the device can decode. Raises ConfigError, saying what it lacks."""
+    """Check that the device can decode; raises ConfigError."""
     try:
         check(device)
     except ConfigError as error:
@@ -267,24 +261,17 @@ def check_decoder(device: torch.device) -> None:
 
 
 def parse(case: str) -> tuple[int, int, int]:
-    """Read WIDTHxHEIGHT:SIZE.
-
-    Raises:
-        ConfigError: it is nothing of that form, or no size to train at.
-    """
+    """Read WIDTHxHEIGHT:SIZE; raises ConfigError."""
     match = re.fullmatch(r"(\d+)x(\d+):(\d+)", case)
     if not match:
-        raise ConfigError(
-            f"--cases: {case!r} is no case",
-            fix="write WIDTHxHEIGHT:SIZE, as 1024x768:800, with commas between",
-        )
+        raise ConfigError(f"--cases: {case!r} is no case", fix="write WIDTHxHEIGHT:SIZE, as 1024x768:800")
     width, height, size = map(int, match.groups())
     with_overrides(Config(), {"loader.image_size": size}, where=f"--cases: {case!r}")
     return width, height, size
 
 
 def keeping_up(figures: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
-    """Where a step on a GPU waits for them, how many images the decoder that was asked for must bring."""
+    """Goals of the chosen decoder on a GPU."""
     if options.device.type != "cuda":
         return {}
     ways = ("gpu_loader_wall_", "gpu_augmented_wall_") if options.decoder == "gpu" else (

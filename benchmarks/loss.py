@@ -2,9 +2,9 @@
 
     python -m benchmarks.loss
 
-`focal` is the classification loss with its gradient, `loss` adds matching and box loss, and
-`conv_loss` is the class head's last convolution with its loss, where ours keeps no logits. `saved`
-is what the forward pass of `conv_loss` keeps for the backward pass, in MB an image.
+`focal` is the classification loss with its gradient, `loss` adds matching and box loss, `conv_loss` is the
+class head's last convolution with its loss. `saved` is what `conv_loss` keeps for the backward pass, in MB
+per image.
 """
 
 import sys

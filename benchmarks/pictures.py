@@ -56,25 +56,13 @@ def write_large(folder: Path, samples: int = 1_743_042, shard_size: int = 220) -
     folder.mkdir()
     np.save(folder / "train.samples.npy", table)
     shards = [
-        {
-            "name": f"train-{number:05}.tar",
-            "samples": count,
-            "boxes": 8 * count,
-            "bytes": 2**26,
-            "sha256": "0" * 64,
-        }
+        {"name": f"train-{number:05}.tar", "samples": count, "boxes": 8 * count, "bytes": 2**26,
+         "sha256": "0" * 64}
         for number, count in enumerate(np.bincount(table["shard"]).tolist())
-    ]
+    ]  # fmt: skip
     split = {"samples": samples, "boxes": 8 * samples, "shards": shards}
     index = {
-        "kind": "shards",
-        "version": VERSION,
-        "fingerprint": "",
-        "source": "",
-        "raw_fingerprint": "",
-        "categories": [],
-        "problems": {},
-        "class_counts": {},
-        "splits": {"train": split},
-    }
+        "kind": "shards", "version": VERSION, "fingerprint": "", "source": "", "raw_fingerprint": "",
+        "categories": [], "problems": {}, "class_counts": {}, "splits": {"train": split},
+    }  # fmt: skip
     (folder / "index.json").write_text(json.dumps(index))

@@ -3,12 +3,9 @@
     python -m benchmarks.scaling                      # gloo, one core each
     python -m benchmarks.scaling --device cuda --processes 0 --size 800 --images 16   # one for each GPU
 
-In each round process 0 trains alone while the others wait, then all train at the same time without
-a word (`apart`: what the machine can do at most), then together, exchanging gradients; each has as
-many images as process 0 had, and on a CPU a core of its own, to which it is bound. `ratio` is what n
-processes together do over n times what process 0 does alone. With `--clock cpu` it is what process 0
-computes for a step alone over what it computes in company: what exchanging gradients costs, but
-not what waiting for the slowest does.
+In each round process 0 trains alone, then all train without communication (`apart`, the machine's limit),
+then `together` with gradient exchange; on a CPU each is bound to a core. `ratio` is the rate of n processes
+over n times that of process 0 alone. `--clock cpu` counts only computing, without waiting.
 """
 
 import argparse
@@ -57,11 +54,7 @@ def main() -> None:
 
 
 def processes(options: argparse.Namespace) -> int:
-    """How many processes there are to be; 0 asks for one for each GPU.
-
-    Raises:
-        ConfigError: fewer than two, or more than there are GPUs.
-    """
+    """The number of processes; 0 means one per GPU. Raises ConfigError if below two or above the GPUs."""
     gpus = torch.cuda.device_count() if options.device.type == "cuda" else None
     count: int = options.processes or gpus or 0
     if count < 2 or (gpus is not None and count > gpus):
@@ -90,7 +83,6 @@ def _process(rank: int, options: argparse.Namespace, port: int, results: Any) ->
     shared = TrainState(Config(), options.classes, World(rank, options.processes, device))
     apart, together = (step_of(state, Config(), options.images) for state in (own, shared))
     ways = {"alone": (apart, rank == 0), "apart": (apart, True), "together": (together, True)}
-    """Whose step each is, and whether this process takes part."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     now = CLOCKS[options.clock]
     for round_number in range(options.rounds + 1):
@@ -110,7 +102,7 @@ def _process(rank: int, options: argparse.Namespace, port: int, results: Any) ->
 
 
 def _bind(rank: int, threads: int) -> None:
-    """Keep a process, whatever threads it has, on cores of its own, where there are enough."""
+    """Bind a process to its own cores, if there are enough."""
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))[rank * threads : (rank + 1) * threads]
         if len(cores) == threads:

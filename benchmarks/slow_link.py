@@ -1,4 +1,4 @@
-"""A link of a certain delay and speed to a server on this machine, in a process of its own."""
+"""A proxy with a given delay and speed, in its own process."""
 
 import asyncio
 import contextlib

@@ -1,8 +1,4 @@
-"""A server that behaves as if it were behind a link of a certain delay and speed, for benchmarks.
-
-Unlike slow_link, which carries the bytes of any server, it costs next to no processor time: what is
-measured has the machine to itself. It runs in a process of its own until its standard input ends.
-"""
+"""A server with the delay and speed of a slow link, in its own process, at next to no CPU time."""
 
 import asyncio
 import os

@@ -3,17 +3,13 @@
     python -m benchmarks.step                # a CPU: 91 and 601 classes, 256 px; 601, 512 px
     python -m benchmarks.step --cases 91:800,264:800:mlperf,601:800 --images 16 --network graphs   # a GPU
 
-A case is CLASSES:SIZE or CLASSES:SIZE:RECIPE, whose network and optimiser it takes; @N after it gives it N
-rounds. `stock` is torchvision's model in the step of its reference script, in fp32, or for D-FINE and
-RT-DETRv2 transformers' in a plain loop; `stock_bf16` the same with autocast and channels_last; on a GPU
-`stock_amp` is the script's own `--amp`: fp16, with a gradient scaler. One that the memory does not hold is
-left out. `ours` is all that the loop does in a step, its norm
-of the gradient and its guard against what is not finite included; `ours_augmented` gets the colours of each
-image changed as well, and `augmented_share` is what it keeps of the rate. Images are ready in memory for
-all. `saved` is what a forward pass keeps for the backward pass; on a GPU `peak` is the most memory that a
-step takes beside weights and optimiser, what CUDA graphs keep for themselves included. `operators` are
-those that a step dispatches, views aside; `waits` is how often its host needs values of the device.
-`ratio` is to `stock_amp` on a GPU and to `stock` on a CPU.
+A case is CLASSES:SIZE[:RECIPE][@ROUNDS]. `stock` is torchvision's model in the step of its reference script
+in fp32, or transformers' D-FINE or RT-DETRv2 in a plain loop; `stock_bf16` adds autocast and channels_last;
+`stock_amp` (GPU) is the script's `--amp`. Those that do not fit into memory are left out. `ours` is the
+loop's whole step; `ours_augmented` also changes colours, and `augmented_share` is the part of the rate that
+it keeps. `saved` is what a forward pass keeps for the backward pass; `peak` (GPU) the memory of a step
+besides weights and optimiser. `operators` are those that a step dispatches, views aside; `waits` counts host
+waits. `ratio` is to `stock_amp` on a GPU and to `stock` on a CPU.
 """
 
 import argparse
@@ -53,27 +49,26 @@ MEMORY = {
     "ours_peak_gb_per_image_601_800px": 1.1, "ours_peak_gb_per_image_264_800px_mlperf": 0.65,
     "ours_waits_91_800px": 0, "ours_waits_601_800px": 0, "ours_waits_264_800px_mlperf": 0,
 }  # fmt: skip
-"""At most, in GB an image, and times that the host waits."""
+"""Upper limits."""
 STOCK: dict[str, torch.dtype | None] = {
     "stock": None,
     "stock_bf16": torch.bfloat16,
     "stock_amp": torch.float16,
 }
-"""The arithmetic that torchvision's model gets, None being fp32."""
+"""Autocast type; None is fp32."""
 RATIOS = {"stock": "ratio", "stock_bf16": "ratio_to_bf16", "stock_amp": "ratio_to_amp"}
-"""Figures that say how much faster ours is."""
 
 
 class Case(NamedTuple):
-    """What `--cases` names."""
+    """A case of `--cases`; see above."""
 
     classes: int
     size: int
     """Side of the images, pixels."""
     recipe: str
-    """Whose network it is; empty is the default one."""
+    """Empty: the default network."""
     rounds: int
-    """0: as many as all others."""
+    """0: `--rounds`."""
 
     @property
     def label(self) -> str:
@@ -82,11 +77,7 @@ class Case(NamedTuple):
 
 
 def parse(text: str) -> Case:
-    """Read CLASSES:SIZE[:RECIPE][@ROUNDS].
-
-    Raises:
-        ConfigError: it is nothing of that form.
-    """
+    """Read CLASSES:SIZE[:RECIPE][@ROUNDS]; raises ConfigError."""
     match = re.fullmatch(r"(\d+):(\d+)(?::(\w+))?(?:@(\d+))?", text)
     if not match:
         raise ConfigError(
@@ -100,15 +91,7 @@ def parse(text: str) -> Case:
 def ours(
     batch: Any, config: Config, classes: int, device: torch.device, *, network: str = "off"
 ) -> dict[str, Candidate]:
-    """Our step, as the loop does it, with the recipe's colours and with those of photographs.
-
-    Args:
-        batch: see `random_batch`.
-        config: of the network and the optimiser, and whether colours are changed.
-        classes: outputs.
-        device: where it runs.
-        network: "off", "model" or "graphs", see `train.compile`.
-    """
+    """The loop's step with the recipe's colours and with those of photographs."""
     pixels, boxes, labels, _ = batch
     state = TrainState(config, classes, World(0, 1, device))
     if network != "off":
@@ -126,16 +109,12 @@ def ours(
 
 
 def graph_memory(segments: list[dict[str, Any]]) -> int:
-    """Bytes of the pools that CUDA graphs have to themselves: no allocation in a step tells of them.
-
-    Args:
-        segments: of `torch.cuda.memory_snapshot`.
-    """
+    """Bytes of the CUDA graphs' own pools, which no allocation shows, from `torch.cuda.memory_snapshot`."""
     return sum(part["total_size"] for part in segments if tuple(part["segment_pool_id"]) != (0, 0))
 
 
 def on_a_gpu(candidate: Candidate, images: int, *, graphs: bool) -> dict[str, float]:
-    """Memory of a step beside what stays, in GB an image, and how often the host waits in it."""
+    """Memory of a step besides weights, in GB per image, and its host waits."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -192,13 +171,7 @@ def main() -> None:
 
 
 def compare(name: str, description: str | None, cases: str) -> None:
-    """Measure the cases that the command line names, and print the ratios.
-
-    Args:
-        name: of the benchmark.
-        description: what its help says.
-        cases: those measured where none is named.
-    """
+    """Measure the cases of the command line, `cases` by default, and print the ratios."""
     options = arguments(description, trains=True, images=2, cases=cases, network=("off", "model", "graphs"))
     chosen = [parse(text) for text in options.cases.split(",")]
     figures: dict[str, Any] = {}
@@ -210,11 +183,7 @@ def compare(name: str, description: str | None, cases: str) -> None:
 
 
 def headline(cases: Sequence[Case], figures: dict[str, Any]) -> float:
-    """The ratio of the case with the most classes, the last of several.
-
-    To the reference script as it is run on a GPU, where that was measured. Where memory held no stock
-    step of the case, the ratio is of another one; 0 where it held none at all.
-    """
+    """The ratio of the last case with the most classes that has one, preferably to AMP; 0 without any."""
     ordered = sorted(enumerate(cases), key=lambda pair: (pair[1].classes, pair[0]), reverse=True)
     names = [f"{name}_{case.label}" for _, case in ordered for name in ("ratio_to_amp", *RATIOS.values())]
     return next((figures[name] for name in names if name in figures), 0.0)

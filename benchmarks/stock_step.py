@@ -27,13 +27,7 @@ class Candidate(NamedTuple):
 
 
 def stock(batch: Any, config: ModelConfig, classes: int, dtype: torch.dtype | None) -> Candidate:
-    """The library's network in a plain step.
-
-    Args:
-        batch: see `benchmarks.common.random_batch`.
-        config: of our network.
-        classes: outputs.
-        dtype: arithmetic of convolutions; None is fp32, fp16 has a gradient scaler.
+    """The library's network in a plain step, with autocast to `dtype`.
 
     Raises:
         ConfigError: the library has no such network.

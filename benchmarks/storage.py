@@ -1,13 +1,12 @@
-"""Objects of a store: a large one over a slow link against one GET, and small ones one by one and together.
+"""Objects of a store: a large one over a slow link against one GET, and small ones.
 
     python -m benchmarks.storage
     python -m benchmarks.storage --megabytes 256 --delay 0.05 --speed 20e6 --small 0
 
-SeaweedFS serves S3 on this machine. The large object is read into memory through a link of 20 ms and
-60 MB/s for each connection, by one request of the client and by `trainer.storage`, which checks its sha256
-too; the two take turns, so that both see the same machine, and the ratio is the median of the rounds'
-ratios. Then, without that link, it is written, and read to memory and to a file in memory; and objects of
-140 KB are written and read. Those times are to be compared with the same of another commit, in turns.
+SeaweedFS serves S3 on this machine. The large object is read through a link of 20 ms and 60 MB/s per
+connection by one request and by `trainer.storage`, interleaved; the ratio is the median of the rounds'
+ratios. Then, without the link, it is written and read to memory and to a file, and objects of 140 KB are
+written and read: compare these times with those of another commit.
 """
 
 import os

@@ -26,13 +26,7 @@ def batch_of(images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None
 
 
 def step_of(state: TrainState, config: Config, images: int) -> TrainStep:
-    """The step of a training that begins; in several processes this is a collective.
-
-    Args:
-        state: what is trained.
-        config: how.
-        images: of this process in a step; all have as many.
-    """
+    """The step of a new training with `images` per process; a collective call."""
     return TrainStep(
         state, state.distributed(), config.train, steps=_PLANNED, global_batch=images * state.world.size
     )
