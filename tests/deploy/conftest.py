@@ -1,4 +1,4 @@
-"""What lies under deploy/: single objects, and what kustomize makes of them."""
+"""The objects under deploy/, alone and as kustomize builds them."""
 
 import copy
 import json

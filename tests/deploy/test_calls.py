@@ -1,4 +1,4 @@
-"""The launcher's Role against the launcher: what it asks of the API server is granted, and nothing else."""
+"""The launcher's Role grants exactly the calls that the launcher makes."""
 
 import pytest
 from fake_api import Fault
@@ -45,7 +45,7 @@ def use(fake_cluster, backend, kind):
         backend.submit(JobSpec(name=f"{kind}-refused", **JOB))
 
 
-def test_all_that_the_launcher_asks_for_is_granted_and_nothing_else(the, fake_cluster, step):
+def test_the_launcher_role_grants_exactly_what_is_used(the, fake_cluster, step):
     for kind in KINDS.values():
         use(fake_cluster, ClusterBackend.connect(timings=QUICK, kinds=[kind]), kind.name)
     rules = the("Role", "kubedet-launcher")["rules"]

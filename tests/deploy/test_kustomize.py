@@ -1,4 +1,4 @@
-"""Overlays: what an administrator applies is whole, in one namespace, and bound to the right account."""
+"""Overlays are complete, in one namespace and bound to the right account."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def test_every_folder_builds(folder, build):
     assert len(by_name(objects)) == len(objects) > 0
 
 
-def test_an_overlay_is_in_one_namespace(folder, build):
+def test_an_overlay_uses_one_namespace(folder, build):
     objects = [item for item in build(folder) if item["kind"] not in CLUSTER_SCOPED]
     spaces = {item["metadata"].get("namespace") for item in objects}
     if folder.name == "base":
@@ -50,12 +50,12 @@ def test_roles_that_are_bound_exist(folder, build, deploy):
 
 
 @pytest.mark.parametrize("overlay", ACCOUNTS)
-def test_a_cluster_without_trainer_takes_an_overlay(overlay, build, deploy):
-    """It would refuse all that is applied together with an object of a kind that it does not know."""
+def test_overlays_apply_without_kubeflow_trainer(overlay, build, deploy):
+    """kubectl applies nothing if one kind is unknown."""
     known = ("v1", "rbac.authorization.k8s.io/v1")
     assert {item["apiVersion"] for item in build(deploy / overlay)} <= set(known)
 
 
-def test_no_secret_is_applied_with_an_overlay(folder, build):
-    """Applying it a second time would put placeholders in the place of the keys."""
+def test_overlays_contain_no_secret(folder, build):
+    """Applying it again would overwrite the keys with placeholders."""
     assert "Secret" not in {item["kind"] for item in build(folder)}

@@ -1,4 +1,4 @@
-"""Every object under deploy/: the API would take it, and it grants what is needed and no more."""
+"""Objects under deploy/ are valid and grant no more than needed."""
 
 import base64
 from ipaddress import ip_address, ip_network
@@ -14,24 +14,23 @@ from components.launchers.cluster.kinds import API_VERSION, SHARED, shared_runti
 from components.launchers.spec import JobSpec
 
 VERSIONS = ("1.28", kubernetes_validate.latest_version())
-"""The oldest Kubernetes we mean to serve, and the newest that is known here."""
+"""The oldest supported Kubernetes and the newest known here."""
 CUSTOM = ("security.openshift.io/v1", "machineconfiguration.openshift.io/v1", API_VERSION)
 ULIMITS = "/etc/crio/crio.conf.d/99-ulimits.conf"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_kubernetes_takes_it(manifest, version):
+def test_kubernetes_accepts_the_manifest(manifest, version):
     if manifest["apiVersion"] not in CUSTOM:
         kubernetes_validate.validate(manifest, version, strict=True)
 
 
-def test_it_names_no_namespace_of_its_own(manifest):
-    """The overlay does; a file that did would be out of step with it."""
+def test_manifests_set_no_namespace(manifest):
     assert "namespace" not in manifest["metadata"]
 
 
 def granted(role):
-    """What a Role grants, as (group, resource, verb)."""
+    """The (group, resource, verb) triples of a Role."""
     return {
         (group, resource, verb)
         for rule in role["rules"]
@@ -49,7 +48,7 @@ def expanded(permissions):
     return {(*resource, verb) for resource, verbs in permissions.items() for verb in verbs}
 
 
-def test_a_shell_in_a_pod_needs_a_role_of_its_own(the):
+def test_the_exec_role_grants_exec_only(the):
     assert granted(the("Role", "kubedet-exec")) == expanded(EXEC)
 
 
@@ -58,11 +57,11 @@ def test_the_doctor_asks_for_what_is_granted(the):
     assert expanded(PERMISSIONS) == granted(roles[0]) | granted(roles[1])
 
 
-def test_the_shared_runtime_is_the_one_that_the_launcher_counts_on(the):
+def test_the_shared_runtime_is_that_of_the_launcher(the):
     assert the("TrainingRuntime", SHARED) == shared_runtime()
 
 
-def test_the_example_secret_is_the_one_that_the_steps_read(the):
+def test_the_example_secret_has_the_keys_of_the_steps(the):
     secret = the("Secret", environment.CREDENTIALS)
     assert set(secret["stringData"]) <= set(environment.SECRET_KEYS)
     assert set(secret["stringData"]) == {
@@ -70,7 +69,7 @@ def test_the_example_secret_is_the_one_that_the_steps_read(the):
     }  # fmt: skip
 
 
-def test_it_holds_no_key_of_anybody(manifest):
+def test_secrets_hold_placeholders(manifest):
     if manifest["kind"] == "Secret":
         secret = set(environment.secret_variables())
         values = {key: value for key, value in manifest["stringData"].items() if key in secret}
@@ -110,13 +109,11 @@ def test_the_training_account_may_use_these_constraints_only(the):
     assert the("ServiceAccount", "kubedet-training")["automountServiceAccountToken"] is False
 
 
-def test_yaml_has_no_key_twice(deploy):
-    """PyYAML keeps the last one without a word."""
-
+def test_yaml_has_no_duplicate_keys(deploy):
     class Strict(yaml.SafeLoader):
         def construct_mapping(self, node, deep=False):
             keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
-            assert len(keys) == len(set(keys)), f"a key stands twice: {keys}"
+            assert len(keys) == len(set(keys)), f"duplicate key: {keys}"
             return super().construct_mapping(node, deep)
 
     for path in deploy.rglob("*.yaml"):
@@ -133,7 +130,7 @@ def test_the_shipped_limits_are_those_that_the_step_reads(the):
 
 
 @pytest.mark.parametrize("name", ["jobs", "steps"])
-def test_no_policy_lets_anybody_in_or_out_to_a_nodes_keys(the, name):
+def test_network_policies_block_ingress_and_metadata_servers(the, name):
     policy = the("NetworkPolicy", f"kubedet-{name}")["spec"]
     assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
     chosen = policy["podSelector"]
@@ -151,7 +148,7 @@ def test_no_policy_lets_anybody_in_or_out_to_a_nodes_keys(the, name):
         assert not reached, address
 
 
-def test_the_policy_of_jobs_chooses_their_pods(the):
+def test_the_job_policy_selects_job_pods(the):
     chosen = the("NetworkPolicy", "kubedet-jobs")["spec"]["podSelector"]["matchLabels"]
     pods = pod_template.pod_labels(JobSpec(command=("x",), labels={pod_template.LABEL_MANAGED: "somebody"}))
     assert chosen.items() <= pods.items()

@@ -31,7 +31,7 @@ BOTH = ("export", "serve")
 
 
 @pytest.mark.parametrize("harm", each(*HARMS, stages=("evaluate",)))
-def test_files_of_an_evaluation(harm, saved, shards, config, tmp_path, chance, injected):
+def test_damaged_evaluation_files(harm, saved, shards, config, tmp_path, chance, injected):
     """The same command finds what it found: no damaged file of its own is taken up."""
     model, folder = saved(), tmp_path / "evaluation"
     first = evaluate(model, shards, str(folder), config)
@@ -91,7 +91,7 @@ def test_puts_of_an_evaluation_and_a_bundle(kind, saved, shards, config, proxy, 
 
 @cells("busy", "export", "serve")
 @cells("reset", "export", "serve")
-def test_a_store_of_models(proxy, tmp_path, injected):
+def test_models_on_a_failing_store(proxy, tmp_path, injected):
     for kind in ("status", "drop", "lost"):
         for method in ("GET", "PUT"):
             proxy.fail(kind, method=method, times=3)
@@ -102,7 +102,7 @@ def test_a_store_of_models(proxy, tmp_path, injected):
 
 
 @pytest.mark.parametrize("harm", each(*HARMS, stages=BOTH))
-def test_files_of_a_bundle(harm, tmp_path, chance, injected):
+def test_damaged_bundle_files(harm, tmp_path, chance, injected):
     """Neither promoted nor opened; exporting and publishing it again is the way out."""
     data_root = str(tmp_path / "root")
     published_models.publish(make_bundle(tmp_path / "made"), data_root, "pets")
@@ -125,7 +125,7 @@ def test_files_of_a_bundle(harm, tmp_path, chance, injected):
 
 
 @pytest.mark.parametrize("harm", each("flip", "cut", stages=BOTH))
-def test_current(harm, tmp_path, chance, injected):
+def test_damaged_current_files(harm, tmp_path, chance, injected):
     data_root = str(tmp_path / "root")
     published_models.publish(make_bundle(tmp_path / "made"), data_root, "pets")
     for _ in range(40):
@@ -195,7 +195,7 @@ def test_another_model_in_a_versions_folder(root, keys, injected):
 
 @cells("added", *BOTH)
 @pytest.mark.parametrize("name", ["libonnx.so", ".pth", "sub/code.py"])
-def test_a_file_more(root, keys, name):
+def test_added_files_of_a_bundle_are_refused(root, keys, name):
     path = root / "models/pets/v2" / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"code")
@@ -223,7 +223,7 @@ def peak_memory(process) -> int:
 
 
 @cells("bomb", "serve")
-def test_images_of_many_pixels(tmp_path, injected):
+def test_huge_images_are_refused_undecoded(tmp_path, injected):
     made = make_bundle(tmp_path / "made")
     command = ["-m", "pipelines.cli", "serve", made, "--port", "0", "--max-pixels", "1000000"]
     with running(command, tmp_path) as (process, port):
@@ -258,7 +258,7 @@ def test_silent_connections(tmp_path, monkeypatch, injected):
         pytest.param(signal.SIGKILL, marks=cells("kill", "serve")),
     ],
 )
-def test_the_end_of_a_server(end, tmp_path):
+def test_a_stopped_server_starts_again(end, tmp_path):
     made = make_bundle(tmp_path / "made")
     with running(["-m", "pipelines.cli", "serve", made, "--port", "0"], tmp_path) as (process, port):
         assert post(("127.0.0.1", port), png(100))[0] == 200
@@ -269,7 +269,7 @@ def test_the_end_of_a_server(end, tmp_path):
 
 
 @cells("other", "serve")
-def test_bytes_that_are_no_image(tmp_path, injected):
+def test_requests_that_are_not_images(tmp_path, injected):
     bodies = [b"", b"<html>", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n" + b"x" * 50, os.urandom(5000)]
     with served(make_bundle(tmp_path / "made")) as (port, _):
         for body in bodies:

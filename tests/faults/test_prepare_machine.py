@@ -157,7 +157,7 @@ def test_too_many_open_files(prepared):
 
 
 @cells("memory", "shard")
-def test_want_of_memory(make_coco, tmp_path):
+def test_out_of_memory(make_coco, tmp_path):
     coco = make_coco(train=["0.jpg", "1.jpg", "2.jpg"])
     (coco / "train" / "1.jpg").write_bytes(png(13_000))  # 169 MB where it is decoded.
     command = [sys.executable, "-c", MEMORY, f"coco:{coco}", str(tmp_path / "data")]

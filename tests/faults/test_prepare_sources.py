@@ -94,7 +94,7 @@ def test_a_store_that_stays_away(in_store, proxy, hurried, bucket):
 
 
 @cells("missing", "download")
-def test_images_that_a_server_lacks(image_server, tmp_path, injected):
+def test_images_missing_on_the_server(image_server, tmp_path, injected):
     (tmp_path / "x.json").write_text(json.dumps(form_of_urls(image_server[0], range(81, 101))))
     config = replace(SOME_BAD, allow_hosts=["127.0.0.1"])
     manifest = download(str(tmp_path / "x.json"), str(tmp_path / "data"), config)
@@ -105,7 +105,7 @@ def test_images_that_a_server_lacks(image_server, tmp_path, injected):
 
 
 @cells("back", *BOTH)
-def test_an_image_that_is_back(fifteen_images, tmp_path, injected):
+def test_a_missing_image_that_returns(fifteen_images, tmp_path, injected):
     images = sorted((fifteen_images / "train").iterdir())[:3]
     for image in images:
         image.rename(f"{image}.away")

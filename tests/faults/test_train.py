@@ -63,7 +63,7 @@ def test_checkpoints(harm, stopped, whole, shards, tiny, chance, injected, tmp_p
 
 
 @pytest.mark.parametrize("harm", each(*HARMS, stages=("train", "evaluate")))
-def test_a_checkpoint_is_never_believed(harm, whole, chance, injected, tmp_path):
+def test_damaged_checkpoints_are_refused(harm, whole, chance, injected, tmp_path):
     path = tmp_path / "best.pt"
     for _ in range(60):
         shutil.copy(f"{whole[0]}/best.pt", path)
@@ -98,7 +98,7 @@ def test_a_configuration_of_another_shape(text, tmp_path):
 
 
 @pytest.mark.parametrize("harm", each("flip", "cut", stages=("train",)))
-def test_a_configuration(harm, tiny, chance, injected, tmp_path):
+def test_damaged_configurations(harm, tiny, chance, injected, tmp_path):
     path = tmp_path / "config.json"
     for _ in range(100):
         parsing.write(str(path), tiny())
@@ -109,7 +109,7 @@ def test_a_configuration(harm, tiny, chance, injected, tmp_path):
 
 
 @cells("best", "train")
-def test_a_best_that_nobody_has(whole, shards, tiny, tmp_path, caplog):
+def test_a_lost_best_checkpoint(whole, shards, tiny, tmp_path, caplog):
     run = shutil.copytree(whole[0], tmp_path / "run")
     newest = checkpoint.read_step(f"{run}/checkpoints", 12)
     newest["best"] = {**newest["best"], "step": 3, "epoch": 0}
@@ -123,7 +123,7 @@ def test_a_best_that_nobody_has(whole, shards, tiny, tmp_path, caplog):
 
 
 @cells("every", "train")
-def test_no_checkpoint_is_whole(stopped, shards, tiny, chance, injected):
+def test_every_checkpoint_damaged(stopped, shards, tiny, chance, injected):
     paths = list((stopped / "checkpoints").iterdir())
     for path in paths:
         HARMS["flip"](path, chance)
@@ -138,7 +138,7 @@ def test_no_checkpoint_is_whole(stopped, shards, tiny, chance, injected):
     [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), OSError(errno.EMFILE, "x")],
 )
 @cells("memory", "train", "evaluate")
-def test_want_of_memory_for_a_checkpoint(error, stopped, shards, tiny, monkeypatch):
+def test_out_of_memory_while_reading_a_checkpoint(error, stopped, shards, tiny, monkeypatch):
     """It goes neither back to the checkpoint before nor on without: what is there is whole."""
 
     def fail(*_, **__):
@@ -192,7 +192,7 @@ def test_a_moved_run_on_moved_shards(stopped, whole, shards, tiny, bucket, monke
 
 
 @pytest.mark.parametrize("kind", each("swallow", "alter", stages=("train",)))
-def test_puts_of_a_run(kind, whole, shards, tiny, proxy, injected):
+def test_lost_writes_of_a_run(kind, whole, shards, tiny, proxy, injected):
     names = ["step-00000006.pt", "best.pt", "step-00000012.pt", "result.json"]
     for name in names:
         proxy.fail(kind, method="PUT", query=name)

@@ -1,4 +1,4 @@
-"""Whatever stands on a command line ends with an exit code, a message and a remedy."""
+"""Any command line ends with an exit code, a message and a remedy."""
 
 import os
 import subprocess
@@ -64,11 +64,6 @@ def test_gates(text):
     assert error is None or (isinstance(error, EvaluationError) and error.fix)
 
 
-def test_blanks_in_a_gate_take_no_time(capsys):
-    words = ("run", "--source", NOWHERE, "--gate", f"coco/AP{BLANKS}>= {BLANKS}0.1 b")
-    assert "cannot be read" in refused(*words, capsys=capsys, codes=(2,))
-
-
 @examples(75)
 @given(st.one_of(texts, st.lists(st.text("0123456789*/-,?JANSUN ", max_size=8), max_size=6).map(" ".join)))
 @example("*/" + "9" * 5000 + " * * * *")
@@ -87,7 +82,7 @@ SOURCES = (
 
 @pytest.fixture
 def nothing_here(tmp_path, monkeypatch, hurried):
-    """An empty folder as the present one, with no store and no network to be asked."""
+    """An empty working folder without a store or network."""
     monkeypatch.chdir(tmp_path)
     for name in ("AWS_ENDPOINT_URL", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
@@ -149,7 +144,7 @@ COMMANDS = (
 @pytest.mark.slow
 @examples(80)
 @given(st.sampled_from(COMMANDS), odd_texts)
-def test_words_of_commands(nothing_here, capsys, command, text):
+def test_odd_arguments_of_commands(nothing_here, capsys, command, text):
     refused(*(word.replace("{}", text) for word in command), capsys=capsys)
 
 
@@ -159,7 +154,7 @@ def test_a_path_of_6000_characters(nothing_here, capsys, command):
 
 
 @pytest.mark.slow
-def test_a_name_that_is_no_text_in_a_process_of_its_own(tmp_path):
+def test_a_folder_name_that_is_not_utf_8(tmp_path):
     folder = os.fsencode(tmp_path) + b"/\xff"
     os.mkdir(folder)
     command = [sys.executable.encode(), b"-m", b"pipelines.cli", b"data", b"inspect", folder]

@@ -1,4 +1,4 @@
-"""Whatever is in a data set's files, `kubedet data inspect` ends with a message and a remedy."""
+"""`kubedet data inspect` ends with a message and a remedy, whatever a data set's files hold."""
 
 import io
 import os
@@ -43,13 +43,13 @@ def jpeg():
 
 @pytest.fixture
 def make_jpeg(jpeg):
-    """What the images of Open Images' mirror are made by."""
+    """Used by the mirror of Open Images."""
     return lambda **_: jpeg
 
 
 @pytest.fixture
 def coco(tmp_path, jpeg):
-    """What inspects a folder with two images and an annotation file of this content."""
+    """Inspects a folder with two images and the given annotations."""
     for name in ("a.jpg", "b.jpg"):
         (tmp_path / name).write_bytes(jpeg)
 
@@ -74,7 +74,7 @@ def test_bytes_of_coco(coco, capsys, content):
 
 
 @pytest.mark.parametrize("side", [2**31 - 1, 2**31, 2**32, 10**12, 10**30, 10**400])
-def test_a_width_of_coco_that_no_image_has(coco, capsys, side):
+def test_huge_widths_in_coco(coco, capsys, side):
     images = [COCO["images"][0] | {"width": side, "height": side}, COCO["images"][1]]
     tree = COCO | {"images": images, "annotations": COCO["annotations"][:2]}
     assert ("integer overflow" in coco(as_json(tree), capsys)) == (side > 2**63)
@@ -82,7 +82,7 @@ def test_a_width_of_coco_that_no_image_has(coco, capsys, side):
 
 @pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**400])
 @pytest.mark.parametrize("where", ["images", "categories", "annotations"])
-def test_an_id_of_coco_of_more_than_64_bits(coco, capsys, number, where):
+def test_coco_ids_above_64_bits(coco, capsys, number, where):
     tree = COCO | {where: [COCO[where][0] | {"id": number}, *COCO[where][1:]]}
     message = coco(as_json(tree), capsys)
     assert "64 bits" in message or "integer overflow" in message
@@ -101,7 +101,7 @@ def test_names_of_classes(coco, capsys, first, second):
 @example("a" * 6000)
 @example("日本" * 3000)
 @example("\U0001f600\u0e01" * 3000)
-def test_names_in_pictures(text):
+def test_odd_names_are_shortened_to_the_width(text):
     pen = text_renderer(12)
     assert pen.width(tried(lambda: pen.shortened(text, 100))) <= 110
 
@@ -199,7 +199,7 @@ def test_archives(tmp_path, jpeg, capsys, kind):
     inspect()
 
 
-def test_files_with_names_that_are_no_text(tmp_path, jpeg, capsys):
+def test_file_names_that_are_not_utf_8(tmp_path, jpeg, capsys):
     for split in ("train", "val"):
         for folder, content in (("images", jpeg), ("labels", LABELS)):
             (tmp_path / folder / split).mkdir(parents=True)

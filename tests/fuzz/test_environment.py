@@ -1,4 +1,4 @@
-"""Whatever the environment's variables hold, commands end with a message and a remedy."""
+"""Commands end with a message and a remedy, whatever environment variables hold."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ VARIABLES = sorted(
     }
     | {"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "TMPDIR", "HOME", "COLUMNS", "TERM", "LANG", "XDG_CACHE_HOME"}
 )
-"""All that the code names, and some that every program reads."""
+"""Those that the code names, and common ones."""
 
 COMMANDS = (
     ("data", "inspect", "s3://bucket/x.json"), ("data", "inspect", "minio://bucket/x.json"),
@@ -33,7 +33,7 @@ COMMANDS = (
 
 @pytest.fixture
 def no_network(monkeypatch, hurried):
-    """Stores and servers are at a port where nobody listens."""
+    """Stores and servers have a closed port."""
     for name in ("AWS_ENDPOINT_URL", "MINIO_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_REGION", "us-east-1")

@@ -1,4 +1,4 @@
-"""Whatever stands in a job's specification, `kubedet job render` ends with a message and a remedy."""
+"""`kubedet job render` ends with a message and a remedy, whatever a specification holds."""
 
 import pytest
 import yaml
@@ -24,7 +24,7 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 
 @pytest.fixture
 def render(tmp_path, capsys):
-    """What renders a specification of these bytes."""
+    """Renders a specification of these bytes."""
     path = tmp_path / "job.yaml"
 
     def rendered(content: bytes, target: str = "pytorchjob", codes: tuple[int, ...] = (0, 1, 2)) -> str:
@@ -48,14 +48,14 @@ def test_bytes_of_specifications(render, content):
     render(content)
 
 
-def test_a_bomb_of_yaml(render):
+def test_yaml_bombs(render):
     assert "100000 values" in render(BOMB.encode(), codes=(2,))
     assert "nested more than 100 deep" in render(b"a: &a [*a]", codes=(2,))
     assert "longer than" in render(b"name: a\n" + b"#" * 10_000_000, codes=(2,))
 
 
 @pytest.mark.parametrize("number", [".inf", "-.inf", ".nan", "1e999", "9" * 5000])
-def test_a_grace_that_is_no_number_of_seconds(render, number, capsys):
+def test_grace_seconds_that_are_not_a_number(render, number, capsys):
     spec = f"name: a\nimage: b\ncommand: [c]\ngrace_seconds: {number}\n"
     message = render(spec.encode(), codes=(2,))
     assert "grace_seconds" in message or "YAML" in message

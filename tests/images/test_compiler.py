@@ -43,7 +43,7 @@ def headers(tmp_path):
     return tmp_path / "include"
 
 
-def test_a_base_that_has_all_is_left_alone(path, headers):
+def test_a_complete_base_is_unchanged(path, headers):
     path("g++")
     path("apt-get")
     path.python(headers)
@@ -55,7 +55,7 @@ def test_a_base_that_has_all_is_left_alone(path, headers):
     ("compiler", "include", "packages"),
     [(False, True, "g++"), (True, False, "python3-dev"), (False, False, "g++ python3-dev")],
 )
-def test_what_is_missing_is_installed(compiler, include, packages, path, headers):
+def test_missing_packages_are_installed(compiler, include, packages, path, headers):
     if compiler:
         path("g++")
     path("apt-get")
@@ -72,7 +72,7 @@ def test_a_base_without_a_package_manager_gets_a_remedy(path, headers):
     assert ran.returncode == 1 and "COMPILER=" in ran.stderr and "g++" in ran.stderr
 
 
-def test_the_question_for_the_headers_is_right(path):
+def test_the_headers_of_a_real_python_are_found(path):
     """The path that the script asks a real interpreter for."""
     path("g++")
     path("python3", f'exec {sys.executable} "$@"')

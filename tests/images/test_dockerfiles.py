@@ -40,13 +40,13 @@ def test_the_base_is_an_argument(image):
     assert {stage[0][1].split()[0] for stage in stages(image)} == {"${BASE}"}
 
 
-def test_it_runs_as_nobody_special(image):
+def test_it_runs_as_a_numeric_non_root_user(image):
     """A number: Kubernetes cannot tell whether a name is root."""
     users = [rest for word, rest in stages(image)[-1] if word == "USER"]
     assert users[-1] == "1000:1000"
 
 
-def test_nothing_comes_from_the_net_but_through_pip_and_the_compilers_script(image):
+def test_only_pip_and_the_compiler_script_download(image):
     words = {word for word, _ in instructions(image)}
     assert "ADD" not in words
     text = "\n".join(rest for _, rest in instructions(image))

@@ -38,7 +38,7 @@ def lock(planner, image):
     return planner.read_lock((ROOT / "images" / "locks" / f"{image}.txt").read_text())
 
 
-def test_versions_are_the_tested_ones(planner, lock):
+def test_locked_versions_are_those_of_the_constraints(planner, lock):
     pins = planner.read_pins((ROOT / "constraints.txt").read_text())
     versions = {name: re.match(r"[\w.-]+==([\w.!+]+)", entry)[1] for name, entry in lock.items()}
     assert {name: pins.get(name) for name in versions.keys() - UNPINNED} == {
@@ -53,7 +53,7 @@ def test_each_file_has_a_hash_and_no_index_is_named(lock):
         assert re.fullmatch(r"[a-z0-9.-]+==[\w.!+]+( ; [^@/]+)? *", first), name
 
 
-def test_nothing_lacks_that_is_needed(image, lock):
+def test_locks_contain_every_dependency(image, lock):
     """They are installed without their dependencies."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pending = [Requirement(text) for text in project["dependencies"]]

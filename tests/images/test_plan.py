@@ -42,7 +42,7 @@ def test_an_empty_base_gets_the_tested_set(planner):
     assert files["requirements.txt"] == "--no-index\ntorch>=2\nminio\n"
 
 
-def test_a_base_with_torch_keeps_it_and_what_it_was_built_with(planner):
+def test_a_base_with_torch_keeps_its_versions(planner):
     brought = {"torch": "2.14.0a0+nv", "nvidia-nccl-cu13": "2.29", "minio": "6.0"}
     files = planner.plan(PROJECT, PINS, LOCK, brought, [])
     assert files["torch.txt"] == "" and files["packages.txt"] == LOCK["minio"] + LOCK["setuptools"]
@@ -57,7 +57,7 @@ def test_a_base_with_all_of_torch_needs_no_index(planner):
 
 
 @pytest.mark.parametrize("extras", [["pipeline"], ["pipeline", "export"]])
-def test_an_extra_that_takes_in_another_is_what_that_one_needs_and_no_package_of_an_index(planner, extras):
+def test_extras_that_include_another_are_expanded(planner, extras):
     assert planner.plan(PROJECT, PINS, LOCK, {}, extras)["requirements.txt"].endswith("minio\nonnx\nkfp\n")
 
 
@@ -91,7 +91,7 @@ def test_every_requirement_is_pinned(planner, written):
     assert {re.split(r"[^\w.-]", line)[0].lower() for line in lines[1:]} <= set(pins)
 
 
-def test_it_is_written_for_any_python_but_says_which_it_wants(planner, monkeypatch):
+def test_an_old_python_gets_a_remedy(planner, monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 10))
     with pytest.raises(SystemExit, match=r"error: BASE has Python 3\.\d+.*choose one with 3\.11 or newer"):
         planner.main()
