@@ -1,11 +1,14 @@
 """A server with the delay and speed of a slow link, in its own process, at next to no CPU time."""
 
 import asyncio
+import io
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from PIL import Image
 
 DELAY = 0.020
 """Seconds from a request to the first byte of its answer."""
@@ -53,8 +56,10 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bo
 
 
 async def _serve(size: int) -> None:
-    # A JPEG's beginning and end, and what is no marker between them.
-    body = b"\xff\xd8\xff" + bytes(range(1, 255)) * (size // 254 + 1)
+    buffer = io.BytesIO()
+    Image.new("RGB", (1024, 768)).save(buffer, "JPEG")
+    # A readable image; the padding in its scan has no marker.
+    body = buffer.getvalue()[:-2] + bytes(range(1, 255)) * (size // 254 + 1)
     body = body[: size - 2] + b"\xff\xd9"
     server = await asyncio.start_server(lambda r, w: _answer(r, w, body), "127.0.0.1", 0, backlog=256)
     print(server.sockets[0].getsockname()[1], flush=True)
