@@ -49,7 +49,7 @@ def test_eviction_by_a_queue_restarts_the_count():
     assert restarts.is_new(pod(1)) and restarts.counted(pod(1)) == 1
 
 
-def killed(*lines, after=0.15):
+def killed(*lines, after=0.5):
     def life(pod):
         pod.run()
         pod.say(*lines)
