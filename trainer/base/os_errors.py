@@ -57,7 +57,8 @@ def check_resources(error: BaseException, title: str = "an image") -> None:
         raise ResourceError(
             f"{title} cannot be read: there is not enough memory", fix=_REMEDIES[errno.ENOMEM]
         ) from error
-    if isinstance(error, OSError) and error.errno is not None:
+    # torch seeks to a place before the beginning of a file that was cut short: EINVAL.
+    if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
         fix = _REMEDIES.get(error.errno, "solve that, and run again")
         raise ResourceError(f"{title} cannot be read: {os.strerror(error.errno)}", fix=fix) from error
 
