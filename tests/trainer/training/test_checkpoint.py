@@ -184,3 +184,14 @@ def test_a_damaged_newest_gives_way_to_the_one_before_but_want_of_memory_does_no
         with pytest.raises(StorageError, match=told) as caught:
             checkpoint.read_latest(str(tmp_path))
         assert "delete" not in str(caught.value) and "is damaged" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [0, 100, 5000, 13000])
+def test_a_truncated_checkpoint_is_damaged(tmp_path, size):
+    """torch raises errors of several kinds, depending on where the file ends."""
+    path = tmp_path / "step-00000001.pt"
+    state = {"version": checkpoint.VERSION, "model": {"a": torch.zeros(3000)}, "config": "{}", "step": 1}
+    checkpoint.write(state, str(path))
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(checkpoint.DamagedCheckpoint):
+        checkpoint.read(str(path))
