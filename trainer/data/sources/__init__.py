@@ -39,7 +39,12 @@ FORMS = (
     "sample, openimages:, coco:2017, coco:PATH, voc:PATH, yolo:PATH, or the path of a COCO JSON, or of a "
     "COCO, VOC or YOLO folder, or a zip or tar of one"
 )
-_KINDS: dict[str, Callable[[str], Source]] = {"coco": CocoSource, "voc": VocSource, "yolo": YoloSource}
+_KINDS: dict[str, Callable[[str, str], Source]] = {
+    "coco": lambda location, confined: CocoSource(location, confined=confined),
+    "voc": lambda location, confined: VocSource(location),
+    "yolo": lambda location, confined: YoloSource(location, confined=confined),
+}
+"""Constructors by kind, of a location and of a folder that no path may leave."""
 
 
 def parse(source: str, config: DataConfig | None = None) -> Source:
@@ -109,7 +114,7 @@ def _at_path(source: str) -> Source:
     kind = kind or kind_of(uri)
     refuse_foreign(uri, kind)
     if kind:
-        return _KINDS[kind](uri)
+        return _KINDS[kind](uri, "")
     raise DataError(
         f"source {source!r} is neither a COCO JSON nor a COCO, VOC or YOLO folder",
         fix=f"use {FORMS}; a VOC folder holds XML files, a COCO folder annotations/*.json, a YOLO folder "
@@ -235,10 +240,7 @@ class ArchiveSource(Source):
         unpacked = unpack(self.location)
         try:
             kind, root = self._kind_and_root(unpacked)
-            source = _KINDS[kind](root)
-            if isinstance(source, YoloSource):
-                source = replace(source, confined=unpacked.folder)
-            listing = _with_reading(source, self.reading).listing()
+            listing = _with_reading(_KINDS[kind](root, unpacked.folder), self.reading).listing()
         except DataError as error:
             raise DataError(self._renamed(error.message, unpacked), fix=error.fix) from None
         lines = [f"{name} {version}\n" for name, version in sorted(unpacked.versions.items())]

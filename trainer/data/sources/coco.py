@@ -80,7 +80,8 @@ class ImageLocator:
 
     def locate(self, entry: Entry) -> str:
         """Set an entry's `origin` and `version`, or its `fault`; return text that changes with its file."""
-        located = self._look(self._best, entry) if self._best else None
+        folder = "/" if entry.origin.startswith("/") else self._best  # "/": an absolute file_name.
+        located = self._look(folder, entry) if folder else None
         if located:
             entry.origin, entry.version = located
             return f"{entry.file_name} {entry.version}"
@@ -105,6 +106,8 @@ class CocoSource(Source):
 
     location: str
     reading: Reading = AS_PUBLISHED
+    confined: str = ""
+    """Folder that no file_name may lead out of; "" if absolute ones are taken."""
 
     @property
     def uri(self) -> str:
@@ -118,7 +121,7 @@ class CocoSource(Source):
         """
         digest, problems = hashlib.sha256(), Problems()
         uris = self._files()
-        files = {split: CocoFile.at(uri) for split, uri in uris.items()}
+        files = {split: CocoFile.at(uri, confined=bool(self.confined)) for split, uri in uris.items()}
         for split, file in files.items():
             with file.open() as data:
                 digest.update(f"{split} {hashlib.file_digest(data, 'sha256').hexdigest()}\n".encode())

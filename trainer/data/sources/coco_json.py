@@ -1,6 +1,7 @@
 """Reads a COCO JSON of any size: it is parsed as a stream, and sorted by image in a database on disk."""
 
 import json
+import os
 import re
 import sqlite3
 import tempfile
@@ -19,7 +20,7 @@ import numpy as np
 from trainer import storage
 from trainer.base.errors import DataError, StorageError, first_line
 from trainer.data import problem_counts as reasons
-from trainer.data.images import SHARES_UPRIGHT
+from trainer.data.images import IMAGE_SUFFIXES, SHARES_UPRIGHT
 from trainer.data.problem_counts import Problems
 from trainer.data.sources.source import AS_PUBLISHED, UNKNOWN, Box, Category, Entry, Reading
 
@@ -41,16 +42,18 @@ class CocoFile:
     uri: str
     """For messages."""
     open: Callable[[], AbstractContextManager[BufferedIOBase]]
+    confined: bool = True
+    """Whether absolute names of images are refused: not if the file is this machine's."""
 
     @classmethod
-    def at(cls, uri: str) -> "CocoFile":
+    def at(cls, uri: str, *, confined: bool = False) -> "CocoFile":
         """Name the file at a URI; one that is not local is copied to the local cache.
 
         Raises:
             StorageError: it is missing or cannot be reached.
         """
         path = storage.local_copy(uri)
-        return cls(uri, lambda: path.open("rb"))
+        return cls(uri, lambda: path.open("rb"), confined or not storage.is_local(uri))
 
     def items(self, name: str) -> Iterator[dict[str, Any]]:
         """Yield the objects of one of the lists images, annotations and categories.
@@ -153,7 +156,7 @@ class CocoImages:
             self._database = sqlite3.connect("", check_same_thread=False)  # "" is a temporary file.
             self._database.executescript(_TABLES)
             for image in file.items("images"):
-                self._add(_fields(image, file.uri), problems)
+                self._add(_fields(image, file), problems)
             (self.count,) = self._database.execute("SELECT count(*) FROM images").fetchone()
         if not self.count:
             raise DataError(
@@ -258,8 +261,9 @@ def _positive(value: Any) -> float:
     return float(value) if usable else 0.0
 
 
-def _fields(image: dict[str, Any], uri: str) -> tuple[str, str, int, int, int | str]:
-    """Return name, URL, width, height and id of an image."""
+def _fields(image: dict[str, Any], file: CocoFile) -> tuple[str, str, int, int, int | str]:
+    """Return name, URL, width, height and id of an image; "/" and an absolute path stand for a URL."""
+    uri = file.uri
     original_id, url = image.get("id"), str(image.get("coco_url") or "")
     name = image.get("file_name") or PurePosixPath(url.partition("?")[0]).name
     if not isinstance(original_id, int | str) or not isinstance(name, str) or not name:
@@ -272,6 +276,8 @@ def _fields(image: dict[str, Any], uri: str) -> tuple[str, str, int, int, int | 
     url = url if is_fetched(url) else ""
     if is_fetched(name):  # As Label Studio writes it for images in a bucket.
         url, name = name, name.partition("://")[2].partition("?")[0]
+    elif absolute := "" if file.confined else _absolute(name, uri):
+        url, name = f"/{absolute}", absolute
     return _relative(name, uri), url, width, height, original_id
 
 
@@ -280,12 +286,22 @@ def is_fetched(text: str) -> bool:
     return storage.scheme(text) in (*storage.WEB, *storage.OBJECT_STORES)
 
 
+def _absolute(name: str, uri: str) -> str:
+    """Return the path, without its first slash, of an image on this machine outside of the set's folder."""
+    if not name.startswith("/") and ".." not in name.split("/"):
+        return ""
+    path = os.path.normpath(os.path.join(storage.parent(uri), name))
+    usable = path.startswith("/") and path.lower().endswith(IMAGE_SUFFIXES)
+    return path.lstrip("/") if usable and os.path.isfile(path) else ""
+
+
 def _relative(name: str, uri: str) -> str:
     """Return a file_name with forward slashes; refuse one that leads out of the folder."""
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or not path.name or "\0" in name or ":" in path.parts[0]:
         raise DataError(
-            f"{uri}: refused file_name {name!r}, which leads out of the images' folder",
+            f"{uri}: refused file_name {name!r}, which leads out of the images' folder"
+            + (" and is no image on this machine" if path.is_absolute() else ""),
             fix="make file_name relative to the folder of the images",
         )
     return str(path)

@@ -296,8 +296,9 @@ def file_of(folder: str) -> str:
         StorageError: the folder cannot be read.
     """
     names = sorted(storage.list_states(folder))
-    if "data.yaml" in names:
-        return storage.join(folder, "data.yaml")
+    for name in ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml"):
+        if name in names:
+            return storage.join(folder, name)
     described = [name for name in names if name.lower().endswith(YAML) and _describes(folder, name)]
     if len(described) > 1:
         raise DataError(

@@ -250,6 +250,41 @@ def test_other_json_is_refused_by_the_name_of_its_tool(tmp_path, form, tool):
         sources.parse(str(tmp_path / "x.json")).listing()
 
 
+def test_absolute_file_names_that_exist_are_taken(make_coco, edit_json, tmp_path, bucket, make_jpeg):
+    root = make_coco(train=["a.jpg"])
+    outside = tmp_path / "photos" / "b.jpg"
+    outside.parent.mkdir()
+    outside.write_bytes(make_jpeg(seed=5))
+    secret = tmp_path / "photos" / "key"
+    secret.write_text("x")
+    path = root / "annotations" / "instances_train.json"
+
+    def add(name):
+        def change(form):
+            form["images"] = [form["images"][0], {"id": 7, "file_name": str(name), "width": 40, "height": 30}]
+
+        edit_json(path, change)
+
+    add(outside)
+    source = CocoSource(str(root))
+    (batch,) = source.listing().splits["train"].batches()
+    rows = batch.to_pylist()
+    assert [row["file_name"] for row in rows] == ["a.jpg", str(outside).lstrip("/")]
+    assert rows[1]["version"] and source.read(rows[1]["origin"]) == make_jpeg(seed=5)
+    add("../../photos/b.jpg")  # From the folder of the JSON.
+    (batch,) = source.listing().splits["train"].batches()
+    assert batch.to_pylist()[1]["origin"] == str(outside)
+    for name in (secret, tmp_path / "photos" / "gone.jpg"):  # No image, and not there.
+        add(name)
+        with pytest.raises(DataError, match=r"refused file_name.* and is no image on this machine"):
+            source.listing()
+    # A file on a server does not reach into this machine.
+    add(outside)
+    (bucket / "x.json").write_bytes(path.read_bytes())
+    with pytest.raises(DataError, match="refused file_name"):
+        CocoSource("s3://bucket/x.json").listing()
+
+
 def test_file_names_that_are_uris_are_fetched(make_coco, edit_json):
     root = make_coco(train=["a.jpg"])
     path = root / "annotations" / "instances_train.json"
