@@ -1,0 +1,92 @@
+"""D-FINE as it is exported after a training: on every validation image what the trained model finds."""
+
+import dataclasses
+import shutil
+
+import pytest
+import torch
+
+from trainer.base.errors import ExportError
+from trainer.data.decoding import read_sample
+from trainer.data.download import download
+from trainer.data.shard_index import ShardDataset
+from trainer.data.shards import shard
+from trainer.data.transforms import letterbox
+from trainer.export import formats, verify
+from trainer.export.detection_pairing import EXACT, Comparison
+from trainer.export.export import export
+from trainer.export.formats import OnnxRuntime
+from trainer.model import recipes
+from trainer.model.postprocess import Detections
+from trainer.training import checkpoint
+from trainer.training.loop import train
+
+pytestmark = [pytest.mark.slow, pytest.mark.extra]
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory, tiny):
+    """A D-FINE after a hundred steps on the sample: its configuration, checkpoint and shards."""
+    folder = tmp_path_factory.mktemp("learnt")
+    config = tiny(train__epochs=5, train__validate_every=5, train__lr=2e-3, train__clip_norm=0.5)
+    # All pairs of query and class: else the last one may be either of two that are alike.
+    every = {"model.queries": 16, "model.detections_per_image": 80, "model.score_threshold": 0.0}
+    model = recipes.load("dfine_small", {"model.width": 0.25, **every}).model
+    config = dataclasses.replace(config, model=model)
+    raw = download("sample:images=80,seed=5,size=96", str(folder), config.data)
+    shards = shard(raw, str(folder), config.data).uri
+    return config, train(config, shards, str(folder / "run")), shards
+
+
+@pytest.fixture(scope="module")
+def exported(learnt, tmp_path_factory):
+    """The bundle in fp32 and int8, whatever int8 costs; what the export says of it."""
+    config, trained, shards = learnt
+    folder = tmp_path_factory.mktemp("model")
+    changes = {"formats": ["onnx", "onnx-int8"], "max_ap_change_int8": 1.0, "check_images": 500}
+    config = dataclasses.replace(config, export=dataclasses.replace(config.export, **changes))
+    return folder, export(trained["checkpoint"], shards, str(folder), config)
+
+
+def test_every_validation_image_has_the_boxes_scores_and_labels_of_the_model(learnt, exported):
+    _, trained, shards = learnt
+    detector, meta = checkpoint.load_model(trained["checkpoint"])
+    images, size = ShardDataset(shards, "val"), meta["config"]["loader"]["image_size"]
+    assert len(images) >= 10
+    runtime, comparison = OnnxRuntime(exported[0] / "model.onnx"), Comparison(EXACT)
+    for index in range(len(images)):
+        square = letterbox(read_sample(images, index)[0], size)[0][None]
+        served = Detections(*(torch.from_numpy(part) for part in runtime.run(square.numpy())))
+        eager = detector.predict(square)
+        assert eager.num.item() == served.num.item() == 80, index
+        comparison.add(eager, served)
+    matches = comparison.result()
+    assert matches.matched == 1 and matches.detections > 10 * len(images)
+    assert matches.score_error < 1e-3 and matches.box_error < 0.1
+
+
+def test_eight_bits_are_shipped_where_ap_holds_and_refused_where_not(learnt, exported, tmp_path, monkeypatch):
+    config, trained, shards = learnt
+    checks, images = exported[1]["formats"], len(ShardDataset(shards, "val"))
+    assert checks["onnx"]["images"] == images and abs(checks["onnx"]["ap_change"]) < 1e-3
+    assert checks["onnx-int8"]["matches"]["matched"] > 0.3
+    sizes = [(exported[0] / name).stat().st_size for name in ("model.int8.onnx", "model.onnx")]
+    assert sizes[0] < sizes[1]
+    score = verify._average_precision
+
+    def worse(*arguments):
+        """As a network that eight bits cost more than is allowed."""
+        return {name: ap - 0.01 * (name == "onnx-int8") for name, ap in score(*arguments).items()}
+
+    monkeypatch.setattr(verify, "_average_precision", worse)
+    for write, name in (("write_onnx", "model.onnx"), ("quantize", "model.int8.onnx")):
+        made = exported[0] / name  # What they would write again.
+        monkeypatch.setattr(formats, write, lambda _, path, *others, made=made: shutil.copyfile(made, path))
+    limits = {"formats": ["onnx", "onnx-int8"], "check_images": 500, "max_ap_change_int8": 0.002}
+    config = dataclasses.replace(config, export=dataclasses.replace(config.export, **limits))
+    with pytest.raises(ExportError, match=rf"\(onnx-int8\) differs .* on {images} images: COCO AP") as caught:
+        export(trained["checkpoint"], shards, str(tmp_path / "model"), config)
+    assert "export.max_ap_change_int8" in caught.value.message
+    for words in ("leave onnx-int8 out of export.formats", "nothing was published"):
+        assert words in caught.value.fix
+    assert not list(tmp_path.rglob("*.onnx"))
