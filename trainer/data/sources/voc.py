@@ -11,6 +11,7 @@ Corners that coincide are a slip of the annotator: such a box has no area.
 """
 
 import hashlib
+import json
 import re
 import xml.etree.ElementTree as ET
 from collections import defaultdict
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePosixPath
+from tempfile import TemporaryFile
 from xml.parsers import expat
 
 from trainer import storage
@@ -127,19 +129,19 @@ class VocSource(Source):
             DataError: the folder has no annotations or no images.
         """
         layout = _Layout(self.folder)
-        digest, problems = hashlib.sha256(), Problems()
-        annotations: dict[str, VocAnnotation] = {}
+        digest, problems, annotations, names = hashlib.sha256(), Problems(), _Annotations(), set[str]()
         keys = sorted({key for keys in layout.splits.values() for key in keys if key in layout.xml})
         uris = [storage.join(self.folder, layout.xml[key]) for key in keys]
         for key, uri, data in zip(keys, uris, read_all(uris), strict=True):
             text = b"" if isinstance(data, MissingError) else data
             digest.update(f"{key} {len(text)}\n".encode() + text)
-            annotations[key] = annotation = parse_xml(text)
+            annotation = parse_xml(text)
             if isinstance(data, MissingError):
                 annotation.fault = data.message
+            annotations.add(key, annotation)
+            names.update(label for label, _, _ in annotation.objects)
             for reason, item in annotation.bad_objects:
                 problems.add(reason, f"{item} in {uri}")
-        names = {label for annotation in annotations.values() for label, _, _ in annotation.objects}
         # Sorted, so that labels do not depend on the order of the images.
         categories = [Category(name, number) for number, name in enumerate(sorted(names - {""}), 1)]
         rows, overlaps, used = {}, SplitOverlaps(problems), set()
@@ -156,9 +158,27 @@ class VocSource(Source):
         return Listing(categories, rows, digest.hexdigest(), problems, read_as=layout.read_as)
 
 
+class _Annotations:
+    """The content of XML files on disk; only their offsets are in memory."""
+
+    def __init__(self) -> None:
+        self._lines = TemporaryFile()  # noqa: SIM115 (open as long as the object exists)
+        self._offsets: dict[str, int] = {}
+
+    def add(self, key: str, annotation: VocAnnotation) -> None:
+        self._offsets[key] = self._lines.tell()
+        self._lines.write(json.dumps(vars(annotation)).encode() + b"\n")
+
+    def get(self, key: str) -> VocAnnotation | None:
+        if key not in self._offsets:
+            return None
+        self._lines.seek(self._offsets[key])
+        return VocAnnotation(**json.loads(self._lines.readline()))
+
+
 def _entries(
     keys: list[str],
-    annotations: dict[str, VocAnnotation],
+    annotations: _Annotations,
     layout: "_Layout",
     categories: list[Category],
     _: Problems,
@@ -172,7 +192,8 @@ def _entries(
             yield Entry(key, "", 0, 0, [], fault=(reasons.IMAGE_MISSING, image))
             continue
         boxes = [
-            Box(positions.get(label, UNKNOWN), bbox, 0.0, crowd) for label, bbox, crowd in annotation.objects
+            Box(positions.get(label, UNKNOWN), tuple(bbox), 0.0, crowd)
+            for label, bbox, crowd in annotation.objects
         ]
         yield Entry(
             image.name, storage.join(layout.root, image.path), annotation.width, annotation.height, boxes,
@@ -189,7 +210,7 @@ _SPLIT_FOLDER = re.compile(
 _ORDER = ("train", "val", "test")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Image:
     """An image file."""
 

@@ -95,4 +95,4 @@ def test_a_set_of_another_program_is_read_as_it_was_meant(written, tmp_path, too
                 for (_, box), (_, true_box) in zip(boxes[split][stem], expected, strict=True):
                     assert box == pytest.approx(true_box, abs=slack)
         planned = plan(text, str(tmp_path / "data"), DataConfig())
-        assert [category["name"] for category in planned.categories] == CLASSES
+        assert [category.name for category in planned.categories] == CLASSES
