@@ -76,7 +76,10 @@ def measure(uri: str, size: int, rounds: int, workers: int) -> dict[str, float]:
     images, jpegs = len(dataset), [dataset.read(index)[0] for index in range(len(dataset))]
     # One batch ahead: nothing is decoded while another way is measured.
     config = LoaderConfig(image_size=size, workers=workers, prefetch=1)
-    views = [random_view(width, height, config, [0.5] * 5) for width, height in dataset.sizes.tolist()]
+    views = [
+        random_view(width, height, config, [0.5] * 5, (size, size))
+        for width, height in dataset.sizes.tolist()
+    ]
     # The sides that the decoder is asked for at least, 0 being as stored, and those that the loader draws.
     halved = [view.crop[:1:-1] if view.divisor > 1 else (0, 0) for view in views]
     sizes = [view.place[:1:-1] for view in views]

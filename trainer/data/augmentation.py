@@ -126,7 +126,12 @@ class Augmentation:
         own, whole = self._index(plan.place), (0, 0, size, size)
         x, y, share = plan.draws
         if plan.mosaic:
-            areas = _quarters(size, *(round(size * (_CENTRE[0] + _CENTRE[1] * draw)) for draw in (x, y)))
+            middle_x, middle_y = (round(size * (_CENTRE[0] + _CENTRE[1] * draw)) for draw in (x, y))
+            areas = [
+                (left, top, width, height)
+                for top, height in ((0, middle_y), (middle_y, size - middle_y))
+                for left, width in ((0, middle_x), (middle_x, size - middle_x))
+            ]
             shown = zip((own, *plan.mosaic), areas, range(1, 5), strict=True)
             first = tuple(self._tile(plan.place, index, area, part) for index, area, part in shown)
         else:
@@ -140,12 +145,3 @@ class Augmentation:
         draws = sample_draws(self._seed, *place, *part)
         width, height = self._sizes[index].tolist()
         return Tile(index, random_view(width, height, self._config, draws[:5], area[2:]), area)
-
-
-def _quarters(size: int, x: int, y: int) -> list[tuple[int, int, int, int]]:
-    """Return the four parts of a square around a point."""
-    return [
-        (left, top, width, height)
-        for top, height in ((0, y), (y, size - y))
-        for left, width in ((0, x), (x, size - x))
-    ]

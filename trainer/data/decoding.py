@@ -6,7 +6,6 @@ Sharding reads only headers unless `data.decode_check` is set, so such damage sh
 import logging
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from trainer.base.errors import DataError
 from trainer.base.os_errors import check_resources, name_resource_errors
-from trainer.data.augmentation import Composition, Tile
+from trainer.data.augmentation import Composition
 from trainer.data.samples import Record, Sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import FILL, Drawing, View
@@ -45,10 +44,7 @@ class Scratch(threading.local):
 def decode(jpeg: bytes, width: int, height: int, divisor: int = 1, *, bgr: bool = False) -> Tensor:
     """Decode a JPEG of a size in pixels to uint8 RGB (or BGR) [3, H, W] in the memory format channels_last.
 
-    Its sides are divided by `divisor` (1, 2, 4 or 8) and rounded up.
-
-    Raises:
-        ValueError: it is no JPEG of that size, or damaged.
+    Its sides are divided by `divisor` (1, 2, 4 or 8) and rounded up. Damage is a ValueError.
     """
     pixels = np.empty((-(-height // divisor), -(-width // divisor), 3), np.uint8)
     decode_into(pixels, jpeg, divisor, bgr=bgr)
@@ -61,9 +57,6 @@ def decode_into(
     """Decode a JPEG into contiguous uint8 [H, W, 3] of the divided size; see `decode`.
 
     If it is damaged inside and not `strict`, as much as possible is decoded.
-
-    Raises:
-        ValueError: it is no JPEG of that size, or damaged.
     """
     least = pixels.shape[:2] if divisor > 1 else (0, 0)
     try:
@@ -82,12 +75,7 @@ def decode_into(
 
 
 def read_sample(dataset: ShardDataset, index: int) -> tuple[Tensor, Record]:
-    """Read and decode one sample: the image as uint8 RGB [3, H, W], and its record.
-
-    Raises:
-        DataError: the image is damaged; the message names it.
-        StorageError: the shard cannot be read.
-    """
+    """Read and decode one sample: the image as uint8 RGB [3, H, W], and its record."""
     data, record = dataset.read(index)
     try:
         return decode(data, record["width"], record["height"]), record
@@ -96,28 +84,6 @@ def read_sample(dataset: ShardDataset, index: int) -> tuple[Tensor, Record]:
             f"image {record['file_name']} in the shards at {dataset.uri} cannot be decoded: {error}",
             fix=_REMEDY,
         ) from None
-
-
-def blend(square: np.ndarray, layer: np.ndarray, share: int) -> None:
-    """Blend a layer into a uint8 square; `share` of the square in 1/256.
-
-    In integers, so that the result is the same on every machine.
-    """
-    mean = square * np.uint16(share)
-    mean += layer * np.uint16(256 - share)
-    mean += 128
-    mean >>= 8
-    square[...] = mean
-
-
-class _Prepared(NamedTuple):
-    """A view that is ready to be drawn."""
-
-    view: View
-    canvas: np.ndarray
-    pixels: np.ndarray
-    """Receives the decoded image."""
-    drawing: Drawing
 
 
 class Decoder:
@@ -144,61 +110,57 @@ class Decoder:
         """Decode samples (by their indices in the split) and draw a view of each into uint8 [N, S, S, 3].
 
         Returns which of them could be decoded; the squares of the others are grey.
-
-        Raises:
-            DataError: too many images are damaged.
         """
         # All are prepared before the first is decoded: see `Drawing`.
-        prepared = [
+        drawings = [
             self._prepare(record, view, canvas)
             for (_, record), view, canvas in zip(samples, views, squares.numpy(), strict=True)
         ]
-        return [self._finish(*part) for part in zip(indices, samples, prepared, strict=True)]
+        return [self._finish(*part) for part in zip(indices, samples, drawings, strict=True)]
 
     def compose(
         self, samples: Sequence[Sequence[Sample]], picture: Composition, square: Tensor
     ) -> list[list[bool]]:
-        """Decode the samples of each layer of a picture and draw it into uint8 [S, S, 3]; see `draw`.
-
-        Raises:
-            DataError: too many images are damaged.
-        """
-        target, decoded = square.numpy(), []
+        """Decode the samples of each layer of a picture and draw it into uint8 [S, S, 3]; see `draw`."""
+        target = square.numpy()
+        decoded: list[list[bool]] = []
         for number, (tiles, layer_samples) in enumerate(zip(picture.layers, samples, strict=True)):
             layer = self._scratch("layer", *target.shape[:2]) if number else target
-            pairs = zip(tiles, layer_samples, strict=True)
-            decoded.append([self._draw_tile(tile, sample, layer) for tile, sample in pairs])
+            decoded.append([])
+            for tile, sample in zip(tiles, layer_samples, strict=True):
+                left, top, width, height = tile.area
+                covers_all = (height, width) == layer.shape[:2]
+                canvas = layer if covers_all else self._scratch("tile", height, width)
+                drawing = self._prepare(sample[1], tile.view, canvas)
+                decoded[-1].append(self._finish(tile.sample, sample, drawing))
+                if not covers_all:
+                    layer[top : top + height, left : left + width] = canvas
             if number:
-                blend(target, layer, picture.share)
+                # In integers, so that the result is the same on every machine.
+                mean = target * np.uint16(picture.share)
+                mean += layer * np.uint16(256 - picture.share)
+                mean += 128
+                mean >>= 8
+                target[...] = mean
         return decoded
 
-    def _draw_tile(self, tile: Tile, sample: Sample, layer: np.ndarray) -> bool:
-        left, top, width, height = tile.area
-        covers_all = (height, width) == layer.shape[:2]
-        canvas = layer if covers_all else self._scratch("tile", height, width)
-        decoded = self._finish(tile.sample, sample, self._prepare(sample[1], tile.view, canvas))
-        if not covers_all:
-            layer[top : top + height, left : left + width] = canvas
-        return decoded
-
-    def _prepare(self, record: Record, view: View, canvas: np.ndarray) -> _Prepared:
+    def _prepare(self, record: Record, view: View, canvas: np.ndarray) -> Drawing:
         sides = (-(-record["height"] // view.divisor), -(-record["width"] // view.divisor))
-        pixels = self._scratch("image", *sides)
-        spare = self._scratch("spare", *canvas.shape[:2])
-        return _Prepared(view, canvas, pixels, Drawing(pixels, view, canvas, spare))
+        pixels, spare = self._scratch("image", *sides), self._scratch("spare", *canvas.shape[:2])
+        return Drawing(pixels, view, canvas, spare)
 
-    def _finish(self, index: int, sample: Sample, prepared: _Prepared) -> bool:
+    def _finish(self, index: int, sample: Sample, drawing: Drawing) -> bool:
         """Decode a sample as far as possible and draw it; return whether any pixels could be decoded."""
-        (data, record), (view, canvas, pixels, drawing) = sample, prepared
+        (data, record), view = sample, drawing.view
         try:
             with name_resource_errors(record["file_name"]):
-                decode_into(pixels, data, view.divisor, bgr=view.flip)
+                decode_into(drawing.pixels, data, view.divisor, bgr=view.flip)
         except ValueError as error:
             try:
-                decode_into(pixels, data, view.divisor, bgr=view.flip, strict=False)
+                decode_into(drawing.pixels, data, view.divisor, bgr=view.flip, strict=False)
             except ValueError:
                 self._count(index, record["file_name"], str(error), "an empty picture takes its place")
-                canvas.fill(FILL)
+                drawing.square.fill(FILL)
                 return False
             self._count(index, record["file_name"], str(error), "it is used as far as it can be decoded")
         drawing.finish()

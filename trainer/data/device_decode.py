@@ -89,11 +89,7 @@ class DeviceDecoder(Decoder):
 
 
 def check(device: torch.device) -> None:
-    """Check that the device can decode.
-
-    Raises:
-        ConfigError: it is no GPU, or the package is missing.
-    """
+    """Refuse a device that cannot decode."""
     if device.type != "cuda":
         raise ConfigError(
             "loader.decoder=gpu needs an NVIDIA GPU, and this process has none", fix="set loader.decoder=cpu"
@@ -108,11 +104,7 @@ def check(device: torch.device) -> None:
 
 
 def decode(jpeg: bytes, device: torch.device) -> Tensor:
-    """Decode a JPEG on a device to uint8 RGB [3, H, W].
-
-    Raises:
-        RuntimeError: it cannot be decoded.
-    """
+    """Decode a JPEG on a device to uint8 RGB [3, H, W]; damage is a RuntimeError."""
     from torchcodec.decoders import decode_jpeg
 
     (image,) = decode_jpeg([jpeg], mode="RGB", device=device)
@@ -120,11 +112,7 @@ def decode(jpeg: bytes, device: torch.device) -> Tensor:
 
 
 def draw_view(image: Tensor, view: View, canvas_width: int, canvas_height: int) -> Tensor:
-    """Draw the view of uint8 [3, H, W], of the stored size, as `transforms.render` does on the host.
-
-    Returns:
-        uint8 [canvas_height, canvas_width, 3] on the image's device.
-    """
+    """Draw the view of uint8 [3, H, W], of the stored size, as `transforms.render` does on the host."""
     canvas = torch.full((canvas_height, canvas_width, 3), FILL, dtype=torch.uint8, device=image.device)
     left, top, width, height = view.crop
     x, y, place_width, place_height = view.place

@@ -110,45 +110,19 @@ def normalize(
         quality: of JPEGs that have to be written, 1 to 100.
         orientation: Exif orientation to apply, 1 to 8; 0 takes the file's.
         decode: decode all images, which finds damage between the headers and the end.
-
-    Raises:
-        UnreadableImage: it is no image, cut off, or too large to decode.
     """
     image = _open(data)
     orientation = orientation or _orientation(image)
-    jpeg = _as_baseline(data, image) if orientation == 1 and max(image.size) <= max_side else None
-    if jpeg is None:
-        return _encoded(image, data, max_side, quality, orientation)
-    if decode:
-        _decode(jpeg)
-    return NormalImage(jpeg, *image.size, *image.size, 1)
-
-
-def _as_baseline(data: bytes, image: Image.Image) -> bytes | None:
-    """Return a baseline JPEG without its Exif and XMP blocks; None if it is another file, or cut off."""
-    if not isinstance(image, JpegImageFile) or image.info.get("progressive"):
-        return None
-    samplings = [layer[1:3] for layer in image.layer]  # Of grey, or of brightness and two colours.
-    if samplings[1:] not in ([], [(1, 1), (1, 1)]) or samplings[0] not in _SAMPLINGS:
-        return None
-    for name, content in image.applist:
-        if name == "APP1":
-            data = data.replace(b"\xff\xe1" + (len(content) + 2).to_bytes(2, "big") + content, b"", 1)
-    is_whole = data.rfind(b"\xff\xd9") > data.find(_BEGIN_OF_SCAN)
-    return data if is_whole else None
-
-
-def _decode(data: bytes) -> None:
-    """Refuse a JPEG that the decoder of the training refuses."""
-    try:
-        simplejpeg.decode_jpeg(data, fastdct=True, fastupsample=True)
-    except (ValueError, MemoryError) as error:
-        check_resources(error)
-        raise UnreadableImage(f"damaged: {error}") from error
-
-
-def _encoded(image: Image.Image, data: bytes, max_side: int, quality: int, orientation: int) -> NormalImage:
     stored = image.size
+    jpeg = _as_baseline(data, image) if orientation == 1 and max(stored) <= max_side else None
+    if jpeg is not None:
+        if decode:
+            try:
+                simplejpeg.decode_jpeg(jpeg, fastdct=True, fastupsample=True)
+            except (ValueError, MemoryError) as error:
+                check_resources(error)
+                raise UnreadableImage(f"damaged: {error}") from error
+        return NormalImage(jpeg, *stored, *stored, 1)
     scale = min(1.0, max_side / max(stored))
     size = (max(1, round(stored[0] * scale)), max(1, round(stored[1] * scale)))
     if scale < 1:
@@ -166,13 +140,21 @@ def _encoded(image: Image.Image, data: bytes, max_side: int, quality: int, orien
     return NormalImage(buffer.getvalue(), *image.size, *stored, orientation, deep)
 
 
-def read_upright(data: bytes, most_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Decode an image as it is displayed: upright, 8 bits, RGB.
+def _as_baseline(data: bytes, image: Image.Image) -> bytes | None:
+    """Return a baseline JPEG without its Exif and XMP blocks; None if it is another file, or cut off."""
+    if not isinstance(image, JpegImageFile) or image.info.get("progressive"):
+        return None
+    samplings = [layer[1:3] for layer in image.layer]  # Of grey, or of brightness and two colours.
+    if samplings[1:] not in ([], [(1, 1), (1, 1)]) or samplings[0] not in _SAMPLINGS:
+        return None
+    for name, content in image.applist:
+        if name == "APP1":
+            data = data.replace(b"\xff\xe1" + (len(content) + 2).to_bytes(2, "big") + content, b"", 1)
+    return data if data.rfind(b"\xff\xd9") > data.find(_BEGIN_OF_SCAN) else None
 
-    Raises:
-        TooManyPixels: its header says that it has more than `most_pixels`.
-        UnreadableImage: it is no image, or cut off.
-    """
+
+def read_upright(data: bytes, most_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Decode an image as it is displayed: upright, 8 bits, RGB; raise TooManyPixels or UnreadableImage."""
     image = _open(data, most_pixels)
     orientation = _orientation(image)
     _load(image)
@@ -183,11 +165,7 @@ def read_upright(data: bytes, most_pixels: int = MAX_PIXELS) -> Image.Image:
 
 
 def measure(data: bytes, orientation: int = 0) -> NormalImage:
-    """Return the stored and displayed sizes of an image from its header; `jpeg` is empty.
-
-    Raises:
-        UnreadableImage: it is no image, or too large to decode.
-    """
+    """Return the stored and displayed sizes of an image from its header; `jpeg` is empty."""
     image = _open(data)
     orientation = orientation or _orientation(image)
     stored = image.size
@@ -196,11 +174,7 @@ def measure(data: bytes, orientation: int = 0) -> NormalImage:
 
 
 def check(data: bytes) -> None:
-    """Decode an image, a JPEG at an eighth of its size.
-
-    Raises:
-        UnreadableImage: it is no image, or damaged.
-    """
+    """Decode an image, a JPEG at an eighth of its size; raise UnreadableImage if it is damaged."""
     image = _open(data)
     image.draft(None, (max(1, image.width // 8), max(1, image.height // 8)))
     _load(image)
@@ -229,8 +203,9 @@ def place_box(
         bbox = [x * displayed[0], y * displayed[1], w * displayed[0], h * displayed[1]]
     elif annotated == stored and annotated != displayed:
         bbox = _turn(bbox, *stored, image.orientation)
-    elif annotated != displayed and _same_proportions(annotated, displayed):
-        base = annotated
+    elif annotated != displayed and 0 not in annotated:
+        proportions = annotated[0] * displayed[1] / (annotated[1] * displayed[0])
+        base = annotated if abs(proportions - 1) < 0.01 else displayed
     scale_x, scale_y = image.width / base[0], image.height / base[1]
     if scale_x == 1 and scale_y == 1:
         return bbox
@@ -312,12 +287,16 @@ def plain(image: Image.Image, data: bytes = b"") -> Image.Image:
 
     The range of values of 16-bit greyscale becomes 0 to 255: cameras with 12 bits write 16-bit files too. Of
     16-bit colours Pillow reads the upper 8 bits.
-
-    Raises:
-        UnreadableImage: white is undefined for its depth, or a file `data` of 16-bit colours uses fewer bits.
     """
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        return _from_deep(np.asarray(image))
+        pixels = np.asarray(image)
+        if pixels.dtype.kind == "f" or pixels.min() < 0 or pixels.max() > 65535:
+            raise UnreadableImage("pixels are neither of 8 nor of 16 bits")
+        low, high = np.percentile(pixels, _RANGE)
+        if low == high:
+            low, high = pixels.min(), max(pixels.max(), pixels.min() + 1)
+        scaled = np.clip((pixels.astype(np.float32) - low) * (255 / (high - low)), 0, 255)
+        return Image.fromarray(np.rint(scaled).astype(np.uint8))
     if _is_deep(image, data) and np.asarray(image.convert("RGB")).max() < 128:
         raise UnreadableImage("its 16-bit colours do not use the upper bits: save it with 8 bits")
     if image.mode in ("L", "RGB"):
@@ -335,21 +314,6 @@ def _is_deep(image: Image.Image, data: bytes) -> bool:
         return data[24:25] == b"\x10"
     bits = image.tag_v2.get(_BITS_PER_SAMPLE, (8,)) if isinstance(image, TiffImageFile) else (8,)
     return max(bits) == 16
-
-
-def _from_deep(pixels: np.ndarray) -> Image.Image:
-    """Scale greyscale values of 16 bits, [H, W], to 8 bits."""
-    if pixels.dtype.kind == "f" or pixels.min() < 0 or pixels.max() > 65535:
-        raise UnreadableImage("pixels are neither of 8 nor of 16 bits")
-    low, high = np.percentile(pixels, _RANGE)
-    if low == high:
-        low, high = pixels.min(), max(pixels.max(), pixels.min() + 1)
-    scaled = np.clip((pixels.astype(np.float32) - low) * (255 / (high - low)), 0, 255)
-    return Image.fromarray(np.rint(scaled).astype(np.uint8))
-
-
-def _same_proportions(a: tuple[int, int], b: tuple[int, int]) -> bool:
-    return 0 not in a and abs(a[0] * b[1] / (a[1] * b[0]) - 1) < 0.01
 
 
 def _turn(bbox: list[float], width: int, height: int, orientation: int) -> list[float]:

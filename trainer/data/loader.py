@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trainer.config.schema import LoaderConfig
-from trainer.data.augmentation import Augmentation, Composition, Plan
+from trainer.data.augmentation import Augmentation, Plan
 from trainer.data.batch import PADDING, Batch
 from trainer.data.decoding import Decoder
 from trainer.data.sample_order import Place, SampleStream, forward_passes, rank_positions
@@ -76,7 +76,12 @@ class TrainLoader:
         self.passes = forward_passes(global_batch, batch_size, world.size)
         self._stream = SampleStream(dataset.shard_sizes, seed, weights)
         self._augmentation = Augmentation(config, self._stream, dataset.sizes, seed=seed, epochs=epochs)
-        self._decoder = _decoder(dataset, max_bad_fraction, world, config.decoder)
+        if config.decoder == "gpu":
+            from trainer.data.device_decode import DeviceDecoder
+
+            self._decoder: Decoder = DeviceDecoder(dataset, world.device)
+        else:
+            self._decoder = Decoder(dataset, max_bad_fraction, pin=world.device.type == "cuda")
         self._pool = ThreadPoolExecutor(config.workers, thread_name_prefix="decode")
 
     def batches(self, start: int) -> Generator[Batch, None, None]:
@@ -121,18 +126,32 @@ class TrainLoader:
             return self._load_single([plan.place for plan in plans], squares)
         loaded: list[Loaded] = []
         for number, (plan, picture) in enumerate(zip(plans, pictures, strict=True)):
-            if picture:
-                loaded.append(self._load_composed(plan, picture, squares[number]))
-            else:
+            if not picture:
                 loaded += self._load_single([plan.place], squares[number : number + 1])
+                continue
+            samples = [[self._dataset.read(tile.sample) for tile in tiles] for tiles in picture.layers]
+            decoded = self._decoder.compose(samples, picture, squares[number])
+            boxes, labels = [_NO_TARGETS[0]], [_NO_TARGETS[1]]
+            for tiles, layer_samples, layer_decoded in zip(picture.layers, samples, decoded, strict=True):
+                for tile, (_, record), sound in zip(tiles, layer_samples, layer_decoded, strict=True):
+                    if sound:
+                        moved, names = move_boxes(record["annotations"], tile.view, tile.area[2:])
+                        boxes.append(moved + np.array(tile.area[:2] * 2, np.float32))
+                        labels.append(names)
+            config = self._augmentation.config(plan.place.epoch)
+            color = self._augmentation.color(config, sample_draws(self._seed, *plan.place))
+            verified = self._negatives([record for tiles in samples for _, record in tiles])
+            image_id, scale = samples[0][0][1]["image_id"], picture.layers[0][0].view.scale
+            targets = np.concatenate(boxes), np.concatenate(labels)
+            loaded.append(Loaded(image_id, *targets, scale, color, verified))
         return loaded
 
     def _load_single(self, places: Sequence[Place], squares: Tensor) -> list[Loaded]:
         """Load samples that do not share their squares."""
         # Step by step for all images: decoding evicts everything else from the processor's caches,
         # and small steps take several times as long after it.
-        size, augmentation = squares.shape[1], self._augmentation
-        canvas, count = (size, size), len(self._dataset)
+        augmentation, count = self._augmentation, len(self._dataset)
+        canvas = (squares.shape[1], squares.shape[1])
         indices = [index % count for _, index in places]
         configs = [augmentation.config(epoch) for epoch, _ in places]
         samples = [self._dataset.read(index) for index in indices]
@@ -145,7 +164,7 @@ class TrainLoader:
         ]
         loaded = [
             Loaded(
-                record["image_id"], *move_boxes(record["annotations"], view, size), view.scale,
+                record["image_id"], *move_boxes(record["annotations"], view, canvas), view.scale,
                 augmentation.color(config, numbers), self._negatives([record]),
             )
             for (_, record), config, view, numbers in zip(samples, configs, views, draws, strict=True)
@@ -155,23 +174,6 @@ class TrainLoader:
             sample if sound else sample._replace(boxes=_NO_TARGETS[0], labels=_NO_TARGETS[1])
             for sample, sound in zip(loaded, decoded, strict=True)
         ]
-
-    def _load_composed(self, plan: Plan, picture: Composition, square: Tensor) -> Loaded:
-        """Load a sample that shares its square with others."""
-        samples = [[self._dataset.read(tile.sample) for tile in tiles] for tiles in picture.layers]
-        decoded = self._decoder.compose(samples, picture, square)
-        boxes, labels = [_NO_TARGETS[0]], [_NO_TARGETS[1]]
-        for tiles, layer_samples, layer_decoded in zip(picture.layers, samples, decoded, strict=True):
-            for tile, (_, record), sound in zip(tiles, layer_samples, layer_decoded, strict=True):
-                if sound:
-                    moved, names = move_boxes(record["annotations"], tile.view, tile.area[2:])
-                    boxes.append(moved + np.array(tile.area[:2] * 2, np.float32))
-                    labels.append(names)
-        config = self._augmentation.config(plan.place.epoch)
-        color = self._augmentation.color(config, sample_draws(self._seed, *plan.place))
-        verified = self._negatives([record for tiles in samples for _, record in tiles])
-        image_id, scale = samples[0][0][1]["image_id"], picture.layers[0][0].view.scale
-        return Loaded(image_id, np.concatenate(boxes), np.concatenate(labels), scale, color, verified)
 
     def _negatives(self, records: Sequence[Record]) -> np.ndarray | None:
         """Return the classes that may be negatives in each of the images of a picture."""
@@ -191,7 +193,7 @@ class EvalLoader:
         max_bad_fraction: float,
     ) -> None:  # fmt: skip
         self._dataset, self._config, self._world = dataset, config, world
-        self._decoder = _decoder(dataset, max_bad_fraction, world)
+        self._decoder = Decoder(dataset, max_bad_fraction, pin=world.device.type == "cuda")
         indices = range(world.rank, len(dataset), world.size)
         self._batches = [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
 
@@ -224,14 +226,6 @@ class EvalLoader:
             Loaded(record["image_id"], *_NO_TARGETS, view.scale, None)
             for (_, record), view in zip(samples, views, strict=True)
         ]
-
-
-def _decoder(dataset: ShardDataset, max_bad_fraction: float, world: World, name: str = "cpu") -> Decoder:
-    if name == "gpu":
-        from trainer.data.device_decode import DeviceDecoder
-
-        return DeviceDecoder(dataset, world.device)
-    return Decoder(dataset, max_bad_fraction, pin=world.device.type == "cuda")
 
 
 class _Pending:

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from PIL import Image, ImageDraw
-from torch import Tensor
 
 from trainer.base.errors import ConfigError, DataError
 from trainer.config.schema import Config, DataConfig
-from trainer.data.batch import PADDING, Batch
+from trainer.data.batch import PADDING
 from trainer.data.box_labels import LabelledBox, draw_boxes, text_renderer
-from trainer.data.data_views import Box, Picture, Shards, open_view
+from trainer.data.data_views import Picture, Shards, open_view
 from trainer.data.loader import TrainLoader
 from trainer.data.sample_order import image_weights
 from trainer.data.shard_index import ShardDataset
@@ -34,12 +33,7 @@ def contact_sheet(
 ) -> tuple[Image.Image, list[Picture], str]:
     """Draw some images of a view (see `open_view`) with their boxes, of the first split by default.
 
-    Returns:
-        the sheet, RGB, its pictures, and their split.
-
-    Raises:
-        DataError: there is no such split, or it is empty.
-        StorageError: the data cannot be reached.
+    Returns the sheet, RGB, its pictures, and their split.
     """
     view = open_view(text, config)
     if split and split not in view.splits:
@@ -54,13 +48,7 @@ def contact_sheet(
 def training_sheet(
     uri: str, config: Config, count: int, epoch: int = 0
 ) -> tuple[Image.Image, list[Picture], str]:
-    """Draw the first samples of an epoch (from 0) as a training on one CPU sees them; see `contact_sheet`.
-
-    Raises:
-        ConfigError: the training has no such epoch.
-        DataError: these are no shards, or an image cannot be read.
-        StorageError: they cannot be reached.
-    """
+    """Draw the first samples of an epoch (from 0) as a training on one CPU sees them; see `contact_sheet`."""
     view = open_view(uri)
     if not isinstance(view, Shards):
         raise DataError(
@@ -87,28 +75,25 @@ def training_sheet(
     try:
         while len(pictures) < min(count, samples):
             batch = next(batches)
-            pictures += [_picture(batch, row) for row in range(len(batch.image_ids))]
+            for row, image_id in enumerate(batch.image_ids):
+                targets = zip(batch.labels[row].tolist(), batch.boxes[row].tolist(), strict=True)
+                boxes = [
+                    (label, [x1, y1, x2 - x1, y2 - y1], False)
+                    for label, (x1, y1, x2, y2) in targets
+                    if label != PADDING
+                ]
+                pixels = batch.images[row].permute(1, 2, 0).numpy()
+                if batch.color is not None:
+                    color = batch.color[row].numpy()
+                    values = pixels @ color[:, :3].T + 255 * color[:, 3]
+                    pixels = np.clip(np.round(values), 0, 255).astype(np.uint8)
+                image = Image.fromarray(np.ascontiguousarray(pixels))
+                name = f"image id {image_id}, at {batch.images.shape[-1]} px"
+                pictures.append(Picture(name, image, boxes))
     finally:
         batches.close()
         loader.close()
     return sheet(pictures[:count], view.names), pictures[:count], f"train as epoch {epoch} sees them"
-
-
-def _picture(batch: Batch, row: int) -> Picture:
-    targets = zip(batch.labels[row].tolist(), batch.boxes[row].tolist(), strict=True)
-    boxes = [
-        (label, [x1, y1, x2 - x1, y2 - y1], False) for label, (x1, y1, x2, y2) in targets if label != PADDING
-    ]
-    image = _colored(batch.images[row], batch.color[row] if batch.color is not None else None)
-    return Picture(f"image id {batch.image_ids[row]}, at {batch.images.shape[-1]} px", image, boxes)
-
-
-def _colored(image: Tensor, color: Tensor | None) -> Image.Image:
-    pixels = image.permute(1, 2, 0).numpy()
-    if color is not None:
-        values = pixels @ color[:, :3].numpy().T + 255 * color[:, 3].numpy()
-        pixels = np.clip(np.round(values), 0, 255).astype(np.uint8)
-    return Image.fromarray(np.ascontiguousarray(pixels))
 
 
 def sheet(pictures: Sequence[Picture], names: Sequence[str], columns: int = 0) -> Image.Image:
@@ -138,25 +123,20 @@ def _tile(picture: Picture, names: Sequence[str]) -> Image.Image:
             text = letters.shortened(line, TILE - 16)
             letters.write(pen, (8, 8 + number * (letters.height + 1)), text, fill=_MISSING)
     else:
-        shown = _draw_boxes(picture.image, picture.boxes, names)
+        scale = TILE / max(picture.image.size)
+        width, height = (max(1, round(side * scale)) for side in picture.image.size)
+        shown = picture.image.resize((width, height), Image.Resampling.LANCZOS)
+        boxes = []
+        # Small boxes on top of large ones.
+        for label, bbox, crowd in sorted(picture.boxes, key=lambda box: box[1][2] * box[1][3]):
+            if np.isfinite(bbox).all():
+                x, y, w, h = (scale * value for value in bbox)
+                box_name = names[label] if 0 <= label < len(names) else "?"
+                corners = (x, y, x + max(w, 1), y + max(h, 1))
+                boxes.append(LabelledBox(corners, label, box_name + (" (crowd)" if crowd else "")))
+        draw_boxes(shown, boxes, line=2, size=_LETTER)
     tile = Image.new("RGB", (TILE, shown.height + _CAPTION), _PAPER)
     tile.paste(shown, (0, 0))
     name = letters.shortened(picture.file_name, TILE, end=True)
     letters.write(ImageDraw.Draw(tile), (0, shown.height + 2), name, fill=_INK)
     return tile
-
-
-def _draw_boxes(image: Image.Image, annotated: Sequence[Box], names: Sequence[str]) -> Image.Image:
-    scale = TILE / max(image.size)
-    width, height = (max(1, round(side * scale)) for side in image.size)
-    shown = image.resize((width, height), Image.Resampling.LANCZOS)
-    boxes = []
-    # Small boxes on top of large ones.
-    for label, bbox, crowd in sorted(annotated, key=lambda box: box[1][2] * box[1][3]):
-        if np.isfinite(bbox).all():
-            x, y, w, h = (scale * value for value in bbox)
-            name = names[label] if 0 <= label < len(names) else "?"
-            corners = (x, y, x + max(w, 1), y + max(h, 1))
-            boxes.append(LabelledBox(corners, label, name + (" (crowd)" if crowd else "")))
-    draw_boxes(shown, boxes, line=2, size=_LETTER)
-    return shown

@@ -31,13 +31,10 @@ class Place(NamedTuple):
 def epoch_order(
     shard_sizes: list[int], seed: int, epoch: int, weights: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return the samples of one epoch in order, int64 [samples]; see `Place.sample`.
+    """Return the samples of one epoch (from 0) in order, int64 [samples]; see `Place.sample`.
 
-    Args:
-        shard_sizes: samples of each shard; sample indices run through the shards in order.
-        seed: of the run.
-        epoch: from 0.
-        weights: how often each sample is read in relation to others; None reads each once.
+    Sample indices run through the shards in order. `weights` say how often each sample is read in relation
+    to others; None reads each once.
     """
     generator = np.random.default_rng([seed, epoch])
     counts = None if weights is None else _turns(weights, seed, epoch)
@@ -49,7 +46,10 @@ def epoch_order(
             [np.arange(starts[shard], starts[shard + 1]) for shard in shards[first : first + WINDOW]]
         )
         if counts is not None:
-            window = _repeated(window, counts[window], len(counts))
+            # Each index as often as it counts, larger by the number of samples each further time.
+            times = counts[window]
+            turns = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
+            window = np.repeat(window, times) + turns * len(counts)
         windows.append(generator.permutation(window))
     return np.concatenate(windows) if windows else np.zeros(0, dtype=np.int64)
 
@@ -68,12 +68,6 @@ def _turns(weights: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     counts = np.zeros(len(weights), np.int64)
     counts[order] = np.diff(np.floor(ends + start), prepend=0.0)
     return counts
-
-
-def _repeated(indices: np.ndarray, counts: np.ndarray, samples: int) -> np.ndarray:
-    """Return each index as often as it counts, `samples` larger each further time."""
-    firsts = np.repeat(np.cumsum(counts) - counts, counts)
-    return np.repeat(indices, counts) + (np.arange(len(firsts)) - firsts) * samples
 
 
 class SampleStream:
@@ -109,12 +103,7 @@ class SampleStream:
 def global_batch(
     samples: int, *, batch_size: int, accumulate: int, processes: int, configured: int = 0
 ) -> int:
-    """Return the samples of one optimiser step: `configured`, or if it is 0 the product of the others.
-
-    Raises:
-        ConfigError: it is fewer than one for each process.
-        DataError: the training split has fewer.
-    """
+    """Return the samples of one optimiser step: `configured`, or if it is 0 the product of the others."""
     whole = configured or batch_size * accumulate * processes
     if whole < processes:
         raise ConfigError(
@@ -159,11 +148,7 @@ _LOOKED_AT = 64
 
 
 def image_weights(dataset: ShardDataset, config: LoaderConfig) -> np.ndarray | None:
-    """Return how often each sample is read in relation to others; None if all are read alike.
-
-    Raises:
-        StorageError: they cannot be read.
-    """
+    """Return how often each sample is read in relation to others; None if all are read alike."""
     if config.sampling == "plain":
         return None
     images, labels = dataset.classes()
@@ -173,11 +158,7 @@ def image_weights(dataset: ShardDataset, config: LoaderConfig) -> np.ndarray | N
 
 
 def shared_weights(dataset: ShardDataset, config: LoaderConfig, world: "World") -> np.ndarray | None:
-    """Return `image_weights` in every process; rank 0 reads the annotations for all.
-
-    Raises:
-        StorageError: they cannot be read.
-    """
+    """Return `image_weights` in every process; rank 0 reads the annotations for all."""
     if config.sampling == "plain":
         return None
     from trainer.launching.distributed import broadcast  # imports PyTorch
@@ -187,12 +168,7 @@ def shared_weights(dataset: ShardDataset, config: LoaderConfig, world: "World") 
 
 
 def check_verified(dataset: ShardDataset) -> None:
-    """Check that images list their verified classes, from a few of them.
-
-    Raises:
-        DataError: none does.
-        StorageError: they cannot be read.
-    """
+    """Check that images list their verified classes, from a few of them."""
     few = np.unique(np.linspace(0, len(dataset) - 1, _LOOKED_AT).astype(int)).tolist()
     if not any("verified" in dataset.read(index)[1].get("extra", {}) for index in few):
         raise DataError(

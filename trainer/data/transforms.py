@@ -42,8 +42,7 @@ class View(NamedTuple):
 def letterbox(image: Tensor, size: int) -> tuple[Tensor, float]:
     """Fit uint8 [3, H, W] into a square: longer side = size, at the top left, rest FILL.
 
-    Returns:
-        uint8 [3, size, size], and the scale: divide boxes in the square by it.
+    Returns the square, uint8 [3, size, size], and the scale: divide boxes in the square by it.
     """
     view = whole_view(image.shape[-1], image.shape[-2], size)
     square = np.empty((size, size, 3), np.uint8)
@@ -72,16 +71,15 @@ def sample_draws(seed: int, epoch: int, index: int, *part: int) -> list[float]:
 
 
 def random_view(
-    width: int, height: int, config: LoaderConfig, draws: Sequence[float],
-    canvas: tuple[int, int] | None = None,
-) -> View:  # fmt: skip
+    width: int, height: int, config: LoaderConfig, draws: Sequence[float], canvas: tuple[int, int]
+) -> View:
     """Return a view with scale jitter, crop or padding at a random place, and flips.
 
-    Before the jitter the longer side of the image is that of the canvas (width and height), by default the
-    square of `config.image_size`. `draws` are five numbers, uniform in [0, 1).
+    Before the jitter the longer side of the image is that of the canvas (width and height). `draws` are five
+    numbers, uniform in [0, 1).
     """
     jitter, place_x, place_y, flip, flip_vertical = draws
-    canvas_width, canvas_height = canvas or (config.image_size, config.image_size)
+    canvas_width, canvas_height = canvas
     low, high = config.scale
     scale = max(canvas_width, canvas_height) / max(height, width)
     if config.scale_draw == "log":
@@ -131,6 +129,7 @@ class Drawing:
         `pixels` will contain the image, `square` its view, and `spare`, at least as large as `square`,
         intermediate pixels: all are uint8 [H, W, 3], contiguous.
         """
+        self.pixels, self.view, self.square = pixels, view, square
         left, top, width, height = view.crop
         x, y, place_width, place_height = view.place
         whole_height, whole_width = square.shape[:2]
@@ -160,7 +159,16 @@ class Drawing:
         else:
             source = _rows(pixels, left, width)[top : top + height]
         target = _rows(square, x, place_width)[y:below][:: -1 if view.flip_vertical else 1]
-        self._copies = _reversing_copies(source, target) if view.flip else [(source, target)]
+        if not view.flip:
+            self._copies.append((source, target))
+            return
+        # Bytes are reversed eight at once: reading a word in the other byte order reverses them.
+        length = source.shape[1]
+        rest = length % 8
+        words = source[:, : length - rest].view(">u8"), target[:, rest:].view("<u8")[:, ::-1]
+        self._copies.append(words)
+        if rest:
+            self._copies.append((source[:, length - rest :], target[:, rest - 1 :: -1]))
 
     def finish(self) -> None:
         """Draw the view, after the image has been decoded."""
@@ -185,29 +193,25 @@ def _rows(pixels: np.ndarray, left: int, width: int) -> np.ndarray:
     return pixels.reshape(len(pixels), -1)[:, 3 * left : 3 * (left + width)]
 
 
-def _reversing_copies(source: np.ndarray, target: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return sources and targets of copies that reverse the bytes of each row of uint8 [H, N]."""
-    # Eight bytes at once: reading a word in the other byte order reverses them.
-    length = source.shape[1]
-    rest = length % 8
-    copies = [(source[:, : length - rest].view(">u8"), target[:, rest:].view("<u8")[:, ::-1])]
-    if rest:
-        copies.append((source[:, length - rest :], target[:, rest - 1 :: -1]))
-    return copies
-
-
 def move_boxes(
-    annotations: Sequence[Annotation], view: View, canvas: int | tuple[int, int]
+    annotations: Sequence[Annotation], view: View, canvas: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Transform the boxes of an image to its square; drop crowd regions and boxes that are mostly outside.
+    """Transform the boxes of an image to its square or tile of `canvas` (width and height) pixels.
 
-    `canvas` is the side of the square, or width and height of a tile, in pixels.
-
-    Returns:
-        Boxes fp32 [M, 4], x1 y1 x2 y2 in pixels of the square, and labels int64 [M].
+    Crowd regions and boxes that are mostly outside are dropped. Returns boxes fp32 [M, 4], x1 y1 x2 y2, and
+    labels int64 [M].
     """
-    right, below = (canvas, canvas) if isinstance(canvas, int) else canvas
-    (factor_x, factor_y), (plus_x, plus_y) = _box_map(view, right, below)
+    right, below = canvas
+    crop_left, crop_top, crop_width, crop_height = view.crop
+    place_left, place_top, place_width, place_height = view.place
+    # From the stored image to the canvas.
+    factor_x, factor_y = place_width / crop_width, place_height / crop_height
+    plus_x, plus_y = place_left - crop_left * factor_x, place_top - crop_top * factor_y
+    factor_x, factor_y = factor_x / view.divisor, factor_y / view.divisor
+    if view.flip:
+        factor_x, plus_x = -factor_x, right - plus_x
+    if view.flip_vertical:
+        factor_y, plus_y = -factor_y, below - plus_y
     boxes: list[float] = []
     labels: list[int] = []
     # Up to a hundred boxes this loop takes less time than NumPy's calls on arrays.
@@ -228,20 +232,6 @@ def move_boxes(
     return np.array(boxes, np.float32).reshape(-1, 4), np.array(labels, np.int64)
 
 
-def _box_map(view: View, right: int, below: int) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return factors and offsets of x and y from the stored image to the square."""
-    left, top, width, height = view.crop
-    x, y, place_width, place_height = view.place
-    factor_x, factor_y = place_width / width, place_height / height
-    plus_x, plus_y = x - left * factor_x, y - top * factor_y
-    factor_x, factor_y = factor_x / view.divisor, factor_y / view.divisor
-    if view.flip:
-        factor_x, plus_x = -factor_x, right - plus_x
-    if view.flip_vertical:
-        factor_y, plus_y = -factor_y, below - plus_y
-    return (factor_x, factor_y), (plus_x, plus_y)
-
-
 def color_map(config: LoaderConfig, draws: Sequence[float]) -> np.ndarray | None:
     """Return an affine map of RGB in 0..1 for brightness, contrast (about mid grey), saturation and hue.
 
@@ -254,14 +244,11 @@ def color_map(config: LoaderConfig, draws: Sequence[float]) -> np.ndarray | None
     turns = [(2 * draw - 1) * limit for draw, limit in zip(draws, limits, strict=True)]
     brightness, contrast, saturation, hue = 1 + turns[0], 1 + turns[1], 1 + turns[2], turns[3]
     grey = np.tile(_LUMA, (3, 1))
-    matrix = brightness * (saturation * np.eye(3) + (1 - saturation) * grey) @ _hue_rotation(hue)
+    # Hue turns the chroma plane of YIQ (NTSC, 1953) by a share of the full circle.
+    to_yiq = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
+    cosine, sine = np.cos(2 * np.pi * hue), np.sin(2 * np.pi * hue)
+    rotation = np.array([[1, 0, 0], [0, cosine, -sine], [0, sine, cosine]])
+    rotation = np.linalg.inv(to_yiq) @ rotation @ to_yiq
+    matrix = brightness * (saturation * np.eye(3) + (1 - saturation) * grey) @ rotation
     offset = np.full((3, 1), 0.5 * (1 - contrast))
     return np.concatenate([contrast * matrix, offset], axis=1).astype(np.float32)
-
-
-def _hue_rotation(turns: float) -> np.ndarray:
-    """Return the rotation of the chroma plane of YIQ (NTSC, 1953) by a share of the full circle."""
-    to_yiq = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
-    cosine, sine = np.cos(2 * np.pi * turns), np.sin(2 * np.pi * turns)
-    rotation = np.array([[1, 0, 0], [0, cosine, -sine], [0, sine, cosine]])
-    return np.linalg.inv(to_yiq) @ rotation @ to_yiq

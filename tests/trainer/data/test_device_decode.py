@@ -69,7 +69,7 @@ def smooth(width, height):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("width", "height"), [(90, 61), (200, 301), (801, 77)])
 def test_a_view_is_drawn_as_on_the_host(width, height, seed):
-    view = random_view(width, height, CONFIG, sample_draws(seed, 0, 0)[:5])
+    view = random_view(width, height, CONFIG, sample_draws(seed, 0, 0)[:5], (96, 96))
     jpeg, square = smooth(width, height), np.empty((96, 96, 3), np.uint8)
     render(decode(jpeg, width, height, view.divisor, bgr=view.flip), view, square)
     drawn = draw_view(decode(jpeg, width, height), view, 96, 96)

@@ -88,7 +88,7 @@ def test_batches_are_padded_and_crowds_are_no_targets(dataset):
     assert crowds, "the sample has crowd regions"
     for record in crowds:
         view = whole_view(record["width"], record["height"], 96)
-        assert len(move_boxes(record["annotations"], view, 96)[1]) == sum(
+        assert len(move_boxes(record["annotations"], view, (96, 96))[1]) == sum(
             not item["iscrowd"] for item in record["annotations"]
         )
 

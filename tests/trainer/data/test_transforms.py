@@ -30,15 +30,14 @@ class Sample(NamedTuple):
 
 def augment(image, boxes, labels, config, seed):
     """A view of an image; boxes are corners, as those in the square."""
-    view = random_view(image.shape[-1], image.shape[-2], config, sample_draws(seed, 0, 0)[:5])
+    view = random_view(image.shape[-1], image.shape[-2], config, sample_draws(seed, 0, 0)[:5], (96, 96))
     # What a decoder that divides the sides gives, nearly: means of squares.
     small = torch.nn.functional.avg_pool2d(image.float(), view.divisor, ceil_mode=True).to(torch.uint8)
     annotations = [
         {"bbox": [x1, y1, x2 - x1, y2 - y1], "category_id": label, "iscrowd": 0}
         for (x1, y1, x2, y2), label in zip(boxes, labels, strict=True)
     ]
-    return Sample(drawn(small, view, config.image_size),
-                  *move_boxes(annotations, view, config.image_size))  # fmt: skip
+    return Sample(drawn(small, view, 96), *move_boxes(annotations, view, (96, 96)))
 
 
 def drawn(image, view, size):
@@ -122,7 +121,7 @@ def test_rows_of_any_length_are_turned_around(width):
 @pytest.mark.parametrize(("outside", "kept"), [(14, 1), (16, 0)])
 def test_a_box_is_kept_while_a_quarter_of_it_is_visible(outside, kept):
     view = View(1, (outside, 0, 96, 96), (0, 0, 96, 96), False, False, scale=1.0)
-    boxes, labels = move_boxes([{"bbox": [0, 0, 20, 20], "category_id": 0, "iscrowd": 0}], view, 96)
+    boxes, labels = move_boxes([{"bbox": [0, 0, 20, 20], "category_id": 0, "iscrowd": 0}], view, (96, 96))
     assert len(boxes) == len(labels) == kept
 
 
