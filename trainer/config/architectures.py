@@ -49,11 +49,7 @@ ARCHITECTURES = {
 
 
 def entry(name: Any) -> Entry:
-    """Return the entry of an architecture; `name` may be any value.
-
-    Raises:
-        ConfigError: there is no such architecture.
-    """
+    """Return the entry of an architecture; `name` may be any value."""
     if not isinstance(name, str) or name not in ARCHITECTURES:
         close = difflib.get_close_matches(str(name), ARCHITECTURES, n=1)
         raise ConfigError(
@@ -64,20 +60,12 @@ def entry(name: Any) -> Entry:
 
 
 def options_class(name: str) -> Any:
-    """Return the dataclass of an architecture's options.
-
-    Raises:
-        ConfigError: there is no such architecture.
-    """
+    """Return the dataclass of an architecture's options."""
     return _load(entry(name).options)
 
 
 def network_class(name: str) -> Any:
-    """Return the class of an architecture's network.
-
-    Raises:
-        ConfigError: there is no such architecture, or a package is missing.
-    """
+    """Return the class of an architecture's network."""
     require(name)
     return _load(entry(name).network)
 
@@ -88,11 +76,7 @@ def default_options() -> Any:
 
 
 def require(name: str) -> None:
-    """Refuse an architecture whose packages are not installed, without importing them.
-
-    Raises:
-        ConfigError: there is no such architecture, or a package is missing.
-    """
+    """Refuse an architecture whose packages are not installed, without importing them."""
     item = entry(name)
     missing = [package for package in item.packages if find_spec(package) is None]
     if missing:

@@ -32,21 +32,12 @@ def to_json(config: Config) -> str:
 
 
 def write(uri: str, config: Config) -> None:
-    """Write a run's configuration, with its hash in it.
-
-    Raises:
-        StorageError: it cannot be written.
-    """
+    """Write a run's configuration, with its hash in it."""
     storage.write_json(uri, asdict(config), indent=2)
 
 
 def read(uri: str) -> Config:
-    """Read a configuration that `write` or a person wrote; see `from_json`.
-
-    Raises:
-        ConfigError: naming every key that is unknown, of a wrong type or out of range.
-        StorageError: it cannot be read; DamagedError: its hash differs.
-    """
+    """Read a configuration that `write` or a person wrote; see `from_json`."""
     text = storage.read_bytes(uri)
     if records.is_sealed(text):
         text = json.dumps(records.decode(uri, text, storage.Form(remedy=_DAMAGED))).encode()
@@ -56,10 +47,8 @@ def read(uri: str) -> Config:
 def from_json(text: str | bytes, *, where: str = "configuration") -> Config:
     """Read a configuration strictly from JSON; missing keys have their defaults.
 
-    `where` is the title of the text in errors (a path, a recipe).
-
-    Raises:
-        ConfigError: naming every key that is unknown, of a wrong type or out of range.
+    A ConfigError names every key that is unknown, of a wrong type or out of range; `where` is the title of
+    the text in it (a path, a recipe).
     """
     config, problems = _read(text)
     if config is None:
@@ -138,30 +127,27 @@ def _conflicts(config: Config) -> list[str]:
         )
     if lacking := [name for name in config.export.formats if name in model.left_out_formats]:
         problems.append(f"  export.formats: {model.architecture} has no form {', '.join(lacking)}")
-    if problem := _weights_conflict(model) or model.misfit():
-        problems.append(f"  model.weights: {problem}")
+    scheme, colon, name = model.weights.partition(":")
+    library = _LIBRARIES.get(scheme, "") if colon else ""
+    others = [
+        architecture
+        for architecture in (architectures.ARCHITECTURES if library == "torchvision" else ())
+        if (published := architectures.options_class(architecture).published) != model.published
+        and published
+        and name.startswith(published)
+    ]
+    misfit = model.misfit()
+    if library and model.library not in ("", library):
+        misfit = f"{model.weights} are weights of {library}, not of {model.architecture}"
+    elif others:
+        misfit = f"{model.weights} are of the architecture {others[0]}, not of {model.architecture}"
+    if misfit:
+        problems.append(f"  model.weights: {misfit}")
     return problems
 
 
-def _weights_conflict(model: ModelConfig) -> str:
-    """Return why the URI of weights does not suit the architecture; empty if it may."""
-    scheme, colon, name = model.weights.partition(":")
-    library = _LIBRARIES.get(scheme, "") if colon else ""
-    if library and model.library not in ("", library):
-        return f"{model.weights} are weights of {library}, not of {model.architecture}"
-    for architecture in architectures.ARCHITECTURES if library == "torchvision" else ():
-        published = architectures.options_class(architecture).published
-        if published and name.startswith(published) and published != model.published:
-            return f"{model.weights} are of the architecture {architecture}, not of {model.architecture}"
-    return ""
-
-
 def parse_value(text: str) -> Any:
-    """Parse the value of `key=value`: JSON (1e-4, true, [1,2]) or else text.
-
-    Raises:
-        ConfigError: it is JSON with too many or too deep values.
-    """
+    """Parse the value of `key=value`: JSON (1e-4, true, [1,2]) or else text."""
     try:
         return json_value(text)
     except Unbounded as error:
@@ -174,11 +160,7 @@ def parse_value(text: str) -> Any:
 
 
 def parse_overrides(texts: Sequence[str], option: str = "--set") -> Overrides:
-    """Parse the `key=value` texts of a command-line option; see `parse_value`.
-
-    Raises:
-        ConfigError: naming every text that is not of that form.
-    """
+    """Parse the `key=value` texts of a command-line option; see `parse_value`."""
     values, wrong = {}, []
     for text in texts:
         key, equals, value = text.partition("=")
@@ -199,11 +181,7 @@ def with_overrides(config: Config, overrides: Overrides, *, where: str = "overri
     """Return the configuration with dotted keys replaced, e.g. {"train.lr": 0.02}.
 
     Another `model.architecture` resets its whole section to its defaults, and `model.weights=none` trains all
-    layers.
-
-    Raises:
-        ConfigError: naming every key that does not exist (with similar ones) and every value that does not
-            fit.
+    layers. A ConfigError names all wrong keys (with similar ones) and values.
     """
     tree = asdict(config)
     name = overrides.get(_ARCHITECTURE, config.model.architecture)
@@ -223,20 +201,25 @@ def with_overrides(config: Config, overrides: Overrides, *, where: str = "overri
         trained = {key: value for key, value in frozen if f"model.{key}" not in overrides}
         changed = replace(changed, model=replace(changed.model, **trained))
     if changed is None or unknown:
-        problems = [f"  no key {key!r}: {_hint(key, keys, list(tree), name)}" for key in unknown] + problems
+        hints = []
+        for key in unknown:
+            section, _, option = key.partition(".")
+            owners = architectures.owners(option) if section == "model" else []
+            close = difflib.get_close_matches(key, keys, n=3, cutoff=0.5)
+            if owners:
+                hint = f"it is an option of {', '.join(owners)}, not of {name}"
+            else:
+                hint = f"did you mean {' or '.join(close)}?" if close else f"sections are: {', '.join(tree)}"
+            hints.append(f"  no key {key!r}: {hint}")
         raise ConfigError(
-            f"{where} cannot be used:\n" + "\n".join(problems),
+            f"{where} cannot be used:\n" + "\n".join(hints + problems),
             fix=f"correct these; `kubedet recipes --show {config.recipe}` lists all keys and values",
         )
     return changed
 
 
 def check_frozen(config: Config) -> None:
-    """Refuse a new training with frozen random weights.
-
-    Raises:
-        ConfigError: naming the options that freeze, if there are no pretrained weights.
-    """
+    """Refuse a new training with frozen random weights."""
     frozen = config.model.freezing()
     if frozen and not config.model.weights:
         now = " and ".join(f"model.{key}={getattr(config.model, key)}" for key in frozen)
@@ -253,12 +236,3 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in tree.items():
         values |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return values
-
-
-def _hint(dotted: str, keys: list[str], sections: list[str], architecture: str) -> str:
-    section, _, key = dotted.partition(".")
-    if section == "model" and (owners := architectures.owners(key)):
-        kinds = "architecture" if len(owners) == 1 else "architectures"
-        return f"it is one of the {kinds} {', '.join(owners)}, not of {architecture}"
-    close = difflib.get_close_matches(dotted, keys, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(close)}?" if close else "sections are: " + ", ".join(sections)

@@ -37,9 +37,6 @@ def fitting_batch(
     """Return the images of a forward pass: as configured, or with train.find_batch_size the most that fit.
 
     After a search the result also has processes and memory (bytes), for the checkpoint.
-
-    Raises:
-        TrainingError: not even one image fits.
     """
     world, configured = state.world, {"images": config.train.batch_size}
     if not config.train.find_batch_size:
@@ -97,7 +94,7 @@ class Trial:
         for module in synchronised:
             module.__class__ = nn.BatchNorm2d  # type: ignore[assignment]
         try:
-            self._step(images)
+            self._forward_backward(images)
             peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
             return peak <= _SHARE * self._bytes
         except (torch.OutOfMemoryError, RuntimeError) as error:
@@ -120,29 +117,26 @@ class Trial:
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats(device)
 
-    def _step(self, images: int) -> None:
-        state, config = self._state, self._config.train
+    def _forward_backward(self, images: int) -> None:
+        """Pass grey squares with boxes on a grid, next to as much memory as the optimiser will take."""
+        state, config, device = self._state, self._config.train, self._state.world.device
         copies = range(_OPTIMIZER_COPIES[config.optimizer])
         optimizer_memory = [torch.empty_like(parameter) for parameter in state.parameters for _ in copies]
-        step = TrainStep(state, state.detector, config, steps=1, global_batch=images * state.world.size)
-        losses = step.losses(self._batch(images))
-        state.scaler.scale(functools.reduce(operator.add, losses.values())).backward()
-        del optimizer_memory
-
-    def _batch(self, images: int) -> Batch:
-        """Return grey squares with boxes on a grid."""
-        device, classes = self._state.world.device, self._state.detector.num_classes
         squares = torch.full((images, 3, self.side, self.side), 114, dtype=torch.uint8, device=device)
         corners = torch.tensor(
             [[x, y] for x, y in itertools.islice(itertools.product(range(8), repeat=2), self._boxes)]
         )
         step = self.side / 8
         boxes = torch.cat([corners * step, corners * step + 0.9 * step], dim=1).to(device, torch.float32)
-        labels = torch.arange(self._boxes, device=device) % classes
-        verified = torch.ones(images, classes, dtype=torch.bool, device=device)
-        return Batch(
+        labels = torch.arange(self._boxes, device=device) % state.detector.num_classes
+        verified = torch.ones(images, state.detector.num_classes, dtype=torch.bool, device=device)
+        batch = Batch(
             squares.contiguous(memory_format=torch.channels_last), boxes.expand(images, -1, -1).contiguous(),
             labels.expand(images, -1).contiguous(), torch.eye(3, 4, device=device).repeat(images, 1, 1),
             image_ids=list(range(images)), scales=[1.0] * images, counts=[self._boxes] * images,
-            verified=verified if self._config.train.negatives == "verified" else None,
+            verified=verified if config.negatives == "verified" else None,
         )  # fmt: skip
+        train_step = TrainStep(state, state.detector, config, steps=1, global_batch=images * state.world.size)
+        losses = train_step.losses(batch)
+        state.scaler.scale(functools.reduce(operator.add, losses.values())).backward()
+        del optimizer_memory

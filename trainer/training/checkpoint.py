@@ -59,11 +59,7 @@ class DamagedCheckpoint(CheckpointError):
 
 
 def write(state: State, uri: str) -> None:
-    """Write a checkpoint atomically.
-
-    Raises:
-        StorageError: the disk is full or the write is refused.
-    """
+    """Write a checkpoint atomically."""
     buffer = io.BytesIO()
     torch.save({"version": VERSION, **state}, buffer)
     buffer.seek(-2, os.SEEK_END)
@@ -95,12 +91,7 @@ def _uri(folder: str, step: int) -> str:
 
 
 def read(uri: str) -> State:
-    """Read a checkpoint onto the CPU.
-
-    Raises:
-        CheckpointError: it is damaged, contains more than data, or has another version.
-        StorageError: it cannot be read.
-    """
+    """Read a checkpoint onto the CPU. Damage, more than data and another version are CheckpointErrors."""
     path = storage.local_copy(uri)
     with ThreadPoolExecutor(1, thread_name_prefix="hash") as thread:
         hashing = thread.submit(_check_seal, path, uri)  # It takes as long as loading.
@@ -133,11 +124,7 @@ def read(uri: str) -> State:
 
 
 def check(uri: str) -> None:
-    """Compare a checkpoint with its hash, without loading it; one without a hash is loaded.
-
-    Raises:
-        CheckpointError, StorageError: see `read`.
-    """
+    """Compare a checkpoint with its hash, without loading it; one without a hash is loaded."""
     if not _check_seal(storage.local_copy(uri), uri):
         read(uri)
 
@@ -174,9 +161,7 @@ def _check_seal(path: Path, uri: str) -> bool | None:
 def read_latest(folder: str) -> State | None:
     """Read the newest valid checkpoint of a folder; None if it contains none at all.
 
-    Raises:
-        CheckpointError: all are damaged, or one is not a checkpoint.
-        StorageError: the folder or a file cannot be read: a run must not start again for that.
+    A folder or file that cannot be read is a StorageError: a run must not start again for that.
     """
     names = _steps(folder)
     for name in reversed(names):
@@ -198,11 +183,7 @@ def _steps(folder: str) -> list[str]:
 
 
 def check_same_run(state: State, config: Config, fingerprint: str, global_batch: int) -> None:
-    """Check that a checkpoint belongs to this configuration and data.
-
-    Raises:
-        CheckpointError: naming the keys that differ.
-    """
+    """Refuse a checkpoint of another configuration or other data, naming the keys that differ."""
     # Loading it adds the defaults of keys that it does not have yet.
     saved = parsing.flat(asdict(parsing.from_json(state["config"], where="the checkpoint's configuration")))
     now = parsing.flat(asdict(config))
@@ -227,9 +208,6 @@ def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Architectu
     """Build the detector of a checkpoint, in evaluation mode.
 
     The metadata are config (dict), categories, step, epoch, metrics and fingerprint (of its shards).
-
-    Raises:
-        CheckpointError: the file cannot be read or its weights do not fit its configuration.
     """
     state = read(uri)
     check_shape(uri, state, {"config": str, "categories": [{"id": int, "name": str}]}, _ANOTHER)
@@ -251,10 +229,6 @@ def write_weights(uri: str, target: str) -> dict[str, Any]:
 
     The target is a .safetensors file, another file for `torch.load`, or a folder if the library reads
     folders. Returns weights (the URI) and num_classes, with which the library's model has to be built.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be read.
-        StorageError: the target cannot be written.
     """
     detector, meta = load_model(uri)
     upstream = detector.upstream_weights([category["name"] for category in meta["categories"]])

@@ -56,8 +56,6 @@ def train(config: Config, shards_uri: str, output_uri: str, *, resume: str = "au
 
     Raises:
         Interrupted: stopped by SIGTERM or SIGINT, after saving.
-        TrainingError: a loss or gradient is not finite.
-        CheckpointError, DataError, StorageError: see there.
     """
     with process_group() as world, stop_request() as stop:
         run = _Run(config, shards_uri, output_uri, world, resume)
@@ -93,8 +91,10 @@ class _Run:
             check_verified(self.train_set)
         if saved is None:
             parsing.check_frozen(config)
-        classes, data_root = len(self.train_set.categories), data_root_of(shards_uri)
-        self.state = TrainState(config, classes, world, data_root=data_root, new=saved is None)
+        self.state = TrainState(
+            config, len(self.train_set.categories), world, data_root=data_root_of(shards_uri),
+            new=saved is None,
+        )  # fmt: skip
         self.batch = fitting_batch(config, self.state, self.global_batch, saved)
         self.loader = TrainLoader(
             self.train_set, config.loader, global_batch=self.global_batch,
@@ -107,13 +107,17 @@ class _Run:
             config.train, self.state, images=len(self.train_set), global_batch=self.global_batch
         )
         self.steps = self.schedule.steps
-        self.resumed_from: int | None = None
+        self.resumed_from: int | None = saved["step"] if saved else None
         best: Best | None = None
         if saved:
-            self.resumed_from, best = self._resume(saved)
-        self.ended_early = False
-        """Whether `train.patience` ended the training before its last step."""
-        self.compiled_saved = False
+            checkpoint.check_same_run(saved, config, self.train_set.fingerprint, self.global_batch)
+            self.state.load_state_dict(saved)
+            if world.is_main:
+                _LOG.info(job_status.resumed(self.state.step, self.steps, self.global_batch, world.size))
+                best = restore_best(output_uri, saved)
+            if broadcast(bool(saved["best"]) and not best, world):
+                self.state.validated = min(self.state.validated, self.state.step - 1)  # Validate again.
+        self.ended_early = self.compiled_saved = False
         if config.train.compile_cache:
             load_compiled(storage.join(output_uri, _COMPILED))
         graphs = compile_detector(
@@ -132,11 +136,10 @@ class _Run:
         )  # fmt: skip
         self.log = self.recorder = None
         self.tracking = Tracking({})
-        self.reporter = Reporter()
+        self.reporter = Reporter.from_environment() if world.is_main else Reporter()
         if world.is_main:
             _LOG.info(explanation)
             storage.remove_stale(output_uri)
-            self.reporter = Reporter.from_environment()
             self.tracking = open_tracking(
                 config, output_uri, self.train_set.fingerprint, resumed=resume == "auto"
             )
@@ -144,19 +147,6 @@ class _Run:
             if self.log.validation:
                 self.reporter.measure({job_status.AP: self.log.validation[job_status.AP]})
             self.recorder = Recorder(config, output_uri, self.log, best, self.reporter)
-
-    def _resume(self, saved: checkpoint.State) -> tuple[int, Best | None]:
-        """Resume from a checkpoint; returns its step, and in rank 0 the best weights so far."""
-        checkpoint.check_same_run(saved, self.config, self.train_set.fingerprint, self.global_batch)
-        state = self.state
-        state.load_state_dict(saved)
-        best = None
-        if self.world.is_main:
-            _LOG.info(job_status.resumed(state.step, self.steps, self.global_batch, self.world.size))
-            best = restore_best(self.output, saved)
-        if broadcast(bool(saved["best"]) and not best, self.world):
-            state.validated = min(state.validated, state.step - 1)  # Validate again.
-        return state.step, best
 
     def fit(self, stop: StopRequest) -> dict[str, Any]:
         """Train to the end, or until a stop request."""
@@ -177,7 +167,15 @@ class _Run:
                 if self.val_set is not None and schedule.validation_due():
                     # The state is being saved: a signal may end a validation at once.
                     with stop.at_once(self._interrupted):
-                        self._validate(self.val_set)
+                        state.share_buffers()
+                        # Rank 0 scores the predictions while training continues.
+                        predictions = predict_split(
+                            state.evaluated(), self.val_set, self.config, self.world, task="validate"
+                        )
+                        state.detector.train()
+                        state.validated = state.step
+                        if self.recorder:
+                            self.recorder.score(self.val_set.annotations, predictions)
                 if state.step == self.steps or self._out_of_patience():
                     break
                 step_sums, stopping = self.train_step(
@@ -232,16 +230,6 @@ class _Run:
             self.recorder.check()
         self.reporter.measure({job_status.LOSS: total, job_status.SPEED: rate})
         return job_status.measured(total, rate)
-
-    def _validate(self, dataset: ShardDataset) -> None:
-        """Detect objects in the validation split; rank 0 scores them while training continues."""
-        state = self.state
-        state.share_buffers()
-        predictions = predict_split(state.evaluated(), dataset, self.config, self.world, task="validate")
-        state.detector.train()
-        state.validated = state.step
-        if self.recorder:
-            self.recorder.score(dataset.annotations, predictions)
 
     def _save(self) -> None:
         """Save the state in the background while training continues; compiled code once."""
@@ -357,10 +345,6 @@ def newest_checkpoint(folder: str, world: World) -> checkpoint.State | None:
     """Read the newest checkpoint of a run, the same on every rank; None if there is none.
 
     Rank 0 chooses, because machines may see different contents of a shared folder for a minute.
-
-    Raises:
-        CheckpointError: there are some, and none can be read.
-        StorageError: the folder cannot be read, or a rank does not see the file.
     """
     newest = checkpoint.read_latest(folder) if world.is_main else None
     step = broadcast(newest["step"] if newest else None, world)
@@ -368,11 +352,7 @@ def newest_checkpoint(folder: str, world: World) -> checkpoint.State | None:
 
 
 def step_size(config: Config, saved: checkpoint.State | None, samples: int, world: World) -> int:
-    """Return the samples of one optimiser step, kept from the checkpoint unless their options changed.
-
-    Raises:
-        ConfigError, DataError: see `global_batch`.
-    """
+    """Return the samples of one optimiser step, kept from the checkpoint unless their options changed."""
     train = config.train
     configured = train.global_batch
     if not configured and saved:

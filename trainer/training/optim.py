@@ -18,7 +18,22 @@ _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 
 def build_optimizer(detector: Architecture, config: TrainConfig) -> torch.optim.Optimizer:
     """Return SGD, Adam or AdamW over the detector's parameter groups. A skipped step changes nothing."""
-    groups = _with_decay_of_norms_and_biases(detector, config)
+    groups = detector.parameter_groups(config)
+    if config.norm_weight_decay or config.bias_weight_decay:
+        norms = {
+            id(parameter)
+            for module in detector.modules()
+            if isinstance(module, _NORMS)
+            for parameter in module.parameters(recurse=False)
+        }
+        parts: list[dict[str, Any]] = []
+        for group in groups:
+            small = [p for p in group["params"] if p.ndim <= 1]
+            parts.append({**group, "params": [p for p in group["params"] if p.ndim > 1]})
+            for decay, is_norm in ((config.norm_weight_decay, True), (config.bias_weight_decay, False)):
+                of_kind = [p for p in small if (id(p) in norms) == is_norm]
+                parts.append({**group, "params": of_kind, "weight_decay": decay})
+        groups = [part for part in parts if part["params"]]
     if config.optimizer == "sgd":
         optimizer = torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)
         if config.momentum:
@@ -29,27 +44,6 @@ def build_optimizer(detector: Architecture, config: TrainConfig) -> torch.optim.
         return optimizer
     kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
     return kind(groups, lr=config.lr, fused=True)
-
-
-def _with_decay_of_norms_and_biases(detector: Architecture, config: TrainConfig) -> list[dict[str, Any]]:
-    """Return the detector's groups, split further if norms or biases have a decay."""
-    groups = detector.parameter_groups(config)
-    if not config.norm_weight_decay and not config.bias_weight_decay:
-        return groups
-    norms = {
-        id(parameter)
-        for module in detector.modules()
-        if isinstance(module, _NORMS)
-        for parameter in module.parameters(recurse=False)
-    }
-    parts = []
-    for group in groups:
-        small = [p for p in group["params"] if p.ndim <= 1]
-        parts.append({**group, "params": [p for p in group["params"] if p.ndim > 1]})
-        for decay, is_norm in ((config.norm_weight_decay, True), (config.bias_weight_decay, False)):
-            of_kind = [p for p in small if (id(p) in norms) == is_norm]
-            parts.append({**group, "params": of_kind, "weight_decay": decay})
-    return [part for part in parts if part["params"]]
 
 
 def peak_learning_rate(config: TrainConfig, global_batch: int) -> tuple[float, str]:

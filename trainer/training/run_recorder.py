@@ -1,9 +1,8 @@
 """Writes checkpoints and scores validations in a thread of rank 0, from copies in the host's memory."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -44,13 +43,9 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        config: Config,
-        output_uri: str,
-        log: TrainingLog,
-        best: Best | None,
+        self, config: Config, output_uri: str, log: TrainingLog, best: Best | None,
         reporter: Reporter | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Continue from the best weights so far. Scores go to the log and the `reporter`."""
         self.best = best
         """The best weights so far; read it after `wait`."""
@@ -143,11 +138,7 @@ class Recorder:
 
 
 def restore_best(output_uri: str, saved: State) -> Best | None:
-    """Write best.pt again if it is lost or damaged; None if no checkpoint has its weights.
-
-    Raises:
-        StorageError: the folder cannot be read or written.
-    """
+    """Write best.pt again if it is lost or damaged; None if no checkpoint has its weights."""
     if not saved["best"]:
         return None
     best = Best(**saved["best"])
@@ -157,7 +148,17 @@ def restore_best(output_uri: str, saved: State) -> Best | None:
         return best
     except _UNUSABLE as error:
         fault = error.message
-    for state in _candidates(storage.join(output_uri, CHECKPOINTS), saved, best):
+    folder = storage.join(output_uri, CHECKPOINTS)
+    epoch_uri = checkpoint.epoch_uri(folder, best.epoch)
+    for read in (
+        lambda: saved,
+        lambda: checkpoint.read_step(folder, best.step),
+        lambda: checkpoint.read(epoch_uri),
+    ):
+        try:
+            state = read()
+        except _UNUSABLE:
+            continue
         if state["step"] == best.step:
             checkpoint.write({**_weights(state), **asdict(best)}, uri)
             _LOG.warning("%s; restored from the checkpoint of step %d", fault, best.step)
@@ -166,14 +167,6 @@ def restore_best(output_uri: str, saved: State) -> Best | None:
         "%s; there is no checkpoint of its step %d: the next validation writes a new one", fault, best.step
     )
     return None
-
-
-def _candidates(folder: str, saved: State, best: Best) -> Iterator[State]:
-    yield saved
-    with suppress(*_UNUSABLE):
-        yield checkpoint.read_step(folder, best.step)
-    with suppress(*_UNUSABLE):
-        yield checkpoint.read(checkpoint.epoch_uri(folder, best.epoch))
 
 
 def _weights(state: State) -> State:

@@ -99,6 +99,9 @@ class TrainState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to resume. A collective."""
+        random = {"cpu": torch.get_rng_state()}
+        if self.world.device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state()
         return {
             "step": self.step,
             "samples": self.samples,
@@ -107,7 +110,7 @@ class TrainState:
             "ema": self.ema.model.state_dict() if self.ema else None,
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "random": gather(self._random_state(), self.world),
+            "random": gather(random, self.world),
             "sums": gather(self.sums.cpu(), self.world),
             "summed": self.summed,
         }
@@ -121,26 +124,17 @@ class TrainState:
         self.scaler.load_state_dict(state["scaler"])
         self.step, self.samples = state["step"], state["samples"]
         self.validated = state["validated"]
-        self._set_random_state(state["random"])
+        if self.world.rank < len(state["random"]):
+            random = state["random"][self.world.rank]
+            torch.set_rng_state(random["cpu"])
+            if "cuda" in random and self.world.device.type == "cuda":
+                torch.cuda.set_rng_state(random["cuda"])
+        else:
+            # The checkpoint has no such rank: use a new, reproducible seed.
+            words = np.random.SeedSequence([self._seed, self.step, self.world.rank]).generate_state(2)
+            torch.manual_seed(int(words[0]) << 32 | int(words[1]))
         if "sums" in state:  # Versions before 0.2 did not save them.
             ranks: list[Tensor] = state["sums"]
             same_world = len(ranks) == self.world.size
             self.sums.copy_(ranks[self.world.rank] if same_world else torch.stack(ranks).mean(dim=0))
             self.summed = state["summed"]
-
-    def _random_state(self) -> dict[str, Tensor]:
-        states = {"cpu": torch.get_rng_state()}
-        if self.world.device.type == "cuda":
-            states["cuda"] = torch.cuda.get_rng_state()
-        return states
-
-    def _set_random_state(self, ranks: list[dict[str, Tensor]]) -> None:
-        if self.world.rank >= len(ranks):
-            # The checkpoint has no such rank: use a new, reproducible seed.
-            words = np.random.SeedSequence([self._seed, self.step, self.world.rank]).generate_state(2)
-            torch.manual_seed(int(words[0]) << 32 | int(words[1]))
-            return
-        state = ranks[self.world.rank]
-        torch.set_rng_state(state["cpu"])
-        if "cuda" in state and self.world.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda"])

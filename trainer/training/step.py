@@ -6,7 +6,6 @@ import logging
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,36 +31,40 @@ class TrainStep:
     """One step of the optimiser over the forward passes of this rank. Steps are collectives."""
 
     def __init__(
-        self,
-        state: TrainState,
-        model: nn.Module,
-        config: TrainConfig,
-        *,
-        steps: int,
-        global_batch: int,
+        self, state: TrainState, model: nn.Module, config: TrainConfig, *, steps: int, global_batch: int,
         holds_gradients: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`model` is `state.distributed()`, `steps` those of the whole training; see `hold_gradients`."""
         self._state, self._model, self._config = state, model, config
         self._steps, self._global_batch = steps, global_batch
         self._holds_gradients = holds_gradients
-        self._guard = StepGuard(state.optimizer, state.world)
+        self._pending: tuple[int, list[int], Callable[[], Tensor]] | None = None
+        """Number and images of the last step, and what `guard_step` returned for it."""
 
     def __call__(self, batches: Sequence[Batch], *, stop: bool = False) -> tuple[Tensor, bool]:
         """Do one step, with one forward pass for each batch.
 
-        Returns:
-            [2 + losses] on the device: total, each loss of the detector, norm of the gradient; their means
-            over the ranks are those of the global batch. And whether any rank was asked to `stop`.
-
-        Raises:
-            TrainingError: the previous step had a loss or gradient that is not finite, and was not applied.
+        Returns [2 + losses] on the device: total, each loss of the detector, norm of the gradient; their
+        means over the ranks are those of the global batch. Also whether any rank was asked to `stop`. It is a
+        TrainingError if the previous step had a loss or gradient that is not finite, and was not applied.
         """
         state = self._state
         set_learning_rate(state.optimizer, learning_rate(state.step, self._steps, self._config))
         losses = torch.zeros(len(state.detector.loss_names), device=state.world.device)
         for number, (batch, part) in enumerate(zip(batches, self._parts_of(batches), strict=True), 1):
-            losses += self._forward_backward(batch, part, last=number == len(batches))
+            # Gradients are exchanged only in the last backward pass of a step.
+            local = isinstance(self._model, DistributedDataParallel) and number < len(batches)
+            with self._model.no_sync() if local else contextlib.nullcontext():  # type: ignore[operator]
+                named = self.losses(batch, part)
+                each = [named[name] for name in state.detector.loss_names]
+                # Losses are means over this batch, and gradients are averaged over the ranks. With this
+                # weight the sum is the mean over the global batch, even if the batches differ in size.
+                share = len(batch.image_ids) * state.world.size / self._global_batch
+                total = functools.reduce(operator.add, each) * share
+                # Times 1, or NaN if it is not finite: then the exchange makes the gradients of all ranks NaN,
+                # and all optimisers skip the step.
+                state.scaler.scale(total * (1 + 0 * total.detach())).backward()
+            losses += torch.stack([loss.detach() for loss in each]) * share
         state.scaler.unscale_(state.optimizer)
         norm = gradient_norm(state.parameters, self._config.clip_norm).float()[None]
         checked = torch.cat([losses, norm])
@@ -71,8 +74,10 @@ class TrainStep:
             norm = torch.where(norm.isfinite(), norm, 0.0)
         # One all-reduce informs all ranks of losses that are not finite and of stop requests. It is read
         # during the next step, so that the host does not wait.
+        arriving = guard_step(state.optimizer, checked, stop, state.world)
+        stopping = self.settle()
         ids = [image_id for batch in batches for image_id in batch.image_ids]
-        stopping = self._checked(self._guard.check(state.step + 1, checked, ids, stopping=stop))
+        self._pending = state.step + 1, ids, arriving
         state.scaler.step(state.optimizer)
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=not self._holds_gradients)
@@ -81,21 +86,6 @@ class TrainStep:
         state.step += 1
         state.samples += self._global_batch
         return torch.cat([losses.sum()[None], losses, norm]), stopping
-
-    def _forward_backward(self, batch: Batch, part: Part | None, *, last: bool) -> Tensor:
-        # Gradients are exchanged only in the last backward pass of a step.
-        local = isinstance(self._model, DistributedDataParallel) and not last
-        with self._model.no_sync() if local else contextlib.nullcontext():  # type: ignore[operator]
-            named = self.losses(batch, part)
-            losses = [named[name] for name in self._state.detector.loss_names]
-            # Losses are means over this batch, and gradients are averaged over the ranks. With this weight
-            # the sum is the mean over the global batch, even if the batches differ in size.
-            share = len(batch.image_ids) * self._state.world.size / self._global_batch
-            total = functools.reduce(operator.add, losses) * share
-            # Times 1, or NaN if it is not finite: then the exchange makes the gradients of all ranks NaN, and
-            # all optimisers skip the step.
-            self._state.scaler.scale(total * (1 + 0 * total.detach())).backward()
-        return torch.stack([loss.detach() for loss in losses]) * share
 
     def losses(self, batch: Batch, part: Part | None = None) -> Mapping[str, Tensor]:
         """Run the forward pass; losses are means over this batch, the whole global batch without a `part`."""
@@ -112,25 +102,24 @@ class TrainStep:
         return losses
 
     def settle(self) -> bool:
-        """Wait for the last step, before its state is saved; returns whether any rank was asked to stop.
+        """Wait for the last step; returns whether any rank was asked to stop.
 
-        Raises:
-            TrainingError: as for a step.
+        If the step was not applied, every rank raises TrainingError.
         """
-        return self._checked(self._guard.settle())
-
-    def _checked(self, result: "StepResult | None") -> bool:
-        """Return whether to stop; raise on every rank if the step was not applied."""
-        if not result or not result.broken:
-            return bool(result and result.stopping)
+        if self._pending is None:
+            return False
+        (step, own_ids, arriving), self._pending = self._pending, None
+        broken, stopping, *own_values = arriving().tolist()
+        if not broken:
+            return bool(stopping)
         world, titles = self._state.world, [*self._state.detector.loss_names, "norm of the gradient"]
         reports = []
-        for rank, values, ids in gather((world.rank, result.losses, result.image_ids), world):
+        for rank, values, ids in gather((world.rank, own_values, own_ids), world):
             if not all(map(math.isfinite, values)):
                 numbers = [f"{title} {value:g}" for title, value in zip(titles, values, strict=False)]
                 reports.append(f"rank {rank}: {', '.join(numbers)}, image ids {ids}")
         raise TrainingError(
-            f"loss or gradient not finite at step {result.step} of {self._steps}: " + "; ".join(reports),
+            f"loss or gradient not finite at step {step} of {self._steps}: " + "; ".join(reports),
             fix="lower train.lr, raise train.warmup_steps, set train.clip_norm or train.precision=fp32, "
             "or look at these images; the step was not applied",
         )
@@ -161,65 +150,29 @@ class TrainStep:
         ]
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """A finished step: numbers and images of this rank, and whether any rank was broken or asked to stop."""
+def guard_step(
+    optimizer: torch.optim.Optimizer, losses: Tensor, stopping: bool, world: World
+) -> Callable[[], Tensor]:
+    """Let the optimiser skip its next step if a loss [n] is not finite on any rank. A collective.
 
-    step: int
-    losses: list[float]
-    image_ids: list[int]
-    broken: bool
-    stopping: bool
-
-
-class StepGuard:
-    """Skips the update of a step whose loss is not finite on any rank, without waiting for the device.
-
-    A fused optimiser reads a flag on the device and skips its update. The host reads the flags of all ranks
-    during the next step.
+    A fused optimiser reads a flag on the device. The returned function waits for the values of the host:
+    whether any rank was broken, whether any was asked to stop, and the losses of this rank.
     """
+    flags = torch.zeros(2, device=losses.device)
+    flags[0] = torch.isfinite(losses).all().logical_not()
+    flags[1].fill_(float(stopping))
+    # torch's protocol between a gradient scaler and a fused optimiser; a scaler (fp16) overwrites these.
+    optimizer.found_inf = flags[0].clone()  # type: ignore[attr-defined]
+    optimizer.grad_scale = None  # type: ignore[attr-defined]
+    reduced, own_losses = all_reduce_max(flags, world), losses.detach()
+    if flags.device.type == "cuda":
+        # In the same stream, so the copy can be queued at once.
+        return copy_to_host(torch.cat([reduced(), own_losses]))
 
-    def __init__(self, optimizer: torch.optim.Optimizer, world: World) -> None:
-        self._optimizer, self._world = optimizer, world
-        self._pending: tuple[int, list[int], Callable[[], Tensor]] | None = None
+    def wait() -> Tensor:
+        return copy_to_host(torch.cat([reduced(), own_losses]))()
 
-    def check(self, step: int, losses: Tensor, image_ids: list[int], *, stopping: bool) -> StepResult | None:
-        """Check the losses [n] of this rank between backward pass and optimiser. A collective.
-
-        Returns:
-            The result of the previous step, None in the first. `broken` and `stopping` are the same on all
-            ranks.
-        """
-        flags = torch.zeros(2, device=losses.device)
-        flags[0] = torch.isfinite(losses).all().logical_not()
-        flags[1].fill_(float(stopping))
-        # torch's protocol between a gradient scaler and a fused optimiser; a scaler (fp16) overwrites these.
-        self._optimizer.found_inf = flags[0].clone()  # type: ignore[attr-defined]
-        self._optimizer.grad_scale = None  # type: ignore[attr-defined]
-        reduced, own_losses = all_reduce_max(flags, self._world), losses.detach()
-        if flags.device.type == "cuda":
-            # In the same stream, so the copy can be queued at once.
-            arriving = copy_to_host(torch.cat([reduced(), own_losses]))
-        else:
-
-            def arriving() -> Tensor:
-                return copy_to_host(torch.cat([reduced(), own_losses]))()
-
-        previous, self._pending = self._pending, (step, image_ids, arriving)
-        return _result(previous)
-
-    def settle(self) -> StepResult | None:
-        """Return the result of the last step; None if it was returned before."""
-        pending, self._pending = self._pending, None
-        return _result(pending)
-
-
-def _result(pending: tuple[int, list[int], Callable[[], Tensor]] | None) -> StepResult | None:
-    if pending is None:
-        return None
-    step, image_ids, arriving = pending
-    broken, stopping, *losses = arriving().tolist()
-    return StepResult(step, losses, image_ids, bool(broken), bool(stopping))
+    return wait
 
 
 def compile_detector(detector: Architecture, mode: str, world: World, sizes: int = 1) -> bool:
@@ -258,11 +211,7 @@ def hold_gradients(parameters: Sequence[Tensor]) -> None:
 
 
 def compress_gradients(model: nn.Module) -> None:
-    """Exchange gradients in bf16, for networks of 100 Gbit/s and less.
-
-    Raises:
-        ConfigError: this build of torch does not support it: it needs NCCL, for any backend.
-    """
+    """Exchange gradients in bf16, for networks of 100 Gbit/s and less; torch needs NCCL for any backend."""
     if not isinstance(model, DistributedDataParallel):
         return
     try:

@@ -84,12 +84,8 @@ def measure(config: Config, classes: int, processes: int) -> float:
     return sum(rates) if all(rates) else 0.0
 
 
-def _main() -> None:
+if __name__ == "__main__":
     request = json.load(sys.stdin)
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
     print(images_per_second(parsing.from_json(request["config"]), request["classes"], device))
-
-
-if __name__ == "__main__":
-    _main()

@@ -54,7 +54,7 @@ def test_options_of_another_architecture_are_refused_by_name(config):
         from_json(json.dumps(tree))
     assert "model.anchor_scales: a key of retinanet, not of toy" in caught.value.message
     assert "model.depth: no such key" in caught.value.message
-    with pytest.raises(ConfigError, match=r"'model\.width': it is one of the .*toy, not of retina"):
+    with pytest.raises(ConfigError, match=r"'model\.width': it is an option of .*toy, not of retina"):
         recipes.load("debug", {"model.width": 3})
 
 

@@ -141,4 +141,4 @@ def test_layers_that_wait_for_other_processes_do_not_in_a_trial(tiny, process_gr
     assert len(waiting) > 10
     assert all(torch.equal(value, before[name]) for name, value in state.detector.state_dict().items())
     with pytest.raises(ValueError, match="SyncBatchNorm"):  # As they are, they would ask, on GPUs alone.
-        trial._step(2)
+        trial._forward_backward(2)

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.base.errors import ConfigError
 from trainer.launching.distributed import SINGLE
-from trainer.training.step import StepGuard, compress_gradients
+from trainer.training.step import compress_gradients, guard_step
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
@@ -18,19 +18,15 @@ from trainer.training.step import StepGuard, compress_gradients
 def test_a_broken_step_does_not_change_weights_and_optimiser(kind, bad):
     parameter = torch.ones(3, requires_grad=True)
     optimizer = kind([parameter], lr=0.1, fused=True)
-    guard = StepGuard(optimizer, SINGLE)
-    history = []
+    history, reports = [], []
     for number, loss in enumerate([1.0, bad, 2.0]):
         parameter.grad = torch.full((3,), loss)
-        result = guard.check(number, torch.tensor([loss, 0.5]), [number, 7], stopping=number == 2)
+        reports.append(guard_step(optimizer, torch.tensor([loss, 0.5]), number == 2, SINGLE))
         optimizer.step()
-        state = optimizer.state[parameter]
-        history.append((parameter.detach().clone(), copy.deepcopy(state)))
-        assert result is None or (result.step, result.broken) == (number - 1, number == 2)
-    assert result.image_ids == [1, 7] and not result.stopping and result.losses[1] == 0.5
-    last = guard.settle()
-    assert (last.step, last.broken, last.stopping) == (2, False, True)
-    assert guard.settle() is None
+        history.append((parameter.detach().clone(), copy.deepcopy(optimizer.state[parameter])))
+    broken, stopping, losses, others = zip(*(report().tolist() for report in reports), strict=True)
+    assert broken == (0, 1, 0) and stopping == (0, 0, 1)
+    assert losses[::2] == (1.0, 2.0) and others == (0.5, 0.5, 0.5)
     first, second, third = history
     assert torch.equal(first[0], second[0]) and not torch.equal(second[0], third[0])
     assert all(torch.equal(value, second[1][name]) for name, value in first[1].items() if value is not None)

@@ -19,7 +19,7 @@ DFINE = {"model.architecture": "dfine"}
         ({"export.formats": ["onnx", "raw"]}, "export.formats: dfine has no form raw"),
         ({"model.size": "r50"}, r"model\.size: .*'n', 's', 'm', 'l' or 'x'.* not \"r50\""),
         ({"model.width": 1.5}, r"model\.width: .* not 1\.5"),
-        ({"model.backbone": "resnet50"}, "'model.backbone': it is one of the architecture"),
+        ({"model.backbone": "resnet50"}, "'model.backbone': it is an option of "),
         (
             {"model.weights": "torchvision:ResNet50_Weights.IMAGENET1K_V2"},
             "torchvision:ResNet50_Weights.IMAGENET1K_V2 are weights of torchvision, not of dfine",
