@@ -16,7 +16,7 @@ from torchvision.ops import box_iou
 
 from benchmarks.common import arguments, interleaved, random_batch, report, run, saved_bytes, stock_model
 from trainer.model.architecture import build
-from trainer.model.architectures.retinanet.retinanet_loss import (
+from trainer.model.architectures.retinanet.retinanet import (
     Matches,
     assign,
     box_loss,

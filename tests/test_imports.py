@@ -124,7 +124,7 @@ def reached_into(root):
             for name in names:
                 parts = tuple(name.split("."))
                 inside = parts[:3] == ARCHITECTURES and len(parts) > 3
-                options = any(part.endswith(("_options", "_recipes")) for part in parts)
+                options = any(part.endswith("_options") for part in parts)
                 if inside and not options and own[:4] != parts[:4]:
                     yield f"{path.relative_to(root)}: {name}"
 

@@ -213,14 +213,6 @@ def place_box(
     return [round(value, 3) for value in (x * scale_x, y * scale_y, w * scale_x, h * scale_y)]
 
 
-def size_agrees(image: NormalImage, annotated_width: int, annotated_height: int) -> bool:
-    """Return whether the annotated size is unknown or that of the image, turned or not."""
-    stored = (image.stored_width, image.stored_height)
-    annotated = (annotated_width, annotated_height)
-    has_size = annotated not in (SHARES, SHARES_UPRIGHT) and 0 not in annotated
-    return not has_size or annotated == stored or (image.turned and annotated == stored[::-1])
-
-
 def size_fault(
     image: NormalImage, annotated_width: int, annotated_height: int, boxes: list[list[float]]
 ) -> str:
@@ -228,10 +220,14 @@ def size_fault(
 
     `boxes` are [x, y, width, height] in pixels of the normal image.
     """
-    if size_agrees(image, annotated_width, annotated_height):
+    annotated = (annotated_width, annotated_height)
+    stored = (image.stored_width, image.stored_height)
+    if 0 in annotated or annotated in (stored, SHARES, SHARES_UPRIGHT):
         return ""
-    if (annotated_width, annotated_height) != (image.stored_height, image.stored_width):
+    if annotated != stored[::-1]:
         return reasons.SIZE_DIFFERS
+    if image.turned:
+        return ""
     right = max((box[0] + box[2] for box in boxes), default=0)
     below = max((box[1] + box[3] for box in boxes), default=0)
     leaves = right > 1.01 * image.width + 1 or below > 1.01 * image.height + 1

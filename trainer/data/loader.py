@@ -56,19 +56,10 @@ class TrainLoader:
         world: World, max_bad_fraction: float, epochs: int | None = None, weights: np.ndarray | None = None,
         verified: bool = False,
     ) -> None:  # fmt: skip
-        """Prepare.
+        """Prepare to read `global_batch` samples a step on all ranks, at most `batch_size` in a pass.
 
-        Args:
-            dataset: the training split.
-            config: sizes, augmentation, threads.
-            global_batch: samples of a step on all ranks.
-            batch_size: most images of a forward pass.
-            seed: of the run.
-            world: this rank.
-            max_bad_fraction: share of the samples that may be damaged.
-            epochs: of the training; None if it has no end.
-            weights: see `image_weights`.
-            verified: whether batches have `Batch.verified`.
+        `max_bad_fraction` of the samples may be damaged; `epochs` is None if the training has no end; for
+        `weights` see `image_weights`; `verified` tells whether batches have `Batch.verified`.
         """
         self._verified = verified
         self._dataset, self._config, self._world = dataset, config, world
@@ -246,37 +237,33 @@ class _Pending:
         # The last one first: waking up for every future costs, as all threads compete for the lock.
         parts = [future.result() for future in reversed(self._futures)][::-1]
         loaded = [sample for part in parts for sample in part]
-        images = self._squares.permute(0, 3, 1, 2)
-        return collate(loaded, images, pin=device.type == "cuda").to(device)
+        rows = max(1, *(len(sample.labels) for sample in loaded))
+        # With NumPy: for a handful of numbers each torch operation costs several times as much.
+        boxes = np.zeros((len(loaded), rows, 4), np.float32)
+        labels = np.full((len(loaded), rows), PADDING, np.int64)
+        for row, sample in enumerate(loaded):
+            boxes[row, : len(sample.labels)] = sample.boxes
+            labels[row, : len(sample.labels)] = sample.labels
+        colors = [sample.color for sample in loaded if sample.color is not None]
+        verified = [sample.verified for sample in loaded if sample.verified is not None]
+
+        def tensor(values: np.ndarray) -> Tensor:
+            return (
+                torch.from_numpy(values).pin_memory() if device.type == "cuda" else torch.from_numpy(values)
+            )
+
+        return Batch(
+            self._squares.permute(0, 3, 1, 2),
+            tensor(boxes),
+            tensor(labels),
+            tensor(np.stack(colors)) if colors else None,
+            [sample.image_id for sample in loaded],
+            [sample.scale for sample in loaded],
+            [len(sample.labels) for sample in loaded],
+            tensor(np.stack(verified)) if verified else None,
+        ).to(device)
 
     def cancel(self) -> None:
         """Cancel the tasks that have not begun."""
         for future in self._futures:
             future.cancel()
-
-
-def collate(loaded: Sequence[Loaded], images: Tensor, *, pin: bool) -> Batch:
-    """Put samples and images, uint8 [B, 3, S, S], into one batch; `pin` uses pinned memory."""
-    rows = max(1, *(len(sample.labels) for sample in loaded))
-    # With NumPy: for a handful of numbers each torch operation costs several times as much.
-    boxes = np.zeros((len(loaded), rows, 4), np.float32)
-    labels = np.full((len(loaded), rows), PADDING, np.int64)
-    for row, sample in enumerate(loaded):
-        boxes[row, : len(sample.labels)] = sample.boxes
-        labels[row, : len(sample.labels)] = sample.labels
-
-    def tensor(values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).pin_memory() if pin else torch.from_numpy(values)
-
-    colors = [sample.color for sample in loaded if sample.color is not None]
-    verified = [sample.verified for sample in loaded if sample.verified is not None]
-    return Batch(
-        images,
-        tensor(boxes),
-        tensor(labels),
-        tensor(np.stack(colors)) if colors else None,
-        [sample.image_id for sample in loaded],
-        [sample.scale for sample in loaded],
-        [len(sample.labels) for sample in loaded],
-        tensor(np.stack(verified)) if verified else None,
-    )

@@ -147,24 +147,28 @@ _LOOKED_AT = 64
 """Images that `check_verified` reads."""
 
 
-def image_weights(dataset: ShardDataset, config: LoaderConfig) -> np.ndarray | None:
-    """Return how often each sample is read in relation to others; None if all are read alike."""
+def image_weights(
+    dataset: ShardDataset, config: LoaderConfig, world: "World | None" = None
+) -> np.ndarray | None:
+    """Return how often each sample is read in relation to others; None if all are read alike.
+
+    With a `world`, rank 0 reads the annotations for all processes: a collective.
+    """
     if config.sampling == "plain":
         return None
-    images, labels = dataset.classes()
-    if config.sampling == "repeat_factor":
-        return repeat_factors(images, labels, len(dataset), config.repeat_threshold)
-    return class_shares(images, labels, len(dataset))
-
-
-def shared_weights(dataset: ShardDataset, config: LoaderConfig, world: "World") -> np.ndarray | None:
-    """Return `image_weights` in every process; rank 0 reads the annotations for all."""
-    if config.sampling == "plain":
-        return None
+    weights: np.ndarray | None = None
+    if world is None or world.is_main:
+        images, labels = dataset.classes()
+        if config.sampling == "repeat_factor":
+            weights = repeat_factors(images, labels, len(dataset), config.repeat_threshold)
+        else:
+            weights = class_shares(images, labels, len(dataset))
+    if world is None:
+        return weights
     from trainer.launching.distributed import broadcast  # imports PyTorch
 
-    weights: np.ndarray | None = broadcast(image_weights(dataset, config) if world.is_main else None, world)
-    return weights
+    shared: np.ndarray | None = broadcast(weights, world)
+    return shared
 
 
 def check_verified(dataset: ShardDataset) -> None:

@@ -92,20 +92,12 @@ class Architecture(nn.Module, ABC):
         """The graph to export: the detections of `predict`, in fp32, for squares of this size."""
 
     def raw_graph(self, image_size: int) -> Graph:
-        """The graph without suppression. Detectors without one list `raw` in `left_out_formats`.
-
-        Raises:
-            ExportError: there is none.
-        """
+        """The graph without suppression. Detectors without one list `raw` in `left_out_formats`."""
         raise ExportError(f"{self.title} has no raw graph", fix="leave raw out of export.formats")
 
     @abstractmethod
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
-        """Load weights of a detector or backbone in the library's layout, in place; returns a line to log.
-
-        Raises:
-            CheckpointError: they do not fit, or are of another architecture.
-        """
+        """Load weights of a detector or backbone in the library's layout, in place; returns a line to log."""
 
     @abstractmethod
     def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
@@ -162,11 +154,7 @@ def split_by_decay(
 
 
 def build(config: ModelConfig, num_classes: int) -> Architecture:
-    """Build the detector of a configuration with random weights; `num_classes` excludes the background.
-
-    Raises:
-        ConfigError: a package that the architecture needs is not installed.
-    """
+    """Build the detector of a configuration with random weights; `num_classes` excludes the background."""
     detector: Architecture = architectures.network_class(config.architecture)(config, num_classes)
     distributed = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
     if config.sync_batchnorm and distributed:

@@ -22,11 +22,6 @@ def load_pretrained(detector: Architecture, uri: str, data_root: str = DATA_ROOT
 
     Class outputs of another shape (other classes) are skipped; any other tensor must fit. `uri` is one of
     `trainer.weights.weights_mirror` in the layout of the architecture's library; `data_root` has the mirror.
-
-    Raises:
-        CheckpointError: the file is no state dict, or does not fit the model.
-        ConfigError: there are no published weights of that name.
-        StorageError: the weights cannot be fetched or read.
     """
     _LOG.info("%s", detector.load_upstream(obtain(uri, data_root).state(), uri))
 
@@ -34,10 +29,7 @@ def load_pretrained(detector: Architecture, uri: str, data_root: str = DATA_ROOT
 def load_in_every_process(detector: Architecture, uri: str, data_root: str, world: World) -> None:
     """Load weights in rank 0 and broadcast them, so that one machine fetches them. A collective.
 
-    The detector is on its device, in the default memory format.
-
-    Raises:
-        CheckpointError, ConfigError, StorageError: see `load_pretrained`; in every process.
+    The detector is on its device, in the default memory format. Every process raises an error of rank 0.
     """
     failure: KubedetError | None = None
     if world.is_main:
@@ -55,10 +47,6 @@ def load_in_every_process(detector: Architecture, uri: str, data_root: str, worl
 
 
 def check_pretrained(config: ModelConfig, data_root: str) -> None:
-    """Check that a training can start from its weights: fetch them and load them once.
-
-    Raises:
-        CheckpointError, ConfigError, StorageError: see `load_pretrained`.
-    """
+    """Check that a training can start from its weights: fetch them and load them once."""
     if config.weights:
         load_pretrained(build(config, num_classes=1), config.weights, data_root)

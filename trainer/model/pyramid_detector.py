@@ -240,11 +240,10 @@ def build_backbone(
 
 def freeze(body: ResNet, trainable_layers: int) -> None:
     """Stop training all but the last `trainable_layers` of the five stages."""
-    stages = ["layer4", "layer3", "layer2", "layer1", "conv1"][:trainable_layers]
-    if "conv1" in stages:
-        stages.append("bn1")
+    trained = ["layer4", "layer3", "layer2", "layer1", "conv1"][:trainable_layers]
     for name, parameter in body.named_parameters():
-        if name.split(".")[0] not in stages:
+        stage = name.split(".")[0].replace("bn1", "conv1")
+        if stage not in trained:
             parameter.requires_grad_(False)
 
 

@@ -10,26 +10,26 @@ from trainer.base.safe_text import yaml_value
 from trainer.config import architectures
 from trainer.config.parsing import check_frozen, with_overrides
 from trainer.config.schema import Config
-from trainer.model.architectures.detr import detr_recipes
+from trainer.model.architectures.detr import detr_options
 from trainer.model.architectures.faster_rcnn.faster_rcnn_options import faster_rcnn_r50
 from trainer.model.architectures.fcos.fcos_options import fcos_r50
-from trainer.model.architectures.retinanet import retinanet_recipes
+from trainer.model.architectures.retinanet import retinanet_options
 
 RECIPES = {
     recipe.__name__: recipe
     for recipe in (
-        retinanet_recipes.debug,
-        retinanet_recipes.small,
-        retinanet_recipes.coco_r50,
-        retinanet_recipes.openimages_r50,
-        retinanet_recipes.mlperf,
-        retinanet_recipes.finetune,
+        retinanet_options.debug,
+        retinanet_options.small,
+        retinanet_options.coco_r50,
+        retinanet_options.openimages_r50,
+        retinanet_options.mlperf,
+        retinanet_options.finetune,
         fcos_r50,
         faster_rcnn_r50,
-        detr_recipes.dfine_small,
-        detr_recipes.dfine_s,
-        detr_recipes.dfine_l,
-        detr_recipes.dfine_finetune,
+        detr_options.dfine_small,
+        detr_options.dfine_s,
+        detr_options.dfine_l,
+        detr_options.dfine_finetune,
     )
 }
 """Recipes by name: functions that return a configuration, defined next to their detector."""
@@ -41,11 +41,7 @@ WITH_WEIGHTS: dict[str, dict[str, Any]] = {
 
 
 def load(name: str, overrides: dict[str, Any] | None = None) -> Config:
-    """Return the recipe of that name with dotted overrides applied.
-
-    Raises:
-        ConfigError: an unknown recipe or key, a value that does not fit, or frozen random weights.
-    """
+    """Return the recipe of that name with dotted overrides applied; refuse to freeze random weights."""
     if name not in RECIPES:
         raise ConfigError(f"no recipe {name!r}", fix=f"use one of: {', '.join(RECIPES)}")
     config = with_overrides(RECIPES[name](), overrides or {}, where=f"overrides of recipe {name}")
@@ -61,10 +57,6 @@ def named(name: str) -> tuple[str, dict[str, Any]]:
     """Return the recipe's name and the overrides of a recipe or a file (*.yaml, *.yml).
 
     A file contains `recipe: NAME` and `set:`, dotted keys with their values, as `kubedet tune` writes it.
-
-    Raises:
-        ConfigError: the file has another form.
-        StorageError: it cannot be read.
     """
     if not name.endswith((".yaml", ".yml")):
         return name, {}
@@ -89,11 +81,7 @@ def file_text(name: str, overrides: dict[str, Any]) -> str:
 
 
 def load_here(name: str, overrides: dict[str, Any] | None = None) -> Config:
-    """Load a recipe and check that its detector's packages are installed, before hours of other work.
-
-    Raises:
-        ConfigError: see `load`; or a package is missing.
-    """
+    """Load a recipe and check that its detector's packages are installed, before hours of other work."""
     config = load(name, overrides)
     architectures.require(config.model.architecture)
     return config

@@ -20,7 +20,7 @@ from trainer.base.errors import ConfigError, Interrupted
 from trainer.config import parsing
 from trainer.config.schema import Config, TrainConfig
 from trainer.data.loader import TrainLoader
-from trainer.data.sample_order import check_verified, global_batch, shared_weights
+from trainer.data.sample_order import check_verified, global_batch, image_weights
 from trainer.data.shard_index import ShardDataset, data_root_of
 from trainer.evaluation.inference import predict_split
 from trainer.launching import job_status
@@ -100,7 +100,7 @@ class _Run:
             self.train_set, config.loader, global_batch=self.global_batch,
             batch_size=self.batch["images"], seed=config.train.seed, world=world,
             max_bad_fraction=config.data.max_bad_fraction, epochs=config.train.epochs,
-            weights=shared_weights(self.train_set, config.loader, world),
+            weights=image_weights(self.train_set, config.loader, world),
             verified=config.train.negatives == "verified",
         )  # fmt: skip
         self.schedule = CheckpointSchedule(

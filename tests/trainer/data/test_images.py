@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 
 from trainer.base.errors import ResourceError
 from trainer.data import decoding, images
-from trainer.data.images import UnreadableImage, normalize, place_box, size_agrees
+from trainer.data.images import UnreadableImage, normalize, place_box, size_fault
 
 
 def picture(width: int = 60, height: int = 40, mode: str = "RGB") -> Image.Image:
@@ -110,7 +110,7 @@ def test_boxes_in_stored_pixels_are_turned_along(orientation):
     normal = normalize(with_orientation(picture(), orientation), 1600, 95)
     assert (normal.width, normal.height) == (40, 60)
     assert place_box(BOX, normal, 60, 40) == bright_extent(normal.jpeg)
-    assert size_agrees(normal, 60, 40) and size_agrees(normal, 40, 60)
+    assert not size_fault(normal, 60, 40, []) and not size_fault(normal, 40, 60, [])
 
 
 def test_large_images_are_shrunk_and_boxes_with_them():
@@ -122,7 +122,7 @@ def test_large_images_are_shrunk_and_boxes_with_them():
 def test_an_image_resized_after_annotation_takes_its_boxes_along():
     normal = normalize(encode(picture()), 1600, 95)
     assert place_box([20.0, 10.0, 40.0, 20.0], normal, 120, 80) == BOX
-    assert not size_agrees(normal, 120, 80)
+    assert size_fault(normal, 120, 80, [])
 
 
 def test_a_wrong_annotated_size_of_other_proportions_leaves_boxes_alone():
@@ -167,7 +167,7 @@ def test_a_fixed_orientation_counts_and_not_that_of_the_file(orientation):
     # Boxes as shares of the stored image's sides are turned along.
     shares = [10 / 60, 5 / 40, 20 / 60, 10 / 40]
     assert place_box(shares, normal, 1, 1) == pytest.approx(bright_extent(normal.jpeg))
-    assert size_agrees(normal, 1, 1)
+    assert not size_fault(normal, 1, 1, [])
 
 
 def test_only_exif_and_xmp_are_stripped():

@@ -77,28 +77,6 @@ def head_case(classes=4, images=3):
     return last, levels, labels, weights
 
 
-def unchunked(last, levels, labels, weights):
-    total = 0
-    for level, names, factors in zip(levels, labels, weights, strict=True):
-        rows = last(level).permute(0, 2, 3, 1).reshape(names.numel(), -1)
-        total = total + torchvision_loss(rows, names.flatten(), factors.flatten())
-    return total
-
-
-@pytest.mark.parametrize("chunk_bytes", [1, 2000, 10**9])
-def test_convolution_and_loss_in_chunks(chunk_bytes, monkeypatch):
-    monkeypatch.setattr(focal, "CHUNK_BYTES", chunk_bytes)
-    last, levels, labels, weights = head_case()
-    parameters = [*levels, last.weight, last.bias]
-    loss = conv_focal_loss(levels, last.weight, last.bias, labels, weights)
-    expected = unchunked(last, levels, labels, weights)
-    assert torch.allclose(loss, expected, rtol=1e-5)
-    ours = torch.autograd.grad(loss * 0.5, parameters)
-    theirs = torch.autograd.grad(expected * 0.5, parameters)
-    for one, other in zip(ours, theirs, strict=True):
-        assert (one - other).norm() < 1e-5 * other.norm()
-
-
 def test_nothing_of_the_size_of_the_logits_is_kept(monkeypatch):
     monkeypatch.setattr(focal, "CHUNK_BYTES", 1)
     last, levels, labels, weights = head_case(classes=50)
@@ -145,22 +123,23 @@ def test_federated_loss_counts_verified_classes_and_positives():
     assert unknown.any() and (ours[unknown] == 0).all()
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 10**9])
-def test_federated_loss_in_chunks_of_five_levels(chunk_bytes, monkeypatch):
+@pytest.mark.parametrize("chunk_bytes", [1, 2000, 10**9])
+@pytest.mark.parametrize("federated", [False, True])
+@pytest.mark.parametrize("shapes", [[(6, 7), (3, 4), (1, 2)], [(9, 4), (5, 7), (3, 2), (2, 1), (1, 1)]])
+def test_convolution_and_loss_in_chunks(shapes, federated, chunk_bytes, monkeypatch):
     monkeypatch.setattr(focal, "CHUNK_BYTES", chunk_bytes)
     last = nn.Conv2d(6, 2 * 4, 3, padding=1)
-    shapes = [(9, 4), (5, 7), (3, 2), (2, 1), (1, 1)]
     levels = [torch.randn(3, 6, *shape, requires_grad=True) for shape in shapes]
     labels = [torch.randint(-2, 4, (3, height * width * 2), dtype=torch.int32) for height, width in shapes]
     weights = [torch.rand(part.shape) for part in labels]
-    verified = torch.tensor([[True, False, False, True], [False] * 4, [True] * 4])
-    loss = conv_focal_loss(levels, last.weight, last.bias, labels, weights, verified)
+    verified = torch.tensor([[True, False, False, True], [False] * 4, [True] * 4]) | (not federated)
+    loss = conv_focal_loss(levels, last.weight, last.bias, labels, weights, verified if federated else None)
     expected = 0
     for level, names, factors in zip(levels, labels, weights, strict=True):
         rows = last(level).permute(0, 2, 3, 1).reshape(names.numel(), -1)
         expected = expected + masked_torchvision_loss(rows, names.flatten(), factors.flatten(), verified)
     assert torch.allclose(loss, expected, rtol=1e-5)
     parameters = [*levels, last.weight, last.bias]
-    ours, theirs = (torch.autograd.grad(value, parameters) for value in (loss, expected))
+    ours, theirs = (torch.autograd.grad(value * 0.5, parameters) for value in (loss, expected))
     for one, other in zip(ours, theirs, strict=True):
         assert (one - other).norm() < 1e-5 * other.norm()

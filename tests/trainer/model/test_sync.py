@@ -7,7 +7,7 @@ import torch
 from waiting import Counter
 
 from trainer.data.batch import PADDING
-from trainer.model import conv_gradients
+from trainer.model import focal
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.recipes import load
@@ -20,7 +20,7 @@ SIZE = 96
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch):
     """Small maps have products in place of convolutions on a CPU only."""
-    monkeypatch.setattr(conv_gradients, "products_pay", lambda gradient: False)
+    monkeypatch.setattr(focal, "products_pay", lambda gradient: False)
 
 
 def count(images, counts, config=NARROW, precision=torch.bfloat16):

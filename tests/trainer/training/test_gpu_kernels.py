@@ -12,7 +12,7 @@ import torch
 
 from trainer.data.batch import PADDING
 from trainer.model import fused_functions
-from trainer.model.architectures.retinanet.retinanet_loss import match
+from trainer.model.architectures.retinanet.retinanet import match
 from trainer.model.focal import BACKGROUND, IGNORED
 
 # A minute and a half of a processor, and on a busy machine many times that.

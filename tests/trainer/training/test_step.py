@@ -43,11 +43,3 @@ def test_a_torch_that_cannot_send_bf16_is_named(group, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(ConfigError, match=r"train\.gradient_compression: torch .* cannot send bf16"):
         compress_gradients(DistributedDataParallel(nn.Linear(3, 1)))
-
-
-@pytest.mark.skipif(torch.version.cuda is None, reason="torch without NCCL cannot")
-def test_gradients_are_sent_in_bf16(group):
-    model = DistributedDataParallel(nn.Linear(3, 1, bias=False))
-    compress_gradients(model)
-    model(torch.full((1, 3), 1 + 2**-12)).sum().backward()  # not a number of bf16
-    assert (model.module.weight.grad == 1).all()

@@ -13,11 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from transformers import (
-    DFineForObjectDetection,
-    PreTrainedModel,
-    RTDetrV2ForObjectDetection,
-)
+from transformers import DFineForObjectDetection, PreTrainedModel, RTDetrV2ForObjectDetection
 from transformers.models.d_fine.modeling_d_fine import (
     DFineEncoderLayer,
     DFineFrozenBatchNorm2d,
@@ -101,7 +97,16 @@ class Detr(Architecture):
         # Without the outer model, which has the heads a second time under other names.
         self.model = self.upstream(self.library_config).model
         _draw_first_weights(self.model)
-        _use_exact_types(self.model, self.library_config)
+        # Autocast computes some layers in 32 bits although 16 suffice, or the reverse. Parameters and buffers
+        # keep their names; without autocast results change by rounding only.
+        frozen = (DFineFrozenBatchNorm2d, RTDetrV2FrozenBatchNorm2d)
+        apply_in_convolutions(self.model.backbone, frozen, TRANSFORMERS)
+        for parent in list(self.model.modules()):
+            for name, part in list(parent.named_children()):
+                if isinstance(part, HGNetV2LearnableAffineBlock):
+                    setattr(parent, name, _Affine(part))
+                elif isinstance(part, DFineIntegral):
+                    setattr(parent, name, _ExactIntegral(self.library_config))
         # Always: on a CPU the BatchNorm of torch 2.15 gives a batch of one that is not in NHWC order a wrong
         # gradient if the next operation is a transposition.
         self.model.to(memory_format=torch.channels_last)
@@ -175,10 +180,10 @@ class Detr(Architecture):
 
     def features(self, pixels: Tensor) -> list[Tensor]:
         """Levels of the encoder for images [B, 3, S, S] in 0..1, each [B, C, h, w]."""
-        levels = [
-            project(level)
-            for project, level in zip(self.model.encoder_input_proj, self._backbone(pixels), strict=True)
-        ]
+        # A survey is rare: not worth another graph.
+        compiled = self._compiled if self.training and torch.is_grad_enabled() else None
+        found = (compiled or self._levels)(pixels)
+        levels = [project(level) for project, level in zip(self.model.encoder_input_proj, found, strict=True)]
         encoded = self.model.encoder(inputs_embeds=levels).last_hidden_state
         return [project(level) for project, level in zip(self.model.decoder_input_proj, encoded, strict=True)]
 
@@ -187,8 +192,18 @@ class Detr(Architecture):
         levels = self.features(pixels)
         memory = torch.cat([level.flatten(2).transpose(1, 2) for level in levels], dim=1)
         shapes = [(level.shape[-2], level.shape[-1]) for level in levels]
-        logits, first, content = self._queries(memory, shapes)
-        references, mask = first.detach(), None
+        anchors, valid = self._anchors(shapes, memory)
+        encoded = self.model.enc_output(valid * memory)
+        every_logits = self.model.enc_score_head(encoded)
+        every_box = self.model.enc_bbox_head(encoded) + anchors
+        count = min(self.config.queries, memory.shape[1])
+        place = every_logits.amax(dim=-1).topk(count, dim=1).indices[:, :, None]
+        # Of the places that become queries: boxes are logits [B, Q, 4].
+        logits, first, content = (
+            part.gather(1, place.expand(-1, -1, part.shape[-1]))
+            for part in (every_logits, every_box, encoded)
+        )
+        references, content, mask = first.detach(), content.detach(), None
         if noise:
             content = torch.cat(
                 [self.model.denoising_class_embed(noise.labels).to(content.dtype), content], 1
@@ -218,35 +233,24 @@ class Detr(Architecture):
         """The decoder's boxes [B, S, Q, 4], with the gradients that the authors' have."""
         return boxes
 
-    def _queries(self, memory: Tensor, shapes: list[tuple[int, int]]) -> tuple[Tensor, Tensor, Tensor]:
-        """The places that become queries: logits [B, Q, C], boxes as logits [B, Q, 4], content [B, Q, D]."""
-        anchors, valid = self._anchors(shapes, memory)
-        encoded = self.model.enc_output(valid * memory)
-        logits = self.model.enc_score_head(encoded)
-        boxes = self.model.enc_bbox_head(encoded) + anchors
-        count = min(self.config.queries, memory.shape[1])
-        place = logits.amax(dim=-1).topk(count, dim=1).indices[:, :, None]
-        chosen = [part.gather(1, place.expand(-1, -1, part.shape[-1])) for part in (logits, boxes, encoded)]
-        return chosen[0], chosen[1], chosen[2].detach()
-
     def _anchors(self, shapes: list[tuple[int, int]], memory: Tensor) -> tuple[Tensor, Tensor]:
         """First boxes as logits [1, N, 4], in fp32 or more, and which places are valid [1, N, 1]."""
         exact = torch.promote_types(memory.dtype, torch.float32)
         key = (*shapes, memory.device, exact, memory.dtype)
         if key not in self._anchors_of:
             with torch.inference_mode(False):
-                boxes = torch.cat(
-                    [_first_boxes(*shape, level, exact, memory.device) for level, shape in enumerate(shapes)]
-                )
+                parts = []
+                for level, (height, width) in enumerate(shapes):
+                    rows = (torch.arange(height, dtype=exact, device=memory.device) + 0.5) / height
+                    columns = (torch.arange(width, dtype=exact, device=memory.device) + 0.5) / width
+                    centres = torch.cartesian_prod(rows, columns).flip(1)
+                    sides = torch.full_like(centres, _ANCHOR * 2**level)
+                    parts.append(torch.cat([centres, sides], dim=1))
+                boxes = torch.cat(parts)
                 valid = ((boxes > _MARGIN) & (boxes < 1 - _MARGIN)).all(dim=-1, keepdim=True)
                 logits = torch.where(valid, torch.log(boxes / (1 - boxes)), torch.finfo(exact).max)
                 self._anchors_of[key] = logits[None], valid[None].to(memory.dtype)
         return self._anchors_of[key]
-
-    def _backbone(self, pixels: Tensor) -> list[Tensor]:
-        # A survey is rare: not worth another graph.
-        compiled = self.training and torch.is_grad_enabled()
-        return (self._compiled if compiled and self._compiled else self._levels)(pixels)
 
     def _levels(self, pixels: Tensor) -> list[Tensor]:
         return list(self.model.backbone.model(pixels).feature_maps)
@@ -282,11 +286,14 @@ class Detr(Architecture):
         backbone = not any(name.startswith(_INNER) for name in state)
         if backbone:
             # Of a classifier, whose backbone's names have no prefix.
-            state = {
-                _BACKBONE + _library_name(name): value
-                for name, value in state.items()
-                if not name.startswith(_CLASSIFIER)
-            }
+            renamed = {}
+            for name, value in state.items():
+                ours = name
+                for pattern, replacement in _RENAMED if name.startswith(("stem.", "stages.")) else ():
+                    ours = pattern.sub(replacement, ours)
+                if not name.startswith(_CLASSIFIER):
+                    renamed[_BACKBONE + ours] = value
+            state = renamed
         whole, report = self.upstream.from_pretrained(
             None, config=self.library_config, state_dict=state,
             output_loading_info=True, ignore_mismatched_sizes=True,
@@ -309,11 +316,9 @@ class Detr(Architecture):
         }
         taken = {name: value for name, value in inner.items() if name not in left}
         self.model.load_state_dict(taken, strict=False)
-        if backbone:
-            return f"loaded {len(taken)} tensors from {source}; all but the backbone is new"
-        return f"loaded {len(taken)} tensors from {source}" + (
-            "; the classification layers are new" if replaced else ""
-        )
+        new = "; the classification layers are new" if replaced else ""
+        new = "; all but the backbone is new" if backbone else new
+        return f"loaded {len(taken)} tensors from {source}{new}"
 
     def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
         """Weights and configuration as transformers' `save_pretrained` writes them."""
@@ -416,14 +421,6 @@ def _narrow(config: DetrOptions) -> str:
     return f", {config.width:g} times as wide" if config.width != 1 else ""
 
 
-def _first_boxes(height: int, width: int, level: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Centre and size of the first box at each place of a level, [h * w, 4]."""
-    rows = (torch.arange(height, dtype=dtype, device=device) + 0.5) / height
-    columns = (torch.arange(width, dtype=dtype, device=device) + 0.5) / width
-    centres = torch.cartesian_prod(rows, columns).flip(1)
-    return torch.cat([centres, torch.full_like(centres, _ANCHOR * 2**level)], dim=1)
-
-
 @torch.no_grad()
 def _draw_first_weights(model: PreTrainedModel) -> None:
     """Draw the weights of encoder and decoder as the authors of D-FINE and RT-DETR do, in place.
@@ -441,7 +438,16 @@ def _draw_first_weights(model: PreTrainedModel) -> None:
         if isinstance(module, (nn.Linear, nn.Conv2d, nn.Embedding, _BatchNorm)):
             module.reset_parameters()
         if isinstance(module, nn.Linear):
-            _draw_linear(name.removeprefix("decoder."), module)
+            inner = name.removeprefix("decoder.")
+            if inner.endswith(("q_proj", "k_proj", "v_proj")):
+                # As in PyTorch's attention, where the three are one matrix.
+                nn.init.xavier_uniform_(module.weight, gain=1 / math.sqrt(2))
+            elif _XAVIER.fullmatch(inner):
+                nn.init.xavier_uniform_(module.weight)
+            if inner.endswith(("q_proj", "k_proj", "v_proj", "o_proj")):
+                nn.init.zeros_(module.bias)
+            if _CLASSES.fullmatch(inner):
+                nn.init.constant_(module.bias, -math.log(1 / _CHANCE - 1))
         elif isinstance(module, nn.Conv2d) and is_rtdetr and _XAVIER_OF_RTDETR.fullmatch(name):
             nn.init.xavier_uniform_(module.weight)
     for name, module in modules.items():
@@ -449,32 +455,6 @@ def _draw_first_weights(model: PreTrainedModel) -> None:
         if _BOXES.fullmatch(name.removeprefix("decoder.")) and isinstance(layers, nn.ModuleList):
             for values in layers[-1].parameters():
                 nn.init.zeros_(values)
-
-
-def _draw_linear(name: str, layer: nn.Linear) -> None:
-    if name.endswith(("q_proj", "k_proj", "v_proj")):
-        # As in PyTorch's attention, where the three are one matrix.
-        nn.init.xavier_uniform_(layer.weight, gain=1 / math.sqrt(2))
-    elif _XAVIER.fullmatch(name):
-        nn.init.xavier_uniform_(layer.weight)
-    if name.endswith(("q_proj", "k_proj", "v_proj", "o_proj")):
-        nn.init.zeros_(layer.bias)
-    if _CLASSES.fullmatch(name):
-        nn.init.constant_(layer.bias, -math.log(1 / _CHANCE - 1))
-
-
-def _use_exact_types(model: Any, library_config: Any) -> None:
-    """Replace layers that autocast computes in 32 bits although 16 suffice, or the reverse, in place.
-
-    Parameters, buffers and names do not change; without autocast results change by rounding only.
-    """
-    apply_in_convolutions(model.backbone, (DFineFrozenBatchNorm2d, RTDetrV2FrozenBatchNorm2d), TRANSFORMERS)
-    for parent in list(model.modules()):
-        for name, part in list(parent.named_children()):
-            if isinstance(part, HGNetV2LearnableAffineBlock):
-                setattr(parent, name, _Affine(part))
-            elif isinstance(part, DFineIntegral):
-                setattr(parent, name, _ExactIntegral(library_config))
 
 
 class _Affine(HGNetV2LearnableAffineBlock):
@@ -499,11 +479,3 @@ class _ExactIntegral(DFineIntegral):
     def forward(self, pred_corners: Tensor, project: Tensor) -> Tensor:
         with torch.autocast(pred_corners.device.type, enabled=False):
             return super().forward(at_least_fp32(pred_corners), at_least_fp32(project))
-
-
-def _library_name(name: str) -> str:
-    """Name of a backbone's tensor in transformers."""
-    if name.startswith(("stem.", "stages.")):
-        for pattern, replacement in _RENAMED:
-            name = pattern.sub(replacement, name)
-    return name

@@ -18,7 +18,7 @@ from torchvision.ops import MultiScaleRoIAlign, roi_align
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from trainer.data.batch import PADDING
-from trainer.model import class_outputs, upstream_fitting
+from trainer.model import upstream_fitting
 from trainer.model.architecture import UpstreamWeights
 from trainer.model.architectures.faster_rcnn.faster_rcnn_options import FasterRcnnOptions
 from trainer.model.deployment import Graph, nms_keep, served
@@ -113,9 +113,9 @@ class FasterRcnn(PyramidDetector):
         """Load weights of torchvision's Faster R-CNN v2 or of a ResNet; see `upstream_fitting`."""
         named = upstream_fitting.as_detector(state, source, "Faster R-CNN", PREDICTOR)
         if (score := named.get(PREDICTOR + "cls_score.bias")) is not None:
-            kept = class_outputs.chosen(len(score), self.num_classes)
+            kept = upstream_fitting.chosen(len(score), self.num_classes)
             named |= {
-                name: class_outputs.select(value, [0, *kept], len(score))
+                name: upstream_fitting.select(value, [0, *kept], len(score))
                 for name, value in named.items()
                 if kept and name.startswith(PREDICTOR)
             }
@@ -123,11 +123,11 @@ class FasterRcnn(PyramidDetector):
 
     def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
         """Weights for torchvision's `fasterrcnn_resnet50_fpn_v2`, whose labels count from 1."""
-        places, total = class_outputs.places(names)
+        places, total = upstream_fitting.places(names)
         state = self.state_dict()
         for name in [name for name in state if name.startswith(PREDICTOR)]:
-            unused = class_outputs.UNUSED_BIAS if name == PREDICTOR + "cls_score.bias" else 0.0
-            state[name] = class_outputs.spread(state[name], [0, *places], total, unused=unused)
+            unused = upstream_fitting.UNUSED_BIAS if name == PREDICTOR + "cls_score.bias" else 0.0
+            state[name] = upstream_fitting.spread(state[name], [0, *places], total, unused=unused)
         return UpstreamWeights(state, total)
 
     @property

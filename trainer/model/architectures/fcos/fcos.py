@@ -12,7 +12,7 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.fcos import FCOSClassificationHead, FCOSHead, FCOSRegressionHead
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
-from trainer.model import class_outputs, upstream_fitting
+from trainer.model import upstream_fitting
 from trainer.model.architecture import UpstreamWeights
 from trainer.model.architectures.fcos.fcos_options import FcosOptions
 from trainer.model.boxes import area, giou_loss
@@ -57,40 +57,36 @@ class Fcos(DenseDetector):
         self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None,
         verified: Tensor | None = None,
     ) -> dict[str, Tensor]:  # fmt: skip
-        """Losses of a batch: focal loss, GIoU loss, and cross-entropy of the distance from the centre."""
+        """Losses of a batch: focal loss, GIoU loss, and cross-entropy of the distance from the centre.
+
+        They are those of torchvision's `FCOSHead.compute_loss`; no shape depends on the data.
+        """
         features = self.features(self.normalize(images, color))
         outputs = self.head(features)
         with torch.autocast(images.device.type, enabled=False):
             levels = self.anchors([shape_of(level) for level in features], images.shape[-1])
             matches = assign(boxes, labels, levels, self.config.center_radius)
-            return self._losses(outputs, torch.cat(levels), matches)
-
-    def _losses(self, outputs: dict[str, Tensor], anchors: Tensor, matches: Matches) -> dict[str, Tensor]:
-        """The losses of torchvision's `FCOSHead.compute_loss`; no shape depends on the data.
-
-        `outputs` are cls_logits [B, N, C], bbox_regression [B, N, 4] and bbox_ctrness [B, N, 1].
-        """
-        positive, places = matches.positive, anchors.expand_as(matches.boxes)
-        share = 1 / positive.sum().clamp(min=1)
-        logits, coder = outputs["cls_logits"], self.head.box_coder
-        # Places without an object learn nothing here; with distances of 0 to a square their loss is finite.
-        distances = torch.where(positive[..., None], outputs["bbox_regression"], 0.0)
-        overlap = giou_loss(coder.decode(distances, places), matches.boxes)
-        left, top, right, bottom = coder.encode(places, matches.boxes).unbind(-1)
-        centered = torch.sqrt(
-            (torch.minimum(left, right) / torch.maximum(left, right))
-            * (torch.minimum(top, bottom) / torch.maximum(top, bottom))
-        )
-        nearness = binary_cross_entropy_with_logits(
-            outputs["bbox_ctrness"].squeeze(-1), centered, reduction="none"
-        )
-        return {
-            "classification": focal_loss(
-                logits.flatten(0, 1), matches.labels.flatten(), share.expand(positive.numel())
-            ),
-            "boxes": torch.where(positive, overlap, 0.0).sum() * share,
-            "centerness": torch.where(positive, nearness, 0.0).sum() * share,
-        }
+            positive, places = matches.positive, torch.cat(levels).expand_as(matches.boxes)
+            share = 1 / positive.sum().clamp(min=1)
+            logits, coder = outputs["cls_logits"], self.head.box_coder
+            # Places without an object learn nothing here; distances of 0 to a square keep the loss finite.
+            distances = torch.where(positive[..., None], outputs["bbox_regression"], 0.0)
+            overlap = giou_loss(coder.decode(distances, places), matches.boxes)
+            left, top, right, bottom = coder.encode(places, matches.boxes).unbind(-1)
+            centered = torch.sqrt(
+                (torch.minimum(left, right) / torch.maximum(left, right))
+                * (torch.minimum(top, bottom) / torch.maximum(top, bottom))
+            )
+            nearness = binary_cross_entropy_with_logits(
+                outputs["bbox_ctrness"].squeeze(-1), centered, reduction="none"
+            )
+            return {
+                "classification": focal_loss(
+                    logits.flatten(0, 1), matches.labels.flatten(), share.expand(positive.numel())
+                ),
+                "boxes": torch.where(positive, overlap, 0.0).sum() * share,
+                "centerness": torch.where(positive, nearness, 0.0).sum() * share,
+            }
 
     def outputs(self, features: list[Tensor]) -> tuple[list[Tensor], Tensor]:
         """Scores [B, 1, C, h * w] of each level, and distances [B, N, 4] to the edges."""
@@ -117,12 +113,12 @@ class Fcos(DenseDetector):
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
         """Load weights of torchvision's FCOS or of a ResNet; see `upstream_fitting`."""
         named = upstream_fitting.as_detector(state, source, "FCOS", "head.regression_head.bbox_ctrness.")
-        named = class_outputs.from_torchvision(named, self.num_classes, _PLACES)
-        return upstream_fitting.load(self, named, source, (class_outputs.LAYER,))
+        named = upstream_fitting.from_torchvision(named, self.num_classes, _PLACES)
+        return upstream_fitting.load(self, named, source, (upstream_fitting.LAYER,))
 
     def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
         """Weights for torchvision's `fcos_resnet50_fpn`, whose labels count from 1."""
-        return UpstreamWeights(*class_outputs.to_torchvision(self.state_dict(), names, _PLACES))
+        return UpstreamWeights(*upstream_fitting.to_torchvision(self.state_dict(), names, _PLACES))
 
     @property
     def title(self) -> str:

@@ -1,7 +1,11 @@
-"""RetinaNet as one module: uint8 squares in; losses in training, detections otherwise."""
+"""RetinaNet (Lin et al. 2017, arXiv:1708.02002): network, matching and losses, equal to torchvision's.
+
+Targets are padded to one length, so no shape depends on the data and no step waits for the device.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,14 +17,19 @@ from torchvision.ops.misc import Conv2dNormActivation, FrozenBatchNorm2d
 
 from trainer.data.batch import PADDING
 from trainer.model import boxes as box_ops
-from trainer.model import class_outputs, upstream_fitting
+from trainer.model import upstream_fitting
 from trainer.model.architecture import UpstreamWeights
-from trainer.model.architectures.retinanet.retinanet_loss import retinanet_loss
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
-from trainer.model.fused_functions import guarded
+from trainer.model.focal import BACKGROUND, IGNORED, conv_focal_loss, focal_loss, supports
+from trainer.model.fused_functions import fused, fused_exactly, guarded
 from trainer.model.pyramid_detector import DenseDetector, build_backbone, group_norm, shape_of
 
 LEVELS = 5
+FOREGROUND_IOU = 0.5
+BACKGROUND_IOU = 0.4
+_OVERLAPS_AT_ONCE = 32 * 1024 * 1024
+"""Pairs of target and anchor whose overlaps are in memory at the same time."""
+
 
 _EPS_FREE_WEIGHTS = "torchvision:RetinaNet_ResNet50_FPN_Weights.COCO_V1"
 
@@ -35,7 +44,17 @@ class RetinaNet(DenseDetector):
         super().__init__(config, num_classes)
         self.label_offset = int(config.background_class)
         self.backbone = build_backbone(config, first=3, extra=partial(_coarser_levels, config.version))
-        self.head = _build_head(config, num_classes + self.label_offset)
+        width, norm_layer = config.fpn_channels, group_norm if config.version == "v2" else None
+        outputs = num_classes + self.label_offset
+        self.head = RetinaNetHead(width, self.anchors_at_a_place, outputs, norm_layer=norm_layer)
+        for branch in (self.head.classification_head, self.head.regression_head):
+            branch.conv = nn.Sequential()
+            for _ in range(config.head_depth):
+                layer = Conv2dNormActivation(width, width, norm_layer=norm_layer)
+                nn.init.normal_(layer[0].weight, std=0.01)
+                if layer[0].bias is not None:
+                    nn.init.zeros_(layer[0].bias)
+                branch.conv.append(layer)
         default = "giou" if config.version == "v2" else "l1"
         self.box_loss = default if config.box_loss == "default" else config.box_loss
         sizes = tuple(
@@ -103,7 +122,7 @@ class RetinaNet(DenseDetector):
         return box_ops.decode(offsets, anchors)
 
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
-        """Load weights of torchvision's RetinaNet or of a ResNet; see `upstream_fitting`, `class_outputs`."""
+        """Load weights of torchvision's RetinaNet or of a ResNet; see `upstream_fitting`."""
         named = upstream_fitting.as_detector(
             state, source, "RetinaNet", "head.classification_head.",
             foreign="head.regression_head.bbox_ctrness.",
@@ -112,15 +131,15 @@ class RetinaNet(DenseDetector):
             # Names of torchvision before 0.14.
             _v1_to_v2_weights(named, f"head.{branch}_head.")
         if not self.label_offset:
-            named = class_outputs.from_torchvision(named, self.num_classes, self.anchors_at_a_place)
-        return upstream_fitting.load(self, named, source, (class_outputs.LAYER,))
+            named = upstream_fitting.from_torchvision(named, self.num_classes, self.anchors_at_a_place)
+        return upstream_fitting.load(self, named, source, (upstream_fitting.LAYER,))
 
     def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
         """Weights for torchvision's RetinaNet, whose label 0 is the background."""
         if self.label_offset:
             return UpstreamWeights(self.state_dict(), self.num_classes + 1)
         return UpstreamWeights(
-            *class_outputs.to_torchvision(self.state_dict(), names, self.anchors_at_a_place)
+            *upstream_fitting.to_torchvision(self.state_dict(), names, self.anchors_at_a_place)
         )
 
     @property
@@ -140,18 +159,124 @@ def _coarser_levels(version: str, channels: int, width: int) -> LastLevelP6P7:
     return levels
 
 
-def _build_head(config: RetinaNetOptions, outputs: int) -> RetinaNetHead:
-    anchors = len(config.anchor_scales) * len(config.aspect_ratios)
-    norm_layer = group_norm if config.version == "v2" else None
-    head = RetinaNetHead(config.fpn_channels, anchors, outputs, norm_layer=norm_layer)
-    for branch in (head.classification_head, head.regression_head):
-        branch.conv = nn.Sequential(*(_head_layer(config, norm_layer) for _ in range(config.head_depth)))
-    return head
+class Matches(NamedTuple):
+    """The targets of every anchor of every image."""
+
+    labels: Tensor
+    """[B, N] int32: class of the matched target, BACKGROUND or IGNORED."""
+    boxes: Tensor
+    """[B, N, 4] fp32: the matched target, or the anchor itself without one."""
+    positive: Tensor
+    """[B, N] bool: whether a target is matched."""
+    weights: Tensor
+    """[B, N] fp32: factor that turns a sum over anchors into the mean over images of the sum per
+    matched anchor."""
 
 
-def _head_layer(config: RetinaNetOptions, norm_layer: object) -> nn.Module:
-    layer = Conv2dNormActivation(config.fpn_channels, config.fpn_channels, norm_layer=norm_layer)
-    nn.init.normal_(layer[0].weight, std=0.01)
-    if layer[0].bias is not None:
-        nn.init.zeros_(layer[0].bias)
-    return layer
+def assign(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Matches:
+    """Match the anchors and look up their targets; arguments as for `match`."""
+    matched = match(boxes, labels, anchors)
+    positive = matched >= 0
+    index = matched.clamp(min=0)
+    matched_boxes = boxes.gather(1, index[:, :, None].expand(-1, -1, 4))
+    count = positive.sum(dim=1, keepdim=True).clamp(min=1)
+    return Matches(
+        labels=torch.where(positive, labels.gather(1, index), matched).int(),
+        boxes=torch.where(positive[:, :, None], matched_boxes, anchors),
+        positive=positive,
+        weights=(1 / (count * boxes.shape[0])).expand_as(positive),
+    )
+
+
+def match(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
+    """Assign to every anchor a target, BACKGROUND or IGNORED.
+
+    An anchor takes the target it overlaps most if that IoU is at least FOREGROUND_IOU. The anchors that
+    overlap a target most keep their own best target however small the overlap, so that every target has
+    an anchor. Of targets [B, M, 4] with labels [B, M] and anchors [N, 4]: int64 [B, N], indices into the
+    M targets, or BACKGROUND or IGNORED.
+    """
+    count = max(1, _OVERLAPS_AT_ONCE // (boxes.shape[1] * anchors.shape[0]))
+    parts = zip(boxes.split(count), labels.split(count), strict=True)
+    return torch.cat([_match(some, names != PADDING, anchors) for some, names in parts])
+
+
+@fused_exactly
+def _match(boxes: Tensor, valid: Tensor, anchors: Tensor) -> Tensor:
+    iou = box_ops.pairwise_iou(boxes, anchors).masked_fill_(~valid[:, :, None], -1.0)
+    best_iou, best_target = iou.max(dim=1)
+    matched = torch.where(best_iou < BACKGROUND_IOU, BACKGROUND, best_target)
+    between = (best_iou >= BACKGROUND_IOU) & (best_iou < FOREGROUND_IOU)
+    matched = torch.where(between, IGNORED, matched)
+    best_anchor_iou = iou.amax(dim=2, keepdim=True)
+    keeps_best = ((iou == best_anchor_iou) & valid[:, :, None]).any(dim=1)
+    return torch.where(keeps_best, best_target, matched)
+
+
+def pad_targets(boxes: Tensor, labels: Tensor, *, least: int = 8) -> tuple[Tensor, Tensor]:
+    """Pad boxes [B, M, 4] and labels [B, M] to the next power of two, so that graphs are reused."""
+    rows = boxes.shape[1]
+    missing = max(least, 1 << (rows - 1).bit_length()) - rows
+    if not missing:
+        return boxes, labels
+    return F.pad(boxes, (0, 0, 0, missing)), F.pad(labels, (0, missing), value=PADDING)
+
+
+def retinanet_loss(
+    kind: str,
+    features: list[Tensor],
+    last: nn.Conv2d,
+    offsets: Tensor,
+    anchors: list[Tensor],
+    boxes: Tensor,
+    labels: Tensor,
+    verified: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """`classification` and `boxes`: means over the images of the sum over anchors per matched anchor.
+
+    Call it under the autocast of the network. `features` [B, F, h, w] of each level are the input of the
+    class head's `last` convolution, to A * C channels; `offsets` [B, N, 4] are of all levels; `anchors`
+    [n, 4] of each level add up to N. The targets are as for `Architecture.forward`.
+    """
+    sizes = [len(level) for level in anchors]
+    together = torch.cat(anchors)
+    with torch.autocast(offsets.device.type, enabled=False):
+        matches = assign(*pad_targets(boxes, labels), together)
+        box = box_loss(offsets, kind, together, matches)
+    classes = classification_loss(features, last, matches, sizes, verified)
+    return {"classification": classes, "boxes": box}
+
+
+def classification_loss(
+    features: list[Tensor], last: nn.Conv2d, matches: Matches, sizes: list[int],
+    verified: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Focal loss of the class head; a scalar. `sizes` are the anchors of each level; see `retinanet_loss`."""
+    labels = [part.contiguous() for part in matches.labels.split(sizes, dim=1)]
+    weights = [part.contiguous() for part in matches.weights.split(sizes, dim=1)]
+    assert last.bias is not None
+    device = matches.labels.device
+    if supports(device):
+        return conv_focal_loss(features, last.weight, last.bias, labels, weights, verified)
+    total = torch.zeros((), device=device)
+    for level, names, factors in zip(features, labels, weights, strict=True):
+        logits = last(level).permute(0, 2, 3, 1).reshape(names.numel(), -1)
+        total = total + focal_loss(logits, names.flatten(), factors.flatten(), verified)
+    return total
+
+
+@fused
+def box_loss(offsets: Tensor, kind: str, anchors: Tensor, matches: Matches) -> Tensor:
+    """Box regression loss of the matched anchors, of predicted offsets [B, N, 4]; a scalar.
+
+    `kind` is "l1" or "smooth_l1" (on offsets, beta 1), or "giou" (on decoded boxes).
+    """
+    # Anchors without a target have themselves as target: with zero offsets loss and gradient are
+    # finite, and the mask below cannot turn into 0 * inf.
+    offsets = torch.where(matches.positive[:, :, None], offsets.float(), 0.0)
+    if kind == "giou":
+        each = box_ops.giou_loss(box_ops.decode(offsets, anchors), matches.boxes)
+    else:
+        measure = F.l1_loss if kind == "l1" else F.smooth_l1_loss
+        each = measure(offsets, box_ops.encode(matches.boxes, anchors), reduction="none").sum(dim=2)
+    return (torch.where(matches.positive, each, 0.0) * matches.weights).sum()

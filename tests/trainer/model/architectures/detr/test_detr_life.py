@@ -4,11 +4,9 @@ import dataclasses
 
 import pytest
 import torch
-from finished_runs import losses, stop_after
+from finished_runs import losses
 
-from trainer.base.errors import Interrupted
 from trainer.model import recipes
-from trainer.training import batch_fitting
 from trainer.training.loop import train
 
 
@@ -43,21 +41,3 @@ def test_several_passes_equal_a_larger_batch(narrow, shards, tmp_path, monkeypat
     assert len(one) == len(other) >= 4
     for step in one:
         assert other[step] == pytest.approx(one[step], rel=2e-3), step
-
-
-@pytest.mark.slow
-@pytest.mark.extra
-def test_squares_of_several_sizes_mosaics_and_mixed_images(narrow, shards, tmp_path, monkeypatch):
-    """Resumed to the same bits too; the search for a batch size leaves the random numbers as they were."""
-    config = narrow(
-        train__epochs=1, train__batch_size=6, loader__sizes=[96, 128], loader__mosaic=0.5,
-        loader__mixup=0.5,
-    )  # fmt: skip
-    train(config, shards, str(tmp_path / "whole"))
-    searched = dataclasses.replace(config, train=dataclasses.replace(config.train, find_batch_size=True))
-    monkeypatch.setattr(batch_fitting, "memory", lambda device: 2**30)
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        stop_after(patch, 1)
-        train(searched, shards, str(tmp_path / "parts"))
-    train(searched, shards, str(tmp_path / "parts"))
-    assert losses(str(tmp_path / "parts")) == losses(str(tmp_path / "whole"))

@@ -15,15 +15,7 @@ DFINE = {"model.architecture": "dfine"}
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ({"loader.image_size": 650}, r"image_size: dfine takes multiples of 32, not 650; .* 640 and 672"),
-        ({"export.formats": ["onnx", "raw"]}, "export.formats: dfine has no form raw"),
         ({"model.size": "r50"}, r"model\.size: .*'n', 's', 'm', 'l' or 'x'.* not \"r50\""),
-        ({"model.width": 1.5}, r"model\.width: .* not 1\.5"),
-        ({"model.backbone": "resnet50"}, "'model.backbone': it is an option of "),
-        (
-            {"model.weights": "torchvision:ResNet50_Weights.IMAGENET1K_V2"},
-            "torchvision:ResNet50_Weights.IMAGENET1K_V2 are weights of torchvision, not of dfine",
-        ),
         (
             {"model.weights": "hf:ustc-community/dfine-xlarge-coco"},
             "hf:ustc-community/dfine-xlarge-coco are of model.architecture=dfine and model.size=x, not of "

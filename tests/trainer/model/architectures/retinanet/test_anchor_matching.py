@@ -6,8 +6,8 @@ from torchvision.models.detection._utils import Matcher
 from torchvision.ops import box_iou
 
 from trainer.data.batch import PADDING
-from trainer.model.architectures.retinanet import retinanet_loss
-from trainer.model.architectures.retinanet.retinanet_loss import match, pad_targets
+from trainer.model.architectures.retinanet import retinanet
+from trainer.model.architectures.retinanet.retinanet import match, pad_targets
 from trainer.model.focal import BACKGROUND, IGNORED
 
 
@@ -37,7 +37,7 @@ def padded_targets(counts, anchors, generator):
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("counts", [[0, 1], [5, 200], [1000, 3]])
 def test_identical_to_torchvision(seed, counts, at_once, monkeypatch):
-    monkeypatch.setattr(retinanet_loss, "_OVERLAPS_AT_ONCE", at_once)
+    monkeypatch.setattr(retinanet, "_OVERLAPS_AT_ONCE", at_once)
     generator, anchors = torch.Generator().manual_seed(seed), grid_anchors()
     boxes, labels = padded_targets(counts, anchors, generator)
     matched = match(*pad_targets(boxes, labels), anchors)

@@ -11,7 +11,7 @@ from torchvision.ops import box_iou
 
 from trainer.data.batch import PADDING
 from trainer.model import fused_functions
-from trainer.model.architectures.retinanet.retinanet_loss import Matches, box_loss, retinanet_loss
+from trainer.model.architectures.retinanet.retinanet import Matches, box_loss, retinanet_loss
 
 SIDES = (8, 4, 3, 2, 1)
 CHANNELS = 32
