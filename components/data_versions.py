@@ -68,11 +68,6 @@ def fetch(
 
     `version` is a name for the present data, or a known one; empty is none. `fetch_raw` fetches the present
     data, by default `download`.
-
-    Raises:
-        ConfigError: the version cannot be a name.
-        DataError: the source cannot be used, or a known version's data were deleted and have changed since.
-        StorageError: the data root cannot be read or written.
     """
     version = _expanded(version)
     manifest = known(source, data_root, config, version)
@@ -102,12 +97,7 @@ def fetch(
 
 
 def known(source: str, data_root: str, config: DataConfig, version: str) -> RawManifest | None:
-    """Return the raw manifest of a version whose data exist, with the version in it, else None.
-
-    Raises:
-        ConfigError: the version cannot be a name.
-        StorageError: the data root cannot be read.
-    """
+    """Return the raw manifest of a version whose data exist, with the version in it, else None."""
     if not version:
         return None
     version = _expanded(version)
@@ -138,11 +128,7 @@ def _record(uri: str) -> DataVersion | None:
 
 
 def check(version: str) -> None:
-    """Refuse a version that cannot be part of a file's name.
-
-    Raises:
-        ConfigError: with the rule.
-    """
+    """Refuse a version that cannot be part of a file's name."""
     if not _NAME.fullmatch(version):
         raise ConfigError(
             f"data_version {version!r} cannot be a name",

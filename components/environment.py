@@ -116,11 +116,7 @@ def explain(error: KubedetError, secret: str) -> None:
 
 
 def signing_key(secret: str, folder: str = SIGNING_FOLDER) -> str:
-    """Return the path of the key that signs models; "" without a key and without a named Secret.
-
-    Raises:
-        ConfigError: a Secret was named, or is mounted in the folder, but has no such key.
-    """
+    """Return the path of the key that signs models; "" without a key and without a named Secret."""
     mounted = Path(folder)
     if (mounted / SIGNING_KEY).is_file():
         return str(mounted / SIGNING_KEY)

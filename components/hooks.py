@@ -135,11 +135,7 @@ def _registered() -> tuple[Hooks, ...]:
 
 
 def before_training(listing: Listing) -> NothingNew | None:
-    """Return why the run ends before its training, or None if it trains.
-
-    Raises:
-        ConfigError: the run has a condition, and no installed feature decides on it.
-    """
+    """Return why the run ends before its training, or None if it trains."""
     if not _registered() and (listing.min_new_images or listing.min_drift):
         raise ConfigError(
             "--min-new-images and --min-drift need hooks of operations, and none are registered",

@@ -46,11 +46,7 @@ class Use:
 
 
 def begin(data_root: str, weights: str = "") -> None:
-    """Note that this run needs all data, and its initial weights (a URI or empty).
-
-    Raises:
-        StorageError: the data root cannot be written, or a pruning takes longer than an hour.
-    """
+    """Note that this run needs all data, and its initial weights (a URI or empty)."""
     with leases.hold(leases.of_data_root(data_root), _id(), patience=_PATIENCE):
         _write(data_root, None, weights)
 
@@ -63,11 +59,7 @@ def renew(data_root: str) -> None:
 
 
 def end(data_root: str, names: Sequence[str], weights: str = "") -> None:
-    """Note which folders of the data root this run needs; delete the note if there are none.
-
-    Raises:
-        StorageError: the data root cannot be written.
-    """
+    """Note which folders of the data root this run needs; delete the note if there are none."""
     if names:
         _write(data_root, names, weights)
     else:
@@ -75,11 +67,7 @@ def end(data_root: str, names: Sequence[str], weights: str = "") -> None:
 
 
 def notes(data_root: str) -> dict[str, Use]:
-    """Return the notes by the run's id, including expired ones.
-
-    Raises:
-        StorageError: a note cannot be read, or is damaged.
-    """
+    """Return the notes by the run's id, including expired ones."""
     found = {}
     for name in storage.list_files(storage.join(data_root, FOLDER)):
         run, _, suffix = name.rpartition(".")

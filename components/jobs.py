@@ -67,11 +67,7 @@ class Request:
         return count if isinstance(count, int) and count > 0 else 1
 
     def spec(self, arguments: tuple[str, ...]) -> JobSpec:
-        """Describe the job that runs `python -m trainer ARGUMENTS`.
-
-        Raises:
-            ConfigError: naming everything that cannot be used.
-        """
+        """Describe the job that runs `python -m trainer ARGUMENTS`."""
         in_pods = launchers.entry(self.launcher).pods
         problems = self._problems(in_pods)
         fields = {name: value for name, value in self.job.items() if name not in (*PARAMETERS, *_RUN_FIELDS)}
@@ -165,11 +161,7 @@ def name_of(run_id: str) -> str:
 
 
 def remove(launcher: str, run_id: str) -> None:
-    """Delete the training job of a run that has ended, if it still exists and is not finished.
-
-    Raises:
-        KubedetError: whether it exists is not known, or it could not be deleted: it may still use its GPUs.
-    """
+    """Delete the training job of a run that has ended, unless it is finished; an error if that is not known."""
     name = name_of(run_id)
     phase = launchers.remove(launcher, name).phase
     if phase.final:

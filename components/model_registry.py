@@ -26,11 +26,6 @@ def register_model(exported: dict[str, Any], server: str, run_id: str) -> dict[s
 
     Returns:
         Ids in the registry: model, version, artifact.
-
-    Raises:
-        ConfigError: the URL cannot be used, or the client is not installed.
-        ExportError: the registry cannot be reached or refuses.
-        StorageError: the bundle is damaged.
     """
     check_server(server)
     metadata = bundle.load(exported["model"]).metadata

@@ -30,12 +30,6 @@ def prepare(
 
     Returns:
         Of the raw images and of the shards; if the run ends here, both say that there is nothing new.
-
-    Raises:
-        ConfigError: an argument cannot be used.
-        CheckpointError: the pretrained weights do not fit the detector.
-        DataError: the source cannot be used, or too much of it is bad.
-        StorageError: the source or the data root cannot be reached.
     """
     sharing.check(partitions)
     usage.keep(data_root)
@@ -65,13 +59,7 @@ def prepare(
 
 
 def listed(source: str, data_root: str, config: DataConfig, version: str) -> RawManifest:
-    """Return the present content of a source, or the raw manifest of a known version; fetches no image.
-
-    Raises:
-        ConfigError: the version cannot be a name.
-        DataError: the source cannot be used.
-        StorageError: the data root cannot be read or written.
-    """
+    """Return the present content of a source, or the raw manifest of a known version; fetches no image."""
     known = data_versions.known(source, data_root, config, version)
     return known or download.plan(source, data_root, config)
 

@@ -29,11 +29,6 @@ def export_and_publish(
     Returns:
         The manifest of the exported model: as `trainer.export.export`, with the published version as
         `model`, and what the run has `used`.
-
-    Raises:
-        ConfigError: export.name cannot be used (before any work); or the model of this name has other
-            classes.
-        KubedetError: as `export`, `published_models.publish` and `register_model` raise them.
     """
     output, data_root = trained["output"], data_root_of(trained["shards"])
     usage.keep(data_root, processes=1)

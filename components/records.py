@@ -63,12 +63,7 @@ class StepRecord:
 
     @classmethod
     def read_all(cls, data_root: str, *, strict: bool = False) -> Iterator[Self]:
-        """Yield all records of this kind; skip damaged ones with a warning, unless `strict`.
-
-        Raises:
-            DamagedError, FormError: see `strict`; DataError: a record is of a newer version.
-            StorageError: the data root cannot be read.
-        """
+        """Yield all records of this kind; skip damaged ones with a warning, unless `strict`."""
         for name in storage.list_files(cls.place(data_root)):
             if name.endswith(".json"):
                 try:
@@ -143,11 +138,7 @@ class ImagesRecord(StepRecord, folder="images", kind="images", remedy="the run w
 
     @classmethod
     def of_run(cls, data_root: str, run: str) -> "ImagesRecord":
-        """Return the known images of a run; ignores a damaged record with a warning.
-
-        Raises:
-            StorageError: the data root cannot be read; DataError: the record is of a newer version.
-        """
+        """Return the known images of a run; ignores a damaged record with a warning."""
         return _read_sound(cls, cls.place(data_root, run)) or cls(run)
 
 
@@ -208,11 +199,7 @@ def record_run(
     data_root: str, output: str, run_id: str, data: dict[str, Any], recipe: str, overrides: Overrides,
     weights: str,
 ) -> None:  # fmt: skip
-    """Write the record of a run; `data` is the shards' manifest. A resumed run's record stays.
-
-    Raises:
-        StorageError: the data root cannot be written.
-    """
+    """Write the record of a run; `data` is the shards' manifest. A resumed run's record stays."""
     code = {"kubedet": package_version("kubedet"), "torch": package_version("torch")}
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         code["image"] = COMPONENT_IMAGE  # It names the commit it was built from.

@@ -46,9 +46,6 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
     Returns:
         state (STOPPED if a user ended the run), and reason: the last message of a failed step, or what ended
         the run.
-
-    Raises:
-        KubedetError: whether the job exists is not known, or it could not be deleted.
     """
     succeeded = state in _SUCCEEDED
     failed, ended = ([], "") if succeeded else (failures(run_id), _ended_from_outside(state))

@@ -29,10 +29,6 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
     Returns:
         metrics (all, by name), shown (those that have a value, and what the run has used) and verdict: word,
         reason, rules.
-
-    Raises:
-        EvaluationError: a rule cannot be read or names an unknown metric.
-        KubedetError: as `trainer.evaluation.evaluate.evaluate` raises them.
     """
     output, data_root = trained["output"], data_root_of(trained["shards"])
     usage.keep(data_root, processes=1)
@@ -65,9 +61,6 @@ def judge(trained: dict[str, Any], metrics: dict[str, float], rules: str) -> dic
 
     Returns:
         verdict ("pass" or "fail"), reason and rules.
-
-    Raises:
-        EvaluationError: a rule cannot be read or names an unknown metric.
     """
     gate_rules = split_rules(rules) or parsing.read(trained["config"]).evaluation.gate
     folder = storage.join(trained["output"], "evaluation")

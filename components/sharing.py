@@ -121,10 +121,6 @@ class Team:
         Args:
             phase: FETCH or WRITE.
             manifest: for FETCH the result of `download.plan`, for WRITE that of `download.join`.
-
-        Raises:
-            DataError: too much of the data is bad, or a worker was killed.
-            StorageError: the source or the data root cannot be reached.
         """
         in_use.renew(self._data_root)
         if self._alone:
@@ -175,10 +171,6 @@ def lead(data_root: str, config: DataConfig, pods: int) -> Iterator[Team]:
     """Lead the pods that prepare the data of this run while the block runs.
 
     `pods` counts this one, 1 to MOST. Outside of a run this one works alone.
-
-    Raises:
-        ConfigError: the number is out of range.
-        StorageError: the data root cannot be read or written.
     """
     check(pods)
     team = Team(data_root, config, pods if environment.run_id() else 1)
@@ -192,11 +184,6 @@ def assist(data_root: str, recipe: str, overrides: Overrides, patience: float = 
     """Do parts of the work of the pod that leads this run, until that pod has all data.
 
     `patience` in seconds, see `PATIENCE`.
-
-    Raises:
-        ConfigError: the recipe or an override cannot be used.
-        DataError: too much of the data is bad, or a worker was killed.
-        StorageError: the source or the data root cannot be reached.
     """
     if not environment.run_id():
         logger.info("there is no pod to assist: this process belongs to no run")

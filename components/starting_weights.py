@@ -27,9 +27,6 @@ def secure(recipe: str, overrides: Overrides, data_root: str) -> None:
 
     If the default weights of a recipe cannot be fetched, that is only printed. The arguments are those of
     `chosen`.
-
-    Raises:
-        CheckpointError, ConfigError, StorageError: named weights cannot be fetched, or do not fit.
     """
     config = recipes.load_here(recipe, overrides)
     if uri := _default(recipe, overrides):
@@ -52,9 +49,6 @@ def chosen(recipe: str, overrides: Overrides, data_root: str) -> Overrides:
     """Return the values of further keys that follow from the weights of a recipe.
 
     It does not fetch the recipe's default weights: `secure` has done so.
-
-    Raises:
-        CheckpointError, ConfigError, StorageError: named weights cannot be fetched.
     """
     default = _default(recipe, overrides)
     if default and not look_up(default, data_root).complete:
@@ -95,10 +89,6 @@ def from_champion(recipe: str, overrides: Overrides, data_root: str, name: str) 
 
     Heads for another number of classes start from scratch, see `trainer.model.pretrained.load_pretrained`.
     It trains a quarter of the recipe's epochs, unless train.epochs is among the overrides.
-
-    Raises:
-        ConfigError: the version is another detector than the recipe's.
-        StorageError: the current version cannot be read.
     """
     current = published_models.current(data_root, name)
     if current is None:

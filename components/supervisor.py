@@ -45,11 +45,7 @@ class Patience:
 
     @classmethod
     def here(cls) -> "Patience":
-        """Return the settings for this process's environment.
-
-        Raises:
-            ConfigError: the variable is no number.
-        """
+        """Return the settings for this process's environment."""
         text = os.environ.get(TRIES) or ("5" if "KUBERNETES_SERVICE_HOST" in os.environ else "1")
         tries = whole_number(text)
         if not tries:
@@ -88,10 +84,6 @@ def run(
         lasting: the work continues elsewhere when its process ends, and every attempt adopts it: a crash is
             then retried, too.
         orphaned: called in the work's process if this one is killed; then the work's process ends.
-
-    Raises:
-        KubedetError: of the last attempt; Killed or Crashed if its process ended otherwise.
-        Interrupted: this process was asked to end.
     """
     if patience.tries == 1:
         return work()

@@ -51,9 +51,6 @@ def train(
 
     Returns:
         The manifest of the trained model, and what is shown with it.
-
-    Raises:
-        KubedetError: as `prepare`, `launchers.run` and `result` raise them.
     """
     usage_folder = usage.place(data_root, environment.run_id()) if environment.run_id() else ""
     request = Request.of(parameters, job=jobs.placed(job, *placed), usage=usage_folder)
@@ -77,11 +74,7 @@ def train(
 
 
 def folder_of(output: str, data_root: str, data: dict[str, Any], run_id: str) -> str:
-    """Return the URI of the run's folder: `output`, or `<data_root>/runs/<data version>-<run id>`.
-
-    Raises:
-        ConfigError: the output contains a macro that Kubeflow did not replace.
-    """
+    """Return the URI of the run's folder: `output`, or `<data_root>/runs/<data version>-<run id>`."""
     if "[[" in output:  # Every scheduled run would resume the first one's finished training.
         raise ConfigError(
             f"the output {output} contains a macro that this cluster does not replace",
@@ -100,13 +93,6 @@ def prepare(
     `shards` and `output` are URIs of folders; config.json and train/ are written into `output`. `rules` of
     the gate are checked before days of training; empty takes the recipe's. `warm_start` is empty or
     `starting_weights.CHAMPION`; a run that was started before keeps its weights.
-
-    Raises:
-        ConfigError: an unknown recipe, key or value, an impossible job, a folder that its pods cannot read,
-            or other classes than the model of this name has.
-        DataError: there are fewer images than one step of all processes reads.
-        EvaluationError: the gate's rules cannot be used with these data.
-        StorageError: the pretrained weights do not exist and cannot be fetched.
     """
     uri, data_root = storage.join(output, "config.json"), data_root_of(shards)
     begun, in_pods = storage.exists(uri), launchers.entry(request.launcher).pods
@@ -203,11 +189,7 @@ def _report(output: str) -> str:
 
 
 def result(shards: str, output: str) -> dict[str, Any]:
-    """Return the manifest of the trained model.
-
-    Raises:
-        LaunchError: the training succeeded but left no checkpoint.
-    """
+    """Return the manifest of the trained model."""
     report = _report(output)
     if not storage.exists(report):
         raise LaunchError(

@@ -55,11 +55,7 @@ def keep(data_root: str, *, processes: int = 0, nodes: int = 1) -> None:
 
 
 def of_run(data_root: str, *run_ids: str) -> list[Record]:
-    """Return the records of a run, known by one or more ids; for this process's step, its use so far.
-
-    Raises:
-        StorageError: the data root cannot be read.
-    """
+    """Return the records of a run, known by one or more ids; for this process's step, its use so far."""
     folders = dict.fromkeys(place(data_root, each) for each in run_ids if each)
     own = {meter.uri: meter.record() for meter in _meters if storage.parent(meter.uri) in folders}
     uris = {storage.join(folder, name) for folder in folders for name in storage.list_files(folder)}

@@ -55,12 +55,7 @@ class Prices:
 
 
 def find_prices(data_root: str) -> Prices | None:
-    """Return the prices of the file that KUBEDET_PRICES names, or else of the data root; None without.
-
-    Raises:
-        ConfigError: the file cannot be used.
-        StorageError: it is missing or cannot be read.
-    """
+    """Return the prices of the file that KUBEDET_PRICES names, or else of the data root; None without."""
     if given := os.environ.get(VARIABLE, "").strip():
         return read_prices(given)
     uri = storage.join(data_root, FILE)
@@ -68,12 +63,7 @@ def find_prices(data_root: str) -> Prices | None:
 
 
 def read_prices(uri: str) -> Prices:
-    """Read a file of prices, YAML or JSON.
-
-    Raises:
-        ConfigError: naming a key that is unknown or no price.
-        StorageError: it is missing or cannot be read.
-    """
+    """Read a file of prices, YAML or JSON."""
     names = ", ".join(field.name for field in fields(Prices))
     fix = f"write lines like `gpu_hour: 2.5`; keys are {names}"
     try:

@@ -145,11 +145,6 @@ def compare_data(
         seed: of the random draws.
         model_uri: checkpoint of a detector whose backbone gives features; empty leaves these out.
         data: how sources are read.
-
-    Raises:
-        DataError: one cannot be used, or they have no split in common.
-        EvaluationError: the model has no backbone whose features can be taken.
-        StorageError, CheckpointError: something cannot be read.
     """
     embed = _embedding(model_uri) if model_uri else None
     views: list[View] = [open_view(uri, data or DataConfig()) for uri in (one_uri, other_uri)]
@@ -164,12 +159,7 @@ def compare_data(
 
 
 def compare_listings(one: RawManifest, other: RawManifest) -> dict[str, float]:
-    """Return the distances between the annotations of two raw folders by name; reads no image.
-
-    Raises:
-        DataError: they have no split in common, or a table is damaged.
-        StorageError: a table cannot be read.
-    """
+    """Return the distances between the annotations of two raw folders by name; reads no image."""
     views: list[View] = [Listing(one), Listing(other)]
     split = _common_split(views)
     before, now = (_measure_set(view, split, 0, 0, None) for view in views)

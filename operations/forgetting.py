@@ -31,12 +31,7 @@ class Plan:
 
 
 def plan(data_root: str, names: list[str]) -> Plan:
-    """Plan to forget images, given by keys or file names.
-
-    Raises:
-        ConfigError: no shards had an image.
-        StorageError: the data root cannot be read, or a record is damaged: a run might still train on them.
-    """
+    """Plan to forget images, given by keys or file names."""
     seen_in = lineage.saw(data_root, frozenset(names))
     rows = [(fingerprint, row) for fingerprint, of_one in seen_in.items() for row in of_one]
     named = {name for _, row in rows for name in (row.key, row.file_name)}
@@ -68,12 +63,7 @@ def plan(data_root: str, names: list[str]) -> Plan:
 
 
 def forget(data_root: str, planned: Plan) -> None:
-    """Execute a plan.
-
-    Raises:
-        ConfigError: a run trains on the images; nothing was deleted.
-        StorageError: the data root cannot be written.
-    """
+    """Execute a plan."""
     if planned.running:
         raise ConfigError(
             f"these runs still train with the images: {', '.join(planned.running)}",

@@ -61,11 +61,7 @@ class Run:
 
 
 def complete(runs: Sequence[Run], data_root: str) -> tuple[list[Run], str]:
-    """Add verdicts and usage from the data root to runs; also return why it could not be read, if so.
-
-    Raises:
-        ConfigError: the prices cannot be used.
-    """
+    """Add verdicts and usage from the data root to runs; also return why it could not be read, if so."""
     try:
         if storage.is_local(data_root) and not Path(storage.absolute(data_root)).is_dir():
             raise KubedetError(f"this machine has no folder {data_root}")

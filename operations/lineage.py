@@ -107,10 +107,6 @@ def trace(name: str, data_root: str) -> dict[str, Any]:
         name: a model (NAME, NAME@VERSION or a bundle's folder), a run (its name, id or folder), or an image
             (key, file name, or digest of its bytes or annotations, 16 hex digits).
         data_root: URI of the data.
-
-    Raises:
-        ConfigError: nothing of that name is known.
-        StorageError: the data root cannot be read, or a record in it is damaged.
     """
     exported = None
     with suppress(StorageError, ConfigError):

@@ -44,10 +44,6 @@ def nothing_new(listing: Listing) -> NothingNew | None:
 
     A run also trains if classes differ or an image must be forgotten. That nothing is new is recorded in the
     lineage, and sent to the webhook, once for each run.
-
-    Raises:
-        ConfigError: the condition is out of range.
-        StorageError: the data root cannot be read or written.
     """
     check(listing.min_new_images, listing.min_drift)
     if not listing.min_new_images:

@@ -26,9 +26,6 @@ def post(
 
     `variable` names the address in the result; `waits` are seconds before the second try, the third, and so
     on.
-
-    Raises:
-        StorageError: the CA bundle that the environment names cannot be used.
     """
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
         return f"{variable} is no address that begins with https://"

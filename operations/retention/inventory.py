@@ -61,11 +61,7 @@ class Artifact:
 
 
 def read_listed(uri: str) -> dict[str, Any]:
-    """Return a record that was listed; {} if another process, such as `data forget`, has deleted it since.
-
-    Raises:
-        StorageError: it cannot be read, or is damaged.
-    """
+    """Return a record that was listed; {} if another process, such as `data forget`, has deleted it since."""
     try:
         return dict(storage.read_json(uri))
     except MissingError:
@@ -73,11 +69,7 @@ def read_listed(uri: str) -> dict[str, Any]:
 
 
 def inventory(data_root: str, runs: str = "") -> dict[str, Artifact]:
-    """Return the artifacts by name; `runs` is the URI of a folder elsewhere with further runs.
-
-    Raises:
-        StorageError: it cannot be listed.
-    """
+    """Return the artifacts by name; `runs` is the URI of a folder elsewhere with further runs."""
     artifacts: dict[str, Artifact] = {}
     for kind, depth in _DEPTH.items():
         for name, state in storage.scan(storage.join(data_root, kind)):
@@ -101,11 +93,7 @@ def inventory(data_root: str, runs: str = "") -> dict[str, Artifact]:
 
 
 def pin(data_root: str, name: str, runs: str = "") -> str:
-    """Keep an artifact, given by its name or that of a run alone, from now on; return its name.
-
-    Raises:
-        ConfigError: there is none; HeldError: a pruning takes too long.
-    """
+    """Keep an artifact, given by its name or that of a run alone, from now on; return its name."""
     with leases.hold(leases.of_data_root(data_root), "a pin", patience=_PATIENCE):
         everything = inventory(data_root, runs)
         whole = name if name in everything else f"runs/{name}"

@@ -33,10 +33,6 @@ def judge(
 
     `keep` is the number of newest runs, and of versions for `model rollback`; `grace` in seconds, see
     `GRACE`; `now` in seconds since 1970, None asks the clock; `runs` see `inventory`.
-
-    Raises:
-        StorageError: it cannot be read, or a record in it is damaged.
-        DataError: a record in it is of a newer version.
     """
     return _Judge(data_root, keep, grace, time.time() if now is None else now, runs).artifacts
 

@@ -70,11 +70,6 @@ def plan(
     """Return what `prune` would delete, and why the rest is kept.
 
     The arguments are those of `plan_pruning.judge`.
-
-    Raises:
-        ConfigError: keep is less than one.
-        StorageError: the data root cannot be read, or a record in it is damaged.
-        DataError: a record is of a newer version.
     """
     check(keep)
     return Pruned(plan_pruning.judge(data_root, keep, grace, now, runs))
@@ -83,11 +78,7 @@ def plan(
 def prune(
     data_root: str, keep: int, *, grace: float = GRACE, runs: str = "", now: float | None = None
 ) -> Pruned:
-    """Delete what nothing needs; see `plan`. The next call continues an interrupted one.
-
-    Raises:
-        HeldError: another one is running.
-    """
+    """Delete what nothing needs; see `plan`. The next call continues an interrupted one."""
     check(keep)
     holder = f"a pruning ({environment.run_id() or 'by hand'})"
     with leases.hold(leases.of_data_root(data_root), holder, patience=_PATIENCE) as lease:

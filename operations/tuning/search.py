@@ -50,10 +50,6 @@ def train(
     """Train trials, `parallel` at a time, until all have ended; wait for those that other processes train.
 
     `shown` receives a line for each trial that ends here.
-
-    Raises:
-        Interrupted: stopped by a signal; trainings have saved their state, and the same call continues.
-        StorageError: the study cannot be read or written.
     """
     with stop_request() as stop, ThreadPoolExecutor(parallel) as threads:
 
@@ -170,11 +166,7 @@ def publish(study: Study, *folders: str) -> None:
 
 
 def finish(study: Study, *folders: str) -> Trial:
-    """Publish a search whose trials have all ended, and return the best of them.
-
-    Raises:
-        TrainingError: no trial succeeded.
-    """
+    """Publish a search whose trials have all ended, and return the best of them."""
     publish(study, *folders)
     storage.write_json(storage.join(study.uri, ENDED), {"kind": "search ended", "version": 1})
     if best := study.best():
@@ -201,13 +193,7 @@ def open_study(request: Request) -> Study:
 
 
 def train_trial(request: Request, number: str, gpus: int) -> str:
-    """Train a trial of a search in a pod with `gpus` GPUs; return a line about it.
-
-    Raises:
-        ConfigError: the space cannot be used, or the study searches something else.
-        Interrupted: stopped by a signal; the same call continues.
-        StorageError: the data root cannot be reached.
-    """
+    """Train a trial of a search in a pod with `gpus` GPUs; return a line about it."""
     study = open_study(request)
     usage.keep(study.data_root, processes=gpus)
 
@@ -225,9 +211,6 @@ def choose(request: Request, ended: list[str], paths: tuple[str, str]) -> dict[s
 
     Returns:
         The artifact's `metrics`, and the metadata `shown` with the configuration.
-
-    Raises:
-        TrainingError: no trial succeeded.
     """
     study = open_study(request)
     usage.keep(study.data_root)

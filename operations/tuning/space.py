@@ -73,11 +73,7 @@ def builtin(recipe: str, overrides: Mapping[str, Any]) -> Space:
 
 
 def parse(content: str | bytes, recipe: str, overrides: Mapping[str, Any], name: str) -> Space:
-    """Return the space in YAML, or `builtin` if it is empty, checked with the recipe.
-
-    Raises:
-        ConfigError: naming every key that cannot be used.
-    """
+    """Return the space in YAML, or `builtin` if it is empty, checked with the recipe."""
     space = _parsed(content, name) if content else builtin(recipe, overrides)
     if not space:
         raise ConfigError(

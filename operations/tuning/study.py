@@ -93,12 +93,7 @@ class Trial:
 
 
 class Study:
-    """The study in a folder, which is created if it does not exist, of a number of `trials`.
-
-    Raises:
-        ConfigError: the folder's study searches something else, or is of an older version.
-        StorageError: it cannot be read or written.
-    """
+    """The study in a folder, which is created if it does not exist, of a number of `trials`."""
 
     def __init__(self, uri: str, search: Search, trials: int) -> None:
         self.uri, self.search = uri, search
