@@ -161,7 +161,7 @@ def name_of(run_id: str) -> str:
 
 
 def remove(launcher: str, run_id: str) -> None:
-    """Delete the training job of a run that has ended, unless it is finished; an error if that is not known."""
+    """Delete the training job of a run that has ended, unless it is finished."""
     name = name_of(run_id)
     phase = launchers.remove(launcher, name).phase
     if phase.final:

@@ -34,7 +34,7 @@ _DELETION_SECONDS = 60.0  # Until the signal that follows the pod's own deletion
 def run(
     step: str, work: str, *arguments: Any, secret: str = "", lasting: bool = False, needed: bool = True
 ) -> Any:
-    """Run the work of a step: log lines, retries, hooks, and at its end a result, or SystemExit with an exit code.
+    """Run the work of a step: log lines, retries, hooks, and an exit code at its end.
 
     The message of a KubedetError is the end of the log, without a traceback; in a pod it is also the pod's
     termination message. For `kubedet run` an error is also appended to the file that it follows, as one JSON
