@@ -6,6 +6,7 @@ stay.
 """
 
 import math
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
@@ -63,9 +64,23 @@ def planned(
 
     def measured() -> dict[str, Any]:
         plan, rate = choose(config, fixed, images, processes, speed)
-        print("\n".join(_described(config, plan, images, rate)), flush=True)
+        train, size = plan.train, plan.loader.image_size
+        print(f"{images.train} images: {train.epochs} epochs at {size} pixels, batches of "
+              f"{train.batch_size}, validated every {train.validate_every}")  # fmt: skip
+        estimate = None
+        if rate:
+            estimate = round(images.seconds(plan, rate))
+            minutes = max(1, round(estimate / 60))
+            is_long = minutes > QUICK_MINUTES + 1 and config.train.minutes > QUICK_MINUTES
+            print(f"about {minutes} minute{'s' * (minutes > 1)} at {rate:.1f} images/s on this machine"
+                  + (f"; --quick for {QUICK_MINUTES}" if is_long else ""))  # fmt: skip
+            if size < config.loader.image_size or train.epochs < config.train.epochs:
+                print(f"train.minutes={config.train.minutes:g} allows that; =0 takes the recipe's "
+                      f"{config.train.epochs} epochs at {config.loader.image_size} pixels")  # fmt: skip
+        else:
+            print("the speed of this machine could not be measured: no estimate of the time")
+        sys.stdout.flush()
         values = {key: attrgetter(key)(plan) for key in _KEYS if key not in fixed}
-        estimate = round(images.seconds(plan, rate)) if rate else None
         return {"chosen": values, "images_per_second": rate, "estimated_seconds": estimate}
 
     return _changed(config, fixed, kept(folder, "training", settings, measured).get("chosen", {}))
@@ -111,7 +126,14 @@ def choose(
     Returns:
         The configuration, and its images per second, 0 if they could not be measured.
     """
-    config = _changed(config, fixed, _batch(config, images.train, processes))
+    # A batch with which an epoch has enough steps, at most the recipe's.
+    train = config.train
+    of_step = train.global_batch or train.batch_size * train.accumulate * processes
+    enough = max(min(of_step, images.train // _STEPS), processes)
+    if enough < of_step:
+        smaller = {"train.batch_size": min(train.batch_size, max(1, enough // processes))}
+        smaller |= {"train.global_batch": enough} if train.global_batch else {}
+        config = _changed(config, fixed, smaller)
     share = min(max(math.sqrt(_REFERENCE / max(images.train, 1)), 1.0), 3.0)
     target = _with_epochs(config, fixed, round(config.train.epochs * share))
     size = config.loader.image_size
@@ -124,22 +146,13 @@ def choose(
         rate = speed(plan)
         if not rate:
             return target, 0.0
-        possible = _epochs_within(plan, fixed, images, rate)
+        possible = target.train.epochs
+        while possible and images.seconds(_with_epochs(plan, fixed, possible), rate) > 60 * train.minutes:
+            possible -= 1
         if possible >= _ENOUGH * target.train.epochs:
             break
     least = min(max(math.ceil(_LEAST / max(images.train, 1)), 1), 5)
     return _with_epochs(plan, fixed, min(max(possible, least), target.train.epochs)), rate
-
-
-def _batch(config: Config, samples: int, processes: int) -> dict[str, int]:
-    """Return a batch with which an epoch has enough steps, at most the recipe's."""
-    train = config.train
-    of_step = train.global_batch or train.batch_size * train.accumulate * processes
-    enough = max(min(of_step, samples // _STEPS), processes)
-    if enough >= of_step:
-        return {}
-    smaller = {"train.global_batch": enough} if train.global_batch else {}
-    return smaller | {"train.batch_size": min(train.batch_size, max(1, enough // processes))}
 
 
 def _with_epochs(config: Config, fixed: Collection[str], epochs: int) -> Config:
@@ -152,35 +165,5 @@ def _with_epochs(config: Config, fixed: Collection[str], epochs: int) -> Config:
     return _changed(config, fixed, values)
 
 
-def _epochs_within(config: Config, fixed: Collection[str], images: Images, rate: float) -> int:
-    """Return the most epochs, up to those of the configuration, that fit into its minutes."""
-    for epochs in range(config.train.epochs, 0, -1):
-        if images.seconds(_with_epochs(config, fixed, epochs), rate) <= 60 * config.train.minutes:
-            return epochs
-    return 0
-
-
 def _changed(config: Config, fixed: Collection[str], values: Mapping[str, Any]) -> Config:
     return with_overrides(config, {key: value for key, value in values.items() if key not in fixed})
-
-
-def _described(recipe: Config, plan: Config, images: Images, rate: float) -> list[str]:
-    train = plan.train
-    lines = [
-        f"{images.train} images: {train.epochs} epochs at {plan.loader.image_size} pixels, batches of "
-        f"{train.batch_size}, validated every {train.validate_every}"
-    ]
-    if not rate:
-        return [*lines, "the speed of this machine could not be measured: no estimate of the time"]
-    minutes = max(1, round(images.seconds(plan, rate) / 60))
-    is_long = minutes > QUICK_MINUTES + 1 and recipe.train.minutes > QUICK_MINUTES
-    lines.append(
-        f"about {minutes} {'minute' if minutes == 1 else 'minutes'} at {rate:.1f} images/s on this machine"
-        + (f"; --quick for {QUICK_MINUTES}" if is_long else "")
-    )
-    if plan.loader.image_size < recipe.loader.image_size or train.epochs < recipe.train.epochs:
-        lines.append(
-            f"train.minutes={recipe.train.minutes:g} allows that; =0 takes the recipe's "
-            f"{recipe.train.epochs} epochs at {recipe.loader.image_size} pixels"
-        )
-    return lines

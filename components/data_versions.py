@@ -60,6 +60,15 @@ class DataVersion:
     recorded: str = ""
 
 
+def expanded(version: str) -> str:
+    """Replace the macro of the scheduled time, which not all clusters do, by the present time."""
+    if SCHEDULED_TIME not in version:
+        return version
+    now = datetime.now(UTC).strftime("%Y%m%d%H%M%S")
+    logger.warning("this cluster does not replace %s: using the present time, %s", SCHEDULED_TIME, now)
+    return version.replace(SCHEDULED_TIME, now)
+
+
 def fetch(
     source: str, data_root: str, config: DataConfig, version: str,
     fetch_raw: Callable[[], RawManifest] | None = None,
@@ -69,23 +78,19 @@ def fetch(
     `version` is a name for the present data, or a known one; empty is none. `fetch_raw` fetches the present
     data, by default `download`.
     """
-    version = _expanded(version)
-    manifest = known(source, data_root, config, version)
-    if manifest is not None:
+    if manifest := known(source, data_root, config, version):
         return manifest
     manifest = fetch_raw() if fetch_raw else download(source, data_root, config)
     if not version:
         return manifest
     uri = _place(source, data_root, config, version)
     record = _record(uri)
-    if record and record.fingerprint != manifest.fingerprint:
+    if record and (
+        record.fingerprint != manifest.fingerprint
+        or (record.pinned and record.pinned.content != manifest.content)
+    ):
         raise DataError(
             f"the data of version {version} were deleted, and {source} has changed since", fix=_ANOTHER
-        )
-    if record and record.pinned and record.pinned.content != manifest.content:
-        raise DataError(
-            f"the data of version {version} were deleted, and {source} no longer gives the same images",
-            fix=_ANOTHER,
         )
     recorded = DataVersion(
         "data version", 1, version, source, f"raw/{manifest.fingerprint}", manifest.fingerprint,
@@ -100,7 +105,6 @@ def known(source: str, data_root: str, config: DataConfig, version: str) -> RawM
     """Return the raw manifest of a version whose data exist, with the version in it, else None."""
     if not version:
         return None
-    version = _expanded(version)
     check(version)
     record = _record(_place(source, data_root, config, version))
     folder = storage.join(data_root, record.raw) if record else ""
@@ -139,12 +143,3 @@ def check(version: str) -> None:
 def label(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Return the version in a manifest, as metadata of what is made from it; {} if none."""
     return {KEY: manifest[KEY]} if manifest.get(KEY) else {}
-
-
-def _expanded(version: str) -> str:
-    if SCHEDULED_TIME not in version:
-        return version
-    # Not all clusters replace it.
-    now = datetime.now(UTC).strftime("%Y%m%d%H%M%S")
-    logger.warning("this cluster does not replace %s: using the present time, %s", SCHEDULED_TIME, now)
-    return version.replace(SCHEDULED_TIME, now)

@@ -171,7 +171,17 @@ def _contains(actual: Any, expected: Any) -> bool:
 def _permission(
     cluster: Cluster, title: str, group: str, resource: str, verbs: tuple[str, ...], without: str
 ) -> Iterator[Check]:
-    refused = [verb for verb in verbs if not _allowed(cluster, group, resource, verb)]
+    name, _, part = resource.partition("/")
+    review = client.AuthorizationV1Api(cluster.api).create_self_subject_access_review
+    refused = []
+    for verb in verbs:
+        attributes = client.V1ResourceAttributes(
+            namespace=cluster.namespace, group=group, resource=name, subresource=part or None, verb=verb
+        )
+        spec = client.V1SelfSubjectAccessReviewSpec(resource_attributes=attributes)
+        send = partial(review, client.V1SelfSubjectAccessReview(spec=spec))
+        answer = cluster.call("create", "selfsubjectaccessreviews", send, patience=_PATIENCE)
+        refused += [] if answer.status.allowed else [verb]
     if not refused:
         yield Check(title, "ok", ", ".join(verbs))
         return
@@ -182,18 +192,6 @@ def _permission(
         f"bind a Role with apiGroups {json.dumps([group])}, resources {json.dumps([resource])}, "
         f"verbs {json.dumps(refused)} in namespace {cluster.namespace}; deploy/ contains one",
     )
-
-
-def _allowed(cluster: Cluster, group: str, resource: str, verb: str) -> bool:
-    name, _, part = resource.partition("/")
-    attributes = client.V1ResourceAttributes(
-        namespace=cluster.namespace, group=group, resource=name, subresource=part or None, verb=verb
-    )
-    spec = client.V1SelfSubjectAccessReviewSpec(resource_attributes=attributes)
-    review = client.V1SelfSubjectAccessReview(spec=spec)
-    send = partial(client.AuthorizationV1Api(cluster.api).create_self_subject_access_review, review)
-    answer = cluster.call("create", "selfsubjectaccessreviews", send, patience=_PATIENCE)
-    return bool(answer.status.allowed)
 
 
 def _orphaned(backend: ClusterBackend) -> Iterator[Check]:
@@ -270,9 +268,11 @@ def _nodes(
     cluster: Cluster, count: int, resources: Mapping[str, int], step: Mapping[str, str]
 ) -> Iterator[Check]:
     """Check whether the nodes have room for the pods of a job and of a step, at all and now."""
-    found = cluster.call("list", "nodes", cluster.core.list_node, patience=_PATIENCE).items
-    nodes = {item.metadata.name: _Node(item.metadata.name, item.status.allocatable or {})
-             for item in found if _is_ready(item)}  # fmt: skip
+    nodes = {}
+    for item in cluster.call("list", "nodes", cluster.core.list_node, patience=_PATIENCE).items:
+        conditions = {each.type: each.status for each in item.status.conditions or []}
+        if conditions.get("Ready") == "True" and not item.spec.unschedulable:
+            nodes[item.metadata.name] = _Node(item.metadata.name, item.status.allocatable or {})
     unfinished = "status.phase!=Succeeded,status.phase!=Failed"
     list_pods = partial(cluster.core.list_pod_for_all_namespaces, field_selector=unfinished)
     try:
@@ -319,23 +319,20 @@ def _some(lines: list[str]) -> list[str]:
 
 def _requests(spec: Any) -> Counter[str]:
     """Return the requests of a pod, nearly as the scheduler counts them."""
-    before = [item for item in spec.init_containers or [] if item.restart_policy != "Always"]
-    running = [*spec.containers, *(item for item in spec.init_containers or [] if item not in before)]
+
+    def amounts(requests: dict[str, str] | None) -> Counter[str]:
+        return Counter({name: amount(text) for name, text in (requests or {}).items()})
+
     total, largest = Counter[str](), Counter[str]()
-    for container in running:
-        total += _amounts(container.resources and container.resources.requests)
-    for container in before:
-        largest |= _amounts(container.resources and container.resources.requests)
-    return (total | largest) + _amounts(spec.overhead)
-
-
-def _amounts(requests: dict[str, str] | None) -> Counter[str]:
-    return Counter({name: amount(text) for name, text in (requests or {}).items()})
-
-
-def _is_ready(node: Any) -> bool:
-    conditions = {item.type: item.status for item in node.status.conditions or []}
-    return conditions.get("Ready") == "True" and not node.spec.unschedulable
+    for container in spec.containers:
+        total += amounts(container.resources and container.resources.requests)
+    for container in spec.init_containers or []:
+        requests = amounts(container.resources and container.resources.requests)
+        if container.restart_policy == "Always":
+            total += requests
+        else:
+            largest |= requests
+    return (total | largest) + amounts(spec.overhead)
 
 
 def check_queue(backend: ClusterBackend, queue: str) -> Iterator[Check]:
@@ -365,8 +362,7 @@ def _queue(cluster: Cluster, name: str, version: str) -> Iterator[Check]:
         detail = f"namespace {cluster.namespace} has no such LocalQueue"
         yield Check(title, "missing", detail, "create it, or choose one of `kubectl get localqueues`")
         return
-    status = queue.get("status") or {}
-    of = f"of ClusterQueue {queue['spec'].get('clusterQueue')}"
+    status, of = queue.get("status") or {}, f"of ClusterQueue {queue['spec'].get('clusterQueue')}"
     active: Body = next((item for item in status.get("conditions") or [] if item["type"] == "Active"), {})
     if active.get("status") == "True":
         waiting, admitted = status.get("pendingWorkloads", 0), status.get("admittedWorkloads", 0)
@@ -428,6 +424,10 @@ def check_pods(backend: ClusterBackend, job: str, needs: machine.Needs) -> Itera
     """Run the trainer's own doctor in every pod of a job."""
     status = backend.status(job)
     running = [pod for pod in status.pods if pod.phase == "Running"]
+    command = ["python", "-m", "trainer", "doctor", "--json", "--gpus", str(needs.gpus)]
+    command += ["--rdma"] if needs.rdma else []
+    command += ["--interface", needs.interface] if needs.interface else []
+    command += ["--shared-memory", str(needs.shared_memory)] if needs.shared_memory else []
     if status.phase is Phase.GONE:
         detail = f"namespace {backend.cluster.namespace} has none"
         yield Check(f"job {job}", "missing", detail, "see `kubedet job list`")
@@ -435,7 +435,7 @@ def check_pods(backend: ClusterBackend, job: str, needs: machine.Needs) -> Itera
         yield Check(f"job {job}", "missing", f"is {status.phase}, no pod runs", "name a job that runs")
     for pod in running:
         try:
-            command, namespace = _command(needs), backend.cluster.namespace
+            namespace = backend.cluster.namespace
             _, out = pod_exec.captured(backend.cluster.core, namespace, pod, command)
             for result in [Check(**item) for item in json.loads(out)]:
                 yield replace(result, title=f"{pod.name}: {result.title}")
@@ -444,10 +444,3 @@ def check_pods(backend: ClusterBackend, job: str, needs: machine.Needs) -> Itera
         except (ValueError, TypeError):
             fix = "see that the image holds this version of kubedet"
             yield Check(pod.name, "missing", "`python -m trainer doctor` does not work in it", fix)
-
-
-def _command(needs: machine.Needs) -> list[str]:
-    words = ["python", "-m", "trainer", "doctor", "--json", "--gpus", str(needs.gpus)]
-    words += ["--rdma"] if needs.rdma else []
-    words += ["--interface", needs.interface] if needs.interface else []
-    return words + (["--shared-memory", str(needs.shared_memory)] if needs.shared_memory else [])

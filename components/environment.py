@@ -6,6 +6,7 @@ that `trainer/storage/environment.py` reads.
 
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from trainer.base.errors import ConfigError, KubedetError, StorageError
@@ -20,22 +21,19 @@ CREDENTIALS = "kubedet-object-store"
 """Default name of the Secret with the object store's keys."""
 
 SECRET_KEYS = {
-    "AWS_ACCESS_KEY_ID": "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY": "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN": "AWS_SESSION_TOKEN",
-    "AWS_ENDPOINT_URL": "AWS_ENDPOINT_URL",
-    "AWS_REGION": "AWS_REGION",
-    "MINIO_ENDPOINT": "MINIO_ENDPOINT",
-    "GOOGLE_SERVICE_ACCOUNT_KEY": "GOOGLE_SERVICE_ACCOUNT_KEY",
-    "AZURE_STORAGE_ACCOUNT_NAME": "AZURE_STORAGE_ACCOUNT_NAME",
-    "AZURE_STORAGE_ACCOUNT_KEY": "AZURE_STORAGE_ACCOUNT_KEY",
-    "AZURE_STORAGE_SAS_TOKEN": "AZURE_STORAGE_SAS_TOKEN",
-    # For private and gated models of the Hugging Face hub, which steps and trainings may start from.
-    "HF_TOKEN": "HF_TOKEN",
+    **{
+        name: name
+        for name in (
+            "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL",
+            "AWS_REGION", "MINIO_ENDPOINT", "GOOGLE_SERVICE_ACCOUNT_KEY", "AZURE_STORAGE_ACCOUNT_NAME",
+            "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN",
+            "HF_TOKEN",  # Steps and trainings may start from private and gated models of the hub.
+        )
+    },
     # The keys of Kubeflow's own Secret `mlpipeline-minio-artifact`.
     "accesskey": "MINIO_ACCESS_KEY",
     "secretkey": "MINIO_SECRET_KEY",
-}
+}  # fmt: skip
 """Keys of that Secret, none of them required, and the variables they become."""
 
 SETTINGS = (
@@ -88,16 +86,15 @@ def settings() -> dict[str, str]:
 def set_defaults() -> None:
     """In a cluster, let `minio://` mean Kubeflow's own store unless something else is set."""
     named = ("MINIO_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-    if os.environ.get("KUBERNETES_SERVICE_HOST") and not any(os.environ.get(name) for name in named):
-        os.environ["MINIO_ENDPOINT"] = next(filter(_resolves, KUBEFLOW_STORES), KUBEFLOW_STORES[0])
-
-
-def _resolves(endpoint: str) -> bool:
-    host, _, port = endpoint.partition(":")
-    try:
-        return bool(socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM))
-    except OSError:
-        return False
+    if not os.environ.get("KUBERNETES_SERVICE_HOST") or any(os.environ.get(name) for name in named):
+        return
+    os.environ["MINIO_ENDPOINT"] = KUBEFLOW_STORES[0]
+    for endpoint in KUBEFLOW_STORES:
+        host, _, port = endpoint.partition(":")
+        with suppress(OSError):
+            socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+            os.environ["MINIO_ENDPOINT"] = endpoint
+            return
 
 
 def explain(error: KubedetError, secret: str) -> None:

@@ -5,7 +5,7 @@ A feature subclasses `Hooks` and registers an instance as an entry point of the 
 """
 
 import logging
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
@@ -54,14 +54,6 @@ class NothingNew:
     """The version, or the run, since which nothing is new."""
     found: str
     """The differences from it."""
-
-    def manifest(self) -> dict[str, Any]:
-        """Return it as the manifest of an artifact, instead of that of data."""
-        return {"kind": NOTHING_NEW, "version": 1, "uri": "", "fingerprint": "", **asdict(self)}
-
-    def shown(self) -> dict[str, str]:
-        """Return what is shown with the manifest."""
-        return {"verdict": f"{NOTHING_NEW} since {self.since}", "found": self.found}
 
 
 @dataclass(frozen=True)

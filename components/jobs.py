@@ -5,6 +5,7 @@ import json
 import logging
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -56,7 +57,11 @@ class Request:
 
         Kubeflow turns values in a mapping into strings: numbers are parsed again.
         """
-        own = {name: _read(name, parameters[name]) for name in PARAMETERS if name in parameters}
+        own = {name: parameters[name] for name in PARAMETERS if name in parameters}
+        for name, value in own.items():
+            if isinstance(value, str) and spec.is_number(name):
+                with suppress(ValueError):  # `from_fields` reports it.
+                    own[name] = json.loads(value)
         further = {name: value for name, value in parameters.items() if name not in PARAMETERS}
         return cls(own=own, **further, **surroundings)
 
@@ -69,7 +74,11 @@ class Request:
     def spec(self, arguments: tuple[str, ...]) -> JobSpec:
         """Describe the job that runs `python -m trainer ARGUMENTS`."""
         in_pods = launchers.entry(self.launcher).pods
-        problems = self._problems(in_pods)
+        problems = [f"  job.{name}: is a parameter of its own" for name in PARAMETERS if name in self.job]
+        problems += [f"  job.{name}: is decided by the run" for name in _RUN_FIELDS if name in self.job]
+        env: dict[str, Any] = self._value("env", {})
+        secrets = sorted(set(env) & set(environment.secret_variables().values()))
+        problems += [f"  job.env.{name}: is a secret, it belongs into a Secret" for name in secrets]
         fields = {name: value for name, value in self.job.items() if name not in (*PARAMETERS, *_RUN_FIELDS)}
         fields |= {name: value for name, value in self.own.items() if in_pods or name not in _POD_FIELDS}
         fields["command"] = training(arguments)
@@ -78,31 +87,23 @@ class Request:
             # Only the steps' own image is known to work with a read-only root.
             fields = {"read_only_root": image == self.default_image != ""} | fields
             fields |= {"image": image, "name": name_of(self.run_id)} | self._surroundings()
+        else:
+            useless = [name for name in _POD_FIELDS if self.own.get(name)] + ["job"] * bool(self.job)
+            problems += [f"  {name}: means nothing to the launcher {self.launcher}" for name in useless]
         try:
             spec = from_fields(fields, where="the training job")
             problems += job_limits.problems(spec) if in_pods else []
         except ConfigError as error:
-            problems += [self._named(line) for line in error.message.splitlines()[1:]]
+            for line in map(str.strip, error.message.splitlines()[1:]):
+                field = line.partition(":")[0].partition(".")[0]
+                of_job = field in self.job and field not in PARAMETERS
+                problems.append(f"  job.{line}" if of_job else f"  {line}")
         if problems:
             raise ConfigError(
                 "the training job cannot be used:\n" + "\n".join(problems),
                 fix="correct these; `kubedet job fields` explains each field of a job",
             )
         return spec
-
-    def _problems(self, in_pods: bool) -> list[str]:
-        problems = [f"  job.{name}: is a parameter of its own" for name in PARAMETERS if name in self.job]
-        problems += [f"  job.{name}: is decided by the run" for name in _RUN_FIELDS if name in self.job]
-        if not in_pods:
-            meaningless = [name for name in _POD_FIELDS if self.own.get(name)] + ["job"] * bool(self.job)
-            problems += [f"  {name}: means nothing to the launcher {self.launcher}" for name in meaningless]
-        env: dict[str, Any] = self._value("env", {})
-        secrets = sorted(set(env) & set(environment.secret_variables().values()))
-        return problems + [f"  job.env.{name}: is a secret, it belongs into a Secret" for name in secrets]
-
-    def _named(self, line: str) -> str:
-        field = line.strip().partition(":")[0].partition(".")[0]
-        return f"  job.{line.strip()}" if field in self.job and field not in PARAMETERS else line
 
     def _surroundings(self) -> dict[str, Any]:
         """Return environment and volumes as in the step's own pod; those of the job take precedence."""
@@ -127,16 +128,6 @@ class Request:
     def _value(self, name: str, default: T) -> T:
         value = self.job.get(name)
         return value if isinstance(value, type(default)) else default
-
-
-def _read(name: str, value: Any) -> Any:
-    """Parse a field's value to its type; `from_fields` reports one that cannot be parsed."""
-    if not isinstance(value, str) or not spec.is_number(name):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
 
 
 def placed(

@@ -1,7 +1,6 @@
 """Registers an exported model in a Kubeflow Model Registry. Existing entries are not created again."""
 
 import asyncio
-import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from trainer.export.bundle import Metadata
 
 _TOKEN_PATHS = ("KF_PIPELINES_SA_TOKEN_PATH", "/var/run/secrets/kubernetes.io/serviceaccount/token")
 _AUTHOR = "kubedet"
-_LOG = logging.getLogger("register")
 
 
 def register_model(exported: dict[str, Any], server: str, run_id: str) -> dict[str, str]:
@@ -66,50 +64,38 @@ def check_server(server: str) -> None:
 
 
 async def _register(metadata: Metadata, uri: str, server: str, run_id: str) -> dict[str, str]:
+    from model_registry.core import ModelRegistryAPIClient
     from model_registry.types import ModelArtifact, ModelVersion, RegisteredModel
 
-    api = _connect(server)
+    parts, path = urlsplit(server), Path(os.environ.get(_TOKEN_PATHS[0]) or _TOKEN_PATHS[1])
+    token, address = path.read_text().strip() if path.is_file() else None, server.rstrip("/")
+    if parts.scheme == "http":
+        api = ModelRegistryAPIClient.insecure_connection(address, parts.port or 8080, token)
+    elif token:
+        port = parts.port or 443
+        api = ModelRegistryAPIClient.secure_connection(address, port, user_token=token, custom_ca=None)
+    else:
+        raise ConfigError(
+            f"the model registry {server} needs a token, and this pod has none",
+            fix=f"set {_TOKEN_PATHS[0]} to the path of the token's file",
+        )
     name, version = metadata.name, metadata.model_version
     model = await api.get_registered_model_by_params(name)
     model = model or await api.upsert_registered_model(RegisteredModel(name=name, owner=_AUTHOR))
     model_version = await api.get_model_version_by_params(model.id, version)
     if model_version is None:
-        description = ModelVersion(name=version, author=_AUTHOR, custom_properties=_properties(metadata))
+        metrics = {metric: float(value) for metric, value in metadata.metrics.items()}
+        properties: dict[str, float | str] = {**metrics}
+        properties |= {"shards": metadata.shards, "formats": ", ".join(metadata.formats)}
+        properties["kubedet"] = metadata.versions["kubedet"]
+        description = ModelVersion(name=version, author=_AUTHOR, custom_properties=properties)
         model_version = await api.upsert_model_version(description, model.id)
-    else:
-        _LOG.info("%s %s is registered already", name, version)
     artifact = await api.get_model_artifact_by_params(name, model_version.id)
     if artifact is None:
-        kind = next(iter(metadata.formats))
+        kind = next(iter(metadata.formats)).partition("-")[0]
         source = {"model_source_kind": "kfp", "model_source_id": run_id} if run_id else {}
         description = ModelArtifact(
-            name=name, uri=uri, model_format_name=kind.partition("-")[0], model_format_version="1", **source
+            name=name, uri=uri, model_format_name=kind, model_format_version="1", **source
         )
         artifact = await api.upsert_model_version_artifact(description, model_version.id)
     return {"model": model.id, "version": model_version.id, "artifact": artifact.id}
-
-
-def _connect(server: str) -> Any:
-    from model_registry.core import ModelRegistryAPIClient
-
-    parts, path = urlsplit(server), Path(os.environ.get(_TOKEN_PATHS[0]) or _TOKEN_PATHS[1])
-    token = path.read_text().strip() if path.is_file() else None
-    if parts.scheme == "http":
-        return ModelRegistryAPIClient.insecure_connection(server.rstrip("/"), parts.port or 8080, token)
-    if not token:
-        raise ConfigError(
-            f"the model registry {server} needs a token, and this pod has none",
-            fix=f"set {_TOKEN_PATHS[0]} to the path of the token's file",
-        )
-    return ModelRegistryAPIClient.secure_connection(
-        server.rstrip("/"), parts.port or 443, user_token=token, custom_ca=None
-    )
-
-
-def _properties(metadata: Metadata) -> dict[str, float | str]:
-    return {
-        **{name: float(value) for name, value in metadata.metrics.items()},
-        "shards": metadata.shards,
-        "formats": ", ".join(metadata.formats),
-        "kubedet": metadata.versions["kubedet"],
-    }

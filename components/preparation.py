@@ -1,11 +1,12 @@
 """The work of the step `prepare`: fetch the images, write the shards, return manifests and statistics."""
 
 import html
+from dataclasses import asdict
 from typing import Any
 
 from components import data_versions, hooks, in_use, sharing, starting_weights, usage
 from trainer import storage
-from trainer.config.schema import Config, DataConfig
+from trainer.config.schema import Config
 from trainer.config.types import Overrides
 from trainer.data import download, shards
 from trainer.data.raw_folder import RawManifest
@@ -33,24 +34,28 @@ def prepare(
     """
     sharing.check(partitions)
     usage.keep(data_root)
-    config = recipes.load_here(recipe, overrides)
+    config, version = recipes.load_here(recipe, overrides), data_versions.expanded(version)
     in_use.begin(data_root, config.model.weights)
     try:
         with sharing.lead(data_root, config.data, partitions) as team:
-            planned = listed(source, data_root, config.data, version) if min_new_images else None
+            planned = None
+            if min_new_images:  # Fetches no image.
+                planned = data_versions.known(source, data_root, config.data, version)
+                planned = planned or download.plan(source, data_root, config.data)
             listing = planned and hooks.Listing(planned, data_root, config, min_new_images, min_drift)
             if listing and (ended := hooks.before_training(listing)):
-                verdict, found = (html.escape(text) for text in ended.shown().values())
+                shown = {"verdict": f"{hooks.NOTHING_NEW} since {ended.since}", "found": ended.found}
+                verdict, found = (html.escape(text) for text in shown.values())
                 text = f"<!doctype html><meta charset=utf-8><h1>{verdict}</h1><p>{found}</p>\n"
                 storage.write_bytes(page_path, text.encode(), sync=False)
                 in_use.end(data_root, [])
-                of_raw = of_shards = (ended.manifest(), ended.shown())
+                # Instead of the manifests of data.
+                empty = {"kind": hooks.NOTHING_NEW, "version": 1, "uri": "", "fingerprint": ""}
+                of_raw = of_shards = (empty | asdict(ended), shown)
             else:
                 if trains:
                     starting_weights.secure(recipe, overrides, data_root)
-                raw = _fetch(team, source, data_root, config.data, version, planned)
-                of_raw = raw.to_json(), _raw_shown(raw, source)
-                of_shards = _write(team, raw, data_root, config, page_path)
+                of_raw, of_shards = _make(team, source, data_root, config, version, planned, page_path)
         hooks.at_end(hooks.End("prepare", data_root=data_root, keep_runs=prune))
         return of_raw, of_shards
     except BaseException:
@@ -58,44 +63,33 @@ def prepare(
         raise
 
 
-def listed(source: str, data_root: str, config: DataConfig, version: str) -> RawManifest:
-    """Return the present content of a source, or the raw manifest of a known version; fetches no image."""
-    known = data_versions.known(source, data_root, config, version)
-    return known or download.plan(source, data_root, config)
+def _make(
+    team: sharing.Team, source: str, data_root: str, config: Config, version: str,
+    planned: RawManifest | None, page_path: str,
+) -> tuple[Published, Published]:  # fmt: skip
+    """Fetch the images, write the shards and their page, and note that this run needs both."""
 
+    def fetch() -> RawManifest:
+        is_plan = planned and planned.kind == "plan"
+        plan = planned if planned and is_plan else download.plan(source, data_root, config.data)
+        manifest = download.finished(plan, config.data)
+        return manifest or download.join(plan, config.data, team.do(sharing.FETCH, plan))
 
-def _fetch(
-    team: sharing.Team, source: str, data_root: str, config: DataConfig, version: str,
-    planned: RawManifest | None,
-) -> RawManifest:  # fmt: skip
-    def fetch_raw() -> RawManifest:
-        plan = planned if planned and planned.kind == "plan" else download.plan(source, data_root, config)
-        manifest = download.finished(plan, config)
-        return manifest or download.join(plan, config, team.do(sharing.FETCH, plan))
-
-    return data_versions.fetch(source, data_root, config, version, fetch_raw)
-
-
-def _raw_shown(raw: RawManifest, source: str) -> dict[str, Any]:
-    counts = {f"{split}_{key}": n for split, of in raw.splits.items() for key, n in vars(of).items()}
-    place = {"uri": raw.uri, "fingerprint": raw.fingerprint, "source": source}
-    return place | counts | data_versions.label(raw.to_json())
-
-
-def _write(team: sharing.Team, raw: RawManifest, data_root: str, config: Config, page_path: str) -> Published:
-    """Write the shards and their page, and record that this run needs them."""
+    raw = data_versions.fetch(source, data_root, config.data, version, fetch)
     index = shards.finished(raw, data_root, config.data)
     if index is None:
         team.do(sharing.WRITE, raw)
         index = shards.join(raw, data_root, config.data)
     storage.write_bytes(page_path, page(index).encode(), sync=False)
     in_use.end(data_root, [f"raw/{raw.fingerprint}", f"shards/{index.fingerprint}"], config.model.weights)
-    counts = {
-        f"{name}_{key}": getattr(split, key)
-        for name, split in index.splits.items()
-        for key in ("samples", "boxes")
-    }
-    shown = {"uri": index.uri, "fingerprint": index.fingerprint} | counts
-    shown |= data_versions.label(raw.to_json())
-    record = index.to_json()
-    return {key: record[key] for key in ("kind", "version", "categories")} | shown, shown
+    manifest, record = raw.to_json(), index.to_json()
+    label = data_versions.label(manifest)
+    raw_shown = {"uri": raw.uri, "fingerprint": raw.fingerprint, "source": source}
+    for split, counts in raw.splits.items():
+        raw_shown |= {f"{split}_{key}": number for key, number in vars(counts).items()}
+    shown = {"uri": index.uri, "fingerprint": index.fingerprint}
+    for name, written in index.splits.items():
+        shown |= {f"{name}_samples": written.samples, f"{name}_boxes": written.boxes}
+    shown |= label
+    of_shards = {key: record[key] for key in ("kind", "version", "categories")} | shown
+    return (manifest, raw_shown | label), (of_shards, shown)

@@ -62,6 +62,16 @@ class StepRecord:
         return typed_json.load(cls, known, uri, cls._form.remedy)
 
     @classmethod
+    def find(cls, data_root: str, name: str) -> Self | None:
+        """Return the record of this name; None if there is none, or if it is damaged."""
+        uri = cls.place(data_root, name)
+        try:
+            return cls.read(uri) if storage.exists(uri) else None
+        except (DamagedError, FormError) as error:
+            logger.warning("%s; the record is written again", error.message)
+            return None
+
+    @classmethod
     def read_all(cls, data_root: str, *, strict: bool = False) -> Iterator[Self]:
         """Yield all records of this kind; skip damaged ones with a warning, unless `strict`."""
         for name in storage.list_files(cls.place(data_root)):
@@ -136,11 +146,6 @@ class ImagesRecord(StepRecord, folder="images", kind="images", remedy="the run w
     training: list[str] = field(default_factory=list)
     """Of the pods that trained: several if an image was replaced under its name."""
 
-    @classmethod
-    def of_run(cls, data_root: str, run: str) -> "ImagesRecord":
-        """Return the known images of a run; ignores a damaged record with a warning."""
-        return _read_sound(cls, cls.place(data_root, run)) or cls(run)
-
 
 @dataclass(frozen=True)
 class PublishedRecord(
@@ -186,15 +191,6 @@ class NothingNewRecord(StepRecord, folder="nothing_new", kind="nothing new", rem
     ended: str = ""
 
 
-def _read_sound(kind: type[Any], uri: str) -> Any:
-    """Return the record at a URI; None if there is none, or if it is damaged."""
-    try:
-        return kind.read(uri) if storage.exists(uri) else None
-    except (DamagedError, FormError) as error:
-        logger.warning("%s; the record is written again", error.message)
-        return None
-
-
 def record_run(
     data_root: str, output: str, run_id: str, data: dict[str, Any], recipe: str, overrides: Overrides,
     weights: str,
@@ -209,7 +205,7 @@ def record_run(
         f"raw/{index.raw_fingerprint}", index.source, data.get(KEY, ""), recipe, overrides,
         below(weights, data_root), code, now(),
     )  # fmt: skip
-    if not _read_sound(RunRecord, RunRecord.place(data_root, record.run)):
+    if not RunRecord.find(data_root, record.run):
         record.write(data_root)
 
 

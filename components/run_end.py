@@ -9,7 +9,7 @@ import os
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from components import environment, hooks, jobs
 from trainer.base.errors import KubedetError
@@ -18,13 +18,9 @@ logger = logging.getLogger(__name__)
 
 _NODE_NAME = "workflows.argoproj.io/node-name"
 """Annotation of a pod: its path in the workflow, e.g. run.root(0).exit-handler-1(0).train(0).executor(0)."""
-_MAIN = "main"  # Argo's name of the container that runs a step.
-_SUCCEEDED = ("COMPLETE", "SUCCEEDED")
-_SHOWN_REASONS = ("OOMKilled", "Evicted")
 _SIGNALS = 128  # The first exit code of a process that a signal ended.
 _UNKNOWN = "The reason is unknown: the pods of the run are gone, or cannot be read."
-_STOPPED, _BY_USER = "STOPPED", "The run was stopped by a user"
-"""State of a run that a user ended, and its reason."""
+_BY_USER = "The run was stopped by a user"
 
 
 class Failure(NamedTuple):
@@ -47,13 +43,14 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
         state (STOPPED if a user ended the run), and reason: the last message of a failed step, or what ended
         the run.
     """
-    succeeded = state in _SUCCEEDED
+    succeeded = state in ("COMPLETE", "SUCCEEDED")
     failed, ended = ([], "") if succeeded else (failures(run_id), _ended_from_outside(state))
     if ended:  # Steps that a signal ended did not fail: the end of the run stopped them.
         stopped = [failure.step for failure in failed if failure.code >= _SIGNALS]
         failed = [failure for failure in failed if failure.code < _SIGNALS]
         ended += f" during {', '.join(stopped)}" if stopped else ""
-    state = _STOPPED if ended.startswith(_BY_USER) else state
+    is_stopped = ended.startswith(_BY_USER)
+    state = "STOPPED" if is_stopped else state
     parts = [f"**{each.step}** failed:\n\n```\n{each.message}\n```\n" for each in failed]
     if ended or not (parts or succeeded):
         parts.insert(0, f"{ended or _UNKNOWN}\n")
@@ -66,7 +63,7 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
     finally:
         if not succeeded:
             reason = ended or (f"{failed[-1].step}: {failed[-1].message}" if failed else _UNKNOWN)
-            outcome = hooks.Outcome(hooks.STOPPED if state == _STOPPED else hooks.FAILED, run_id, reason)
+            outcome = hooks.Outcome(hooks.STOPPED if is_stopped else hooks.FAILED, run_id, reason)
             # The folder is on this pod's disk: retries of the step send no second notice.
             hooks.at_end(hooks.End("cleanup", outcome=outcome, folder=str(Path(path).parent)))
     shown = ended or (failed[-1].message if failed else "")
@@ -118,20 +115,20 @@ def failures(run_id: str) -> list[Failure]:
     except KubedetError as error:
         logger.warning("the pods of the run cannot be read: %s", error)
         return []
-    return sorted(failure for pod in pods if (failure := _failure(pod)))
-
-
-def _failure(pod: Any) -> Failure | None:
-    states = {item.name: item.state for item in pod.status.container_statuses or []}
-    termination = states[_MAIN].terminated if states.get(_MAIN) else None
-    code = termination.exit_code if termination else 0
-    if pod.status.phase != "Failed" and not code:
-        return None
-    text = (termination and termination.message) or pod.status.message or ""
-    text = text.strip() or f"no message ({f'exit code {code}' if termination else 'no exit code'})"
-    reasons = [pod.status.reason, termination and termination.reason]
-    reason = next((word for word in reasons if word in _SHOWN_REASONS), "")
-    when = termination.finished_at.isoformat() if termination and termination.finished_at else ""
-    path = (pod.metadata.annotations or {}).get(_NODE_NAME, "").split(".")
-    nodes = [name for part in path if (name := part.partition("(")[0]) not in ("", "executor")]
-    return Failure(when, [pod.metadata.name, *nodes][-1], f"{reason}: {text}" if reason else text, code)
+    failed = []
+    for pod in pods:
+        states = {item.name: item.state for item in pod.status.container_statuses or []}
+        termination = states["main"].terminated if states.get("main") else None
+        code = termination.exit_code if termination else 0
+        if pod.status.phase != "Failed" and not code:
+            continue
+        text = (termination and termination.message) or pod.status.message or ""
+        text = text.strip() or f"no message ({f'exit code {code}' if termination else 'no exit code'})"
+        for reason in ("Evicted", "OOMKilled"):
+            if reason in (pod.status.reason, termination and termination.reason):
+                text = f"{reason}: {text}"
+        when = termination.finished_at.isoformat() if termination and termination.finished_at else ""
+        path = (pod.metadata.annotations or {}).get(_NODE_NAME, "").split(".")
+        nodes = [name for part in path if (name := part.partition("(")[0]) not in ("", "executor")]
+        failed.append(Failure(when, [pod.metadata.name, *nodes][-1], text, code))
+    return sorted(failed)

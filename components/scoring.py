@@ -35,38 +35,25 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
     settings = parsing.read(trained["config"])
     folder = storage.join(output, "evaluation")
     extras = hooks.before_gate(data_root)
+    gate_rules = split_rules(rules) or settings.evaluation.gate
     scored = evaluate(
         trained["checkpoint"], trained["shards"], folder, settings,
-        rules=split_rules(rules) or settings.evaluation.gate, used=extras.used, drift=extras.drift,
+        rules=gate_rules, used=extras.used, drift=extras.drift,
     )  # fmt: skip
     for name, path in (("report.html", report), ("report.md", summary)):
         Path(path).write_bytes(storage.read_bytes(storage.join(folder, name)))
-    decision = judge(trained, scored["metrics"], rules)
-    word, reason = decision["verdict"], decision["reason"]
+    measured = storage.read_json(storage.join(folder, SUMMARY)) | {"metrics": scored["metrics"]}
+    decision = decide(Evidence.from_summary(measured), gate_rules)
+    reason, word = decision.reason, "pass" if decision.passed else "fail"
+    record = {"passed": decision.passed, "reason": reason, "rules": gate_rules}
+    storage.write_json(storage.join(folder, "gate.json"), record)
     logger.info("gate: %s: %s", word, "; ".join(reason.splitlines()))
     Path(verdict).write_text(f"# Gate: {word}\n\n" + "".join(f"- {line}\n" for line in reason.splitlines()))
     shown = {name: value for name, value in scored["metrics"].items() if value != NOT_THERE}
-    VerdictRecord(name_of(output), word == "pass", shown, now()).write(data_root)
+    VerdictRecord(name_of(output), decision.passed, shown, now()).write(data_root)
+    decided = {"verdict": word, "reason": reason, "rules": ", ".join(gate_rules)}
     outcome = None
-    if word != "pass":  # Otherwise the export step reports the outcome.
+    if not decision.passed:  # Otherwise the export step reports the outcome.
         outcome = hooks.Outcome(hooks.HELD_BACK, name_of(output), reason, settings.export.name, metrics=shown)
     end = hooks.End("evaluate", outcome=outcome, folder=output, data_root=data_root)
-    return {"metrics": scored["metrics"], "shown": shown | hooks.at_end(end), "verdict": decision}
-
-
-def judge(trained: dict[str, Any], metrics: dict[str, float], rules: str) -> dict[str, str]:
-    """Apply the gate's rules to an evaluation, and write `evaluation/gate.json` in the run's folder.
-
-    `trained` and `rules` are those of `score`, `metrics` e.g. {"coco/AP50": 0.61}.
-
-    Returns:
-        verdict ("pass" or "fail"), reason and rules.
-    """
-    gate_rules = split_rules(rules) or parsing.read(trained["config"]).evaluation.gate
-    folder = storage.join(trained["output"], "evaluation")
-    summary = storage.read_json(storage.join(folder, SUMMARY))
-    decision = decide(Evidence.from_summary({**summary, "metrics": metrics}), gate_rules)
-    record = {"passed": decision.passed, "reason": decision.reason, "rules": gate_rules}
-    storage.write_json(storage.join(folder, "gate.json"), record)
-    word = "pass" if decision.passed else "fail"
-    return {"verdict": word, "reason": decision.reason, "rules": ", ".join(gate_rules)}
+    return {"metrics": scored["metrics"], "shown": shown | hooks.at_end(end), "verdict": decided}

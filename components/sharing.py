@@ -76,15 +76,14 @@ class Team:
 
     def __init__(self, data_root: str, config: DataConfig, pods: int = MOST) -> None:
         self._data_root, self._config = data_root, config
-        self._alone = pods == 1
-        self._parts = 1 if self._alone else min(MOST, _PARTS_PER_POD * pods)
-        self._folder = "" if self._alone else storage.join(data_root, "sharing", environment.run_id())
-        self._token = secrets.token_hex(4)
+        self.parts = 1 if pods == 1 else min(MOST, _PARTS_PER_POD * pods)
+        self.token = secrets.token_hex(4)
+        self._folder = "" if pods == 1 else storage.join(data_root, "sharing", environment.run_id())
         self._watches: dict[str, leases.Watch] = defaultdict(leases.Watch)
 
     def announce(self, phase: str, manifest: RawManifest | None = None) -> Work:
         """Tell the assistants what to do now."""
-        work = Work(self._token, phase, self._parts, manifest)
+        work = Work(self.token, phase, self.parts, manifest)
         body = vars(work) | {"manifest": manifest.to_json() if manifest else None}
         storage.write_json(storage.join(self._folder, "work.json"), body)
         return work
@@ -108,7 +107,8 @@ class Team:
         """Do a part; returns False if another pod is doing it."""
         phase = storage.join(self._folder, work.token, work.phase)
         uri, finished = storage.join(phase, str(part)), storage.join(phase, "finished", str(part))
-        with suppress(leases.HeldError), leases.hold(uri, _pod(), patience=0, watch=self._watches[uri]):
+        holder = socket.gethostname()
+        with suppress(leases.HeldError), leases.hold(uri, holder, patience=0, watch=self._watches[uri]):
             if not storage.exists(finished):
                 self._work(work, part)
                 storage.create(finished, b"")
@@ -123,8 +123,8 @@ class Team:
             manifest: for FETCH the result of `download.plan`, for WRITE that of `download.join`.
         """
         in_use.renew(self._data_root)
-        if self._alone:
-            self._work(Work(self._token, phase, 1, manifest), 0)
+        if self.parts == 1:
+            self._work(Work(self.token, phase, 1, manifest), 0)
             return 1
         work = self.announce(phase, manifest)
         while parts := self.unfinished(work, unclaimed=True):
@@ -133,26 +133,7 @@ class Team:
         while parts := self.unfinished(work):
             if not any(self.do_part(work, part) for part in parts):
                 time.sleep(_LOOK_SECONDS)
-        return self._parts
-
-    @contextmanager
-    def lead(self) -> Iterator[None]:
-        """Hold the leader's lease while the block runs, and let the assistants end with it."""
-        if self._alone:
-            yield
-            return
-        again = False
-        with leases.hold(self.leader(self._token), _pod(), patience=0):
-            self.announce("")
-            try:
-                yield
-            except KubedetError as error:
-                again = error.passing  # The step is tried again, and may still need the assistants.
-                raise
-            finally:
-                if not again:
-                    with suppress(StorageError):
-                        self.announce(_ENDED)
+        return self.parts
 
     def leader(self, token: str) -> str:
         """Return the URI of the lease of a leader's attempt."""
@@ -172,12 +153,27 @@ def lead(data_root: str, config: DataConfig, pods: int) -> Iterator[Team]:
 
     `pods` counts this one, 1 to MOST. Outside of a run this one works alone.
     """
-    check(pods)
     team = Team(data_root, config, pods if environment.run_id() else 1)
     if pods > 1:
-        _remove_old(data_root)
-    with team.lead():
+        folder = storage.join(data_root, "sharing")
+        for name, state in storage.list_states(folder, recursive=True).items():
+            if state.modified is not None and time.time() - state.modified > _KEEP_SECONDS:
+                storage.delete(storage.join(folder, name))
+    if team.parts == 1:
         yield team
+        return
+    again = False
+    with leases.hold(team.leader(team.token), socket.gethostname(), patience=0):
+        team.announce("")
+        try:
+            yield team
+        except KubedetError as error:
+            again = error.passing  # The step is tried again, and may still need the assistants.
+            raise
+        finally:
+            if not again:
+                with suppress(StorageError):
+                    team.announce(_ENDED)
 
 
 def assist(data_root: str, recipe: str, overrides: Overrides, patience: float = PATIENCE) -> None:
@@ -208,14 +204,3 @@ def assist(data_root: str, recipe: str, overrides: Overrides, patience: float = 
             logger.warning("no step `prepare` of this run has been at work for %.0f s: ending", patience)
             return
         time.sleep(_LOOK_SECONDS)
-
-
-def _remove_old(data_root: str) -> None:
-    folder = storage.join(data_root, "sharing")
-    for name, state in storage.list_states(folder, recursive=True).items():
-        if state.modified is not None and time.time() - state.modified > _KEEP_SECONDS:
-            storage.delete(storage.join(folder, name))
-
-
-def _pod() -> str:
-    return socket.gethostname()

@@ -75,6 +75,13 @@ def run(
             fix = "free space, then run the same command again"
             raise StorageError(f"the disk is full{where}", fix=fix) from None
 
+    def report_end(message: str, exit_code: int, *, known: bool, **ending: Any) -> None:
+        if path := os.environ.get(log.PROGRESS_FILE):
+            event = {"step": step, "message": message, "exit_code": exit_code, "known": known}
+            with suppress(OSError), Path(path).open("a") as file:  # The step's own error matters more.
+                file.write(json.dumps(event) + "\n")
+        hooks.at_end(end(error=message, **ending))
+
     try:
         patience, orphaned = supervisor.Patience.here(), partial(_orphaned, step)
         result = supervisor.run(step, do_work, patience, lasting=lasting, orphaned=orphaned)
@@ -82,15 +89,13 @@ def run(
         if not needed:
             logger.warning("%s\n  the run goes on without this pod", error)
             return None
-        is_known = not isinstance(error, supervisor.Crashed)
-        _write_event(step, str(error), error.exit_code, known=is_known)
-        hooks.at_end(end(error=str(error), is_stopped=isinstance(error, Interrupted)))
+        is_known, is_stopped = not isinstance(error, supervisor.Crashed), isinstance(error, Interrupted)
+        report_end(str(error), error.exit_code, known=is_known, is_stopped=is_stopped)
         _report(error)
         raise SystemExit(error.exit_code) from None
     except Exception as error:
         text = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-        _write_event(step, text, EXIT_FAILURE)
-        hooks.at_end(end(error=text))
+        report_end(text, EXIT_FAILURE, known=False)
         raise
     hooks.at_end(end(result=result))
     logger.info("%s, %.1f s", FINISHED, time.monotonic() - start)
@@ -122,13 +127,6 @@ def _report(error: KubedetError) -> None:
         with suppress(OSError):
             TERMINATION_LOG.write_text(str(error).encode()[:_MESSAGE_BYTES].decode(errors="ignore"))
     print(f"error: {error}", file=sys.stderr, flush=True)
-
-
-def _write_event(step: str, message: str, exit_code: int, *, known: bool = False) -> None:
-    if path := os.environ.get(log.PROGRESS_FILE):
-        event = {"step": step, "message": message, "exit_code": exit_code, "known": known}
-        with suppress(OSError), Path(path).open("a") as file:  # The step's own error matters more.
-            file.write(json.dumps(event) + "\n")
 
 
 def publish(artifact: Any, manifest: dict[str, Any], metadata: dict[str, Any]) -> None:

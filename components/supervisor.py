@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted, KubedetError, LaunchError
@@ -129,7 +128,15 @@ def _once(work: Callable[[], T], orphaned: Callable[[], None], stops: list[int])
         sender.close()
         if stops:
             child.terminate()
-        outcome = _received(receiver, child)
+        outcome = None
+        is_alive = True
+        while outcome is None and is_alive:  # The child's own children may hold the pipe open.
+            is_alive = child.exitcode is None
+            if receiver.poll(_LOOK_SECONDS if is_alive else 0):
+                try:
+                    outcome = (receiver.recv(),)
+                except EOFError:
+                    break
         child.join()
     receiver.close()
     if outcome is not None:
@@ -140,19 +147,6 @@ def _once(work: Callable[[], T], orphaned: Callable[[], None], stops: list[int])
     name = signal.Signals(-code).name
     fix = "mostly memory ran out: raise the step's memory (step_memory), or set data.processes lower"
     return Killed(f"the process of the step was killed ({name})", fix=fix)
-
-
-def _received(receiver: Connection, child: BaseProcess) -> tuple[Any] | None:
-    """Receive the child's result; None if it sent none. The child's own children may hold the pipe open."""
-    while True:
-        ended = child.exitcode is not None
-        if receiver.poll(0 if ended else _LOOK_SECONDS):
-            try:
-                return (receiver.recv(),)
-            except EOFError:
-                return None
-        if ended:
-            return None
 
 
 def _work(work: Callable[[], Any], sender: Connection, supervisor: int, orphaned: Callable[[], None]) -> None:

@@ -24,10 +24,9 @@ from trainer import storage
 from trainer.base.errors import ConfigError, KubedetError, LaunchError
 from trainer.config import parsing
 from trainer.config.parsing import with_overrides
-from trainer.config.schema import Config
 from trainer.config.types import Overrides
 from trainer.data.sample_order import global_batch
-from trainer.data.shard_folder import ShardIndex, read_index
+from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import data_root_of
 from trainer.evaluation.gate import check, split_rules
 from trainer.export import published_models
@@ -36,6 +35,8 @@ from trainer.model import recipes
 from trainer.weights.weights_mirror import check_available
 
 logger = logging.getLogger(__name__)
+
+_HEARTBEAT = "launcher.json"
 
 
 def train(
@@ -58,19 +59,30 @@ def train(
     usage.keep(data_root, processes=0 if in_pods else request.processes, nodes=0 if in_pods else 1)
     folder = folder_of(output, data_root, data, request.run_id)
     # Before anything else: a job of an earlier attempt waits for the heartbeat.
-    with heartbeat.renewed(_heartbeat(folder)) if in_pods else nullcontext():
+    with heartbeat.renewed(storage.join(folder, _HEARTBEAT)) if in_pods else nullcontext():
         spec = prepare(data["uri"], folder, recipe, overrides, request, rules=rules, warm_start=warm_start)
-        weights = parsing.read(storage.join(folder, "config.json")).model.weights
+        config = storage.join(folder, "config.json")
+        weights = parsing.read(config).model.weights
         records.record_run(data_root, folder, request.run_id, data, recipe, overrides, weights)
         images = Images(data_root, records.name_of(folder))
         images.note_own()
         launchers.run(request.launcher, spec, images.note_pods)
-    if in_pods and spec.restart_policy == "OnFailure" and not storage.exists(_report(folder)):
-        launchers.remove(request.launcher, spec.name, finished=True)
-        raise LaunchError(f"the job {spec.name} ended before its training was complete", passing=True)
-    trained = result(data["uri"], folder) | data_versions.label(data)
-    place = {"uri": trained["output"], "checkpoint": trained["checkpoint"]}
-    return trained, place | trained["metrics"] | data_versions.label(data)
+    report = storage.join(folder, "train", "result.json")
+    if not storage.exists(report):
+        if in_pods and spec.restart_policy == "OnFailure":
+            launchers.remove(request.launcher, spec.name, finished=True)
+            raise LaunchError(f"the job {spec.name} ended before its training was complete", passing=True)
+        raise LaunchError(
+            f"the training ended without a result at {report}",
+            fix="look at its log; on several machines the output must be on storage that all of them share",
+        )
+    result = storage.read_json(report)
+    checkpoint, label = storage.join(folder, "train", "best.pt"), data_versions.label(data)
+    trained = {
+        "kind": "model", "version": 1, "output": folder, "config": config, "shards": data["uri"],
+        "checkpoint": checkpoint, **result,
+    }  # fmt: skip
+    return trained | label, {"uri": folder, "checkpoint": checkpoint} | result["metrics"] | label
 
 
 def folder_of(output: str, data_root: str, data: dict[str, Any], run_id: str) -> str:
@@ -103,14 +115,29 @@ def prepare(
         if warm_start:
             name = published_models.name_for(recipes.load(recipe, overrides).export.name, shards)
             overrides = starting_weights.from_champion(recipe, overrides, data_root, name)
-        config = _with_weights(recipe, overrides, data_root, output)
+        choose = partial(_choose_weights, recipe, overrides, data_root)
+        network = {key: overrides[key] for key in starting_weights.NETWORK if key in overrides}
+        asked, has_weights = {"recipe": recipe, "network": network}, recipe in recipes.WITH_WEIGHTS
+        plan = auto_schedule.kept(output, "weights", asked, choose) if has_weights else {}
+        config = recipes.load(recipe, plan.get("chosen", {}) | overrides)
     if not begun:
         check_available(config.model.weights, data_root)
     arguments = ("train", "--config", uri, "--shards", shards, "--output", storage.join(output, "train"))
     job = request.spec(arguments)
     if in_pods:
-        job = with_heartbeat(job, _heartbeat(output))
-        _check_mounts(job, {"data_root": shards, "output": output})
+        job = with_heartbeat(job, storage.join(output, _HEARTBEAT))
+        mounted = tuple(mount.path + "/" for mount in job.mounts)
+        folders = {"data_root": shards, "output": output}
+        lost = [
+            f"  {name}: {folder}"
+            for name, folder in folders.items()
+            if storage.is_local(folder) and not f"{storage.absolute(folder)}/".startswith(mounted)
+        ]
+        if lost:
+            raise ConfigError(
+                "the training's pods would not find these folders:\n" + "\n".join(lost),
+                fix="use a bucket, or a path below the volume of the run (claim) or of the job (mounts)",
+            )
     index = read_index(shards)
     check(split_rules(rules) or config.evaluation.gate, index.names)
     name = published_models.name_for(config.export.name, shards)
@@ -120,86 +147,29 @@ def prepare(
     )  # fmt: skip
     config = with_overrides(config, {"export.name": name})
     if config.train.minutes and not in_pods:
-        config = _planned(config, overrides, index, output, job.processes)
-    config = _with_global_batch(config, job, index.samples.get("train", 0))
-    parsing.write(uri, config)
+        from trainer.training.throughput_probe import measure  # PyTorch, which takes seconds to start.
+
+        counts = (index.samples.get(split, 0) for split in ("train", "val", "test"))
+        speed = partial(measure, classes=len(index.categories), processes=job.processes)
+        images = auto_schedule.Images(*counts)
+        config = auto_schedule.planned(config, overrides, images, job.processes, output, speed)
+    # Checked here as well as in the loader: hundreds of processes need minutes to come that far.
+    of_step = partial(
+        global_batch, index.samples.get("train", 0), batch_size=config.train.batch_size,
+        accumulate=config.train.accumulate,
+    )  # fmt: skip
+    batch = of_step(processes=job.nodes * job.processes, configured=config.train.global_batch)
+    most = job.elastic.max_nodes if job.elastic else job.nodes
+    of_step(processes=most * job.processes, configured=batch)  # An elastic job keeps its global batch.
+    parsing.write(uri, with_overrides(config, {"train.global_batch": batch}))
     return job
 
 
-def _with_weights(recipe: str, overrides: Overrides, data_root: str, output: str) -> Config:
-    """Return the recipe with the overrides, and the values that follow from its initial weights."""
-    if recipe not in recipes.WITH_WEIGHTS:
-        return recipes.load(recipe, overrides)
-    network = {key: overrides[key] for key in starting_weights.NETWORK if key in overrides}
-
-    def choose() -> dict[str, Any]:
-        values = starting_weights.chosen(recipe, overrides, data_root)
-        if values:
-            print("starts from weights: " + ", ".join(f"{key}={value}" for key, value in values.items()))
-        return {"chosen": values}
-
-    plan = auto_schedule.kept(output, "weights", {"recipe": recipe, "network": network}, choose)
-    return recipes.load(recipe, plan.get("chosen", {}) | overrides)
-
-
-def _planned(config: Config, overrides: Overrides, index: ShardIndex, output: str, processes: int) -> Config:
-    """Choose the settings that depend on the number of images and the speed of this machine."""
-    from trainer.training.throughput_probe import measure  # PyTorch, which takes seconds to start.
-
-    images = auto_schedule.Images(
-        **{split: index.samples.get(split, 0) for split in ("train", "val", "test")}
-    )
-    speed = partial(measure, classes=len(index.categories), processes=processes)
-    return auto_schedule.planned(config, overrides, images, processes, output, speed)
-
-
-def _with_global_batch(config: Config, job: JobSpec, samples: int) -> Config:
-    """Fix the global batch, which an elastic job keeps on any number of processes."""
-    # Checked here as well as in the loader: hundreds of processes need minutes to come that far.
-    of_step = partial(
-        global_batch, samples, batch_size=config.train.batch_size, accumulate=config.train.accumulate
-    )
-    batch = of_step(processes=job.nodes * job.processes, configured=config.train.global_batch)
-    most = job.elastic.max_nodes if job.elastic else job.nodes
-    of_step(processes=most * job.processes, configured=batch)
-    return with_overrides(config, {"train.global_batch": batch})
-
-
-def _check_mounts(job: JobSpec, folders: dict[str, str]) -> None:
-    """Refuse local folders that the training's pods do not mount."""
-    paths = [mount.path + "/" for mount in job.mounts]
-    unreachable = [
-        f"  {name}: {uri}"
-        for name, uri in folders.items()
-        if storage.is_local(uri) and not f"{storage.absolute(uri)}/".startswith(tuple(paths))
-    ]
-    if unreachable:
-        raise ConfigError(
-            "the training's pods would not find these folders:\n" + "\n".join(unreachable),
-            fix="use a bucket, or a path below the volume of the run (claim) or of the job (mounts)",
-        )
-
-
-def _heartbeat(output: str) -> str:
-    return storage.join(output, "launcher.json")
-
-
-def _report(output: str) -> str:
-    return storage.join(output, "train", "result.json")
-
-
-def result(shards: str, output: str) -> dict[str, Any]:
-    """Return the manifest of the trained model."""
-    report = _report(output)
-    if not storage.exists(report):
-        raise LaunchError(
-            f"the training ended without a result at {report}",
-            fix="look at its log; on several machines the output must be on storage that all of them share",
-        )
-    return {
-        "kind": "model", "version": 1, "output": output, "config": storage.join(output, "config.json"),
-        "shards": shards, "checkpoint": storage.join(output, "train", "best.pt"), **storage.read_json(report),
-    }  # fmt: skip
+def _choose_weights(recipe: str, overrides: Overrides, data_root: str) -> dict[str, Any]:
+    values = starting_weights.chosen(recipe, overrides, data_root)
+    if values:
+        print("starts from weights: " + ", ".join(f"{key}={value}" for key, value in values.items()))
+    return {"chosen": values}
 
 
 class Images:
@@ -231,9 +201,10 @@ class Images:
         if not new:
             return
         seen.extend(new)  # Even if it cannot be written: no later status tries again.
+        run = self._seen.run
         try:
-            before = ImagesRecord.of_run(self._data_root, self._seen.run)
+            before = ImagesRecord.find(self._data_root, run) or ImagesRecord(run)
             step, training = {*before.step, *self._seen.step}, {*before.training, *self._seen.training}
-            ImagesRecord(before.run, sorted(step), sorted(training)).write(self._data_root)
+            ImagesRecord(run, sorted(step), sorted(training)).write(self._data_root)
         except KubedetError as error:
             logger.warning("the digests of the images are not kept: %s", error.message)

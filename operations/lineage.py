@@ -146,7 +146,7 @@ def _trace_run(record: RunRecord, data_root: str) -> dict[str, Any]:
     keys = ("run", "run_id", "output", "recipe", "overrides", "weights", "started", KEY)
     description = {key: getattr(record, key) for key in keys}
     description |= {"run_code": record.code, "models": freed + exported, "freed": freed}
-    ran = ImagesRecord.of_run(data_root, record.run)
+    ran = ImagesRecord.find(data_root, record.run) or ImagesRecord(record.run)
     images = {"step": ran.step, "training": ran.training}
     description["run_images"] = {pod: digests for pod, digests in images.items() if digests}
     description |= _trace_shards(record.fingerprint, data_root)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from components import environment, scoring
-from components.scoring import judge, score
+from components.scoring import score
 from trainer import storage
 from trainer.config import parsing
 from trainer.launching.usage import Record
@@ -27,7 +27,25 @@ def trained(tmp_path):
         },
     }  # fmt: skip
     (tmp_path / "evaluation" / "metrics.json").write_text(json.dumps(summary))
-    return {"config": str(tmp_path / "config.json"), "output": str(tmp_path)}
+    return {
+        "config": str(tmp_path / "config.json"), "output": str(tmp_path), "checkpoint": "best.pt",
+        "shards": str(tmp_path / "shards" / "0123"),
+    }  # fmt: skip
+
+
+@pytest.fixture
+def used(tmp_path, monkeypatch):
+    """What the report says about the run's use, while the evaluation itself is replaced."""
+
+    def scores(model, shards, output, config, *, rules, used, drift):
+        told.extend(used())
+        (tmp_path / "evaluation" / "report.html").write_text("<p>report")
+        (tmp_path / "evaluation" / "report.md").write_text("# report")
+        return {"metrics": {**METRICS, "coco/APs": -1.0}}
+
+    told = []
+    monkeypatch.setattr(scoring, "evaluate", scores)
+    return told
 
 
 @pytest.mark.parametrize(
@@ -40,31 +58,22 @@ def trained(tmp_path):
         ("", "pass"),
     ],
 )
-def test_rules_of_all_kinds(trained, tmp_path, rules, word):
-    decided = judge(trained, METRICS, rules)
+def test_rules_of_all_kinds(trained, used, tmp_path, rules, word):
+    decided = score(trained, rules, *(str(tmp_path / name) for name in ("page", "short", "gate")))["verdict"]
     record = storage.read_json(str(tmp_path / "evaluation" / "gate.json"))
     assert record["passed"] == (word == "pass") and record["reason"] == decided["reason"]
     assert decided["verdict"] == word
 
 
-def test_what_people_see_and_metrics_that_do_not_exist(trained, tmp_path, monkeypatch):
-    def scores(model, shards, output, config, *, rules, used, drift):
-        told.extend(used())
-        (tmp_path / "evaluation" / "report.html").write_text("<p>report")
-        (tmp_path / "evaluation" / "report.md").write_text("# report")
-        return {"metrics": {**METRICS, "coco/APs": -1.0}}
-
-    told = []
-    monkeypatch.setattr(scoring, "evaluate", scores)
+def test_what_people_see_and_metrics_that_do_not_exist(trained, used, tmp_path, monkeypatch):
     monkeypatch.setenv(environment.RUN_ID, "run-1")
-    used = Record("run-1", "train", 0, "2026-11-23T00:00:00+00:00", True, 7200.0, 1, 4, 0, 0)
-    storage.write_bytes(str(tmp_path / "usage" / "run-1" / "train.json"), used.encoded())
-    trained |= {"checkpoint": "best.pt", "shards": str(tmp_path / "shards" / "0123")}
+    record = Record("run-1", "train", 0, "2026-11-23T00:00:00+00:00", True, 7200.0, 1, 4, 0, 0)
+    storage.write_bytes(str(tmp_path / "usage" / "run-1" / "train.json"), record.encoded())
     files = [str(tmp_path / name) for name in ("page", "short", "gate")]
     scored = score(trained, "coco/AP >= 0.2", *files)
     # COCO says -1 where there is nothing of a size: as a number beside others it would be a bad score.
     of_run = {"used/node_hours": 2.0, "used/gpu_hours": 8.0, "used/gb_read": 0.0, "used/gb_written": 0.0}
     assert scored["shown"] == METRICS | of_run and scored["metrics"]["coco/APs"] == -1.0
-    assert [row[:3] for row in told[1:]] == [("train", "2.000", "8.000"), ("in all", "2.000", "8.000")]
+    assert [row[:3] for row in used[1:]] == [("train", "2.000", "8.000"), ("in all", "2.000", "8.000")]
     page, short, gate = (Path(file).read_text() for file in files)
     assert page == "<p>report" and short == "# report" and gate.startswith("# Gate: pass\n\n- coco/AP")

@@ -12,7 +12,7 @@ from operations import costs, forgetting, lineage, retrain_condition
 from pipelines import cli
 from trainer import storage
 from trainer.base.errors import ConfigError, DamagedError, DataError
-from trainer.data import exclusions, training_record
+from trainer.data import download, exclusions, training_record
 from trainer.export import bundle, published_models
 from trainer.launching.usage import Record
 from trainer.model import recipes
@@ -111,7 +111,7 @@ def test_an_image_that_must_go_goes_and_the_next_run_trains(made, tmp_path, caps
     capsys.readouterr()
     cli.main(["model", "list", "--data-root", root])
     assert "was trained on 1 that are to be forgotten" in capsys.readouterr().out
-    planned = preparation.listed(SOURCE, root, CONFIG.data, "")
+    planned = download.plan(SOURCE, root, CONFIG.data)
     assert retrain_condition.nothing_new(Listing(planned, root, CONFIG, 1000, 0.0)) is None
     _, (again, _) = preparation.prepare(SOURCE, *ASKED, root, "", str(tmp_path / "page.html"))
     assert (

@@ -21,8 +21,8 @@ def images(tmp_path):
 
 
 def of(tmp_path):
-    record = ImagesRecord.of_run(str(tmp_path), "night-1")
-    return {who: images for who in ("step", "training") if (images := getattr(record, who))}
+    record = ImagesRecord.find(str(tmp_path), "night-1")
+    return {who: images for who in ("step", "training") if (images := getattr(record, who, None))}
 
 
 @both
