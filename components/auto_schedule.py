@@ -121,11 +121,7 @@ _KEYS = (
 def choose(
     config: Config, fixed: Collection[str], images: Images, processes: int, speed: Speed
 ) -> tuple[Config, float]:
-    """Choose for a data set and a machine; the arguments are those of `planned`.
-
-    Returns:
-        The configuration, and its images per second, 0 if they could not be measured.
-    """
+    """Return a configuration for `planned`, and its images per second, 0 if they could not be measured."""
     # A batch with which an epoch has enough steps, at most the recipe's.
     train = config.train
     of_step = train.global_batch or train.batch_size * train.accumulate * processes

@@ -83,8 +83,7 @@ def fetch(
     manifest = fetch_raw() if fetch_raw else download(source, data_root, config)
     if not version:
         return manifest
-    uri = _place(source, data_root, config, version)
-    record = _record(uri)
+    uri, record = _recorded(source, data_root, config, version)
     if record and (
         record.fingerprint != manifest.fingerprint
         or (record.pinned and record.pinned.content != manifest.content)
@@ -106,7 +105,7 @@ def known(source: str, data_root: str, config: DataConfig, version: str) -> RawM
     if not version:
         return None
     check(version)
-    record = _record(_place(source, data_root, config, version))
+    _, record = _recorded(source, data_root, config, version)
     folder = storage.join(data_root, record.raw) if record else ""
     if not record or not storage.exists(storage.join(folder, "manifest.json")):
         return None
@@ -118,17 +117,17 @@ def known(source: str, data_root: str, config: DataConfig, version: str) -> RawM
     return replace(raw, data_version=version)
 
 
-def _place(source: str, data_root: str, config: DataConfig, version: str) -> str:
+def _recorded(
+    source: str, data_root: str, config: DataConfig, version: str
+) -> tuple[str, DataVersion | None]:
+    """Return the URI of a version's file, and its content if it exists."""
     # The settings that affect the raw tables; not how fast they were fetched.
     digest = fingerprint("version", source, *choices(config))
-    return storage.join(data_root, "versions", f"{version}-{digest}.json")
-
-
-def _record(uri: str) -> DataVersion | None:
+    uri = storage.join(data_root, "versions", f"{version}-{digest}.json")
     if not storage.exists(uri):
-        return None
+        return uri, None
     record = storage.read_json(uri, storage.Form("data version", 1, remedy=_ANOTHER))
-    return typed_json.load(DataVersion, record, uri, _ANOTHER)
+    return uri, typed_json.load(DataVersion, record, uri, _ANOTHER)
 
 
 def check(version: str) -> None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from kubernetes import client
 
@@ -49,8 +49,6 @@ _OPTIONAL = {
     "workflows": "without it a terminated run ends its training job minutes later",
 }
 """Optional permissions, and what does not work without each."""
-Result = tuple[Literal["ok", "warning", "missing"], str, str]
-"""State, detail and fix of a check."""
 _OBJECTS = {
     "namespace": "namespace", "secret": "namespaced_secret",
     "volume claim": "namespaced_persistent_volume_claim",
@@ -110,9 +108,9 @@ def check_cluster(
     if len(absent) < len(kinds):
         yield from _guarded("jobs of ended runs", partial(_orphaned, backend))
     if secret:
-        yield from _object(cluster, "secret", secret, _check_secret)
+        yield from _object(cluster, "secret", secret)
     if claim:
-        yield from _object(cluster, "volume claim", claim, partial(_check_claim, nodes=nodes))
+        yield from _object(cluster, "volume claim", claim, nodes)
     if resources or step:
         yield from _guarded("nodes", partial(_nodes, cluster, nodes, resources or {}, step or {}))
 
@@ -142,19 +140,18 @@ def _kind(cluster: Cluster, kind: Kind) -> Check:
 
 def _runtime(cluster: Cluster) -> Iterator[Check]:
     """Check that the namespace has the shared runtime of TrainJobs, in this version."""
-    apply = f"kubectl apply -n {cluster.namespace} -f deploy/trainer/runtime.yaml"
+    title, apply = f"runtime {SHARED}", f"kubectl apply -n {cluster.namespace} -f deploy/trainer/runtime.yaml"
     runtimes = KINDS["trainjob"].resource._replace(plural="trainingruntimes")
     existing = cluster.find(runtimes, SHARED, patience=_PATIENCE)
     if existing is None:
-        result: Result = ("warning", "does not exist; each job creates its own", apply)
+        yield Check(title, "warning", "does not exist; each job creates its own", apply)
     elif not job_objects.is_managed(existing):
         detail = "was not made by kubedet; each job creates its own"
-        result = "warning", detail, "give that one another name"
+        yield Check(title, "warning", detail, "give that one another name")
     elif not _contains(existing["spec"], shared_runtime()["spec"]):
-        result = "warning", "is not the one of this version", apply
+        yield Check(title, "warning", "is not the one of this version", apply)
     else:
-        result = "ok", "TrainJobs share it", ""
-    yield Check(f"runtime {SHARED}", *result)
+        yield Check(title, "ok", "TrainJobs share it")
 
 
 def _contains(actual: Any, expected: Any) -> bool:
@@ -201,46 +198,37 @@ def _orphaned(backend: ClusterBackend) -> Iterator[Check]:
     yield Check("jobs of ended runs", "warning" if names else "ok", detail, fix)
 
 
-def _object(
-    cluster: Cluster,
-    kind: str,
-    name: str,
-    check: Callable[[Any], Result] = lambda found: ("ok", "exists", ""),
-) -> Iterator[Check]:
-    """Read a namespace, secret or volume claim and check it."""
-    resource = _OBJECTS[kind]
-    read = getattr(cluster.core, f"read_{resource}")
+def _object(cluster: Cluster, kind: str, name: str, nodes: int = 1) -> Iterator[Check]:
+    """Read a namespace, secret or volume claim and check it; `nodes` share a claim."""
+    title = f"{kind} {name}"
+    read = getattr(cluster.core, f"read_{_OBJECTS[kind]}")
     arguments = (name,) if kind == "namespace" else (name, cluster.namespace)
     try:
         found = cluster.call("get", kind, partial(read, *arguments), name=name, patience=_PATIENCE)
     except ApiError as error:
         if error.status == 404:
-            yield Check(
-                f"{kind} {name}", "missing", "does not exist", "create it as deploy/ shows, or name another"
-            )
+            yield Check(title, "missing", "does not exist", "create it as deploy/ shows, or name another")
         elif kind != "namespace" or error.status != 403:  # Most users may not read namespaces.
-            yield Check(f"{kind} {name}", "warning", f"not known: {error.message}", error.fix)
+            yield Check(title, "warning", f"not known: {error.message}", error.fix)
+        return
+    if kind == "namespace":
+        yield Check(title, "ok", "exists")
+    elif kind == "secret":
+        keys = sorted(set(found.data or {}) & set(SECRET_KEYS))
+        fix = "" if keys else "add AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        detail = f"has {', '.join(keys)}" if keys else "has no key that kubedet reads"
+        yield Check(title, "ok" if keys else "missing", detail, fix)
     else:
-        yield Check(f"{kind} {name}", *check(found))
-
-
-def _check_secret(secret: Any) -> Result:
-    keys = sorted(set(secret.data or {}) & set(SECRET_KEYS))
-    if keys:
-        return "ok", f"has {', '.join(keys)}", ""
-    return "missing", "has no key that kubedet reads", "add AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-
-
-def _check_claim(claim: Any, nodes: int) -> Result:
-    modes = claim.spec.access_modes or []
-    phase = claim.status.phase if claim.status else "Pending"
-    size = ((claim.status and claim.status.capacity) or {}).get("storage", "")
-    if phase == "Lost":
-        return "missing", "has lost its volume", "create it again"
-    if nodes > 1 and "ReadWriteMany" not in modes:
-        return "missing", f"is {', '.join(modes)}, for one node", f"use ReadWriteMany for {nodes} nodes"
-    # A claim that waits for its first pod is pending until then.
-    return "ok", ", ".join(filter(None, [phase.lower(), size, *modes])), ""
+        modes = found.spec.access_modes or []
+        phase = found.status.phase if found.status else "Pending"
+        size = ((found.status and found.status.capacity) or {}).get("storage", "")
+        if phase == "Lost":
+            yield Check(title, "missing", "has lost its volume", "create it again")
+        elif nodes > 1 and "ReadWriteMany" not in modes:
+            fix = f"use ReadWriteMany for {nodes} nodes"
+            yield Check(title, "missing", f"is {', '.join(modes)}, for one node", fix)
+        else:  # A claim that waits for its first pod is pending until then.
+            yield Check(title, "ok", ", ".join(filter(None, [phase.lower(), size, *modes])))
 
 
 @dataclass
@@ -375,13 +363,24 @@ def _queue(cluster: Cluster, name: str, version: str) -> Iterator[Check]:
 
 def _kinds_in_kueue(backend: ClusterBackend, queue: str) -> Iterator[Check]:
     """Check whether Kueue serves each kind of jobs; one kind is enough."""
-    served = {kind: _suspends(backend.cluster, kind, queue) for kind, _ in backend.kinds.jobs()}
-    others = [kind.name for kind, answer in served.items() if answer]
-    for kind, answer in served.items():
+    suspends: dict[Kind, bool | None] = {}
+    for kind, _ in backend.kinds.jobs():
+        suspends[kind] = None  # Its webhooks refuse a dry run.
+        for runtime in ("", SHARED):
+            body = kind.probe()
+            body["metadata"]["labels"] = {LABEL_QUEUE: queue}
+            if runtime and "runtimeRef" in body["spec"]:  # A TrainJob is refused without its runtime.
+                body["spec"]["runtimeRef"]["name"] = runtime
+            with suppress(ApiError):
+                spec = job_objects.rehearse(backend.cluster, kind, body)["spec"]
+                suspends[kind] = bool(spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend"))
+                break
+    others = [kind.name for kind, is_served in suspends.items() if is_served]
+    for kind, is_served in suspends.items():
         title = f"{kind.title}s in Kueue"
-        if answer:
+        if is_served:
             yield Check(title, "ok", "served: its webhook suspended a dry run")
-        elif answer is None:
+        elif is_served is None:
             detail = "not known: the cluster refuses a dry run"
             yield Check(title, "warning", detail, "submit a small job to the queue")
         else:
@@ -389,19 +388,6 @@ def _kinds_in_kueue(backend: ClusterBackend, queue: str) -> Iterator[Check]:
             use = f", or use launcher={others[0]}" if others else ""
             detail = "not served (in a dry run): a job of this kind would wait in the queue for ever"
             yield Check(title, "warning" if others else "missing", detail, fix + use)
-
-
-def _suspends(cluster: Cluster, kind: Kind, queue: str) -> bool | None:
-    """Whether the webhooks suspend a job with a queue in a dry run; None if they refuse it."""
-    for runtime in ("", SHARED):
-        body = kind.probe()
-        body["metadata"]["labels"] = {LABEL_QUEUE: queue}
-        if runtime and "runtimeRef" in body["spec"]:  # A TrainJob is refused if its runtime does not exist.
-            body["spec"]["runtimeRef"]["name"] = runtime
-        with suppress(ApiError):
-            spec = job_objects.rehearse(cluster, kind, body)["spec"]
-            return bool(spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend"))
-    return None
 
 
 def _in_vain(backend: ClusterBackend) -> Iterator[Check]:

@@ -3,13 +3,15 @@
 import hashlib
 import json
 import logging
+import os
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
-from components import environment, job_limits, launchers
+from components import environment, launchers
 from components.launchers import spec
 from components.launchers.spec import JobSpec, from_fields, training
 from trainer.base.errors import ConfigError
@@ -29,6 +31,31 @@ _POD_FIELDS = ("gpus", "image")
 
 _TOLERATION_FIELDS = ("key", "operator", "value", "effect")
 _RUN_FIELDS = ("name", "namespace", "command")
+
+
+CONFIG_MAP = "kubedet-limits"
+"""Name of the ConfigMap in the namespace of the runs; `deploy/base` has one."""
+
+LIMITS = {
+    "secrets": "KUBEDET_ALLOWED_SECRETS",
+    "service-accounts": "KUBEDET_ALLOWED_SERVICE_ACCOUNTS",
+    "capabilities": "KUBEDET_ALLOWED_CAPABILITIES",
+    "annotations": "KUBEDET_ALLOWED_ANNOTATIONS",
+    "networks": "KUBEDET_ALLOWED_NETWORKS",
+}
+"""Keys of the ConfigMap, and the variables of the step. Values are names separated by spaces; all but Secrets
+may be patterns (`sriov/*`)."""
+
+OF_STEPS = frozenset({environment.SIGNING, "kubedet-notify", "kubedet-openlineage"})
+"""Secrets for steps of the pipeline. No job may have them, whatever the ConfigMap says."""
+
+_ROOT_CAPABILITIES = (
+    "AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE",
+    "NET_RAW", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT",
+)  # fmt: skip
+"""What container runtimes give a process of root (containerd, pkg/oci `defaultUnixCaps`)."""
+
+_NETWORK_ANNOTATIONS = ("k8s.v1.cni.cncf.io/networks", "v1.multus-cni.io/default-network")
 
 
 @dataclass(frozen=True)
@@ -92,7 +119,7 @@ class Request:
             problems += [f"  {name}: means nothing to the launcher {self.launcher}" for name in useless]
         try:
             spec = from_fields(fields, where="the training job")
-            problems += job_limits.problems(spec) if in_pods else []
+            problems += _over_limits(spec) if in_pods else []
         except ConfigError as error:
             for line in map(str.strip, error.message.splitlines()[1:]):
                 field = line.partition(":")[0].partition(".")[0]
@@ -130,6 +157,56 @@ class Request:
         return value if isinstance(value, type(default)) else default
 
 
+def _over_limits(job: JobSpec) -> list[str]:
+    """Return a line for each kind of request that a job makes and may not make.
+
+    The service account of the steps creates the pods that `job` describes, and may do more than the run's
+    author. The train step gets the limits as variables from a ConfigMap of the namespace's owner, not from
+    the run. Without the ConfigMap, or one of its keys, nothing is limited except the Secrets of steps.
+    """
+    from components.launchers.cluster.client import own_namespace
+
+    # Secondary networks as `namespace/network`; source: the Network Plumbing Working Group's multi-network
+    # specification 1.3, section 4.1.
+    networks: list[str] = []
+    for text in filter(None, map(job.annotations.get, _NETWORK_ANNOTATIONS)):
+        if not set(text) & set('[{"'):
+            networks += [name.strip().partition("@")[0] for name in text.split(",")]
+            continue
+        try:
+            networks += [f"{item.get('namespace') or ''}/{item['name']}" for item in json.loads(text)]
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            networks.append(f"unreadable/{text[:80]}")
+    rdma = ["IPC_LOCK"] if job.network.profile == "rdma" else []
+    requested = {
+        "secrets": [*(item.secret for item in job.secret_env), *job.image_pull_secrets],
+        "service-accounts": [job.service_account] if job.service_account else [],
+        # A container that may run as root keeps these: see `_container_security` of the renderer.
+        "capabilities": [*job.capabilities, *rdma, *(() if job.run_as_non_root else _ROOT_CAPABILITIES)],
+        "annotations": list(job.annotations),
+        "networks": [each for each in networks if each.rpartition("/")[0] not in ("", own_namespace())],
+    }
+    if reserved := sorted(OF_STEPS.intersection(requested["secrets"])):
+        return [f"  {', '.join(reserved)}: only steps of the pipeline may read this Secret"]
+    lines = []
+    for key, names in requested.items():
+        allowed = os.environ.get(LIMITS[key])
+        if allowed is None:
+            continue
+        # Secrets have no patterns: one could match a Secret that is created later.
+        matches = str.__eq__ if key == "secrets" else fnmatchcase
+        patterns, unique = allowed.split(), dict.fromkeys(names)
+        if refused := [name for name in unique if not any(matches(name, each) for each in patterns)]:
+            root = key == "capabilities" and not job.run_as_non_root
+            by_name = " by name, not by pattern" if key == "secrets" else ""
+            lines.append(
+                f"  {', '.join(refused)}: not among the {key} that the ConfigMap {CONFIG_MAP} allows here "
+                f"({allowed or 'none'}){' (run_as_non_root: false needs them)' if root else ''}; the owner "
+                f"of the namespace can add them{by_name}"
+            )
+    return lines
+
+
 def placed(
     job: Mapping[str, Any], tolerations: list[dict[str, Any]] | None, node_selector: Mapping[str, str] | None
 ) -> dict[str, Any]:
@@ -155,7 +232,5 @@ def remove(launcher: str, run_id: str) -> None:
     """Delete the training job of a run that has ended, unless it is finished."""
     name = name_of(run_id)
     phase = launchers.remove(launcher, name).phase
-    if phase.final:
-        logger.info("nothing to clean up: the job %s is %s", name, phase)
-    else:
-        logger.info("deleted the job %s, which was still %s", name, phase)
+    ended, deleted = "nothing to clean up: the job %s is %s", "deleted the job %s, which was still %s"
+    logger.info(ended if phase.final else deleted, name, phase)

@@ -15,15 +15,10 @@ _AUTHOR = "kubedet"
 
 
 def register_model(exported: dict[str, Any], server: str, run_id: str) -> dict[str, str]:
-    """Register an exported model's version and the URI of its bundle.
+    """Register an exported model's version and the URI of its bundle; returns their ids in the registry.
 
     Model, version and artifact are each looked up first: a retry completes an earlier attempt and creates
-    nothing twice.
-
-    `exported` is the manifest of the model, `server` the URL of the registry, `run_id` may be empty.
-
-    Returns:
-        Ids in the registry: model, version, artifact.
+    nothing twice. `run_id` may be empty.
     """
     check_server(server)
     metadata = bundle.load(exported["model"]).metadata

@@ -27,10 +27,8 @@ def prepare(
     `version` is a name for the present data or a known one, or empty. `page_path` is a local file that
     receives the statistics. If `trains`, the pretrained weights are fetched first. The run ends without
     training if fewer than `min_new_images` differ, or if the annotations moved less than `min_drift` (0 to
-    1). `prune` is how many runs are kept at the end; 0 keeps all. `partitions` pods share the work.
-
-    Returns:
-        Of the raw images and of the shards; if the run ends here, both say that there is nothing new.
+    1): both results then say so. `prune` is how many runs are kept at the end; 0 keeps all. `partitions` pods
+    share the work.
     """
     sharing.check(partitions)
     usage.keep(data_root)

@@ -21,14 +21,9 @@ def export_and_publish(
 ) -> dict[str, Any]:
     """Export a trained model into its run's folder, make it the current version of its name, register it.
 
-    Versions are stored in `<data_root>/models/NAME`; the data root is that of the shards.
-
-    `signing` is the name of a Secret, see `environment.signing_key`; `registry` is the URL of a Kubeflow
-    Model Registry, or empty.
-
-    Returns:
-        The manifest of the exported model: as `trainer.export.export`, with the published version as
-        `model`, and what the run has `used`.
+    Versions are stored in `<data_root>/models/NAME`; the data root is that of the shards. `signing` is the
+    name of a Secret, see `environment.signing_key`; `registry` a Kubeflow Model Registry's URL, or empty.
+    Returns the manifest of `trainer.export.export`, with the published `model`, and what the run has `used`.
     """
     output, data_root = trained["output"], data_root_of(trained["shards"])
     usage.keep(data_root, processes=1)

@@ -37,11 +37,8 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
     """Delete the run's training job if it still exists, write how the run ended, call the hooks on failure.
 
     `launcher` is empty if the run trains nothing; `state` is COMPLETE in a cluster, SUCCEEDED in Kubeflow's
-    local runner, FAILED, ...; `path` is a local file that receives the report, as Markdown.
-
-    Returns:
-        state (STOPPED if a user ended the run), and reason: the last message of a failed step, or what ended
-        the run.
+    local runner, FAILED, ...; `path` is a local file that receives the report, as Markdown. Returns the state
+    (STOPPED if a user ended the run), and the reason if there is one.
     """
     succeeded = state in ("COMPLETE", "SUCCEEDED")
     failed, ended = ([], "") if succeeded else (failures(run_id), _ended_from_outside(state))

@@ -24,11 +24,8 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
 
     `trained` is the manifest of the trained model; `rules` are separated by commas, empty takes the
     configuration's. `report`, `summary` and `verdict` are local files that receive a page and two Markdown
-    texts.
-
-    Returns:
-        metrics (all, by name), shown (those that have a value, and what the run has used) and verdict: word,
-        reason, rules.
+    texts. Returns `metrics` by name, `shown` (those that have a value, and what the run has used) and the
+    `verdict`.
     """
     output, data_root = trained["output"], data_root_of(trained["shards"])
     usage.keep(data_root, processes=1)

@@ -118,9 +118,7 @@ class Team:
     def do(self, phase: str, manifest: RawManifest) -> int:
         """Do all parts of a phase, together with the assistants; returns the number of parts.
 
-        Args:
-            phase: FETCH or WRITE.
-            manifest: for FETCH the result of `download.plan`, for WRITE that of `download.join`.
+        `manifest` is for FETCH the result of `download.plan`, for WRITE that of `download.join`.
         """
         in_use.renew(self._data_root)
         if self.parts == 1:

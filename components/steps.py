@@ -1,5 +1,10 @@
 """Runs and reports the work of a step, and reads and writes its small artifacts.
 
+Kubeflow Pipelines (since 2.17) restarts only pods that were deleted or evicted. So work is done in a child
+process, and retried inside the pod if that process was killed (mostly for lack of memory) or its error is
+temporary (a store or an API server is down). The waiting process stays small, so that it is the last to be
+killed for memory.
+
 Kubeflow copies artifacts into every pod that reads them, so an artifact's file is only a small JSON manifest
 with the URI of the data.
 """
@@ -7,19 +12,39 @@ with the URI of the data.
 import errno
 import json
 import logging
+import multiprocessing
 import os
 import pkgutil
+import signal
 import sys
+import threading
 import time
+import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from components import environment, hooks, supervisor
+from components import environment, hooks
 from trainer.base import log
-from trainer.base.errors import EXIT_FAILURE, Interrupted, KubedetError, StorageError
+from trainer.base.errors import (
+    EXIT_FAILURE,
+    EXIT_RETRY,
+    ConfigError,
+    Interrupted,
+    KubedetError,
+    LaunchError,
+    StorageError,
+)
+from trainer.base.safe_text import whole_number
+from trainer.launching.stop_signals import ENDING, handling
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 TERMINATION_LOG = Path("/dev/termination-log")
 """The content of this file becomes part of the pod's status, and of the workflow's message in Kubeflow."""
@@ -29,6 +54,45 @@ STARTED, FINISHED = "step started", "step finished"
 
 _MESSAGE_BYTES = 4096  # Kubernetes keeps no more.
 _DELETION_SECONDS = 60.0  # Until the signal that follows the pod's own deletion.
+
+TRIES = "KUBEDET_STEP_TRIES"
+"""Environment variable: number of tries; by default 5 in a cluster, 1 elsewhere."""
+
+_LOOK_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How often work is tried, and the waits between, in seconds."""
+
+    tries: int = 1
+    """1 works in this very process."""
+    first_wait: float = 5.0
+    """Wait after the first try; each further one is three times as long."""
+    longest_wait: float = 120.0
+    steady: float = 600.0
+    """A try that lasted this long resets the count of tries."""
+
+    @classmethod
+    def here(cls) -> "Patience":
+        """Return the settings for this process's environment."""
+        text = os.environ.get(TRIES) or ("5" if "KUBERNETES_SERVICE_HOST" in os.environ else "1")
+        tries = whole_number(text)
+        if not tries:
+            raise ConfigError(
+                f"{TRIES} is {text!r}, not a number from 1", fix=f"unset {TRIES}, or set it to 5"
+            )
+        return cls(tries)
+
+
+class Crashed(LaunchError):
+    """Work that raised an exception without a message for users; its traceback is in the log."""
+
+
+class Killed(LaunchError):
+    """Work whose process was killed."""
+
+    passing = True
 
 
 def run(
@@ -40,17 +104,9 @@ def run(
     termination message. For `kubedet run` an error is also appended to the file that it follows, as one JSON
     object a line: Kubeflow's local runner keeps neither message nor code.
 
-    Args:
-        step: name of the step, e.g. "train".
-        work: the function that does it, as "module:name", imported in the work's own process: the waiting
-            process stays small.
-        arguments: of that function.
-        secret: name of the Secret with the object store's keys, for messages if it is missing.
-        lasting: see `supervisor.run`.
-        needed: False for work that the run can do without: a KubedetError is then only logged.
-
-    Returns:
-        What the function returns; None after an error of work that is not needed.
+    `work` is a function as "module:name", imported in the work's own process, with its `arguments`. `secret`
+    names the Secret with the object store's keys, for messages. For `lasting` see `supervise`. If the run can
+    do without the work (not `needed`), a KubedetError is only logged.
     """
     log.setup()
     environment.set_defaults()
@@ -83,13 +139,13 @@ def run(
         hooks.at_end(end(error=message, **ending))
 
     try:
-        patience, orphaned = supervisor.Patience.here(), partial(_orphaned, step)
-        result = supervisor.run(step, do_work, patience, lasting=lasting, orphaned=orphaned)
+        patience, orphaned = Patience.here(), partial(_orphaned, step)
+        result = supervise(step, do_work, patience, lasting=lasting, orphaned=orphaned)
     except KubedetError as error:
         if not needed:
             logger.warning("%s\n  the run goes on without this pod", error)
             return None
-        is_known, is_stopped = not isinstance(error, supervisor.Crashed), isinstance(error, Interrupted)
+        is_known, is_stopped = not isinstance(error, Crashed), isinstance(error, Interrupted)
         report_end(str(error), error.exit_code, known=is_known, is_stopped=is_stopped)
         _report(error)
         raise SystemExit(error.exit_code) from None
@@ -108,7 +164,7 @@ def _orphaned(step: str) -> None:
     Kubeflow runs a step again only if its pod is deleted, so this pod deletes itself if it may.
     """
     _report(
-        supervisor.Killed(
+        Killed(
             f"the main process of the step {step} was killed",
             fix="if memory ran out, raise the step's (step_memory); Retry in Kubeflow continues the run",
         )
@@ -127,6 +183,104 @@ def _report(error: KubedetError) -> None:
         with suppress(OSError):
             TERMINATION_LOG.write_text(str(error).encode()[:_MESSAGE_BYTES].decode(errors="ignore"))
     print(f"error: {error}", file=sys.stderr, flush=True)
+
+
+def supervise(
+    step: str, work: Callable[[], T], patience: Patience, *,
+    lasting: bool = False, orphaned: Callable[[], None] = lambda: None,
+) -> T:  # fmt: skip
+    """Run work in child processes until a try ends well, and return its result, which is pickled.
+
+    SIGTERM and SIGINT are passed on to the work's process, and nothing is retried after them. `lasting` work
+    continues elsewhere when its process ends, and every attempt adopts it: a crash is then retried, too.
+    `orphaned` is called in the work's process if this one is killed; then the work's process ends.
+    """
+    if patience.tries == 1:
+        return work()
+    tries, wait = 0, patience.first_wait
+    stops: list[int] = []
+    while True:
+        began = time.monotonic()
+        outcome = _once(work, orphaned, stops)
+        if not isinstance(outcome, KubedetError):
+            return outcome
+        if stops:
+            stopped = Interrupted(f"the step {step} was stopped", fix="run the same again to continue")
+            raise outcome if isinstance(outcome, Interrupted) else stopped
+        if time.monotonic() - began > patience.steady:
+            tries, wait = 0, patience.first_wait
+        tries += 1
+        retry = outcome.passing or (lasting and isinstance(outcome, Crashed))
+        if not retry or tries == patience.tries:
+            raise outcome
+        logger.warning("%s\n  trying again in %.0f s (%d of %d)", outcome, wait, tries + 1, patience.tries)
+        end = time.monotonic() + wait
+        with handling(lambda number, frame: stops.append(number)):
+            while not stops and (remaining := end - time.monotonic()) > 0:
+                time.sleep(min(remaining, _LOOK_SECONDS))
+        if stops:
+            raise Interrupted(f"the step {step} was stopped")
+        wait = min(3 * wait, patience.longest_wait)
+
+
+def _once(work: Callable[[], T], orphaned: Callable[[], None], stops: list[int]) -> T | KubedetError:
+    """Do the work in a forked child process; return its result or error. `stops` receives stop signals."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_work, args=(work, sender, os.getpid(), orphaned))
+
+    def pass_on(number: int, frame: object) -> None:
+        stops.append(number)
+        if child.is_alive():
+            child.terminate()
+
+    with handling(pass_on):
+        child.start()
+        sender.close()
+        if stops:
+            child.terminate()
+        outcome = None
+        is_alive = True
+        while outcome is None and is_alive:  # The child's own children may hold the pipe open.
+            is_alive = child.exitcode is None
+            if receiver.poll(_LOOK_SECONDS if is_alive else 0):
+                try:
+                    outcome = (receiver.recv(),)
+                except EOFError:
+                    break
+        child.join()
+    receiver.close()
+    if outcome is not None:
+        return outcome[0]
+    code = child.exitcode or 0
+    if code >= 0:
+        return Crashed(f"its process ended with exit code {code} and no message")
+    name = signal.Signals(-code).name
+    fix = "mostly memory ran out: raise the step's memory (step_memory), or set data.processes lower"
+    return Killed(f"the process of the step was killed ({name})", fix=fix)
+
+
+def _work(work: Callable[[], Any], sender: Connection, supervisor: int, orphaned: Callable[[], None]) -> None:
+    for number in ENDING:
+        signal.signal(number, signal.SIG_DFL)
+    threading.Thread(target=_watch_supervisor, args=(supervisor, orphaned), daemon=True).start()
+    outcome: Any
+    try:
+        outcome = work()
+    except KubedetError as error:
+        outcome = error
+    except Exception as error:
+        traceback.print_exc()
+        outcome = Crashed(f"{type(error).__name__}: {error}".strip().splitlines()[0])
+    sender.send(outcome)
+    sender.close()
+
+
+def _watch_supervisor(supervisor: int, orphaned: Callable[[], None]) -> None:
+    while os.getppid() == supervisor:
+        time.sleep(_LOOK_SECONDS)
+    orphaned()
+    os._exit(EXIT_RETRY)
 
 
 def publish(artifact: Any, manifest: dict[str, Any], metadata: dict[str, Any]) -> None:

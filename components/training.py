@@ -44,14 +44,11 @@ def train(
     parameters: dict[str, Any], job: dict[str, Any],
     placed: tuple[list[dict[str, Any]] | None, dict[str, str] | None], rules: str, warm_start: str = "",
 ) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
-    """Train to the end; resume a training that was started before.
+    """Train to the end, or resume; return the manifest of the trained model, and what is shown with it.
 
     `data` is the manifest of the shards, `output` see `folder_of`, `parameters` see `Request.of`, `job` has
     further fields of JobSpec, `placed` tolerations and node selector of the task; for `rules` and
     `warm_start` see `prepare`.
-
-    Returns:
-        The manifest of the trained model, and what is shown with it.
     """
     usage_folder = usage.place(data_root, environment.run_id()) if environment.run_id() else ""
     request = Request.of(parameters, job=jobs.placed(job, *placed), usage=usage_folder)

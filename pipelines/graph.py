@@ -13,7 +13,7 @@ from typing import Any
 
 from kfp import dsl, kubernetes
 
-from components import environment, job_limits
+from components import environment, jobs
 from components.assist import assist
 from components.cleanup import cleanup
 from components.environment import SECRET_KEYS, SIGNING_FOLDER
@@ -121,7 +121,7 @@ class _Graph:
         # The run's id is a separate argument: Kubeflow replaces it only if it is the whole value.
         task = train(shards=shards, request=request, run_id=_RUN_ID, rules=rules, **settings)
         # The namespace's owner, not the run, limits what `job` may request.
-        kubernetes.use_config_map_as_env(task, job_limits.CONFIG_MAP, job_limits.VARIABLES, optional=True)
+        kubernetes.use_config_map_as_env(task, jobs.CONFIG_MAP, jobs.LIMITS, optional=True)
         model = self._step(task, waits=True).outputs["model"]
         scored = self._step(evaluate(model=model, rules=rules, **self._select("credentials")))
         self._notify(scored)

@@ -18,7 +18,6 @@ from components import (
     export,
     prepare,
     steps,
-    supervisor,
     train,
 )
 from components.images import COMPONENT_IMAGE
@@ -60,7 +59,7 @@ FAILS = f"{__name__}:fails"
 
 @pytest.fixture(autouse=True)
 def outside(monkeypatch):
-    for name in ("KUBERNETES_SERVICE_HOST", supervisor.TRIES):
+    for name in ("KUBERNETES_SERVICE_HOST", steps.TRIES):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from components import environment, hooks, job_limits
+from components import environment, hooks, jobs
 from components.hooks import End, Hooks, Listing, NothingNew
 from operations import notifications, openlineage
 from trainer.base.errors import ConfigError
@@ -65,4 +65,4 @@ def test_what_is_installed_registers_operations():
 
 def test_no_job_may_have_the_secrets_of_steps():
     secrets = {environment.SIGNING, notifications.NOTIFY, openlineage.SECRET}
-    assert secrets == job_limits.OF_STEPS
+    assert secrets == jobs.OF_STEPS

@@ -7,7 +7,7 @@ import pytest
 from fake_api import Fault
 from fake_pod import endless, fine
 
-from components import environment, job_limits
+from components import environment, jobs
 from components.jobs import Request, name_of, remove
 from components.launchers.cluster.backend import ClusterBackend
 from trainer.base.errors import ConfigError, KubedetError
@@ -184,12 +184,12 @@ APPARMOR = "container.apparmor.security.beta.kubernetes.io/pytorch"
 )
 def test_a_job_has_what_the_namespaces_owner_allows_and_no_more(monkeypatch, job, key, value, named):
     on_cluster(job=job).spec(COMMAND)  # nobody limits it
-    monkeypatch.setenv(job_limits.VARIABLES[key], value)
+    monkeypatch.setenv(jobs.LIMITS[key], value)
     with pytest.raises(ConfigError, match=f"  {re.escape(named)}: not among the {key}") as caught:
         on_cluster(job=job).spec(COMMAND)
-    assert job_limits.CONFIG_MAP in caught.value.message and "owner" in caught.value.message
+    assert jobs.CONFIG_MAP in caught.value.message and "owner" in caught.value.message
     added = named if key == "secrets" else f"{named[:3]}*"
-    monkeypatch.setenv(job_limits.VARIABLES[key], f"{value} {environment.CREDENTIALS} {added}")
+    monkeypatch.setenv(jobs.LIMITS[key], f"{value} {environment.CREDENTIALS} {added}")
     on_cluster(job=job).spec(COMMAND)
 
 
@@ -198,7 +198,7 @@ def test_a_job_has_what_the_namespaces_owner_allows_and_no_more(monkeypatch, job
 def test_no_job_reads_the_secrets_of_steps(monkeypatch, secret, allowed):
     if allowed is not None:
         monkeypatch.setenv(
-            job_limits.VARIABLES["secrets"], f"{environment.CREDENTIALS} {allowed.format(secret=secret)}"
+            jobs.LIMITS["secrets"], f"{environment.CREDENTIALS} {allowed.format(secret=secret)}"
         )
     on_cluster().spec(COMMAND)
     for asked in (
@@ -211,6 +211,6 @@ def test_no_job_reads_the_secrets_of_steps(monkeypatch, secret, allowed):
 
 
 def test_the_secret_of_the_run_is_limited_too_and_a_run_cannot_lift_it(monkeypatch):
-    monkeypatch.setenv(job_limits.VARIABLES["secrets"], "kubedet-object mine kubedet-*")
+    monkeypatch.setenv(jobs.LIMITS["secrets"], "kubedet-object mine kubedet-*")
     with pytest.raises(ConfigError, match="kubedet-object-store: not among the secrets"):
-        on_cluster(job={"env": {job_limits.VARIABLES["secrets"]: "*"}}).spec(COMMAND)
+        on_cluster(job={"env": {jobs.LIMITS["secrets"]: "*"}}).spec(COMMAND)

@@ -13,7 +13,7 @@ import pytest
 from at_once import at_once
 from weights_server import weights_server
 
-from components import environment, preparation, sharing, steps, supervisor, usage
+from components import environment, preparation, sharing, steps, usage
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError, StorageError
 from trainer.data import download, shards
@@ -164,7 +164,7 @@ def test_an_assistant_without_a_leader_or_a_run_ends(tmp_path, monkeypatch, capl
 
 
 def test_an_assistant_never_fails_its_step_and_leaves_a_record_of_its_use(tmp_path, monkeypatch, capfd):
-    for name in ("KUBERNETES_SERVICE_HOST", supervisor.TRIES):
+    for name in ("KUBERNETES_SERVICE_HOST", steps.TRIES):
         monkeypatch.delenv(name, raising=False)
     arguments = ("assist", "components.sharing:assist", str(tmp_path))
     assert steps.run(*arguments, "debug", {"data.threads": "many"}, needed=False) is None

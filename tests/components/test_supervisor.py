@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from components import supervisor
-from components.supervisor import Crashed, Killed, Patience
+from components import steps
+from components.steps import Crashed, Killed, Patience
 from trainer.base.errors import ConfigError, DataError, Interrupted, StorageError
 
 QUICK = Patience(tries=4, first_wait=0.01, longest_wait=0.02)
@@ -57,7 +57,7 @@ def made():
 @pytest.mark.parametrize("first", [away, killed])
 def test_what_passes_is_tried_again_in_another_process(tmp_path, first):
     work = Work(tmp_path, first, first, made)
-    assert supervisor.run("prepare", work, QUICK) == {"images": 3}
+    assert steps.supervise("prepare", work, QUICK) == {"images": 3}
     pids = work.notes.read_text().split()
     assert len(set(pids)) == 3 and str(os.getpid()) not in pids
 
@@ -65,18 +65,18 @@ def test_what_passes_is_tried_again_in_another_process(tmp_path, first):
 def test_a_bug_is_tried_again_only_where_the_work_goes_on_elsewhere(tmp_path, capfd):
     work = Work(tmp_path, bug, made)
     with pytest.raises(Crashed, match="ZeroDivisionError: a bug"):
-        supervisor.run("prepare", work, QUICK)
+        steps.supervise("prepare", work, QUICK)
     assert work.count == 1
     assert "Traceback" in capfd.readouterr().err
     work = Work(tmp_path, bug, made)
-    assert supervisor.run("train", work, QUICK, lasting=True) == {"images": 3}
+    assert steps.supervise("train", work, QUICK, lasting=True) == {"images": 3}
 
 
 @pytest.mark.parametrize(("last", "error"), [(away, StorageError), (killed, Killed)])
 def test_tries_come_to_an_end_with_what_the_last_one_said(tmp_path, last, error, caplog):
     work = Work(tmp_path, last)
     with caplog.at_level(logging.WARNING), pytest.raises(error) as caught:
-        supervisor.run("prepare", work, QUICK)
+        steps.supervise("prepare", work, QUICK)
     assert work.count == QUICK.tries
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 3 and "trying again in 0 s (4 of 4)" in messages[-1]
@@ -85,10 +85,10 @@ def test_tries_come_to_an_end_with_what_the_last_one_said(tmp_path, last, error,
 
 @pytest.mark.parametrize(
     ("env", "tries"),
-    [({}, 1), ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, 5), ({supervisor.TRIES: "3"}, 3)],
+    [({}, 1), ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, 5), ({steps.TRIES: "3"}, 3)],
 )
 def test_a_cluster_has_patience(monkeypatch, env, tries):
-    for name in ("KUBERNETES_SERVICE_HOST", supervisor.TRIES):
+    for name in ("KUBERNETES_SERVICE_HOST", steps.TRIES):
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
@@ -97,14 +97,14 @@ def test_a_cluster_has_patience(monkeypatch, env, tries):
 
 @pytest.mark.parametrize("text", ["0", "many", "-1", "1.5"])
 def test_a_number_of_tries_that_is_none(monkeypatch, text):
-    monkeypatch.setenv(supervisor.TRIES, text)
-    with pytest.raises(ConfigError, match=supervisor.TRIES):
+    monkeypatch.setenv(steps.TRIES, text)
+    with pytest.raises(ConfigError, match=steps.TRIES):
         Patience.here()
 
 
 WAITS = """
 import signal, sys, time
-from components import supervisor
+from components import steps
 from trainer.base.errors import Interrupted, StorageError
 
 def saves(number, frame):
@@ -120,7 +120,7 @@ def work():
     time.sleep(60)
 
 try:
-    supervisor.run("train", work, supervisor.Patience(tries=5, first_wait=60.0), lasting=True)
+    steps.supervise("train", work, steps.Patience(tries=5, first_wait=60.0), lasting=True)
 except Interrupted as error:
     print(f"interrupted: {error.message}", flush=True)
     sys.exit(error.exit_code)
@@ -151,13 +151,13 @@ def test_a_request_to_end_reaches_the_work_and_nothing_is_tried_after_it(kind, s
 
 ORPHANED = """
 import os, signal, sys, time
-from components import supervisor
+from components import steps
 
 def work():
     print("working", flush=True)
     time.sleep(60)
 
-supervisor.run("train", work, supervisor.Patience(tries=5), orphaned=lambda: print("orphaned", flush=True))
+steps.supervise("train", work, steps.Patience(tries=5), orphaned=lambda: print("orphaned", flush=True))
 """
 
 

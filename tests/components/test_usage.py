@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from components import environment, jobs, preparation, steps, supervisor, usage
+from components import environment, jobs, preparation, steps, usage
 from components.jobs import Request
 from trainer import storage
 from trainer.launching.usage import FOLDER
@@ -19,7 +19,7 @@ RUN = "0b5f6a3e-1111-4222-8333-444455556666"
 @pytest.fixture(autouse=True)
 def of_a_run(monkeypatch):
     monkeypatch.setenv(environment.RUN_ID, RUN)
-    for name in ("KUBERNETES_SERVICE_HOST", supervisor.TRIES):
+    for name in ("KUBERNETES_SERVICE_HOST", steps.TRIES):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -57,7 +57,7 @@ def killed_once(data_root):
 
 def test_a_try_that_was_killed_counts(tmp_path, monkeypatch):
     (tmp_path / "usage" / RUN).mkdir(parents=True)
-    monkeypatch.setattr(supervisor.Patience, "here", classmethod(lambda cls: cls(tries=3, first_wait=0.01)))
+    monkeypatch.setattr(steps.Patience, "here", classmethod(lambda cls: cls(tries=3, first_wait=0.01)))
     steps.run("prepare", f"{__name__}:killed_once", str(tmp_path))
     records = sorted(usage.of_run(str(tmp_path), RUN), key=lambda record: record.ended)
     assert [record.ended for record in records] == [False, True]

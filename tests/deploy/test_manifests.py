@@ -7,7 +7,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from components import environment, job_limits
+from components import environment, jobs
 from components.doctor import PERMISSIONS
 from components.launchers import pod_template
 from components.launchers.cluster.kinds import API_VERSION, SHARED, shared_runtime
@@ -121,10 +121,10 @@ def test_yaml_has_no_duplicate_keys(deploy):
 
 
 def test_the_shipped_limits_are_those_that_the_step_reads(the):
-    limits = the("ConfigMap", job_limits.CONFIG_MAP)["data"]
-    assert limits.keys() == job_limits.VARIABLES.keys()
+    limits = the("ConfigMap", jobs.CONFIG_MAP)["data"]
+    assert limits.keys() == jobs.LIMITS.keys()
     secrets = limits["secrets"].split()
-    assert environment.CREDENTIALS in secrets and not job_limits.OF_STEPS & set(secrets)
+    assert environment.CREDENTIALS in secrets and not jobs.OF_STEPS & set(secrets)
     assert "*" not in "".join(limits.values()) and "SYS_ADMIN" not in limits["capabilities"]
     assert limits["service-accounts"] == "kubedet-training" and "apparmor" not in limits["annotations"]
 

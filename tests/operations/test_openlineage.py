@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import pytest
 from webhook import Webhook
 
-from components import environment, preparation, steps, supervisor
+from components import environment, preparation, steps
 from components.hooks import End
 from operations import openlineage
 from trainer.base import log
@@ -39,7 +39,7 @@ def work_of(function):
 def server(monkeypatch):
     """A server that the environment names."""
     for name in (*openlineage.SECRET_KEYS.values(), "OPENLINEAGE_DISABLED", "KUBERNETES_SERVICE_HOST",
-                 supervisor.TRIES, "http_proxy", "HTTP_PROXY"):  # fmt: skip
+                 steps.TRIES, "http_proxy", "HTTP_PROXY"):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     webhook = Webhook()
     monkeypatch.setenv("OPENLINEAGE_URL", webhook.url + "\n")

@@ -9,7 +9,7 @@ import yaml
 from driver import refusals
 from kfp import compiler, dsl
 
-from components import job_limits
+from components import jobs
 from components.environment import SECRET_KEYS, SIGNING_FOLDER, SIGNING_KEY
 from components.images import COMPONENT_IMAGE
 from operations import notifications, openlineage
@@ -291,8 +291,8 @@ def test_only_the_train_step_reads_the_limits_of_jobs(compiled):
     limits = {name: pod["configMapAsEnv"] for name, pod in pods(compiled).items() if "configMapAsEnv" in pod}
     ((config_map,),) = limits.values()
     assert set(limits) == {"exec-train"} and config_map["optional"] is True
-    assert config_map["configMapNameParameter"]["runtimeValue"]["constant"] == job_limits.CONFIG_MAP
-    assert {pair["configMapKey"]: pair["envVar"] for pair in config_map["keyToEnv"]} == job_limits.VARIABLES
+    assert config_map["configMapNameParameter"]["runtimeValue"]["constant"] == jobs.CONFIG_MAP
+    assert {pair["configMapKey"]: pair["envVar"] for pair in config_map["keyToEnv"]} == jobs.LIMITS
 
 
 @of("search_gpus")

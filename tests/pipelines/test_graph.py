@@ -13,7 +13,7 @@ from registry_server import RegistryServer
 
 from components import environment
 from components.jobs import name_of
-from components.supervisor import TRIES
+from components.steps import TRIES
 from pipelines import cli
 from trainer.model import recipes
 
