@@ -5,7 +5,7 @@ because the boxes of an image are not independent.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -77,9 +77,6 @@ class Property(NamedTuple):
     total: int
 
 
-_NONE = Property(np.zeros(0), np.zeros(0, int), 0)
-
-
 @dataclass(frozen=True)
 class Measurements:
     """The measured properties of a split of a set, by the names in metrics.DRIFT."""
@@ -104,66 +101,26 @@ class Drift:
         """The distances, 0 to 1, by name."""
         return {name: shift.value for name, shift in self.shifts.items()}
 
-    @property
-    def shares(self) -> dict[str, list[float]]:
-        """Share of the boxes of both sets by class."""
-        sets = (self.one, self.other)
-        counts = [Counter(map(str, part.properties.get(CLASSES, _NONE).values)) for part in sets]
-        names = dict.fromkeys(self.one.classes + self.other.classes)
-        return {name: [count[name] / max(count.total(), 1) for count in counts] for name in names}
-
-    def medians(self, name: str) -> list[float]:
-        """Return the medians of a property in both sets; [] if it is not a number."""
-        if name in (CLASSES, FEATURES):
-            return []
-        return [float(np.median(each.properties[name].values)) for each in (self.one, self.other)]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the content of drift.json."""
-        sets = (self.one, self.other)
-        return {
-            "sets": [{"uri": part.uri, "split": part.split, "images": part.images} for part in sets],
-            "metrics": self.metrics,
-            "shifts": {name: asdict(shift) for name, shift in self.shifts.items()},
-            "medians": {name: medians for name in self.shifts if (medians := self.medians(name))},
-            "classes": self.shares,
-        }
-
 
 def compare_data(
     one_uri: str, other_uri: str, *, split: str = "", pictures: int = _PICTURES, samples: int = 200,
     seed: int = 0, model_uri: str = "", data: DataConfig | None = None,
 ) -> Drift:  # fmt: skip
-    """Measure the distances between two sets: shards, raw images or sources.
+    """Measure the distances between two sets, see `trainer.data.data_views.open_view`.
 
-    Args:
-        one_uri: see `trainer.data.data_views.open_view`.
-        other_uri: likewise.
-        split: of both; empty is train if both have it, else the first that both have.
-        pictures: random images of each set whose pixels are measured.
-        samples: bootstrap samples, and permutations.
-        seed: of the random draws.
-        model_uri: checkpoint of a detector whose backbone gives features; empty leaves these out.
-        data: how sources are read.
+    `split` is that of both; empty is train if both have it, else the first that both have. The pixels of so
+    many random `pictures` of each set are measured. `samples` are bootstrap samples, and permutations. The
+    backbone of the detector in the checkpoint `model_uri` gives features; empty leaves these out. `data` says
+    how sources are read.
     """
-    embed = _embedding(model_uri) if model_uri else None
     views: list[View] = [open_view(uri, data or DataConfig()) for uri in (one_uri, other_uri)]
-    chosen = split or _common_split(views)
-    for view in views:
-        if chosen not in view.splits:
-            raise DataError(
-                f"{view.uri} has no split {chosen}", fix=f"its splits are {', '.join(view.splits)}"
-            )
-    one, other = (_measure_set(view, chosen, pictures, seed, embed) for view in views)
-    return Drift(one, other, _shifts(one, other, samples, seed))
+    embed = _embedding(model_uri) if model_uri else None
+    return _compare(views, split, pictures, samples, seed, embed)
 
 
 def compare_listings(one: RawManifest, other: RawManifest) -> dict[str, float]:
     """Return the distances between the annotations of two raw folders by name; reads no image."""
-    views: list[View] = [Listing(one), Listing(other)]
-    split = _common_split(views)
-    before, now = (_measure_set(view, split, 0, 0, None) for view in views)
-    return Drift(before, now, _shifts(before, now, samples=0, seed=0)).metrics
+    return _compare([Listing(one), Listing(other)], "", pictures=0, samples=0, seed=0, embed=None).metrics
 
 
 def for_gate(request: DriftRequest) -> dict[str, float]:
@@ -177,33 +134,28 @@ def for_gate(request: DriftRequest) -> dict[str, float]:
     return drift.metrics
 
 
-def write(drift: Drift, output_uri: str) -> None:
-    """Write drift.json and drift.html into a folder; raise StorageError if that fails."""
-    storage.write_bytes(storage.join(output_uri, PAGE), page(drift).encode())
-    storage.write_json(storage.join(output_uri, RECORD), drift.to_json())
-
-
-def _common_split(views: list[View]) -> str:
+def _compare(
+    views: Sequence[View], split: str, pictures: int, samples: int, seed: int, embed: Embed | None
+) -> Drift:
     one, other = (view.splits for view in views)
-    common = [split for split in one if split in other]
-    if not common:
+    common = [name for name in one if name in other]
+    if split not in ("", *common) or not common:
+        wanted = f"the split {split}" if split else "a split"
         raise DataError(
-            f"the sets have no split in common: {', '.join(one)} against {', '.join(other)}",
-            fix="compare sets with a split of the same name",
+            f"{views[0].uri} and {views[1].uri} do not both have {wanted}",
+            fix=f"their splits are {', '.join(one)} and {', '.join(other)}: compare sets with a common one",
         )
-    return "train" if "train" in common else common[0]
-
-
-def _shifts(one: Measurements, other: Measurements, samples: int, seed: int) -> dict[str, Shift]:
-    distances = {CLASSES: of_frequencies, FEATURES: of_vectors}
+    split = split or ("train" if "train" in common else common[0])
+    left, right = (_measure_set(view, split, pictures, seed, embed) for view in views)
     shifts = {}
     for name in DRIFT:
-        if name in one.properties and name in other.properties:
-            left, right = one.properties[name], other.properties[name]
-            images = np.concatenate([left.images, right.images + left.total])
-            distance = distances.get(name, of_values)(np.concatenate([left.values, right.values]), images)
-            shifts[name] = measure(distance, left.total, right.total, samples=samples, seed=seed)
-    return shifts
+        if name in left.properties and name in right.properties:
+            before, after = left.properties[name], right.properties[name]
+            images = np.concatenate([before.images, after.images + before.total])
+            values = np.concatenate([before.values, after.values])
+            distance = {CLASSES: of_frequencies, FEATURES: of_vectors}.get(name, of_values)(values, images)
+            shifts[name] = measure(distance, before.total, after.total, samples=samples, seed=seed)
+    return Drift(left, right, shifts)
 
 
 def measure(distance: Distance, one: int, other: int, *, samples: int = 200, seed: int = 0) -> Shift:
@@ -300,12 +252,22 @@ def _measure_set(view: View, split: str, pictures: int, seed: int, embed: Embed 
             f"none of the sampled images of {view.uri} can be read",
             fix="`kubedet data verify` shows the reasons",
         )
-    small = [_luminance(image) for image in images]
+    brightness, sharpness = [], []
+    for picture in images:
+        small = picture.convert("L")
+        small.thumbnail((_SIDE, _SIDE), Image.Resampling.BOX)
+        pixels = np.asarray(small, float) / 255
+        inner, laplacian = pixels[1:-1, 1:-1], np.zeros(1)
+        if inner.size:
+            around = pixels[:-2, 1:-1] + pixels[2:, 1:-1] + pixels[1:-1, :-2] + pixels[1:-1, 2:]
+            laplacian = around - 4 * inner
+        brightness.append(pixels.mean())
+        sharpness.append(np.log10(np.mean(laplacian**2) + 1e-8))
     of_images: dict[str, list[Any]] = {
         "drift/boxes_per_image": [float(len(sample["annotations"])) for sample, _ in rows],
         "drift/image_size": [float(max(each["width"], each["height"])) for each, sized in rows if sized],
-        "drift/brightness": [luminance.mean() for luminance in small],
-        "drift/sharpness": [_sharpness(luminance) for luminance in small],
+        "drift/brightness": brightness,
+        "drift/sharpness": sharpness,
         FEATURES: [embed(image) for image in images] if embed else [],
     }
     properties = {
@@ -337,21 +299,6 @@ def _rows(view: View, split: str) -> Iterator[tuple[AnnotatedImage, bool]]:
         yield from zip(samples, map(is_sized, sound), strict=True)
 
 
-def _luminance(image: Image.Image) -> np.ndarray:
-    """[h, w] from 0 to 1, at most _SIDE."""
-    small = image.convert("L")
-    small.thumbnail((_SIDE, _SIDE), Image.Resampling.BOX)
-    return np.asarray(small, float) / 255
-
-
-def _sharpness(image: np.ndarray) -> float:
-    if min(image.shape) < 3:
-        return float(np.log10(1e-8))
-    inner = image[1:-1, 1:-1]
-    around = image[:-2, 1:-1] + image[2:, 1:-1] + image[1:-1, :-2] + image[1:-1, 2:]
-    return float(np.log10(np.mean((around - 4 * inner) ** 2) + 1e-8))
-
-
 def _embedding(uri: str) -> Embed:
     """Return a function that averages the last feature map of a detector's backbone."""
     detector, meta = checkpoint.load_model(uri)
@@ -363,7 +310,15 @@ def _embedding(uri: str) -> Embed:
         )
     side = meta["config"]["loader"]["image_size"]
     maps: list[Tensor] = []
-    backbone.register_forward_hook(lambda _module, _inputs, output: maps.extend(_maps(output)))
+
+    def keep(output: Any) -> None:
+        if isinstance(output, Tensor):
+            maps.extend([output] if output.ndim == 4 else [])
+        elif isinstance(output, dict | list | tuple):
+            for part in output.values() if isinstance(output, dict) else output:
+                keep(part)
+
+    backbone.register_forward_hook(lambda _module, _inputs, output: keep(output))
 
     @torch.inference_mode()
     def embed(image: Image.Image) -> np.ndarray:
@@ -375,36 +330,44 @@ def _embedding(uri: str) -> Embed:
     return embed
 
 
-def _maps(output: Any) -> list[Tensor]:
-    if isinstance(output, Tensor):
-        return [output] if output.ndim == 4 else []
-    parts = output.values() if isinstance(output, dict) else output
-    return [one for part in parts for one in _maps(part)] if isinstance(output, dict | list | tuple) else []
-
-
-def page(drift: Drift) -> str:
-    """Return the page as HTML that needs no other file."""
+def write(drift: Drift, output_uri: str) -> None:
+    """Write drift.json and drift.html, which needs no other file, into a folder."""
+    sets, names = (drift.one, drift.other), [*drift.one.classes, *drift.other.classes]
+    counts = [Counter(part.properties[CLASSES].values.tolist() if CLASSES in part.properties else ())
+              for part in sets]  # fmt: skip
+    shares = {name: [count[name] / max(count.total(), 1) for count in counts] for name in names}
+    medians = {name: [float(np.median(part.properties[name].values)) for part in sets]
+               for name in drift.shifts if name not in (CLASSES, FEATURES)}  # fmt: skip
+    record = {
+        "sets": [{"uri": part.uri, "split": part.split, "images": part.images} for part in sets],
+        "metrics": drift.metrics,
+        "shifts": {name: asdict(shift) for name, shift in drift.shifts.items()},
+        "medians": medians,
+        "classes": shares,
+    }
     moved = [DRIFT[name] for name, shift in drift.shifts.items() if shift.sure]
     missing = [DRIFT[name] for name in DRIFT if name not in drift.shifts]
     lines = [f"{letter}: {part.uri}, {part.images:,} images of {part.split}"
-             for letter, part in (("A", drift.one), ("B", drift.other))]  # fmt: skip
+             for letter, part in zip("AB", sets, strict=True)]  # fmt: skip
     lines.append(f"More than chance moved: {', '.join(moved) or 'nothing'}.")
     lines.append("0 is equal, 1 has nothing in common. p: probability of such a distance by chance alone.")
     if missing:
         lines.append(f"Not measured: {', '.join(missing)}.")
     rows = [
         [name, f"{shift.value:.3f}", f"{shift.low:.3f} to {shift.high:.3f}", f"{shift.p:.3f}",
-         f"{shift.chance:.3f}", *([f"{median:.4g}" for median in drift.medians(name)] or ["-", "-"])]
+         f"{shift.chance:.3f}", *(f"{median:.4g}" for median in medians.get(name, [])), "-", "-"][:7]
         for name, shift in drift.shifts.items()
     ]  # fmt: skip
-    shares = sorted(drift.shares.items(), key=lambda pair: -abs(pair[1][1] - pair[1][0]))[:_PLOTTED_CLASSES]
     plots = []
     if shares:
-        drawn, _ = bars("share of the boxes", [name for name, _ in shares],
-                        *np.array([pair for _, pair in shares]).T)  # fmt: skip
+        most = sorted(shares.items(), key=lambda pair: -abs(pair[1][1] - pair[1][0]))[:_PLOTTED_CLASSES]
+        columns = np.array([pair for _, pair in most]).T
+        drawn, _ = bars("share of the boxes", [name for name, _ in most], *columns)
         plots.append(as_plot("Classes that changed most", drawn, ((SERIES[0], "A"), (SERIES[1], "B"))))
-    return render(
+    page = render(
         "plots_page.html.jinja", title="Drift of data", remark="\n".join(lines), recipe="", plots=plots,
         header=["metric", "distance", "95 % interval", "p", "by chance up to", "median of A", "median of B"],
         rows=rows,
     )  # fmt: skip
+    storage.write_bytes(storage.join(output_uri, PAGE), page.encode())
+    storage.write_json(storage.join(output_uri, RECORD), record)

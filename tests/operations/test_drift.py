@@ -70,7 +70,7 @@ def test_shards_are_compared_with_features_of_a_detector(shards, saved):
 
 
 def test_mistakes_are_errors(sets, tmp_path):
-    with pytest.raises(DataError, match="has no split night"):
+    with pytest.raises(DataError, match="the split night"):
         compare_data(sets["first"], sets["same"], split="night")
     with pytest.raises(DataError):
         compare_data(sets["first"], str(tmp_path / "absent"))
