@@ -28,7 +28,7 @@ from trainer.config import parsing
 from trainer.data.shard_index import data_root_of
 from trainer.launching.stop_signals import StopRequest, stop_request
 from trainer.model import recipes
-from trainer.report.figures import SERIES, Plot, as_plot, bars, figure, render
+from trainer.report.figures import SERIES, as_plot, bars, figure, render
 from trainer.trackers.training_log import read_rows
 
 PAGE, BEST = "tuning.html", "best.yaml"
@@ -37,8 +37,6 @@ _BUCKET_SECONDS = 5.0
 """Time between two reads of a training's validations from a bucket."""
 _GRACE_SECONDS = 30.0
 """Time for a stopped training to save its state."""
-_ONE_AT_A_TIME = Lock()
-"""For the callback at the end of a trial, which draws a page."""
 
 Start = Callable[[Trial, ExitStack], "LocalTraining"]
 """Starts or resumes the training of a trial; closing the stack ends it."""
@@ -51,11 +49,22 @@ def train(
 
     `shown` receives a line for each trial that ends here.
     """
+    drawing = Lock()  # `shown` draws a page.
     with stop_request() as stop, ThreadPoolExecutor(parallel) as threads:
+
+        def train_one(number: int) -> bool:
+            """Train a trial unless it has ended; return False if another process trains it."""
+            with ExitStack() as stack:
+                trial = study.begin(number, stack)
+                if trial and trial.state == RUNNING:
+                    _follow(study, trial, start(trial, stack), stop)
+                    with drawing:
+                        shown(str(trial))
+            return trial is not None
 
         def work(number: int, waits: bool) -> None:
             try:
-                while not (stop.requested or _train(study, number, start, stop, shown)) and waits:
+                while not (stop.requested or train_one(number)) and waits:
                     time.sleep(_POLL_SECONDS)
             except BaseException:
                 stop.requested = True  # The other trainings save their state and end.
@@ -65,17 +74,6 @@ def train(
             list(threads.map(partial(work, waits=waits), numbers))
     if stop.requested:
         raise _stopped("the search")
-
-
-def _train(study: Study, number: int, start: Start, stop: StopRequest, shown: Callable[[str], None]) -> bool:
-    """Train a trial unless it has ended; return False if another process trains it."""
-    with ExitStack() as stack:
-        trial = study.begin(number, stack)
-        if trial and trial.state == RUNNING:
-            _follow(study, trial, start(trial, stack), stop)
-            with _ONE_AT_A_TIME:
-                shown(str(trial))
-    return trial is not None
 
 
 def _follow(study: Study, trial: Trial, training: "LocalTraining", stop: StopRequest) -> None:
@@ -207,11 +205,7 @@ def train_trial(request: Request, number: str, gpus: int) -> str:
 
 
 def choose(request: Request, ended: list[str], paths: tuple[str, str]) -> dict[str, dict[str, Any]]:
-    """Write the page and the best configuration of a search, also into two local files, `paths`.
-
-    Returns:
-        The artifact's `metrics`, and the metadata `shown` with the configuration.
-    """
+    """Write the page and the best configuration of a search, also into two local files, `paths`."""
     study = open_study(request)
     usage.keep(study.data_root)
     print("\n".join(ended), flush=True)
@@ -228,43 +222,31 @@ def page(
     name: str, metric: str, trials: Sequence[Trial], importances: Mapping[str, float], recipe: str
 ) -> str:
     """Return the page of a search; `recipe` is the content of best.yaml, empty if there is none."""
-    plots = [_plot_history(metric, trials), _plot_validations(metric, trials)]
-    if importances:
-        drawn, _ = bars("share of what the keys explain", list(importances), list(importances.values()))
-        plots.append(as_plot("Importance of each key", drawn))
-    keys = list(dict.fromkeys(key for trial in trials for key in trial.params))
-    ranked = sorted(trials, key=lambda trial: (trial.state != COMPLETE, -(trial.value or 0.0)))
-    rows = [
-        [str(trial.number), trial.state, *map(_cell, [trial.value, *(trial.params.get(key) for key in keys)])]
-        for trial in ranked
-    ]
-    return render(
-        "plots_page.html.jinja", title=f"Search {name}", remark="", recipe=recipe,
-        header=["trial", "state", metric, *keys], rows=rows, plots=plots,
-    )  # fmt: skip
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _plot_history(metric: str, trials: Sequence[Trial]) -> Plot:
-    drawn, axes = figure("trial", metric)
+    history, axes = figure("trial", metric)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for color, state in zip(SERIES, (COMPLETE, PRUNED), strict=False):
         points = {each.number: each.value or 0.0 for each in trials if each.state == state}
         axes.plot(list(points), list(points.values()), "o", color=color)
         if state == COMPLETE:
             axes.step(list(points), list(accumulate(points.values(), max)), where="post", color=color)
+    validations, axes = figure("validation", metric)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    legend = zip(SERIES, (COMPLETE, PRUNED), strict=False)
-    return as_plot("History: each trial, and the best so far", drawn, legend)
-
-
-def _plot_validations(metric: str, trials: Sequence[Trial]) -> Plot:
-    drawn, axes = figure("validation", metric)
     for trial in trials:
         color = SERIES[1] if trial.state == PRUNED else SERIES[0]
         counts = range(1, len(trial.validations) + 1)
         axes.plot(counts, trial.validations, "o-", color=color, linewidth=0.9, markersize=3)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return as_plot("Validations of each trial", drawn)
+    legend = zip(SERIES, (COMPLETE, PRUNED), strict=False)
+    plots = [as_plot("History: each trial, and the best so far", history, legend),
+             as_plot("Validations of each trial", validations)]  # fmt: skip
+    if importances:
+        drawn, _ = bars("share of what the keys explain", list(importances), list(importances.values()))
+        plots.append(as_plot("Importance of each key", drawn))
+    keys, rows = list(dict.fromkeys(key for trial in trials for key in trial.params)), []
+    for trial in sorted(trials, key=lambda trial: (trial.state != COMPLETE, -(trial.value or 0.0))):
+        value = "" if trial.value is None else trial.value
+        cells = [trial.number, trial.state, value, *(trial.params.get(key, "") for key in keys)]
+        rows.append([f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells])
+    return render(
+        "plots_page.html.jinja", title=f"Search {name}", remark="", recipe=recipe,
+        header=["trial", "state", metric, *keys], rows=rows, plots=plots,
+    )  # fmt: skip

@@ -74,45 +74,40 @@ def builtin(recipe: str, overrides: Mapping[str, Any]) -> Space:
 
 def parse(content: str | bytes, recipe: str, overrides: Mapping[str, Any], name: str) -> Space:
     """Return the space in YAML, or `builtin` if it is empty, checked with the recipe."""
-    space = _parsed(content, name) if content else builtin(recipe, overrides)
-    if not space:
+    space = {} if content else builtin(recipe, overrides)
+    problems = []
+    if content:
+        try:
+            tree = yaml_value(content, _LONGEST)
+        except ValueError as error:
+            raise ConfigError(f"{name} is not YAML: {str(error).splitlines()[0]}", fix=_FIX) from None
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{name} cannot be used: it has no keys", fix=_FIX)
+        for key, value in tree.items():
+            kind: type[Range | Choices] = Choices if isinstance(value, dict) and "choices" in value else Range
+            try:
+                space[str(key)] = typed_json.load(kind, value, str(key), _FIX)
+            except FormError as error:
+                problems.append(f"  {error.message}")
+            except (ValueError, OverflowError) as error:
+                problems.append(f"  {key}: {error}")
+    if not space and not problems:
         raise ConfigError(
             f"{name}: nothing is left to search: all keys are set",
             fix="set fewer keys, or give a space with --space",
         )
-    wrong = [f"  {key}: all trials share it; choose it by --set" for key in space if key.startswith(_SHARED)]
+    shared = [key for key in space if key.startswith(_SHARED)]
+    problems += [f"  {key}: all trials share it; choose it by --set" for key in shared]
     columns = {key: one.choices if isinstance(one, Choices) else [one.low, one.high]
                for key, one in space.items()}  # fmt: skip
-    for number in range(max(map(len, columns.values()))) if not wrong else ():
+    for number in range(max(map(len, columns.values()))) if not problems else ():
         extremes = {key: values[number % len(values)] for key, values in columns.items()}
         try:
             recipes.load(recipe, {**overrides, **extremes})
         except ConfigError as error:
-            wrong.append(f"  {error.message}")
-    if wrong:
-        raise ConfigError(f"{name} cannot be used:\n" + "\n".join(dict.fromkeys(wrong)), fix=_FIX)
-    return space
-
-
-def _parsed(content: str | bytes, name: str) -> Space:
-    try:
-        tree = yaml_value(content, _LONGEST)
-    except ValueError as error:
-        raise ConfigError(f"{name} is not YAML: {str(error).splitlines()[0]}", fix=_FIX) from None
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{name} cannot be used: it has no keys", fix=_FIX)
-    space: Space = {}
-    problems = []
-    for key, value in tree.items():
-        kind: type[Range | Choices] = Choices if isinstance(value, dict) and "choices" in value else Range
-        try:
-            space[str(key)] = typed_json.load(kind, value, str(key), _FIX)
-        except FormError as error:
             problems.append(f"  {error.message}")
-        except (ValueError, OverflowError) as error:
-            problems.append(f"  {key}: {error}")
     if problems:
-        raise ConfigError("\n".join([f"{name} cannot be used:", *problems]), fix=_FIX)
+        raise ConfigError(f"{name} cannot be used:\n" + "\n".join(dict.fromkeys(problems)), fix=_FIX)
     return space
 
 

@@ -28,7 +28,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
 
 from operations.tuning import ENDED
-from operations.tuning.space import Choices, Range, Space, to_json
+from operations.tuning.space import Choices, Space, to_json
 from trainer import storage
 from trainer.base import typed_json
 from trainer.base.errors import ConfigError
@@ -36,11 +36,10 @@ from trainer.model import recipes
 from trainer.storage import Form, records
 
 RUNNING, COMPLETE, PRUNED, FAILED = "running", "complete", "pruned", "failed"
-_STATES = {
-    RUNNING: TrialState.RUNNING, COMPLETE: TrialState.COMPLETE, PRUNED: TrialState.PRUNED,
-    FAILED: TrialState.FAIL,
+_NAMES = {
+    TrialState.RUNNING: RUNNING, TrialState.COMPLETE: COMPLETE, TrialState.PRUNED: PRUNED,
+    TrialState.FAIL: FAILED,
 }  # fmt: skip
-_NAMES = {state: name for name, state in _STATES.items()}
 _VERSION = 2
 _STARTUP = 5
 """Maximum number of random trials before TPE."""
@@ -64,10 +63,6 @@ class Search:
     def metric(self) -> str:
         """The metric that it maximizes."""
         return recipes.load(self.recipe, dict(self.overrides)).evaluation.metric
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
-        return {**vars(self), "space": to_json(self.space)}
 
 
 @dataclass
@@ -98,8 +93,29 @@ class Study:
     def __init__(self, uri: str, search: Search, trials: int) -> None:
         self.uri, self.search = uri, search
         self.data_root, _, self.name = uri.rstrip("/").rpartition("/tuning/")
-        self._seed = _open(storage.join(uri, "study.json"), search)
-        self._distributions = {key: _distribution(one) for key, one in search.space.items()}
+        about = {**vars(search), "space": to_json(search.space)}
+        begun = {"kind": "search", "version": _VERSION, "seed": secrets.randbits(32), **about}
+        place = storage.join(uri, "study.json")
+        if not storage.create(place, records.encode(begun)):
+            begun = storage.read_json(place)
+            other = [name for name, value in about.items() if begun.get(name) != value]
+            other += ["version of kubedet"] if begun.get("version") != _VERSION else []
+            if other:
+                raise ConfigError(
+                    f"{uri} contains a search with another {', '.join(other)}",
+                    fix="give this one another --name; best.yaml of the other one can still be used",
+                )
+        self._seed = int(begun["seed"])
+        self._distributions: dict[str, BaseDistribution] = {}
+        for key, one in search.space.items():
+            if isinstance(one, Choices):
+                self._distributions[key] = CategoricalDistribution(one.choices)
+            elif isinstance(one.low, int) and isinstance(one.high, int):
+                step = int(one.step or 1)
+                self._distributions[key] = IntDistribution(one.low, one.high, log=one.log, step=step)
+            else:
+                low, high = float(one.low), float(one.high)
+                self._distributions[key] = FloatDistribution(low, high, log=one.log, step=one.step)
         self._mutex = threading.Lock()
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._journal: optuna.Study | None = None
@@ -159,7 +175,8 @@ class Study:
         # Of a pruned trial Optuna takes the last validation.
         value = None if trial.state == PRUNED else trial.value
         with self._mutex:
-            self._journal.tell(self._live(self._journal, trial), value, _STATES[trial.state])
+            state = next(state for state, name in _NAMES.items() if name == trial.state)
+            self._journal.tell(self._live(self._journal, trial), value, state)
 
     def trials(self) -> list[Trial]:
         """Return the known trials by number; in a bucket only those that have ended."""
@@ -190,9 +207,8 @@ class Study:
     def _read(self, number: int) -> Trial:
         uri = self._place(number)
         tree = storage.read_json(uri, _TRIAL)
-        return typed_json.load(
-            Trial, {key: tree[key] for key in tree.keys() - {"kind", "version"}}, uri, _TRIAL.remedy
-        )
+        fields = {key: tree[key] for key in tree.keys() - {"kind", "version"}}
+        return typed_json.load(Trial, fields, uri, _TRIAL.remedy)
 
     def _place(self, number: int) -> str:
         return storage.join(self.uri, "trials", f"{number:05d}.json")
@@ -207,30 +223,3 @@ def _as_trial(known: FrozenTrial) -> Trial:
     validations = [value for _, value in sorted(known.intermediate_values.items())]
     number, state = known.user_attrs[_NUMBER], _NAMES[known.state]
     return Trial(number, dict(known.params), state, known.value, validations)
-
-
-def _open(place: str, search: Search) -> int:
-    """Write the search's description, or compare it with the existing one; return the seed."""
-    about = search.to_json()
-    begun = {"kind": "search", "version": _VERSION, "seed": secrets.randbits(32), **about}
-    if not storage.create(place, records.encode(begun)):
-        begun = storage.read_json(place)
-        if begun.get("version") != _VERSION:
-            raise ConfigError(
-                f"{storage.parent(place)} contains a search of an older kubedet, which cannot be continued",
-                fix="give this one another --name; best.yaml of the older one can still be used",
-            )
-        if other := [name for name, value in about.items() if begun.get(name) != value]:
-            raise ConfigError(
-                f"{storage.parent(place)} contains a search with another {', '.join(other)}",
-                fix="give this one another --name",
-            )
-    return int(begun["seed"])
-
-
-def _distribution(one: Range | Choices) -> BaseDistribution:
-    if isinstance(one, Choices):
-        return CategoricalDistribution(one.choices)
-    if isinstance(one.low, int) and isinstance(one.high, int):
-        return IntDistribution(one.low, one.high, log=one.log, step=int(one.step or 1))
-    return FloatDistribution(float(one.low), float(one.high), log=one.log, step=one.step)
