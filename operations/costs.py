@@ -134,12 +134,6 @@ class Used:
         }  # fmt: skip
         return fields | ({"money": self.money.fields()} if self.money is not None else {})
 
-    def row(self) -> tuple[str, ...]:
-        """Return it as a row of a table."""
-        cells = [self.step, f"{self.node_hours:,.3f}", self.gpu_hours.shown()]
-        cells += [f"{self.read / 1e9:,.3f}", f"{self.written / 1e9:,.3f}"]
-        return (*cells, *([self.money.shown(2)] if self.money is not None else []))
-
 
 @dataclass(frozen=True)
 class Costs:
@@ -163,9 +157,15 @@ class Costs:
         """Return a header, a row for each step and one for the total; nothing if nothing is known."""
         if not self.steps:
             return []
-        header = ["step", "node h", "GPU h", "GB read", "GB written"]
-        header += [self.currency or "money"] if self.total.money is not None else []
-        return [tuple(header), *(used.row() for used in (*self.steps, self.total))]
+        rows = [["step", "node h", "GPU h", "GB read", "GB written"]]
+        for used in (*self.steps, self.total):
+            sums = (used.node_hours, used.read / 1e9, used.written / 1e9)
+            hours, read, written = (f"{number:,.3f}" for number in sums)
+            rows.append([used.step, hours, used.gpu_hours.shown(), read, written])
+        if self.total.money is not None:
+            money = [used.money.shown(2) for used in (*self.steps, self.total) if used.money is not None]
+            rows = [[*row, cell] for row, cell in zip(rows, [self.currency or "money", *money], strict=True)]
+        return [tuple(row) for row in rows]
 
     def text(self) -> str:
         """Return the table for a terminal."""

@@ -50,9 +50,18 @@ def plan(data_root: str, names: list[str]) -> Plan:
         has_result = storage.exists(storage.join(folder, "train", "result.json"))
         if not has_result and storage.exists(storage.join(folder, "config.json")):
             running.append(run.run)
+    images = {f"{row.key}-{row.image}" for _, row in rows}
+    root, parts = storage.join(data_root, "images"), {image.rpartition("-")[2][:2] for image in images}
+    files = [
+        storage.join(root, source, part, file)
+        for source in sorted({name.partition("/")[0] for name in storage.list_files(root)})
+        for part in sorted(parts)
+        for file in storage.list_files(storage.join(root, source, part))
+        if file.partition(".")[0] in images
+    ]
     return Plan(
         images=list(dict.fromkeys(listed)),
-        files=_files(data_root, {f"{row.key}-{row.image}" for _, row in rows}),
+        files=files,
         folders=[
             each for each in dict.fromkeys(folders) if storage.list_files(storage.join(data_root, each))
         ],
@@ -77,17 +86,3 @@ def forget(data_root: str, planned: Plan) -> None:
             storage.delete(storage.join(uri, name))
     for uri in planned.files:
         storage.delete(uri)
-
-
-def _files(data_root: str, images: set[str]) -> list[str]:
-    """Return the files with the bytes of images, given as KEY-DIGEST, of all sources."""
-    root = storage.join(data_root, "images")
-    folders = {image.rpartition("-")[2][:2] for image in images}
-    sources = {name.partition("/")[0] for name in storage.list_files(root)} if images else set()
-    return [
-        storage.join(root, source, folder, name)
-        for source in sorted(sources)
-        for folder in sorted(folders)
-        for name in storage.list_files(storage.join(root, source, folder))
-        if name.partition(".")[0] in images
-    ]

@@ -1,6 +1,6 @@
 """The runs of a schedule: their verdicts, usage and cost, as rows and as a page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -94,38 +94,30 @@ def table(runs: Sequence[Run]) -> list[tuple[str, ...]]:
 
 def page(name: str, runs: Sequence[Run], remark: str) -> str:
     """Return a page with plots over time and a row for each run, as HTML that needs no other file."""
-    from trainer.report.figures import render
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 
-    series: dict[str, list[tuple[datetime, float, str]]] = {}
+    from trainer.report.figures import SERIES, as_plot, figure, render
+
+    series: dict[str, list[tuple[float, float, str]]] = {}
     for run in runs:
         for title, value in run.numbers().items():
             kind = run.state if title == "hours" else run.verdict or run.state
-            series.setdefault(title, []).append((run.began, value, kind))
-    header, *rows = table(runs)
-    return render(
-        "plots_page.html.jinja", title=f"Runs of the schedule {name}", remark=remark, recipe="",
-        header=header, rows=rows, plots=_plots(series),
-    )  # fmt: skip
-
-
-def _plots(series: Mapping[str, Sequence[tuple[datetime, float, str]]]) -> list[object]:
-    """Draw values over time, points in the colour of their kind."""
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
-
-    from trainer.report.figures import SERIES, as_plot, figure
-
+            series.setdefault(title, []).append((date2num(run.began), value, kind))
     plots: list[object] = []
-    for title, points in series.items():
+    for title, points in series.items():  # Over time, in the colour of their kind.
         drawn, axes = figure("", title)
         kinds = sorted({kind for *_, kind in points})
-        axes.plot([date2num(when) for when, *_ in points], [value for _, value, _ in points],
-                  color=SERIES[0], linewidth=0.8)  # fmt: skip
+        axes.plot([day for day, *_ in points], [value for _, value, _ in points], color=SERIES[0], lw=0.8)
         for color, kind in zip(SERIES, kinds, strict=False):
-            of_kind = [(date2num(when), value) for when, value, its in points if its == kind]
+            of_kind = [(day, value) for day, value, its in points if its == kind]
             axes.plot([day for day, _ in of_kind], [value for _, value in of_kind], "o", color=color)
         axes.set_ylim(0, 1.1 * max(value for _, value, _ in points) or 1)
         locator = AutoDateLocator(minticks=3, maxticks=7)
         axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
         plots.append(as_plot(title, drawn, zip(SERIES, kinds, strict=False)))
-    return plots
+    header, *rows = table(runs)
+    return render(
+        "plots_page.html.jinja", title=f"Runs of the schedule {name}", remark=remark, recipe="",
+        header=header, rows=rows, plots=plots,
+    )  # fmt: skip

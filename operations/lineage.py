@@ -111,9 +111,18 @@ def trace(name: str, data_root: str) -> dict[str, Any]:
     exported = None
     with suppress(StorageError, ConfigError):
         exported = published_models.load(name, data_root)
+    known = runs(data_root)
     if exported is not None:
-        return _trace_model(exported, data_root)
-    for record in runs(data_root):
+        (chosen,) = versions(data_root, exported)
+        description = {
+            "kind": "model", "model": chosen.shown, "current": chosen.current, "digest": exported.digest,
+            "checkpoint": chosen.checkpoint, "code": chosen.code, "registry": chosen.registry,
+            "signed": storage.exists(storage.join(exported.uri, bundle.SIGNATURE)),
+        }  # fmt: skip
+        if record := next((record for record in known if record.run == chosen.run), None):
+            return description | _trace_run(record, data_root)
+        return description | {"run": chosen.run} | _trace_shards(chosen.shards, data_root)
+    for record in known:
         if name in (record.run, record.run_id) or below(name, data_root) == record.output:
             return {"kind": "run", **_trace_run(record, data_root)}
     results = saw(data_root, frozenset({name}))
@@ -123,21 +132,19 @@ def trace(name: str, data_root: str) -> dict[str, Any]:
             fix="`kubedet model list` shows models; a run has the name of its folder; an image its key or "
             "the name of its file. Runs and images are known since version 0.2.0",
         )
-    seen = [_trace_image(each, rows, data_root) for each, rows in results.items()]
+    seen = []
+    for fingerprint, rows in results.items():
+        of_runs = [record.run for record in known if record.fingerprint == fingerprint]
+        of_models = [item.shown for item in versions(data_root) if item.shards == fingerprint]
+        freed = _freed(set(of_runs), data_root)
+        source = training_record.header(training_record.place(data_root, fingerprint)).source
+        excluded = exclusions.names(data_root, source)
+        marked = [asdict(row) | {"forgotten": bool({row.key, row.file_name} & excluded)} for row in rows]
+        seen.append(
+            {"shards": f"shards/{fingerprint}", "source": source, "runs": of_runs,
+             "models": freed + of_models, "freed": freed, "images": marked}
+        )  # fmt: skip
     return {"kind": "image", "image": name, "seen": seen}
-
-
-def _trace_model(exported: bundle.Bundle, data_root: str) -> dict[str, Any]:
-    (chosen,) = versions(data_root, exported)
-    description = {
-        "kind": "model", "model": chosen.shown, "current": chosen.current, "digest": exported.digest,
-        "checkpoint": chosen.checkpoint, "code": chosen.code, "registry": chosen.registry,
-        "signed": storage.exists(storage.join(exported.uri, bundle.SIGNATURE)),
-    }  # fmt: skip
-    for run in runs(data_root):
-        if run.run == chosen.run:
-            return description | _trace_run(run, data_root)
-    return description | {"run": chosen.run} | _trace_shards(chosen.shards, data_root)
 
 
 def _trace_run(record: RunRecord, data_root: str) -> dict[str, Any]:
@@ -162,20 +169,6 @@ def _trace_shards(fingerprint: str, data_root: str) -> dict[str, Any]:
         description |= {"raw": f"raw/{header.raw}", "source": header.source}
         description["images"] = below(uri, data_root)
     return description
-
-
-def _trace_image(fingerprint: str, rows: list[RecordedImage], data_root: str) -> dict[str, Any]:
-    """Return the runs and versions of a set of shards, and its records of an image."""
-    of_runs = [item.run for item in runs(data_root) if item.fingerprint == fingerprint]
-    of_models = [item.shown for item in versions(data_root) if item.shards == fingerprint]
-    freed = _freed(set(of_runs), data_root)
-    source = training_record.header(training_record.place(data_root, fingerprint)).source
-    names = exclusions.names(data_root, source)
-    marked = [asdict(row) | {"forgotten": bool({row.key, row.file_name} & names)} for row in rows]
-    return {
-        "shards": f"shards/{fingerprint}", "source": source, "runs": of_runs, "models": freed + of_models,
-        "freed": freed, "images": marked,
-    }  # fmt: skip
 
 
 def _freed(names: set[str], data_root: str) -> list[str]:

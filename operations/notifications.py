@@ -51,8 +51,18 @@ def tell(outcome: Outcome, folder: str = "") -> bool:
     """
     headline = _HEADLINES[outcome.event]
     try:
-        if not _is_wanted(outcome.event) or not _is_first(outcome.event, folder):
+        chosen = {word.strip().replace("-", " ") for word in webhook.setting(ON).lower().split(",")} - {""}
+        if unknown := sorted(chosen - set(EVENTS)):
+            logger.warning("%s: there is no event %s, only %s", ON, ", ".join(unknown), ", ".join(EVENTS))
+        if not webhook.setting(URL) or (chosen and outcome.event not in chosen):
             return False
+        marker = storage.join(folder, "notices", f"{outcome.event.replace(' ', '-')}.json")
+        try:
+            content = json.dumps({"event": outcome.event}).encode()
+            if folder and not storage.create(marker, content):
+                return False
+        except KubedetError as error:
+            logger.warning("%s: a notice may be sent twice", error.message)
         name, body = f"{URL} (`url` of the Secret)", json.dumps(_body(outcome)).encode()
         problem = webhook.post(webhook.setting(URL), body, name, timeout=_TIMEOUT, waits=_WAITS)
     except Exception as error:  # Its text may contain the address.
@@ -62,25 +72,6 @@ def tell(outcome: Outcome, folder: str = "") -> bool:
     else:
         logger.info("sent a notification that the run %s", headline)
     return not problem
-
-
-def _is_wanted(event: str) -> bool:
-    chosen = {word.strip().replace("-", " ") for word in webhook.setting(ON).lower().split(",")} - {""}
-    if unknown := sorted(chosen - set(EVENTS)):
-        logger.warning("%s: there is no event %s, only %s", ON, ", ".join(unknown), ", ".join(EVENTS))
-    return bool(webhook.setting(URL)) and (not chosen or event in chosen)
-
-
-def _is_first(event: str, folder: str) -> bool:
-    """Record in the run's folder that a notice is sent now; False if it was sent before."""
-    if not folder:
-        return True
-    marker = storage.join(folder, "notices", f"{event.replace(' ', '-')}.json")
-    try:
-        return storage.create(marker, json.dumps({"event": event}).encode())
-    except KubedetError as error:
-        logger.warning("%s: a notice may be sent twice", error.message)
-        return True
 
 
 def _body(outcome: Outcome) -> dict[str, Any]:

@@ -55,12 +55,8 @@ class Data(NamedTuple):
     """The gate's rule for it, and whether it passed."""
 
 
-class Work(NamedTuple):
-    """Inputs and outputs of a step's work; no outputs if it has not been done."""
-
-    data_root: str
-    inputs: list[Data]
-    outputs: list[Data]
+Work = tuple[str, list[Data], list[Data]]
+"""Data root, inputs and outputs of a step's work; no outputs if it has not been done."""
 
 
 def at(uri: str, version: str = "", **known: Any) -> list[Data]:
@@ -75,15 +71,6 @@ def at(uri: str, version: str = "", **known: Any) -> list[Data]:
     return [Data(server, path.strip("/") or "/", version, **known)]
 
 
-def _source(source: str, version: str) -> list[Data]:
-    kind, _, rest = source.strip().partition(":")
-    if kind in ("coco", "voc", "yolo") and rest.partition(",")[0].strip() != "2017":
-        return at(rest, version)
-    if kind in ("sample", "openimages", "coco"):
-        return [Data(kind, redacted(rest) or kind, version)]
-    return at(source.strip(), version)
-
-
 def _checkpoint(trained: dict[str, Any], **known: Any) -> list[Data]:
     step = trained.get("best_step")
     return at(trained["checkpoint"], "" if step is None else f"step {step}", **known)
@@ -92,17 +79,23 @@ def _checkpoint(trained: dict[str, Any], **known: Any) -> list[Data]:
 def _prepare(
     result: Any, source: str, recipe: str, overrides: Any, data_root: str, version: str, *rest: Any
 ) -> Work:
+    kind, _, place = source.strip().partition(":")
+    is_published = kind == "coco" and place.partition(",")[0].strip() == "2017"
+    if kind in ("sample", "openimages") or is_published:
+        inputs = [Data(kind, redacted(place) or kind, version)]
+    else:
+        inputs = at(place if kind in ("coco", "voc", "yolo") else source.strip(), version)
     outputs = []
     if result:
         (raw, _), (shards, _) = result
         outputs = at(raw["uri"], raw.get("content") or raw["fingerprint"])
         outputs += at(shards["uri"], shards["fingerprint"])
-    return Work(data_root, _source(source, version), outputs)
+    return data_root, inputs, outputs
 
 
 def _train(result: Any, data: dict[str, Any], output: str, data_root: str, *rest: Any) -> Work:
     outputs = [*_checkpoint(result[0]), *at(result[0]["config"])] if result else []
-    return Work(data_root, at(data["uri"], data["fingerprint"]), outputs)
+    return data_root, at(data["uri"], data["fingerprint"]), outputs
 
 
 def _evaluate(result: Any, trained: dict[str, Any], *rest: Any) -> Work:
@@ -112,13 +105,13 @@ def _evaluate(result: Any, trained: dict[str, Any], *rest: Any) -> Work:
         metrics = tuple((name, f"{value:.6g}") for name, value in list(result["shown"].items())[:_MOST_TAGS])
         outputs = at(storage.join(trained["output"], "evaluation"), metrics=metrics)
     inputs = _checkpoint(trained, rule=rule) + at(trained["shards"])
-    return Work(storage.parent(storage.parent(trained["shards"])), inputs, outputs)
+    return storage.parent(storage.parent(trained["shards"])), inputs, outputs
 
 
 def _export(result: Any, trained: dict[str, Any], *rest: Any) -> Work:
     inputs = _checkpoint(trained) + at(storage.join(trained["output"], "evaluation"))
     outputs = at(result["model"], result["model_version"]) if result else []
-    return Work(storage.parent(storage.parent(trained["shards"])), inputs, outputs)
+    return storage.parent(storage.parent(trained["shards"])), inputs, outputs
 
 
 STEPS: dict[str, Callable[..., Work]] = {
@@ -136,8 +129,7 @@ def report(end: End) -> None:
 
     def send() -> None:
         try:
-            works = [describe(result, *end.arguments) for result in (None, end.result)]
-            problems.append(_send(end, *works))
+            problems.append(_send(end, describe))
         except ImportError:
             problems.append("openlineage-python is not installed (pip install 'kubedet[lineage]')")
         except Exception as problem:  # Its text may contain the address.
@@ -151,12 +143,13 @@ def report(end: End) -> None:
         logger.warning("this step was not reported to the OpenLineage server: %s", problem)
 
 
-def _send(end: End, before: Work, after: Work) -> str:
+def _send(end: End, describe: Callable[..., Work]) -> str:
     """Send both events of a step; return the problem without the address, or ""."""
     from openlineage.client import event_v2
     from openlineage.client import facet_v2 as facets
     from openlineage.client.serde import Serde
 
+    before, after = (describe(result, *end.arguments) for result in (None, end.result))
     namespace = webhook.setting(NAMESPACE) or _NAME
     for module in (facets, event_v2):
         module.set_producer(f"pkg:generic/kubedet@{package_version('kubedet')}")
@@ -166,7 +159,7 @@ def _send(end: End, before: Work, after: Work) -> str:
         try:
             parent = uuid.UUID(name)  # In a cluster.
         except ValueError:
-            parent = uuid.uuid5(uuid.NAMESPACE_URL, f"{storage.absolute(after.data_root)}#{name}")
+            parent = uuid.uuid5(uuid.NAMESPACE_URL, f"{storage.absolute(after[0])}#{name}")
         run_id = uuid.uuid5(parent, end.step)  # The same for each attempt.
         of_run["parent"] = facets.parent_run.ParentRunFacet(
             facets.parent_run.Run(str(parent)), facets.parent_run.Job(namespace, _NAME)
@@ -177,13 +170,14 @@ def _send(end: End, before: Work, after: Work) -> str:
     now = datetime.now(UTC).isoformat()
     url = urljoin(webhook.setting(URL), webhook.setting(ENDPOINT) or "api/v1/lineage")
     headers = {"Authorization": f"Bearer {key}"} if (key := webhook.setting(API_KEY)) else {}
-    for work, state, time, further in ((before, "START", end.began, {}), (after, kind, now, failed)):
+    events = ((before, "START", end.began, of_run), (after, kind, now, of_run | failed))
+    for (_, inputs, outputs), state, time, facets_of_run in events:
         event = event_v2.RunEvent(
             eventTime=time, eventType=event_v2.RunState(state),
             job=event_v2.Job(namespace, f"{_NAME}.{end.step}"),
-            run=event_v2.Run(str(run_id), of_run | further),
-            inputs=_datasets(event_v2.InputDataset, work.inputs),
-            outputs=_datasets(event_v2.OutputDataset, work.outputs),
+            run=event_v2.Run(str(run_id), facets_of_run),
+            inputs=_datasets(event_v2.InputDataset, inputs),
+            outputs=_datasets(event_v2.OutputDataset, outputs),
         )  # fmt: skip
         body = json.dumps(Serde.to_dict(event)).encode()
         place = f"{URL} (`url` of the Secret)"

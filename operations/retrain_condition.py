@@ -6,7 +6,6 @@ gate refused are not new either.
 """
 
 import logging
-import math
 from typing import Any
 
 from components import environment
@@ -16,9 +15,7 @@ from operations import lineage, notifications
 from trainer import storage
 from trainer.base.errors import ConfigError
 from trainer.data import exclusions, raw_folder, training_record
-from trainer.data.raw_folder import RawManifest
 from trainer.data.sources import name_of
-from trainer.data.training_record import DatasetDiff
 from trainer.export import published_models
 
 logger = logging.getLogger(__name__)
@@ -64,10 +61,15 @@ def nothing_new(listing: Listing) -> NothingNew | None:
             logger.info("the training data of %s are not known (%s is missing)", since, uri)
             break
         differences = training_record.diff(planned, uri, exclusions.names(data_root, planned.source))
-        too_little = _too_little(listing, uri, differences)
-        if too_little is not None:
+        is_other = bool(differences.other_classes or differences.excluded)
+        if not is_other and (too_little := _too_little(listing, uri, differences.images)) is not None:
             found = NothingNew(since, f"{differences}{too_little}")
-            _report(found, data_root, name, current.version)
+            reason = f"{NOTHING_NEW} since {since}: {found.found}"
+            logger.info("%s", reason)
+            record = NothingNewRecord(environment.run_id(), since, found.found, now())
+            place = NothingNewRecord.place(data_root, record.run_id)
+            if not record.run_id or storage.create(place, record.encoded()):
+                notifications.tell(Outcome(NOTHING_NEW, record.run_id, reason, name, current.version))
             return found
         must_go = f", {differences.excluded} of them to be forgotten" if differences.excluded else ""
         logger.info("since %s: %s%s", since, differences, must_go)
@@ -75,36 +77,22 @@ def nothing_new(listing: Listing) -> NothingNew | None:
     return None
 
 
-def _report(found: NothingNew, data_root: str, name: str, version: str) -> None:
-    reason = f"{NOTHING_NEW} since {found.since}: {found.found}"
-    logger.info("%s", reason)
-    record = NothingNewRecord(environment.run_id(), found.since, found.found, now())
-    uri = NothingNewRecord.place(data_root, record.run_id)
-    if not record.run_id or storage.create(uri, record.encoded()):
-        notifications.tell(Outcome(NOTHING_NEW, record.run_id, reason, name, version))
-
-
-def _too_little(listing: Listing, uri: str, differences: DatasetDiff) -> str | None:
-    """Return why the differences are too small, in brackets; None if they are enough."""
-    if differences.other_classes or differences.excluded:
+def _too_little(listing: Listing, uri: str, images: int) -> str | None:
+    """Return why so many images, or the move of the annotations, are too little, in brackets; else None."""
+    if images < listing.min_new_images:
+        return f" (fewer than {listing.min_new_images})" if images else ""
+    if not listing.min_drift:
         return None
-    if differences.images < listing.min_new_images:
-        return f" (fewer than {listing.min_new_images})" if differences.images else ""
-    drift = _drift(listing.planned, uri) if listing.min_drift else math.inf
-    few = f" (moved by {drift:.3f}, less than {listing.min_drift:g})"
-    return few if drift < listing.min_drift else None
-
-
-def _drift(planned: RawManifest, uri: str) -> float:
-    """Return how far the annotations of a source have moved since, 0 to 1; infinity if unknown."""
     root = storage.parent(storage.parent(uri))
     before = storage.join(root, "raw", training_record.header(uri).raw)
     if not storage.exists(storage.join(before, raw_folder.PLAN)):
         logger.warning("%s is gone: how far the data have moved since is not known", before)
-        return math.inf
+        return None
     from operations import drift  # It imports torch; the waiting process of a step stays small.
 
-    return max(drift.compare_listings(raw_folder.read_plan(before), planned).values())
+    moved = max(drift.compare_listings(raw_folder.read_plan(before), listing.planned).values())
+    few = f" (moved by {moved:.3f}, less than {listing.min_drift:g})"
+    return few if moved < listing.min_drift else None
 
 
 def of_form(values: dict[str, Any]) -> None:

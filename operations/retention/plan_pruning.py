@@ -45,7 +45,11 @@ class _Judge:
         # Notes and records first: what is written after them is younger than `grace`.
         self._records = {record.run: record for record in lineage.runs(data_root, strict=True)}
         self.artifacts = inventory(data_root, runs)
-        self._keep_used()
+        for run, use in in_use.notes(data_root).items():
+            for artifact in self.artifacts.values() if not use.is_late(now) else ():
+                needs_all = use.names is None and artifact.kind in _DATA
+                if needs_all or artifact.has(use.weights) or artifact.name in (use.names or ()):
+                    artifact.keep(f"the run {run} begins")
         for name in pinned(data_root):
             self._keep(name, "pinned")
         for artifact in self.artifacts.values():
@@ -69,13 +73,6 @@ class _Judge:
     def _is_recent(self, seconds: float | None) -> bool:
         return seconds is not None and self._now - seconds < UNENDED
 
-    def _keep_used(self) -> None:
-        for run, use in in_use.notes(self._root).items():
-            for artifact in self.artifacts.values() if not use.is_late(self._now) else ():
-                needs_all = use.names is None and artifact.kind in _DATA
-                if needs_all or artifact.has(use.weights) or artifact.name in (use.names or ()):
-                    artifact.keep(f"the run {run} begins")
-
     def _judge_runs(self) -> None:
         runs = self._of("runs")
         published = {record.run for record in PublishedRecord.read_all(self._root)}
@@ -91,7 +88,11 @@ class _Judge:
                 run.keep("no record of the data root says that it is a run")
             if name in newest[: self._keep_last]:
                 run.keep(f"one of the newest {self._keep_last} runs")
-            if self._is_recent(run.modified) and name not in published and not _is_held_back(run):
+            is_held_back = False
+            if {"train/result.json", "evaluation/gate.json"} <= set(run.files):
+                decision = read_listed(storage.join(run.place, "evaluation", "gate.json"))
+                is_held_back = not decision.get("passed", True)
+            if self._is_recent(run.modified) and name not in published and not is_held_back:
                 run.keep(_UNENDED)
 
     def _judge_versions(self) -> list[lineage.Version]:
@@ -212,12 +213,6 @@ class _Judge:
             at = int(np.searchsorted(referred, place))
             if at == len(referred) or referred[at] != place:
                 artifact.spare[name] = state.size
-
-
-def _is_held_back(run: Artifact) -> bool:
-    if not {"train/result.json", "evaluation/gate.json"} <= set(run.files):
-        return False
-    return not read_listed(storage.join(run.place, "evaluation", "gate.json")).get("passed", True)
 
 
 def _digests(plan: RawManifest) -> np.ndarray:

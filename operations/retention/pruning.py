@@ -84,10 +84,13 @@ def prune(
     with leases.hold(leases.of_data_root(data_root), holder, patience=_PATIENCE) as lease:
         pruned = plan(data_root, keep, grace=grace, runs=runs, now=now)
         with ThreadPoolExecutor(_AT_ONCE) as threads:
-            for names in _in_order(pruned):
-                for begin in range(0, len(names), _BATCH):
-                    lease.check()
-                    list(threads.map(storage.delete, names[begin : begin + _BATCH]))
+            for artifact in sorted(pruned.artifacts.values(), key=lambda each: _ORDER.index(each.kind)):
+                for names in _in_order(artifact):
+                    for begin in range(0, len(names), _BATCH):
+                        lease.check()
+                        uris = [storage.join(artifact.place, name) if name else artifact.place
+                                for name in names[begin : begin + _BATCH]]  # fmt: skip
+                        list(threads.map(storage.delete, uris))
         for artifact in pruned.freed:
             if storage.is_local(artifact.place):
                 local.remove_empty(artifact.place)
@@ -97,18 +100,16 @@ def prune(
     return pruned
 
 
-def _in_order(pruned: Pruned) -> Iterator[list[str]]:
-    """Yield URIs of files, each list to be deleted before the next."""
-    for artifact in sorted(pruned.artifacts.values(), key=lambda each: _ORDER.index(each.kind)):
-        if artifact.why:
-            yield [storage.join(artifact.place, name) for name in artifact.spare]
-            continue
-        # Of images there may be millions: they are listed when it is their turn.
-        files = artifact.files or storage.list_files(artifact.place)
-        first, last = (ends.get(artifact.kind, ()) for ends in (MARKERS, _LAST))
-        for names in (first, set(files) - {*first, *last}, last):
-            present = [name for name in names if name in files]
-            yield [storage.join(artifact.place, name) if name else artifact.place for name in present]
+def _in_order(artifact: Artifact) -> Iterator[list[str]]:
+    """Yield files to delete of an artifact, by their names in it, each list before the next."""
+    if artifact.why:
+        yield list(artifact.spare)
+        return
+    # Of images there may be millions: they are listed when it is their turn.
+    files = artifact.files or storage.list_files(artifact.place)
+    first, last = (ends.get(artifact.kind, ()) for ends in (MARKERS, _LAST))
+    for names in (first, set(files) - {*first, *last}, last):
+        yield [name for name in names if name in files]
 
 
 def prune_after(data_root: str, keep: int) -> None:
