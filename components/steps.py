@@ -31,15 +31,7 @@ from typing import Any, TypeVar
 
 from components import environment, hooks
 from trainer.base import log
-from trainer.base.errors import (
-    EXIT_FAILURE,
-    EXIT_RETRY,
-    ConfigError,
-    Interrupted,
-    KubedetError,
-    LaunchError,
-    StorageError,
-)
+from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY, ConfigError, Interrupted, KubedetError, LaunchError
 from trainer.base.safe_text import whole_number
 from trainer.launching.stop_signals import ENDING, handling
 
@@ -129,7 +121,7 @@ def run(
                 raise
             where = f" at {error.filename}" if error.filename else ""
             fix = "free space, then run the same command again"
-            raise StorageError(f"the disk is full{where}", fix=fix) from None
+            raise KubedetError(f"the disk is full{where}", fix=fix) from None
 
     def report_end(message: str, exit_code: int, *, known: bool, **ending: Any) -> None:
         if path := os.environ.get(log.PROGRESS_FILE):

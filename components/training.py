@@ -6,16 +6,8 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from components import (
-    auto_schedule,
-    data_versions,
-    environment,
-    jobs,
-    launchers,
-    records,
-    starting_weights,
-    usage,
-)
+from components import auto_schedule, data_versions, jobs, launchers, records, starting_weights, usage
+from components.environment import run_id
 from components.jobs import Request
 from components.launchers.backend import JobStatus
 from components.launchers.spec import JobSpec, with_heartbeat
@@ -23,7 +15,6 @@ from components.records import ImagesRecord
 from trainer import storage
 from trainer.base.errors import ConfigError, KubedetError, LaunchError
 from trainer.config import parsing
-from trainer.config.parsing import with_overrides
 from trainer.config.types import Overrides
 from trainer.data.sample_order import global_batch
 from trainer.data.shard_folder import read_index
@@ -50,7 +41,7 @@ def train(
     further fields of JobSpec, `placed` tolerations and node selector of the task; for `rules` and
     `warm_start` see `prepare`.
     """
-    usage_folder = usage.place(data_root, environment.run_id()) if environment.run_id() else ""
+    usage_folder = usage.place(data_root, run_id()) if run_id() else ""
     request = Request.of(parameters, job=jobs.placed(job, *placed), usage=usage_folder)
     in_pods = launchers.entry(request.launcher).pods
     usage.keep(data_root, processes=0 if in_pods else request.processes, nodes=0 if in_pods else 1)
@@ -142,7 +133,7 @@ def prepare(
         data_root, name, index.names, other_classes=config.export.other_classes,
         fix=published_models.ANOTHER_NAME,
     )  # fmt: skip
-    config = with_overrides(config, {"export.name": name})
+    config = parsing.with_overrides(config, {"export.name": name})
     if config.train.minutes and not in_pods:
         from trainer.training.throughput_probe import measure  # PyTorch, which takes seconds to start.
 
@@ -158,7 +149,7 @@ def prepare(
     batch = of_step(processes=job.nodes * job.processes, configured=config.train.global_batch)
     most = job.elastic.max_nodes if job.elastic else job.nodes
     of_step(processes=most * job.processes, configured=batch)  # An elastic job keeps its global batch.
-    parsing.write(uri, with_overrides(config, {"train.global_batch": batch}))
+    parsing.write(uri, parsing.with_overrides(config, {"train.global_batch": batch}))
     return job
 
 

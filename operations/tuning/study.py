@@ -14,12 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
+from optuna import distributions
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.pruners import SuccessiveHalvingPruner
 from optuna.samplers import RandomSampler, TPESampler
@@ -106,16 +101,18 @@ class Study:
                     fix="give this one another --name; best.yaml of the other one can still be used",
                 )
         self._seed = int(begun["seed"])
-        self._distributions: dict[str, BaseDistribution] = {}
+        self._distributions: dict[str, distributions.BaseDistribution] = {}
         for key, one in search.space.items():
+            kind: distributions.BaseDistribution
             if isinstance(one, Choices):
-                self._distributions[key] = CategoricalDistribution(one.choices)
+                kind = distributions.CategoricalDistribution(one.choices)
             elif isinstance(one.low, int) and isinstance(one.high, int):
                 step = int(one.step or 1)
-                self._distributions[key] = IntDistribution(one.low, one.high, log=one.log, step=step)
+                kind = distributions.IntDistribution(one.low, one.high, log=one.log, step=step)
             else:
                 low, high = float(one.low), float(one.high)
-                self._distributions[key] = FloatDistribution(low, high, log=one.log, step=one.step)
+                kind = distributions.FloatDistribution(low, high, log=one.log, step=one.step)
+            self._distributions[key] = kind
         self._mutex = threading.Lock()
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._journal: optuna.Study | None = None
