@@ -52,8 +52,8 @@ def begin(data_root: str, weights: str = "") -> None:
 
 
 def renew(data_root: str) -> None:
-    """Renew the note when another pod of the run begins its part; raises StorageError."""
-    if storage.exists(place(data_root, _id())):
+    """Renew the note when another pod of the run begins its part."""
+    with suppress(MissingError):
         note = _read(place(data_root, _id()))
         _write(data_root, note.names, note.weights)
 

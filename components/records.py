@@ -90,7 +90,6 @@ class StepRecord:
         return records.encode({"kind": self._form.kind, "version": 1, **asdict(self)})
 
     def write(self, data_root: str) -> None:
-        """Write it; raises StorageError."""
         storage.write_bytes(self.place(data_root, self.name), self.encoded())
 
 
@@ -107,14 +106,12 @@ class RunRecord(
     """Data, settings and code of a run; the train step writes it before it trains."""
 
     run: str
-    """Name of the run's folder."""
+    """Name of the run's folder, `output`."""
     run_id: str
     output: str
-    """The run's folder."""
     shards: str
-    """shards/<fingerprint>."""
+    """shards/<fingerprint>, likewise `raw`."""
     raw: str
-    """raw/<fingerprint>."""
     source: str
     data_version: str
     recipe: str
@@ -196,6 +193,8 @@ def record_run(
     weights: str,
 ) -> None:  # fmt: skip
     """Write the record of a run; `data` is the shards' manifest. A resumed run's record stays."""
+    if RunRecord.find(data_root, name_of(output)):
+        return
     code = {"kubedet": package_version("kubedet"), "torch": package_version("torch")}
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         code["image"] = COMPONENT_IMAGE  # It names the commit it was built from.
@@ -205,8 +204,7 @@ def record_run(
         f"raw/{index.raw_fingerprint}", index.source, data.get(KEY, ""), recipe, overrides,
         below(weights, data_root), code, now(),
     )  # fmt: skip
-    if not RunRecord.find(data_root, record.run):
-        record.write(data_root)
+    record.write(data_root)
 
 
 def name_of(output: str) -> str:
