@@ -72,12 +72,21 @@ class Check:
 
 def examine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
     """Run the checks of a training process; `root` has /proc, /sys and /dev."""
-    return filter(None, (check(needs, root) for check in _TRAINING))
+    yield _shared_memory(needs, root)
+    yield _interfaces(needs)
+    yield _gpus(needs, root)
+    yield _limits()
+    yield _locked_memory(needs, root)
+    yield from _rdma(needs, root)
+    if needs.output:
+        yield writable(needs.output)
 
 
 def check_machine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
     """Run the checks of a local run, without warnings about devices and limits of clusters."""
-    yield from filter(None, (check(needs, root) for check in _LOCAL))
+    yield _packages()
+    yield _memory(root)
+    yield _disk(needs)
     if not find_spec("torch"):
         return
     for check in examine(needs, root):
@@ -152,22 +161,7 @@ def _shared_memory(needs: Needs, root: Path) -> Check:
     )  # fmt: skip
 
 
-def _interfaces(needs: Needs, _root: Path) -> Check:
-    by_name = addresses()
-    detail = "; ".join(f"{name} {' '.join(each) or 'without address'}" for name, each in by_name.items())
-    if needs.interface:
-        good, detail = bool(by_name.get(needs.interface)), f"{needs.interface} required; there are {detail}"
-    else:
-        good = any(each for name, each in by_name.items() if name != "lo")
-    return _check(
-        "network interfaces", detail or "none", needed=bool(needs.interface), good=good,
-        fix="name one of these with an address (network.interface of the job), or attach the secondary "
-        "network with the annotation k8s.v1.cni.cncf.io/networks",
-    )  # fmt: skip
-
-
-def addresses() -> dict[str, list[str]]:
-    """Return this machine's network interfaces and their IP addresses, without link-local ones."""
+def _interfaces(needs: Needs) -> Check:
     by_name: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
         for name, found in by_name.items():
@@ -179,7 +173,16 @@ def addresses() -> dict[str, list[str]]:
         address = ipaddress.IPv6Address(int(number, 16))
         if name in by_name and not address.is_link_local:
             by_name[name].append(str(address))
-    return by_name
+    detail = "; ".join(f"{name} {' '.join(each) or 'without address'}" for name, each in by_name.items())
+    if needs.interface:
+        good, detail = bool(by_name.get(needs.interface)), f"{needs.interface} required; there are {detail}"
+    else:
+        good = any(each for name, each in by_name.items() if name != "lo")
+    return _check(
+        "network interfaces", detail or "none", needed=bool(needs.interface), good=good,
+        fix="name one of these with an address (network.interface of the job), or attach the secondary "
+        "network with the annotation k8s.v1.cni.cncf.io/networks",
+    )  # fmt: skip
 
 
 def _gpus(needs: Needs, root: Path) -> Check:
@@ -209,7 +212,7 @@ def _gpus(needs: Needs, root: Path) -> Check:
     )  # fmt: skip
 
 
-def _limits(_needs: Needs, _root: Path) -> Check:
+def _limits() -> Check:
     numbers = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
     limits = {name: resource.getrlimit(number)[0] for name, number in numbers.items()}
     low = [f"{name} {least}" for name, least in _LEAST_LIMITS.items() if 0 <= limits[name] < least]
@@ -233,7 +236,8 @@ def _locked_memory(needs: Needs, root: Path) -> Check:
     )  # fmt: skip
 
 
-def _rdma(needs: Needs, root: Path) -> Check:
+def _rdma(needs: Needs, root: Path) -> Iterator[Check]:
+    """Check RDMA devices and, if there are NVIDIA's driver and a port, GPUDirect by peermem or DMA-BUF."""
     ports, active = [], False
     for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
         state, link, rate = (_text(port / name).strip() for name in ("state", "link_layer", "rate"))
@@ -242,32 +246,23 @@ def _rdma(needs: Needs, root: Path) -> Check:
     verbs = sorted((root / "dev/infiniband").glob("uverbs*"))
     usable = [path for path in verbs if os.access(path, os.R_OK | os.W_OK)]
     devices = [f"{len(usable)} of {len(verbs)} /dev/infiniband/uverbs* are usable"] if ports else []
-    return _check(
+    yield _check(
         "RDMA devices", "; ".join(ports + devices) or "none", good=active and bool(usable), needed=needs.rdma,
         fix="request the cluster's RDMA resource (resources of the job, e.g. rdma/hca=1) and its network; "
         "a port must be ACTIVE",
     )  # fmt: skip
-
-
-def _gpu_direct(_needs: Needs, root: Path) -> Check | None:
-    """Check GPUDirect RDMA, by nvidia_peermem or DMA-BUF, if there are NVIDIA's driver and an RDMA port."""
     driver = _text(root / "proc/driver/nvidia/version")
-    if not driver or not any((root / "sys/class/infiniband").glob("*/ports/*")):
-        return None
-    peermem, open_modules = (root / "sys/module/nvidia_peermem").exists(), "Open Kernel Module" in driver
-    how = "the module nvidia_peermem is loaded" if peermem else "by DMA-BUF: the driver is the open one"
-    lost = "nvidia_peermem is not loaded: data goes through host memory"
-    return _check(
-        "GPUDirect RDMA", how if peermem or open_modules else lost, good=peermem or open_modules,
-        fix="load it on the nodes: `modprobe nvidia-peermem`, or driver.rdma.enabled of the GPU operator",
-    )  # fmt: skip
+    if driver and ports:
+        peermem, is_open = (root / "sys/module/nvidia_peermem").exists(), "Open Kernel Module" in driver
+        how = "the module nvidia_peermem is loaded" if peermem else "by DMA-BUF: the driver is the open one"
+        lost = "nvidia_peermem is not loaded: data goes through host memory"
+        yield _check(
+            "GPUDirect RDMA", how if peermem or is_open else lost, good=peermem or is_open,
+            fix="load it on the nodes: `modprobe nvidia-peermem`, or driver.rdma.enabled of the GPU operator",
+        )  # fmt: skip
 
 
-def _output(needs: Needs, _root: Path) -> Check | None:
-    return writable(needs.output) if needs.output else None
-
-
-def _packages(_needs: Needs, _root: Path) -> Check:
+def _packages() -> Check:
     missing = {extra: [name for name in names if not find_spec(name)] for extra, names in _PACKAGES.items()}
     names = [name for group in missing.values() for name in group]
     if names:
@@ -278,7 +273,7 @@ def _packages(_needs: Needs, _root: Path) -> Check:
     return Check("packages", "ok", f"{shown}, Python {platform.python_version()}")
 
 
-def _memory(_needs: Needs, root: Path) -> Check:
+def _memory(root: Path) -> Check:
     match = re.search(r"MemAvailable:\s*(\d+) kB", _text(root / "proc/meminfo"))
     free = int(match[1]) * 1024 if match else 0
     return _check(
@@ -289,7 +284,7 @@ def _memory(_needs: Needs, root: Path) -> Check:
     )  # fmt: skip
 
 
-def _disk(needs: Needs, _root: Path) -> Check:
+def _disk(needs: Needs) -> Check:
     """Check the free space for local data and runs."""
     is_local = needs.output and storage.is_local(needs.output)
     folder = Path(storage.absolute(needs.output)) if is_local else Path.cwd()
@@ -300,12 +295,3 @@ def _disk(needs: Needs, _root: Path) -> Check:
         "disk", f"{free / 2**30:.1f} GiB free at {folder}", good=free >= _FREE_DISK,
         fix="free space there, or choose another --data-root and --output",
     )  # fmt: skip
-
-
-_TRAINING: tuple[Callable[[Needs, Path], Check | None], ...] = (
-    _shared_memory, _interfaces, _gpus, _limits, _locked_memory, _rdma, _gpu_direct, _output,
-)  # fmt: skip
-"""The checks of a training process, in order; None is a check that does not apply."""
-
-_LOCAL = (_packages, _memory, _disk)
-"""The checks of a local run that come before those."""
