@@ -2,16 +2,25 @@
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
 
 from components import environment, in_use
-from operations.retention import GRACE, plan_pruning
-from operations.retention.inventory import Artifact
+from components.records import PublishedRecord
+from operations import lineage
+from operations.retention import GRACE, UNENDED
+from operations.retention.inventory import Artifact, inventory, pinned, read_listed
+from operations.tuning import ENDED
 from trainer import storage
-from trainer.base.errors import ConfigError, KubedetError
-from trainer.export import bundle
+from trainer.base.errors import ConfigError, DataError, KubedetError, StorageError
+from trainer.data import image_keys, raw_folder
+from trainer.data.raw_folder import RawManifest
+from trainer.export import bundle, published_models
 from trainer.launching import leases
 from trainer.storage import local
 
@@ -27,6 +36,9 @@ _AT_ONCE = 32
 _BATCH = 512
 _PATIENCE = 2 * leases.LAPSE
 """Seconds to wait for another pruning: as long as it takes to notice that it died."""
+_DATA = ("raw", "shards", "images", "versions")
+_UNENDED = "it has not ended"
+_YOUNG = "written a short time ago"
 
 
 @dataclass(frozen=True)
@@ -69,10 +81,11 @@ def plan(
 ) -> Pruned:
     """Return what `prune` would delete, and why the rest is kept.
 
-    The arguments are those of `plan_pruning.judge`.
+    `keep` is the number of newest runs, and of versions for `model rollback`; `grace` in seconds, see
+    `GRACE`; `now` in seconds since 1970, None asks the clock; `runs` see `inventory`.
     """
     check(keep)
-    return Pruned(plan_pruning.judge(data_root, keep, grace, now, runs))
+    return Pruned(_Plan(data_root, keep, grace, time.time() if now is None else now, runs).artifacts)
 
 
 def prune(
@@ -120,3 +133,197 @@ def prune_after(data_root: str, keep: int) -> None:
         logger.info("freed %s", prune(data_root, keep).summary)
     except KubedetError as error:
         logger.warning("nothing was freed: %s", error)
+
+
+class _Plan:
+    """Decides which artifacts are needed, and why: looks at runs, then versions, then data; deletes nothing.
+
+    An artifact that cannot be judged is kept, with the reason.
+    """
+
+    def __init__(self, data_root: str, keep: int, grace: float, now: float, runs: str) -> None:
+        self._root, self._keep_last, self._grace, self._now = data_root, keep, grace, now
+        # Notes and records first: what is written after them is younger than `grace`.
+        self._records = {record.run: record for record in lineage.runs(data_root, strict=True)}
+        self.artifacts = inventory(data_root, runs)
+        for run, use in in_use.notes(data_root).items():
+            for artifact in self.artifacts.values() if not use.is_late(now) else ():
+                needs_all = use.names is None and artifact.kind in _DATA
+                if needs_all or artifact.has(use.weights) or artifact.name in (use.names or ()):
+                    artifact.keep(f"the run {run} begins")
+        for name in pinned(data_root):
+            self._keep(name, "pinned")
+        for artifact in self.artifacts.values():
+            if artifact.modified is None:
+                artifact.keep("its age is unknown")
+            elif now - artifact.modified < grace:
+                artifact.keep(_YOUNG)
+        self._judge_runs()
+        self._judge_data(self._judge_versions())
+        self._judge_studies()
+        self._judge_sources()
+
+    def _keep(self, name: str, reason: str) -> None:
+        if name in self.artifacts:
+            self.artifacts[name].keep(reason)
+
+    def _of(self, kind: str) -> dict[str, Artifact]:
+        """Return the artifacts of a kind by their name below its folder."""
+        return {name.partition("/")[2]: each for name, each in self.artifacts.items() if each.kind == kind}
+
+    def _is_recent(self, seconds: float | None) -> bool:
+        return seconds is not None and self._now - seconds < UNENDED
+
+    def _judge_runs(self) -> None:
+        runs = self._of("runs")
+        published = {record.run for record in PublishedRecord.read_all(self._root)}
+        began = {name: record.started for name, record in self._records.items()}
+        # Those without a record are the oldest.
+        newest = sorted(
+            runs, key=lambda name: (began.get(name, ""), runs[name].modified or 0.0), reverse=True
+        )
+        for name, run in runs.items():
+            record = self._records.get(name)
+            is_recorded = record is not None and record.folder(self._root) == storage.absolute(run.place)
+            if run.place != storage.join(self._root, "runs", name) and not is_recorded:
+                run.keep("no record of the data root says that it is a run")
+            if name in newest[: self._keep_last]:
+                run.keep(f"one of the newest {self._keep_last} runs")
+            is_held_back = False
+            if {"train/result.json", "evaluation/gate.json"} <= set(run.files):
+                decision = read_listed(storage.join(run.place, "evaluation", "gate.json"))
+                is_held_back = not decision.get("passed", True)
+            if self._is_recent(run.modified) and name not in published and not is_held_back:
+                run.keep(_UNENDED)
+
+    def _judge_versions(self) -> list[lineage.Version]:
+        known = {item.shown: item for item in lineage.versions(self._root)}
+        for name in published_models.names(self._root):
+            current = published_models.current(self._root, name)
+            # At least one earlier version can be restored, whatever `keep` is.
+            for version in (current.history if current else [])[-max(self._keep_last, 1) :]:
+                self._keep(f"models/{name}/{version}", "`model rollback` goes to it")
+            if current:
+                self._keep(f"models/{name}/{current.version}", "the current version")
+        kept = []
+        for place, artifact in self._of("models").items():
+            item = known.get(place.replace("/", "@"))
+            if item is None:
+                if bundle.CHECKSUMS in artifact.files:
+                    artifact.keep("it is damaged: `kubedet model list` says how")
+                continue  # Without it, it is left over from an interrupted copy or pruning.
+            if bundle.SIGNATURE in artifact.files:
+                artifact.keep("signed")
+            if item.registry:
+                artifact.keep(f"registered at {item.registry}")
+            if (run := self.artifacts.get(f"runs/{item.run}")) and run.why:
+                artifact.keep(f"made by {item.run}: {run.why[0]}")
+            if artifact.why:
+                kept.append(item)
+        return kept
+
+    def _judge_data(self, versions: list[lineage.Version]) -> None:
+        """Judge runs of kept versions, then the data of kept runs and versions."""
+        for item in versions:
+            self._keep(f"runs/{item.run}", f"{item.shown} was made by it")
+            self._keep(f"shards/{item.shards}", f"{item.shown} was trained on it")
+        # Before any of them keeps another: a run that only lent its weights does not need its data.
+        for name in [name for name, run in self._of("runs").items() if run.why]:
+            if name in self._records:
+                self._keep_origin(name)
+                continue
+            for artifact in self.artifacts.values():
+                if artifact.kind in _DATA:
+                    artifact.keep(f"run {name} has no record of its data")
+        for name, record in self._records.items():
+            if f"runs/{name}" in self.artifacts:
+                continue
+            if self._is_recent(datetime.fromisoformat(record.started).timestamp()):
+                self._keep_origin(name)  # Its folder may be elsewhere.
+
+    def _keep_origin(self, name: str) -> None:
+        """Keep the data of a run, and the run or version whose weights it began with."""
+        record = self._records[name]
+        # By its fingerprint: the root may have had another address when the record was written.
+        for place in (f"shards/{record.fingerprint}", record.raw):
+            self._keep(place, f"run {name} has it")
+        run = self.artifacts.get(f"runs/{name}")
+        if run is None or _UNENDED in run.why:  # One that has ended has weights of its own.
+            for lender in self.artifacts.values():
+                if lender.has(record.weights):
+                    lender.keep(f"run {name} began with its weights")
+
+    def _judge_studies(self) -> None:
+        """Keep records of searches, and trainings and shards of recent ones."""
+        folder = storage.join(self._root, "tuning")
+        newest: dict[str, float] = defaultdict(float)
+        for path, state in storage.scan(folder):
+            study = path.partition("/")[0]
+            newest[study] = max(newest[study], self._now if state.modified is None else state.modified)
+        for study, modified in newest.items():
+            for part in ("trials", "locks"):
+                self._keep(f"tuning/{study}/{part}", "the record of a search")
+            if not self._is_recent(modified):
+                continue
+            if not storage.exists(storage.join(folder, study, ENDED)):
+                self._keep(f"tuning/{study}/runs", "its search has not ended")
+            searched = read_listed(storage.join(folder, study, "study.json"))
+            shards = searched.get("shards", "").rstrip("/").rpartition("/")[2]
+            self._keep(f"shards/{shards}", f"the search {study} trains on it")
+
+    def _judge_sources(self) -> None:
+        """Judge raw tables of kept shards, then images and data versions of kept raw tables."""
+        for name, shards in self._of("shards").items():
+            if shards.why and "index.json" in shards.files:
+                index = read_listed(storage.join(shards.place, "index.json"))
+                self._keep(f"raw/{index.get('raw_fingerprint', '')}", f"shards/{name} was made of it")
+        referred: dict[str, list[np.ndarray]] = defaultdict(list)
+        are_known = True
+        for name, raw in self._of("raw").items():
+            if not raw.why:
+                continue
+            try:
+                plan = raw_folder.read_plan(raw.place)
+                images = plan.images.rstrip("/").rpartition("/")[2]
+                referred[images].append(_digests(plan))
+                self._keep(f"images/{images}", f"raw/{name} has its images")
+            except (StorageError, DataError):
+                are_known = False
+                for artifact in self._of("images").values():
+                    artifact.keep(f"the images of raw/{name} are unknown")
+        for images, digests in referred.items() if are_known else ():
+            self._find_spare(images, np.unique(np.concatenate(digests)))
+        for version in self._of("versions").values():
+            raw_name = read_listed(version.place).get("raw", "")
+            if self.artifacts.get(raw_name, version).why:
+                version.keep(f"{raw_name} is kept")
+
+    def _find_spare(self, images: str, referred: np.ndarray) -> None:
+        """Note the images of a source, by its name, that are not `referred` to (sorted digests, uint64)."""
+        artifact = self.artifacts.get(f"images/{images}")
+        # A run that begins, or an unmeasured age, keeps all of them.
+        if artifact is None or artifact.modified is None:
+            return
+        if not all(reason.startswith(("raw/", _YOUNG)) for reason in artifact.why):
+            return
+        for name, state in storage.scan(artifact.place):
+            digest = image_keys.place_digest(name.rpartition("/")[2])
+            if len(digest) != 16 or state.modified is None or self._now - state.modified < self._grace:
+                continue
+            place = np.uint64(int(digest, 16))
+            at = int(np.searchsorted(referred, place))
+            if at == len(referred) or referred[at] != place:
+                artifact.spare[name] = state.size
+
+
+def _digests(plan: RawManifest) -> np.ndarray:
+    """Return the digests of the places of all images in raw tables, uint64."""
+    columns = ["key", "file_name", "origin", "version"]
+    digests: list[int] = []
+    for split in plan.splits:
+        table = plan.table(split)
+        for block in range(table.blocks):
+            rows = table.columns(block, columns)
+            described = zip(*(rows[name] for name in columns), strict=True)
+            digests += [int(image_keys.place_digest(image_keys.place(*row)), 16) for row in described]
+    return np.array(digests, np.uint64)

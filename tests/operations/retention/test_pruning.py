@@ -9,7 +9,7 @@ import pytest
 from at_once import at_once
 
 from components import in_use, preparation
-from operations.retention import GRACE, plan_pruning, pruning
+from operations.retention import GRACE, pruning
 from operations.retention.inventory import inventory, pin
 from pipelines import cli
 from tests.trainer.conftest import bucket, object_store_server
@@ -97,7 +97,7 @@ def test_what_another_command_deletes_meanwhile_is_no_error(root, monkeypatch, g
         shutil.rmtree(path) if path.is_dir() else path.unlink()
         return things
 
-    monkeypatch.setattr(plan_pruning, "inventory", listed)
+    monkeypatch.setattr(pruning, "inventory", listed)
     freed(root)
     assert readable(root, new) and published_models.current(str(root), "sample").version == "v4"
 
