@@ -103,10 +103,8 @@ def saw(data_root: str, names: frozenset[str]) -> dict[str, list[RecordedImage]]
 def trace(name: str, data_root: str) -> dict[str, Any]:
     """Return the origin of a model or run, or the runs and models that used an image, as JSON.
 
-    Args:
-        name: a model (NAME, NAME@VERSION or a bundle's folder), a run (its name, id or folder), or an image
-            (key, file name, or digest of its bytes or annotations, 16 hex digits).
-        data_root: URI of the data.
+    `name` is a model (NAME, NAME@VERSION or a bundle's folder), a run (its name, id or folder), or an image
+    (key, file name, or digest of its bytes or annotations, 16 hex digits).
     """
     exported = None
     with suppress(StorageError, ConfigError):
