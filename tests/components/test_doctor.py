@@ -83,22 +83,15 @@ def _resource(item):
 
 
 def test_a_missing_permission_names_the_rule_to_add(look, fake_cluster):
-    fake_cluster.denied |= {("create", "pytorchjobs"), ("delete", "pytorchjobs"), ("list", "events")}
+    fake_cluster.denied |= {("create", "pytorchjobs"), ("delete", "pytorchjobs"), ("create", "pods/exec")}
     checks = look()
     jobs = checks["permissions on pytorchjobs"]
     assert jobs.state == "missing"
     assert jobs.detail == "not allowed: create, delete"
     assert 'apiGroups ["kubeflow.org"], resources ["pytorchjobs"], verbs ["create", "delete"]' in jobs.fix
-    assert checks["permissions on events"].state == "missing"
-    assert not healthy(checks.values())
-
-
-def test_what_can_be_done_without_is_a_warning(look, fake_cluster):
-    fake_cluster.denied.add(("create", "pods/exec"))
-    checks = look()
+    # A run works without this one.
     assert checks["permissions on pods/exec"].state == "warning"
     assert "kubedet job exec" in checks["permissions on pods/exec"].detail
-    assert healthy(checks.values())
 
 
 OPERATOR, TRAINER = "PyTorchJobs (Training Operator)", "TrainJobs (Kubeflow Trainer)"
@@ -160,12 +153,9 @@ def runtime(cluster, *, managed="kubedet", **spec):
     cluster.add("trainingruntimes", "default", shared)
 
 
-def test_the_shared_runtime_is_found_with_what_the_api_server_adds(look, fake_cluster):
-    runtime(fake_cluster, another="field")
+def test_the_shared_runtime_is_found_and_one_of_another_version_or_owner_is_told(look, fake_cluster):
+    runtime(fake_cluster, another="field")  # As the API server adds some.
     assert look()[RUNTIME].state == "ok"
-
-
-def test_a_runtime_of_another_version_and_somebody_elses_are_told(look, fake_cluster):
     runtime(fake_cluster, mlPolicy={"numNodes": 1})
     finding = look()[RUNTIME]
     assert finding.state == "warning" and "not the one of this version" in finding.detail

@@ -15,14 +15,6 @@ def bare_environment(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_settings_are_not_secret(monkeypatch):
-    monkeypatch.setenv("AWS_REGION", "eu-1")
-    monkeypatch.setenv("MINIO_SECURE", "")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
-    assert environment.settings() == {"AWS_REGION": "eu-1"}
-    assert not set(environment.settings()) & set(environment.secret_variables().values())
-
-
 @pytest.mark.parametrize(
     ("services", "found"),
     [

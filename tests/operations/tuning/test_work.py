@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from operations.tuning import search
-from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted
+from trainer.base.errors import EXIT_RETRY, Interrupted
 from trainer.model import recipes
 
 SPACE = "{train.lr: {low: 0.001, high: 0.1}, train.warmup_steps: {low: 1, high: 9}}"
@@ -77,18 +77,3 @@ def test_a_pod_that_is_tried_again_goes_on_with_its_trial_which_counts_once(aske
     (after,) = trials(asked)
     assert after.params == before.params
     assert after.state != "running"
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "said"),
-    [
-        (4, "{train.rate: {low: 1, high: 2}}", "train.rate"),
-        (4, "[", "is not YAML"),
-        (1, "../a", "cannot be a folder's"),
-    ],
-)
-def test_what_cannot_be_searched_is_refused(asked, place, value, said):
-    asked = (*asked[:place], value, *asked[place + 1 :])
-    with pytest.raises(ConfigError, match=said):
-        search.train_trial(asked, "0", 0)
-    assert Pod.begun == []
