@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version as package_version
 from typing import Any, NamedTuple
@@ -40,7 +40,6 @@ _TIMEOUT = urllib3.Timeout(connect=2, read=3)
 _WAITS = (1.0,)
 _NAME = "kubedet"
 _MOST_OF_AN_ERROR = 3000
-_MOST_TAGS = 40
 
 
 class Data(NamedTuple):
@@ -48,32 +47,28 @@ class Data(NamedTuple):
 
     namespace: str
     name: str
-    version: str = ""
-    """Fingerprint, or step of a checkpoint."""
-    metrics: tuple[tuple[str, str], ...] = ()
-    rule: tuple[str, bool] | None = None
-    """The gate's rule for it, and whether it passed."""
+    version: str
+    """Fingerprint, or step of a checkpoint; may be empty."""
 
 
 Work = tuple[str, list[Data], list[Data]]
 """Data root, inputs and outputs of a step's work; no outputs if it has not been done."""
 
 
-def at(uri: str, version: str = "", **known: Any) -> list[Data]:
+def at(uri: str, version: str = "") -> list[Data]:
     """Return the data at a URI, named as in https://openlineage.io/docs/spec/naming; [] without a URI."""
     if not uri:
         return []
     if storage.is_local(uri):
-        return [Data("file", storage.absolute(os.path.expanduser(uri)), version, **known)]
+        return [Data("file", storage.absolute(os.path.expanduser(uri)), version)]
     # Without the query, which may contain a signature, and without user and password.
     authority, _, path = redacted(uri).partition("?")[0].partition("://")[2].partition("/")
-    server = f"{storage.scheme(uri)}://{authority.rpartition('@')[2]}"
-    return [Data(server, path.strip("/") or "/", version, **known)]
+    return [Data(f"{storage.scheme(uri)}://{authority.rpartition('@')[2]}", path.strip("/") or "/", version)]
 
 
-def _checkpoint(trained: dict[str, Any], **known: Any) -> list[Data]:
+def _checkpoint(trained: dict[str, Any]) -> list[Data]:
     step = trained.get("best_step")
-    return at(trained["checkpoint"], "" if step is None else f"step {step}", **known)
+    return at(trained["checkpoint"], "" if step is None else f"step {step}")
 
 
 def _prepare(
@@ -99,13 +94,12 @@ def _train(result: Any, data: dict[str, Any], output: str, data_root: str, *rest
 
 
 def _evaluate(result: Any, trained: dict[str, Any], *rest: Any) -> Work:
-    rule, outputs = None, []
-    if result:
-        rule = (result["verdict"]["rules"], result["verdict"]["verdict"] == "pass")
-        metrics = tuple((name, f"{value:.6g}") for name, value in list(result["shown"].items())[:_MOST_TAGS])
-        outputs = at(storage.join(trained["output"], "evaluation"), metrics=metrics)
-    inputs = _checkpoint(trained, rule=rule) + at(trained["shards"])
-    return storage.parent(storage.parent(trained["shards"])), inputs, outputs
+    outputs = at(storage.join(trained["output"], "evaluation")) if result else []
+    return (
+        storage.parent(storage.parent(trained["shards"])),
+        _checkpoint(trained) + at(trained["shards"]),
+        outputs,
+    )
 
 
 def _export(result: Any, trained: dict[str, Any], *rest: Any) -> Work:
@@ -149,6 +143,13 @@ def _send(end: End, describe: Callable[..., Work]) -> str:
     from openlineage.client import facet_v2 as facets
     from openlineage.client.serde import Serde
 
+    def datasets(kind: Callable[..., Any], data: list[Data]) -> list[Any]:
+        facet = facets.dataset_version_dataset.DatasetVersionDatasetFacet
+        return [
+            kind(each.namespace, each.name, facets={"version": facet(each.version)} if each.version else {})
+            for each in data
+        ]
+
     before, after = (describe(result, *end.arguments) for result in (None, end.result))
     namespace = webhook.setting(NAMESPACE) or _NAME
     for module in (facets, event_v2):
@@ -176,31 +177,11 @@ def _send(end: End, describe: Callable[..., Work]) -> str:
             eventTime=time, eventType=event_v2.RunState(state),
             job=event_v2.Job(namespace, f"{_NAME}.{end.step}"),
             run=event_v2.Run(str(run_id), facets_of_run),
-            inputs=_datasets(event_v2.InputDataset, inputs),
-            outputs=_datasets(event_v2.OutputDataset, outputs),
+            inputs=datasets(event_v2.InputDataset, inputs),
+            outputs=datasets(event_v2.OutputDataset, outputs),
         )  # fmt: skip
         body = json.dumps(Serde.to_dict(event)).encode()
         place = f"{URL} (`url` of the Secret)"
         if problem := webhook.post(url, body, place, timeout=_TIMEOUT, waits=_WAITS, headers=headers):
             return problem
     return ""
-
-
-def _datasets(kind: Callable[..., Any], data: Sequence[Data]) -> list[Any]:
-    from openlineage.client import facet_v2 as known
-
-    datasets = []
-    for each in data:
-        facets: dict[str, Any] = {}
-        if each.version:
-            facets["version"] = known.dataset_version_dataset.DatasetVersionDatasetFacet(each.version)
-        if each.metrics:
-            tags = [known.tags_dataset.TagsDatasetFacetFields(*pair, _NAME) for pair in each.metrics]
-            facets["tags"] = known.tags_dataset.TagsDatasetFacet(tags)
-        of_input = {}
-        if each.rule:  # Only of inputs.
-            rules = known.data_quality_assertions_dataset
-            checked = rules.DataQualityAssertionsDatasetFacet([rules.Assertion(*each.rule)])
-            of_input = {"inputFacets": {"dataQualityAssertions": checked}}
-        datasets.append(kind(each.namespace, each.name, facets=facets, **of_input))
-    return datasets
