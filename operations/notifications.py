@@ -5,6 +5,9 @@ The address is secret: it is in no log, error, specification or artifact.
 
 import json
 import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,9 +15,9 @@ from urllib.parse import urlsplit
 import urllib3
 
 from components.hooks import EVENTS, FAILED, HELD_BACK, NOTHING_NEW, PASSED, STOPPED, Outcome
-from operations import webhook
 from trainer import storage
 from trainer.base.errors import KubedetError
+from trainer.storage import environment
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +46,48 @@ _TIMEOUT = urllib3.Timeout(connect=5, read=10)
 _WAITS = (1.0, 3.0)
 """Seconds before the second try and the third."""
 
+_PASSING = (429, 500, 502, 503, 504)
+"""HTTP codes after which another try may succeed."""
+
+
+def setting(name: str) -> str:
+    """Return an environment variable without surrounding space, which a Secret's file may have."""
+    return os.environ.get(name, "").strip()
+
+
+def post(
+    url: str, body: bytes, variable: str, *, timeout: urllib3.Timeout, waits: Sequence[float],
+    headers: Mapping[str, str] | None = None,
+) -> str:  # fmt: skip
+    """Post JSON; return the problem, without the address, or nothing.
+
+    `variable` names the address in the result; `waits` are seconds before the second try, the third, and so
+    on.
+    """
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        return f"{variable} is no address that begins with https://"
+    client = environment.web_client(url)
+    problem = ""
+    for wait in (0.0, *waits):
+        time.sleep(wait)
+        try:
+            # A redirect would send it to another server than the configured one.
+            response = client.request(
+                "POST", url, body=body, headers={"Content-Type": "application/json", **(headers or {})},
+                timeout=timeout, redirect=False, retries=False,
+            )  # fmt: skip
+        except urllib3.exceptions.ReadTimeoutError:
+            return "it did not answer"  # Another try might post it twice.
+        except urllib3.exceptions.HTTPError as error:
+            problem = type(error).__name__
+            continue
+        if response.status < 300:
+            return ""
+        problem = f"it answered with HTTP code {response.status}"
+        if response.status not in _PASSING:
+            break
+    return problem
+
 
 def tell(outcome: Outcome, folder: str = "") -> bool:
     """Post a notice if there is a webhook for this event; return whether it was accepted. Raises nothing.
@@ -51,10 +96,10 @@ def tell(outcome: Outcome, folder: str = "") -> bool:
     """
     headline = _HEADLINES[outcome.event]
     try:
-        chosen = {word.strip().replace("-", " ") for word in webhook.setting(ON).lower().split(",")} - {""}
+        chosen = {word.strip().replace("-", " ") for word in setting(ON).lower().split(",")} - {""}
         if unknown := sorted(chosen - set(EVENTS)):
             logger.warning("%s: there is no event %s, only %s", ON, ", ".join(unknown), ", ".join(EVENTS))
-        if not webhook.setting(URL) or (chosen and outcome.event not in chosen):
+        if not setting(URL) or (chosen and outcome.event not in chosen):
             return False
         marker = storage.join(folder, "notices", f"{outcome.event.replace(' ', '-')}.json")
         try:
@@ -64,7 +109,7 @@ def tell(outcome: Outcome, folder: str = "") -> bool:
         except KubedetError as error:
             logger.warning("%s: a notice may be sent twice", error.message)
         name, body = f"{URL} (`url` of the Secret)", json.dumps(_body(outcome)).encode()
-        problem = webhook.post(webhook.setting(URL), body, name, timeout=_TIMEOUT, waits=_WAITS)
+        problem = post(setting(URL), body, name, timeout=_TIMEOUT, waits=_WAITS)
     except Exception as error:  # Its text may contain the address.
         problem = type(error).__name__
     if problem:
@@ -83,10 +128,10 @@ def _body(outcome: Outcome) -> dict[str, Any]:
     if shown := [f"{name} {metrics[name]:.4f}" for name in _SHOWN_METRICS if name in metrics]:
         lines.append(", ".join(shown))
     text = "\n".join([*lines, *filter(None, [outcome.reason[:_MOST_OF_A_REASON]])])
-    kind = webhook.setting(KIND).lower()
+    kind = setting(KIND).lower()
     if kind and kind not in KINDS:
         logger.warning("%s is none of %s: using %s", KIND, ", ".join(KINDS), JSON)
-    of_slack = (urlsplit(webhook.setting(URL)).hostname or "").endswith("slack.com")
+    of_slack = (urlsplit(setting(URL)).hostname or "").endswith("slack.com")
     if kind == SLACK or (of_slack and not kind):
         return {"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
     # The id is the same however often a notice is sent.

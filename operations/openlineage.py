@@ -18,7 +18,7 @@ import urllib3
 
 from components import environment
 from components.hooks import End
-from operations import webhook
+from operations.notifications import post, setting
 from trainer import storage
 from trainer.base.safe_text import redacted
 
@@ -117,7 +117,7 @@ STEPS: dict[str, Callable[..., Work]] = {
 def report(end: End) -> None:
     """Report start and end of a step that has ended. Raises nothing and waits at most 10 s."""
     describe = STEPS.get(end.step)
-    if describe is None or not webhook.setting(URL) or webhook.setting(DISABLED).lower() == "true":
+    if describe is None or not setting(URL) or setting(DISABLED).lower() == "true":
         return
     problems: list[str] = []
 
@@ -151,7 +151,7 @@ def _send(end: End, describe: Callable[..., Work]) -> str:
         ]
 
     before, after = (describe(result, *end.arguments) for result in (None, end.result))
-    namespace = webhook.setting(NAMESPACE) or _NAME
+    namespace = setting(NAMESPACE) or _NAME
     for module in (facets, event_v2):
         module.set_producer(f"pkg:generic/kubedet@{package_version('kubedet')}")
     of_run: dict[str, Any] = {}
@@ -169,8 +169,8 @@ def _send(end: End, describe: Callable[..., Work]) -> str:
     failed = {"errorMessage": facets.error_message_run.ErrorMessageRunFacet(error, "Python")} if error else {}
     kind = "ABORT" if end.is_stopped else "FAIL" if end.error else "COMPLETE"
     now = datetime.now(UTC).isoformat()
-    url = urljoin(webhook.setting(URL), webhook.setting(ENDPOINT) or "api/v1/lineage")
-    headers = {"Authorization": f"Bearer {key}"} if (key := webhook.setting(API_KEY)) else {}
+    url = urljoin(setting(URL), setting(ENDPOINT) or "api/v1/lineage")
+    headers = {"Authorization": f"Bearer {key}"} if (key := setting(API_KEY)) else {}
     events = ((before, "START", end.began, of_run), (after, kind, now, of_run | failed))
     for (_, inputs, outputs), state, time, facets_of_run in events:
         event = event_v2.RunEvent(
@@ -182,6 +182,6 @@ def _send(end: End, describe: Callable[..., Work]) -> str:
         )  # fmt: skip
         body = json.dumps(Serde.to_dict(event)).encode()
         place = f"{URL} (`url` of the Secret)"
-        if problem := webhook.post(url, body, place, timeout=_TIMEOUT, waits=_WAITS, headers=headers):
+        if problem := post(url, body, place, timeout=_TIMEOUT, waits=_WAITS, headers=headers):
             return problem
     return ""
