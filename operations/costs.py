@@ -112,20 +112,6 @@ class Used:
     money: Figure | None
     """None if no price is known."""
 
-    @classmethod
-    def sum(cls, name: str, records: Sequence[Record], prices: Prices | None) -> "Used":
-        """Return the sum of records, called `name`."""
-        nodes = sum(record.nodes * record.seconds for record in records) / _HOUR
-        known = sum((record.gpus or 0) * record.seconds for record in records) / _HOUR
-        gpus = Figure(known, any(record.gpus is None for record in records))
-        read, written = sum(record.read for record in records), sum(record.written for record in records)
-        money = None
-        if prices and prices.has_money:
-            paid = nodes * prices.node_hour + known * prices.gpu_hour
-            paid += (read * prices.gb_read + written * prices.gb_written) / 1e9
-            money = Figure(paid, gpus.lacks and bool(prices.gpu_hour))
-        return cls(name, len(records), nodes, gpus, read, written, money)
-
     def fields(self) -> dict[str, Any]:
         """Return it as JSON."""
         fields = {
@@ -198,7 +184,20 @@ def of_run(data_root: str, *run_ids: str) -> Costs:
 
 def summed(records: Iterable[Record], prices: Prices | None = None) -> Costs:
     """Return the sums of one run's records, by step and in total."""
+
+    def total(name: str, parts: Sequence[Record]) -> Used:
+        nodes = sum(part.nodes * part.seconds for part in parts) / _HOUR
+        gpus = sum((part.gpus or 0) * part.seconds for part in parts) / _HOUR
+        lacks = any(part.gpus is None for part in parts)
+        read, written = sum(part.read for part in parts), sum(part.written for part in parts)
+        money = None
+        if prices and prices.has_money:
+            paid = nodes * prices.node_hour + gpus * prices.gpu_hour
+            paid += (read * prices.gb_read + written * prices.gb_written) / 1e9
+            money = Figure(paid, lacks and bool(prices.gpu_hour))
+        return Used(name, len(parts), nodes, Figure(gpus, lacks), read, written, money)
+
     ordered = sorted(records, key=lambda record: record.began)
     names = dict.fromkeys(record.step for record in ordered)
-    steps = tuple(Used.sum(name, [each for each in ordered if each.step == name], prices) for name in names)
-    return Costs(steps, Used.sum("in all", ordered, prices), prices.currency if prices else "")
+    steps = tuple(total(name, [each for each in ordered if each.step == name]) for name in names)
+    return Costs(steps, total("in all", ordered), prices.currency if prices else "")

@@ -9,7 +9,6 @@ best.yaml, tuning.html
 
 import re
 
-from trainer import storage
 from trainer.base.errors import ConfigError
 
 ENDED = "ended.json"
@@ -30,8 +29,3 @@ def check_name(name: str) -> str:
 def study_name(name: str, recipe: str) -> str:
     """Return the name of a search, by default that of its recipe; see `check_name`."""
     return check_name(name or f"tune-{recipe}")
-
-
-def study_folder(data_root: str, name: str) -> str:
-    """Return the URI of a study's folder."""
-    return storage.join(data_root, "tuning", name)

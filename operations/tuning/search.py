@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 
 from components import starting_weights, usage
 from components.launchers.guarded_process import GuardedProcess
-from operations.tuning import ENDED, study_folder, study_name
+from operations.tuning import ENDED, study_name
 from operations.tuning.space import parse
 from operations.tuning.study import COMPLETE, FAILED, PRUNED, RUNNING, Search, Study, Trial
 from trainer import storage
@@ -187,7 +187,7 @@ def open_study(request: Request) -> Study:
     typed = {key: attrgetter(key)(config) if isinstance(value, float) else value
              for key, value in overrides.items()}  # fmt: skip
     search = Search(recipe, typed, parse(space, recipe, typed, "the space"), data["uri"])
-    return Study(study_folder(data_root, study_name(name, recipe)), search, trials)
+    return Study(storage.join(data_root, "tuning", study_name(name, recipe)), search, trials)
 
 
 def train_trial(request: Request, number: str, gpus: int) -> str:

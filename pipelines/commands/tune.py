@@ -111,7 +111,7 @@ def _search_here(arguments: argparse.Namespace, name: str, overrides: Values, sp
             "a search needs Optuna, which is not installed", fix="pip install 'kubedet[tune]'"
         ) from None
     from components import preparation
-    from operations.tuning import search, study_folder
+    from operations.tuning import search
     from operations.tuning.study import Search, Study
 
     given = {name: getattr(arguments, name) or parameters.LOCAL[name].default for name in _HERE}
@@ -122,7 +122,7 @@ def _search_here(arguments: argparse.Namespace, name: str, overrides: Values, sp
         given["source"], given["recipe"], overrides, root, "", str(folder / "shards.html"), trains=True
     )
     searched = Search(given["recipe"], overrides, space, shards["uri"])
-    study = Study(study_folder(root, name), searched, arguments.trials)
+    study = Study(storage.join(root, "tuning", name), searched, arguments.trials)
 
     def start(trial: "Trial", stack: ExitStack) -> search.LocalTraining:
         of_trial = folder / "trials" / f"{trial.number:05d}"
