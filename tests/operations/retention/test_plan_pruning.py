@@ -3,8 +3,6 @@
 import shutil
 import time
 
-import pytest
-
 from components import in_use, records
 from operations.retention import GRACE, UNENDED, pruning
 from operations.retention.inventory import pin
@@ -18,26 +16,6 @@ LATER = 2 * GRACE
 def judged(root, keep=1, later=LATER):
     things = pruning.plan(str(root), keep, now=time.time() + later).artifacts
     return {name: thing.why for name, thing in things.items()}
-
-
-@pytest.mark.slow
-def test_only_what_nothing_needs_may_go(root):
-    root, old, new = root
-    why = judged(root)
-    assert why["models/sample/v4"] == ["the current version"]
-    assert why["models/sample/v3"] == ["`model rollback` goes to it"]
-    assert why["runs/night-05"] == ["one of the newest 1 runs"]
-    assert why["runs/night-04"] == ["sample@v4 was made by it"]
-    freed = {name for name, reasons in why.items() if not reasons}
-    expected = {"models/sample/v1", "models/sample/v2", "runs/night-01", "runs/night-02"}
-    expected |= {f"shards/{old['fingerprint']}"}
-    assert freed >= expected
-    others = {name.partition("/")[0] for name in freed - expected}
-    assert others == {"raw", "images"}
-    assert why[f"shards/{new['fingerprint']}"]
-    kept = [name for name, reasons in why.items() if reasons]
-    assert [name.partition("/")[0] for name in kept].count("raw") == 1
-    assert [name.partition("/")[0] for name in kept].count("images") == 1
 
 
 def test_pinned_registered_and_signed_stay_with_their_data(root):
