@@ -75,12 +75,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ForGate:
-    """What features add to an evaluation."""
+    """What features add to an evaluation: rules about drift fail without `drift`; `used` is for the report."""
 
     drift: "MeasureDrift | None" = None
-    """Measures the drift of the data; None: rules about it fail."""
     used: "Callable[[], Table]" = tuple
-    """Returns what the run has used so far, for the report."""
 
 
 @dataclass(frozen=True)

@@ -99,10 +99,7 @@ def now() -> str:
 
 
 @dataclass(frozen=True)
-class RunRecord(
-    StepRecord, folder="runs", kind="run",
-    remedy="resume the run, which writes it again, or restore it from a copy",
-):  # fmt: skip
+class RunRecord(StepRecord, folder="runs", kind="run", remedy="resume the run, or restore it from a copy"):
     """Data, settings and code of a run; the train step writes it before it trains."""
 
     run: str
@@ -146,9 +143,8 @@ class ImagesRecord(StepRecord, folder="images", kind="images", remedy="the run w
 
 @dataclass(frozen=True)
 class PublishedRecord(
-    StepRecord, folder="models", kind="published",
-    remedy="export and publish that version again, or restore it from a copy",
-):  # fmt: skip
+    StepRecord, folder="models", kind="published", remedy="publish that version again, or restore a copy"
+):
     """The run that made a version of a model, and its registry; the export step writes it."""
 
     model: str
