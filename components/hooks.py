@@ -75,7 +75,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ForGate:
-    """What features add to an evaluation: rules about drift fail without `drift`; `used` is for the report."""
+    """What features add to an evaluation: rules about drift need `drift`; `used` is for the report."""
 
     drift: "MeasureDrift | None" = None
     used: "Callable[[], Table]" = tuple
