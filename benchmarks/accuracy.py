@@ -25,7 +25,7 @@ from trainer.data.batch import PADDING
 from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
-from trainer.evaluation.coco_metrics import evaluate
+from trainer.evaluation.coco import evaluate
 from trainer.evaluation.inference import predict_split
 from trainer.launching.distributed import World
 from trainer.model import recipes

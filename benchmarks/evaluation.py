@@ -37,10 +37,10 @@ from trainer.config.schema import Config
 from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
-from trainer.evaluation import coco_metrics
+from trainer.evaluation import coco
 from trainer.evaluation.inference import predict_split
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
-from trainer.export.detection_pairing import EXACT, Comparison, Matches
+from trainer.export.verify import EXACT, Comparison, Matches
 from trainer.launching.distributed import SINGLE
 from trainer.model import recipes
 from trainer.model.architecture import build
@@ -57,7 +57,7 @@ def metrics(options: argparse.Namespace) -> None:
     seconds, results = {}, {}
     for engine in ("hotcoco", "pycocotools"):
         start = time.perf_counter()
-        results[engine] = coco_metrics.evaluate(truth, detections, engine=engine).metrics
+        results[engine] = coco.evaluate(truth, detections, engine=engine).metrics
         seconds[engine] = time.perf_counter() - start
     difference = max(abs(value - results["pycocotools"][name]) for name, value in results["hotcoco"].items())
     ratio = seconds["pycocotools"] / seconds["hotcoco"]
@@ -194,7 +194,7 @@ def ours(detector: Any, dataset: ShardDataset, config: Config, threads: int) -> 
     """Score as `evaluate` does, with the same annotations read."""
     torch.set_num_threads(threads)
     detections = predict_split(detector, dataset, config, SINGLE)
-    coco_metrics.evaluate(Truth.from_coco(dataset.annotations()), detections)
+    coco.evaluate(Truth.from_coco(dataset.annotations()), detections)
     return detections
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
-from trainer.evaluation import coco_metrics, scoring
+from trainer.evaluation import coco, scoring
 from trainer.evaluation.gate import Evidence, decide
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.report import evaluation_page, gallery
@@ -60,7 +60,7 @@ def _boxes(random: np.random.Generator, count: int) -> np.ndarray:
 def evaluate() -> Callable[[], object]:
     """The COCO metrics, with all checks."""
     truth, detections = synthetic(IMAGES, CLASSES, EACH)
-    return lambda: coco_metrics.evaluate(truth, detections)
+    return lambda: coco.evaluate(truth, detections)
 
 
 def whole_report() -> Callable[[], object]:

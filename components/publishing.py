@@ -11,7 +11,7 @@ from trainer import storage
 from trainer.base.errors import KubedetError
 from trainer.config import parsing
 from trainer.data.shard_index import data_root_of
-from trainer.evaluation.baseline import SUMMARY
+from trainer.evaluation.metrics import SUMMARY
 from trainer.export import published_models
 from trainer.export.export import export
 

@@ -9,9 +9,9 @@ from components.records import VerdictRecord, name_of, now
 from trainer import storage
 from trainer.config import parsing
 from trainer.data.shard_index import data_root_of
-from trainer.evaluation.baseline import SUMMARY
 from trainer.evaluation.evaluate import evaluate
 from trainer.evaluation.gate import Evidence, decide, split_rules
+from trainer.evaluation.metrics import SUMMARY
 
 logger = logging.getLogger("gate")
 

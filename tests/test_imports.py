@@ -31,7 +31,6 @@ LAYERS = (
     ("report", {"report"}),
     ("training", {"training"}),
     ("export", {"export"}),
-    ("baseline", {"evaluation.baseline"}),
     ("evaluation", {"evaluation.evaluate"}),
     ("files", {"evaluation.scored_files"}),
     ("program", {"__main__"}),

@@ -44,7 +44,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _lines(comparison: dict[str, Any]) -> list[str]:
     from trainer.evaluation import metrics
-    from trainer.evaluation.coco_metrics import number
+    from trainer.evaluation.coco import number
 
     one, other = comparison["names"]
     lines = [f"A  {one}", f"B  {other}", f"{comparison['images']:,} images", ""]

@@ -71,9 +71,9 @@ def _of_model(options: argparse.Namespace, rules: list[str]) -> dict[str, Any] |
     from trainer import storage
     from trainer.base import log
     from trainer.config import parsing
-    from trainer.evaluation.baseline import SUMMARY
     from trainer.evaluation.evaluate import evaluate
     from trainer.evaluation.gate import check
+    from trainer.evaluation.metrics import SUMMARY
     from trainer.export import loading
 
     _check_given(options, ("model", "shards"), ())

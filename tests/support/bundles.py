@@ -7,7 +7,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from trainer.export import bundle
-from trainer.export.model_card import model_card
+from trainer.export.description import model_card
 
 SIZE = 96
 ROWS = 5

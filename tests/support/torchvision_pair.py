@@ -2,7 +2,7 @@
 
 import torch
 
-from trainer.export.detection_pairing import Comparison, Tolerance
+from trainer.export.verify import Comparison, Tolerance
 from trainer.model.postprocess import Detections
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from trainer.evaluation.box_matching import Matches
-from trainer.evaluation.coco_metrics import RECALLS
+from trainer.evaluation.coco import RECALLS
 from trainer.evaluation.metrics import BETTER, LEAST_IMAGES, NOT_SURE, TOO_FEW, WORSE, Change
 
 _SIGNIFICANCE = 0.05
@@ -25,7 +25,12 @@ def compare(
         The change of coco/AP, coco/AP50 (AP at the first threshold) and of AP[class] for each class with
         objects; empty if none has.
     """
-    weights = _drawn_images(base.image_count, samples, seed)
+    random = np.random.default_rng(seed)
+    # The first column is the data: every image counts once.
+    weights = np.ones((base.image_count, samples + 1), np.uint8)
+    for sample in range(1, samples + 1):
+        chosen = random.integers(0, base.image_count, base.image_count)
+        weights[:, sample] = np.minimum(np.bincount(chosen, minlength=base.image_count), 255)
     per_class, p_values, drawn = {}, {}, []
     for place, name in enumerate(names):
         if not len(objects := base.objects(place)):
@@ -43,55 +48,39 @@ def compare(
         base_means, new_means = np.nansum(precisions, axis=0) / np.isfinite(precisions).sum(axis=0)
     count = len(np.unique(base.truth_images))
     overall, at_half = (_change(*pair, count)[0] for pair in zip(base_means, new_means, strict=True))
-    return {"coco/AP": overall, "coco/AP50": at_half, **_holm(per_class, p_values)}
-
-
-def _drawn_images(images: int, samples: int, seed: int) -> np.ndarray:
-    # The first column is the data: every image counts once.
-    random = np.random.default_rng(seed)
-    weights = np.ones((images, samples + 1), np.uint8)
-    for sample in range(1, samples + 1):
-        counts = np.bincount(random.integers(0, images, images), minlength=images)
-        weights[:, sample] = np.minimum(counts, 255)
-    return weights
+    # Holm's correction: verdicts hold with 95 % confidence for all classes together.
+    rest = sum(change.verdict != TOO_FEW for change in per_class.values())
+    is_sure = True
+    for key in sorted(p_values, key=p_values.__getitem__):
+        is_sure = is_sure and p_values[key] * rest <= _SIGNIFICANCE
+        rest -= 1
+        if not is_sure and per_class[key].verdict != TOO_FEW:
+            per_class[key] = replace(per_class[key], verdict=NOT_SURE)
+    return {"coco/AP": overall, "coco/AP50": at_half, **per_class}
 
 
 def _change(base: np.ndarray, new: np.ndarray, images: int) -> tuple[Change, float]:
+    """Return the change with its interval, and its p-value by Student's t."""
     spread = (new - base)[1:]
     spread = spread[np.isfinite(spread)]
-    delta, low, high, p_value = float(new[0] - base[0]), np.nan, np.nan, 1.0
+    delta, low, high = float(new[0] - base[0]), np.nan, np.nan
     if len(spread):
         low, high = np.clip(np.percentile(spread, [2.5, 97.5]) - (spread.mean() - delta), -1, 1)
-        p_value = _p_value(delta, float(spread.std()), images)
     verdict = BETTER if low > 0 else WORSE if high < 0 else NOT_SURE
     if images < LEAST_IMAGES:
-        verdict, p_value = TOO_FEW, 1.0
-    return Change(float(base[0]), float(new[0]), float(low), float(high), verdict), p_value
-
-
-def _p_value(delta: float, deviation: float, images: int) -> float:
-    if not delta or images < LEAST_IMAGES:
-        return 1.0
+        verdict = TOO_FEW
+    change = Change(float(base[0]), float(new[0]), float(low), float(high), verdict)
+    if not delta or not len(spread) or images < LEAST_IMAGES:
+        return change, 1.0
     # With t = sqrt(df) tan(angle), the density is proportional to cos(angle) ** (df - 1).
-    freedom = images - 1
-    tail = np.linspace(np.arctan2(abs(delta), deviation * np.sqrt(images)), np.pi / 2, 1001)
-    density, whole = (np.cos(angles) ** (freedom - 1) for angles in (tail, np.linspace(0, np.pi / 2, 1001)))
-    return float(np.trapezoid(density, tail) / np.trapezoid(whole, dx=np.pi / 2000))
-
-
-def _holm(changes: dict[str, Change], p_values: dict[str, float]) -> dict[str, Change]:
-    kept, rest = {}, sum(change.verdict != TOO_FEW for change in changes.values())
-    for name in sorted(p_values, key=p_values.__getitem__):
-        if p_values[name] * rest > _SIGNIFICANCE:
-            break
-        kept[name], rest = changes[name], rest - 1
-    return {
-        name: change if name in kept or change.verdict == TOO_FEW else replace(change, verdict=NOT_SURE)
-        for name, change in changes.items()
-    }
+    start = np.arctan2(abs(delta), float(spread.std()) * np.sqrt(images))
+    tail, whole = np.linspace(start, np.pi / 2, 1001), np.linspace(0, np.pi / 2, 1001)
+    density, total = (np.cos(angles) ** (images - 2) for angles in (tail, whole))
+    return change, float(np.trapezoid(density, tail) / np.trapezoid(total, dx=np.pi / 2000))
 
 
 def _precision(matches: Matches, place: int, weights: np.ndarray) -> np.ndarray:
+    """Return the mean precision of a class over the thresholds and that at the first, [2, B]."""
     rows = matches.of_class(place)
     step = max(_CELLS // max(rows.stop - rows.start, 1), 1)
     parts = [
@@ -110,33 +99,24 @@ def _precision_part(matches: Matches, rows: slice, objects: np.ndarray, weights:
     if len(hits):
         between = np.add.reduceat(drawn[: hits[-1] + 1], np.r_[0, hits[:-1] + 1], axis=0, dtype=np.int32)
         seen, hit_weights = np.cumsum(between, axis=0), drawn[hits]
-        table, starts = _recalls(counts)
+        # The number of RECALLS that 0 to `counts` hits reach, sample after sample.
+        starts = np.cumsum(counts + 1) - (counts + 1)
+        number = np.arange((counts + 1).sum()) - np.repeat(starts, counts + 1)
+        recall = number / np.repeat(np.maximum(counts, 1), counts + 1)
+        table = np.searchsorted(RECALLS, recall, side="right").astype(np.int32)
         for threshold in range(len(matches.thresholds)):
             right_hits = np.flatnonzero(matches.right[rows][hits, threshold])
+            if not len(right_hits):
+                continue
             counted = seen[right_hits]
             ignored = np.flatnonzero(matches.ignored[rows, threshold])
             if len(ignored):
                 before = np.cumsum(drawn[ignored], axis=0, dtype=np.int32)
                 before = np.concatenate([np.zeros_like(before[:1]), before])
                 counted = counted - before[np.searchsorted(ignored, hits[right_hits])]
-            if len(right_hits):
-                right = np.cumsum(hit_weights[right_hits], axis=0, dtype=np.int32)
-                precision[threshold] = _area(right, counted, table[right + starts])
+            right = np.cumsum(hit_weights[right_hits], axis=0, dtype=np.int32)
+            # The smallest number keeps pycocotools' 0/0 at 0, and its last bit the same.
+            envelope = np.maximum.accumulate((right / (counted + np.spacing(1)))[::-1], axis=0)[::-1]
+            steps = np.diff(table[right + starts], axis=0, prepend=0)
+            precision[threshold] = np.einsum("mb,mb->b", envelope, steps) / len(RECALLS)
     return np.where(counts > 0, [precision.mean(axis=0), precision[0]], np.nan)
-
-
-def _recalls(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the number of RECALLS reached by 0 to `counts` hits, sample after sample, and their starts."""
-    sizes = counts + 1
-    starts = np.cumsum(sizes) - sizes
-    hits = np.arange(sizes.sum()) - np.repeat(starts, sizes)
-    recall = hits / np.repeat(np.maximum(counts, 1), sizes)
-    return np.searchsorted(RECALLS, recall, side="right").astype(np.int32), starts
-
-
-def _area(right: np.ndarray, counted: np.ndarray, reached: np.ndarray) -> np.ndarray:
-    # The smallest number keeps pycocotools' 0/0 at 0, and its last bit the same.
-    precision = right / (counted + np.spacing(1))
-    envelope = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
-    steps = np.diff(reached, axis=0, prepend=0)
-    return np.einsum("mb,mb->b", envelope, steps) / len(RECALLS)

@@ -53,7 +53,8 @@ def match(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> Mat
     detections, objects = _Side(truth, predictions), _Side(truth, truth)
     # By class, image, then score; ties keep their order, as in a stable sort of each image.
     order = np.lexsort((-predictions.scores, detections.groups))
-    rank = _rank(detections.groups[order])
+    sorted_groups = detections.groups[order]
+    rank = np.arange(len(order)) - np.searchsorted(sorted_groups, sorted_groups)
     order, rank = order[rank < LIMIT], rank[rank < LIMIT]
     truth_order = np.argsort(objects.groups, kind="stable")
     right, ignored, partners = _assign(
@@ -105,13 +106,6 @@ class _Side:
         self.groups = self.labels * len(truth.images) + self.images
 
 
-def _rank(groups: np.ndarray) -> np.ndarray:
-    if not len(groups):
-        return np.zeros(0, np.int64)
-    first = np.flatnonzero(np.r_[True, groups[1:] != groups[:-1]])
-    return np.arange(len(groups)) - np.repeat(first, np.diff(np.r_[first, len(groups)]))
-
-
 def _assign(
     groups: np.ndarray,
     rank: np.ndarray,
@@ -143,7 +137,11 @@ def _assign(
         overlap = _iou(np.repeat(boxes[rows], sizes, axis=0), truth_boxes[objects], crowd[objects])
         near = overlap[:, None] >= bounds
         free = near & ~taken[objects] & ~crowd[objects, None]
-        chosen = _last_best(np.where(free, overlap[:, None], -1.0), starts, sizes)
+        candidates = np.where(free, overlap[:, None], -1.0)
+        best = np.maximum.reduceat(candidates, starts, axis=0)
+        is_best = (candidates == np.repeat(best, sizes, axis=0)) & free
+        # Of equally good objects the last one.
+        chosen = np.maximum.reduceat(np.where(is_best, np.arange(len(overlap))[:, None], -1), starts, axis=0)
         hit = chosen >= 0
         column = np.nonzero(hit)[1]
         taken[objects[chosen[hit]], column] = True
@@ -152,13 +150,6 @@ def _assign(
         in_crowd = np.logical_or.reduceat(near & crowd[objects, None], starts, axis=0)
         ignored[rows] = ~hit & in_crowd
     return right, ignored, partners
-
-
-def _last_best(overlap: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    best = np.maximum.reduceat(overlap, starts, axis=0)
-    is_best = (overlap == np.repeat(best, sizes, axis=0)) & (overlap >= 0)
-    places = np.where(is_best, np.arange(len(overlap))[:, None], -1)
-    return np.maximum.reduceat(places, starts, axis=0)
 
 
 def _iou(one: np.ndarray, other: np.ndarray, crowd: np.ndarray) -> np.ndarray:

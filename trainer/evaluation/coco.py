@@ -1,24 +1,86 @@
-"""Scores a file of detections against a file of ground truth, both in COCO's form."""
+"""The COCO box metrics (https://cocodataset.org/#detection-eval); -1 means "no ground truth"."""
 
 import logging
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trainer import storage
 from trainer.base.errors import EvaluationError
-from trainer.evaluation import coco_metrics
-from trainer.evaluation.truth_and_predictions import (
-    Predictions,
-    Truth,
-    check_predictions,
-    check_truth,
-    clip_boxes,
-    parse_json,
-)
+from trainer.base.safe_text import aligned, cells, one_line
+from trainer.evaluation import engines
+from trainer.evaluation.metrics import METRICS
+from trainer.evaluation.truth_and_predictions import Predictions, Truth, check, clip_boxes, parse_json
 
 _LOG = logging.getLogger(__name__)
+
+IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)
+"""The T IoU thresholds."""
+RECALLS = np.linspace(0.0, 1.0, 101)
+"""The R recalls at which precision is taken."""
+
+
+@dataclass(frozen=True)
+class CocoResult:
+    """COCO metrics of one evaluation."""
+
+    metrics: dict[str, float]
+    """The twelve numbers, by the names in METRICS."""
+    per_class: dict[str, dict[str, float]]
+    """For each class by name: AP, AP50, AP75, APs, APm, APl, AR100 (-1 without boxes of the
+    size) and boxes (crowds not counted)."""
+    precision: np.ndarray
+    """[T, R, K] precision for 100 detections an image and all sizes; -1 if a class has no boxes."""
+
+
+def evaluate(
+    ground_truth: Truth | Mapping[str, Any],
+    detections: Predictions | Sequence[Mapping[str, Any]],
+    *,
+    engine: str = "hotcoco",
+) -> CocoResult:
+    """Score detections against ground truth, as columns or in COCO's JSON form, with one of engines.ENGINES.
+
+    Raises:
+        EvaluationError: there is no ground truth, or ids, boxes or scores cannot be used; with
+            their count and the first examples.
+    """
+    truth = ground_truth if isinstance(ground_truth, Truth) else Truth.from_coco(ground_truth)
+    predictions = detections if isinstance(detections, Predictions) else Predictions.from_coco(detections)
+    check(truth, truth, "ground truth")
+    check(truth, predictions, "detections")
+    arrays = engines.run(engine, truth, predictions)
+    precision, recall = arrays.precision[..., -1], arrays.recall
+    numbers = [_mean(precision[..., 0]), _mean(precision[0, ..., 0]), _mean(precision[5, ..., 0])]
+    numbers += [_mean(precision[..., size]) for size in (1, 2, 3)]
+    numbers += [_mean(recall[:, :, 0, limit]) for limit in (0, 1, 2)]
+    numbers += [_mean(recall[:, :, size, -1]) for size in (1, 2, 3)]
+    boxes = Counter(truth.labels[~truth.crowd].tolist())
+    per_class = {
+        category["name"]: {
+            "AP": _mean(precision[:, :, place, 0]),
+            "AP50": _mean(precision[0, :, place, 0]),
+            "AP75": _mean(precision[5, :, place, 0]),
+            "APs": _mean(precision[:, :, place, 1]),
+            "APm": _mean(precision[:, :, place, 2]),
+            "APl": _mean(precision[:, :, place, 3]),
+            "AR100": _mean(recall[:, place, 0, -1]),
+            "boxes": boxes[category["id"]],
+        }
+        for place, category in enumerate(truth.categories)
+    }
+    # A view of the precision would keep the other sizes and limits in memory.
+    return CocoResult(dict(zip(METRICS, numbers, strict=True)), per_class, precision[..., 0].copy())
+
+
+def _mean(values: np.ndarray) -> float:
+    defined = values[values > -1]
+    return float(np.mean(defined)) if defined.size else -1.0
 
 
 def evaluate_files(
@@ -40,7 +102,7 @@ def evaluate_files(
         StorageError: a file cannot be read.
     """
     _, truth = read_truth(str(ground_truth_json))
-    result = coco_metrics.evaluate(truth, read_detections(str(detections_json), truth), engine=engine)
+    result = evaluate(truth, read_detections(str(detections_json), truth), engine=engine)
     return {**result.metrics, "per_class": result.per_class}
 
 
@@ -49,7 +111,7 @@ def read_truth(uri: str) -> tuple[dict[str, Any], Truth]:
     with _naming(uri):
         dataset = parse_json(storage.read_bytes(uri), uri)
         truth = Truth.from_coco(dataset)
-        check_truth(truth)
+        check(truth, truth, "ground truth")
     return dataset, truth
 
 
@@ -60,7 +122,7 @@ def read_detections(uri: str, truth: Truth, *, clip: bool = False) -> Prediction
         if clip:
             predictions, count = clip_boxes(truth, predictions)
             _LOG.info("%s: clipped %d of %d boxes to their images", uri, count, len(predictions))
-        check_predictions(truth, predictions)
+        check(truth, predictions, "detections")
     return predictions
 
 
@@ -72,3 +134,30 @@ def _naming(uri: str) -> Iterator[None]:
         if error.message.startswith(uri):
             raise
         raise EvaluationError(f"{uri}: {error.message}", fix=error.fix) from None
+
+
+_NAME = 33  # Characters of a class name in the table: a line then fits into 80 columns.
+
+
+def table(result: CocoResult, *, rows: int = 40) -> str:
+    """Format the metrics and at most `rows` classes, the best and the worst, for a terminal."""
+    lines = []
+    for title, names in (("precision", list(METRICS)[:6]), ("recall", list(METRICS)[6:])):
+        lines.append(f"{title:<9}" + "".join(f"{name.removeprefix('coco/'):>8}" for name in names))
+        lines.append(" " * 9 + "".join(f"{number(result.metrics[name]):>8}" for name in names))
+    classes = sorted(result.per_class.items(), key=lambda item: -item[1]["AP"])
+    width = max(9, *(min(cells(one_line(name)), _NAME) for name, _ in classes))
+    lines += ["", f"{'class':<{width}}{'boxes':>9}{'AP':>8}{'AP50':>8}"]
+    shown = []
+    for name, row in classes if len(classes) <= rows else classes[: rows // 2] + classes[-(rows // 2) :]:
+        bar = "█" * round(max(row["AP"], 0) * 20)
+        numbers = f"{row['boxes']:>9}{number(row['AP']):>8}{number(row['AP50']):>8}"
+        shown.append(f"{aligned(name, width)}{numbers}  {bar}".rstrip())
+    if len(classes) > rows:
+        shown.insert(rows // 2, f"... {len(classes) - len(shown)} classes between ...")
+    return "\n".join(lines + shown)
+
+
+def number(value: float) -> str:
+    """Format a metric with three decimals, or as a dash if there is no ground truth."""
+    return "-" if np.isnan(value) or value < 0 else f"{value:.3f}"

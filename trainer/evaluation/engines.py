@@ -6,7 +6,6 @@ hotcoco: https://github.com/derekallman/hotcoco; pycocotools: https://github.com
 import contextlib
 import importlib
 import io
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,12 +39,12 @@ def run(engine: str, truth: Truth, predictions: Predictions) -> Arrays:
 
 def require(engine: str) -> None:
     """Raise EvaluationError if there is no such engine, or it is not installed."""
+    others = " or ".join(f"evaluation.engine={other}" for other in ENGINES if other != engine)
     if engine not in ENGINES:
-        raise EvaluationError(f"no evaluator {engine!r}", fix=f"use one of: {', '.join(ENGINES)}")
+        raise EvaluationError(f"no evaluator {engine!r}", fix=f"set {others}")
     try:
         importlib.import_module(engine)
     except ImportError as error:
-        others = " or ".join(f"evaluation.engine={other}" for other in ENGINES if other != engine)
         raise EvaluationError(
             f"the evaluator {engine} cannot be loaded: {error}", fix=f"install it, or set {others}"
         ) from None
@@ -63,29 +62,24 @@ def evaluator(truth: Truth, predictions: Predictions) -> Any:
 
 
 def _hotcoco(truth: Truth, predictions: Predictions) -> Arrays:
-    parts = []
-    for ids in _portions(truth, predictions):
-        mask = np.isin(truth.labels, ids)
-        columns = ("image_ids", "labels", "boxes", "areas", "crowd")
+    ids, precision, recall = truth.category_ids, [], []
+    counts = np.bincount(np.searchsorted(ids, predictions.labels), minlength=len(ids))
+    calls = (np.cumsum(counts) - counts) // _AT_ONCE
+    for chosen in np.split(ids, np.flatnonzero(np.diff(calls)) + 1):
+        mask = np.isin(truth.labels, chosen)
         part = replace(
             truth,
-            categories=[category for category in truth.categories if ids[0] <= category["id"] <= ids[-1]],
-            **{name: getattr(truth, name)[mask] for name in columns},
-        )
-        coco_eval = _loaded(part, predictions.take(np.isin(predictions.labels, ids)))
+            categories=[one for one in truth.categories if chosen[0] <= one["id"] <= chosen[-1]],
+            image_ids=truth.image_ids[mask], labels=truth.labels[mask], boxes=truth.boxes[mask],
+            areas=truth.areas[mask], crowd=truth.crowd[mask],
+        )  # fmt: skip
+        coco_eval = _loaded(part, predictions.take(np.isin(predictions.labels, chosen)))
         coco_eval.evaluate()
         coco_eval.accumulate()
         arrays = coco_eval.eval  # Copied by each access, and large.
-        parts.append((np.asarray(arrays["precision"]), np.asarray(arrays["recall"])))
-    precision, recall = zip(*parts, strict=True)
+        precision.append(np.asarray(arrays["precision"]))
+        recall.append(np.asarray(arrays["recall"]))
     return Arrays(np.concatenate(precision, axis=2), np.concatenate(recall, axis=1))
-
-
-def _portions(truth: Truth, predictions: Predictions) -> Iterator[np.ndarray]:
-    ids = truth.category_ids
-    counts = np.bincount(np.searchsorted(ids, predictions.labels), minlength=len(ids))
-    before = np.cumsum(counts) - counts
-    yield from np.split(ids, np.flatnonzero(np.diff(before // _AT_ONCE)) + 1)
 
 
 def _loaded(truth: Truth, predictions: Predictions) -> Any:
@@ -100,31 +94,30 @@ def _loaded(truth: Truth, predictions: Predictions) -> Any:
 
 
 def _pycocotools(truth: Truth, predictions: Predictions) -> Arrays:
+    from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
-    areas = predictions.boxes[:, 2] * predictions.boxes[:, 3]
-    crowd = np.zeros(len(predictions), bool)
-    detections = _coco(truth, predictions, areas, crowd)
-    # COCO.loadRes fails on an empty list.
-    for item, score in zip(detections.dataset["annotations"], predictions.scores.tolist(), strict=True):
-        item["score"] = score
+    areas, crowd = predictions.boxes[:, 2] * predictions.boxes[:, 3], np.zeros(len(predictions), bool)
+    sides = (truth, truth.areas, truth.crowd), (predictions, areas, crowd)
+    names = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
+    datasets = []
     with contextlib.redirect_stdout(io.StringIO()):
-        coco_eval = COCOeval(_coco(truth, truth, truth.areas, truth.crowd), detections, "bbox")
+        for items, area, is_crowd in sides:
+            columns = (items.image_ids, items.labels, items.boxes, area, is_crowd.astype(int))
+            # Ids start at 1: pycocotools treats a match with annotation 0 as no match.
+            rows = zip(range(1, len(area) + 1), *(column.tolist() for column in columns), strict=True)
+            coco = COCO()
+            annotations = [dict(zip(names, row, strict=True)) for row in rows]
+            coco.dataset = {
+                "images": truth.images, "categories": truth.categories, "annotations": annotations,
+            }  # fmt: skip
+            datasets.append(coco)
+        # Not by COCO.loadRes, which fails on an empty list.
+        for item, score in zip(annotations, predictions.scores.tolist(), strict=True):
+            item["score"] = score
+        for coco in datasets:
+            coco.createIndex()
+        coco_eval = COCOeval(*datasets, "bbox")
         coco_eval.evaluate()
         coco_eval.accumulate()
     return Arrays(coco_eval.eval["precision"], coco_eval.eval["recall"])
-
-
-def _coco(truth: Truth, items: Truth | Predictions, areas: np.ndarray, crowd: np.ndarray) -> Any:
-    from pycocotools.coco import COCO
-
-    columns = (items.image_ids, items.labels, items.boxes, areas, crowd.astype(int))
-    names = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
-    # Ids start at 1: pycocotools treats a match with annotation 0 as no match.
-    rows = zip(range(1, len(areas) + 1), *(column.tolist() for column in columns), strict=True)
-    annotations = [dict(zip(names, row, strict=True)) for row in rows]
-    coco = COCO()
-    coco.dataset = {"images": truth.images, "categories": truth.categories, "annotations": annotations}
-    with contextlib.redirect_stdout(io.StringIO()):
-        coco.createIndex()
-    return coco

@@ -1,10 +1,9 @@
 """Scores a model on a split: predictions, metrics, comparison with a baseline, the gate, the report."""
 
-import hashlib
 import logging
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -14,15 +13,14 @@ from trainer.config.schema import Config, EvaluationConfig
 from trainer.data import training_record
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset, data_root_of
-from trainer.evaluation import baseline as baselines
-from trainer.evaluation import coco_metrics, engines, gate, scoring
-from trainer.evaluation.baseline import Baseline
+from trainer.evaluation import engines, gate, scoring
 from trainer.evaluation.gate import Evidence
 from trainer.evaluation.inference import ScoredModel, predict_split
-from trainer.evaluation.metrics import Compared
-from trainer.evaluation.scoring import Scores
+from trainer.evaluation.metrics import SUMMARY, Compared
 from trainer.evaluation.truth_and_predictions import Predictions, Truth, name_difference
 from trainer.export import loading
+from trainer.export import published_models as published
+from trainer.export.bundle import METADATA
 from trainer.launching.distributed import World, broadcast, process_group
 from trainer.report import evaluation_page, gallery
 from trainer.report.evaluation_page import ReportData, Table
@@ -33,6 +31,33 @@ _LOG = logging.getLogger("evaluate")
 
 _PACKAGES = ("kubedet", "torch", "torchvision", "hotcoco", "pycocotools", "numpy")
 _IDENTITY = ("fingerprint", "split", "checkpoint", "sha256")
+NO_BASELINE = "none"
+"""Value of evaluation.baseline for no comparison."""
+_MODEL_FILES = (".pt", ".safetensors", ".onnx", ".pt2", ".xml")
+
+
+@dataclass(frozen=True)
+class EvaluationSummary:
+    """The inputs of an evaluation, read from its metrics.json."""
+
+    fingerprint: str
+    split: str
+    predictions: str
+    """URI, as the following fields."""
+    checkpoint: str
+    shards: str = ""
+    truth: str = ""
+    """Ground truth, if there are no shards."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A model and its evaluation, if any."""
+
+    name: str
+    model: str
+    """URI of a checkpoint or exported model; may be empty."""
+    summary: EvaluationSummary | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +115,7 @@ def evaluate(
             check_writable(output_uri)
             storage.remove_stale(output_uri)
         # Problems of the baseline are reported before the model's hours of work.
-        baseline = baselines.find(config, shards_uri)
+        baseline = find_baseline(config, shards_uri)
         identity = {
             "fingerprint": dataset.fingerprint, "split": dataset.split,
             "checkpoint": storage.absolute(model.uri), "sha256": model.sha256,
@@ -102,35 +127,44 @@ def evaluate(
             predictions = _predict(model, dataset, config, world)
         if predictions is None or not world.is_main:
             return {}
-        truth_json = dataset.annotations()
+        truth_json, index = dataset.annotations(), dataset.index
         truth = Truth.from_coco(truth_json)
         scores = scoring.score(truth_json, truth, predictions, config.evaluation.engine)
         summary = {
             "images": len(dataset), **scores.to_json(), **identity, "step": model.step,
             "shards": storage.absolute(dataset.uri), "predictions": predictions_uri,
-            "data_warnings": dataset.index.warnings,
+            "data_warnings": index.warnings,
             "drift": _drift(rules, baseline, dataset, config, output_uri, drift),
         }  # fmt: skip
-        compared = None
-        if baseline is not None:
-            samples = config.evaluation.bootstrap
+        compared, samples = None, config.evaluation.bootstrap
+        if baseline and base is not None:
+            compared = scoring.compare(baseline.name, baseline.model, base, truth, scores, samples=samples)
+        elif baseline:
             compared = Compared(baseline.name, samples=samples, obstacle=obstacle, model=baseline.model)
-            if base is not None:
-                compared = scoring.compare(
-                    baseline.name, baseline.model, base, truth, scores, samples=samples
-                )
         rows = {int(image_id): row for row, image_id in enumerate(dataset.image_ids)}
         pictures = gallery.worst_images(
             truth, predictions, scores.matches, lambda image_id: dataset.read(rows[image_id])[0]
         )
-        report = replace(_report(model, dataset, scores), compared=compared, gallery=pictures, used=used())
+        counts = {
+            split: {"images": part.samples, "boxes": part.boxes, "shards": len(part.shards)}
+            for split, part in index.splits.items()
+        }
+        for split, row in index.statistics.items():
+            counts[split] |= {"without boxes": row.images_without_boxes, "crowds": row.crowds}
+        step = "" if model.step is None else f" (step {model.step})"
+        report = ReportData(
+            title=f"{model.config.get('recipe', 'model')} on {dataset.split}", split=dataset.split,
+            images=len(dataset), scores=scores, compared=compared, gallery=pictures, used=used(),
+            training=read_rows(storage.parent(model.uri)), dataset=counts, warnings=index.warnings,
+            statistics=index.statistics, trained_boxes=index.class_counts.get("train", {}),
+            config=model.config,
+            versions={
+                "model": f"{model.uri}{step}", "sha256": model.sha256,
+                "data": f"{dataset.uri} ({dataset.split})", **program_versions(),
+            },
+        )  # fmt: skip
         write_results(output_uri, predictions, report, summary, rules)
         return summary
-
-
-def sha256_of(uri: str) -> str:
-    """Return the sha256 of a file, in hexadecimal."""
-    return hashlib.sha256(storage.read_bytes(uri)).hexdigest()
 
 
 def _dataset(shards_uri: str, only: str) -> ShardDataset:
@@ -190,15 +224,67 @@ def _baseline_predictions(
     """Return the baseline's predictions, or the reason why it cannot be compared."""
     if baseline is None:
         return None, ""
-    predictions = baseline.predictions(dataset.fingerprint, dataset.split)
-    if predictions is not None:
-        return predictions, ""
+    earlier = baseline.summary
+    is_same = earlier is not None and (earlier.fingerprint, earlier.split) == (
+        dataset.fingerprint,
+        dataset.split,
+    )
+    if is_same and storage.exists(earlier.predictions):
+        return Predictions.read(earlier.predictions)[0], ""
     _LOG.info("scoring the baseline %s first: it has no predictions of these images", baseline.name)
     try:
         model = _load(baseline.model, dataset, config, world)
     except EvaluationError as error:
         return None, f"it cannot be compared with the baseline {baseline.name}: {error.message}"
     return _predict(model, dataset, config, world), ""
+
+
+def find_baseline(config: Config, shards_uri: str) -> Baseline | None:
+    """Find the baseline: evaluation.baseline, else the current model of the data root of the shards."""
+    uri = config.evaluation.baseline
+    if uri == NO_BASELINE:
+        return None
+    if not uri:
+        root, name = data_root_of(shards_uri), published.name_for(config.export.name, shards_uri)
+        record = published.current(root, name)
+        if record is None:
+            return None
+        # By name: the data root may be mounted at another path.
+        bundle = storage.join(published.folder(root, name), record.version)
+        model = record.checkpoint if storage.exists(record.checkpoint) else bundle
+        summary = find_summary(record.evaluation) if record.evaluation else None
+        return Baseline(f"{name} {record.version}", model, summary)
+    if uri.endswith(_MODEL_FILES):
+        return Baseline(uri, uri)
+    if summary := find_summary(uri):
+        return Baseline(uri, summary.checkpoint, summary)
+    if storage.exists(storage.join(uri, METADATA)):
+        return Baseline(uri, uri)
+    raise EvaluationError(
+        f"the baseline {uri} is neither an evaluation nor a model",
+        fix="give evaluation.baseline the URI of a run's folder, its best.pt, or an exported model; "
+        f"`{NO_BASELINE}` compares with nothing",
+    )
+
+
+def find_summary(uri: str) -> EvaluationSummary | None:
+    """Return the summary of an evaluation or of a run's evaluation; None for other folders."""
+    candidates = (storage.join(folder, SUMMARY) for folder in (uri, storage.join(uri, "evaluation")))
+    file = next((candidate for candidate in candidates if storage.exists(candidate)), None)
+    if file is None:
+        return None
+    record = storage.read_json(file)
+    values = {}
+    if isinstance(record, dict):
+        names = [field.name for field in fields(EvaluationSummary)]
+        values = {name: record[name] for name in names if isinstance(record.get(name), str)}
+    try:
+        summary = EvaluationSummary(**values)
+    except TypeError:  # A value is missing.
+        raise EvaluationError(f"{file} is not of an evaluation", fix="evaluate the model again") from None
+    # The folder may have been copied with its predictions.
+    copied = storage.join(storage.parent(file), summary.predictions.rpartition("/")[2])
+    return replace(summary, predictions=copied) if storage.exists(copied) else summary
 
 
 def _drift(
@@ -237,40 +323,12 @@ def write_results(
     summary["verdict"] = {"passed": verdict.passed, "reason": verdict.reason, "rules": list(rules)}
     origin = {name: str(summary[name]) for name in _IDENTITY}
     predictions.write(summary["predictions"], origin | {"kubedet": version("kubedet")})
-    write_report(replace(report, verdict=verdict), output_uri)
+    evaluation_page.write_report(replace(report, verdict=verdict), output_uri)
     storage.write_json(storage.join(output_uri, "gate.json"), summary["verdict"])
     # Last: its existence means that all other files are there.
-    storage.write_json(storage.join(output_uri, baselines.SUMMARY), summary)
-
-
-def write_report(report: ReportData, output_uri: str) -> None:
-    """Write table.txt and the pages."""
-    table = coco_metrics.table(report.scores.coco)
-    storage.write_bytes(storage.join(output_uri, "table.txt"), table.encode())
-    evaluation_page.write_report(report, output_uri)
+    storage.write_json(storage.join(output_uri, SUMMARY), summary)
 
 
 def program_versions() -> dict[str, str]:
     """Return the versions of Python and of the scoring packages, for the report."""
     return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
-
-
-def _report(model: ScoredModel, dataset: ShardDataset, scores: Scores) -> ReportData:
-    index = dataset.index
-    counts = {
-        split: {"images": part.samples, "boxes": part.boxes, "shards": len(part.shards)}
-        for split, part in index.splits.items()
-    }
-    for split, row in index.statistics.items():
-        counts[split] |= {"without boxes": row.images_without_boxes, "crowds": row.crowds}
-    step = "" if model.step is None else f" (step {model.step})"
-    return ReportData(
-        title=f"{model.config.get('recipe', 'model')} on {dataset.split}", split=dataset.split,
-        images=len(dataset), scores=scores,
-        training=read_rows(storage.parent(model.uri)), dataset=counts, warnings=index.warnings,
-        statistics=index.statistics, trained_boxes=index.class_counts.get("train", {}), config=model.config,
-        versions={
-            "model": f"{model.uri}{step}", "sha256": model.sha256, "data": f"{dataset.uri} ({dataset.split})",
-            **program_versions(),
-        },
-    )  # fmt: skip

@@ -38,7 +38,7 @@ _RULE = re.compile(
 _OF_CLASS = re.compile(r"([A-Za-z0-9]+)\[(.+)\]")
 _ALL_METRICS = (*METRICS, OPEN_IMAGES, *DRIFT)
 _NOT_MEASURED = "the evaluation does not report it"
-_NO_TRUTH = "there is no ground truth to measure it on"
+_NO_TRUTH = ", there is no ground truth to measure it on"
 _LISTED = 5
 
 
@@ -106,12 +106,7 @@ def split_rules(text: str) -> list[str]:
 
 
 def parse(text: str) -> Rule:
-    """Parse one rule.
-
-    Raises:
-        EvaluationError: it is malformed, names an unknown metric, can never hold, or compares a metric with
-            the baseline that has no confidence interval.
-    """
+    """Parse one rule; raises EvaluationError also for an unknown metric, and a rule that can never hold."""
     match = _RULE.fullmatch(text)
     if match is None:
         raise EvaluationError(
@@ -146,11 +141,7 @@ def drift_metrics(rules: Sequence[str]) -> set[str]:
 
 
 def check(rules: Sequence[str], classes: Collection[str] | None = None) -> None:
-    """Check all rules, and their class names unless `classes` is None.
-
-    Raises:
-        EvaluationError: rules cannot be parsed, or name an unknown class; lists all of them.
-    """
+    """Check all rules, and their class names unless `classes` is None; the error lists all bad rules."""
     errors = []
     for text in rules:
         try:
@@ -171,52 +162,69 @@ def check(rules: Sequence[str], classes: Collection[str] | None = None) -> None:
 def decide(evidence: Evidence, rules: Sequence[str]) -> Verdict:
     """Decide whether all rules hold. A metric that is NaN or -1 (no ground truth) fails its rule."""
     outcomes = [_apply(rule, evidence) for rule in map(parse, rules)]
-    reason = "\n".join(text for _, text in outcomes)
-    return Verdict(all(passed for passed, _ in outcomes), reason or "no rule is set: passed")
+    lines = [f"{text}: {'passed' if passed else 'failed'}{reason}" for passed, text, reason in outcomes]
+    return Verdict(all(passed for passed, *_ in outcomes), "\n".join(lines) or "no rule is set: passed")
 
 
-def _apply(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
-    of_class = _OF_CLASS.fullmatch(rule.metric)
+def _apply(rule: Rule, evidence: Evidence) -> tuple[bool, str, str]:
+    """Return whether a rule holds, the rule with the measured value, and why."""
+    of_class, text, passed, reason = _OF_CLASS.fullmatch(rule.metric), str(rule), False, ""
     if of_class and of_class[2] == "*":
         return _apply_to_all(rule, of_class[1], evidence)
     if of_class:
-        _check_class_name(str(rule), of_class[2], evidence.per_class)
+        _check_class_name(text, of_class[2], evidence.per_class)
     elif rule.metric not in evidence.metrics:
         obstacle = evidence.drift_obstacle if rule.metric in DRIFT else _NOT_MEASURED
-        result = f"failed, {obstacle}" if obstacle else "passed, there is nothing to compare with"
-        return not obstacle, f"{rule}: {result}"
-    if rule.baseline:
-        return _against_baseline(rule, evidence)
-    value = evidence.per_class[of_class[2]][of_class[1]] if of_class else evidence.metrics[rule.metric]
-    if not math.isfinite(value):
-        return False, f"{rule.metric} {value} {rule.comparison} {rule.bound:g}: failed, it is not a number"
-    if value == -1:
-        return False, f"{rule}: failed, {_NO_TRUTH}"
-    passed = _OPERATORS[rule.comparison](value, rule.bound)
-    return passed, f"{rule.metric} {_shown(rule, value)} {rule.comparison} {rule.bound:g}: {_outcome(passed)}"
+        return not obstacle, text, f", {obstacle or 'there is nothing to compare with'}"
+    change, holds = evidence.changes.get(rule.metric), _OPERATORS[rule.comparison]
+    if not rule.baseline:
+        value = evidence.per_class[of_class[2]][of_class[1]] if of_class else evidence.metrics[rule.metric]
+        if not math.isfinite(value):
+            text = f"{rule.metric} {value} {rule.comparison} {rule.bound:g}"
+            reason = ", it is not a number"
+        elif value == -1:
+            reason = _NO_TRUTH
+        else:
+            passed = holds(value, rule.bound)
+            text = f"{rule.metric} {_shown(rule, value)} {rule.comparison} {rule.bound:g}"
+    elif evidence.obstacle:
+        reason = f", {evidence.obstacle}"
+    elif not evidence.changes:
+        passed, reason = True, ", there is no baseline yet"
+    elif change is None:
+        reason = _NO_TRUTH
+    elif change.verdict == TOO_FEW:
+        reason = f", fewer than {LEAST_IMAGES} images have such boxes: {TOO_FEW}"
+    else:
+        passed = holds(change.low, rule.bound)
+        text = (
+            f"{rule.metric} {change.new:.3f} against the baseline's {change.base:.3f}: changed by "
+            f"{change.low:+.4f} to {change.high:+.4f} with 95 % confidence, "
+            f"{'more than' if rule.comparison == '>' else 'at least'} {rule.bound:+g} is needed"
+        )
+    return passed, text, reason
 
 
-def _apply_to_all(rule: Rule, metric: str, evidence: Evidence) -> tuple[bool, str]:
-    values = sorted((row[metric], name) for name, row in evidence.per_class.items() if row[metric] >= 0)
-    note = ""
+def _apply_to_all(rule: Rule, metric: str, evidence: Evidence) -> tuple[bool, str, str]:
+    measured = sorted((row[metric], name) for name, row in evidence.per_class.items() if row[metric] >= 0)
+    values, note = measured, ""
     if rule.baseline:
         few = {name for name, change in evidence.changes.items() if change.verdict == TOO_FEW}
-        compared = [(value, name) for value, name in values if f"{metric}[{name}]" not in few]
-        if left_out := len(values) - len(compared):
+        values = [(value, name) for value, name in measured if f"{metric}[{name}]" not in few]
+        if left_out := len(measured) - len(values):
             note = f" ({left_out} with boxes in fewer than {LEAST_IMAGES} images left out: {TOO_FEW})"
-        values = compared
     if not values:
-        return False, f"{rule}: failed, {_NO_TRUTH}{note}"
+        return False, str(rule), _NO_TRUTH + note
     failed = [
         f"{name} {_shown(one, value)}"
         for value, name in values
         if not _apply(one := replace(rule, metric=f"{metric}[{name}]"), evidence)[0]
     ]
     if not failed:
-        return True, f"{rule}, {len(values)} classes{note}: passed"
+        return True, f"{rule}, {len(values)} classes{note}", ""
     more = f", and {len(failed) - _LISTED} more" if len(failed) > _LISTED else ""
     listed = ", ".join(failed[:_LISTED]) + more
-    return False, f"{rule}: failed by {len(failed)} of {len(values)} classes{note}: {listed}"
+    return False, str(rule), f" by {len(failed)} of {len(values)} classes{note}: {listed}"
 
 
 def _check_class_name(text: str, name: str, classes: Collection[str]) -> None:
@@ -224,25 +232,6 @@ def _check_class_name(text: str, name: str, classes: Collection[str]) -> None:
         close = " or ".join(difflib.get_close_matches(name, classes, n=3))
         fix = f"did you mean {close}?" if close else f"classes are: {', '.join(list(classes)[:20])}"
         raise EvaluationError(f"gate rule {text!r} names an unknown class", fix=fix)
-
-
-def _against_baseline(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
-    if evidence.obstacle:
-        return False, f"{rule}: failed, {evidence.obstacle}"
-    if not evidence.changes:
-        return True, f"{rule}: passed, there is no baseline yet"
-    change = evidence.changes.get(rule.metric)
-    if change is None:
-        return False, f"{rule}: failed, {_NO_TRUTH}"
-    if change.verdict == TOO_FEW:
-        return False, f"{rule}: failed, fewer than {LEAST_IMAGES} images have such boxes: {TOO_FEW}"
-    passed = _OPERATORS[rule.comparison](change.low, rule.bound)
-    needed = "more than" if rule.comparison == ">" else "at least"
-    return passed, (
-        f"{rule.metric} {change.new:.3f} against the baseline's {change.base:.3f}: changed by "
-        f"{change.low:+.4f} to {change.high:+.4f} with 95 % confidence, {needed} {rule.bound:+g} "
-        f"is needed: {_outcome(passed)}"
-    )
 
 
 def _shown(rule: Rule, value: float) -> str:
@@ -253,7 +242,3 @@ def _shown(rule: Rule, value: float) -> str:
     passed = compare(value, rule.bound)
     texts = (f"{value:.{digits}f}" for digits in (3, 4, 6, 9))
     return next((text for text in texts if compare(float(text), rule.bound) == passed), repr(value))
-
-
-def _outcome(passed: bool) -> str:
-    return "passed" if passed else "failed"

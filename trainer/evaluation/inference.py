@@ -65,7 +65,8 @@ def predict_split(
         On rank 0 all predictions, by image id, with boxes in pixels of the stored image; on other ranks
         those of the rank's images.
     """
-    lanes = _lanes(config.evaluation.batch_size, world) if reentrant else 1
+    is_parallel = reentrant and world.device.type == "cpu"
+    lanes = min(torch.get_num_threads(), config.evaluation.batch_size) if is_parallel else 1
     images = -(-config.evaluation.batch_size // lanes)
     loader = EvalLoader(
         dataset, config.loader, batch_size=images, world=world, max_bad_fraction=config.data.max_bad_fraction
@@ -85,10 +86,6 @@ def predict_split(
             bar.update(min(count * world.size, len(dataset) - bar.done))
     parts = gather_on_main(Predictions.join(collected), world)
     return Predictions.join(parts) if world.is_main else parts[0]
-
-
-def _lanes(batch_size: int, world: World) -> int:
-    return min(torch.get_num_threads(), batch_size) if world.device.type == "cpu" else 1
 
 
 def _in_parallel(

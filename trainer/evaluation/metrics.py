@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
+SUMMARY = "metrics.json"
+"""File of an evaluation's results; written last."""
+
 METRICS = {
     "coco/AP": "mean over IoU 0.50 to 0.95",
     "coco/AP50": "at IoU 0.50",

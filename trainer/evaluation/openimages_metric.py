@@ -45,38 +45,22 @@ def evaluate(
         ancestors: ids of the classes above each class.
         group_weight: weight of a group relative to an object, above 0; 1 in the Challenge.
     """
-    truth = _expanded(truth, ancestors or {})
-    if verified is not None:
-        predictions = predictions.take(_verifiable(truth, predictions, verified))
-    right, group = _assign(truth, predictions)
-    return _summary(truth, predictions, right, group, group_weight)
-
-
-def _expanded(truth: Truth, ancestors: Mapping[int, Sequence[int]]) -> Truth:
-    """Add each object to the ancestors of its class."""
-    category_ids = set(truth.category_ids.tolist())
-    above = {
-        int(label): [a for a in ancestors.get(int(label), ()) if a in category_ids] for label in category_ids
-    }
-    counts = np.array([len(above[label]) for label in truth.labels.tolist()], np.int64)
-    if not counts.sum():
-        return truth
-    rows = np.repeat(np.arange(len(counts)), counts)
-    labels = np.concatenate([above[label] for label in truth.labels.tolist() if above[label]])
-    order = np.concatenate([np.arange(len(counts)), rows])
-    return replace(
-        truth, image_ids=truth.image_ids[order], labels=np.concatenate([truth.labels, labels]),
-        boxes=truth.boxes[order], areas=truth.areas[order], crowd=truth.crowd[order],
+    known, rows, labels = set(truth.category_ids.tolist()), [np.arange(len(truth.labels))], [truth.labels]
+    for label, above in (ancestors or {}).items():
+        members = np.flatnonzero(truth.labels == label)
+        for ancestor in known.intersection(above):
+            rows.append(members)
+            labels.append(np.full(len(members), ancestor))
+    every = np.concatenate(rows)
+    truth = replace(
+        truth, image_ids=truth.image_ids[every], labels=np.concatenate(labels),
+        boxes=truth.boxes[every], areas=truth.areas[every], crowd=truth.crowd[every],
     )  # fmt: skip
-
-
-def _verifiable(truth: Truth, predictions: Predictions, verified: np.ndarray) -> np.ndarray:
-    pairs = np.concatenate([verified, np.stack([truth.image_ids, truth.labels], axis=1)])
-    top = int(max(pairs[:, 1].max(initial=0), predictions.labels.max(initial=0))) + 1
-    return np.isin(predictions.image_ids * top + predictions.labels, pairs[:, 0] * top + pairs[:, 1])
-
-
-def _assign(truth: Truth, predictions: Predictions) -> tuple[np.ndarray, np.ndarray]:
+    if verified is not None:
+        pairs = np.concatenate([verified, np.stack([truth.image_ids, truth.labels], axis=1)])
+        top = int(max(pairs[:, 1].max(initial=0), predictions.labels.max(initial=0))) + 1
+        verifiable = pairs[:, 0] * top + pairs[:, 1]
+        predictions = predictions.take(np.isin(predictions.image_ids * top + predictions.labels, verifiable))
     order = np.argsort(-predictions.scores, kind="stable")
     best, overlap = _best(truth, predictions, ~truth.crowd)
     near = order[overlap[order] >= IOU]
@@ -84,7 +68,7 @@ def _assign(truth: Truth, predictions: Predictions) -> tuple[np.ndarray, np.ndar
     # Of the predictions with the same best object, the one with the highest score is right.
     right[near[np.unique(best[near], return_index=True)[1]]] = True
     group, share = _best(truth, predictions, truth.crowd)
-    return right, np.where(~right & (share >= IOU), group, -1)
+    return _summary(truth, predictions, right, np.where(~right & (share >= IOU), group, -1), group_weight)
 
 
 def _best(truth: Truth, predictions: Predictions, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -114,11 +98,14 @@ def _summary(
         groups, of_group = np.unique(group[grouped], return_inverse=True)
         scores = np.full(len(groups), -np.inf)
         np.maximum.at(scores, of_group, predictions.scores[grouped])
-        per_class[category["name"]] = _area(
-            np.concatenate([predictions.scores[single], scores]),
-            np.concatenate([right[single].astype(float), np.full(len(groups), weight)]),
-            float(np.where(groups_here, weight, 1.0).sum()),
-        )
+        scores = np.concatenate([predictions.scores[single], scores])
+        gained = np.concatenate([right[single].astype(float), np.full(len(groups), weight)])
+        gained = gained[np.argsort(-scores, kind="stable")]
+        hits = np.cumsum(gained)
+        precision = hits / (hits + np.cumsum(gained == 0))
+        envelope = np.maximum.accumulate(precision[::-1])[::-1]
+        total = float(np.where(groups_here, weight, 1.0).sum())
+        per_class[category["name"]] = float((envelope * gained).sum() / total)
     defined = [value for value in per_class.values() if value >= 0]
     return OpenImagesResult(float(np.mean(defined)) if defined else -1.0, per_class)
 
@@ -126,14 +113,6 @@ def _summary(
 def _by_label(labels: np.ndarray, category_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     rows = np.argsort(labels, kind="stable")
     return rows, np.searchsorted(labels[rows], np.append(category_ids, category_ids[-1] + 1))
-
-
-def _area(scores: np.ndarray, gained: np.ndarray, objects: float) -> float:
-    gained = gained[np.argsort(-scores, kind="stable")]
-    hits = np.cumsum(gained)
-    precision = hits / (hits + np.cumsum(gained == 0))
-    envelope = np.maximum.accumulate(precision[::-1])[::-1]
-    return float((envelope * gained).sum() / objects)
 
 
 def image_labels(dataset: Mapping[str, Any]) -> tuple[np.ndarray | None, dict[int, list[int]]]:

@@ -1,5 +1,6 @@
 """Scores files of detections of any detector, and compares two evaluations of the same images."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,21 +11,20 @@ from trainer import storage
 from trainer.base.errors import EvaluationError
 from trainer.config.schema import EvaluationConfig
 from trainer.data.shard_index import ShardDataset
-from trainer.evaluation import baseline as baselines
 from trainer.evaluation import engines, gate, scoring
-from trainer.evaluation.baseline import EvaluationSummary
 from trainer.evaluation.coco import read_detections, read_truth
 from trainer.evaluation.evaluate import (
+    NO_BASELINE,
+    EvaluationSummary,
+    find_summary,
     predictions_file,
     program_versions,
-    sha256_of,
-    write_report,
     write_results,
 )
 from trainer.evaluation.metrics import NOT_SURE
 from trainer.evaluation.scoring import Scores
-from trainer.evaluation.truth_and_predictions import Predictions, Truth
-from trainer.report import gallery
+from trainer.evaluation.truth_and_predictions import Truth
+from trainer.report import evaluation_page, gallery
 from trainer.report.evaluation_page import ReportData
 from trainer.storage import check_writable
 
@@ -59,29 +59,36 @@ def evaluate(
     engines.require(config.engine)
     dataset, truth = read_truth(truth_uri)
     gate.check(rules, truth.names)
-    truth_digest, split = sha256_of(truth_uri), _stem(truth_uri)
+    truth_digest, split = _sha256(truth_uri), _stem(truth_uri)
     predictions = read_detections(detections_uri, truth, clip=clip)
-    base = _baseline(config.baseline, truth_digest, truth, clip)
+    base = None
+    if config.baseline not in ("", NO_BASELINE):
+        base_uri, earlier = _side(config.baseline)
+        if earlier and earlier.fingerprint != truth_digest:
+            raise EvaluationError(
+                f"the baseline {config.baseline} was not scored on this ground truth",
+                fix="evaluate its detections against the same file, or give the file of its detections",
+            )
+        base = read_detections(base_uri, truth, clip=clip)
     load_image = _image_loader(images_uri, truth) if images_uri else None
     check_writable(output_uri)
     scores = scoring.score(dataset, truth, predictions, config.engine)
-    checkpoint, sha256 = storage.absolute(detections_uri), sha256_of(detections_uri)
     summary: dict[str, Any] = {
         "images": len(truth.images), **scores.to_json(), "fingerprint": truth_digest, "split": split,
-        "checkpoint": checkpoint, "sha256": sha256, "step": None, "truth": storage.absolute(truth_uri),
-        "predictions": predictions_file(output_uri, config),
+        "checkpoint": storage.absolute(detections_uri), "sha256": _sha256(detections_uri), "step": None,
+        "truth": storage.absolute(truth_uri), "predictions": predictions_file(output_uri, config),
     }  # fmt: skip
     compared = None
     if base is not None:
         name = config.baseline
         compared = scoring.compare(name, name, base, truth, scores, samples=config.bootstrap)
     report = _report(
-        f"{_stem(detections_uri)} on {split}", split, truth, scores, checkpoint, sha256, summary["truth"]
-    )
+        f"{_stem(detections_uri)} on {split}", split, truth, scores, summary["checkpoint"],
+        summary["sha256"], summary["truth"],
+    )  # fmt: skip
     pictures = load_image and gallery.worst_images(truth, predictions, scores.matches, load_image)
-    write_results(
-        output_uri, predictions, replace(report, compared=compared, gallery=pictures), summary, rules
-    )
+    report = replace(report, compared=compared, gallery=pictures)
+    write_results(output_uri, predictions, report, summary, rules)
     return summary
 
 
@@ -111,8 +118,24 @@ def compare(
     engines.require(engine)
     sides = [_side(uri) for uri in (one_uri, other_uri)]
     summaries = [summary for _, summary in sides if summary]
-    _refuse_other_images(summaries)
-    dataset, truth, truth_name = _truth_of(summaries, truth_uri)
+    images = {f"{summary.split} of {summary.fingerprint}" for summary in summaries}
+    if len(images) > 1:
+        raise EvaluationError(
+            f"these evaluations are not of the same images: {' and '.join(sorted(images))}",
+            fix="evaluate both models on the same shards and split, or files against the same ground truth",
+        )
+    shards = summaries[0].shards if summaries and not truth_uri else ""
+    truth_name = shards or truth_uri or (summaries[0].truth if summaries else "")
+    if not truth_name:
+        raise EvaluationError(
+            "the ground truth of these detections is not known",
+            fix="pass --truth GT.json, or --truth SHARDS/annotations/SPLIT.json",
+        )
+    if shards:
+        dataset = ShardDataset(shards, summaries[0].split).annotations()
+        truth = Truth.from_coco(dataset)
+    else:
+        dataset, truth = read_truth(truth_name)
     first, second = (read_detections(uri, truth, clip=clip) for uri, _ in sides)
     if output_uri:
         check_writable(output_uri)
@@ -127,59 +150,22 @@ def compare(
         "verdict": compared.changes["coco/AP"].verdict if compared.changes else NOT_SURE,
     }
     if output_uri:
-        split, title = (
-            summaries[0].split if summaries else _stem(truth_name),
-            f"{other_uri} against {one_uri}",
-        )
-        report = _report(title, split, truth, scores, other_uri, sha256_of(sides[1][0]), truth_name)
-        write_report(replace(report, compared=compared), output_uri)
+        split = summaries[0].split if summaries else _stem(truth_name)
+        title, sha256 = f"{other_uri} against {one_uri}", _sha256(sides[1][0])
+        report = _report(title, split, truth, scores, other_uri, sha256, truth_name)
+        evaluation_page.write_report(replace(report, compared=compared), output_uri)
         storage.write_json(storage.join(output_uri, COMPARISON), comparison)
     return comparison
 
 
 def _side(uri: str) -> tuple[str, EvaluationSummary | None]:
-    summary = baselines.find_summary(uri)
+    summary = find_summary(uri)
     if summary is None and not storage.exists(uri):
         raise EvaluationError(
             f"{uri} is neither an evaluation nor a file of detections",
             fix="give a folder that `kubedet evaluate` or a run wrote, or a file in COCO's results form",
         )
     return (summary.predictions if summary else uri), summary
-
-
-def _refuse_other_images(summaries: Sequence[EvaluationSummary]) -> None:
-    images = {f"{summary.split} of {summary.fingerprint}" for summary in summaries}
-    if len(images) > 1:
-        raise EvaluationError(
-            f"these evaluations are not of the same images: {' and '.join(sorted(images))}",
-            fix="evaluate both models on the same shards and split, or files against the same ground truth",
-        )
-
-
-def _truth_of(summaries: Sequence[EvaluationSummary], truth_uri: str) -> tuple[dict[str, Any], Truth, str]:
-    if summaries and not truth_uri:
-        if shards := summaries[0].shards:
-            dataset = ShardDataset(shards, summaries[0].split).annotations()
-            return dataset, Truth.from_coco(dataset), shards
-        truth_uri = summaries[0].truth
-    if not truth_uri:
-        raise EvaluationError(
-            "the ground truth of these detections is not known",
-            fix="pass --truth GT.json, or --truth SHARDS/annotations/SPLIT.json",
-        )
-    return *read_truth(truth_uri), truth_uri
-
-
-def _baseline(uri: str, fingerprint: str, truth: Truth, clip: bool) -> Predictions | None:
-    if uri in ("", baselines.NONE):
-        return None
-    detections_uri, summary = _side(uri)
-    if summary and summary.fingerprint != fingerprint:
-        raise EvaluationError(
-            f"the baseline {uri} was not scored on this ground truth",
-            fix="evaluate its detections against the same file, or give the file of its detections",
-        )
-    return read_detections(detections_uri, truth, clip=clip)
 
 
 def _image_loader(folder: str, truth: Truth) -> Callable[[int], bytes]:
@@ -212,6 +198,10 @@ def _report(
         title, split, len(truth.images), scores,
         dataset={split: counts}, versions=versions | program_versions(),
     )  # fmt: skip
+
+
+def _sha256(uri: str) -> str:
+    return hashlib.sha256(storage.read_bytes(uri)).hexdigest()
 
 
 def _stem(uri: str) -> str:

@@ -6,12 +6,71 @@ from typing import Any
 
 import numpy as np
 
-from trainer.evaluation import analysis, bootstrap, coco_metrics, engines, openimages_metric
-from trainer.evaluation.analysis import Calibration, Confusion, OperatingPoint
+from trainer.evaluation import bootstrap, coco, engines, openimages_metric
 from trainer.evaluation.box_matching import Matches, match
-from trainer.evaluation.coco_metrics import CocoResult
+from trainer.evaluation.coco import CocoResult
 from trainer.evaluation.metrics import OPEN_IMAGES, Compared
-from trainer.evaluation.truth_and_predictions import Predictions, Truth, check_predictions
+from trainer.evaluation.truth_and_predictions import Predictions, Truth, check
+
+BINS = 10
+GRID = np.linspace(0.0, 1.0, 101)
+"""Thresholds of the F1 curves."""
+SHOWN_SCORE = 0.3
+"""Detections below this score are left out of the confusion matrix and of the report's gallery."""
+TIDE = {
+    "Cls": "right place, wrong class",
+    "Loc": "right class, place not exact",
+    "Both": "wrong class, and place not exact",
+    "Dupe": "object found before",
+    "Bkg": "nothing there",
+    "Miss": "object not found",
+}
+"""Kinds of errors (Bolya et al., TIDE, ECCV 2020, https://arxiv.org/abs/2008.08115)."""
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """The score threshold with the best F1 at IoU 0.5."""
+
+    threshold: float
+    f1: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Mean score and precision at IoU 0.5 in BINS bins of equal width, NaN for an empty bin.
+
+    `error` is the mean difference weighted with `count`, the predictions of each bin.
+    """
+
+    error: float
+    confidence: np.ndarray
+    precision: np.ndarray
+    count: np.ndarray
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Confusion matrix [C, C]: rows are true classes, columns predicted ones, `background` is last."""
+
+    names: list[str]
+    counts: np.ndarray
+
+    def largest(self, top: int = 20) -> "Confusion":
+        """Return the matrix of the `top` classes with the most objects, with the rest as one, `other`."""
+        classes = len(self.names) - 1
+        by_size = np.argsort(-self.counts[:classes].sum(axis=1), kind="stable")
+        named = by_size if classes <= top + 1 else by_size[:top]
+        titles = [self.names[place] for place in named]
+        group = np.full(classes + 1, len(named))
+        group[named] = np.arange(len(named))
+        if len(named) < classes:
+            titles.append(f"other ({classes - len(named)})")
+        group[classes] = len(titles)
+        titles.append(self.names[classes])
+        small = np.zeros((len(titles), len(titles)), np.int64)
+        np.add.at(small, (group[:, None], group[None, :]), self.counts)
+        return Confusion(titles, small)
 
 
 @dataclass(frozen=True)
@@ -22,16 +81,16 @@ class Scores:
     metrics: dict[str, float]
     """The twelve COCO numbers and oid/AP50, by name."""
     matches: Matches
-    """At coco_metrics.IOU_THRESHOLDS."""
+    """At coco.IOU_THRESHOLDS."""
     points: dict[str, OperatingPoint]
-    """By class."""
+    """The best threshold of each class that has objects and predictions."""
     f1: dict[str, np.ndarray]
-    """F1 of each class over analysis.GRID."""
+    """F1 at IoU 0.5 over GRID, of each class that has objects."""
     calibration: Calibration
     tide: dict[str, tuple[float, int]] | None
-    """Cost in AP and count of each kind of error; None with the evaluator pycocotools."""
+    """Cost in AP at IoU 0.5 and count of each kind of error; None with the evaluator pycocotools."""
     confusion: Confusion | None
-    """None with the evaluator pycocotools."""
+    """Matched at IoU 0.5 across classes; None with the evaluator pycocotools."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -42,35 +101,57 @@ class Scores:
 
 
 def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, engine: str) -> Scores:
-    """Score predictions; raises as `coco_metrics.evaluate`. `dataset` is the truth in COCO's form."""
-    result = coco_metrics.evaluate(truth, predictions, engine=engine)
+    """Score predictions; raises as `coco.evaluate`. `dataset` is the truth in COCO's form."""
+    result = coco.evaluate(truth, predictions, engine=engine)
     tide = confusion = None
     if engine == "hotcoco":
         evaluator = engines.evaluator(truth, predictions)
-        tide = analysis.tide(evaluator)
-        confusion = analysis.confusion(evaluator, score=analysis.SHOWN_SCORE)
+        errors = evaluator.tide_errors(pos_thr=0.5, bg_thr=0.1)
+        tide = {kind: (float(errors["delta_ap"][kind]), int(errors["counts"].get(kind, 0))) for kind in TIDE}
+        matrix = evaluator.confusion_matrix(iou_thr=0.5, min_score=SHOWN_SCORE)
+        confusion = Confusion([*matrix["cat_names"], "background"], matrix["matrix"].astype(np.int64))
         del evaluator  # It holds gigabytes.
     verified, ancestors = openimages_metric.image_labels(dataset)
     open_images = openimages_metric.evaluate(truth, predictions, verified=verified, ancestors=ancestors)
-    matches = match(truth, predictions, coco_metrics.IOU_THRESHOLDS)
-    return Scores(
-        coco=result,
-        metrics={**result.metrics, OPEN_IMAGES: open_images.average},
-        matches=matches,
-        points=analysis.operating_points(matches, truth.names),
-        f1=analysis.f1_curves(matches, truth.names),
-        calibration=analysis.calibration(matches),
-        tide=tide,
-        confusion=confusion,
-    )
+    metrics = {**result.metrics, OPEN_IMAGES: open_images.average}
+    matches = match(truth, predictions, coco.IOU_THRESHOLDS)
+    points, curves = {}, {}
+    for place, name in enumerate(truth.names):
+        if not (objects := len(matches.objects(place))):
+            continue
+        rows = matches.of_class(place)
+        counted = ~matches.ignored[rows, 0]
+        scores = matches.scores[rows][counted]
+        right = np.r_[0, np.cumsum(matches.right[rows, 0][counted])]
+        f1 = 2 * right / (np.arange(len(right)) + objects)
+        curves[name] = f1[np.searchsorted(-scores, -GRID, side="right")]
+        if len(scores):
+            # Equal scores are above a threshold together: the last of them counts.
+            last = np.flatnonzero(np.r_[scores[1:] != scores[:-1], True])
+            best = last[np.argmax(f1[1:][last])]
+            points[name] = OperatingPoint(float(scores[best]), float(f1[1:][best]))
+    return Scores(result, metrics, matches, points, curves, calibrate(matches), tide, confusion)
+
+
+def calibrate(matches: Matches) -> Calibration:
+    """Compare scores with precision over all classes, without predictions in crowds."""
+    counted = ~matches.ignored[:, 0]
+    scores, right = matches.scores[counted], matches.right[counted, 0]
+    bins = np.minimum((scores * BINS).astype(int), BINS - 1).clip(min=0)
+    count = np.bincount(bins, minlength=BINS)
+    with np.errstate(invalid="ignore"):
+        confidence = np.bincount(bins, weights=scores, minlength=BINS) / count
+        precision = np.bincount(bins, weights=right, minlength=BINS) / count
+    error = np.nansum(np.abs(confidence - precision) * count) / max(len(scores), 1)
+    return Calibration(float(error), confidence, precision, count)
 
 
 def compare(
     name: str, model: str, base: Predictions, truth: Truth, scores: Scores, *, samples: int
 ) -> Compared:
     """Compare with a baseline's predictions of the same images."""
-    check_predictions(truth, base, "the baseline's detections")
-    before = match(truth, base, coco_metrics.IOU_THRESHOLDS)
+    check(truth, base, "the baseline's detections")
+    before = match(truth, base, coco.IOU_THRESHOLDS)
     changes = bootstrap.compare(before, scores.matches, truth.names, samples=samples)
     obstacle = "" if changes else f"it cannot be compared with the baseline {name}: no class has objects"
     return Compared(name, changes, samples, obstacle, model)

@@ -129,7 +129,21 @@ class Truth:
     @classmethod
     def from_coco(cls, dataset: Mapping[str, Any]) -> "Truth":
         """Read COCO's form {"images", "annotations", "categories"}; area and iscrowd may be missing."""
-        _check_parts(dataset)
+        for key in ("images", "annotations", "categories"):
+            found = dataset.get(key) if isinstance(dataset, Mapping) else None
+            if not isinstance(found, list) or not found:
+                raise EvaluationError(
+                    f"ground truth has no {key}, so nothing can be scored",
+                    fix="check that the split has images with boxes, and that its file has COCO's JSON form",
+                )
+        for key, name in (("images", "id"), ("categories", "id"), ("categories", "name")):
+            counts = Counter(item.get(name) for item in dataset[key])
+            if bad := [value for value, count in counts.items() if count > 1 or value is None]:
+                raise EvaluationError(
+                    f"ground truth: {len(bad)} {key} without {name} or with one that occurs more than once: "
+                    + ", ".join(map(repr, bad[:EXAMPLES])),
+                    fix=f"give each of the {key} its own {name}",
+                )
         items = dataset["annotations"]
         _refuse_malformed("ground truth", items, "area")
         image_ids, labels, boxes = _columns(items)
@@ -192,7 +206,7 @@ def _malformed_field(item: Any, names: Sequence[str]) -> str:
     for name in names:
         value = item.get(name, 0 if name == "area" else None)
         numbers = value if name == "bbox" else [value]
-        # NaN is a number here: `check_predictions` reports it.
+        # NaN is a number here: `check` reports it.
         is_sound = isinstance(numbers, list | tuple) and all(
             isinstance(number, int | float) and not abs(number) >= _END for number in numbers
         )
@@ -203,40 +217,37 @@ def _malformed_field(item: Any, names: Sequence[str]) -> str:
     return ""
 
 
-def _check_parts(dataset: Mapping[str, Any]) -> None:
-    for key in ("images", "annotations", "categories"):
-        items = dataset.get(key) if isinstance(dataset, Mapping) else None
-        if not isinstance(items, list) or not items:
-            raise EvaluationError(
-                f"ground truth has no {key}, so nothing can be scored",
-                fix="check that the split has images with boxes, and that its file has COCO's JSON form",
-            )
-    for key, field in (("images", "id"), ("categories", "id"), ("categories", "name")):
-        counts = Counter(item.get(field) for item in dataset[key])
-        bad = [value for value, count in counts.items() if count > 1 or value is None]
-        if bad:
-            raise EvaluationError(
-                f"ground truth: {len(bad)} {key} without {field} or with one that occurs more than once: "
-                + ", ".join(map(repr, bad[:EXAMPLES])),
-                fix=f"give each of the {key} its own {field}",
-            )
+def check(truth: Truth, items: Truth | Predictions, source: str) -> None:
+    """Check that the boxes of `items` are finite, in a known image, and of a known category.
 
-
-def check_truth(truth: Truth) -> None:
-    """Check that each box is finite and of a known image and category."""
-    areas = ("a non-finite area", ~np.isfinite(truth.areas), truth.areas)
-    _refuse("ground truth", [*_common_problems(truth, truth), areas])
-
-
-def check_predictions(truth: Truth, predictions: Predictions, source: str = "detections") -> None:
-    """Check that each prediction has a finite score and a box in a known image, of a known category."""
-    boxes, scores = predictions.boxes, predictions.scores
+    Also that the areas of a truth are finite, and that predictions have finite scores and are in their image.
+    """
+    boxes = items.boxes
+    finite = np.isfinite(boxes).all(axis=1)
     problems = [
-        *_common_problems(truth, predictions),
-        ("a non-finite score", ~np.isfinite(scores), scores),
-        ("a box outside of its image", _is_outside(boxes, _sizes(truth, predictions), OUTSIDE), boxes),
+        ("an unknown image id", ~np.isin(items.image_ids, truth.all_image_ids), items.image_ids),
+        ("an unknown category id", ~np.isin(items.labels, truth.category_ids), items.labels),
+        ("a non-finite box", ~finite, boxes),
+        ("a box of negative size", finite & (boxes[:, 2:] < 0).any(axis=1), boxes),
     ]
-    _refuse(source, problems)
+    if isinstance(items, Truth):
+        problems.append(("a non-finite area", ~np.isfinite(items.areas), items.areas))
+    else:
+        outside = _is_outside(boxes, _sizes(truth, items), OUTSIDE)
+        problems.append(("a non-finite score", ~np.isfinite(items.scores), items.scores))
+        problems.append(("a box outside of its image", outside, boxes))
+    lines = []
+    for problem, is_bad, values in problems:
+        rows = np.flatnonzero(is_bad)
+        if len(rows):
+            examples = ", ".join(f"{values[row].tolist()!r} (item {row})" for row in rows[:EXAMPLES])
+            lines.append(f"  {len(rows)} with {problem}: {examples}")
+    if lines:
+        raise EvaluationError(
+            f"{source} ({len(boxes)} in all) cannot be scored:\n" + "\n".join(lines),
+            fix="score detections against the ground truth of the same split and classes; boxes are "
+            "[x, y, width, height] in pixels",
+        )
 
 
 def name_difference(one: Sequence[str], other: Sequence[str], of_one: str, of_other: str) -> str:
@@ -251,20 +262,6 @@ def name_difference(one: Sequence[str], other: Sequence[str], of_one: str, of_ot
     count = len(set(one) ^ set(other))
     detail = f"{count} differ: {'; '.join(only)}" if only else "the same names in another order"
     return f"{len(one)} against {len(other)} classes, {detail}"
-
-
-_Problem = tuple[str, np.ndarray, np.ndarray]
-
-
-def _common_problems(truth: Truth, items: Truth | Predictions) -> list[_Problem]:
-    boxes = items.boxes
-    finite = np.isfinite(boxes).all(axis=1)
-    return [
-        ("an unknown image id", ~np.isin(items.image_ids, truth.all_image_ids), items.image_ids),
-        ("an unknown category id", ~np.isin(items.labels, truth.category_ids), items.labels),
-        ("a non-finite box", ~finite, boxes),
-        ("a box of negative size", finite & (boxes[:, 2:] < 0).any(axis=1), boxes),
-    ]
 
 
 def clip_boxes(truth: Truth, predictions: Predictions) -> tuple[Predictions, int]:
@@ -290,18 +287,3 @@ def _sizes(truth: Truth, predictions: Predictions) -> np.ndarray:
 def _is_outside(boxes: np.ndarray, sizes: np.ndarray, margin: float) -> np.ndarray:
     outside = (boxes[:, :2] < -margin) | (boxes[:, :2] + boxes[:, 2:] > sizes + margin)
     return np.asarray(outside.any(axis=1))
-
-
-def _refuse(source: str, problems: list[_Problem]) -> None:
-    lines = []
-    for problem, is_bad, values in problems:
-        rows = np.flatnonzero(is_bad)
-        if len(rows):
-            examples = ", ".join(f"{values[row].tolist()!r} (item {row})" for row in rows[:EXAMPLES])
-            lines.append(f"  {len(rows)} with {problem}: {examples}")
-    if lines:
-        raise EvaluationError(
-            f"{source} ({len(problems[0][1])} in all) cannot be scored:\n" + "\n".join(lines),
-            fix="score detections against the ground truth of the same split and classes; boxes are "
-            "[x, y, width, height] in pixels",
-        )

@@ -3,7 +3,7 @@
 import copy
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -14,13 +14,14 @@ import numpy as np
 import onnx
 import torch
 from onnxscript import opset18
+from torchvision.ops import batched_nms
 
 from trainer.base.errors import ExportError, translated
 from trainer.config.schema import Config
-from trainer.export.detection_pairing import EXACT, QUANTIZED, Tolerance
 from trainer.export.quantize import CalibrationImages, quantize, quiet
 from trainer.model.architecture import Architecture
 from trainer.model.deployment import INPUT, Graph
+from trainer.model.postprocess import Detections
 
 _LOG = logging.getLogger("export")
 
@@ -211,7 +212,6 @@ class Format:
     write: Callable[[Maker, Path], None]
     """Writes them, given the path of the first."""
     open: Callable[[Path], Runtime]
-    tolerance: Tolerance
     raw: bool = False
     """Whether it gives boxes and scores of all anchors, not detections."""
     is_code: bool = False
@@ -219,13 +219,47 @@ class Format:
 
 
 FORMATS = {
-    "onnx": Format(("model.onnx",), Maker.onnx, OnnxRuntime, EXACT),
-    "onnx-int8": Format(("model.int8.onnx",), Maker.int8, OnnxRuntime, QUANTIZED),
-    "torch-export": Format(("model.pt2",), Maker.program, ExportedProgram, EXACT, is_code=True),
-    "openvino": Format(("model.xml", "model.bin"), Maker.openvino, OpenVino, EXACT),
-    "raw": Format(("model.raw.onnx",), Maker.raw, OnnxRuntime, EXACT, raw=True),
+    "onnx": Format(("model.onnx",), Maker.onnx, OnnxRuntime),
+    "onnx-int8": Format(("model.int8.onnx",), Maker.int8, OnnxRuntime),
+    "torch-export": Format(("model.pt2",), Maker.program, ExportedProgram, is_code=True),
+    "openvino": Format(("model.xml", "model.bin"), Maker.openvino, OpenVino),
+    "raw": Format(("model.raw.onnx",), Maker.raw, OnnxRuntime, raw=True),
 }
 """The formats by their names in export.formats."""
+
+
+class Served:
+    """An exported file in its runtime, giving detections."""
+
+    def __init__(self, kind: Format, path: Path, thresholds: Mapping[str, float]) -> None:
+        self.kind, self.runtime, self._thresholds = kind, kind.open(path), thresholds
+
+    def predict(self, images: np.ndarray) -> Detections:
+        """Detect objects in uint8 images [B, 3, S, S]."""
+        outputs = [torch.from_numpy(part) for part in self.runtime.run(images)]
+        return suppress(outputs[0], outputs[1], self._thresholds) if self.kind.raw else Detections(*outputs)
+
+
+def suppress(boxes: torch.Tensor, scores: torch.Tensor, thresholds: Mapping[str, float]) -> Detections:
+    """Select detections from the raw graph's outputs, by the rules of TensorRT's EfficientNMS.
+
+    Boxes are [B, N, 4], scores [B, N, C]; thresholds are `score`, `nms` and `detections_per_image`.
+    """
+    limit = int(thresholds["detections_per_image"])
+    padded = Detections(
+        torch.zeros(len(boxes), limit, 4), torch.zeros(len(boxes), limit),
+        torch.full((len(boxes), limit), -1), torch.zeros(len(boxes), dtype=torch.int64),
+    )  # fmt: skip
+    for row in range(len(boxes)):
+        anchor, label = torch.nonzero(scores[row] > thresholds["score"], as_tuple=True)
+        score = scores[row, anchor, label]
+        # In fp64: batched_nms adds an offset for each class, which fp32 would round.
+        kept = batched_nms(boxes[row, anchor].double(), score.double(), label, thresholds["nms"])[:limit]
+        count = len(kept)
+        padded.boxes[row, :count] = boxes[row, anchor[kept]]
+        padded.scores[row, :count], padded.labels[row, :count] = score[kept], label[kept]
+        padded.num[row] = count
+    return padded
 
 
 def check_trust(kind: str, uri: str, run_code: bool, *, fix: str) -> None:

@@ -109,8 +109,7 @@ def _load_weights(source: Bundle, device: torch.device) -> _Predict:
 def _load_served(source: Bundle, name: str, run_code: bool) -> _Predict:
     uri = storage.join(source.uri, name)
     try:
-        from trainer.export.formats import FORMATS, check_trust
-        from trainer.export.verify import Served
+        from trainer.export.formats import FORMATS, Served, check_trust
     except ImportError as error:
         raise EvaluationError(
             f"{uri} cannot be run: {error}", fix="install kubedet[export], or score the checkpoint"

@@ -3,16 +3,17 @@
 Compares COCO AP and single detections, then batches, an image without objects and inputs of a wrong shape.
 """
 
+import logging
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from torchvision.ops import batched_nms
+from torchvision.ops import box_iou
 
 from trainer.base import log
 from trainer.base.errors import ExportError, translated
@@ -20,19 +21,94 @@ from trainer.config.schema import Config
 from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import FILL, letterbox
-from trainer.evaluation import coco_metrics
+from trainer.evaluation import coco
 from trainer.evaluation.inference import in_images
 from trainer.evaluation.truth_and_predictions import Predictions
-from trainer.export.detection_pairing import EXACT, Comparison, Matches
-from trainer.export.formats import FORMATS, Format, Runtime
+from trainer.export.formats import FORMATS, Runtime, Served
 from trainer.export.quantize import evenly_spread
 from trainer.model.architecture import Architecture
 from trainer.model.postprocess import Detections
 
+_LOG = logging.getLogger("export")
 _BATCH = 8
 _LATENCY_RUNS = 50
 _LATENCY_SECONDS = 5.0
 _OTHER_VERSIONS = "use the versions of torch, onnx and onnxruntime in constraints.txt; nothing was published"
+
+
+BOX_TOLERANCE = 0.01
+"""Pixels. Boxes this close are equal, whatever their IoU: for a box clipped to a line it is 0/0."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Least overlap and largest score difference of two detections of the same object."""
+
+    iou: float
+    score: float
+    binding: bool
+    """Whether too few matches fail the export."""
+
+
+EXACT = Tolerance(iou=0.99, score=1e-3, binding=True)
+QUANTIZED = Tolerance(iou=0.75, score=0.1, binding=False)
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Comparison of the detections of two models."""
+
+    detections: int
+    """Detections of the first model."""
+    matched: float
+    """Share of the detections of both that have a partner; 1 if neither detects anything."""
+    score_error: float
+    """Largest difference of score between partners."""
+    box_error: float
+    """Largest difference of a coordinate between partners, pixels."""
+
+
+class Comparison:
+    """Pairs the detections of two models, batch by batch.
+
+    By label, overlap and score, not by rank, which depends on rounding.
+    """
+
+    def __init__(self, tolerance: Tolerance) -> None:
+        self._tolerance = tolerance
+        self._detections = self._partners = self._all = 0
+        self._score_error = self._box_error = 0.0
+
+    def add(self, first: Detections, second: Detections) -> None:
+        """Pair the detections of a batch, each with its free partner of the nearest score."""
+        for row in range(len(first.num)):
+            count, others = int(first.num[row]), int(second.num[row])
+            self._detections += count
+            self._all += count + others
+            if not count or not others:
+                continue
+            boxes, other_boxes = first.boxes[row, :count], second.boxes[row, :others]
+            score_gap = (first.scores[row, :count, None] - second.scores[row, :others]).abs()
+            same_box = (boxes[:, None] - other_boxes).abs().amax(dim=2) <= BOX_TOLERANCE
+            fits = (
+                (same_box | (box_iou(boxes, other_boxes) >= self._tolerance.iou))
+                & (first.labels[row, :count, None] == second.labels[row, :others])
+                & (score_gap <= self._tolerance.score)
+            )
+            free = torch.ones(others, dtype=torch.bool)
+            for index in range(count):
+                options = torch.nonzero(fits[index] & free).flatten()
+                if len(options):
+                    partner = options[score_gap[index, options].argmin()]
+                    free[partner] = False
+                    self._partners += 2
+                    self._score_error = max(self._score_error, float(score_gap[index, partner]))
+                    gap = (boxes[index] - other_boxes[partner]).abs().max()
+                    self._box_error = max(self._box_error, float(gap))
+
+    def result(self) -> Matches:
+        matched = self._partners / self._all if self._all else 1.0
+        return Matches(self._detections, matched, self._score_error, self._box_error)
 
 
 @dataclass(frozen=True)
@@ -60,84 +136,66 @@ class Check:
     latency: Latency
 
 
-class Served:
-    """An exported file in its runtime, giving detections."""
-
-    def __init__(self, kind: Format, path: Path, thresholds: Mapping[str, float]) -> None:
-        self.kind, self.runtime, self._thresholds = kind, kind.open(path), thresholds
-
-    def predict(self, images: np.ndarray) -> Detections:
-        """Detect objects in uint8 images [B, 3, S, S]."""
-        outputs = [torch.from_numpy(part) for part in self.runtime.run(images)]
-        return suppress(outputs[0], outputs[1], self._thresholds) if self.kind.raw else Detections(*outputs)
-
-
 def verify(
-    folder: Path,
-    names: Sequence[str],
-    detector: Architecture,
-    dataset: ShardDataset,
-    config: Config,
+    folder: Path, names: Sequence[str], detector: Architecture, dataset: ShardDataset, config: Config,
     image_size: int,
-) -> dict[str, Check]:
+) -> dict[str, Check]:  # fmt: skip
     """Compare written files with the trained model on images of a split."""
     served = {}
     for name in names:
         with _running(name, "cannot be opened by the runtime that serves it"):
             served[name] = Served(FORMATS[name], folder / FORMATS[name].files[0], detector.thresholds)
     indices = evenly_spread(len(dataset), config.export.check_images)
-    comparisons = {name: Comparison(FORMATS[name].tolerance) for name in names}
+    comparisons = {name: Comparison(_tolerance(name)) for name in names}
     predictions: dict[str, list[Predictions]] = {name: [Predictions.from_coco([])] for name in ["", *names]}
     sizes = dict(zip(dataset.image_ids.tolist(), dataset.sizes, strict=True))
-    squares = torch.empty(0)
+    first = torch.empty(0)
     with log.progress("check", len(indices), "images") as bar:
-        for images, image_ids, scales in _batches(dataset, indices, image_size):
-            squares = images if not len(squares) else squares
+        for start in range(0, len(indices), _BATCH):
+            samples = [read_sample(dataset, int(index)) for index in indices[start : start + _BATCH]]
+            image_ids = [record["image_id"] for _, record in samples]
+            squares, scales = zip(*(letterbox(image, image_size) for image, _ in samples), strict=True)
+            images = torch.stack(squares)
+            first = images if not start else first
             trained = detector.predict(images)
-            predictions[""].append(in_images(trained, image_ids, scales, sizes))
+            predictions[""].append(in_images(trained, image_ids, list(scales), sizes))
             for name, one in served.items():
                 with _running(name, "fails on validation images"):
                     detections = one.predict(images.numpy())
                 comparisons[name].add(trained, detections)
-                predictions[name].append(in_images(detections, image_ids, scales, sizes))
+                predictions[name].append(in_images(detections, image_ids, list(scales), sizes))
             bar.update(len(images))
-    ap = _average_precision(dataset, indices, predictions)
+    chosen, truth = set(dataset.image_ids[indices].tolist()), dataset.annotations()
+    truth["images"] = [image for image in truth["images"] if image["id"] in chosen]
+    truth["annotations"] = [item for item in truth["annotations"] if item["image_id"] in chosen]
+    ap = dict.fromkeys(predictions, -1.0)
+    if truth["annotations"]:
+        for name, parts in predictions.items():
+            ap[name] = coco.evaluate(truth, Predictions.join(parts)).metrics["coco/AP"]
     checks = {}
     for name, one in served.items():
-        matches = comparisons[name].result()
-        _judge(name, ap[name] - ap[""], matches, len(indices), config)
-        _check_edges(name, one, squares, image_size)
-        checks[name] = Check(
-            one.runtime.name, len(indices), ap[name], ap[name] - ap[""], matches,
-            latency(one.runtime, squares[:1].numpy()),
-        )  # fmt: skip
+        matches, change = comparisons[name].result(), ap[name] - ap[""]
+        _judge(name, change, matches, len(indices), config)
+        _check_edges(name, one, first, image_size)
+        timing = latency(one.runtime, first[:1].numpy())
+        checks[name] = Check(one.runtime.name, len(indices), ap[name], change, matches, timing)
+        if matches.detections:
+            _LOG.info(
+                "%s in %s: AP %+.4f, %.1f%% of %d detections match, %.1f ms an image",
+                name, one.runtime.name, change, matches.matched * 100, matches.detections, timing.p50_ms,
+            )  # fmt: skip
+        else:
+            text = "%s: the model detects nothing in %d images, so the check says little; train longer"
+            _LOG.warning(text, name, len(indices))
     return checks
+
+
+def _tolerance(name: str) -> Tolerance:
+    return QUANTIZED if name == "onnx-int8" else EXACT
 
 
 def _running(name: str, failing: str) -> AbstractContextManager[None]:
     return translated(ExportError, f"the exported model ({name}) {failing}", fix=_OTHER_VERSIONS)
-
-
-def suppress(boxes: torch.Tensor, scores: torch.Tensor, thresholds: Mapping[str, float]) -> Detections:
-    """Select detections from the raw graph's outputs, by the rules of TensorRT's EfficientNMS.
-
-    Boxes are [B, N, 4], scores [B, N, C]; thresholds are `score`, `nms` and `detections_per_image`.
-    """
-    limit = int(thresholds["detections_per_image"])
-    padded = Detections(
-        torch.zeros(len(boxes), limit, 4), torch.zeros(len(boxes), limit),
-        torch.full((len(boxes), limit), -1), torch.zeros(len(boxes), dtype=torch.int64),
-    )  # fmt: skip
-    for row in range(len(boxes)):
-        anchor, label = torch.nonzero(scores[row] > thresholds["score"], as_tuple=True)
-        score = scores[row, anchor, label]
-        # In fp64: batched_nms adds an offset for each class, which fp32 would round.
-        kept = batched_nms(boxes[row, anchor].double(), score.double(), label, thresholds["nms"])[:limit]
-        count = len(kept)
-        padded.boxes[row, :count] = boxes[row, anchor[kept]]
-        padded.scores[row, :count], padded.labels[row, :count] = score[kept], label[kept]
-        padded.num[row] = count
-    return padded
 
 
 def latency(runtime: Runtime, image: np.ndarray) -> Latency:
@@ -152,43 +210,11 @@ def latency(runtime: Runtime, image: np.ndarray) -> Latency:
         if len(times) >= 10 and time.perf_counter() > end:
             break
     p50, p95 = np.percentile(times, [50, 95]) * 1000
-    return Latency(round(float(p50), 3), round(float(p95), 3), len(times), runtime.threads, _cpu_name())
-
-
-def _cpu_name() -> str:
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.is_file() else []
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.processor() or platform.machine())
-
-
-def _batches(
-    dataset: ShardDataset, indices: np.ndarray, image_size: int
-) -> Iterator[tuple[torch.Tensor, list[int], list[float]]]:
-    for start in range(0, len(indices), _BATCH):
-        squares, image_ids, scales = [], [], []
-        for index in indices[start : start + _BATCH]:
-            image, record = read_sample(dataset, int(index))
-            square, scale = letterbox(image, image_size)
-            squares.append(square)
-            image_ids.append(record["image_id"])
-            scales.append(scale)
-        yield torch.stack(squares), image_ids, scales
-
-
-def _average_precision(
-    dataset: ShardDataset, indices: np.ndarray, predictions: dict[str, list[Predictions]]
-) -> dict[str, float]:
-    chosen = set(dataset.image_ids[indices].tolist())
-    truth = dataset.annotations()
-    truth["images"] = [image for image in truth["images"] if image["id"] in chosen]
-    truth["annotations"] = [item for item in truth["annotations"] if item["image_id"] in chosen]
-    if not truth["annotations"]:
-        return dict.fromkeys(predictions, -1.0)
-    return {
-        name: coco_metrics.evaluate(truth, Predictions.join(parts)).metrics["coco/AP"]
-        for name, parts in predictions.items()
-    }
+    cpu = next(models, platform.processor() or platform.machine())
+    return Latency(round(float(p50), 3), round(float(p95), 3), len(times), runtime.threads, cpu)
 
 
 def _judge(name: str, change: float, matches: Matches, images: int, config: Config) -> None:
@@ -199,7 +225,7 @@ def _judge(name: str, change: float, matches: Matches, images: int, config: Conf
     if abs(change) > limit:
         problems.append(f"COCO AP changes by {change:+.4f}, at most {limit:g} is allowed (export.{key})")
     least = config.export.min_match
-    if FORMATS[name].tolerance.binding and matches.matched < least:
+    if _tolerance(name).binding and matches.matched < least:
         problems.append(f"{matches.matched:.1%} of the detections match, {least:.1%} must (export.min_match)")
     if problems:
         raise ExportError(

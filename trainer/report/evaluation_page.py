@@ -14,11 +14,10 @@ import numpy as np
 
 from trainer import storage
 from trainer.data.statistics import SplitStatistics
-from trainer.evaluation.analysis import SHOWN_SCORE
-from trainer.evaluation.coco_metrics import number
+from trainer.evaluation.coco import number, table
 from trainer.evaluation.gate import Verdict
 from trainer.evaluation.metrics import METRICS, VERDICTS, Change, Compared, count_verdicts
-from trainer.evaluation.scoring import Scores
+from trainer.evaluation.scoring import SHOWN_SCORE, Scores
 from trainer.report import gallery, plots
 from trainer.report.figures import render
 from trainer.report.gallery import GalleryImage
@@ -26,7 +25,7 @@ from trainer.report.gallery import GalleryImage
 Table = Sequence[Sequence[str]]
 """Rows of cells; the first row is the header."""
 
-FILES = ("report.html", "report.md", "classes.csv", "confusions.csv")
+FILES = ("table.txt", "report.html", "report.md", "classes.csv", "confusions.csv")
 
 _MARKDOWN_CLASSES = 50
 
@@ -74,7 +73,8 @@ class ReportData:
 
 def write_report(data: ReportData, folder: str | Path) -> None:
     """Write FILES into a folder."""
-    for name, text in zip(FILES, (html(data), markdown(data), *_tables(data)), strict=True):
+    texts = (table(data.scores.coco), html(data), markdown(data), *_tables(data))
+    for name, text in zip(FILES, texts, strict=True):
         storage.write_bytes(storage.join(str(folder), name), text.encode())
 
 

@@ -8,8 +8,8 @@ from itertools import repeat
 import numpy as np
 from PIL import Image
 
-from trainer.evaluation.analysis import SHOWN_SCORE
 from trainer.evaluation.box_matching import Matches
+from trainer.evaluation.scoring import SHOWN_SCORE
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.report.figures import thumbnail
 

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 
 from trainer.data.statistics import BINS, SplitStatistics
-from trainer.evaluation.analysis import GRID as THRESHOLDS
-from trainer.evaluation.analysis import TIDE, Calibration
-from trainer.evaluation.coco_metrics import RECALLS, CocoResult
-from trainer.evaluation.scoring import Scores
+from trainer.evaluation.coco import RECALLS, CocoResult
+from trainer.evaluation.scoring import GRID as THRESHOLDS
+from trainer.evaluation.scoring import TIDE, Calibration, Scores
 from trainer.report.figures import GRID, SERIES, TEXT, Plot, as_plot, bars, figure
 
 _POINTS = 400

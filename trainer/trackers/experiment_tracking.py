@@ -11,12 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import partial
 from importlib import import_module
 from typing import Any, Literal, Protocol
 
 from trainer import storage
-from trainer.base.errors import DamagedError, DataError, KubedetError
+from trainer.base.errors import KubedetError
 from trainer.config.parsing import flat
 from trainer.config.schema import Config
 
@@ -123,9 +123,25 @@ class Tracking:
     ) -> None:
         """Start or resume the run at each tracker."""
         self._senders: list[_Sender] = []
-        if run and trackers:
-            ids = _RunIds(run.output, resumed)
-            self._senders = [_Sender(name, tracker, run, ids) for name, tracker in trackers.items()]
+        if not run or not trackers:
+            return
+        uri, lock = storage.join(run.output, RUN_IDS), threading.Lock()
+        ids: dict[str, str] = {}
+        try:
+            if resumed and storage.exists(uri):
+                ids = storage.read_json(uri, _FORM)["ids"]
+        except KubedetError as error:
+            _LOG.warning("%s; the trackers get a new run", error.message)
+
+        def started(name: str, run_id: str) -> None:
+            with lock:
+                if ids.get(name) != run_id:
+                    ids[name] = run_id
+                    storage.write_json(uri, {"kind": "trackers", "version": 1, "ids": ids})
+
+        self._senders = [
+            _Sender(name, tracker, run, ids.get(name, ""), started) for name, tracker in trackers.items()
+        ]
 
     def add(self, kind: str, row: Mapping[str, Any]) -> None:
         """Send a row of metrics; `kind` is "train" or "val", row["step"] the optimiser steps done."""
@@ -149,42 +165,17 @@ class Tracking:
             sender.wait(end - time.monotonic())
 
 
-class _RunIds:
-    """The ids of a run at its trackers, stored in its folder."""
-
-    def __init__(self, output: str, resumed: bool) -> None:
-        self._uri, self._lock = storage.join(output, RUN_IDS), threading.Lock()
-        self._resumed = resumed
-
-    def read(self, name: str) -> str:
-        with self._lock:
-            return self._ids.get(name, "")
-
-    def write(self, name: str, run_id: str) -> None:
-        with self._lock:
-            if self._ids.get(name) != run_id:
-                self._ids[name] = run_id
-                storage.write_json(self._uri, {"kind": "trackers", "version": 1, "ids": self._ids})
-
-    @cached_property
-    def _ids(self) -> dict[str, str]:
-        if self._resumed and storage.exists(self._uri):
-            try:
-                ids: dict[str, str] = storage.read_json(self._uri, _FORM)["ids"]
-                return ids
-            except (DamagedError, DataError) as error:
-                _LOG.warning("%s; the trackers get a new run", error.message)
-        return {}
-
-
 class _Sender:
     """A thread that sends rows to one tracker."""
 
-    def __init__(self, name: str, tracker: Tracker, run: TrackedRun, ids: _RunIds) -> None:
+    def __init__(
+        self, name: str, tracker: Tracker, run: TrackedRun, run_id: str, started: Callable[[str, str], None]
+    ) -> None:
         self.queue: queue.SimpleQueue[Row | tuple[State, Mapping[str, Any]]] = queue.SimpleQueue()
-        self._name, self._tracker, self._run, self._ids = name, tracker, run, ids
+        self._name, self._tracker, self._run, self._run_id = name, tracker, run, run_id
+        self._on_start: Callable[[str, str], None] | None = started  # None after the start.
         self._waiting: deque[Row] = deque(maxlen=_MOST_ROWS)
-        self._started, self._failed, self._next_try = False, False, 0.0
+        self._failed, self._next_try = False, 0.0
         self._thread = threading.Thread(target=self._work, name=f"track-{name}", daemon=True)
         self._thread.start()
 
@@ -202,10 +193,10 @@ class _Sender:
             self._attempt(partial(self._tracker.finish, *item))
 
     def _send(self) -> None:
-        if not self._started:
-            run_id = self._tracker.start(self._run, self._ids.read(self._name))
-            self._started = True
-            self._ids.write(self._name, run_id)
+        if on_start := self._on_start:
+            run_id = self._tracker.start(self._run, self._run_id)
+            self._on_start = None
+            on_start(self._name, run_id)
         if self._waiting:
             self._tracker.write(list(self._waiting))
             self._waiting.clear()

@@ -42,7 +42,12 @@ class MlflowTracker:
             if self._ours:
                 client.update_run(self._id, status="RUNNING")
         else:
-            created = client.create_run(self._experiment(client), run_name=run.name)
+            experiment_id = os.environ.get("MLFLOW_EXPERIMENT_ID")
+            if not experiment_id:
+                name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+                experiment = client.get_experiment_by_name(name)
+                experiment_id = experiment.experiment_id if experiment else client.create_experiment(name)
+            created = client.create_run(experiment_id, run_name=run.name)
             self._id, logged = created.info.run_id, {}
         parameters = [
             Param(name, str(value)[:_LONGEST_VALUE])
@@ -75,10 +80,3 @@ class MlflowTracker:
                 self._client.log_metric(self._id, name, value)
         if self._ours:
             self._client.set_terminated(self._id, _STATES[state])
-
-    def _experiment(self, client: MlflowClient) -> str:
-        if experiment_id := os.environ.get("MLFLOW_EXPERIMENT_ID"):
-            return experiment_id
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
-        experiment = client.get_experiment_by_name(name)
-        return experiment.experiment_id if experiment else client.create_experiment(name)

@@ -28,12 +28,9 @@ class TrainingLog:
     """
 
     def __init__(
-        self,
-        output_uri: str,
-        step: int,
-        validated: int = 0,
+        self, output_uri: str, step: int, validated: int = 0,
         listener: Callable[[str, dict[str, Any]], None] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Open the log of a run and drop training rows after `step` and validations after `validated`.
 
         `listener` is called with kind and row after each was written.
@@ -46,15 +43,14 @@ class TrainingLog:
         self._local = storage.is_local(output_uri)
         self._temporary = None if self._local else TemporaryFolder()
         self._folder = self._temporary.path if self._temporary else storage.local_path(output_uri)
+        path, last = self._folder / METRICS, {"train": step, "val": validated}
         rows = read_rows(output_uri) if step else []
-        self._path = self._folder / METRICS
-        last = {"train": step, "val": validated}
         kept = [row for row in rows if row["step"] <= last[row["kind"]]]
         self.validation = next((row for row in reversed(kept) if row["kind"] == "val"), None)
         """Row of the last validation, if any."""
-        storage.write_bytes(str(self._path), "".join(map(_line, kept)).encode())
+        storage.write_bytes(str(path), "".join(map(_line, kept)).encode())
         with translate_oserror(output_uri, "write"):
-            self._file = self._path.open("a")
+            self._file = path.open("a")
             board = self._folder / "tensorboard"
             self._board = SummaryWriter(str(board), purge_step=step + 1 if step else None)
 

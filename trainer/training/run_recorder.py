@@ -11,7 +11,7 @@ from torch import Tensor
 from trainer import storage
 from trainer.base.errors import DamagedError, MissingError
 from trainer.config.schema import Config
-from trainer.evaluation.coco_metrics import evaluate as evaluate_coco
+from trainer.evaluation.coco import evaluate as evaluate_coco
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.launching import job_status
 from trainer.launching.job_status_reporter import Reporter

@@ -83,11 +83,7 @@ class WeightFile:
     path: Path
 
     def state(self) -> dict[str, "Tensor"]:
-        """Read the tensors, by name, onto the CPU.
-
-        Raises:
-            CheckpointError: the file is damaged, or contains other objects than tensors.
-        """
+        """Read the tensors, by name, onto the CPU."""
         import torch  # Late: steps that only look weights up start without it.
         from safetensors.torch import load_file
 
@@ -121,11 +117,7 @@ def mirror_of(data_root: str) -> str:
 
 
 def place_of(uri: str, data_root: str) -> str:
-    """Return the URI of the folder of published weights in a data root's mirror.
-
-    Raises:
-        ConfigError: the URI has another form.
-    """
+    """Return the URI of the folder of published weights in a data root's mirror."""
     if uri.startswith(TORCHVISION):
         return storage.join(mirror_of(data_root), "torchvision")
     if uri.startswith(HUB):
@@ -133,62 +125,19 @@ def place_of(uri: str, data_root: str) -> str:
     return storage.join(mirror_of(data_root), "web", hashlib.sha256(uri.encode()).hexdigest()[:16])
 
 
-def source(uri: str) -> str:
-    """Return the address from which weights are fetched, for people."""
-    if uri.startswith(HUB):
-        name, revision = _model(uri)
-        return f"{hub.address()}/{name}/tree/{revision}"
-    return torchvision_file(uri).url if uri.startswith(TORCHVISION) else urldefrag(uri).url
-
-
 def published_file(uri: str) -> PublishedFile:
-    """Return the file of published weights; asks the hub.
-
-    Raises:
-        ConfigError: there are no weights of that name, or the URI has another form.
-        StorageError: the hub cannot be reached, or has no such model, or one in another form.
-    """
+    """Return the file of published weights; asks the hub."""
     if uri.startswith(TORCHVISION):
         return torchvision_file(uri)
-    if uri.startswith(HUB):
-        return _hub_file(uri)
-    url, fragment = urldefrag(uri)
-    sha256 = re.fullmatch(r"sha256=([0-9a-f]{8,64})", fragment)
-    if fragment and not sha256:
-        raise ConfigError(
-            f"model.weights: {uri} ends with no hash",
-            fix="end it with #sha256= and the hash, or with nothing",
-        )
-    name = urlsplit(url).path.rpartition("/")[2]
-    return PublishedFile(name, url, sha256.group(1) if sha256 else "")
-
-
-def torchvision_file(uri: str) -> PublishedFile:
-    """Return the file of `torchvision:NAME`, without any request.
-
-    Raises:
-        ConfigError: this torchvision has no weights of that name.
-    """
-    from torchvision.models import get_weight
-
-    name = uri.removeprefix(TORCHVISION)
-    try:
-        weights = get_weight(name)
-    except (ValueError, KeyError) as error:
-        raise ConfigError(
-            f"model.weights: torchvision has no weights {name!r}: {error}",
-            fix="use a name such as torchvision:RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1",
-        ) from None
-    # The name ends with the first digits of the SHA-256.
-    file_name = weights.url.rpartition("/")[2]
-    prefix = re.search(r"-([0-9a-f]{8,})\.\w+$", file_name)
-    home = (os.environ.get(TORCHVISION_URL) or _TORCHVISION_HOME).rstrip("/")
-    url = weights.url.replace(_TORCHVISION_HOME, home)
-    size = round(weights.meta.get("_file_size", 0) * 2**20)
-    return PublishedFile(file_name, url, prefix.group(1) if prefix else "", size)
-
-
-def _hub_file(uri: str) -> PublishedFile:
+    if not uri.startswith(HUB):
+        url, fragment = urldefrag(uri)
+        sha256 = re.fullmatch(r"sha256=([0-9a-f]{8,64})", fragment)
+        if fragment and not sha256:
+            raise ConfigError(
+                f"model.weights: {uri} ends with no hash",
+                fix="end it with #sha256= and the hash, or with nothing",
+            )
+        return PublishedFile(urlsplit(url).path.rpartition("/")[2], url, sha256.group(1) if sha256 else "")
     name, revision = _model(uri)
     address = f"{hub.address()}/api/models/{name}/revision/{quote(revision)}?blobs=true"
     try:
@@ -208,6 +157,27 @@ def _hub_file(uri: str) -> PublishedFile:
     return PublishedFile(_TENSORS, url, large.get("sha256", ""), large.get("size", 0))
 
 
+def torchvision_file(uri: str) -> PublishedFile:
+    """Return the file of `torchvision:NAME`, without any request."""
+    from torchvision.models import get_weight
+
+    name = uri.removeprefix(TORCHVISION)
+    try:
+        weights = get_weight(name)
+    except (ValueError, KeyError) as error:
+        raise ConfigError(
+            f"model.weights: torchvision has no weights {name!r}: {error}",
+            fix="use a name such as torchvision:RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1",
+        ) from None
+    # The name ends with the first digits of the SHA-256.
+    file_name = weights.url.rpartition("/")[2]
+    prefix = re.search(r"-([0-9a-f]{8,})\.\w+$", file_name)
+    home = (os.environ.get(TORCHVISION_URL) or _TORCHVISION_HOME).rstrip("/")
+    url = weights.url.replace(_TORCHVISION_HOME, home)
+    size = round(weights.meta.get("_file_size", 0) * 2**20)
+    return PublishedFile(file_name, url, prefix.group(1) if prefix else "", size)
+
+
 def _model(uri: str) -> tuple[str, str]:
     """Name and revision of a model of the hub."""
     match = _MODEL.fullmatch(uri.removeprefix(HUB))
@@ -220,12 +190,7 @@ def _model(uri: str) -> tuple[str, str]:
 
 
 def look_up(uri: str, data_root: str) -> MirroredWeights:
-    """Look up published weights in a mirror, without any request to their publisher.
-
-    Raises:
-        ConfigError: the URI can name no weights.
-        StorageError: the mirror cannot be read.
-    """
+    """Look up published weights in a mirror, without any request to their publisher."""
     place = place_of(uri, data_root)
     if uri.startswith(TORCHVISION):
         file = torchvision_file(uri)
@@ -262,11 +227,7 @@ def obtain(uri: str, data_root: str) -> WeightFile:
 
 
 def check_available(uri: str, data_root: str) -> None:
-    """Check that a training finds its weights: fetch them if no mirror has them.
-
-    Raises:
-        ConfigError, StorageError: see `obtain`.
-    """
+    """Check that a training finds its weights: fetch them if no mirror has them."""
     if uri and not (is_published(uri) and look_up(uri, data_root).complete):
         obtain(uri, data_root)
 
@@ -305,45 +266,43 @@ def _hash_of(path: Path) -> str:
 
 
 def _fetch(uri: str, data_root: str) -> PublishedFile:
-    """Fetch published weights into the mirror, the manifest last."""
-    place, address = place_of(uri, data_root), source(uri)
+    """Fetch published weights into the mirror, the manifest last; returns the file with its full hash."""
+    place, is_torchvision = place_of(uri, data_root), uri.startswith(TORCHVISION)
+    remedy = f"run `kubedet weights fetch {uri} --data-root {data_root}` where the internet can be reached"
+    if uri.startswith(HUB):
+        name, revision = _model(uri)
+        address = f"{hub.address()}/{name}/tree/{revision}"
+    else:
+        file = published_file(uri)
+        address = file.url
+        remedy += f", or put the file at {storage.join(place, file.name)}" if is_torchvision else ""
     try:
-        if uri.startswith(HUB):
-            _check_answer(address)
-        file = _copy_to(place, published_file(uri), from_torchvision=uri.startswith(TORCHVISION))
+        with temporary_folder() as temporary:
+            cached = _in_torchvisions_cache(file) if is_torchvision else None
+            if cached is None:
+                # Without internet, fail at once.
+                if not storage.answers(address, ANSWER_SECONDS):
+                    raise StorageError(f"its server gives no answer in {ANSWER_SECONDS:g} s")
+                file = published_file(uri)
+                _LOG.info("fetching %s%s", file.url, f", {file.size / 2**20:.0f} MB" if file.size else "")
+            path = cached or storage.local_copy(file.url, temporary)
+            if fault := _fault(path, file):
+                raise StorageError(f"{file.url} is not what was published, perhaps a proxy's answer: {fault}")
+            storage.upload(path, storage.join(place, file.name))
+            file = replace(file, sha256=file.sha256 or _hash_of(path), size=path.stat().st_size)
     except StorageError as error:
-        remedy = _hub_remedy(uri, error) or (
-            f"run `kubedet weights fetch {uri} --data-root {data_root}` where the internet can be reached"
-        )
-        if uri.startswith(TORCHVISION):
-            remedy += f", or put the file at {storage.join(place, torchvision_file(uri).name)}"
+        if uri.startswith(HUB) and isinstance(error, (RefusedError, MissingError)):
+            remedy = _hub_remedy(f"{hub.address()}/{name}")
         raise StorageError(
             f"model.weights: {uri} is not in {mirror_of(data_root)}, and cannot be fetched from "
             f"{address}: {error.message.removeprefix(f'cannot read {address}: ')}",
             fix=f"{remedy}; --set model.weights={NO_WEIGHTS} trains from scratch",
             passing=False,
         ) from None
-    if not uri.startswith(TORCHVISION):
+    if not is_torchvision:
         listing = {"kind": "weights", "version": 1, "uri": uri, "files": [asdict(file)]}
         storage.write_json(storage.join(place, _MANIFEST), listing)
     return file
-
-
-def _copy_to(place: str, file: PublishedFile, *, from_torchvision: bool) -> PublishedFile:
-    """Copy a file into the mirror; returns it with its full hash and size."""
-    with temporary_folder() as temporary:
-        path = _in_torchvisions_cache(file) if from_torchvision else None
-        if path is None:
-            _check_answer(file.url)
-            _LOG.info("fetching %s%s", file.url, f", {file.size / 2**20:.0f} MB" if file.size else "")
-            path = storage.local_copy(file.url, temporary)
-        if fault := _fault(path, file):
-            raise StorageError(
-                f"{file.url} is not what was published: {fault}",
-                fix="a proxy may have answered instead: look at its answer",
-            )
-        storage.upload(path, storage.join(place, file.name))
-        return replace(file, sha256=file.sha256 or _hash_of(path), size=path.stat().st_size)
 
 
 def _in_torchvisions_cache(file: PublishedFile) -> Path | None:
@@ -354,19 +313,8 @@ def _in_torchvisions_cache(file: PublishedFile) -> Path | None:
     return path if path.is_file() and file.sha256 and _fault(path, file) is None else None
 
 
-def _check_answer(url: str) -> None:
-    """Do not wait for a server that does not answer: without internet, fail at once."""
-    if not storage.answers(url, ANSWER_SECONDS):
-        raise StorageError(
-            f"its server gives no answer in {ANSWER_SECONDS:g} s", fix="see whether there is internet"
-        )
-
-
-def _hub_remedy(uri: str, error: StorageError) -> str:
-    """Advice if the hub refuses or hides a model; empty for any other reason."""
-    if not uri.startswith(HUB) or not isinstance(error, (RefusedError, MissingError)):
-        return ""
-    page = f"{hub.address()}/{_model(uri)[0]}"
+def _hub_remedy(page: str) -> str:
+    """Advice if the hub refuses or hides a model."""
     if not hub.has_token():
         return (
             f"see whether {page} is there; for a private or gated model set {hub.TOKEN}, in a cluster "

@@ -2,15 +2,11 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from trainer.base.errors import EvaluationError
-from trainer.evaluation import baseline
-from trainer.evaluation.truth_and_predictions import Predictions
+from trainer.evaluation.evaluate import Baseline, find_baseline
 from trainer.model import recipes
-
-FOUND = Predictions(np.array([1]), np.array([0]), np.array([[0.0, 0, 5, 5]]), np.array([0.5]))
 
 
 @pytest.fixture
@@ -19,7 +15,7 @@ def root(tmp_path):
     folder = tmp_path / "runs" / "first" / "evaluation"
     folder.mkdir(parents=True)
     uri = str(folder / "predictions.parquet")
-    FOUND.write(uri, {})
+    (folder / "predictions.parquet").touch()
     summary = {"fingerprint": "f", "split": "test", "predictions": uri, "checkpoint": "first/best.pt"}
     (folder / "metrics.json").write_text(json.dumps(summary))
     write_pointer(tmp_path, evaluation=str(folder))
@@ -41,14 +37,13 @@ def write_pointer(root, **changes):
 
 def find(root, **overrides):
     overrides = {f"evaluation.{key}": value for key, value in overrides.items()} | {"export.name": "detector"}
-    return baseline.find(recipes.load("debug", overrides), str(root / "shards" / "abc"))
+    return find_baseline(recipes.load("debug", overrides), str(root / "shards" / "abc"))
 
 
 def test_the_last_that_passed(root):
     published = find(root)
     assert published.name == "detector 3"
-    assert published.predictions("f", "test").to_coco() == FOUND.to_coco()
-    assert published.predictions("other data", "test") is None and published.predictions("f", "val") is None
+    assert published.summary.predictions == str(root / "runs/first/evaluation/predictions.parquet")
 
 
 def test_none_before_the_first_and_where_none_is_wanted(root, tmp_path):
@@ -60,23 +55,20 @@ def test_an_evaluation_that_is_gone_leaves_the_model(root):
     write_pointer(root, evaluation=str(root / "deleted"))
     published = find(root)
     assert published.model == str(root / "models" / "detector" / "3")
-    assert published.predictions("f", "test") is None
+    assert published.summary is None
     (root / "runs" / "first" / "best.pt").touch()
     assert find(root).model == str(root / "runs" / "first" / "best.pt")
 
 
-@pytest.mark.parametrize("named", ["runs/first", "runs/first/evaluation"])
-def test_a_run_or_an_evaluation_by_uri(root, named):
-    assert find(root, baseline=str(root / named)).predictions("f", "test") is not None
-
-
-def test_a_copied_evaluation_has_its_predictions_with_it(root):
+@pytest.mark.parametrize("named", ["runs/moved", "runs/moved/evaluation"])
+def test_a_copied_run_or_evaluation_by_uri_has_its_predictions_with_it(root, named):
     (root / "runs" / "first").rename(root / "runs" / "moved")
-    assert find(root, baseline=str(root / "runs" / "moved")).predictions("f", "test") is not None
+    found = find(root, baseline=str(root / named))
+    assert found.summary.predictions == str(root / "runs/moved/evaluation/predictions.parquet")
 
 
 def test_a_model_by_uri(root):
-    assert find(root, baseline="s3://bucket/best.pt") == baseline.Baseline(*["s3://bucket/best.pt"] * 2)
+    assert find(root, baseline="s3://bucket/best.pt") == Baseline(*["s3://bucket/best.pt"] * 2)
 
 
 def test_other_folders_are_refused_as_baselines(root):

@@ -5,13 +5,13 @@ import pytest
 
 from benchmarks.large_split import synthetic
 from tests.trainer.evaluation.test_engines import average_precision, odd_case
-from trainer.evaluation import bootstrap, coco_metrics
+from trainer.evaluation import bootstrap, coco
 from trainer.evaluation.box_matching import match
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
 
 def matched(truth: Truth, detections: Predictions):
-    return match(truth, detections, coco_metrics.IOU_THRESHOLDS)
+    return match(truth, detections, coco.IOU_THRESHOLDS)
 
 
 def test_a_weight_is_the_image_so_many_times() -> None:
@@ -148,7 +148,7 @@ def test_of_many_equal_classes_none_is_called_better_and_one_that_is_better_is_f
 def test_at_half_is_coco_ap50() -> None:
     for seed in range(30):
         truth, detections = odd_case(seed)
-        metrics = coco_metrics.evaluate(truth, detections).metrics
+        metrics = coco.evaluate(truth, detections).metrics
         shifted = Predictions(
             detections.image_ids, detections.labels, detections.boxes * 0.9, detections.scores
         )

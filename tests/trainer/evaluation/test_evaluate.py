@@ -14,7 +14,7 @@ from trainer import storage
 from trainer.base.errors import EvaluationError, StorageError
 from trainer.config.parsing import to_json
 from trainer.data.shard_index import ShardDataset
-from trainer.evaluation import coco_metrics, scored_files
+from trainer.evaluation import coco, scored_files
 from trainer.evaluation.evaluate import evaluate
 from trainer.evaluation.inference import predict_split
 from trainer.evaluation.truth_and_predictions import Predictions
@@ -42,7 +42,7 @@ def test_everything_is_written_and_agrees(saved, shards, config, tmp_path):
     predictions, made_of = Predictions.read(str(tmp_path / "evaluation" / "predictions.parquet"))
     assert made_of["fingerprint"] == summary["fingerprint"]
     truth = ShardDataset(shards, "test").annotations()
-    assert coco_metrics.evaluate(truth, predictions).metrics.items() <= summary["metrics"].items()
+    assert coco.evaluate(truth, predictions).metrics.items() <= summary["metrics"].items()
     assert made_of["sha256"] == hashlib.sha256(Path(saved()).read_bytes()).hexdigest() == summary["sha256"]
     assert set(predictions.image_ids.tolist()) == {image["id"] for image in truth["images"]}
 

@@ -8,7 +8,7 @@ import pytest
 
 from trainer import storage
 from trainer.base.errors import StorageError
-from trainer.export import bundle, sbom
+from trainer.export import bundle, description
 
 
 def _change_a_byte(path):
@@ -92,7 +92,7 @@ def test_the_bill_of_materials_is_cyclonedx(bundle_uri, tmp_path):
     from cyclonedx.validation.json import JsonStrictValidator
 
     target = tmp_path / "sbom.json"
-    sbom.write_sbom(tmp_path / "made", target, "pets", "v1")
+    description.write_sbom(tmp_path / "made", target, "pets", "v1")
     text = target.read_text()
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     parts = {part["name"]: part for part in json.loads(text)["components"]}

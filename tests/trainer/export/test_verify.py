@@ -10,8 +10,9 @@ from trainer.base.errors import ExportError
 from trainer.config.schema import Config, ExportConfig
 from trainer.data.shard_index import ShardDataset
 from trainer.export import verify
-from trainer.export.detection_pairing import Matches
+from trainer.export.formats import FORMATS, Served
 from trainer.export.quantize import evenly_spread
+from trainer.export.verify import Matches
 from trainer.model.architecture import build
 
 SIZE = 96
@@ -41,8 +42,8 @@ class Runtime:
 
 
 def _served(**options):
-    served = object.__new__(verify.Served)
-    served.kind, served.runtime = verify.FORMATS["onnx"], Runtime(**options)
+    served = object.__new__(Served)
+    served.kind, served.runtime = FORMATS["onnx"], Runtime(**options)
     return served
 
 

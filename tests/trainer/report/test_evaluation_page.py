@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 import numpy as np
 from PIL import Image
 
-from trainer.evaluation import analysis, coco_metrics
-from trainer.evaluation.coco_metrics import CocoResult
+from trainer.evaluation import coco, scoring
+from trainer.evaluation.coco import CocoResult
 from trainer.evaluation.gate import Verdict
 from trainer.evaluation.metrics import Change, Compared
 from trainer.evaluation.scoring import Scores
@@ -21,12 +21,12 @@ NAMES = ["cat", "<script>alert(1)</script> | *x*"]
 
 def scores(per_class, **changes):
     """Scores with these rows of classes, and flat curves."""
-    empty = np.full(analysis.BINS, np.nan)
+    empty = np.full(scoring.BINS, np.nan)
     values = {
         "coco": CocoResult({}, per_class, np.full((10, 101, len(per_class)), 0.5)),
-        "metrics": dict.fromkeys(coco_metrics.METRICS, 0.25) | {"coco/APs": -1.0},
+        "metrics": dict.fromkeys(coco.METRICS, 0.25) | {"coco/APs": -1.0},
         "matches": None, "points": {}, "f1": {}, "tide": None, "confusion": None,
-        "calibration": analysis.Calibration(0.0, empty, empty, np.ones(analysis.BINS, int)),
+        "calibration": scoring.Calibration(0.0, empty, empty, np.ones(scoring.BINS, int)),
     }  # fmt: skip
     return Scores(**(values | changes))
 
@@ -163,8 +163,8 @@ def test_labels_hide_no_other_and_stay_in_the_image():
 
 
 def test_the_page_says_that_a_model_finds_nothing():
-    empty = np.full(analysis.BINS, np.nan)
-    nothing = analysis.Calibration(0.0, empty, empty, np.zeros(analysis.BINS, int))
+    empty = np.full(scoring.BINS, np.nan)
+    nothing = scoring.Calibration(0.0, empty, empty, np.zeros(scoring.BINS, int))
     page = evaluation_page.html(data(changed={"calibration": nothing}))
     assert "The model found nothing in any image." in page and "Calibration" not in page
     assert "found nothing" not in evaluation_page.html(data())

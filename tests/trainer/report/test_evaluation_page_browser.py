@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.report.test_evaluation_page import data, image, row
-from trainer.evaluation import analysis
+from trainer.evaluation import scoring
 from trainer.evaluation.gate import Verdict
 from trainer.evaluation.metrics import Change, Compared
 from trainer.report import evaluation_page
@@ -29,11 +29,11 @@ def write(path, classes):
         rows, verdict=Verdict(passed=False, reason=f"AP[*] >= 0.2: failed by {', '.join(classes)}"),
         compared=Compared("detector 7", CHANGES, 200), trained_boxes=dict.fromkeys(classes, 7),
         changed={
-            "points": {name: analysis.OperatingPoint(0.4, 0.7) for name in classes},
+            "points": {name: scoring.OperatingPoint(0.4, 0.7) for name in classes},
             "f1": {name: np.linspace(0, 1, 101) for name in classes},
-            "tide": dict.fromkeys(analysis.TIDE, (0.1, 1234)),
-            "confusion": analysis.Confusion([*list(classes)[:2], "background"], np.arange(9).reshape(3, 3)),
-            "calibration": analysis.Calibration(0.1, *(np.linspace(0.05, 0.95, 10),) * 2, np.arange(10)),
+            "tide": dict.fromkeys(scoring.TIDE, (0.1, 1234)),
+            "confusion": scoring.Confusion([*list(classes)[:2], "background"], np.arange(9).reshape(3, 3)),
+            "calibration": scoring.Calibration(0.1, *(np.linspace(0.05, 0.95, 10),) * 2, np.arange(10)),
         },
     )  # fmt: skip
     path.write_text(evaluation_page.html(whole))

@@ -3,7 +3,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from trainer.evaluation.coco_metrics import CocoResult
+from trainer.evaluation.coco import CocoResult
 from trainer.report import plots
 
 PER_CLASS = {

@@ -10,8 +10,8 @@ import torch
 from life import live
 from two_processes import LIKE_PASSES, assert_two_equal_one
 
-from trainer.export.detection_pairing import EXACT, Comparison
 from trainer.export.formats import OnnxRuntime
+from trainer.export.verify import EXACT, Comparison
 from trainer.model import recipes
 from trainer.model.postprocess import Detections
 

@@ -13,9 +13,9 @@ from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.data.transforms import letterbox
 from trainer.export import formats, verify
-from trainer.export.detection_pairing import EXACT, Comparison
 from trainer.export.export import export
 from trainer.export.formats import OnnxRuntime
+from trainer.export.verify import EXACT, Comparison
 from trainer.model import recipes
 from trainer.model.postprocess import Detections
 from trainer.training import checkpoint

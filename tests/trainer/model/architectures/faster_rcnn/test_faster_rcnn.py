@@ -10,7 +10,7 @@ from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 from torchvision_pair import assert_same_detections, assert_same_losses, in_training, same_input
 
 from trainer.base.errors import CheckpointError
-from trainer.export.detection_pairing import EXACT, Comparison
+from trainer.export.verify import EXACT, Comparison
 from trainer.model.architecture import build
 from trainer.model.architectures.faster_rcnn.faster_rcnn import BalancedDraw
 from trainer.model.architectures.faster_rcnn.faster_rcnn_options import FasterRcnnOptions

@@ -7,8 +7,8 @@ from torchvision.models.detection import fcos_resnet50_fpn
 from torchvision_pair import assert_same_detections, assert_same_losses, in_training, same_input
 
 from trainer.base.errors import CheckpointError
-from trainer.export.detection_pairing import EXACT, Comparison
-from trainer.export.verify import suppress
+from trainer.export.formats import suppress
+from trainer.export.verify import EXACT, Comparison
 from trainer.model import recipes
 from trainer.model.architecture import build
 from trainer.model.architectures.fcos.fcos_options import FcosOptions

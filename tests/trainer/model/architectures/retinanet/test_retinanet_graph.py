@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from trainer.export.detection_pairing import EXACT, Comparison
-from trainer.export.verify import suppress
+from trainer.export.formats import suppress
+from trainer.export.verify import EXACT, Comparison
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.deployment import nms_keep

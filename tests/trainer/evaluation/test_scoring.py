@@ -5,7 +5,7 @@ import pytest
 
 from tests.trainer.evaluation.test_engines import odd_case
 from trainer.base.errors import EvaluationError
-from trainer.evaluation import analysis, coco_metrics, engines, scoring
+from trainer.evaluation import coco, scoring
 from trainer.evaluation.box_matching import Matches, match
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
@@ -29,11 +29,15 @@ def predictions(rows: list[tuple[int, list[float], float]]) -> Predictions:
 
 
 def matched(truth: Truth, detections: Predictions) -> Matches:
-    return match(truth, detections, coco_metrics.IOU_THRESHOLDS)
+    return match(truth, detections, coco.IOU_THRESHOLDS)
 
 
 def place(truth: Truth, number: int) -> list[float]:
     return truth.boxes[number].tolist()
+
+
+def scored(truth: Truth, detections: Predictions) -> scoring.Scores:
+    return scoring.score({"images": truth.images}, truth, detections, "hotcoco")
 
 
 def test_the_best_threshold_is_where_f1_is_largest() -> None:
@@ -42,42 +46,38 @@ def test_the_best_threshold_is_where_f1_is_largest() -> None:
         (0, place(truth, 0), 0.9), (0, place(truth, 1), 0.6), (0, FAR, 0.5), (0, FAR, 0.4), (0, FAR, 0.3),
         (0, place(truth, 2), 0.2),
     ])  # fmt: skip
-    points = analysis.operating_points(matched(truth, detections), truth.names)
-    assert points == {"cat": analysis.OperatingPoint(0.6, pytest.approx(0.8))}
-    curve = analysis.f1_curves(matched(truth, detections), truth.names)
-    assert curve["cat"][60] == pytest.approx(0.8) and curve["cat"][95] == 0
-    assert curve["cat"][0] == pytest.approx(6 / 9) and not curve["dog"].any()
-
-
-def test_equal_scores_are_above_a_threshold_together() -> None:
-    truth = scene([0])
-    detections = predictions([(0, place(truth, 0), 0.5), (0, FAR, 0.5), (0, FAR, 0.5)])
-    point = analysis.operating_points(matched(truth, detections), truth.names)["cat"]
-    assert (point.threshold, point.f1) == (0.5, 0.5)
+    scores = scored(truth, detections)
+    assert scores.points == {"cat": scoring.OperatingPoint(0.6, pytest.approx(0.8))}
+    assert scores.f1["cat"][60] == pytest.approx(0.8) and scores.f1["cat"][95] == 0
+    assert scores.f1["cat"][0] == pytest.approx(6 / 9) and not scores.f1["dog"].any()
 
 
 def test_thresholds_against_trying_every_score() -> None:
     for seed in range(30):
         truth, detections = odd_case(seed)
-        matches = matched(truth, detections)
-        for name, point in analysis.operating_points(matches, truth.names).items():
+        scores = scored(truth, detections)
+        matches = scores.matches
+        for name, point in scores.points.items():
             rows = matches.of_class(truth.names.index(name))
             counted = ~matches.ignored[rows, 0]
-            scores, right = matches.scores[rows][counted], matches.right[rows, 0][counted]
+            found, right = matches.scores[rows][counted], matches.right[rows, 0][counted]
             objects = len(matches.objects(truth.names.index(name)))
-            tried = [2 * right[scores >= s].sum() / ((scores >= s).sum() + objects) for s in scores]
+            tried = [2 * right[found >= s].sum() / ((found >= s).sum() + objects) for s in found]
             assert point.f1 == pytest.approx(max(tried))
+            assert point.f1 == pytest.approx(
+                2 * right[found >= point.threshold].sum() / ((found >= point.threshold).sum() + objects)
+            )
 
 
 def test_calibration_of_an_honest_and_a_boastful_detector() -> None:
     truth = scene([0] * 10, classes=1)
     right = [(0, place(truth, number), 0.75) for number in range(3)]
-    honest = analysis.calibration(matched(truth, predictions([*right, (0, FAR, 0.75)])))
+    honest = scoring.calibrate(matched(truth, predictions([*right, (0, FAR, 0.75)])))
     assert honest.error == pytest.approx(0)
     assert honest.count[7] == 4 and np.isnan(honest.precision[0])
-    boastful = analysis.calibration(matched(truth, predictions([(0, FAR, 0.95), (0, place(truth, 0), 0.95)])))
+    boastful = scoring.calibrate(matched(truth, predictions([(0, FAR, 0.95), (0, place(truth, 0), 0.95)])))
     assert boastful.error == pytest.approx(0.45)
-    assert analysis.calibration(matched(truth, predictions([]))).error == 0
+    assert scoring.calibrate(matched(truth, predictions([]))).error == 0
 
 
 def test_kinds_of_errors() -> None:
@@ -87,7 +87,7 @@ def test_kinds_of_errors() -> None:
         (0, place(truth, 0), 0.9), (0, place(truth, 0), 0.8), (0, shifted, 0.7), (1, place(truth, 2), 0.6),
         (0, FAR, 0.5),
     ])  # fmt: skip
-    errors = analysis.tide(engines.evaluator(truth, detections))
+    errors = scored(truth, detections).tide
     assert {kind: count for kind, (_, count) in errors.items()} == {
         "Cls": 1, "Loc": 1, "Both": 0, "Dupe": 1, "Bkg": 1, "Miss": 2,
     }  # fmt: skip
@@ -99,7 +99,7 @@ def test_confusion_and_its_background() -> None:
     detections = predictions([
         (0, place(truth, 0), 0.9), (1, place(truth, 1), 0.8), (0, FAR, 0.7), (1, place(truth, 2), 0.1),
     ])  # fmt: skip
-    result = analysis.confusion(engines.evaluator(truth, detections), score=0.3)
+    result = scored(truth, detections).confusion
     assert result.names == ["cat", "dog", "background"]
     assert result.counts.tolist() == [[1, 1, 0], [0, 0, 1], [1, 0, 0]]
 
@@ -109,7 +109,7 @@ def test_many_classes_are_named_by_their_number_of_objects() -> None:
     truth = scene(labels, classes=30)
     truth.images[0]["width"] = 60 * len(labels)
     detections = predictions([(29, place(truth, number), 0.9) for number in range(len(labels))])
-    result = analysis.confusion(engines.evaluator(truth, detections), score=0.3)
+    result = scored(truth, detections).confusion
     shown = result.largest(5)
     named = [f"class {number}" for number in range(29, 24, -1)]
     assert shown.names == [*named, "other (25)", "background"]
@@ -132,7 +132,7 @@ def test_both_evaluators_agree_and_only_hotcoco_gives_errors_and_confusions() ->
 def test_verified_labels_count_for_open_images_only() -> None:
     truth, detections = odd_case(0)
     verified = {"images": [{**image, "verified": []} for image in truth.images]}
-    plain = scoring.score({"images": truth.images}, truth, detections, "hotcoco")
+    plain = scored(truth, detections)
     filtered = scoring.score(verified, truth, detections, "hotcoco")
     assert filtered.coco.metrics == plain.coco.metrics
     assert filtered.metrics[scoring.OPEN_IMAGES] > plain.metrics[scoring.OPEN_IMAGES]
@@ -140,7 +140,7 @@ def test_verified_labels_count_for_open_images_only() -> None:
 
 def test_a_baseline_of_other_images_is_refused_with_examples() -> None:
     truth, detections = odd_case(0)
-    scores = scoring.score({"images": truth.images}, truth, detections, "hotcoco")
+    scores = scored(truth, detections)
     other = Predictions(
         detections.image_ids + 100_000, detections.labels, detections.boxes, detections.scores
     )

@@ -1,0 +1,215 @@
+"""The description of a bundle: model_metadata.json, the model card, and the bill of materials."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import torch
+
+from trainer import storage
+from trainer.base.errors import ExportError
+from trainer.data.shard_folder import ShardIndex
+from trainer.evaluation.coco import METRICS, number
+from trainer.evaluation.metrics import SUMMARY
+from trainer.export import bundle
+from trainer.export.formats import FORMATS
+from trainer.export.preprocess import RULE
+from trainer.export.verify import Check
+from trainer.model.architecture import Architecture
+from trainer.model.deployment import INPUT, OUTPUTS, RAW_OUTPUTS
+
+_MOST_CLASSES = 100
+_ROOTS = ("kubedet", "onnx", "onnxscript", "onnxruntime", "openvino")
+"""Packages of the bill of materials, with their dependencies."""
+
+
+def read_scores(evaluation_uri: str) -> dict[str, Any]:
+    """Return the section `metrics` of the metadata: results of the evaluation, if there was one."""
+    uri = storage.join(evaluation_uri, SUMMARY) if evaluation_uri else ""
+    scored = storage.read_json(uri) if uri and storage.exists(uri) else {}
+    thresholds = scored.get("thresholds", {})
+    return {
+        "split": scored.get("split", ""),
+        "images": scored.get("images", 0),
+        "evaluation": storage.absolute(evaluation_uri) if scored else "",
+        "values": scored.get("metrics") or {},
+        "gate": (scored.get("verdict") or {}).get("reason", ""),
+        "per_class": {
+            name: {key: row.get(key) for key in ("AP", "AP50", "boxes")} | {"threshold": thresholds.get(name)}
+            for name, row in scored.get("per_class", {}).items()
+        },
+    }
+
+
+def describe(
+    folder: Path, detector: Architecture, meta: dict[str, Any], *, name: str, checkpoint_uri: str,
+    index: ShardIndex, checks: dict[str, Check], rows: int, scores: dict[str, Any], made_from: str,
+) -> None:  # fmt: skip
+    """Write the metadata, the card and the bill of materials of the files in a folder.
+
+    `meta` is that of the checkpoint, `rows` the number of detections of an image, `scores` those of
+    `read_scores`, `made_from` a hash of all inputs.
+    """
+    size = meta["config"]["loader"]["image_size"]
+    shas = {path.name: bundle.file_sha256(path) for path in sorted(folder.iterdir())}
+    data_root = storage.parent(storage.parent(index.uri))
+    raw = storage.join(data_root, "raw", index.raw_fingerprint, "manifest.json")
+    source = storage.read_json(raw)["source"] if storage.exists(raw) else ""
+    described = {
+        "kind": "model",
+        "version": 2,
+        "name": name,
+        # The same files always have the same version.
+        "model_version": hashlib.sha256(json.dumps(shas, sort_keys=True).encode()).hexdigest()[:12],
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "classes": meta["categories"],
+        "input": {
+            "name": INPUT, "dtype": "uint8", "shape": ["batch", 3, size, size], "input_size": size,
+            "preprocessing": RULE,
+        },
+        "outputs": {
+            "names": list(OUTPUTS),
+            "rows": rows,
+            "boxes": "float32 [batch, K, 4], x1 y1 x2 y2 in pixels of the input square, best first",
+            "scores": "float32 [batch, K]",
+            "labels": "int64 [batch, K], the id of `classes`; -1 where padded",
+            "num": "int64 [batch], rows that are not padding",
+        },
+        "architecture": {"name": detector.config.architecture, "title": detector.title},
+        "thresholds": detector.thresholds,
+        "formats": {
+            each: {
+                "files": list(FORMATS[each].files),
+                "outputs": list(RAW_OUTPUTS if FORMATS[each].raw else OUTPUTS),
+                "bytes": {file: (folder / file).stat().st_size for file in FORMATS[each].files},
+                "check": asdict(check),
+            }
+            for each, check in checks.items()
+        },
+        "sha256": shas,
+        "versions": versions(),
+        "config": meta["config"],
+        "trained_on": {
+            "shards": meta["fingerprint"], "checkpoint": storage.absolute(checkpoint_uri),
+            "step": meta["step"], "epoch": meta["epoch"],
+            # Without credentials: user name and password, signed query.
+            "source": re.sub("//[^/@]*@", "//", source.partition("?")[0]),
+            "splits": {
+                split: {"images": counts.samples, "boxes": counts.boxes}
+                for split, counts in index.splits.items()
+            },
+        },
+        "metrics": {**scores, "values": scores["values"] or meta["metrics"] or {}},
+        "made_from": made_from,
+    }  # fmt: skip
+    (folder / bundle.METADATA).write_text(json.dumps(described, indent=2, ensure_ascii=False) + "\n")
+    (folder / bundle.CARD).write_text(model_card(described))
+    write_sbom(folder, folder / bundle.SBOM, name, described["model_version"])
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of kubedet, of its sources, and of the packages that export."""
+    found = {"kubedet": version("kubedet"), "sources": _sources(), "torch": torch.__version__}
+    for package in ("onnx", "onnxruntime", "openvino"):
+        with suppress(PackageNotFoundError):  # An extra that is not installed.
+            found[package] = version(package)
+    return found
+
+
+@cache
+def _sources() -> str:
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def model_card(metadata: Mapping[str, Any]) -> str:
+    """Return the model card, Markdown for people, from the content of model_metadata.json."""
+    values, scores = metadata["metrics"]["values"], metadata["metrics"].get("per_class", {})
+    titles = ["label", "name", "original id"]
+    titles += ["boxes scored on", "AP", "AP50", "score of best F1"] if scores else []
+    class_rows = []
+    for item in metadata["classes"][:_MOST_CLASSES]:
+        cells = [item["id"], item["name"], item.get("original_id", "")]
+        if scores:
+            row = scores.get(item["name"], {})
+            shown = [row.get(key) for key in ("AP", "AP50", "threshold")]
+            cells += [row.get("boxes", 0), *("-" if value is None else number(value) for value in shown)]
+        class_rows.append(cells)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True, autoescape=False,  # noqa: S701  (Markdown)
+    )  # fmt: skip
+    return environment.get_template("model_card.md.jinja").render(
+        metadata,
+        values={name: values[name] for name in METRICS if name in values},
+        meanings=METRICS,
+        number=number,
+        titles=titles,
+        class_rows=class_rows,
+        class_row=_row,
+    )
+
+
+def _row(cells: Iterable[Any]) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+def write_sbom(folder: Path, target: Path, name: str, release: str) -> None:
+    """Write the files with their hashes, and the packages that made them, as CycloneDX 1.6 in JSON."""
+    try:
+        from cyclonedx.model import HashAlgorithm, HashType
+        from cyclonedx.model.bom import Bom
+        from cyclonedx.model.component import Component, ComponentType
+        from cyclonedx.output.json import JsonV1Dot6
+        from packageurl import PackageURL
+    except ImportError:
+        raise ExportError(
+            "the bill of materials needs the package cyclonedx-python-lib, which is not installed",
+            fix="pip install 'kubedet[export]'",
+        ) from None
+    model = Component(
+        name=name, version=release, type=ComponentType.MACHINE_LEARNING_MODEL, bom_ref=f"{name}@{release}"
+    )
+    bom = Bom()
+    bom.metadata.component = model
+    parts: list[Any] = [
+        Component(
+            name=path.name, type=ComponentType.FILE, bom_ref=f"file:{path.name}",
+            hashes=[HashType(alg=HashAlgorithm.SHA_256, content=bundle.file_sha256(path))],
+        )
+        for path in sorted(folder.iterdir())
+    ]  # fmt: skip
+    packages: dict[str, str] = {}
+    queue = list(_ROOTS)
+    for package in queue:  # It grows.
+        key = re.sub(r"[-_.]+", "-", package).lower()
+        # Missing packages are for another platform, or of an extra that is not installed.
+        with suppress(PackageNotFoundError):
+            if key not in packages:
+                installed = distribution(package)
+                packages[key] = installed.version
+                needed = (line for line in installed.requires or [] if "extra ==" not in line)
+                queue += (re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0] for line in needed)
+    parts += [
+        Component(
+            name=package, version=release, type=ComponentType.LIBRARY, bom_ref=f"{package}@{release}",
+            purl=PackageURL(type="pypi", name=package, version=release),
+        )
+        for package, release in sorted(packages.items())
+    ]  # fmt: skip
+    for part in parts:
+        bom.components.add(part)
+    bom.register_dependency(model, parts)
+    target.write_text(JsonV1Dot6(bom).output_as_string(indent=2) + "\n")
