@@ -101,7 +101,7 @@ def _show(options: argparse.Namespace) -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     from trainer.export import published_models
-    from trainer.export.bundle_signing import check_signature
+    from trainer.export.bundle import check_signature
 
     model = _load(options)
     compared = [model]

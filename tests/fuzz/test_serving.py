@@ -35,7 +35,7 @@ def ask(tmp_path_factory):
 
     source = make_bundle(tmp_path_factory.mktemp("fuzz") / "model")
     with open_bundle(bundle.load(source)) as predictor:
-        app = server.application(predictor, ["testserver"])
+        app = server.WebServer(predictor, ["testserver"]).config.app
         with testclient.TestClient(app, raise_server_exceptions=True) as client:
 
             def send(path, content, headers=None):

@@ -18,10 +18,10 @@ def served(uri: str) -> Iterator[tuple[int, str]]:
     Args:
         uri: the bundle's folder.
     """
-    uvicorn = pytest.importorskip("uvicorn")
+    pytest.importorskip("uvicorn")
     server = pytest.importorskip("trainer.export.server")
     with open_bundle(bundle.load(uri)) as predictor:
-        running = uvicorn.Server(server.settings(server.application(predictor, names=["models.example"])))
+        running = server.WebServer(predictor, names=["models.example"])
         thread = threading.Thread(target=running.run, daemon=True)
         thread.start()
         end = time.monotonic() + 60

@@ -44,12 +44,7 @@ def evaluate(
     *,
     engine: str = "hotcoco",
 ) -> CocoResult:
-    """Score detections against ground truth, as columns or in COCO's JSON form, with one of engines.ENGINES.
-
-    Raises:
-        EvaluationError: there is no ground truth, or ids, boxes or scores cannot be used; with
-            their count and the first examples.
-    """
+    """Score detections against ground truth, as columns or in COCO's JSON form."""
     truth = ground_truth if isinstance(ground_truth, Truth) else Truth.from_coco(ground_truth)
     predictions = detections if isinstance(detections, Predictions) else Predictions.from_coco(detections)
     check(truth, truth, "ground truth")

@@ -40,9 +40,8 @@ def evaluate(
     Args:
         truth_uri: ground truth in COCO's form.
         detections_uri: detections in COCO's results form, or predictions that `evaluate` wrote.
-        output_uri: folder for metrics.json, predictions.parquet, gate.json, table.txt and the reports.
-        config: engine, bootstrap, predictions, and baseline: a file of detections or an evaluation of the
-            same images.
+        output_uri: folder for the files.
+        config: its baseline is a file of detections or an evaluation of the same images.
         rules: rules of the gate.
         images_uri: folder of the images, to show the worst of them; empty shows none.
         clip: clip boxes that leave their image (the baseline's too) instead of refusing the file.
@@ -50,10 +49,6 @@ def evaluate(
     Returns:
         The content of metrics.json, with `truth` instead of `shards`; its fingerprint is the sha256 of the
         ground truth, its split that file's name.
-
-    Raises:
-        EvaluationError: a file is malformed or does not fit the other, or a rule cannot be used.
-        StorageError: a file cannot be read, or the folder cannot be written.
     """
     gate.check(rules)
     engines.require(config.engine)
@@ -98,22 +93,13 @@ def compare(
 ) -> dict[str, Any]:  # fmt: skip
     """Compare two evaluations of the same images with a paired bootstrap over images.
 
-    Args:
-        one_uri: folder of an evaluation, or a file of detections.
-        other_uri: likewise; a change is the second's value minus the first's.
-        truth_uri: ground truth in COCO's form; empty takes that of the evaluations.
-        output_uri: folder for comparison.json, report.html and report.md; empty writes nothing.
-        engine: one of engines.ENGINES.
-        samples: bootstrap samples.
-        clip: clip boxes that leave their image, instead of refusing the file.
+    Each is the folder of an evaluation or a file of detections; a change is the second's value minus the
+    first's. Without `truth_uri` the ground truth is that of the evaluations; without `output_uri` nothing is
+    written.
 
     Returns:
         names, images, metrics (both values by name), changes (of coco/AP, coco/AP50 and AP[class], the
         fields of a Change), samples, and verdict (that of coco/AP).
-
-    Raises:
-        EvaluationError: their images or classes differ, there is no ground truth, or a file is malformed.
-        StorageError: a file cannot be read or written.
     """
     engines.require(engine)
     sides = [_side(uri) for uri in (one_uri, other_uri)]

@@ -10,8 +10,10 @@
 """
 
 import hashlib
+import importlib
 import os
-from collections.abc import Iterable, Iterator
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer import storage
-from trainer.base.errors import FormError, StorageError
+from trainer.base.errors import ExportError, FormError, StorageError, translated
 from trainer.base.os_errors import translate_oserror
 from trainer.base.temporary_folders import temporary_folder
 from trainer.storage.local import open_file
@@ -132,8 +134,15 @@ def _verified(uri: str, checksums: dict[str, str], names: Iterable[str]) -> Iter
     paths, problems = {}, []
     with temporary_folder() as temporary:
         for name in names:
+            if name not in checksums:
+                problems.append(f"{name}: not in the bundle")
+                continue
+            file = storage.join(uri, name)
             try:
-                paths[name] = _checked(uri, checksums, name)
+                _check_size(file, _MOST_BYTES_OF_TEXT if name == METADATA else _MOST_BYTES)
+                paths[name] = storage.local_copy(file)
+                if file_sha256(paths[name]) != checksums[name]:
+                    problems.append(f"{name}: its bytes have changed since the bundle was written")
             except StorageError as error:
                 problems.append(f"{name}: {error.message}")
         if problems:
@@ -149,29 +158,13 @@ def _verified(uri: str, checksums: dict[str, str], names: Iterable[str]) -> Iter
         yield temporary
 
 
-def _checked(uri: str, checksums: dict[str, str], name: str) -> Path:
-    if name not in checksums:
-        raise StorageError("not in the bundle")
-    file = storage.join(uri, name)
-    _check_size(file, _MOST_BYTES_OF_TEXT if name == METADATA else _MOST_BYTES)
-    path = storage.local_copy(file)
-    if file_sha256(path) != checksums[name]:
-        raise StorageError("its bytes have changed since the bundle was written")
-    return path
-
-
 def exists(uri: str) -> bool:
     """Return whether there is a complete bundle."""
     return storage.exists(storage.join(uri, CHECKSUMS))
 
 
 def load(uri: str) -> Bundle:
-    """Open a bundle, after comparing its metadata with the checksums.
-
-    Raises:
-        StorageError: there is no complete bundle, or its metadata have changed.
-        DataError: the metadata are of a newer version, or malformed.
-    """
+    """Open a bundle, after comparing its metadata with the checksums."""
     sums = storage.join(uri, CHECKSUMS)
     if not storage.exists(sums):
         raise StorageError(
@@ -201,17 +194,6 @@ def load(uri: str) -> Bundle:
         config=record["config"],
         record=record,
     )
-    _check_values(storage.join(uri, METADATA), metadata, checksums)
-    return Bundle(uri, metadata, checksums, hashlib.sha256(content).hexdigest())
-
-
-def _check_size(uri: str, most: int) -> None:
-    state = storage.state(uri)
-    if state is not None and state.size > most:
-        raise StorageError(f"{uri} has {state.size} bytes, more than the limit of {most}", fix=FORM.remedy)
-
-
-def _check_values(uri: str, metadata: Metadata, checksums: dict[str, str]) -> None:
     size, ids = metadata.input_size, [category["id"] for category in metadata.classes]
     problems = []
     try:
@@ -229,7 +211,14 @@ def _check_values(uri: str, metadata: Metadata, checksums: dict[str, str]) -> No
         if not files or unlisted:
             problems.append(f"formats.{name}.files: {', '.join(unlisted) or 'none'}, not files of the bundle")
     if problems:
-        raise FormError(f"{uri}: {'; '.join(problems)}", fix=FORM.remedy)
+        raise FormError(f"{storage.join(uri, METADATA)}: {'; '.join(problems)}", fix=FORM.remedy)
+    return Bundle(uri, metadata, checksums, hashlib.sha256(content).hexdigest())
+
+
+def _check_size(uri: str, most: int) -> None:
+    state = storage.state(uri)
+    if state is not None and state.size > most:
+        raise StorageError(f"{uri} has {state.size} bytes, more than the limit of {most}", fix=FORM.remedy)
 
 
 def seal(folder: Path) -> None:
@@ -238,25 +227,12 @@ def seal(folder: Path) -> None:
     (folder / CHECKSUMS).write_text("".join(f"{file_sha256(path)}  {path.name}\n" for path in files))
 
 
-def publish(folder: Path, uri: str) -> None:
-    """Copy a sealed local folder to a URI, the checksums last.
+def publish(folder: Path, uri: str, names: Sequence[str] = ()) -> None:
+    """Copy a sealed local folder, or its files `names`, to a URI, the checksums last.
 
     Deletes files of a previous bundle that this one does not have, such as an old signature.
     """
-    _publish(folder, [path.name for path in folder.iterdir()], uri)
-
-
-def copy(source: Bundle, uri: str) -> None:
-    """Check a bundle and copy it to another folder, the checksums last."""
-    with source.files(source.checksums) as folder:
-        extra = [name for name in (CHECKSUMS, SIGNATURE) if storage.exists(storage.join(source.uri, name))]
-        if not storage.is_local(source.uri):
-            for name in extra:
-                (folder / name).write_bytes(storage.read_bytes(storage.join(source.uri, name)))
-        _publish(folder, [*source.checksums, *extra], uri)
-
-
-def _publish(folder: Path, names: list[str], uri: str) -> None:
+    names = names or [path.name for path in folder.iterdir()]
     storage.remove_stale(uri)
     sums, old_names = storage.join(uri, CHECKSUMS), {SIGNATURE}
     if storage.exists(sums):
@@ -267,6 +243,16 @@ def _publish(folder: Path, names: list[str], uri: str) -> None:
         storage.delete(storage.join(uri, name))
     for name in sorted(names, key=lambda name: (name == CHECKSUMS, name)):
         storage.upload(folder / name, storage.join(uri, name), confirm=True)
+
+
+def copy(source: Bundle, uri: str) -> None:
+    """Check a bundle and copy it to another folder, the checksums last."""
+    with source.files(source.checksums) as folder:
+        extra = [name for name in (CHECKSUMS, SIGNATURE) if storage.exists(storage.join(source.uri, name))]
+        if not storage.is_local(source.uri):
+            for name in extra:
+                (folder / name).write_bytes(storage.read_bytes(storage.join(source.uri, name)))
+        publish(folder, uri, [*source.checksums, *extra])
 
 
 def file_sha256(path: Path) -> str:
@@ -285,3 +271,70 @@ def _parse(data: bytes, uri: str) -> dict[str, str]:
     if METADATA not in checksums:
         raise StorageError(f"{uri} does not list {METADATA}", fix=FORM.remedy)
     return checksums
+
+
+def check_key(private_key: str) -> None:
+    """Raise ExportError if a key cannot sign, before minutes of work."""
+    _signer(private_key)
+
+
+def sign(folder: Path, private_key: str) -> None:
+    """Write model.sig over all files of a sealed folder."""
+    _signer(private_key).set_hashing_config(_hashing(folder)).sign(folder, folder / SIGNATURE)
+
+
+def check_signature(source: Bundle, public_key: str) -> None:
+    """Verify the signature of all files in a bundle's folder, after `check_whole`."""
+    fix = "give the PEM file that `openssl ec -in private.pem -pubout` writes"
+    verifying = _module("verifying")
+    with translated(ExportError, f"{public_key} is no public key", fix=fix):
+        config = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
+    source.check_whole()
+    with _all_files(source) as folder:
+        if not (folder / SIGNATURE).exists():
+            raise ExportError(
+                f"the bundle {source.uri} is not signed",
+                fix="export with a key (KUBEDET_SIGNING_KEY), or verify without --public-key",
+            )
+        mismatch = f"the signature of {source.uri} does not fit {public_key}"
+        fix = "check that this is the signer's key; do not use the model"
+        with translated(ExportError, mismatch, fix=fix):
+            config.set_hashing_config(_hashing(folder)).verify(folder, folder / SIGNATURE)
+
+
+def _signer(private_key: str) -> Any:
+    fix = (
+        "give an unencrypted PEM file of an elliptic-curve private key "
+        "(openssl ecparam -name prime256v1 -genkey -noout)"
+    )
+    signing = _module("signing")
+    with translated(ExportError, f"the bundle cannot be signed with {private_key}", fix=fix):
+        return signing.Config().use_elliptic_key_signer(private_key=private_key)
+
+
+@contextmanager
+def _all_files(source: Bundle) -> Iterator[Path]:
+    if storage.is_local(source.uri):
+        yield storage.local_path(source.uri)
+        return
+    with temporary_folder() as target:
+        for name in storage.list_files(source.uri):
+            path = target / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(storage.local_copy(storage.join(source.uri, name)), path)
+        yield target
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(f"model_signing.{name}")
+    except ImportError:
+        raise ExportError(
+            "signatures need the package model-signing, which is not installed",
+            fix="pip install 'kubedet[signing]'",
+        ) from None
+
+
+def _hashing(folder: Path) -> Any:
+    hashing = _module("hashing")
+    return hashing.Config().set_ignored_paths(paths=[folder / SIGNATURE], ignore_git_paths=False)

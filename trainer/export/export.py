@@ -16,7 +16,7 @@ from trainer.config.schema import Config
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluation.truth_and_predictions import name_difference
-from trainer.export import bundle, bundle_signing
+from trainer.export import bundle
 from trainer.export.description import describe, read_scores, versions
 from trainer.export.formats import FORMATS, Maker, check_formats
 from trainer.export.published_models import name_for
@@ -49,16 +49,13 @@ def export(
         formats (name -> check), metrics and fingerprint.
 
     Raises:
-        ExportError: a format cannot be made, the key cannot sign, the checkpoint's classes are not the
-            shards', or an exported model does not match the trained one; nothing is published.
-        CheckpointError: the checkpoint cannot be read.
-        StorageError: the target cannot be written; raised before any work.
+        ExportError: among others, an exported model does not match the trained one; nothing is published.
     """
     names = list(dict.fromkeys(config.export.formats))
     check_formats(names)
     key = signing_key or os.environ.get(SIGNING_KEY, "")
     if key:
-        bundle_signing.check_key(key)
+        bundle.check_key(key)
     check_writable(output_uri)
     scores = read_scores(evaluation_uri)
     inputs = [
@@ -102,7 +99,7 @@ def export(
         )  # fmt: skip
         bundle.seal(folder)
         if key:
-            bundle_signing.sign(folder, key)
+            bundle.sign(folder, key)
             _LOG.info("signed")
         bundle.publish(folder, output_uri)
     return _result(output_uri)

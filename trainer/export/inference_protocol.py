@@ -46,9 +46,6 @@ def read_request(body: bytes, json_length: int | None, size: int) -> InferenceRe
     """Read a request for a model whose input has `size` pixels a side.
 
     `json_length` is the number of bytes of JSON at its start, before binary tensors; None if all is JSON.
-
-    Raises:
-        DataError: the request is malformed; the message is for its sender.
     """
     try:
         request = json.loads(body[:json_length])
@@ -60,10 +57,24 @@ def read_request(body: bytes, json_length: int | None, size: int) -> InferenceRe
         raise DataError(f"input {INPUT!r} must be UINT8, not {tensor.get('datatype')}")
     if len(shape) != 4 or shape[1:] != [3, size, size] or not 1 <= shape[0] <= 64:
         raise DataError(f"input {INPUT!r} must have the shape [1..64, 3, {size}, {size}], not {shape}")
-    outputs = _requested_outputs(request)
+    binary = _parameter(request, "binary_data_output", False)
+    requested = request.get("outputs") or [{"name": name} for name in OUTPUTS]
+    if not isinstance(requested, list):
+        raise DataError("outputs must be a list of objects with a name")
+    if not all(isinstance(item, dict) and item.get("name") in list(OUTPUTS) for item in requested):
+        raise DataError(f"there is no such output; outputs are: {', '.join(OUTPUTS)}")
+    outputs = {item["name"]: bool(_parameter(item, "binary_data", binary)) for item in requested}
     length = _parameter(tensor, "binary_data_size", None)
     if length is None:
-        return InferenceRequest(_from_json(tensor.get("data"), shape), request.get("id"), outputs)
+        try:
+            values = np.asarray(tensor.get("data"))
+        except ValueError:
+            values = np.zeros(0)
+        if values.dtype.kind not in "iu" or values.size != math.prod(shape):
+            raise DataError(f"input {INPUT!r} must hold {math.prod(shape)} integers")
+        if values.min() < 0 or values.max() > 255:
+            raise DataError(f"input {INPUT!r} must hold values from 0 to 255")
+        return InferenceRequest(values.astype(np.uint8).reshape(shape), request.get("id"), outputs)
     data = body[json_length:] if json_length is not None else b""
     if length != math.prod(shape) or len(data) < length:
         received = min(length, len(data)) if isinstance(length, int) else repr(length)
@@ -71,33 +82,11 @@ def read_request(body: bytes, json_length: int | None, size: int) -> InferenceRe
     return InferenceRequest(np.frombuffer(data[:length], np.uint8).reshape(shape), request.get("id"), outputs)
 
 
-def _requested_outputs(request: dict[str, Any]) -> dict[str, bool]:
-    binary = _parameter(request, "binary_data_output", False)
-    requested = request.get("outputs") or [{"name": name} for name in OUTPUTS]
-    if not isinstance(requested, list):
-        raise DataError("outputs must be a list of objects with a name")
-    if not all(isinstance(item, dict) and item.get("name") in list(OUTPUTS) for item in requested):
-        raise DataError(f"there is no such output; outputs are: {', '.join(OUTPUTS)}")
-    return {item["name"]: bool(_parameter(item, "binary_data", binary)) for item in requested}
-
-
 def _parameter(holder: dict[str, Any], key: str, default: Any) -> Any:
     parameters = holder.get("parameters") or {}
     if not isinstance(parameters, dict):
         raise DataError("parameters must be an object of names and values")
     return parameters.get(key, default)
-
-
-def _from_json(data: Any, shape: list[int]) -> np.ndarray:
-    try:
-        values = np.asarray(data)
-        if values.dtype.kind not in "iu" or values.size != math.prod(shape):
-            raise ValueError
-    except ValueError:
-        raise DataError(f"input {INPUT!r} must hold {math.prod(shape)} integers") from None
-    if values.min() < 0 or values.max() > 255:
-        raise DataError(f"input {INPUT!r} must hold values from 0 to 255")
-    return values.astype(np.uint8).reshape(shape)
 
 
 def write_response(

@@ -30,11 +30,6 @@ def load(uri: str, device: torch.device, *, run_code: bool = False) -> ScoredMod
 
     The files are weights (.safetensors), .onnx, .pt2 or OpenVINO's .xml. `device` is for a checkpoint or
     weights, other files run on the CPU; `run_code` allows a file that is a program.
-
-    Raises:
-        EvaluationError: it is none of these, is a program, or its runtime is not installed.
-        CheckpointError: the checkpoint is damaged, does not fit, or holds numbers that are not finite.
-        StorageError: it cannot be read, or has changed since it was written.
     """
     exported = _find_exported(uri)
     if exported is None:
@@ -43,12 +38,22 @@ def load(uri: str, device: torch.device, *, run_code: bool = False) -> ScoredMod
         digest = file_sha256(storage.local_copy(uri))
         return ScoredModel(uri, predict, True, meta["categories"], size, digest, meta["step"], meta["config"])
     source, name = exported
-    reentrant = name == WEIGHTS
-    predict = _load_weights(source, device) if reentrant else _load_served(source, name, run_code)
-    metadata = source.metadata
+    metadata, file, reentrant = source.metadata, storage.join(source.uri, name), name == WEIGHTS
+    if reentrant:
+        trained = parsing.from_json(json.dumps(metadata.config), where=storage.join(source.uri, METADATA))
+        detector = build(trained.model, len(metadata.classes))
+        problem = f"{file} does not fit its configuration"
+        with (
+            source.files([WEIGHTS]) as folder,
+            translated(CheckpointError, problem, fix="export the model again"),
+        ):
+            detector.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
+        predict = _folded_predict(detector.to(device).eval(), device, file)
+    else:
+        predict = _load_served(source, name, run_code)
     return ScoredModel(
-        storage.join(source.uri, name), predict, reentrant, metadata.classes, metadata.input_size,
-        source.checksums[name], metadata.step, metadata.config,
+        file, predict, reentrant, metadata.classes, metadata.input_size, source.checksums[name],
+        metadata.step, metadata.config,
     )  # fmt: skip
 
 
@@ -94,16 +99,6 @@ def _folded_predict(detector: Architecture, device: torch.device, uri: str) -> _
         )
     detector = detector.folded()
     return (detector.to(memory_format=torch.channels_last) if device.type == "cpu" else detector).predict
-
-
-def _load_weights(source: Bundle, device: torch.device) -> _Predict:
-    metadata, uri = source.metadata, storage.join(source.uri, WEIGHTS)
-    trained = parsing.from_json(json.dumps(metadata.config), where=storage.join(source.uri, METADATA))
-    detector = build(trained.model, len(metadata.classes))
-    unfit = translated(CheckpointError, f"{uri} does not fit its configuration", fix="export the model again")
-    with source.files([WEIGHTS]) as folder, unfit:
-        detector.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
-    return _folded_predict(detector.to(device).eval(), device, uri)
 
 
 def _load_served(source: Bundle, name: str, run_code: bool) -> _Predict:

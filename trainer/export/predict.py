@@ -62,10 +62,6 @@ def open_bundle(source: Bundle, kind: str = "", *, run_code: bool = False) -> It
 
     `kind` "" means the first available of onnx, openvino, onnx-int8, torch-export; `run_code` allows a format
     that is a program.
-
-    Raises:
-        ExportError: the bundle has no such format, or none that gives detections, or it is a program.
-        StorageError: a file is missing or has changed.
     """
     formats = source.metadata.formats
     usable = [name for name in _ORDER if name in formats]
@@ -82,11 +78,7 @@ def open_bundle(source: Bundle, kind: str = "", *, run_code: bool = False) -> It
 
 
 def open_image(path: Path, most_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Open and decode an image as training does: upright, 8 bits, RGB.
-
-    Raises:
-        DataError: it is missing, no image, damaged, or has more pixels than `most_pixels`.
-    """
+    """Open and decode an image as training does: upright, 8 bits, RGB."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -95,12 +87,7 @@ def open_image(path: Path, most_pixels: int = MAX_PIXELS) -> Image.Image:
 
 
 def decode_image(data: bytes, name: str, most_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Decode a JPEG, PNG, WebP, BMP, GIF or TIFF file, called `name` in errors.
-
-    Raises:
-        ImageTooLarge: it has more pixels than `most_pixels`; raised before it is decoded.
-        DataError: it is no image, or damaged.
-    """
+    """Decode a JPEG, PNG, WebP, BMP, GIF or TIFF file of at most `most_pixels`, called `name` in errors."""
     try:
         with name_resource_errors(name):
             return read_upright(data, most_pixels)

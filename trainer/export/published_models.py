@@ -118,11 +118,7 @@ def publish(source_uri: str, data_root: str, name: str, *, other_classes: bool =
 
 
 def promote(data_root: str, name: str, version: str, *, other_classes: bool = False) -> CurrentModel:
-    """Make a version current, after comparing all its files with their checksums.
-
-    Raises:
-        StorageError: there is no such version or it is damaged; `current` is unchanged.
-    """
+    """Make a version current, after comparing all its files with their checksums."""
     try:
         before = current(data_root, name)
     except (DamagedError, FormError) as error:
@@ -174,41 +170,32 @@ def versions(data_root: str, name: str) -> tuple[dict[str, Bundle], dict[str, st
     return dict(sorted(bundles.items(), key=lambda item: item[1].metadata.created)), damaged
 
 
-def resolve(model: str, data_root: str) -> str:
-    """Resolve a folder's URI, NAME (its current version) or NAME@VERSION to the URI of a bundle."""
-    if bundle.exists(model):
-        return model
-    name, _, version = model.partition("@")
-    if not _is_name(name):
-        raise StorageError(
-            f"{model} holds no bundle",
-            fix="give the folder of an exported model (RUN/model), or NAME or NAME@VERSION with --data-root",
-        )
-    if version:
-        return _version_uri(data_root, name, version)
-    now = current(data_root, name)
-    if now is None:
-        raise StorageError(
-            f"no model {name} is current under {data_root}, and {model} is no bundle",
-            fix=f"{_listing(data_root)}; or give the folder of an exported model (RUN/model)",
-        )
-    # By name, not by the URI in `current`: a volume may be mounted elsewhere here.
-    return storage.join(folder(data_root, name), now.version)
-
-
 def load(model: str, data_root: str) -> Bundle:
-    """Load the bundle that `resolve` finds; the current version must be the one that was promoted."""
-    uri = resolve(model, data_root)
+    """Load a bundle by its folder's URI, NAME or NAME@VERSION; NAME is the version that was promoted."""
+    record, uri = None, model
+    if not bundle.exists(model):
+        name, _, version = model.partition("@")
+        if not _is_name(name):
+            raise StorageError(
+                f"{model} holds no bundle",
+                fix="give the folder of an exported model (RUN/model), or NAME[@VERSION] with --data-root",
+            )
+        record = None if version else current(data_root, name)
+        if not version and record is None:
+            raise StorageError(
+                f"no model {name} is current under {data_root}, and {model} is no bundle",
+                fix=f"{_listing(data_root)}; or give the folder of an exported model (RUN/model)",
+            )
+        # By name, not by the URI in `current`: a volume may be mounted elsewhere here.
+        uri = _version_uri(data_root, name, record.version if record else version)
     chosen = bundle.load(uri)
     _check_identity(chosen)
-    if _is_name(model) and uri != model:
-        record = current(data_root, model)
-        if record and record.digest != chosen.digest:
-            raise StorageError(
-                f"{uri} has changed since it became the current version of {model}: the sha256 of its "
-                f"{bundle.CHECKSUMS} is {chosen.digest}, not {record.digest}",
-                fix=f"check why it changed; `kubedet model promote {model} VERSION` accepts it",
-            )
+    if record and record.digest != chosen.digest:
+        raise StorageError(
+            f"{uri} has changed since it became the current version of {model}: the sha256 of its "
+            f"{bundle.CHECKSUMS} is {chosen.digest}, not {record.digest}",
+            fix=f"check why it changed; `kubedet model promote {model} VERSION` accepts it",
+        )
     return chosen
 
 
@@ -217,9 +204,6 @@ def check_at_least(chosen: Bundle, version: str, data_root: str) -> Bundle:
 
     `current` is not signed, so it could name an older, signed version. Compares `created` of the signed
     metadata; the caller checks the signature of the returned version.
-
-    Raises:
-        StorageError: there is no such version, or it is newer.
     """
     named = load(f"{chosen.metadata.name}@{version}", data_root)
     times = [datetime.fromisoformat(each.metadata.created) for each in (chosen, named)]
@@ -253,18 +237,11 @@ def _switch(data_root: str, name: str, version: str, history: list[str], other_c
         chosen.check()
         metadata = chosen.metadata
         record = CurrentModel(
-            name=name,
-            version=version,
-            digest=chosen.digest,
-            model=storage.absolute(chosen.uri),
-            checkpoint=metadata.checkpoint,
-            evaluation=metadata.evaluation,
-            fingerprint=metadata.shards,
-            metrics=metadata.metrics,
-            classes=chosen.class_names,
-            history=history,
+            name=name, version=version, digest=chosen.digest, model=storage.absolute(chosen.uri),
+            checkpoint=metadata.checkpoint, evaluation=metadata.evaluation, fingerprint=metadata.shards,
+            metrics=metadata.metrics, classes=chosen.class_names, history=history,
             promoted=datetime.now(UTC).isoformat(timespec="seconds"),
-        )
+        )  # fmt: skip
         storage.remove_stale(folder(data_root, name))
         content = {"kind": "current model", "form": 1, **asdict(record)}
         storage.write_json(storage.join(folder(data_root, name), CURRENT), content)

@@ -52,7 +52,7 @@ class ModelServer:
     def __init__(self, predictor: Predictor, most_pixels: int) -> None:
         self._predictor, self._most_pixels = predictor, most_pixels
         self._name, self._version = predictor.metadata.name, predictor.metadata.model_version
-        self._bodies, self.model_thread = Bodies(), ModelThread()
+        self.bodies, self.thread = Bodies(), ModelThread()
 
     def routes(self) -> list[Route]:
         model = "/v2/models/{name}"
@@ -69,11 +69,6 @@ class ModelServer:
             *(Route(f"{path}/ready", self.ready) for path in (model, versioned)),
             *(Route(f"{path}/infer", self.infer, methods=["POST"]) for path in (model, versioned)),
         ]
-
-    def end(self) -> None:
-        """Refuse waiting and later requests; the running one has 2.5 seconds."""
-        self._bodies.end()
-        self.model_thread.end()
 
     async def model(self, request: Request) -> Response:
         kind, classes = self._predictor.kind, self._predictor.metadata.classes
@@ -106,8 +101,8 @@ class ModelServer:
         json_length = whole_number(length) if length is not None else None
         if length is not None and json_length is None:
             raise DataError(f"the header {_HEADER} must be a number")
-        async with self._bodies.read(request.stream()) as body:
-            return await self.model_thread.run(lambda: self._infer(body, json_length))
+        async with self.bodies.read(request.stream()) as body:
+            return await self.thread.run(lambda: self._infer(body, json_length))
 
     def _infer(self, body: bytes, json_length: int | None) -> Response:
         request = inference_protocol.read_request(body, json_length, self._predictor.size)
@@ -118,8 +113,8 @@ class ModelServer:
         return Response(data, media_type="application/octet-stream", headers={_HEADER: str(json_length)})
 
     async def detect(self, request: Request) -> Response:
-        async with self._bodies.read(request.stream()) as body:
-            return await self.model_thread.run(lambda: self._detect(body))
+        async with self.bodies.read(request.stream()) as body:
+            return await self.thread.run(lambda: self._detect(body))
 
     def _detect(self, body: bytes) -> Response:
         image = decode_image(body, "the image", self._most_pixels)
@@ -184,52 +179,43 @@ def _host_and_port(text: str) -> tuple[str, str]:
     return host, "" if port in ("80", "443") else port
 
 
-def application(
-    predictor: Predictor,
-    hosts: Sequence[str] = ("localhost",),
-    most_pixels: int = MAX_PIXELS,
-    names: Sequence[str] = (),
-) -> Starlette:
-    """Return the application that serves an opened model, with its ModelServer in `state.server`."""
+class WebServer(uvicorn.Server):
+    """Serves an opened model."""
 
-    async def refused(request: Request, error: Exception) -> Response:
-        status, headers = 400, dict[str, str]()
-        if isinstance(error, RequestRefused):  # The rest of the request is not read.
-            status, headers = error.status, {"Connection": "close"}
-        elif isinstance(error, ImageTooLarge | LookupError):
-            status = 404 if isinstance(error, LookupError) else 413
-        if not isinstance(error, KubedetError):
-            return JSONResponse({"error": str(error)}, status)
-        fix = {"fix": error.fix} if error.fix else {}
-        return JSONResponse({"error": error.message, **fix}, status, headers)
+    def __init__(
+        self, predictor: Predictor, hosts: Sequence[str] = ("localhost",), most_pixels: int = MAX_PIXELS,
+        names: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        async def refused(request: Request, error: Exception) -> Response:
+            status, headers = 400, dict[str, str]()
+            if isinstance(error, RequestRefused):  # The rest of the request is not read.
+                status, headers = error.status, {"Connection": "close"}
+            elif isinstance(error, ImageTooLarge | LookupError):
+                status = 404 if isinstance(error, LookupError) else 413
+            if not isinstance(error, KubedetError):
+                return JSONResponse({"error": str(error)}, status)
+            fix = {"fix": error.fix} if error.fix else {}
+            return JSONResponse({"error": error.message, **fix}, status, headers)
 
-    server = ModelServer(predictor, most_pixels)
-    app = Starlette(
-        routes=server.routes(),
-        middleware=[Middleware(_Guarded, hosts=list(hosts), names=list(names))],
-        # ClientDisconnect: the response goes nowhere.
-        exception_handlers={KubedetError: refused, LookupError: refused, ClientDisconnect: refused},
-    )
-    app.state.server = server
-    return app
-
-
-class _WebServer(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, routes: ModelServer) -> None:
-        super().__init__(config)
-        self._routes = routes
+        self.model = ModelServer(predictor, most_pixels)
+        app = Starlette(
+            routes=self.model.routes(),
+            middleware=[Middleware(_Guarded, hosts=list(hosts), names=list(names))],
+            # ClientDisconnect: the response goes nowhere.
+            exception_handlers={KubedetError: refused, LookupError: refused, ClientDisconnect: refused},
+        )
+        super().__init__(
+            uvicorn.Config(
+                app, port=0, http=LimitedConnection, ws="none", log_level="error", access_log=False,
+                timeout_graceful_shutdown=_CLOSING,
+            )
+        )  # fmt: skip
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._routes.end()
+        """Refuse waiting and later requests; the running one has 2.5 seconds."""
+        self.model.bodies.end()
+        self.model.thread.end()
         await super().shutdown(sockets)
-
-
-def settings(app: Starlette) -> uvicorn.Config:
-    """Return uvicorn's configuration with the limits of connections."""
-    return uvicorn.Config(
-        app, port=0, http=LimitedConnection, ws="none", log_level="error", access_log=False,
-        timeout_graceful_shutdown=_CLOSING,
-    )  # fmt: skip
 
 
 def serve(
@@ -239,9 +225,6 @@ def serve(
 
     Port 0 means a free one. Larger images than `most_pixels` are refused before they are decoded. `names`
     are further host names of the server, such as those of a proxy or a Service.
-
-    Raises:
-        ConfigError: the address or port cannot be used.
     """
     try:
         listener = socket.create_server((host, port))
@@ -249,9 +232,7 @@ def serve(
         reason = getattr(error, "strerror", None) or str(error)
         problem = f"cannot listen at {host}:{port}: {reason}"
         raise ConfigError(problem, fix="choose another with --port") from None
-    app = application(predictor, ["localhost", host, socket.gethostname()], most_pixels, names)
-    routes: ModelServer = app.state.server
-    server = _WebServer(settings(app), routes)
+    server = WebServer(predictor, ["localhost", host, socket.gethostname()], most_pixels, names)
 
     def end(number: int, frame: FrameType | None) -> None:
         server.should_exit = True
@@ -263,7 +244,7 @@ def serve(
         print(f"{name}: {address}/", flush=True)
         print("for trying a model, not for production; Ctrl-C ends it", flush=True)
         server.run(sockets=[listener])
-    if not routes.model_thread.idle:
+    if not server.model.thread.idle:
         # A running decoder or model cannot be interrupted.
         sys.stdout.flush()
         sys.stderr.flush()

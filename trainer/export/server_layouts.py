@@ -21,11 +21,6 @@ def write_triton(source: Bundle, uri: str, *, kind: str = "onnx", max_batch: int
     """Write a model into a Triton repository, whose other models are unchanged; returns its folder.
 
     `kind` is onnx, onnx-int8 or openvino; `max_batch` the largest number of images in a batch.
-
-    Raises:
-        ConfigError: the largest batch is below 1.
-        ExportError: the bundle has no such format.
-        StorageError: a file has changed, or the target cannot be written.
     """
     if kind not in _TRITON or kind not in source.metadata.formats:
         usable = [name for name in _TRITON if name in source.metadata.formats]
@@ -33,25 +28,11 @@ def write_triton(source: Bundle, uri: str, *, kind: str = "onnx", max_batch: int
             f"the bundle {source.uri} has no format {kind} that Triton serves",
             fix=f"formats for it: {', '.join(usable) or 'none; export onnx'}",
         )
-    config = _triton_config(source.metadata, kind, max_batch)
-    folder = storage.join(uri, source.metadata.name)
-    names = source.metadata.formats[kind]
-    with source.files(names) as local:
-        for name, served in zip(names, _TRITON[kind][1], strict=True):
-            storage.upload(local / name, storage.join(folder, "1", served), confirm=True)
-    for served in {name for _, files in _TRITON.values() for name in files} - set(_TRITON[kind][1]):
-        storage.delete(storage.join(folder, "1", served))  # Of another format, written here before.
-    labels = "".join(f"{item['name']}\n" for item in source.metadata.classes)
-    storage.write_bytes(storage.join(folder, "labels.txt"), labels.encode())
-    # Last: without it Triton does not see the model.
-    storage.write_bytes(storage.join(folder, "config.pbtxt"), config.encode())
-    return folder
-
-
-def _triton_config(metadata: Metadata, kind: str, max_batch: int) -> str:
     if max_batch < 1:
         raise ConfigError(f"the largest batch must be 1 or more, not {max_batch}", fix="use 8")
+    metadata = source.metadata
     size, rows = metadata.input_size, metadata.rows
+    image = _tensor(INPUT, "TYPE_UINT8", f"dims: [ 3, {size}, {size} ]")
     outputs = [
         _tensor("boxes", "TYPE_FP32", f"dims: [ {rows}, 4 ]"),
         _tensor("scores", "TYPE_FP32", f"dims: [ {rows} ]"),
@@ -59,11 +40,22 @@ def _triton_config(metadata: Metadata, kind: str, max_batch: int) -> str:
         # A number for each image: Triton's shapes need one dimension more than the model's.
         _tensor("num", "TYPE_INT64", "dims: [ 1 ]\n    reshape { shape: [ ] }"),
     ]
-    image = _tensor(INPUT, "TYPE_UINT8", f"dims: [ 3, {size}, {size} ]")
-    return (
+    config = (
         f"name: {json.dumps(metadata.name)}\n{_TRITON[kind][0]}\nmax_batch_size: {max_batch}\n"
         f"input [\n{image}\n]\noutput [\n" + ",\n".join(outputs) + "\n]\ndynamic_batching { }\n"
     )
+    folder = storage.join(uri, metadata.name)
+    names = metadata.formats[kind]
+    with source.files(names) as local:
+        for name, served in zip(names, _TRITON[kind][1], strict=True):
+            storage.upload(local / name, storage.join(folder, "1", served), confirm=True)
+    for served in {name for _, files in _TRITON.values() for name in files} - set(_TRITON[kind][1]):
+        storage.delete(storage.join(folder, "1", served))  # Of another format, written here before.
+    labels = "".join(f"{item['name']}\n" for item in metadata.classes)
+    storage.write_bytes(storage.join(folder, "labels.txt"), labels.encode())
+    # Last: without it Triton does not see the model.
+    storage.write_bytes(storage.join(folder, "config.pbtxt"), config.encode())
+    return folder
 
 
 def _tensor(name: str, kind: str, rest: str) -> str:
@@ -75,9 +67,6 @@ def kserve_service(metadata: Metadata, storage_uri: str, service_account: str = 
 
     `storage_uri` is the repository: s3://, gs://, https:// or pvc://; minio:// becomes s3://. The Secret of
     `service_account` has the store's credentials.
-
-    Raises:
-        ConfigError: KServe cannot read from that URI.
     """
     uri = re.sub("^minio:", "s3:", storage_uri)
     if storage.scheme(uri) not in ("s3", "gs", "http", "https", "pvc"):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from trainer import storage
+from trainer.config.parsing import flat
 from trainer.data.statistics import SplitStatistics
 from trainer.evaluation.coco import number, table
 from trainer.evaluation.gate import Verdict
@@ -73,7 +74,23 @@ class ReportData:
 
 def write_report(data: ReportData, folder: str | Path) -> None:
     """Write FILES into a folder."""
-    texts = (table(data.scores.coco), html(data), markdown(data), *_tables(data))
+    per_class = []
+    for row in _class_rows(data):
+        shown = {key: "" if key.startswith("AP") and n < 0 else n for key, n in row.values.items()}
+        change = row.change
+        compared = {"low": change.low, "high": change.high, "verdict": change.verdict} if change else {}
+        per_class.append({"class": row.name, **shown, **compared})
+    confused = []
+    if data.scores.confusion:
+        names, counts = data.scores.confusion.names, data.scores.confusion.counts
+        confused = [
+            {"true class": names[row], "predicted class": names[column], "boxes": int(counts[row, column])}
+            for row, column in zip(*np.nonzero(counts), strict=True)
+        ]
+    texts = (
+        table(data.scores.coco), html(data), markdown(data), _csv(per_class, ["class"]),
+        _csv(confused, ["true class", "predicted class", "boxes"]),
+    )  # fmt: skip
     for name, text in zip(FILES, texts, strict=True):
         storage.write_bytes(storage.join(str(folder), name), text.encode())
 
@@ -105,7 +122,10 @@ def html(data: ReportData) -> str:
         gallery_score=SHOWN_SCORE,
         gallery_iou=gallery.IOU,
         dataset_keys=list(dict.fromkeys(key for row in data.dataset.values() for key in row)),
-        config=_flatten(data.config),
+        config={
+            key: value if isinstance(value, str) else json.dumps(value, default=str)
+            for key, value in flat(data.config).items()
+        },
     )
 
 
@@ -137,16 +157,6 @@ def markdown(data: ReportData) -> str:
     if len(classes) > _MARKDOWN_CLASSES:
         lines += ["", f"{len(classes) - _MARKDOWN_CLASSES} more classes are in the HTML report."]
     return "\n".join(lines) + "\n"
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    flat: dict[str, str] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value if isinstance(value, str) else json.dumps(value, default=str)
-    return flat
 
 
 def _escaped(text: str) -> str:
@@ -209,23 +219,6 @@ def _class_rows(data: ReportData) -> list[_ClassRow]:
         spark = plots.sparkline(data.scores.coco.precision[0, :, place])
         rows.append(_ClassRow(name, values, spark, change))
     return sorted(rows, key=lambda row: (row.values["AP"] < 0, row.values["AP"]))
-
-
-def _tables(data: ReportData) -> tuple[str, str]:
-    per_class = []
-    for row in _class_rows(data):
-        shown = {key: "" if key.startswith("AP") and n < 0 else n for key, n in row.values.items()}
-        change = row.change
-        compared = {"low": change.low, "high": change.high, "verdict": change.verdict} if change else {}
-        per_class.append({"class": row.name, **shown, **compared})
-    confused = []
-    if data.scores.confusion:
-        names, counts = data.scores.confusion.names, data.scores.confusion.counts
-        confused = [
-            {"true class": names[row], "predicted class": names[column], "boxes": int(counts[row, column])}
-            for row, column in zip(*np.nonzero(counts), strict=True)
-        ]
-    return _csv(per_class, ["class"]), _csv(confused, ["true class", "predicted class", "boxes"])
 
 
 def _csv(table: Sequence[Mapping[str, Any]], first: Sequence[str]) -> str:

@@ -31,12 +31,9 @@ def f1(scores: Scores) -> Plot | None:
 
 
 def _of_classes(
-    title: str,
-    axes_labels: tuple[str, str],
-    x: np.ndarray,
-    curves: Mapping[str, np.ndarray],
+    title: str, axes_labels: tuple[str, str], x: np.ndarray, curves: Mapping[str, np.ndarray],
     per_class: Mapping[str, Mapping[str, float]],
-) -> Plot | None:
+) -> Plot | None:  # fmt: skip
     if not curves:
         return None
     few = len(curves) < len(SERIES)
@@ -128,18 +125,18 @@ def histograms(statistics: Mapping[str, SplitStatistics]) -> list[Plot]:
                 axes.stairs(counts / counts.sum(), np.arange(len(edges)), color=color, linewidth=1.8)
                 legend.append((color, split))
         step = max(1, len(edges) // 6)
-        shown = [2.0**edge if key == "box_aspect" else edge for edge in edges]
-        axes.set_xticks(np.arange(len(edges))[::step], [_tick(edge) for edge in shown][::step])
+        ticks = []
+        for edge in edges:
+            value = 2.0**edge if key == "box_aspect" else edge
+            if 0 < value < 1 and np.isclose(round(1 / value) * value, 1):
+                ticks.append(f"1/{round(1 / value)}")
+            else:
+                ticks.append(f"{value:.3g}" if value < 1 else f"{value:.4g}")
+        axes.set_xticks(np.arange(len(edges))[::step], ticks[::step])
         axes.set_ylim(bottom=0)
         if legend:
             plots.append(as_plot(title, drawn, legend))
     return plots
-
-
-def _tick(edge: float) -> str:
-    if 0 < edge < 1 and np.isclose(round(1 / edge) * edge, 1):
-        return f"1/{round(1 / edge)}"
-    return f"{edge:.3g}" if edge < 1 else f"{edge:.4g}"
 
 
 def _curves(
@@ -150,7 +147,9 @@ def _curves(
     for color, (key, label) in zip(SERIES, labels.items(), strict=False):
         points = [(row["step"], row[key]) for row in rows if row.get("kind") == kind and key in row]
         if points:
-            steps, values = _average_neighbours(np.array(points, dtype=float))
+            # The mean of neighbours, so that a long training has few points.
+            groups = np.array_split(np.array(points, dtype=float), min(len(points), _POINTS))
+            steps, values = np.array([group.mean(axis=0) for group in groups]).T
             axes.plot(steps, values, color=color, marker=marker, markersize=3.5)
             legend.append((color, label))
     if not legend:
@@ -160,8 +159,3 @@ def _curves(
     axes.locator_params(nbins=5)
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4))
     return as_plot(title, drawn, legend if len(labels) > 1 else ())
-
-
-def _average_neighbours(points: np.ndarray) -> np.ndarray:
-    groups = np.array_split(points, min(len(points), _POINTS))
-    return np.array([group.mean(axis=0) for group in groups]).T

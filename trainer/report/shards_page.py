@@ -22,36 +22,23 @@ _BARS = 25  # Classes that the bars name; with more the table of classes is coll
 def page(index: ShardIndex) -> str:
     """Return the page of an index of shards as self-contained HTML."""
     plots = [*class_plots(index.names, index.statistics), *histograms(index.statistics)]
-    rows = _class_rows(index.names, list(index.statistics.values()))
-    return render(
-        "shards_page.html.jinja", **vars(index), plots=plots, rows=rows, few=_BARS, pairs=_pairs(index)
-    )
-
-
-def _pairs(index: ShardIndex) -> list[list[dict[str, str]]]:
-    pairs = index.near_duplicates
+    splits = index.statistics.values()
+    columns = [counts for split in splits for counts in (split.boxes_of_class, split.images_of_class)]
+    rows = [(name, list(counts)) for name, *counts in zip(index.names, *columns, strict=True)]
+    rows.sort(key=lambda row: -row[1][0])
+    duplicates, pairs = index.near_duplicates, []
     try:
-        datasets = {split: ShardDataset(index.uri, split) for pair in pairs for split in pair.splits}
-        return [
-            [
-                {"split": split, "name": name, "source": _thumbnail(datasets[split], row)}
-                for split, name, row in zip(pair.splits, pair.file_names, pair.rows, strict=True)
-            ]
-            for pair in pairs
-        ]
+        datasets = {split: ShardDataset(index.uri, split) for pair in duplicates for split in pair.splits}
+        for pair in duplicates:
+            pictures = []
+            for split, name, row in zip(pair.splits, pair.file_names, pair.rows, strict=True):
+                source = thumbnail(read_upright(datasets[split].read(row)[0]), _SIDE)
+                pictures.append({"split": split, "name": name, "source": source})
+            pairs.append(pictures)
     except KubedetError as error:
         _LOG.warning("the page has no pictures of near duplicates: %s", error.message)
-        return []
-
-
-def _thumbnail(dataset: ShardDataset, row: int) -> str:
-    return thumbnail(read_upright(dataset.read(row)[0]), _SIDE)
-
-
-def _class_rows(names: list[str], statistics: list[SplitStatistics]) -> list[tuple[str, list[int]]]:
-    columns = [counts for split in statistics for counts in (split.boxes_of_class, split.images_of_class)]
-    rows = [(name, list(counts)) for name, *counts in zip(names, *columns, strict=True)]
-    return sorted(rows, key=lambda row: -row[1][0])
+        pairs = []
+    return render("shards_page.html.jinja", **vars(index), plots=plots, rows=rows, few=_BARS, pairs=pairs)
 
 
 def class_plots(names: list[str], statistics: Mapping[str, SplitStatistics]) -> list[Plot]:

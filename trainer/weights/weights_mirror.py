@@ -209,10 +209,6 @@ def obtain(uri: str, data_root: str) -> WeightFile:
     """Return weights as a file on this machine with a checked hash; fetch published ones if necessary.
 
     Call it in one process of a run and send the tensors to the others.
-
-    Raises:
-        ConfigError: the URI can name no weights.
-        StorageError: the weights are not in the mirror and cannot be fetched, or cannot be read.
     """
     if not is_published(uri):
         return _in_place(uri)

@@ -65,18 +65,18 @@ def test_a_damaged_version_does_not_become_current(tmp_path, root):
 
 def test_models_are_resolved_by_uri_name_and_version(tmp_path, root):
     source = _bundle(tmp_path, "v1")
-    assert published_models.resolve(source, root) == source
+    assert published_models.load(source, root).uri == source
     with pytest.raises(StorageError, match="no model pets is current"):
-        published_models.resolve("pets", root)
+        published_models.load("pets", root)
     published_models.publish(source, root, "pets")
-    assert published_models.resolve("pets", root) == f"{root}/models/pets/v1"
-    assert published_models.resolve("pets@v1", root) == f"{root}/models/pets/v1"
+    assert published_models.load("pets", root).uri == f"{root}/models/pets/v1"
+    assert published_models.load("pets@v1", root).uri == f"{root}/models/pets/v1"
     with pytest.raises(StorageError, match=r"(?s)no version v0 of the model pets.*versions: v1"):
-        published_models.resolve("pets@v0", root)
+        published_models.load("pets@v0", root)
     with pytest.raises(StorageError, match=r"(?s)no version v1 of the model dogs.*models there: pets"):
-        published_models.resolve("dogs@v1", root)
+        published_models.load("dogs@v1", root)
     with pytest.raises(StorageError, match="holds no bundle"):
-        published_models.resolve(str(tmp_path), root)
+        published_models.load(str(tmp_path), root)
 
 
 @pytest.mark.parametrize("name", ["", "../x", "current", "x" * 101])

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from trainer import storage
 from trainer.base.errors import ExportError, FormError, KubedetError, StorageError
-from trainer.export import bundle, bundle_signing, published_models
+from trainer.export import bundle, published_models
 from trainer.export.predict import open_bundle
 from trainer.storage import records
 
@@ -49,7 +49,7 @@ def root(tmp_path, keys) -> Path:
         made = make_bundle(
             tmp_path / "made" / version, version=version, ap=0.1 * int(version[1]), created=created
         )
-        bundle_signing.sign(Path(made), keys[0])
+        bundle.sign(Path(made), keys[0])
         published_models.publish(made, str(tmp_path / "root"), "pets")
     return tmp_path / "root"
 
@@ -64,7 +64,7 @@ def verify(model: str, root: Path, public: str) -> None:
     """Do what `kubedet model verify MODEL --public-key FILE` does."""
     chosen = published_models.load(model, str(root))
     chosen.check_whole()
-    bundle_signing.check_signature(chosen, public)
+    bundle.check_signature(chosen, public)
 
 
 def _resealed(folder: Path) -> None:
@@ -166,9 +166,7 @@ def test_both_verifiers_accept_an_unchanged_bundle(root, keys):
 
 def test_another_key_and_no_signature_are_refused(root, keys, tmp_path):
     with pytest.raises(ExportError, match="does not fit"):
-        bundle_signing.check_signature(
-            published_models.load("pets", str(root)), write_keys(tmp_path / "other")[1]
-        )
+        bundle.check_signature(published_models.load("pets", str(root)), write_keys(tmp_path / "other")[1])
     (root / "models" / "pets" / "v2" / bundle.SIGNATURE).unlink()
     with pytest.raises(ExportError, match="is not signed"):
         verify("pets", root, keys[1])
@@ -185,7 +183,7 @@ def test_changes_that_the_openssf_verifier_refuses_are_refused(root, keys, alter
             verify(model, root, keys[1])
         assert caught.value.fix
     with pytest.raises(KubedetError):  # nor by the signature alone
-        bundle_signing.check_signature(bundle.load(str(folder)), keys[1])
+        bundle.check_signature(bundle.load(str(folder)), keys[1])
 
 
 @pytest.mark.parametrize("alter", [_added, _added_below, _linked, _linked_folder, _without])
@@ -248,10 +246,10 @@ def test_current_names_its_bundle_by_digest(root, tmp_path):
 
 def test_signatures_in_a_bucket(keys, bucket, tmp_path):
     made = make_bundle(tmp_path / "made")
-    bundle_signing.sign(Path(made), keys[0])
+    bundle.sign(Path(made), keys[0])
     published_models.publish(made, "s3://bucket/root", "pets")
     published_models.load("pets", "s3://bucket/root").check_whole()
-    bundle_signing.check_signature(published_models.load("pets", "s3://bucket/root"), keys[1])
+    bundle.check_signature(published_models.load("pets", "s3://bucket/root"), keys[1])
     storage.write_bytes("s3://bucket/root/models/pets/v1/sub/code.py", b"1")
     with pytest.raises(StorageError, match=r"sub/code\.py: added"):
-        bundle_signing.check_signature(published_models.load("pets", "s3://bucket/root"), keys[1])
+        bundle.check_signature(published_models.load("pets", "s3://bucket/root"), keys[1])
