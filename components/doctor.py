@@ -292,17 +292,13 @@ def _room(title: str, requests: Mapping[str, str], count: int, nodes: list[_Node
             if (lacks := node.lacks(requests, node.requested))]  # fmt: skip
     free = len(nodes) - len(full)
     sums = f"{fitting} of {len(nodes)} ready nodes can hold it, {free} of them now; needed: {count}"
-    detail = "; ".join([sums, *_some(full)])
+    detail = "; ".join([sums, *full[:_SHOWN], *["..."] * (len(full) > _SHOWN)])
     if free >= count:
         return Check(title, "ok", detail)
     if fitting >= count:
         return Check(title, "warning", detail, "wait for other pods to end, or ask for less")
     fix = "ask for less (--gpus, --size, --step-cpu, --step-memory), install the device plugin, or add nodes"
     return Check(title, "missing", detail, f"{fix} (an autoscaler may do so)")
-
-
-def _some(lines: list[str]) -> list[str]:
-    return lines[:_SHOWN] + ([f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])
 
 
 def _requests(spec: Any) -> Counter[str]:
@@ -396,7 +392,8 @@ def _in_vain(backend: ClusterBackend) -> Iterator[Check]:
     in_vain = [job for job in waiting if kueue.in_vain(job, backend.timings.unserved)]
     unknown = [job for job in waiting if job.reason == kueue.UNKNOWN]
     if in_vain:
-        lines = _some([f"{job.name} ({job.message})" for job in in_vain])
+        lines = [f"{job.name} ({job.message})" for job in in_vain[:_SHOWN]]
+        lines += ["..."] * (len(in_vain) > _SHOWN)
         fixes = dict.fromkeys(kueue.remedy(job) for job in in_vain)
         yield Check(title, "missing", f"wait in vain: {', '.join(lines)}", "; ".join(fixes))
     elif unknown:
