@@ -49,11 +49,6 @@ _OPTIONAL = {
     "workflows": "without it a terminated run ends its training job minutes later",
 }
 """Optional permissions, and what does not work without each."""
-_OBJECTS = {
-    "namespace": "namespace", "secret": "namespaced_secret",
-    "volume claim": "namespaced_persistent_volume_claim",
-}  # fmt: skip
-"""Kinds of objects, as the methods of the API's client name them."""
 _ABSENT = "the cluster does not know them"
 _PATIENCE = 5.0
 _SHOWN = 5  # Nodes or jobs that are named.
@@ -201,10 +196,14 @@ def _orphaned(backend: ClusterBackend) -> Iterator[Check]:
 def _object(cluster: Cluster, kind: str, name: str, nodes: int = 1) -> Iterator[Check]:
     """Read a namespace, secret or volume claim and check it; `nodes` share a claim."""
     title = f"{kind} {name}"
-    read = getattr(cluster.core, f"read_{_OBJECTS[kind]}")
-    arguments = (name,) if kind == "namespace" else (name, cluster.namespace)
+    core, namespace = cluster.core, cluster.namespace
+    reads = {
+        "namespace": partial(core.read_namespace, name),
+        "secret": partial(core.read_namespaced_secret, name, namespace),
+        "volume claim": partial(core.read_namespaced_persistent_volume_claim, name, namespace),
+    }
     try:
-        found = cluster.call("get", kind, partial(read, *arguments), name=name, patience=_PATIENCE)
+        found: Any = cluster.call("get", kind, reads[kind], name=name, patience=_PATIENCE)
     except ApiError as error:
         if error.status == 404:
             yield Check(title, "missing", "does not exist", "create it as deploy/ shows, or name another")
