@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from types import SimpleNamespace
 
-from pipelines.commands.parser import Parser, guess
+from pipelines.commands import Parser, guess
 from trainer.base.errors import EXIT_FAILURE, ConfigError, KubedetError, refuse_userinfo
 from trainer.base.os_errors import translate_named_oserrors
 
@@ -38,20 +38,19 @@ _GROUPS = {
 SUMMARIES = {name: text for group in _GROUPS.values() for name, text in group.items()}
 """A summary of each command, in the order of the help."""
 
-MOVED = {
-    "compile": ("cluster", "compile"),
-    "manifests": ("cluster", "manifests"),
-    "menu": ("job", "menu"),
-    "prune": ("data", "prune"),
-    "trace": ("model", "trace"),
-}
-"""Successors of commands of earlier versions, which still work."""
+_WIDTH = max(map(len, SUMMARIES))
 
-_SCHEDULE = {
-    "--cron": "create", "--run-now": "run", "--list": "list", "--pause": "pause", "--resume": "resume",
-    "--history": "history", "--delete": "delete",
+_SUCCESSORS = {
+    "compile": "cluster compile", "manifests": "cluster manifests", "menu": "job menu", "prune": "data prune",
+    "trace": "model trace", "schedule --cron": "schedule create", "schedule --run-now": "schedule run",
+    "schedule --list": "schedule list", "schedule --pause": "schedule pause",
+    "schedule --resume": "schedule resume", "schedule --history": "schedule history",
+    "schedule --delete": "schedule delete",
 }  # fmt: skip
-"""Successors of options of `kubedet schedule`."""
+"""Successors of commands and options of earlier versions, which still work."""
+
+_SHARED = {"serve": "predict", "compare": "evaluate"}
+"""Modules that declare a second command."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,10 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        for argument in arguments:
-            _refuse_undecodable(argument)
-            refuse_userinfo(argument, "the command line")
-        return _run(_current(arguments))
+        return _run(arguments)
     except KubedetError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -81,14 +77,33 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    for argument in arguments:
+        try:  # Manifests, pipelines and jobs are UTF-8.
+            argument.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"{argument!r} on the command line is not UTF-8",
+                fix="rename the file or folder; or name the folder that it is in",
+            ) from None
+        refuse_userinfo(argument, "the command line")
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(_help(), file=sys.stdout if arguments else sys.stderr)
+        # It fits a small screen, and imports no command.
+        lines = [
+            "usage: kubedet COMMAND ...     (`kubedet COMMAND --help` explains a command)",
+            "",
+            "Train an object detector on Kubeflow, or on one machine, with one pipeline.",
+            "Start with `kubedet run`, which needs no data.",
+        ]
+        for title, commands in _GROUPS.items():
+            lines += [f"{title}:", *(f"  {name:<{_WIDTH}}  {text}" for name, text in commands.items())]
+        print("\n".join(lines), file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
     if arguments[0] == "--version":
         from importlib.metadata import version
 
         print(f"kubedet {version('kubedet')}")
         return 0
+    arguments = _current(arguments)
     if arguments[0] not in SUMMARIES:
         raise ConfigError(
             f"kubedet has no command {arguments[0][:60]!r}",
@@ -101,44 +116,14 @@ def _run(arguments: list[str]) -> int:
 
 def _current(arguments: list[str]) -> list[str]:
     """Return the current form of a command line of an earlier version, and warn about it."""
-    command, *rest = arguments or [""]
-    if command in MOVED:
-        now, before = [*MOVED[command], *rest], command
-    elif command == "schedule" and rest[:1] and rest[0].startswith("-"):
-        option = next((word for word in rest if word in _SCHEDULE), "")
-        if not option:
-            return arguments
-        kept = [word for word in rest if word != option or option == "--cron"]
-        now, before = [command, _SCHEDULE[option], *kept], f"schedule {option}"
-    else:
-        return arguments
-    print(f"warning: `kubedet {before}` is now `kubedet {' '.join(now[:2])}`", file=sys.stderr)
-    return now
-
-
-def _refuse_undecodable(argument: str) -> None:
-    """Refuse undecodable words: manifests, pipelines and jobs are UTF-8."""
-    try:
-        argument.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(
-            f"{argument!r} on the command line is not UTF-8",
-            fix="rename the file or folder; or name the folder that it is in",
-        ) from None
-
-
-def _help() -> str:
-    """Return the help, which fits a small screen, without importing the commands."""
-    lines = [
-        "usage: kubedet COMMAND ...     (`kubedet COMMAND --help` explains a command)",
-        "",
-        "Train an object detector on Kubeflow, or on one machine, with one pipeline.",
-        "Start with `kubedet run`, which needs no data.",
-    ]
-    width = max(map(len, SUMMARIES))
-    for title, commands in _GROUPS.items():
-        lines += [f"{title}:", *(f"  {name:<{width}}  {text}" for name, text in commands.items())]
-    return "\n".join(lines)
+    command, *rest = arguments
+    has_verb = rest and not rest[0].startswith("-")
+    for word in ("", *([] if has_verb else rest)):
+        before = f"{command} {word}".strip()
+        if now := _SUCCESSORS.get(before):
+            print(f"warning: `kubedet {before}` is now `kubedet {now}`", file=sys.stderr)
+            return [*now.split(), *(each for each in rest if each != word or word == "--cron")]
+    return arguments
 
 
 def make_parser(command: str = "") -> Parser:
@@ -147,7 +132,8 @@ def make_parser(command: str = "") -> Parser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name in (command,) if command else SUMMARIES:
         with_summary = SimpleNamespace(add_parser=partial(commands.add_parser, help=SUMMARIES[name]))
-        importlib.import_module(f"pipelines.commands.{name}").add(with_summary)
+        module = importlib.import_module(f"pipelines.commands.{_SHARED.get(name, name)}")
+        (module.add_second if name in _SHARED else module.add)(with_summary)
     return parser
 
 

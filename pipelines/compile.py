@@ -39,7 +39,17 @@ def compile_pipeline(path: Path, options: CompileOptions | None = None) -> None:
         # The comment at the beginning lists the parameters for people.
         head = "".join(takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True)))
         documents = list(yaml.safe_load_all(text))
-        _correct(documents[0])
+        spec = documents[0]
+        pass_parameters(spec)
+        inline_conditions(spec)
+        for component in spec["components"].values():
+            inputs = component.get("inputDefinitions", {})
+            for items in (inputs.get("parameters", {}), inputs.get("artifacts", {})):
+                for name in items.keys() & parameters.STEP_ARGUMENTS.keys():
+                    items[name]["description"] = parameters.STEP_ARGUMENTS[name]
+        for name, parameter in spec["root"]["inputDefinitions"]["parameters"].items():
+            if choices := parameters.TABLE[name].choices:
+                parameter["literals"] = list(choices)  # kfp's compiler does not support them yet (2.17.0).
         temporary.write_text(head + yaml.safe_dump_all(documents, sort_keys=True))
         temporary.replace(path)
     except OSError as error:
@@ -47,19 +57,6 @@ def compile_pipeline(path: Path, options: CompileOptions | None = None) -> None:
     finally:
         with contextlib.suppress(OSError):  # If no folder could be created there is no file.
             temporary.unlink()
-
-
-def _correct(spec: Spec) -> None:
-    pass_parameters(spec)
-    inline_conditions(spec)
-    for component in spec["components"].values():
-        inputs = component.get("inputDefinitions", {})
-        for items in (inputs.get("parameters", {}), inputs.get("artifacts", {})):
-            for name in items.keys() & parameters.STEP_ARGUMENTS.keys():
-                items[name]["description"] = parameters.STEP_ARGUMENTS[name]
-    for name, parameter in spec["root"]["inputDefinitions"]["parameters"].items():
-        if choices := parameters.TABLE[name].choices:
-            parameter["literals"] = list(choices)  # kfp's compiler does not support them yet (2.17.0).
 
 
 def pass_parameters(spec: Spec) -> None:
@@ -74,7 +71,12 @@ def pass_parameters(spec: Spec) -> None:
         for graph in [spec["root"], *components.values()]:
             for task in graph.get("dag", {}).get("tasks", {}).values():
                 inner = components[task["componentRef"]["name"]]
-                for name in _outside_parameters(inner) - set(task.get("inputs", {}).get("parameters", {})):
+                tasks = inner.get("dag", {}).get("tasks", {}).values()
+                given = [
+                    source for of in tasks for source in of.get("inputs", {}).get("parameters", {}).values()
+                ]
+                needed = {source[_FROM_OUTSIDE] for source in given if _FROM_OUTSIDE in source}
+                for name in needed - set(task.get("inputs", {}).get("parameters", {})):
                     outer = name.removeprefix("pipelinechannel--")
                     if outer not in pipeline_parameters:
                         continue  # The item of the graph's loop.
@@ -82,12 +84,6 @@ def pass_parameters(spec: Spec) -> None:
                     task.setdefault("inputs", {}).setdefault("parameters", {})[name] = source
                     definitions = inner["inputDefinitions"].setdefault("parameters", {})
                     definitions[name] = {"parameterType": pipeline_parameters[outer]["parameterType"]}
-
-
-def _outside_parameters(component: Spec) -> set[str]:
-    tasks = component.get("dag", {}).get("tasks", {}).values()
-    sources = [source for task in tasks for source in task.get("inputs", {}).get("parameters", {}).values()]
-    return {source[_FROM_OUTSIDE] for source in sources if _FROM_OUTSIDE in source}
 
 
 def inline_conditions(spec: Spec) -> None:
@@ -103,24 +99,21 @@ def inline_conditions(spec: Spec) -> None:
         for name, outer in list(tasks.items()):
             reference = outer["componentRef"]["name"]
             inner = components.get(reference, {}).get("dag", {}).get("tasks", {})
-            if "condition" in outer.get("triggerPolicy", {}) and len(inner) == 1:
-                del tasks[name]
-                ((own, task),) = inner.items()
-                tasks[own] = _under_condition(task, outer, components, components.pop(reference))
-
-
-def _under_condition(task: Spec, outer: Spec, components: Spec, group: Spec) -> Spec:
-    outer_inputs = outer.get("inputs", {})
-    for kind, key in (("parameters", _FROM_OUTSIDE), ("artifacts", "componentInputArtifact")):
-        for name, source in task.get("inputs", {}).get(kind, {}).items():
-            if key in source:
-                task["inputs"][kind][name] = outer_inputs[kind][source[key]]
-    condition = outer["triggerPolicy"]["condition"]
-    read = task.setdefault("inputs", {}).setdefault("parameters", {})
-    definitions = components[task["componentRef"]["name"]]["inputDefinitions"].setdefault("parameters", {})
-    for name in _READ.findall(condition):
-        # Only the driver reads it, for the condition.
-        read[name] = outer_inputs["parameters"][name]
-        definitions[name] = group["inputDefinitions"]["parameters"][name] | {"isOptional": True}
-    before = {*outer.get("dependentTasks", []), *task.get("dependentTasks", [])}
-    return task | {"triggerPolicy": outer["triggerPolicy"], "dependentTasks": sorted(before)}
+            if "condition" not in outer.get("triggerPolicy", {}) or len(inner) != 1:
+                continue
+            del tasks[name]
+            ((own, task),) = inner.items()
+            group, outer_inputs = components.pop(reference), outer.get("inputs", {})
+            for kind, key in (("parameters", _FROM_OUTSIDE), ("artifacts", "componentInputArtifact")):
+                for item, source in task.get("inputs", {}).get(kind, {}).items():
+                    if key in source:
+                        task["inputs"][kind][item] = outer_inputs[kind][source[key]]
+            read = task.setdefault("inputs", {}).setdefault("parameters", {})
+            component = components[task["componentRef"]["name"]]
+            definitions = component["inputDefinitions"].setdefault("parameters", {})
+            for item in _READ.findall(outer["triggerPolicy"]["condition"]):
+                # Only the driver reads it, for the condition.
+                read[item] = outer_inputs["parameters"][item]
+                definitions[item] = group["inputDefinitions"]["parameters"][item] | {"isOptional": True}
+            before = {*outer.get("dependentTasks", []), *task.get("dependentTasks", [])}
+            tasks[own] = task | {"triggerPolicy": outer["triggerPolicy"], "dependentTasks": sorted(before)}

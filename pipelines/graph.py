@@ -7,6 +7,7 @@ are one step, and work of a second is part of another step. If several pods shar
 at the same time as `prepare`, which does not depend on them: see `components/sharing.py`.
 """
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -59,18 +60,32 @@ class _Graph:
     options: CompileOptions
 
     def build(self) -> None:
+        """Add all steps: the data, then a training or a search, and the clean-up around them."""
+        options = self.options
         clean_up = cleanup(launcher=self._get("launcher"), run_id=_RUN_ID)
         self._notify(configure_pod(clean_up, CLEANUP[clean_up.name], *_WAITING))
         with dsl.ExitHandler(clean_up, name="steps"):
-            data = self._prepare()
-            shards = data.outputs["shards"]
-            if self.options.conditional:
+            settings = self._select("data_root", *_SETTINGS)
+            own = self._select("source", "data_version", "prune")
+            # Only conditional pipelines have these parameters.
+            own |= {"min_new_images": self.values.get("min_new_images", 0)}
+            own |= {"min_drift": self.values.get("min_drift", 0.0)}
+            data = prepare(trains=not options.until, partitions=options.partitions, **settings, **own)
+            assistants = range(1, options.partitions)
+            if len(assistants) <= _UNROLLED:
+                for _ in assistants:
+                    self._step(assist(**settings))
+            else:
+                with dsl.ParallelFor([str(number) for number in assistants], name="assistants"):
+                    self._step(assist(**settings))
+            self._notify(self._step(data))
+            if options.trials:
+                self._search(data.outputs["shards"], settings)
+            elif options.conditional:
                 with dsl.If(data.outputs["Output"] == TRAIN, name="pays"):
-                    self._make_model(shards)
-            elif self.options.trials:
-                self._search(shards)
-            elif not self.options.until:
-                self._make_model(shards)
+                    self._make_model(data.outputs["shards"])
+            elif not options.until:
+                self._make_model(data.outputs["shards"])
 
     def _get(self, name: str) -> Any:
         return self.values.get(name, "")
@@ -96,23 +111,6 @@ class _Graph:
         """Give the webhook's address to a step that can end the run."""
         return kubernetes.use_secret_as_env(task, self._get("notify"), NOTICE_KEYS, optional=True)
 
-    def _prepare(self) -> dsl.PipelineTask:
-        """Download and shard, in one pod for each partition; returns the task of the first."""
-        settings = self._select("data_root", *_SETTINGS)
-        own = settings | self._select("source", "data_version", "prune")
-        # Only conditional pipelines have these parameters.
-        own |= {"min_new_images": self.values.get("min_new_images", 0)}
-        own |= {"min_drift": self.values.get("min_drift", 0.0)}
-        task = prepare(trains=not self.options.until, partitions=self.options.partitions, **own)
-        assistants = range(1, self.options.partitions)
-        if len(assistants) <= _UNROLLED:
-            for _ in assistants:
-                self._step(assist(**settings))
-        else:
-            with dsl.ParallelFor([str(number) for number in assistants], name="assistants"):
-                self._step(assist(**settings))
-        return self._notify(self._step(task))
-
     def _make_model(self, shards: Any) -> None:
         request = self._select("launcher", *PARAMETERS)
         request |= {"claim": self._get("claim"), "default_image": COMPONENT_IMAGE}
@@ -130,10 +128,9 @@ class _Graph:
             exported = self._notify(self._step(export(model=model, run_id=_RUN_ID, **publishing)))
             kubernetes.use_secret_as_volume(exported, self.values["signing"], SIGNING_FOLDER, optional=True)
 
-    def _search(self, shards: Any) -> None:
+    def _search(self, shards: Any, settings: Values) -> None:
         options = self.options
-        settings = self._select("study", "space", "data_root", *_SETTINGS)
-        settings |= {"shards": shards, "trials": options.trials}
+        settings = settings | self._select("study", "space") | {"shards": shards, "trials": options.trials}
         # Strings: kfp declares each item of a list as a string, and its driver then refuses other types.
         numbers = [str(number) for number in range(options.trials)]
         with dsl.ParallelFor(numbers, name="trials", parallelism=options.parallelism) as number:
@@ -162,17 +159,23 @@ def configure_pod(task: dsl.PipelineTask, title: str, cpu: Any, memory: Any) -> 
 
 def pipeline(options: CompileOptions) -> Any:
     """Return kfp's pipeline with the parameters that these options leave open, ready to compile."""
-    signature = parameters.signature(options)
+    declared = list(parameters.of(options))
 
     def build(*values: Any) -> None:
-        _Graph(dict(zip(signature.parameters, values, strict=True)), options).build()
+        _Graph({item.name: value for item, value in zip(declared, values, strict=True)}, options).build()
 
-    title = "Search for hyper-parameters" if options.trials else "Train an object detector"
+    title = "Train an object detector"
     purpose = "Train a detector on a source of images, score it, and export it if it is good enough."
     if options.trials:
+        title = "Search for hyper-parameters"
         purpose = "Search for the hyper-parameters with which a recipe trains best on a source of images."
-    build.__doc__ = parameters.docstring(purpose, options)
-    build.__signature__ = signature  # type: ignore[attr-defined]
+    # kfp's compiler reads the signature, and takes the descriptions from the docstring.
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    build.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(item.name, kind, default=item.default, annotation=item.kind) for item in declared]
+    )
+    lines = [f"    {item.name}: {item.description}" for item in declared]
+    build.__doc__ = "\n".join([purpose, "", "Args:", *lines])
     # All three: Kubeflow's defaults are an hour each, and those of success and failure have priority.
     ttls = [f"ttl_seconds_after_{end}" for end in ("finished", "success", "failure")]
     limits = {"active_deadline_seconds": options.deadline, **dict.fromkeys(ttls, options.ttl)}

@@ -23,9 +23,9 @@ import yaml
 from kfp.client import KF_PIPELINES_SA_TOKEN_ENV, KF_PIPELINES_SA_TOKEN_PATH
 from kfp.client.set_volume_credentials import ServiceAccountTokenVolumeCredentials
 
-from pipelines.access import HOSTS, UI, Access
+from pipelines import HOSTS, UI, Access
 from pipelines.parameters import Values
-from trainer.base.errors import ConfigError, KubedetError, LaunchError
+from trainer.base.errors import ConfigError, LaunchError
 
 TOKEN = "KFP_EXISTING_TOKEN"  # noqa: S105 (a name)
 """Variable with a token, as in kfp's command line. An option would show it in the list of processes."""
@@ -92,7 +92,7 @@ class _Client(kfp.Client):
             _request_timeout=_SECONDS,
         )  # fmt: skip
         if not isinstance(health, dict):
-            raise not_the_api(f"Kubeflow Pipelines at {self.healthzs.api_client.configuration.host}")
+            raise _not_the_api(f"Kubeflow Pipelines at {self.healthzs.api_client.configuration.host}")
         return health
 
     def set_user_namespace(self, namespace: str) -> None:
@@ -109,7 +109,17 @@ class Server:
             ConfigError: no server is configured, or it rejects the token.
             Unavailable: it does not answer.
         """
-        _check_configured(access)
+        if access.ca and not Path(access.ca).is_file():
+            raise ConfigError(f"--ca {access.ca} is no file", fix="name a file with a certificate (PEM)")
+        if not access.host and not os.environ.get("KUBERNETES_SERVICE_HOST"):
+            try:  # kfp's client would guess an address.
+                kubernetes.config.load_kube_config(client_configuration=kubernetes.client.Configuration())
+            except (kubernetes.config.ConfigException, yaml.YAMLError, OSError) as error:
+                problem = f"no host is named, and no kubeconfig usable: {error}"
+                raise ConfigError(
+                    f"no Kubeflow Pipelines is configured: {problem}",
+                    fix=f"name its URL with --host or {HOSTS[0]}; a Kubeflow's ends with /pipeline",
+                ) from None
         self._access = access
         token_file = os.environ.get(KF_PIPELINES_SA_TOKEN_ENV) or KF_PIPELINES_SA_TOKEN_PATH
         projected = ServiceAccountTokenVolumeCredentials() if Path(token_file).exists() else None
@@ -130,18 +140,13 @@ class Server:
 
     def experiment(self, name: str) -> str:
         """Return the id of the experiment of a name; create it if there is none."""
-        service = self._client.experiments
-        found = self._pages(
-            f"look for the experiment {name}", service.experiment_service_list_experiments, "experiments",
-            filter=_equals("display_name", name),
-        )  # fmt: skip
-        ids = [item.experiment_id for item in found if item.display_name == name]
-        if not ids:
-            body = kfp_server_api.V2beta1Experiment(display_name=name, namespace=self.namespace or None)
-            create = service.experiment_service_create_experiment
-            created = self._call(f"create the experiment {name}", create, creates=True, experiment=body)
-            ids = [created.experiment_id]
-        return self._id_of(ids[0])
+        service, request = self._client.experiments, f"look for the experiment {name}"
+        call = service.experiment_service_list_experiments
+        if found := self._pages(request, call, "experiments", "display_name", name):
+            return found[0].experiment_id
+        body = kfp_server_api.V2beta1Experiment(display_name=name, namespace=self.namespace or None)
+        create = service.experiment_service_create_experiment
+        return self._create(f"the experiment {name}", create, "experiment_id", experiment=body)
 
     def create_run(
         self, name: str, experiment: str, package: dict[str, Any], parameters: Values,
@@ -156,7 +161,7 @@ class Server:
             description=description or None,
         )
         call = self._client.runs.run_service_create_run
-        return self._id_of(self._call(f"start the run {name}", call, creates=True, run=body).run_id)
+        return self._create(f"the run {name}", call, "run_id", run=body)
 
     def run(self, run_id: str) -> kfp_server_api.V2beta1Run:
         """Return a run with its state."""
@@ -170,10 +175,7 @@ class Server:
     def create_schedule(self, body: kfp_server_api.V2beta1RecurringRun) -> str:
         """Create a recurring run; returns its id."""
         call = self._client.recurring_runs.recurring_run_service_create_recurring_run
-        created = self._call(
-            f"create the schedule {body.display_name}", call, creates=True, recurring_run=body
-        )
-        return self._id_of(created.recurring_run_id)
+        return self._create(f"the schedule {body.display_name}", call, "recurring_run_id", recurring_run=body)
 
     def change_schedule(self, verb: str, schedule_id: str) -> None:
         """Enable, disable or delete a recurring run; a run that it has started continues."""
@@ -185,18 +187,30 @@ class Server:
     def runs_with(self, key: str, value: str) -> list[kfp_server_api.V2beta1Run]:
         """Return the runs of a `recurring_run_id` (also after its deletion) or a `display_name`."""
         call, request = self._client.runs.run_service_list_runs, f"list the runs whose {key} is {value}"
-        runs = self._pages(request, call, "runs", filter=_equals(key, value))
-        return [run for run in runs if getattr(run, key) == value]
+        return self._pages(request, call, "runs", key, value)
 
-    def _pages(self, request: str, call: Callable[..., Any], field: str, **arguments: Any) -> list[Any]:
+    def _pages(
+        self, request: str, call: Callable[..., Any], field: str, key: str = "", value: str = ""
+    ) -> list[Any]:
+        """Return all items of a listing, or those whose `key` has a value."""
         items: list[Any] = []
-        arguments |= {"namespace": self.namespace, "page_size": _PAGE, "page_token": ""}
+        arguments = {"namespace": self.namespace, "page_size": _PAGE, "page_token": ""}
+        if key:
+            predicate = {"operation": "EQUALS", "key": key, "stringValue": value}
+            arguments["filter"] = json.dumps({"predicates": [predicate]})
         while True:
             page = self._call(request, call, **arguments)
             items += getattr(page, field) or []
             arguments["page_token"] = page.next_page_token
             if not page.next_page_token:
-                return items
+                return [item for item in items if not key or getattr(item, key) == value]
+
+    def _create(self, title: str, call: Callable[..., Any], field: str, **arguments: Any) -> str:
+        """Create an object, and return its id, which is the `field` of the response."""
+        identifier = getattr(self._call(f"create {title}", call, creates=True, **arguments), field)
+        if not identifier:
+            raise _not_the_api(self._where)
+        return str(identifier)
 
     def _call(self, verb: str, call: Callable[..., Any], *, creates: bool = False, **arguments: Any) -> Any:
         with self._explained(verb, creates=creates):
@@ -222,12 +236,6 @@ class Server:
         # Inside the cluster the UI's public name is unknown.
         return f"{base or '<Kubeflow Pipelines>'}/#/{kind}/details/{item_id}"
 
-    def _id_of(self, identifier: str | None) -> str:
-        """Return the id of a response; refuse a response without one."""
-        if not identifier:
-            raise not_the_api(self._where)
-        return identifier
-
     @property
     def _where(self) -> str:
         return f"Kubeflow Pipelines at {self._access.host or 'the cluster of this pod or kubeconfig'}"
@@ -239,31 +247,33 @@ class Server:
         try:
             yield
         except kfp_server_api.ApiException as error:
-            raise self._from_response(error, verb, hint) from None
+            body = error.body.decode(errors="replace") if isinstance(error.body, bytes) else error.body or ""
+            try:
+                response = json.loads(body)
+                message = response.get("message") or response.get("error") or ""
+            except (ValueError, AttributeError):  # Not an object of JSON.
+                message = "" if "<html" in body.lower() else body.strip()
+            text = f"cannot {verb}: {self._where} answers {error.status} {error.reason or ''}".rstrip()
+            text += f": {str(message)[:_MESSAGE_LIMIT]}" if message else ""
+            if error.status in (408, 429) or error.status >= 500:
+                fix = f"try again later{hint}; the log of ml-pipeline says more"
+                raise Unavailable(text, fix=fix) from None
+            namespace = getattr(self, "namespace", "")
+            of = f"the namespace {namespace}" if namespace else "your namespace"
+            remedies = {
+                0: "if your own authority signed the server's certificate, give --ca FILE",
+                401: _TOKEN_FIX,
+                403: f"name a --namespace that you may use, or request the role kubeflow-edit in {of}",
+                404: "check the name, and --host: a Kubeflow's ends with /pipeline",
+            }
+            other = "correct what it names; a Kubeflow for several users needs --namespace"
+            raise ConfigError(text, fix=remedies.get(error.status, other)) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             reason = getattr(error, "reason", None) or error
             raise Unavailable(
                 f"cannot {verb}: {self._where} cannot be reached: {str(reason).rpartition(': ')[2]}",
                 fix=f"check --host ({HOSTS[0]}) and the network, then try again{hint}",
             ) from None
-
-    def _from_response(self, error: kfp_server_api.ApiException, verb: str, hint: str) -> KubedetError:
-        """Return the error for a response: Unavailable if the same request may work later."""
-        message = _message(error)
-        text = f"cannot {verb}: {self._where} answers {error.status} {error.reason or ''}".rstrip()
-        text += f": {message}" if message else ""
-        if error.status in (408, 429) or error.status >= 500:
-            return Unavailable(text, fix=f"try again later{hint}; the log of ml-pipeline says more")
-        namespace = getattr(self, "namespace", "")
-        of = f"the namespace {namespace}" if namespace else "your namespace"
-        remedies = {
-            0: "if your own authority signed the server's certificate, give --ca FILE",
-            401: _TOKEN_FIX,
-            403: f"name a --namespace that you may use, or request the role kubeflow-edit in {of}",
-            404: "check the name, and --host: a Kubeflow's ends with /pipeline",
-        }
-        other = "correct what it names; a Kubeflow for several users needs --namespace"
-        return ConfigError(text, fix=remedies.get(error.status, other))
 
 
 def check_version(tag: str) -> str:
@@ -283,39 +293,9 @@ def check_version(tag: str) -> str:
     return "" if tag.removeprefix("v") == TESTED else f"version {tag}; tested with {TESTED} only"
 
 
-def _equals(key: str, value: str) -> str:
-    return json.dumps({"predicates": [{"operation": "EQUALS", "key": key, "stringValue": value}]})
-
-
-def _check_configured(access: Access) -> None:
-    """Refuse to connect if kfp's client would guess an address."""
-    if access.ca and not Path(access.ca).is_file():
-        raise ConfigError(f"--ca {access.ca} is no file", fix="name a file with a certificate (PEM)")
-    if access.host or os.environ.get("KUBERNETES_SERVICE_HOST"):
-        return
-    try:
-        kubernetes.config.load_kube_config(client_configuration=kubernetes.client.Configuration())
-    except (kubernetes.config.ConfigException, yaml.YAMLError, OSError) as error:
-        raise ConfigError(
-            f"no Kubeflow Pipelines is configured: no host is named, and no kubeconfig usable: {error}",
-            fix=f"name its URL with --host or {HOSTS[0]}; a Kubeflow's ends with /pipeline",
-        ) from None
-
-
-def not_the_api(where: str) -> ConfigError:
+def _not_the_api(where: str) -> ConfigError:
     """Return the error for a response that is not the API's, such as a login page."""
     return ConfigError(
         f"{where} answers, but not as the API of Kubeflow Pipelines",
         fix=f"if it is a login page, {_TOKEN_FIX}; else correct --host: a Kubeflow's ends with /pipeline",
     )
-
-
-def _message(error: kfp_server_api.ApiException) -> str:
-    """Return the message of an error response in JSON or text."""
-    body = error.body.decode(errors="replace") if isinstance(error.body, bytes) else error.body or ""
-    try:
-        response = json.loads(body)
-    except ValueError:
-        return "" if "<html" in body.lower() else body.strip()[:_MESSAGE_LIMIT]
-    message = response.get("message") or response.get("error") if isinstance(response, dict) else None
-    return str(message or "")[:_MESSAGE_LIMIT]

@@ -7,16 +7,15 @@ processes, GPUs) are described in `components/launchers/spec.py`.
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from components import jobs, launchers
 from components.environment import CREDENTIALS, SIGNING
-from components.launchers import spec
+from components.launchers import kubernetes_names, spec
 from operations.notifications import NOTIFY
-from pipelines.sizes import DEFAULT, SIZES
-from trainer.base.errors import ConfigError
+from trainer.base.errors import ConfigError, KubedetError
 from trainer.model import recipes
 
 REQUIRED = inspect.Parameter.empty
@@ -28,7 +27,13 @@ Values: TypeAlias = dict[str, Any]
 PARALLELISM = 16
 """Default number of trials that train at the same time."""
 
-_CPU, _MEMORY = SIZES[DEFAULT]
+SIZES = {"small": ("500m", "2Gi"), "medium": ("2", "8Gi"), "large": ("6", "24Gi")}
+"""Cores and memory that the pods of the heavy steps request. Too small a request packs steps onto a node that
+cannot hold them; one too large stays pending forever."""
+
+DEFAULT_SIZE = SIZES["small"]
+"""The requests in the compiled file."""
+
 _WORD = re.compile(r"`([^`\s]+|<[^`]+>)`")
 
 
@@ -239,11 +244,11 @@ _ALL = (
     ),
     Parameter(
         "step_cpu", str, "cores requested by the pods that work on the data or the model, e.g. 2 or 500m",
-        _CPU, submit_default="the size's", metavar="CORES", trains=False,
+        DEFAULT_SIZE[0], submit_default="the size's", metavar="CORES", trains=False,
     ),
     Parameter(
         "step_memory", str, "memory requested by them, e.g. 8Gi",
-        _MEMORY, submit_default="the size's", metavar="AMOUNT", trains=False,
+        DEFAULT_SIZE[1], submit_default="the size's", metavar="AMOUNT", trains=False,
     ),
     Parameter(
         "signing", str,
@@ -318,18 +323,31 @@ def default(name: str, options: CompileOptions | None = None) -> Any:
     return "" if item.default is REQUIRED else item.default
 
 
-def signature(options: CompileOptions) -> inspect.Signature:
-    """Return the signature of the pipeline's function, which Kubeflow's compiler reads."""
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return inspect.Signature(
-        [
-            inspect.Parameter(item.name, kind, default=item.default, annotation=item.kind)
-            for item in of(options)
-        ]
-    )
+def check_sizes(cpu: str, memory: str) -> None:
+    """Raise ConfigError for cores and memory that Kubernetes does not accept, or that are too small."""
+    problems = []
+    for name, text, least in (("step_cpu", cpu, "10m"), ("step_memory", memory, "64Mi")):
+        try:
+            if kubernetes_names.amount(kubernetes_names.quantity(text)) < kubernetes_names.amount(least):
+                raise ValueError(f"{text!r} is less than {least}")
+        except ValueError as error:
+            problems.append(f"{name}: {error}")
+    if problems:
+        raise ConfigError("\n".join(problems), fix="e.g. step_cpu 500m or 4, step_memory 8Gi")
 
 
-def docstring(purpose: str, options: CompileOptions) -> str:
-    """Return the docstring of the pipeline's function, from which the compiler takes descriptions."""
-    lines = [f"    {item.name}: {item.description}" for item in of(options)]
-    return "\n".join([purpose, "", "Args:", *lines])
+def check_all(checks: Iterable[Callable[[], object]]) -> None:
+    """Make every check, which raises a KubedetError if it finds a problem; raise one with all problems."""
+    problems: list[str] = []
+    for check in checks:
+        try:
+            check()
+        except KubedetError as error:
+            lines = error.message.splitlines()
+            if len(lines) > 1 and lines[1].startswith("  "):
+                problems += lines[1:]  # Without its heading.
+            else:
+                lines[-1] += f"; {error.fix}" if error.fix else ""
+                problems += [f"  {line}" for line in lines]
+    if problems:
+        raise ConfigError("this cannot be run:\n" + "\n".join(problems), fix="correct these")

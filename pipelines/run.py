@@ -26,10 +26,10 @@ from components.hooks import Outcome
 from components.launchers.guarded_process import GuardedProcess
 from operations import costs, retrain_condition, tuning
 from operations.costs import Costs
-from pipelines import checks, display, parameters
+from pipelines import display, parameters
+from pipelines.commands import columns
 from pipelines.display import RunProgress
 from pipelines.parameters import Values
-from pipelines.tables import columns
 from trainer import storage
 from trainer.base import log
 from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY, ConfigError, DamagedError, FormError, StorageError
@@ -205,7 +205,7 @@ def check(options: Options) -> None:
         for rule in [] if options["gate"] else config.evaluation.gate:
             parse(rule)
 
-    checks.make_all(
+    parameters.check_all(
         [
             partial(tuning.check_name, options.name),
             processes,

@@ -14,12 +14,11 @@ from components.launchers import kubernetes_names
 from operations import retrain_condition
 from operations.retention import pruning
 from operations.tuning import space, study_name
-from pipelines import checks, parameters, sizes
-from pipelines.access import Access
+from pipelines import Access, parameters
 from pipelines.compile import compile_pipeline
 from pipelines.parameters import CompileOptions
 from trainer import storage
-from trainer.base.errors import ConfigError, DataError, KubedetError, StorageError
+from trainer.base.errors import ConfigError, DataError, StorageError
 from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import MINUTES
 from trainer.data import sources
@@ -56,19 +55,22 @@ class Submission:
         """
         get = self._get
         request = {name: get(name) for name in ("launcher", *jobs.PARAMETERS, "job")}
-        checks.make_all(
+        version = get("data_version")
+        parameters.check_all(
             [
-                self._check_options,
+                lambda: self.options,
                 self._check_recipe,
                 lambda: jobs.Request.of(request, default_image="steps").spec(("train",)),
                 *(partial(parse, rule) for rule in split_rules(get("gate"))),
                 partial(retrain_condition.check, get("min_new_images"), get("min_drift")),
                 lambda: starting_weights.check_warm_start(get("warm_start")),
                 lambda: pruning.check(get("prune")) if get("prune") else None,
-                lambda: sizes.check(get("step_cpu"), get("step_memory")),
+                lambda: parameters.check_sizes(get("step_cpu"), get("step_memory")),
                 lambda: model_registry.check_server(get("registry")) if get("registry") else None,
-                self._check_names,
-                self._check_places,
+                lambda: (
+                    None if version in ("", data_versions.SCHEDULED_TIME) else data_versions.check(version)
+                ),
+                self._check_names_and_places,
             ]
         )
 
@@ -96,13 +98,6 @@ class Submission:
         options = CompileOptions(volume="claim" in self.parameters)
         return self.parameters.get(name, parameters.default(name, options))
 
-    def _check_options(self) -> None:
-        options = self.options
-        kind = f"run until {options.until}" if options.until else "search" if options.trials else ""
-        useless = [name for name in parameters.TRAINING if kind and name in self.parameters]
-        if useless:
-            raise ConfigError("\n".join(f"{name}: has no effect in a {kind}" for name in useless))
-
     def _check_recipe(self) -> None:
         recipe, overrides, launcher = (self._get(name) for name in ("recipe", "overrides", "launcher"))
         recipes.load(recipe, overrides)
@@ -116,29 +111,25 @@ class Submission:
             space.parse(self._get("space"), recipe, overrides, f"the space of {self.name}")
             study_name(self._get("study"), recipe)
 
-    def _check_names(self) -> None:
-        problems = []
-        version = self._get("data_version")
-        if version and version != data_versions.SCHEDULED_TIME:
-            data_versions.check(version)
-        for parameter in ("credentials", "claim", "signing", "notify"):
+    def _check_names_and_places(self) -> None:
+        """Refuse parameters without effect, invalid names, and folders of this machine, which no pod has."""
+        until, mount = self.settings.get("until"), jobs.VOLUME if "claim" in self.parameters else ""
+        kind = f"run until {until}" if until else "search" if self.settings.get("trials") else ""
+        useless = [name for name in parameters.TRAINING if kind and name in self.parameters]
+        problems = [f"{name}: has no effect in a {kind}" for name in useless]
+        for name in ("credentials", "claim", "signing", "notify"):
             try:
-                kubernetes_names.dns_required(self.parameters.get(parameter, parameter))
+                kubernetes_names.dns_required(self.parameters.get(name, name))
             except ValueError as error:
-                problems.append(f"{parameter}: {error}")
-        if problems:
-            raise ConfigError("\n".join(problems))
-
-    def _check_places(self) -> None:
-        """Refuse folders of this machine, which no pod has, and impossible names of buckets."""
+                problems.append(f"{name}: {error}")
         root = self._get("data_root")
+        if not root:
+            problems.append("data_root: is missing: where data is kept, e.g. s3://bucket/kubedet")
         places = [("data_root", root), ("output", self._get("output"))]
-        problems = []
         try:
             places += [("source", place) for place in sources.places(self._get("source"))]
         except DataError as error:
-            problems.append(_line(error))
-        mount = jobs.VOLUME if "claim" in self.parameters else ""
+            problems.append(f"{error.message}; {error.fix}")
         remedy = f"use a bucket or a path below {mount}" if mount else "use a bucket, or a volume"
         for name, place in places:
             is_mounted = mount and f"{storage.absolute(place)}/".startswith(f"{mount}/")
@@ -147,9 +138,7 @@ class Submission:
             try:
                 storage.check_place(place)
             except StorageError as error:
-                problems.append(f"{name}: {_line(error)}")
-        if not root:
-            problems.append("data_root: is missing: where data is kept, e.g. s3://bucket/kubedet")
+                problems.append(f"{name}: {error.message}; {error.fix}")
         if problems:
             raise ConfigError("\n".join(problems))
 
@@ -161,10 +150,6 @@ def _compiled(options: CompileOptions) -> str:
         path = folder / FILE
         compile_pipeline(path, options)
         return path.read_text()
-
-
-def _line(error: KubedetError) -> str:
-    return f"{error.message}; {error.fix}"
 
 
 def compile_arguments(options: CompileOptions) -> list[str]:

@@ -5,8 +5,7 @@ import shutil
 from dataclasses import fields
 from pathlib import Path
 
-from pipelines.commands import Commands, options
-from pipelines.commands.parser import option, verb
+from pipelines.commands import Commands, option, options, verb
 from pipelines.parameters import PARALLELISM, CompileOptions
 from trainer.base.errors import ConfigError, StorageError
 

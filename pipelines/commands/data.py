@@ -9,10 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.commands import Commands
+from pipelines.commands import Commands, columns, option, verb
 from pipelines.commands.options import add_overrides, add_published
-from pipelines.commands.parser import option, verb
-from pipelines.tables import columns
 from trainer.base.errors import ConfigError
 from trainer.base.safe_text import one_line
 

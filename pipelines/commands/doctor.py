@@ -6,9 +6,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.commands import Commands
+from pipelines.commands import Commands, option
 from pipelines.commands import options as shared
-from pipelines.commands.parser import option
+from pipelines.parameters import DEFAULT_SIZE, SIZES, check_sizes
 from trainer.base.errors import EXIT_FAILURE, ConfigError, KubedetError
 from trainer.base.safe_text import whole_number
 
@@ -89,7 +89,6 @@ def _doctor(options: argparse.Namespace) -> int:
 def _cluster(options: argparse.Namespace) -> "Iterator[Check]":
     from components import doctor
     from components.launchers.cluster.backend import ClusterBackend
-    from pipelines import sizes
     from trainer.launching import doctor as machine
 
     try:
@@ -99,7 +98,8 @@ def _cluster(options: argparse.Namespace) -> "Iterator[Check]":
         return
     cpu, memory = options.step_cpu, options.step_memory
     if options.size:
-        cpu, memory = sizes.request(options.size, cpu, memory).values()
+        cores, amount = SIZES[options.size]
+        cpu, memory = cpu or cores, memory or amount
     resources = {_GPU: options.gpus} if options.gpus else {}
     for name, _, number in (text.partition("=") for text in options.resource):
         resources[name] = int(number or 0)
@@ -119,7 +119,7 @@ def _cluster(options: argparse.Namespace) -> "Iterator[Check]":
 
 def _pipelines(options: argparse.Namespace) -> "Iterator[Check]":
     """Check the version of Kubeflow Pipelines, if a host is named."""
-    from pipelines.access import HOSTS, Access
+    from pipelines import HOSTS, Access
     from trainer.launching.doctor import Check
 
     title = "Kubeflow Pipelines"
@@ -141,7 +141,6 @@ def _pipelines(options: argparse.Namespace) -> "Iterator[Check]":
 
 def _check_options(options: argparse.Namespace) -> None:
     """Refuse options that have no effect, and values that cannot be used."""
-    from pipelines import sizes
     from trainer.launching.doctor import size
 
     reason = "has no effect with --local" if options.local else "needs --job"
@@ -153,9 +152,9 @@ def _check_options(options: argparse.Namespace) -> None:
         name, equals, number = text.partition("=")
         if not name or (equals and whole_number(number) is None):
             problems.append(f"--resource {text!r} is not NAME or NAME=N")
-    cpu, memory = sizes.SIZES[sizes.DEFAULT]
+    cpu, memory = DEFAULT_SIZE
     try:
-        sizes.check(options.step_cpu or cpu, options.step_memory or memory)
+        check_sizes(options.step_cpu or cpu, options.step_memory or memory)
         size(options.shared_memory or "0")
     except ConfigError as error:
         problems += error.message.splitlines()

@@ -10,9 +10,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pipelines.commands import Commands
+from pipelines.commands import Commands, option, verb
 from pipelines.commands.job_options import CommandParser, add_specification, specification
-from pipelines.commands.parser import option, verb
 from trainer.base.errors import ConfigError, KubedetError, LaunchError
 
 if TYPE_CHECKING:

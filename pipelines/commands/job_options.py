@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hin
 
 from components.jobs import PARAMETERS
 from components.launchers import spec
-from pipelines.commands.parser import Parser, option
+from pipelines.commands import Parser, option
 from trainer.base.errors import ConfigError, refuse_userinfo
 from trainer.base.safe_text import whole_number, yaml_value
 

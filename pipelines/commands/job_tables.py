@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from components.launchers.backend import JobStatus, PodStatus
-from pipelines.tables import columns
+from pipelines.commands import columns
 from trainer.launching.job_status import AP, LOSS, SPEED, Progress
 
 JOBS = ("NAME", "KIND", "PHASE", "DONE", "PODS", "RESTARTS", "AGE", "REASON")

@@ -5,8 +5,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from pipelines.commands import Commands, options
-from pipelines.commands.parser import option, verb
+from pipelines.commands import Commands, option, options, verb
 from trainer.base.errors import DataError, StorageError
 
 if TYPE_CHECKING:

@@ -6,15 +6,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from pipelines import parameters
-from pipelines.commands.parser import option
-from pipelines.parameters import LOCAL, Parameter, Values
-from pipelines.sizes import SIZES
+from pipelines.commands import option
+from pipelines.parameters import LOCAL, SIZES, Parameter, Values
 from trainer.base.errors import ConfigError
 from trainer.config.parsing import parse_overrides
 from trainer.model import recipes
 
 if TYPE_CHECKING:
-    from pipelines.access import Access
+    from pipelines import Access
     from pipelines.kubeflow import Server
     from pipelines.submission import Submission
 
@@ -22,6 +21,9 @@ Options = argparse.Namespace
 Group = argparse._ActionsContainer
 
 BY_SOURCE = "default: small for sample, large for coco:2017 and openimages:, else medium"
+
+_LARGE = ("coco:2017", "openimages:")
+"""Sources of more than a hundred thousand images."""
 
 _SIZES = ("step_cpu", "step_memory")
 """Parameters that --size sets."""
@@ -198,7 +200,7 @@ def add_limits(group: Group) -> None:
 
 def access(options: Options) -> "Access":
     """Return where Kubeflow Pipelines is."""
-    from pipelines.access import Access
+    from pipelines import Access
 
     return Access.find(options.host, options.namespace, options.ca)
 
@@ -229,15 +231,18 @@ def submission(
         ConfigError: with all problems.
     """
     from operations import retrain_condition
-    from pipelines import sizes
     from pipelines.submission import Submission
 
-    size = options.size or sizes.of_source(options.source or parameters.default("source"))
+    source = options.source or parameters.default("source")
+    size = "large" if source.startswith(_LARGE) else "medium"
+    if source == "sample" or source.startswith("sample:"):
+        size = "small"
+    cpu, memory = SIZES[options.size or size]
     overrides = read_recipe(options) if overrides is None else overrides
     # The command has no options for parameters of other compile options.
     values: Values = {name: getattr(options, name, None) for name in parameters.TABLE}
     values |= {"overrides": overrides, "job": _job(options.job)}
-    values |= sizes.request(size, options.step_cpu or "", options.step_memory or "")
+    values |= {"step_cpu": options.step_cpu or cpu, "step_memory": options.step_memory or memory}
     retrain_condition.of_form(values)
     values = {name: value for name, value in values.items() if value not in (None, "", {})}
     common = {name: getattr(options, name) for name in ("partitions", "until", "deadline", "ttl")}

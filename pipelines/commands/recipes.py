@@ -10,9 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from pipelines.commands import Commands
-from pipelines.commands.parser import option
-from pipelines.tables import columns
+from pipelines.commands import Commands, columns, option
 from trainer.base.errors import ConfigError
 from trainer.config import architectures, parsing
 from trainer.config.schema import Config, ModelConfig

@@ -6,9 +6,8 @@ from datetime import datetime
 from pathlib import Path
 
 from pipelines import parameters
-from pipelines.commands import Commands
+from pipelines.commands import Commands, option
 from pipelines.commands.options import add_overrides, add_parameter, add_prices, read_recipe, use_prices
-from pipelines.commands.parser import option
 from trainer.config.schema import MINUTES, QUICK_MINUTES
 
 

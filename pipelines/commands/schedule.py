@@ -8,8 +8,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from pipelines.commands import Commands, options
-from pipelines.commands.parser import option, verb
+from pipelines.commands import Commands, columns, option, options, verb
 from trainer.base.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -132,7 +131,6 @@ def _change(arguments: argparse.Namespace, verb: str, done: str) -> int:
 def _history(arguments: argparse.Namespace) -> int:
     from operations import history
     from pipelines import schedules
-    from pipelines.tables import columns
     from trainer import storage
 
     options.use_prices(arguments)

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines import parameters
-from pipelines.commands import Commands, options
-from pipelines.commands.parser import option
+from pipelines.commands import Commands, option, options
 
 if TYPE_CHECKING:
-    from pipelines.access import Access
+    from pipelines import Access
     from pipelines.submission import Submission
 
 

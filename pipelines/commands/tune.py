@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines import parameters
-from pipelines.commands import Commands, options, submit
-from pipelines.commands.parser import option
+from pipelines.commands import Commands, option, options, submit
 from pipelines.parameters import Values
 from trainer import storage
 from trainer.base.errors import ConfigError

@@ -4,10 +4,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from pipelines.commands import Commands
+from pipelines.commands import Commands, columns, option, verb
 from pipelines.commands.options import add_published
-from pipelines.commands.parser import option, verb
-from pipelines.tables import columns
 from trainer.base.errors import ConfigError
 from trainer.model import recipes
 

@@ -16,8 +16,7 @@ from operations import notifications, openlineage
 from pipelines import ASSIST, CLEANUP, SEARCH, TITLES
 from pipelines.compile import compile_pipeline, inline_conditions, pass_parameters
 from pipelines.local import for_this_machine
-from pipelines.parameters import TABLE, TRAINING, CompileOptions
-from pipelines.sizes import SIZES
+from pipelines.parameters import SIZES, TABLE, TRAINING, CompileOptions
 from trainer.base.errors import StorageError
 from trainer.model import recipes
 

@@ -13,8 +13,7 @@ from components.environment import SECRET_KEYS
 from pipelines import cli, wait
 from pipelines.commands import schedule
 from pipelines.compile import compile_pipeline
-from pipelines.parameters import CompileOptions
-from pipelines.sizes import SIZES
+from pipelines.parameters import SIZES, CompileOptions
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "kubeflow.md").read_text()

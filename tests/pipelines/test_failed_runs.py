@@ -3,7 +3,7 @@
 import pytest
 import run_pods
 
-from pipelines.access import Access
+from pipelines import Access
 from pipelines.kubeflow import Server
 from pipelines.pods import Pods
 from pipelines.wait import raise_failure

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pipelines.access import Access
+from pipelines import Access
 from pipelines.kubeflow import TESTED, Server, Unavailable, check_version
 from trainer.base.errors import ConfigError
 

@@ -7,7 +7,8 @@ import yaml
 
 from components.jobs import PARAMETERS
 from components.launchers.spec import JobSpec, from_fields
-from pipelines import cli, parameters, sizes
+from pipelines import cli, parameters
+from pipelines.commands import options
 from pipelines.compile import compile_pipeline
 from pipelines.parameters import LOCAL, REQUIRED, TABLE, CompileOptions
 from trainer.base.errors import ConfigError
@@ -78,14 +79,15 @@ def test_fields_of_every_job_are_described_by_the_job():
     ("source", "size"),
     [
         ("sample", "small"),
-        ("samples/x.json", "medium"),
+        ("s3://bucket/sample", "medium"),
         ("coco:2017,base=s3://mirror", "large"),
         ("openimages:", "large"),
     ],
 )
 def test_a_source_has_a_size(source, size):
-    assert sizes.of_source(source) == size
-    sizes.check(*sizes.SIZES[size])
+    words = ["submit", "--data-root", "s3://bucket/root", "--source", source]
+    request = options.submission(cli.make_parser("submit").parse_args(words), "a").parameters
+    assert (request["step_cpu"], request["step_memory"]) == parameters.SIZES[size]
 
 
 @pytest.mark.parametrize(
@@ -97,5 +99,5 @@ def test_a_source_has_a_size(source, size):
 )
 def test_invalid_sizes_are_refused(cpu, memory, message):
     with pytest.raises(ConfigError) as caught:
-        sizes.check(cpu, memory)
+        parameters.check_sizes(cpu, memory)
     assert message in caught.value.message

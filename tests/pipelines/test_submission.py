@@ -5,7 +5,7 @@ import shlex
 import pytest
 from kfp.cli.utils.parsing import parse_parameter_value
 
-from pipelines.access import Access
+from pipelines import Access
 from pipelines.parameters import TABLE, TRAINING, CompileOptions
 from pipelines.submission import Submission, argument
 from trainer.base.errors import ConfigError
