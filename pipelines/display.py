@@ -97,10 +97,16 @@ class RunProgress:
             self._in_step = False
         elif ends := _TASK_ENDS.search(plain):
             self._end(ends[1], ok=ends[2] == "SUCCESS")
-        elif self.running is not None:
-            return self._step_line(self.running, plain.removeprefix("    "))
+        elif self.running is None:
+            if plain.strip():
+                self.outside.append(plain)
+        elif STARTED in plain:
+            self._in_step = True
+            self.running.lines.clear()  # The component executor printed the lines before.
+        elif FINISHED in plain:
+            self._in_step = False
         elif plain.strip():
-            self.outside.append(plain)
+            return self._read_output(self.running, plain.removeprefix("    "))
         return None
 
     def _end(self, name: str, *, ok: bool) -> None:
@@ -111,16 +117,7 @@ class RunProgress:
         step.state = "done" if ok else "stopped" if stopped else "failed"
         self.running = None
 
-    def _step_line(self, step: Step, line: str) -> str | None:
-        if STARTED in line:
-            self._in_step = True
-            step.lines.clear()  # The component executor printed the lines before.
-            return None
-        if FINISHED in line:
-            self._in_step = False
-            return None
-        if not line.strip():
-            return None
+    def _read_output(self, step: Step, line: str) -> str | None:
         step.lines.append(line)
         if _FOUND_DONE.search(line):
             step.reused = True

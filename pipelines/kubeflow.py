@@ -194,7 +194,7 @@ class Server:
     ) -> list[Any]:
         """Return all items of a listing, or those whose `key` has a value."""
         items: list[Any] = []
-        arguments = {"namespace": self.namespace, "page_size": _PAGE, "page_token": ""}
+        arguments: Values = {"namespace": self.namespace, "page_size": _PAGE, "page_token": ""}
         if key:
             predicate = {"operation": "EQUALS", "key": key, "stringValue": value}
             arguments["filter"] = json.dumps({"predicates": [predicate]})

@@ -19,12 +19,12 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any
 
 from components import auto_schedule, environment, starting_weights
 from components.hooks import Outcome
 from components.launchers.guarded_process import GuardedProcess
-from operations import costs, retrain_condition, tuning
+from operations import costs, notifications, retrain_condition, tuning
 from operations.costs import Costs
 from pipelines import display, parameters
 from pipelines.commands import columns
@@ -47,8 +47,6 @@ _PACKAGES = ("kubedet", "torch", "torchvision", "kfp", "pycocotools", "onnx", "o
 _GRACE_SECONDS = 90.0
 _TICK_SECONDS = 0.2
 _STOPPING = "stopping: the running step saves what it can and ends; Ctrl-C again kills it"
-
-Json: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -105,27 +103,19 @@ class RunRecord:
     started: str = ""
     ended: str = ""
     versions: dict[str, str] = field(default_factory=dict)
-    machine: Json = field(default_factory=dict)
-    steps: list[Json] = field(default_factory=list)
-    training: Json = field(default_factory=dict)
-    plan: Json = field(default_factory=dict)
+    machine: Values = field(default_factory=dict)
+    steps: list[Values] = field(default_factory=list)
+    training: Values = field(default_factory=dict)
+    plan: Values = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     data_warnings: list[str] = field(default_factory=list)
-    gate: Json = field(default_factory=dict)
-    used: Json = field(default_factory=dict)
+    gate: Values = field(default_factory=dict)
+    used: Values = field(default_factory=dict)
     nothing_new_since: str = ""
     """The model version since which the source has not changed, if training was skipped for that."""
     paths: dict[str, str] = field(default_factory=dict)
-    error: Json = field(default_factory=dict)
+    error: Values = field(default_factory=dict)
     """step, message and exit_code, unless the run succeeded."""
-
-    @classmethod
-    def begin(cls, options: Options) -> "RunRecord":
-        """Return the record of a run that starts now."""
-        machine = {"cores": len(os.sched_getaffinity(0)), "system": platform.platform()}
-        return cls(
-            options.name, options.arguments(), "running", _now(), versions=_versions(), machine=machine
-        )
 
     def write(self, folder: Path) -> None:
         """Write the record into the run's folder, indented for people."""
@@ -240,21 +230,6 @@ def report(
     """Print the results of a run on stdout, and its error on stderr; `again` is the command to continue."""
     if used:
         print(f"\nwhat it used\n{used.text()}")
-    _print_results(record, folder)
-    took = datetime.fromisoformat(record.ended) - datetime.fromisoformat(record.started)
-    print(f"\nrun {record.name}: {record.status} in {clock(took.total_seconds())}")
-    print(columns([(f"  {name}", _short(path)) for name, path in record.paths.items()]))
-    if "model" in record.paths:
-        model = shlex.quote(_short(record.paths["model"]))
-        print("\ntry the model")
-        print(f"  on images     kubedet predict {model} IMAGES... -o DIR")
-        print(f"  in a browser  kubedet serve {model}")
-    sys.stdout.flush()
-    if record.error:
-        print("\n" + _failure(record, progress, again), file=sys.stderr)
-
-
-def _print_results(record: RunRecord, folder: Path) -> None:
     if record.nothing_new_since:
         print(f"\nnothing new since {record.nothing_new_since}: nothing was trained")
     if record.metrics:
@@ -278,18 +253,26 @@ def _print_results(record: RunRecord, folder: Path) -> None:
     if gate:
         print(f"gate: {'passed' if gate['passed'] else 'failed, no model was exported'}")
         print("".join(f"  {line}\n" for line in gate["reason"].splitlines()), end="")
-
-
-def _failure(record: RunRecord, progress: RunProgress, again: str) -> str:
+    took = datetime.fromisoformat(record.ended) - datetime.fromisoformat(record.started)
+    print(f"\nrun {record.name}: {record.status} in {clock(took.total_seconds())}")
+    print(columns([(f"  {name}", _short(path)) for name, path in record.paths.items()]))
+    if "model" in record.paths:
+        model = shlex.quote(_short(record.paths["model"]))
+        print("\ntry the model")
+        print(f"  on images     kubedet predict {model} IMAGES... -o DIR")
+        print(f"  in a browser  kubedet serve {model}")
+    sys.stdout.flush()
     error, step = record.error, progress.failed
     if record.status == "interrupted":
         at = f" in step {error['step']}" if error["step"] else ""
-        return f"interrupted{at}; to continue:\n  {again}"
-    head = f"error in step {step.name}: {error['message']}" if step else f"error: {error['message']}"
-    lines = list(step.lines if step else progress.outside)
-    if (step and step.known) or not lines:
-        return head
-    return "\n".join([head, "the last lines of its log:", *(f"  {line}" for line in lines)])
+        print(f"\ninterrupted{at}; to continue:\n  {again}", file=sys.stderr)
+    elif error:
+        lines = [
+            f"\nerror in step {step.name}: {error['message']}" if step else f"\nerror: {error['message']}"
+        ]
+        if not (step and step.known) and (last := step.lines if step else progress.outside):
+            lines += ["the last lines of its log:", *(f"  {line}" for line in last)]
+        print("\n".join(lines), file=sys.stderr)
 
 
 def _short(path: str) -> str:
@@ -311,39 +294,35 @@ def run(options: Options) -> int:
     with _locked(folder) as lock:
         _check_same(folder, options)
         storage.remove_stale(str(folder))
-        record = RunRecord.begin(options)
+        cores = len(os.sched_getaffinity(0))
+        record = RunRecord(
+            options.name, options.arguments(), started=_now(), versions=_versions(),
+            machine={"cores": cores, "system": platform.platform()},
+        )  # fmt: skip
         record.write(folder)
         print(f"run {options.name}: recipe {options['recipe']}, source {options['source']}", flush=True)
-        cores = len(os.sched_getaffinity(0))
         if options["nproc"] > cores:
             print(f"warning: {options['nproc']} training processes share {cores} cores", file=sys.stderr)
         with temporary_folder() as temporary:
-            progress = RunProgress(temporary / "progress.jsonl")
+            progress, used = RunProgress(temporary / "progress.jsonl"), None
+            stopped, broken = False, ""
             try:
                 stopped = _execute(options, progress, temporary, lock)
-            except BaseException as error:  # E.g. stdout was closed. The record must not stay at "running".
-                progress.finish()
-                _finish(record, progress, folder, broken=repr(error))
+                used = costs.of_run(record.arguments["data_root"], options.name)
+            except BaseException as error:  # E.g. stdout was closed.
+                broken = repr(error)
                 raise
-        used = costs.of_run(record.arguments["data_root"], options.name)
-        record.used = used.fields() if used else {}
-        _finish(record, progress, folder, stopped=stopped)
+            finally:  # The record must not stay at "running".
+                progress.finish()
+                record.used = used.fields() if used else {}
+                record.read_results(progress, folder)
+                record.end(progress, stopped=stopped, broken=broken)
+                record.write(folder)
+                if record.status == "failed":
+                    message = record.error["message"]
+                    notifications.tell(Outcome(notifications.FAILED, record.name, message))
         report(record, progress, folder, again=options.command(), used=used)
         return record.error.get("exit_code", 0)
-
-
-def _finish(
-    record: RunRecord, progress: RunProgress, folder: Path, *, stopped: bool = False, broken: str = ""
-) -> None:
-    """Complete and write the record, and notify the webhook of a failure."""
-    record.read_results(progress, folder)
-    record.end(progress, stopped=stopped, broken=broken)
-    record.write(folder)
-    if record.status == "failed":
-        from operations import notifications
-
-        message = record.error["message"]
-        notifications.tell(Outcome(notifications.FAILED, record.name, message))
 
 
 def _execute(options: Options, progress: RunProgress, temporary: Path, lock: int) -> bool:
@@ -360,14 +339,31 @@ def _execute(options: Options, progress: RunProgress, temporary: Path, lock: int
         "PYTHONUNBUFFERED": "1",  # Otherwise a step's lines arrive when it has ended.
         "TMPDIR": str(temporary),  # The runner leaves one folder for each step.
     }
+    stopped: list[int] = []
+    lines: queue.Queue[str | None] = queue.Queue()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopped.append(number)
+        process.stop()
+
+    def read() -> None:
+        for line in process.lines():
+            lines.put(line)
+        lines.put(None)
+
     with (
         GuardedProcess(command, env=env, grace_seconds=_GRACE_SECONDS, keep_open=[lock]) as process,
-        _stopping(process) as stopped,
+        handling(stop, (*ENDING, signal.SIGHUP)),  # Ctrl-C, SIGTERM, a closed terminal.
         (folder / "log.txt").open("ab", buffering=0) as log_file,
         display.choose(progress) as shown,
     ):
-        shown_signals = 0
-        for line in _timed_lines(process):
+        threading.Thread(target=read, daemon=True).start()
+        shown_signals, ended = 0, False
+        while not ended:
+            line = None
+            with suppress(queue.Empty):
+                line = lines.get(timeout=_TICK_SECONDS)
+                ended = line is None
             if len(stopped) > shown_signals:
                 shown_signals, progress.stopping = len(stopped), True
                 shown.line(_STOPPING if shown_signals == 1 else "killing what still runs")
@@ -384,41 +380,6 @@ def _execute(options: Options, progress: RunProgress, temporary: Path, lock: int
         progress.stopping = bool(stopped)
         progress.finish()
     return bool(stopped)
-
-
-def _timed_lines(process: GuardedProcess) -> Iterator[str | None]:
-    """Yield the process's lines as they arrive, and None after a moment without one."""
-    lines: queue.Queue[str | None] = queue.Queue()
-
-    def read() -> None:
-        for line in process.lines():
-            lines.put(line)
-        lines.put(None)
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    while True:
-        try:
-            line = lines.get(timeout=_TICK_SECONDS)
-        except queue.Empty:
-            yield None
-            continue
-        if line is None:
-            return
-        yield line
-
-
-@contextmanager
-def _stopping(process: GuardedProcess) -> Iterator[list[int]]:
-    """Stop the process on Ctrl-C, SIGTERM or a closed terminal; yields the list of received signals."""
-    stopped: list[int] = []
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        stopped.append(number)
-        process.stop()
-
-    with handling(handle, (*ENDING, signal.SIGHUP)):
-        yield stopped
 
 
 @contextmanager

@@ -1,17 +1,27 @@
-"""Follows a run in a cluster to its end, and explains a failure.
+"""Follows a run in a cluster to its end, and explains why its steps wait or fail.
 
-Kubeflow Pipelines 2.17 leaves the `error` of runs and steps empty. So the pods' state is read, or if the
-cluster's API cannot be reached the logs in Kubeflow's API; else the message names the log.
+Kubeflow Pipelines 2.17 shows RUNNING for a step whose pod is pending, and FAILED without a cause. So this
+reads the state of the pods, or if the cluster's API cannot be reached the logs in Kubeflow's API; else the
+message names the log.
 """
 
+import re
 import textwrap
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from components import jobs
+from components.launchers import output
+from components.launchers.backend import Timings
+from components.launchers.cluster.client import ApiError, Cluster, connect
+from components.launchers.cluster.pods import events
+from components.launchers.pod_template import LABEL_NAME
 from pipelines import ASSIST, CLEANUP, SEARCH, TITLES
 from pipelines.kubeflow import ENDED, Server, Unavailable, stopped
-from pipelines.pods import LABEL, MAIN, Cause, Pods, Step, error_of_log
-from trainer.base.errors import LaunchError
+from trainer.base.errors import ConfigError, LaunchError
 from trainer.base.log import clock
 
 SECONDS = 5.0
@@ -22,6 +32,8 @@ PATIENCE = 900.0
 
 _STEPS = TITLES | ASSIST | SEARCH | CLEANUP
 _NAMES = _STEPS | {title: title for title in _STEPS.values()}
+"""Titles of the steps by name; Kubeflow shows either."""
+
 _ORDER = ("FAILED", "CANCELING", "RUNNING", "PENDING")
 """The state of a step with several pods is the first that any of them has."""
 
@@ -29,7 +41,205 @@ _IMPLEMENTATIONS = ("retry-system-container-impl", "system-container-impl")
 _DRIVERS = ("system-container-driver", "system-dag-driver")
 """Templates of Kubeflow's workflows, which are part of the names of their pods."""
 
-_AGAIN = "finished work is reused by a new run, and by this one after `Retry` in the UI"
+_LABEL = "pipeline/runid"  # Label of a run's pods, with the run's id.
+_MAIN = "main"  # The container of a step's code.
+_NODE = "workflows.argoproj.io/node-name"  # Annotation with the names of a pod's step and its graphs.
+_STANDALONE = "kubeflow"  # Namespace of the runs if Kubeflow Pipelines is not for several users.
+_TIMINGS = Timings(connect=3.0, read=10.0, patience=0.0)
+_SLOW = 30.0  # Seconds after which the events of a starting pod are read.
+_USUAL = (None, "PodInitializing", "ContainerCreating")
+_LINES = 200  # Of a log, which are searched for the error.
+_LAST = 5  # Lines to show of a log without an error.
+_REASON_LIMIT = 500  # Characters of a reason.
+_FATAL = re.compile(r"F\d{4} \S+ +\d+ \S+\] KFP driver: (.*)")  # The last line of a driver that fails.
+_AROUND = re.compile(r"[IWEF]\d{4} |time=\S+ level=|Error: exit status")  # Lines of Kubeflow and Argo.
+_FIX = re.compile(r"\n\s*fix: ")
+_MEMORY = "use a larger --size (or step_memory); finished work is reused"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step, or the pod of Kubeflow Pipelines that prepares it."""
+
+    title: str
+    driver: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.title} (its driver)" if self.driver else self.title
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a step failed."""
+
+    step: Step
+    text: str
+    fix: str = ""
+
+    @classmethod
+    def of(cls, step: Step, printed: str) -> "Cause":
+        """Split a printed error into its message and its fix."""
+        return cls(step, *_FIX.split(printed, maxsplit=1))
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Why a step does not start."""
+
+    step: Step
+    reason: str
+    text: str
+
+
+class Pods:
+    """The pods of one run. An empty namespace is that of the kubeconfig or of this pod, or `kubeflow`."""
+
+    def __init__(self, run_id: str, namespace: str) -> None:
+        self._run_id = run_id
+        self._places: list[Cluster] = []
+        try:
+            cluster = connect(namespace, timings=_TIMINGS)
+        except ConfigError:
+            return
+        names = [cluster.namespace] if namespace else [_STANDALONE, cluster.namespace]
+        self._places = [cluster.within(name) for name in dict.fromkeys(names)]
+
+    def waiting(self) -> Iterator[Wait]:
+        """Yield why pods of the run and of its training job do not start."""
+        pods = [(cluster, pod, _step_of(pod)) for cluster, pod in self._newest()]
+        for cluster, pod in self._all(f"{LABEL_NAME}={jobs.name_of(self._run_id)}") if pods else ():
+            pods.append((cluster, pod, Step(f"{TITLES['train']}: pod {pod.metadata.name}")))
+        for cluster, pod, step in pods:
+            if pod.status.phase == "Pending" and (found := _obstacle(cluster, pod)):
+                reason, text = found
+                yield Wait(step, reason, _short(text))
+
+    def failed(self) -> Iterator[Cause]:
+        """Yield why steps failed: those whose last pod failed."""
+        for cluster, pod in self._newest():
+            if text := _failure_of(cluster, pod):
+                yield Cause.of(_step_of(pod), text)
+
+    def without_secret(self, name: str) -> str:
+        """Return the run's namespace if the Secret is missing there; empty if it exists, or if unknown."""
+        for cluster in self._places[:1]:
+            read = partial(cluster.core.read_namespaced_secret, name, cluster.namespace)
+            try:
+                cluster.call("get", "secrets", read)
+            except ApiError as error:
+                return cluster.namespace if error.status == 404 else ""
+        return ""
+
+    def namespace(self) -> str:
+        """Return the namespace of the run's pods; empty if unknown."""
+        return next((cluster.namespace for cluster, _ in self._newest()), "")
+
+    def _newest(self) -> list[tuple[Cluster, Any]]:
+        """Return the last pod (V1Pod) of every step."""
+        newest: dict[str, tuple[Cluster, Any]] = {}
+        for cluster, pod in self._all(f"{_LABEL}={self._run_id}"):
+            node = re.sub(r"\(\d+\)$", "", _node(pod))
+            before = newest.get(node)
+            if before is None or _created(before[1]) <= _created(pod):
+                newest[node] = cluster, pod
+        return list(newest.values())
+
+    def _all(self, label: str) -> Iterator[tuple[Cluster, Any]]:
+        for cluster in list(self._places):
+            listing = partial(cluster.core.list_namespaced_pod, cluster.namespace, label_selector=label)
+            try:
+                pods = cluster.call("list", "pods", listing).items
+            except ApiError as error:
+                if not error.passing:
+                    self._places.remove(cluster)
+                continue
+            if pods:
+                self._places = [cluster]
+                yield from ((cluster, pod) for pod in pods)
+                return
+
+
+def step_of(node: str) -> Step:
+    """Return the step of a workflow node, e.g. `run(0).root(0).exit-handler-1(0).train(0).executor(0)`."""
+    names = [part.partition("(")[0] for part in node.split(".")]
+    driver = names[-1].endswith("-driver")
+    plain = [name.removesuffix("-driver") for name in names]
+    known = next((_NAMES[name] for name in reversed(plain) if name in _NAMES), "")
+    return Step(known or (plain[-2] if plain[-1] == "executor" and len(plain) > 1 else plain[-1]), driver)
+
+
+def _step_of(pod: Any) -> Step:
+    return step_of(_node(pod) or pod.metadata.name)
+
+
+def _obstacle(cluster: Cluster, pod: Any) -> tuple[str, str] | None:
+    """Return the reason, with a message, why a pending pod does not start; None if it may just be slow."""
+    for condition in pod.status.conditions or []:
+        if condition.type == "PodScheduled" and condition.status == "False":
+            return condition.reason or "Unschedulable", condition.message
+    for item in _containers(pod):
+        waiting = item.state and item.state.waiting
+        if waiting and waiting.reason not in _USUAL:
+            # Kubernetes alternates between the two names of the same problem.
+            return waiting.reason.replace("ErrImagePull", "ImagePullBackOff"), waiting.message
+    if time.time() - _created(pod) > _SLOW:
+        recent_events = events(cluster, "Pod", pod.metadata.name)
+        if recent_events and recent_events[-1].startswith("Failed"):
+            reason, _, text = recent_events[-1].partition(": ")
+            return reason.partition(" ")[0], text
+    return None
+
+
+def _node(pod: Any) -> str:
+    return (pod.metadata.annotations or {}).get(_NODE, "")
+
+
+def _created(pod: Any) -> float:
+    return pod.metadata.creation_timestamp.timestamp()
+
+
+def _containers(pod: Any) -> list[Any]:
+    return [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]
+
+
+def _short(text: str | None) -> str:
+    return " ".join((text or "").split())[:_REASON_LIMIT]
+
+
+def _failure_of(cluster: Cluster, pod: Any) -> str:
+    if pod.status.phase == "Failed" and pod.status.reason:  # Evicted, NodeLost, ...
+        return f"{pod.status.reason}: {_short(pod.status.message)}"
+    ended = [(item.name, item.state.terminated) for item in _containers(pod) if item.state]
+    bad = [(name, state) for name, state in ended if state and state.exit_code != 0]
+    container, state = next((item for item in bad if item[0] == _MAIN), bad[0] if bad else ("", None))
+    name, namespace = pod.metadata.name, cluster.namespace
+    if state is None:
+        return f"the pod {name} failed" if pod.status.phase == "Failed" else ""
+    if state.reason == "OOMKilled":
+        return f"it used too much memory and was killed (OOMKilled)\n  fix: {_MEMORY}"
+    if state.message and state.message.strip():
+        return state.message.strip().removeprefix("error: ")
+    read = partial(
+        cluster.core.read_namespaced_pod_log, name, namespace, container=container, tail_lines=_LINES
+    )
+    try:
+        printed = error_of_log(cluster.call("get", "pods/log", read))
+    except ApiError:
+        printed = ""
+    reason = "" if state.reason in (None, "Error") else f" ({state.reason})"
+    command = f"kubectl -n {namespace} logs {name} -c {container}"
+    return printed or f"{container} ended with exit code {state.exit_code}{reason}; see `{command}`"
+
+
+def error_of_log(log: str) -> str:
+    """Return the error at the end of a log, or else its last lines."""
+    lines = [line.rstrip() for line in log.splitlines() if line.strip()]
+    if message := output.own_message(lines):
+        return message
+    if fatal := [match[1] for line in lines if (match := _FATAL.match(line))]:
+        return fatal[-1].rpartition(") failed: ")[2]
+    of_step = [line for line in lines if not _AROUND.match(line)]
+    return "\n".join((of_step or lines)[-_LAST:])
 
 
 def follow(
@@ -46,7 +256,7 @@ def follow(
     """
     shown: dict[str, str] = {}
     reported: set[tuple[str, str]] = set()
-    pods = Pods(run_id, server.namespace, _NAMES)
+    pods = Pods(run_id, server.namespace)
     start = last_answer = time.monotonic()
     away = False
 
@@ -65,13 +275,19 @@ def follow(
             time.sleep(SECONDS)
             continue
         last_answer, away = time.monotonic(), False
-        for name, state in (_states(run) | {"run": run.state}).items():
+        states: dict[str, set[str]] = {}
+        for item in _tasks(run):  # Without drivers and inner graphs.
+            if item.display_name in _NAMES and item.state:
+                states.setdefault(_NAMES[item.display_name], set()).add(item.state)
+        states["run"] = {run.state} if run.state else set()
+        for name, found in states.items():
+            state = next((state for state in _ORDER if state in found), min(found, default=""))
             if state and state != shown.get(name):
                 shown[name] = state
                 # The steps of a stopped run fail.
                 show(f"{name}: {'stopped' if state == 'FAILED' and stopped(run) else state.lower()}")
         if run.state in ENDED:
-            raise_failure(server, run, pods, _NAMES, deadline, secret)
+            raise_failure(server, run, pods, deadline, secret)
             if conditional and TITLES["train"] not in shown:
                 show("nothing new: nothing was trained; see the step that prepares the data")
             return
@@ -82,23 +298,12 @@ def follow(
         time.sleep(SECONDS)
 
 
-def _states(run: Any) -> dict[str, str]:
-    """Return the states of the pipeline's steps by title, without drivers and inner graphs."""
-    states: dict[str, set[str]] = {}
-    for item in _tasks(run):
-        if item.display_name in _NAMES and item.state:
-            states.setdefault(_NAMES[item.display_name], set()).add(item.state)
-    return {title: next((state for state in _ORDER if state in of), min(of)) for title, of in states.items()}
-
-
 def _tasks(run: Any) -> list[Any]:
     return (run.run_details.task_details if run.run_details else None) or []
 
 
-def raise_failure(
-    server: Server, run: Any, pods: Pods, titles: dict[str, str], deadline: int, secret: str = ""
-) -> None:
-    """Raise an error unless a run, which has ended, succeeded; `titles` are those of the steps, by name.
+def raise_failure(server: Server, run: Any, pods: Pods, deadline: int, secret: str = "") -> None:
+    """Raise an error unless a run, which has ended, succeeded.
 
     Raises:
         LaunchError: it failed, with the errors of its steps, or it was stopped.
@@ -107,7 +312,8 @@ def raise_failure(
         return
     name = f"the run {run.display_name or run.run_id}"
     if stopped(run):
-        raise LaunchError(f"{name} was stopped", fix=f"start it again: {_AGAIN}")
+        again = "finished work is reused by a new run, and by this one after `Retry` in the UI"
+        raise LaunchError(f"{name} was stopped", fix=f"start it again: {again}")
     if run.state != "FAILED":
         raise LaunchError(f"{name} ended as {run.state.lower()}")
     took = (run.finished_at - run.created_at).total_seconds() if run.created_at and run.finished_at else 0.0
@@ -116,9 +322,24 @@ def raise_failure(
             f"{name} was ended at its deadline of {deadline} s",
             fix="raise --deadline: a new run reuses finished work",
         )
-    causes = _causes(server, run, pods, titles)
-    lines = [line for cause in causes for line in _lines(cause, alone=len(causes) == 1)]
-    remedy = _remedy(server, run, causes, pods)
+    causes, lines = _causes(server, run, pods), []
+    for cause in causes:
+        first, *rest = f"{cause.step}: {cause.text.strip()}".splitlines()
+        rest = textwrap.dedent("\n".join(rest)).splitlines()
+        # The fix of a single cause is that of the whole error.
+        rest += [f"fix: {cause.fix}"] if cause.fix and len(causes) > 1 else []
+        lines += [f"  {first}", *(f"    {line}" for line in rest)]
+    if len(causes) == 1 and causes[0].fix:
+        remedy = causes[0].fix
+    elif causes and all(cause.fix for cause in causes):
+        remedy = "see the steps above"
+    else:
+        steps = " and ".join(dict.fromkeys(str(cause.step) for cause in causes)) or "the step that failed"
+        namespace = pods.namespace() or server.namespace or "kubeflow"
+        remedy = (
+            f"look at the log of {steps}: in the UI at {server.link('runs', run.run_id)}, or "
+            f"`kubectl -n {namespace} logs -l {_LABEL}={run.run_id} -c {_MAIN} --prefix --tail 50`"
+        )
     # After the causes, whose search finds the namespace. Without keys a step blames region or network.
     if secret and (namespace := pods.without_secret(secret)):
         missing = f"there is no Secret {secret} in namespace {namespace}: its steps had no keys from it"
@@ -127,9 +348,15 @@ def raise_failure(
     raise LaunchError("\n".join([f"{name} failed", *lines]), fix=remedy)
 
 
-def _causes(server: Server, run: Any, pods: Pods, titles: dict[str, str]) -> list[Cause]:
+def _causes(server: Server, run: Any, pods: Pods) -> list[Cause]:
+    """Return why steps failed, by the pods, Kubeflow's API and its logs."""
     failed = [item for item in _tasks(run) if item.state == "FAILED"]
-    steps = {step: item for item in failed if (step := _step(item.display_name or "", titles))}
+    steps: dict[Step, Any] = {}
+    for item in failed:  # Without graphs around steps, and attempts.
+        plain = (item.display_name or "").removesuffix("-driver")
+        driver = plain != item.display_name
+        if driver or plain in _NAMES:
+            steps[Step(_NAMES.get(plain, plain), driver)] = item
     causes = {cause.step: cause for cause in pods.failed()}
     for step, task in steps.items():
         if message := _message(task.error):
@@ -140,51 +367,16 @@ def _causes(server: Server, run: Any, pods: Pods, titles: dict[str, str]) -> lis
     if sum(not step.driver for step in missing) != 1:
         executors = []
     for step, task in missing.items():
-        for item in [task] if step.driver else executors:
-            for child in item.child_tasks or []:
-                if child.pod_name and (text := _log(server, run, child.pod_name, driver=step.driver)):
-                    causes[step] = Cause.of(step, text)
+        parents = [task] if step.driver else executors
+        nodes = [child.pod_name for item in parents for child in item.child_tasks or [] if child.pod_name]
+        for workflow, _, number in (node.rpartition("-") for node in nodes):
+            for template in _DRIVERS if step.driver else _IMPLEMENTATIONS:
+                if log := server.pod_log(f"{workflow}-{template}-{number}", run.run_id):
+                    causes[step] = Cause.of(step, error_of_log(log))
     if message := _message(run.error):
         causes[Step("run")] = Cause(Step("run"), message)
     causes |= {step: Cause(step, "failed") for step in steps if step not in causes}
     return list(causes.values())
-
-
-def _step(name: str, titles: dict[str, str]) -> Step | None:
-    """Return the step of a task; None for graphs around steps, and for attempts."""
-    if name.endswith("-driver"):
-        plain = name.removesuffix("-driver")
-        return Step(titles.get(plain, plain), driver=True)
-    return Step(titles[name]) if name in titles else None
-
-
-def _log(server: Server, run: Any, node: str, *, driver: bool) -> str:
-    """Return the end of the log of a workflow node's pod; empty if it cannot be read."""
-    workflow, _, number = node.rpartition("-")
-    for template in _DRIVERS if driver else _IMPLEMENTATIONS:
-        if log := server.pod_log(f"{workflow}-{template}-{number}", run.run_id):
-            return error_of_log(log)
-    return ""
-
-
-def _lines(cause: Cause, *, alone: bool) -> list[str]:
-    """Return the lines of a cause; the fix of a single cause is that of the whole error."""
-    first, *rest = f"{cause.step}: {cause.text.strip()}".splitlines()
-    fix = [f"fix: {cause.fix}"] if cause.fix and not alone else []
-    return [f"  {first}", *(f"    {line}" for line in [*textwrap.dedent("\n".join(rest)).splitlines(), *fix])]
-
-
-def _remedy(server: Server, run: Any, causes: list[Cause], pods: Pods) -> str:
-    if len(causes) == 1 and causes[0].fix:
-        return causes[0].fix
-    if causes and all(cause.fix for cause in causes):
-        return "see the steps above"
-    steps = " and ".join(dict.fromkeys(str(cause.step) for cause in causes)) or "the step that failed"
-    namespace = pods.namespace() or server.namespace or "kubeflow"
-    return (
-        f"look at the log of {steps}: in the UI at {server.link('runs', run.run_id)}, or "
-        f"`kubectl -n {namespace} logs -l {LABEL}={run.run_id} -c {MAIN} --prefix --tail 50`"
-    )
 
 
 def _message(error: Any) -> str:

@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import shlex
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +14,7 @@ from trainer.base.errors import ConfigError
 from trainer.base.safe_text import one_line
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    from operations.drift import Drift
-    from operations.retention.pruning import Pruned
     from trainer.config.schema import Config
-    from trainer.data.data_views import Picture
     from trainer.data.inspection import Report
     from trainer.data.statistics import SplitStatistics
 
@@ -182,7 +176,23 @@ def _show_report(report: "Report", most_classes: int | None) -> None:
         rows.append([*row, counts.shards, _size(counts.bytes)] if stored else row)
     heads = ["split", "images", "boxes", "without boxes", "crowds", "median box, px", "median image, px"]
     print(f"\n{_table([*heads, 'shards', 'size'] if stored else heads, rows)}\n")
-    _show_classes(report, most_classes)
+    first = next(iter(report.statistics))
+    boxes_of_class = report.statistics[first].boxes_of_class
+    order = sorted(range(len(report.classes)), key=lambda label: -boxes_of_class[label])
+    rows = []
+    for label in order[:most_classes]:
+        boxes = [counts.boxes_of_class[label] for counts in report.statistics.values()]
+        images = [counts.images_of_class[label] for counts in report.statistics.values()]
+        rows.append([report.classes[label], *boxes, *images])
+    heads = [f"{item} in {split}" for item in ("boxes", "images") for split in report.statistics]
+    print(f"{_table(['class', *heads], rows)}\n")
+    if len(rows) < len(order):
+        print(f"... and {len(order) - len(rows)} more classes: --all shows them\n")
+    pairs = zip(report.classes, boxes_of_class, strict=True)
+    if empty := [one_line(name) for name, boxes in pairs if not boxes]:
+        names = ", ".join([*empty[:_SHOWN_CLASSES], *(["..."] if len(empty) > _SHOWN_CLASSES else [])])
+        have = "class has" if len(empty) == 1 else "classes have"
+        print(f"{len(empty)} {have} no box in {first}: {names}\n")
     if report.looked_at.images:
         print(f"images that were read: {report.looked_at.images:,}\n")
     for warning in report.warnings:
@@ -208,26 +218,6 @@ def _median(statistics: "SplitStatistics", name: str) -> str:
         if counted >= half > 0:
             return f"{edges[index]:g} to {edges[index + 1]:g}"
     return "-"
-
-
-def _show_classes(report: "Report", most: int | None) -> None:
-    of_split = report.statistics
-    first = next(iter(of_split))
-    order = sorted(range(len(report.classes)), key=lambda label: -of_split[first].boxes_of_class[label])
-    rows = [
-        [report.classes[label], *(counts.boxes_of_class[label] for counts in of_split.values()),
-         *(counts.images_of_class[label] for counts in of_split.values())]
-        for label in order[:most]
-    ]  # fmt: skip
-    heads = [f"{item} in {split}" for item in ("boxes", "images") for split in of_split]
-    print(f"{_table(['class', *heads], rows)}\n")
-    if len(rows) < len(order):
-        print(f"... and {len(order) - len(rows)} more classes: --all shows them\n")
-    boxes_of_class = zip(report.classes, of_split[first].boxes_of_class, strict=True)
-    if empty := [one_line(name) for name, boxes in boxes_of_class if not boxes]:
-        names = ", ".join([*empty[:_SHOWN_CLASSES], *(["..."] if len(empty) > _SHOWN_CLASSES else [])])
-        have = "class has" if len(empty) == 1 else "classes have"
-        print(f"{len(empty)} {have} no box in {first}: {names}\n")
 
 
 def _table(heads: list[str], rows: list[list[Any]]) -> str:
@@ -257,24 +247,12 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _preview(options: argparse.Namespace) -> int:
     from trainer import storage
+    from trainer.data import preview
 
     if options.count < 1:
         raise ConfigError(f"-n {options.count} is less than one", fix="use -n 16")
     if Path(options.output).suffix.lower() != ".png":
         raise ConfigError(f"--output {options.output} is no PNG", fix="use -o preview.png")
-    sheet, pictures, split = _sheet(options)
-    with storage.new_file(options.output, sync=False) as path:
-        sheet.save(path, "PNG")
-    bad = [f"{picture.file_name}: {picture.fault}" for picture in pictures if picture.fault]
-    boxes = sum(len(picture.boxes) for picture in pictures)
-    print(f"{len(pictures) - len(bad)} images of {split} with {boxes} boxes in {options.output}")
-    _list("cannot be read", bad)
-    return 0
-
-
-def _sheet(options: argparse.Namespace) -> "tuple[Image, list[Picture], str]":
-    from trainer.data import preview
-
     if options.recipe:
         problem = f"--epoch {options.epoch} is less than zero" if options.epoch < 0 else ""
         if options.split not in ("", "train"):
@@ -283,14 +261,24 @@ def _sheet(options: argparse.Namespace) -> "tuple[Image, list[Picture], str]":
             raise ConfigError(problem, fix="leave --split out, and count epochs from 0")
         seed = {"train.seed": options.seed} if options.seed else {}
         config = _config(options.overrides, options.recipe, **seed)
-        return preview.training_sheet(options.uri, config, options.count, options.epoch)
-    if options.epoch or any(not text.startswith("data.") for text in options.overrides):
+        sheet, pictures, split = preview.training_sheet(options.uri, config, options.count, options.epoch)
+    elif options.epoch or any(not text.startswith("data.") for text in options.overrides):
         raise ConfigError(
             "--epoch, and --set of keys other than data...., need a recipe",
             fix="add --recipe NAME, e.g. --recipe small",
         )
-    reading = _config(options.overrides).data
-    return preview.contact_sheet(options.uri, options.count, options.split, options.seed, reading)
+    else:
+        reading = _config(options.overrides).data
+        sheet, pictures, split = preview.contact_sheet(
+            options.uri, options.count, options.split, options.seed, reading
+        )
+    with storage.new_file(options.output, sync=False) as path:
+        sheet.save(path, "PNG")
+    bad = [f"{picture.file_name}: {picture.fault}" for picture in pictures if picture.fault]
+    boxes = sum(len(picture.boxes) for picture in pictures)
+    print(f"{len(pictures) - len(bad)} images of {split} with {boxes} boxes in {options.output}")
+    _list("cannot be read", bad)
+    return 0
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -306,7 +294,13 @@ def _compare(options: argparse.Namespace) -> int:
         options.one, options.other, split=options.split, pictures=options.images, samples=options.samples,
         seed=options.seed, model_uri=options.model, data=_config(options.overrides).data,
     )  # fmt: skip
-    _show_drift(drift)
+    for letter, part in (("A", drift.one), ("B", drift.other)):
+        print(f"{letter}  {part.uri}: {part.images:,} images of {part.split}")
+    print(f"\n{'':<22}{'distance':>9}   {'95 % interval':<15}{'p':>7}")
+    for name, shift in drift.shifts.items():
+        interval = f"{shift.low:.3f} to {shift.high:.3f}"
+        word = "moved" if shift.sure else "may be chance"
+        print(f"{name:<22}{shift.value:>9.3f}   {interval:<15}{shift.p:>7.3f}  {word}")
     if options.output:
         drifts.write(drift, options.output)
         print(f"page: {storage.join(options.output, drifts.PAGE)}")
@@ -316,16 +310,6 @@ def _compare(options: argparse.Namespace) -> int:
     print(f"gate: {'passed' if verdict.passed else 'failed'}")
     print("".join(f"  {line}\n" for line in verdict.reason.splitlines()), end="")
     return int(not verdict.passed)
-
-
-def _show_drift(drift: "Drift") -> None:
-    for letter, part in (("A", drift.one), ("B", drift.other)):
-        print(f"{letter}  {part.uri}: {part.images:,} images of {part.split}")
-    print(f"\n{'':<22}{'distance':>9}   {'95 % interval':<15}{'p':>7}")
-    for name, shift in drift.shifts.items():
-        interval = f"{shift.low:.3f} to {shift.high:.3f}"
-        word = "moved" if shift.sure else "may be chance"
-        print(f"{name:<22}{shift.value:>9.3f}   {interval:<15}{shift.p:>7.3f}  {word}")
 
 
 def _merge(options: argparse.Namespace) -> int:
@@ -401,18 +385,16 @@ def _prune(options: argparse.Namespace) -> int:
         head = {"kind": "prune", "version": 1, "done": options.yes, "freed_bytes": pruned.size}
         print(json.dumps(head | {"things": things}, indent=2))
         return 0
-    print(columns(list(_pruned_rows(pruned, "freed" if options.yes else "would go")), right={1}))
-    print(f"{'freed' if options.yes else 'would free'} {pruned.summary}")
-    if options.dry_run:
-        print("nothing was deleted; --yes deletes it")
-    return 0
-
-
-def _pruned_rows(pruned: "Pruned", word: str) -> Iterable[tuple[str, str, str]]:
+    rows, word = [], "freed" if options.yes else "would go"
     for artifact in sorted(pruned.artifacts.values(), key=lambda each: (bool(each.why), each.name)):
         why = "; ".join(artifact.why[:_REASONS]) or word
         if more := len(artifact.why[_REASONS:]):
             why += f"; and {more} more"
         if artifact.why and artifact.spare:
             why += f"; {len(artifact.spare):,} images that nothing refers to: {word}"
-        yield artifact.name, f"{artifact.size / 1e6:,.1f} MB", why
+        rows.append((artifact.name, f"{artifact.size / 1e6:,.1f} MB", why))
+    print(columns(rows, right={1}))
+    print(f"{'freed' if options.yes else 'would free'} {pruned.summary}")
+    if options.dry_run:
+        print("nothing was deleted; --yes deletes it")
+    return 0

@@ -2,22 +2,28 @@
 
 import argparse
 import json
+import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pipelines.commands import Commands, option, verb
+from components.launchers.backend import JobStatus, Phase, PodStatus, Timings
+from components.launchers.cluster.kinds import KINDS
+from components.launchers.output import LAST_LINES, Hints
+from components.launchers.runai import RunaiBackend
+from components.launchers.spec import JobSpec
+from pipelines.commands import Commands, columns, option, verb
 from pipelines.commands.job_options import CommandParser, add_specification, specification
 from trainer.base.errors import ConfigError, KubedetError, LaunchError
+from trainer.launching.job_status import AP, LOSS, SPEED
 
 if TYPE_CHECKING:
-    from components.launchers.backend import JobStatus, PodStatus
     from components.launchers.cluster.backend import ClusterBackend
-    from components.launchers.runai import RunaiBackend
 
 Backends: TypeAlias = "ClusterBackend | RunaiBackend"
 
@@ -27,6 +33,9 @@ _SPEC = "[--spec FILE] [--set FIELD=VALUE ...] [FLAGS] [-- COMMAND ...]"
 _BACKENDS = ("kubernetes", "pytorchjob", "trainjob", "runai")
 
 _SHELL = ("sh", "-c", "if command -v bash >/dev/null; then exec bash; else exec sh; fi")
+_JOB_HEADS = ("NAME", "KIND", "PHASE", "DONE", "PODS", "RESTARTS", "AGE", "REASON")
+_POD_HEADS = ("RANK", "POD", "PHASE", "RESTARTS", "EXIT", "NODE", "REASON")
+_METRICS = {LOSS: "loss", SPEED: "images/s", AP: "AP"}
 _KEYS = "i N details, l N log, e N [RANK] shell, d N delete, s FILE submit, Enter list again, q quit"
 
 
@@ -102,7 +111,6 @@ def _add_backend(parser: argparse.ArgumentParser, **settings: Any) -> None:
 
 
 def _fields(options: argparse.Namespace) -> int:
-    from components.launchers.spec import JobSpec
     from pipelines.commands.recipes import describe
 
     print(describe(JobSpec, options.text))
@@ -127,10 +135,8 @@ def _submit(options: argparse.Namespace) -> int:
         command = f"`kubedet job status{backend.options} {job.name}`"
         print(f"the job {job.name} may have been created: see {command}", file=sys.stderr)
         raise
-    name = job.name
-    print(
-        f"see `kubedet job status{backend.options} {name}` and `kubedet job logs{backend.options} -f {name}`"
-    )
+    words = backend.options
+    print(f"see `kubedet job status{words} {job.name}` and `kubedet job logs{words} -f {job.name}`")
     return 0
 
 
@@ -142,9 +148,6 @@ def _render(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from components.launchers.runai import RunaiBackend
-    from pipelines.commands import job_tables
-
     backend = _backend(options)
     if isinstance(backend, RunaiBackend):
         print(backend.listing(as_json=options.output == "json"), end="")
@@ -153,16 +156,14 @@ def _list(options: argparse.Namespace) -> int:
     if options.output == "json":
         print(json.dumps([asdict(job) for job in statuses], indent=2))
     elif statuses:
-        print(job_tables.jobs(statuses))
+        print(jobs_table(statuses))
     else:
         print(f"no jobs of kubedet in {backend.place}", file=sys.stderr)
     return 0
 
 
 def _status(options: argparse.Namespace) -> int:
-    from components.launchers.backend import Phase
     from components.launchers.cluster import kueue
-    from pipelines.commands import job_tables
 
     backend = _backend(options)
     job = backend.with_progress(_existing(backend, options.name))
@@ -173,10 +174,10 @@ def _status(options: argparse.Namespace) -> int:
     if job.phase is Phase.PENDING:
         reasons = backend.explain(job)
     elif job.phase is Phase.SUSPENDED and kueue.in_vain(job, backend.timings.unserved):
-        reasons = [*job_tables.why(job), *backend.explain(job), f"fix: {kueue.remedy(job)}"]
+        reasons = [*_messages(job), *backend.explain(job), f"fix: {kueue.remedy(job)}"]
     elif job.phase is Phase.FAILED:
         reasons = str(_failure(backend, job)).splitlines()
-    print(job_tables.status(job, reasons))
+    print(status_text(job, reasons))
     return 0
 
 
@@ -215,8 +216,6 @@ def _exec(options: argparse.Namespace) -> int:
 
 
 def _wait(options: argparse.Namespace) -> int:
-    from components.launchers.backend import Phase, Timings
-
     # A wait of hours must outlast an API server that is away for minutes.
     backend = _backend(options, patience=Timings.outage)
     job = _existing(backend, options.name)
@@ -243,62 +242,54 @@ def _menu(options: argparse.Namespace) -> int:
     """List the jobs and run `kubedet job` commands by keys, until `q` or the end of input."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
+    from rich.prompt import Confirm
     from rich.table import Table
     from rich.text import Text
 
-    from components.launchers.cluster.backend import ClusterBackend
     from pipelines import cli
-    from pipelines.commands import job_tables
 
     backend = _backend(options)
-    if not isinstance(backend, ClusterBackend):
+    if isinstance(backend, RunaiBackend):
         raise ConfigError("the menu shows the jobs of a cluster", fix="leave --backend runai out")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("the menu needs a terminal", fix="use the other verbs of `kubedet job` in scripts")
     where = ["--namespace", backend.cluster.namespace, "--backend", options.backend]
     console = Console()
     while True:
-        jobs = job_tables.newest([backend.with_progress(job) for job in backend.list_jobs()])
-        table = Table("", *job_tables.JOBS, title=Text(str(backend.place)), caption=_KEYS, box=SIMPLE_HEAD)
+        jobs = _newest([backend.with_progress(job) for job in backend.list_jobs()])
+        table = Table("", *_JOB_HEADS, title=Text(str(backend.place)), caption=_KEYS, box=SIMPLE_HEAD)
         for number, job in enumerate(jobs, start=1):
-            table.add_row(str(number), *map(Text, job_tables.row(job)))
+            table.add_row(str(number), *map(Text, _job_row(job)))
         console.print(table)
         try:
-            words = console.input("> ").split()
+            key, *rest = console.input("> ").split() or [""]
         except EOFError:
             return 0
-        if words == ["q"]:
+        if key == "q":
             return 0
-        if words and (command := _menu_command(words, jobs)):
-            # A mistake, a failed job or Ctrl-C ends the command, not the menu.
+        command: list[str] = []
+        if key == "s" and len(rest) == 1:
+            command = ["submit", "--spec", rest[0]]
+        elif key in ("i", "l", "e", "d") and rest and rest[0] in map(str, range(1, len(jobs) + 1)):
+            job = jobs[int(rest[0]) - 1]
+            command = {
+                "i": ["status", job.name],
+                "l": ["logs", job.name] if job.phase.final else ["logs", "--follow", job.name],
+                "e": ["exec", job.name, "--rank", (rest[1:] or ["0"])[0], "--", *_SHELL],
+                "d": ["stop", job.name],
+            }[key]
+            question = f"Delete {job.name}, which is {job.phase}, and its pods? Its checkpoints stay."
+            if key == "d" and not Confirm.ask(question, default=False):
+                continue
+        elif key:
+            print(f"{' '.join([key, *rest])}: not a key and the number of a job")
+        if command:  # A mistake, a failed job or Ctrl-C ends the command, not the menu.
             cli.main(["job", command[0], *where, *command[1:]])
 
 
-def _menu_command(words: list[str], jobs: "list[JobStatus]") -> list[str]:
-    """Return the arguments of a `kubedet job` command for a line of the menu; empty if there is none."""
-    from rich.prompt import Confirm
-
-    key, *rest = words
-    if key == "s" and len(rest) == 1:
-        return ["submit", "--spec", rest[0]]
-    job = jobs[int(rest[0]) - 1] if rest and rest[0] in map(str, range(1, len(jobs) + 1)) else None
-    if job is None or key not in "iled":
-        print(f"{' '.join(words)}: not a key and the number of a job")
-        return []
-    if key == "d":
-        question = f"Delete {job.name}, which is {job.phase}, and its pods? Its checkpoints stay."
-        return ["stop", job.name] if Confirm.ask(question, default=False) else []
-    return {
-        "i": ["status", job.name],
-        "l": ["logs", job.name] if job.phase.final else ["logs", "--follow", job.name],
-        "e": ["exec", job.name, "--rank", (rest[1:] or ["0"])[0], "--", *_SHELL],
-    }[key]
-
-
-def _failure(backend: "Backends", job: "JobStatus") -> KubedetError:
+def _failure(backend: Backends, job: JobStatus) -> KubedetError:
     """Return the error of a failed job, with the last lines of the pod that failed first."""
     from components.launchers.cluster.watch import culprit, of_job
-    from components.launchers.output import LAST_LINES, Hints
 
     hints = Hints(rdma=False)
     lines: deque[str] = deque(maxlen=LAST_LINES)
@@ -312,19 +303,15 @@ def _failure(backend: "Backends", job: "JobStatus") -> KubedetError:
 
 def _backend(
     options: argparse.Namespace, *, patience: float | None = _PATIENCE_SECONDS, namespace: str = ""
-) -> "Backends":
+) -> Backends:
     """Return the jobs of a namespace (a job's own wins over the option), or of a project of Run:ai.
 
     `patience` is the seconds for which failing requests are repeated; None is the launcher's default.
     """
-    import logging
-
     # For messages about adopted or replaced jobs, and repeated requests.
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("components").setLevel(logging.INFO)
     if options.backend == "runai":
-        from components.launchers.runai import RunaiBackend
-
         if options.namespace is not None:
             raise ConfigError(
                 "Run:ai puts a job into its project's namespace", fix="leave --namespace out; name --project"
@@ -332,9 +319,7 @@ def _backend(
         return RunaiBackend(options.project)
     if options.project:
         raise ConfigError("a --project is Run:ai's", fix="add --backend runai, or name a --namespace")
-    from components.launchers.backend import Timings
     from components.launchers.cluster.backend import ClusterBackend
-    from components.launchers.cluster.kinds import KINDS
 
     return ClusterBackend.connect(
         namespace or options.namespace or "",
@@ -343,9 +328,7 @@ def _backend(
     )
 
 
-def _existing(backend: "Backends", name: str) -> "JobStatus":
-    from components.launchers.backend import Phase
-
+def _existing(backend: Backends, name: str) -> JobStatus:
     job = backend.status(name)
     if job.phase is Phase.GONE:
         raise ConfigError(
@@ -354,7 +337,7 @@ def _existing(backend: "Backends", name: str) -> "JobStatus":
     return job
 
 
-def _pod(job: "JobStatus", options: argparse.Namespace) -> "PodStatus":
+def _pod(job: JobStatus, options: argparse.Namespace) -> PodStatus:
     for pod in job.pods:
         if pod.name == options.pod or (not options.pod and pod.rank == (options.rank or 0)):
             return pod
@@ -363,3 +346,75 @@ def _pod(job: "JobStatus", options: argparse.Namespace) -> "PodStatus":
     raise ConfigError(
         f"{job.name} has no {description}", fix=f"its pods: {pods}" if pods else "wait for its pods"
     )
+
+
+def jobs_table(statuses: Iterable[JobStatus], now: datetime | None = None) -> str:
+    """Return a table of jobs, the newest first; `now` is for tests."""
+    return columns([_JOB_HEADS, *(_job_row(job, now) for job in _newest(statuses))])
+
+
+def _newest(statuses: Iterable[JobStatus]) -> list[JobStatus]:
+    return sorted(statuses, key=lambda job: job.created, reverse=True)
+
+
+def _job_row(job: JobStatus, now: datetime | None = None) -> tuple[str, ...]:
+    running = sum(pod.phase == "Running" for pod in job.pods)
+    restarts = sum(pod.restarts for pod in job.pods)
+    return (
+        job.name,
+        job.kind or "-",
+        job.phase,
+        f"{job.progress.percent}%" if job.progress else "-",
+        f"{running}/{job.nodes}",
+        str(restarts),
+        age(job.created, now),
+        job.reason or "-",
+    )
+
+
+def status_text(job: JobStatus, reasons: Sequence[str] = (), now: datetime | None = None) -> str:
+    """Describe one job and its pods, with the reasons of its state (default: the cluster's messages)."""
+    lines = [f"{job.name}  {job.phase}"]
+    if job.created:
+        nodes = "1 node" if job.nodes == 1 else f"{job.nodes} nodes"
+        kind = f", a {job.kind}" if job.kind else ""
+        queue = f", queue {job.queue}" if job.queue else ""
+        lines.append(f"created {job.created}, {age(job.created, now)} ago, on {nodes}{kind}{queue}")
+    if job.progress:
+        seconds, metrics = job.progress.remaining_seconds, job.progress.metrics
+        time_left = "" if seconds is None else f", about {_span(seconds)} to go"
+        numbers = ", ".join(f"{_METRICS.get(name, name)} {value:.4g}" for name, value in metrics.items())
+        lines.append(f"{job.progress.percent}% done{time_left}{f'; {numbers}' if numbers else ''}")
+    if job.pods:
+        rows = [_POD_HEADS]
+        for pod in sorted(job.pods, key=lambda pod: pod.rank):
+            code = "-" if pod.exit_code is None else str(pod.exit_code)
+            cells = (str(pod.rank), pod.name, pod.phase, str(pod.restarts), code)
+            rows.append((*cells, pod.node or "-", pod.reason or "-"))
+        lines += ["", columns(rows)]
+    reasons = reasons or _messages(job)
+    return "\n".join([*lines, "", *reasons] if reasons else lines)
+
+
+def _messages(job: JobStatus) -> list[str]:
+    """Return the cluster's messages about a job and its pods."""
+    of_pods = [(pod.name, pod.message) for pod in sorted(job.pods, key=lambda pod: pod.rank)]
+    repeated = any(text == job.message for _, text in of_pods)
+    messages = of_pods if repeated else [(job.name, job.message), *of_pods]
+    return [f"{name}: {' '.join(text.split())}" for name, text in messages if text.strip()]
+
+
+def age(created: str, now: datetime | None = None) -> str:
+    """Return the age of a time in RFC 3339, e.g. 3m12s; "-" for no time."""
+    if not created:
+        return "-"
+    passed = (now or datetime.now(UTC)) - datetime.fromisoformat(created)
+    return _span(max(0, int(passed.total_seconds())))
+
+
+def _span(seconds: int) -> str:
+    """Write a time in its two largest units: 45s, 3m12s, 5h2m, 12d4h."""
+    days, hours, minutes = seconds // 86400, seconds // 3600 % 24, seconds // 60 % 60
+    units = [(days, "d"), (hours, "h"), (minutes, "m"), (seconds % 60, "s")]
+    first = next((index for index, (number, _) in enumerate(units) if number), 3)
+    return "".join(f"{number}{unit}" for number, unit in units[first : first + 2] if number) or "0s"

@@ -57,11 +57,10 @@ def send(arguments: argparse.Namespace, submission: "Submission") -> int:
         return 0
     from components import jobs, launchers
     from pipelines import wait
-    from pipelines.pods import Pods
 
     server = options.connect(access)
     secret = submission.parameters.get("credentials", "")
-    if secret and (namespace := Pods("", server.namespace, {}).without_secret(secret)):
+    if secret and (namespace := wait.Pods("", server.namespace).without_secret(secret)):
         missing = f"there is no Secret {secret} in namespace {namespace}: the run gets no keys from it"
         print(f"warning: {missing}", file=sys.stderr)
     experiment = server.experiment(submission.experiment)

@@ -5,11 +5,8 @@ import run_pods
 
 from pipelines import Access
 from pipelines.kubeflow import Server
-from pipelines.pods import Pods
-from pipelines.wait import raise_failure
+from pipelines.wait import Pods, raise_failure
 from trainer.base.errors import LaunchError
-
-TITLES = {"train": "Train", "evaluate": "Evaluate"}
 
 
 def failed(*names, nodes=()):
@@ -30,7 +27,7 @@ def judged(kfp_server):
         kfp_server.states = [("FAILED", tasks, further)]
         server = Server(Access.find())
         with pytest.raises(LaunchError) as caught:
-            raise_failure(server, server.run("r"), Pods("r", "", TITLES), TITLES, 0)
+            raise_failure(server, server.run("r"), Pods("r", ""), 0)
         return caught.value
 
     return judge_
@@ -58,7 +55,7 @@ def test_several_steps_have_their_own_remedies(judged, fake_cluster):
         run_pods.put(fake_cluster, "r", f"{name}(0).executor(0)", main=ended)
     error = judged(failed("train", "evaluate"))
     assert "\n  Train: train broke\n    badly\n    fix: mend train" in error.message
-    assert "\n  Evaluate: evaluate broke" in error.message and error.fix == "see the steps above"
+    assert "\n  Evaluate and decide: evaluate broke" in error.message and error.fix == "see the steps above"
 
 
 @pytest.mark.parametrize("template", ["retry-system-container-impl", "system-container-impl"])
@@ -70,8 +67,8 @@ def test_the_log_that_is_shown_is_read_where_no_cluster_is_reached(judged, kfp_s
 
 def test_without_a_cause_the_log_is_named(judged, kfp_server):
     error = judged(failed("train-driver", "evaluate"))
-    assert error.message == "the run try failed\n  Train (its driver): failed\n  Evaluate: failed"
-    assert "look at the log of Train (its driver) and Evaluate: in the UI at http" in error.fix
+    assert error.message == "the run try failed\n  Train (its driver): failed\n  Evaluate and decide: failed"
+    assert "look at the log of Train (its driver) and Evaluate and decide: in the UI at http" in error.fix
     assert f"{kfp_server.url}/#/runs/details/r" in error.fix
 
 

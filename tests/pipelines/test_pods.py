@@ -4,10 +4,9 @@ import pytest
 import run_pods
 
 from components import jobs
-from pipelines.pods import Pods, Step, step_of
+from pipelines.wait import Pods, Step, step_of
 
 RUN = "11111111-2222-3333-4444-555555555555"
-TITLES = {"train": "Train", "fetch": "Fetch"}
 
 
 @pytest.fixture
@@ -18,7 +17,7 @@ def cluster(fake_cluster):
 
 
 def seen(namespace=""):
-    return Pods(RUN, namespace, TITLES)
+    return Pods(RUN, namespace)
 
 
 def ended(code=1, reason="Error", message=""):
@@ -31,14 +30,14 @@ def ended(code=1, reason="Error", message=""):
         ("k(0).root(0).exit-handler-1(0).train(0).executor(0)", "Train"),
         ("k.root.exit-handler-1.train.executor", "Train"),
         ("k(0).root(0).exit-handler-1(0).train-driver(1)", "Train (its driver)"),
-        ("k(0).for-loop-1(0).iteration-iterations(1:1)(0).iteration-item(0).fetch(0).executor(0)", "Fetch"),
+        ("k(0).for-loop-1(0).iteration-iterations(1:1)(0).iteration-item(0).train(0).executor(0)", "Train"),
         ("k(0).root(0).for-loop-4(0).iteration-driver(0)", "iteration (its driver)"),
         ("k(0).root-driver(0)", "root (its driver)"),
         ("k(0).root(0).other(0).executor(0)", "other"),
     ],
 )  # fmt: skip
 def test_the_step_of_a_pod(node, step):
-    assert str(step_of(node, TITLES)) == step
+    assert str(step_of(node)) == step
 
 
 @pytest.mark.parametrize(
@@ -64,9 +63,9 @@ def test_a_pod_with_a_forbidden_log_is_named(cluster):
 
 def test_the_last_attempt_counts(cluster):
     cluster.put("train(0).executor(0)", reason="Evicted", message="low")
-    assert len(seen().failed()) == 1
+    assert len(list(seen().failed())) == 1
     cluster.put("train(0).executor(1)", phase="Succeeded", main=ended(0, "Completed"))
-    assert seen().failed() == []
+    assert list(seen().failed()) == []
 
 
 @pytest.mark.parametrize(
@@ -92,7 +91,7 @@ def test_the_last_attempt_counts(cluster):
 )  # fmt: skip
 def test_reasons_of_pending_pods(cluster, state, reason, text):
     cluster.put("train(0).executor(0)", phase="Pending", **state)
-    cluster.put("fetch(0).executor(0)", phase="Running", main={"running": {}})
+    cluster.put("prepare(0).executor(0)", phase="Running", main={"running": {}})
     (wait,) = seen().waiting()
     assert (wait.step, wait.reason, wait.text) == (Step("Train"), reason, text)
 
@@ -110,7 +109,7 @@ def test_the_pods_of_the_training_are_looked_at_too(cluster):
 def test_events_explain_a_volume_that_cannot_be_mounted(cluster):
     starting = {"waiting": {"reason": "PodInitializing"}}
     name = cluster.put("train(0).executor(0)", phase="Pending", main=starting)
-    assert seen().waiting() == []
+    assert list(seen().waiting()) == []
     cluster.event(name, "FailedMount", 'secret "no" not found', namespace="kubeflow", count=3)
     (wait,) = seen().waiting()
     assert (wait.reason, wait.text) == ("FailedMount", 'secret "no" not found')
@@ -119,5 +118,5 @@ def test_events_explain_a_volume_that_cannot_be_mounted(cluster):
 @pytest.mark.parametrize(("namespace", "expected"), [("", "kubeflow"), ("", "default"), ("team", "team")])
 def test_the_namespace_is_found(cluster, namespace, expected):
     cluster.put("train(0).executor(0)", main=ended(message="x"), namespace=expected)
-    assert len(seen(namespace).failed()) == 1
+    assert len(list(seen(namespace).failed())) == 1
     assert seen(namespace).namespace() == expected

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from components.launchers.backend import JobStatus, Phase, PodStatus
-from pipelines.commands import job_tables
+from pipelines.commands import job
 from trainer.launching.job_status import AP, LOSS, SPEED, Progress
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -26,7 +26,7 @@ OLD = JobStatus("older-than-that", Phase.SUCCEEDED, created=ago(days=12, hours=4
 
 
 def test_jobs_are_aligned_and_the_newest_is_first():
-    assert job_tables.jobs([OLD, BIG], NOW).splitlines() == [
+    assert job.jobs_table([OLD, BIG], NOW).splitlines() == [
         "NAME             KIND        PHASE      DONE  PODS  RESTARTS  AGE    REASON",
         "big              PyTorchJob  pending    43%   1/2   2         3m     ErrImagePull",
         "older-than-that  -           succeeded  -     0/1   0         12d4h  -",
@@ -34,7 +34,7 @@ def test_jobs_are_aligned_and_the_newest_is_first():
 
 
 def test_the_status_of_a_job_lists_its_pods_by_rank():
-    assert job_tables.status(BIG, now=NOW).splitlines() == [
+    assert job.status_text(BIG, now=NOW).splitlines() == [
         "big  pending",
         "created 2026-01-01T23:57:00Z, 3m ago, on 2 nodes, a PyTorchJob, queue gpus",
         "43% done, about 12m5s to go; loss 0.532, images/s 41, AP 0.312",
@@ -58,4 +58,4 @@ def test_the_status_of_a_job_lists_its_pods_by_rank():
     ],
 )
 def test_an_age_has_two_units(time, text):
-    assert job_tables.age(ago(**time), NOW) == text
+    assert job.age(ago(**time), NOW) == text
