@@ -8,7 +8,7 @@ import pytest
 from components import records
 from operations import costs
 from pipelines import cli
-from pipelines.schedules import due_times, parse_cron
+from pipelines.commands.schedule import due_times, parse_cron
 from trainer import storage
 from trainer.base.errors import ConfigError
 from trainer.launching.usage import Record
