@@ -64,7 +64,23 @@ def _doctor(options: argparse.Namespace) -> int:
 
     from trainer.launching import doctor as machine
 
-    _check_options(options)
+    reason = "has no effect with --local" if options.local else "needs --job"
+    useless = (*_IN_CLUSTER, *_IN_PODS) if options.local else () if options.job else _IN_PODS
+    problems = [f"--{name.replace('_', '-')} {reason}" for name in useless if getattr(options, name)]
+    problems += [f"--nodes {options.nodes} is less than one"] if options.nodes < 1 else []
+    problems += [f"--gpus {options.gpus} is less than zero"] if options.gpus < 0 else []
+    for text in options.resource:
+        name, equals, number = text.partition("=")
+        if not name or (equals and whole_number(number) is None):
+            problems.append(f"--resource {text!r} is not NAME or NAME=N")
+    cpu, memory = DEFAULT_SIZE
+    try:
+        check_sizes(options.step_cpu or cpu, options.step_memory or memory)
+        machine.size(options.shared_memory or "0")
+    except ConfigError as error:
+        problems += error.message.splitlines()
+    if problems:
+        raise ConfigError("; ".join(problems), fix="see `kubedet doctor --help`")
     if options.local:
         results = machine.check_machine(machine.Needs(gpus=options.gpus, output=options.data_root))
     else:
@@ -137,26 +153,3 @@ def _pipelines(options: argparse.Namespace) -> "Iterator[Check]":
         return
     fix = "a run of the recipe debug shows whether it works there" if warning else ""
     yield Check(title, "warning" if warning else "ok", warning or f"{tag} at {access.host}", fix)
-
-
-def _check_options(options: argparse.Namespace) -> None:
-    """Refuse options that have no effect, and values that cannot be used."""
-    from trainer.launching.doctor import size
-
-    reason = "has no effect with --local" if options.local else "needs --job"
-    useless = (*_IN_CLUSTER, *_IN_PODS) if options.local else () if options.job else _IN_PODS
-    problems = [f"--{name.replace('_', '-')} {reason}" for name in useless if getattr(options, name)]
-    problems += [f"--nodes {options.nodes} is less than one"] if options.nodes < 1 else []
-    problems += [f"--gpus {options.gpus} is less than zero"] if options.gpus < 0 else []
-    for text in options.resource:
-        name, equals, number = text.partition("=")
-        if not name or (equals and whole_number(number) is None):
-            problems.append(f"--resource {text!r} is not NAME or NAME=N")
-    cpu, memory = DEFAULT_SIZE
-    try:
-        check_sizes(options.step_cpu or cpu, options.step_memory or memory)
-        size(options.shared_memory or "0")
-    except ConfigError as error:
-        problems += error.message.splitlines()
-    if problems:
-        raise ConfigError("; ".join(problems), fix="see `kubedet doctor --help`")

@@ -9,7 +9,6 @@ from typing import Any
 
 from pipelines.commands import Commands, option
 from pipelines.commands.options import add_overrides
-from pipelines.parameters import check_all
 from trainer.base.errors import ConfigError, Interrupted
 from trainer.config.parsing import parse_overrides
 
@@ -56,19 +55,35 @@ def add(commands: Commands) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
+    from trainer import storage
     from trainer.evaluation.gate import split_rules
+    from trainer.evaluation.metrics import Change
 
     rules = split_rules(options.gate)
     of_files = options.truth or options.predictions or options.images or options.clip
     summary = (_of_files if of_files else _of_model)(options, rules)
     if isinstance(summary, int):
         return summary
-    _show(summary, options.output)
+    print(storage.read_bytes(storage.join(options.output, "table.txt")).decode())
+    if comparison := summary["comparison"]:
+        found = comparison["obstacle"]
+        if not found:
+            change = Change(*comparison["changes"]["coco/AP"])
+            found = (
+                f"coco/AP {change.delta:+.4f}, with 95 % confidence from {change.low:+.4f} to "
+                f"{change.high:+.4f}: {change.verdict}"
+            )
+        print(f"\nagainst {comparison['baseline']}: {found}")
+    verdict = summary["verdict"]
+    print(f"\ngate: {'passed' if verdict['passed'] else 'failed'}")
+    print("".join(f"  {line}\n" for line in verdict["reason"].splitlines()), end="")
+    print(f"report: {storage.join(options.output, 'report.html')}")
     return int(bool(rules) and not summary["verdict"]["passed"])
 
 
 def _of_model(options: argparse.Namespace, rules: list[str]) -> dict[str, Any] | int:
     """Return the summary of a model's evaluation, or the exit code of failed processes."""
+    from components.launchers.guarded_process import GuardedProcess
     from operations import drift
     from trainer import storage
     from trainer.base import log
@@ -77,9 +92,13 @@ def _of_model(options: argparse.Namespace, rules: list[str]) -> dict[str, Any] |
     from trainer.evaluation.gate import check
     from trainer.evaluation.metrics import SUMMARY
     from trainer.export import loading
+    from trainer.launching.stop_signals import stop_request
 
     _check_given(options, ("model", "shards"), ())
-    check_all([lambda: _check_processes(options.nproc), lambda: check(rules)])
+    if options.nproc is not None and options.nproc < 1:
+        problem = f"--nproc must be 1 or more, not {options.nproc}"
+        raise ConfigError(problem, fix="leave it out, or use --nproc 1")
+    check(rules)
     trained = parsing.from_json(json.dumps(loading.trained_with(options.model)), where=options.model)
     config = parsing.with_overrides(trained, _overrides(options, rules), where="--set")
     import torch
@@ -90,7 +109,18 @@ def _of_model(options: argparse.Namespace, rules: list[str]) -> dict[str, Any] |
         return evaluate(options.model, options.shards, options.output, config, drift=drift.for_gate)
     uri = storage.join(options.output, _CONFIG)
     parsing.write(uri, config)
-    if code := _share(options, uri, count):
+    command = [sys.executable, "-m", "trainer", "launch", "--nproc", str(count), "--"]
+    command += ["evaluate", "--checkpoint", options.model, "--shards", options.shards]
+    command += ["--output", options.output, "--config", uri]
+    with (
+        stop_request() as stop,
+        GuardedProcess(
+            command, grace_seconds=_GRACE_SECONDS, stdout=subprocess.DEVNULL, stderr=None
+        ) as process,
+        stop.at_once(lambda: Interrupted("the evaluation was stopped", fix="run it again")),
+    ):
+        code = process.wait()
+    if code:
         return code
     summary: dict[str, Any] = storage.read_json(storage.join(options.output, SUMMARY))
     return summary
@@ -129,49 +159,6 @@ def _overrides(options: argparse.Namespace, rules: list[str]) -> dict[str, objec
     values = {"split": options.split, "baseline": options.baseline, "gate": rules}
     given = {f"evaluation.{key}": value for key, value in values.items() if value}
     return given | parse_overrides(options.overrides)
-
-
-def _check_processes(count: int | None) -> None:
-    if count is not None and count < 1:
-        raise ConfigError(f"--nproc must be 1 or more, not {count}", fix="leave it out, or use --nproc 1")
-
-
-def _share(options: argparse.Namespace, config_uri: str, count: int) -> int:
-    """Score in several processes; return the exit code, or raise Interrupted after SIGTERM or SIGINT."""
-    from components.launchers.guarded_process import GuardedProcess
-    from trainer.launching.stop_signals import stop_request
-
-    command = [sys.executable, "-m", "trainer", "launch", "--nproc", str(count), "--"]
-    command += ["evaluate", "--checkpoint", options.model, "--shards", options.shards]
-    command += ["--output", options.output, "--config", config_uri]
-    with (
-        stop_request() as stop,
-        GuardedProcess(
-            command, grace_seconds=_GRACE_SECONDS, stdout=subprocess.DEVNULL, stderr=None
-        ) as process,
-        stop.at_once(lambda: Interrupted("the evaluation was stopped", fix="run it again")),
-    ):
-        return process.wait()
-
-
-def _show(summary: dict[str, Any], output: str) -> None:
-    from trainer import storage
-    from trainer.evaluation.metrics import Change
-
-    print(storage.read_bytes(storage.join(output, "table.txt")).decode())
-    if comparison := summary["comparison"]:
-        found = comparison["obstacle"]
-        if not found:
-            change = Change(*comparison["changes"]["coco/AP"])
-            found = (
-                f"coco/AP {change.delta:+.4f}, with 95 % confidence from {change.low:+.4f} to "
-                f"{change.high:+.4f}: {change.verdict}"
-            )
-        print(f"\nagainst {comparison['baseline']}: {found}")
-    verdict = summary["verdict"]
-    print(f"\ngate: {'passed' if verdict['passed'] else 'failed'}")
-    print("".join(f"  {line}\n" for line in verdict["reason"].splitlines()), end="")
-    print(f"report: {storage.join(output, 'report.html')}")
 
 
 def add_second(commands: Commands) -> None:

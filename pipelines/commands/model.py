@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipelines.commands import Commands, option, options, verb
 from trainer.base.errors import DataError, StorageError
@@ -141,7 +141,17 @@ def _trace(arguments: argparse.Namespace) -> int:
         print(json.dumps(found | ({"used": used.fields()} if used else {}), indent=2))
     elif found["kind"] == "image":
         for item in found["seen"]:
-            _show_sight(item)
+            print(f"{item['shards']}  of {item['source']}")
+            for row in item["images"]:
+                in_split = (
+                    f"in {row['split']}" if row["seen"] else f"listed in {row['split']}, but not usable"
+                )
+                mark = ", to be forgotten" if row["forgotten"] else ""
+                print(f"  {row['key']} ({row['file_name']}) {in_split}{mark}")
+                print(f"    image {row['image']}, annotations {row['annotations']}")
+            print(f"  runs    {', '.join(item['runs']) or 'none known'}")
+            models = [f"{name} (freed)" if name in item["freed"] else name for name in item["models"]]
+            print(f"  models  {', '.join(models) or 'none'}")
     else:
         for key, value in found.items():
             if key != "kind" and value not in ("", None, [], {}):
@@ -151,18 +161,6 @@ def _trace(arguments: argparse.Namespace) -> int:
         if used:
             print(f"\nwhat the run used\n{used.text()}")
     return 0
-
-
-def _show_sight(item: dict[str, Any]) -> None:
-    print(f"{item['shards']}  of {item['source']}")
-    for row in item["images"]:
-        in_split = f"in {row['split']}" if row["seen"] else f"listed in {row['split']}, but not usable"
-        mark = ", to be forgotten" if row["forgotten"] else ""
-        print(f"  {row['key']} ({row['file_name']}) {in_split}{mark}")
-        print(f"    image {row['image']}, annotations {row['annotations']}")
-    print(f"  runs    {', '.join(item['runs']) or 'none known'}")
-    models = [f"{name} (freed)" if name in item["freed"] else name for name in item["models"]]
-    print(f"  models  {', '.join(models) or 'none'}")
 
 
 def _layout(options: argparse.Namespace) -> int:

@@ -230,8 +230,18 @@ def submission(
     Raises:
         ConfigError: with all problems.
     """
+    from components.launchers.spec import JobSpec
     from operations import retrain_condition
+    from pipelines.commands.job_options import set_field
     from pipelines.submission import Submission
+
+    job: dict[str, Any] = {}  # As `kubedet job` reads the fields: strings of JobSpec stay strings.
+    parse_overrides(options.job, "--job")
+    if problems := [problem for text in options.job for problem in set_field(job, JobSpec, text)]:
+        raise ConfigError(
+            "--job cannot be used:\n" + "\n".join(problems),
+            fix="correct these; `kubedet job fields` explains each",
+        )
 
     source = options.source or parameters.default("source")
     size = "large" if source.startswith(_LARGE) else "medium"
@@ -241,7 +251,7 @@ def submission(
     overrides = read_recipe(options) if overrides is None else overrides
     # The command has no options for parameters of other compile options.
     values: Values = {name: getattr(options, name, None) for name in parameters.TABLE}
-    values |= {"overrides": overrides, "job": _job(options.job)}
+    values |= {"overrides": overrides, "job": job}
     values |= {"step_cpu": options.step_cpu or cpu, "step_memory": options.step_memory or memory}
     retrain_condition.of_form(values)
     values = {name: value for name, value in values.items() if value not in (None, "", {})}
@@ -249,19 +259,3 @@ def submission(
     request = Submission(name, options.experiment, values, common | settings)
     request.check()
     return request
-
-
-def _job(texts: list[str]) -> dict[str, Any]:
-    """Read `field=value` texts as `kubedet job` does: strings of JobSpec stay strings."""
-    from components.launchers.spec import JobSpec
-    from pipelines.commands.job_options import set_field
-
-    tree: dict[str, Any] = {}
-    parse_overrides(texts, "--job")
-    problems = [problem for text in texts for problem in set_field(tree, JobSpec, text)]
-    if problems:
-        raise ConfigError(
-            "--job cannot be used:\n" + "\n".join(problems),
-            fix="correct these; `kubedet job fields` explains each",
-        )
-    return tree

@@ -36,7 +36,9 @@ def _predict(options: argparse.Namespace) -> int:
         raise ConfigError(f"--score must be from 0 to 1, not {options.score:g}", fix="use --score 0.3")
     most_pixels = checked_pixel_limit(options)
     paths = _images(options.images)
-    names = _result_names(paths)
+    names = {path: path.stem for path in paths}
+    if len(set(names.values())) < len(paths) or "detections" in names.values():
+        names = {path: f"{number:05d}_{path.stem}" for number, path in enumerate(paths)}
     everything, failed = {}, []
     source = published_models.load(options.model, options.data_root)
     title = f"{source.metadata.name} {source.metadata.model_version}"
@@ -94,14 +96,6 @@ def _images(patterns: list[str]) -> list[Path]:
         else:
             paths.append(named)
     return list(dict.fromkeys(paths))
-
-
-def _result_names(paths: list[Path]) -> dict[Path, str]:
-    """Return the stem of each image, with a number if stems collide."""
-    names = {path: path.stem for path in paths}
-    if len(set(names.values())) == len(paths) and "detections" not in names.values():
-        return names
-    return {path: f"{number:05d}_{path.stem}" for number, path in enumerate(paths)}
 
 
 def add_second(commands: Commands) -> None:

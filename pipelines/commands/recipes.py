@@ -4,7 +4,7 @@ import argparse
 import json
 import shutil
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
@@ -41,17 +41,13 @@ def _recipes(options: argparse.Namespace) -> int:
     if options.explain is not None:
         values = asdict(recipes.load(options.show)) if options.show else None
         names = [values["model"]["architecture"]] if values else list(architectures.ARCHITECTURES)
-        print(describe(Config, options.explain, values, model_kinds(names)))
+        kinds: Kinds = {ModelConfig: {name: architectures.options_class(name) for name in names}}
+        print(describe(Config, options.explain, values, kinds))
     elif options.show:
         print(parsing.to_json(recipes.load(options.show)), end="")
     else:
         print(columns([(name, (of.__doc__ or "").splitlines()[0]) for name, of in recipes.RECIPES.items()]))
     return 0
-
-
-def model_kinds(names: Iterable[str]) -> Kinds:
-    """Return the options of architectures, by name, which are kinds of the section `model`."""
-    return {ModelConfig: {name: architectures.options_class(name) for name in names}}
 
 
 def describe(
@@ -65,11 +61,24 @@ def describe(
         ConfigError: no field holds the text.
     """
     width = min(shutil.get_terminal_size().columns, _WIDEST)
-    paragraphs = [
-        _paragraph(item, _value(item, values), width)
-        for item in _fields(kind, kinds or {})
-        if text.lower() in f"{item.name} {item.meaning} {item.kind}".lower()
-    ]
+    paragraphs: list[str] = []
+    for item in _fields(kind, kinds or {}):
+        annotation, meaning = item.field.annotation, item.meaning
+        if text.lower() not in f"{item.name} {meaning} {item.kind}".lower():
+            continue
+        if values is not None:
+            value: Any = values
+            for part in item.name.split("."):
+                value = value[part]
+            shown = _text(value)
+        elif item.field.is_required():
+            shown = "(required)"
+        else:
+            shown = _text(item.field.get_default(call_default_factory=True))
+        if get_origin(annotation) is Literal and len(get_args(annotation)) > 1:
+            meaning += f" One of: {', '.join(str(choice) or '(empty)' for choice in get_args(annotation))}."
+        lines = textwrap.wrap(meaning, width, initial_indent=_INDENT, subsequent_indent=_INDENT)
+        paragraphs += [f"{item.name} = {shown}" + (f"  ({item.kind})" if item.kind else ""), *lines]
     if not paragraphs:
         raise ConfigError(f"no field contains {text!r}", fix="leave it out to see all of them")
     return "\n".join(paragraphs)
@@ -116,27 +125,9 @@ def _dataclass_in(annotation: Any) -> tuple[Any, bool]:
     return None, False
 
 
-def _value(item: _Field, values: Mapping[str, Any] | None) -> str:
-    if values is None:
-        required = item.field.is_required()
-        return "(required)" if required else _text(item.field.get_default(call_default_factory=True))
-    node: Any = values
-    for part in item.name.split("."):
-        node = node[part]
-    return _text(node)
-
-
 def _text(value: Any) -> str:
     if isinstance(value, str):
         return value or '""'
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_text, value))}]"
     return f"{value:.6g}" if isinstance(value, float) else json.dumps(value)
-
-
-def _paragraph(item: _Field, value: str, width: int) -> str:
-    meaning, annotation = item.meaning, item.field.annotation
-    if get_origin(annotation) is Literal and len(get_args(annotation)) > 1:
-        meaning += f" One of: {', '.join(str(choice) or '(empty)' for choice in get_args(annotation))}."
-    lines = textwrap.wrap(meaning, width, initial_indent=_INDENT, subsequent_indent=_INDENT)
-    return "\n".join([f"{item.name} = {value}" + (f"  ({item.kind})" if item.kind else ""), *lines])

@@ -40,19 +40,13 @@ def _run(options: argparse.Namespace) -> int:
     if options.quick:
         overrides = {MINUTES: QUICK_MINUTES} | overrides
     values = {name: getattr(options, name) for name in parameters.LOCAL} | {"overrides": overrides}
-    values |= {"nproc": _processes()} if options.nproc is None else {}
+    # Without importing torch, which takes seconds, on a machine without GPUs.
+    if options.nproc is None and any(Path("/dev").glob("nvidia[0-9]*")):
+        import torch
+
+        values["nproc"] = torch.cuda.device_count() or None
     values = {name: value for name, value in values.items() if value is not None}
     request = Options(options.name, values, options.verbose, use_prices(options))
     if not request.name:
         request = replace(request, name=f"{request['recipe']}-{datetime.now():%Y%m%d-%H%M%S}")
     return run(request)
-
-
-def _processes(devices: Path = Path("/dev")) -> int:
-    """Return the default number of training processes: one for each GPU that PyTorch can use."""
-    without: int = parameters.LOCAL["nproc"].default
-    if not any(devices.glob("nvidia[0-9]*")):
-        return without  # Without importing torch, which takes seconds: the steps do that.
-    import torch
-
-    return torch.cuda.device_count() or without

@@ -59,19 +59,6 @@ def _tune(arguments: argparse.Namespace) -> int:
 
     overrides = options.read_recipe(arguments)
     recipe = arguments.recipe or parameters.LOCAL["recipe"].default
-    _check(arguments)
-    name = study_name(arguments.name, recipe)
-    content = storage.read_bytes(arguments.space) if arguments.space else ""
-    searched = space.parse(content, recipe, overrides, arguments.space or f"the space of {recipe}")
-    if arguments.show_space:
-        print(space.text(searched), end="")
-        return 0
-    if arguments.submit:
-        return _submit(arguments, name, overrides, space.text(searched, one_line=True))
-    return _search_here(arguments, name, overrides, searched)
-
-
-def _check(arguments: argparse.Namespace) -> None:
     for name in ("trials", "parallel"):
         if (value := getattr(arguments, name)) < 1:
             raise ConfigError(f"--{name} must be 1 or more, not {value}", fix=f"use --{name} 1")
@@ -87,19 +74,24 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ConfigError(
             f"{words}: no effect in a search on this machine", fix="add --submit to search in Kubeflow"
         )
-
-
-def _submit(arguments: argparse.Namespace, name: str, overrides: Values, space: str) -> int:
-    # Options of `kubedet submit` that this command lacks or names differently.
-    arguments.study, arguments.space, arguments.job = name, space, []
-    arguments.output, arguments.until, arguments.partitions = None, "", 1
-    submission = options.submission(
-        arguments, f"{name}-{datetime.now():%Y%m%d-%H%M%S}", overrides=overrides,
-        trials=arguments.trials, gpus=arguments.trial_gpus, parallelism=arguments.parallel,
-    )  # fmt: skip
-    root = submission.parameters.get("data_root") or parameters.default("data_root", submission.options)
-    print(f"the search's page and best configuration: {root}/tuning/{name}", flush=True)
-    return submit.send(arguments, submission)
+    name = study_name(arguments.name, recipe)
+    content = storage.read_bytes(arguments.space) if arguments.space else ""
+    searched = space.parse(content, recipe, overrides, arguments.space or f"the space of {recipe}")
+    if arguments.show_space:
+        print(space.text(searched), end="")
+        return 0
+    if arguments.submit:
+        # Options of `kubedet submit` that this command lacks or names differently.
+        arguments.study, arguments.space, arguments.job = name, space.text(searched, one_line=True), []
+        arguments.output, arguments.until, arguments.partitions = None, "", 1
+        submission = options.submission(
+            arguments, f"{name}-{datetime.now():%Y%m%d-%H%M%S}", overrides=overrides,
+            trials=arguments.trials, gpus=arguments.trial_gpus, parallelism=arguments.parallel,
+        )  # fmt: skip
+        root = submission.parameters.get("data_root") or parameters.default("data_root", submission.options)
+        print(f"the search's page and best configuration: {root}/tuning/{name}", flush=True)
+        return submit.send(arguments, submission)
+    return _search_here(arguments, name, overrides, searched)
 
 
 def _search_here(arguments: argparse.Namespace, name: str, overrides: Values, space: "Space") -> int:
