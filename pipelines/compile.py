@@ -25,11 +25,7 @@ Spec: TypeAlias = dict[str, Any]
 
 
 def compile_pipeline(path: Path, options: CompileOptions | None = None) -> None:
-    """Compile the pipeline to a YAML file, which is replaced atomically.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
+    """Compile the pipeline to a YAML file, which is replaced atomically."""
     # kfp decides on the format by the suffix.
     temporary = path.with_name(f".{path.stem}.tmp.yaml")
     try:

@@ -103,12 +103,7 @@ class Server:
     """One Kubeflow Pipelines. All methods raise a KubedetError if a request fails."""
 
     def __init__(self, access: Access) -> None:
-        """Connect.
-
-        Raises:
-            ConfigError: no server is configured, or it rejects the token.
-            Unavailable: it does not answer.
-        """
+        """Connect."""
         if access.ca and not Path(access.ca).is_file():
             raise ConfigError(f"--ca {access.ca} is no file", fix="name a file with a certificate (PEM)")
         if not access.host and not os.environ.get("KUBERNETES_SERVICE_HOST"):
@@ -277,11 +272,7 @@ class Server:
 
 
 def check_version(tag: str) -> str:
-    """Return a warning about a server's version; empty for the tested one.
-
-    Raises:
-        ConfigError: it is too old.
-    """
+    """Return a warning about a server's version; empty for the tested one."""
     match = _TAG.fullmatch(tag)
     if not match:
         return f"unknown version ({tag or 'none reported'}); tested with {TESTED}"

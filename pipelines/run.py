@@ -180,11 +180,7 @@ def _now() -> str:
 
 
 def check(options: Options) -> None:
-    """Refuse a run that cannot work before anything is started or written.
-
-    Raises:
-        ConfigError: with all problems.
-    """
+    """Refuse a run that cannot work before anything is started or written."""
 
     def processes() -> None:
         if options["nproc"] < 1:
@@ -284,10 +280,6 @@ def run(options: Options) -> int:
     """Run the pipeline, report its results, and return the exit code.
 
     It is 0 also if the gate failed, and 143 if the run was stopped and can be continued.
-
-    Raises:
-        ConfigError: the options cannot be used, or another run of that name is in progress.
-        StorageError: the run's folder cannot be written.
     """
     check(options)
     folder = options.folder

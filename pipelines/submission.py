@@ -48,11 +48,7 @@ class Submission:
         return CompileOptions(volume="claim" in self.parameters, conditional=conditional, **self.settings)
 
     def check(self) -> None:
-        """Refuse whatever a step would refuse, hours later.
-
-        Raises:
-            ConfigError: with all problems.
-        """
+        """Refuse whatever a step would refuse, hours later."""
         get = self._get
         request = {name: get(name) for name in ("launcher", *jobs.PARAMETERS, "job")}
         version = get("data_version")
@@ -75,11 +71,7 @@ class Submission:
         )
 
     def package(self) -> dict[str, Any]:
-        """Return the compiled pipeline as the API takes it.
-
-        Raises:
-            StorageError: the temporary folder cannot be written.
-        """
+        """Return the compiled pipeline as the API takes it."""
         spec, platform = yaml.safe_load_all(_compiled(self.options))
         return {"pipeline_spec": spec, "platform_spec": platform}
 

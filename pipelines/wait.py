@@ -249,10 +249,6 @@ def follow(
 
     `deadline` is in seconds (0 is none); a `conditional` run may skip training; `secret` is the Secret with
     its object store's keys, if one was named.
-
-    Raises:
-        LaunchError: it failed, with the errors of its steps, or it was stopped.
-        Unavailable: Kubeflow Pipelines did not answer for too long; the run may continue.
     """
     shown: dict[str, str] = {}
     reported: set[tuple[str, str]] = set()
@@ -303,11 +299,7 @@ def _tasks(run: Any) -> list[Any]:
 
 
 def raise_failure(server: Server, run: Any, pods: Pods, deadline: int, secret: str = "") -> None:
-    """Raise an error unless a run, which has ended, succeeded.
-
-    Raises:
-        LaunchError: it failed, with the errors of its steps, or it was stopped.
-    """
+    """Raise an error unless a run, which has ended, succeeded."""
     if run.state == "SUCCEEDED":
         return
     name = f"the run {run.display_name or run.run_id}"

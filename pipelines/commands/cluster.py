@@ -14,7 +14,6 @@ MANIFESTS = Path(__file__).parents[1] / "deploy"
 
 
 def add(commands: Commands) -> None:
-    """Declare the command and its verbs."""
     parser = commands.add_parser(
         "cluster", description="Write the files for a cluster: its manifests, and the compiled pipeline."
     )

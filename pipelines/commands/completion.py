@@ -16,7 +16,6 @@ _FILES = ("FILE", "URI", "MODEL", "IMAGES")
 
 
 def add(commands: Commands) -> None:
-    """Declare the command."""
     parser = commands.add_parser(
         "completion",
         description="Print a script for shell completion. For this session: "

@@ -28,7 +28,6 @@ _REASONS = 2
 
 
 def add(commands: Commands) -> None:
-    """Declare the command and its verbs."""
     parser = commands.add_parser(
         "data", description="Inspect, verify, preview and compare data; merge corrections; free space."
     )

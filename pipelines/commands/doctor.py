@@ -25,7 +25,6 @@ _IN_PODS = ("shared_memory", "interface", "rdma")
 
 
 def add(commands: Commands) -> None:
-    """Declare the command."""
     parser = commands.add_parser(
         "doctor",
         description="Check the requirements of a run in the cluster of KUBECONFIG, or with --local those of "

@@ -40,7 +40,6 @@ _KEYS = "i N details, l N log, e N [RANK] shell, d N delete, s FILE submit, Ente
 
 
 def add(commands: Commands) -> None:
-    """Declare the command."""
     parser = commands.add_parser(
         "job",
         description="Training jobs in the cluster and namespace of KUBECONFIG (or of the pod this runs in).",

@@ -58,11 +58,7 @@ def add_specification(parser: CommandParser) -> None:
 
 
 def specification(options: argparse.Namespace) -> "JobSpec":
-    """Return the job of the options: the file first, then --set, then the flags.
-
-    Raises:
-        ConfigError: with all problems.
-    """
+    """Return the job of the options: the file first, then --set, then the flags."""
     from components.launchers.spec import JobSpec, from_fields
 
     tree = _from_file(options.spec) if options.spec else {}

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 
 def add(commands: Commands) -> None:
-    """Declare the command and its verbs."""
     parser = commands.add_parser(
         "model",
         description="List, show and verify exported models, choose the current version of a published one, "

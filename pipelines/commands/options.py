@@ -60,9 +60,6 @@ def read_recipe(options: Options) -> Values:
     """Return the overrides of --set and of a recipe file; replace the file in the options by its recipe.
 
     --set wins over the file.
-
-    Raises:
-        ConfigError: either cannot be used; StorageError: the file cannot be read.
     """
     overrides = parse_overrides(options.overrides)
     if options.recipe is None:
@@ -90,11 +87,7 @@ def add_prices(parser: Group) -> None:
 
 
 def use_prices(options: Options) -> str:
-    """Set the prices of --prices for this process and its children; return their absolute URI.
-
-    Raises:
-        ConfigError: the file cannot be used; StorageError: it cannot be read.
-    """
+    """Set the prices of --prices for this process and its children; return their absolute URI."""
     if not options.prices:
         return ""
     from operations import costs
@@ -206,12 +199,7 @@ def access(options: Options) -> "Access":
 
 
 def connect(access: "Access") -> "Server":
-    """Return the server, and warn if it is not the tested version.
-
-    Raises:
-        ConfigError: there is none, or it is too old.
-        Unavailable: it does not answer.
-    """
+    """Return the server, and warn if it is not the tested version."""
     from pipelines.kubeflow import Server, check_version
 
     server = Server(access)
@@ -226,9 +214,6 @@ def submission(
     """Return the run or schedule `name` that the options of `add_run` describe, checked.
 
     `overrides` is the result of `read_recipe` (None calls it), `settings` are further CompileOptions.
-
-    Raises:
-        ConfigError: with all problems.
     """
     from components.launchers.spec import JobSpec
     from operations import retrain_condition

@@ -24,7 +24,6 @@ Kinds = Mapping[type, Mapping[str, type]]
 
 
 def add(commands: Commands) -> None:
-    """Declare the command."""
     parser = commands.add_parser(
         "recipes",
         description="List the named configurations; a run uses one (--recipe) and changes keys (--set).",
@@ -56,9 +55,6 @@ def describe(
     """Describe the fields of a pydantic dataclass whose name or meaning contains a text, a paragraph each.
 
     `values` replace the defaults; `kinds` are those of sections that have several.
-
-    Raises:
-        ConfigError: no field holds the text.
     """
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     paragraphs: list[str] = []

@@ -12,7 +12,6 @@ from trainer.config.schema import MINUTES, QUICK_MINUTES
 
 
 def add(commands: Commands) -> None:
-    """Declare the command."""
     parser = commands.add_parser(
         "run",
         description="Download, shard, train, evaluate, and export on this machine. If it is stopped or "

@@ -48,7 +48,6 @@ _CHANGES = (
 
 
 def add(commands: Commands) -> None:
-    """Declare the command and its verbs."""
     parser = commands.add_parser(
         "schedule", description="Create and manage recurring runs of the pipeline in Kubeflow Pipelines."
     )
@@ -86,9 +85,6 @@ def parse_cron(text: str) -> str:
     """Return a cron expression of five fields, or six with the second first, as Kubeflow takes it: six.
 
     Kubeflow's parser, https://pkg.go.dev/github.com/robfig/cron@v1.2.0, rejects `L`, `#` and 7 for Sunday.
-
-    Raises:
-        ConfigError: it is invalid, or never due.
     """
     fields = text.split()
     if len(fields) not in (5, 6):
@@ -157,9 +153,6 @@ def _put(server: "Server", submission: "Submission", cron: str) -> tuple[str, st
 
     Returns:
         Its id, and "created", "replaced", "enabled" or "unchanged".
-
-    Raises:
-        ConfigError: a recurring run that kubedet did not create has the name.
     """
     import kfp_server_api
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def add(commands: Commands) -> None:
-    """Declare the command."""
     parser = commands.add_parser(
         "submit",
         description="Compile the pipeline and start a run of it in Kubeflow Pipelines. With --wait the exit "
@@ -46,9 +45,6 @@ def send(arguments: argparse.Namespace, submission: "Submission") -> int:
     """Start a run, or print what would be sent; returns the exit code.
 
     `arguments` are those of `add_sending` and `options.add_access`.
-
-    Raises:
-        KubedetError: it is refused, or, with `wait`, failed.
     """
     access, compiled = options.access(arguments), submission.options
     if arguments.dry_run:

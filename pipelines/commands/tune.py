@@ -22,7 +22,6 @@ _HERE = ("recipe", "source", "data_root", "output")
 
 
 def add(commands: Commands) -> None:
-    """Declare the command."""
     parser = commands.add_parser(
         "tune",
         description="Train trials of a recipe on the same shards, with values from Optuna's TPE, stop those "

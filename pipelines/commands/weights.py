@@ -17,7 +17,6 @@ _ROOT = "where data is kept: a folder or e.g. s3://bucket/prefix; weights are in
 
 
 def add(commands: Commands) -> None:
-    """Declare the command and what it can do."""
     parser = commands.add_parser(
         "weights",
         description="Fetch published weights into a data root, e.g. for a cluster without internet, or list "
