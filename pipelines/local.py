@@ -18,29 +18,10 @@ import yaml
 from kfp import components, local
 
 from pipelines.compile import compile_pipeline
-from pipelines.parameters import CompileOptions, Values
+from pipelines.parameters import CompileOptions
 from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY
 
 _stopping = threading.Event()
-
-
-def execute(file: Path, root: Path, arguments: Values) -> int:
-    """Execute a compiled pipeline with these parameters; `root` is the folder for artifacts.
-
-    Returns:
-        Exit code: 0, 1 if a step failed, 143 if it was stopped.
-    """
-    # The local runner ignores resources, display names and images.
-    warnings.filterwarnings("ignore", message=".*have no effect in the current local runner")
-    warnings.filterwarnings("ignore", message=".*non-Python base image", category=RuntimeWarning)
-    local.init(runner=local.SubprocessRunner(use_venv=False), pipeline_root=str(root))
-    pipeline = components.load_component_from_text(for_this_machine(file.read_text()))
-    try:
-        pipeline(**arguments)
-    except RuntimeError as error:  # It names the step, which has printed the reason.
-        print(error, flush=True)
-        return EXIT_RETRY if _stopping.is_set() else EXIT_FAILURE
-    return EXIT_RETRY if _stopping.is_set() else 0
 
 
 def for_this_machine(text: str) -> str:
@@ -71,8 +52,28 @@ def _stop_steps() -> None:
         time.sleep(1)
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Compile the pipeline and execute it; the arguments are the file, the folder for artifacts, parameters.
+
+    Returns:
+        Exit code: 0, 1 if a step failed, 143 if it was stopped.
+    """
     signal.signal(signal.SIGTERM, _stop)
-    given = json.loads(sys.argv[3])
-    compile_pipeline(Path(sys.argv[1]), CompileOptions(conditional="min_new_images" in given))
-    sys.exit(execute(Path(sys.argv[1]), Path(sys.argv[2]), given))
+    file, root, arguments = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+    compile_pipeline(file, CompileOptions(conditional="min_new_images" in arguments))
+    # The local runner ignores resources, display names and images.
+    warnings.filterwarnings("ignore", message=".*have no effect in the current local runner")
+    warnings.filterwarnings("ignore", message=".*non-Python base image", category=RuntimeWarning)
+    local.init(runner=local.SubprocessRunner(use_venv=False), pipeline_root=root)
+    pipeline = components.load_component_from_text(for_this_machine(file.read_text()))
+    code = 0
+    try:
+        pipeline(**arguments)
+    except RuntimeError as error:  # It names the step, which has printed the reason.
+        print(error, flush=True)
+        code = EXIT_FAILURE
+    return EXIT_RETRY if _stopping.is_set() else code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -88,9 +88,9 @@ def _of_model(options: argparse.Namespace, rules: list[str]) -> dict[str, Any] |
     from trainer import storage
     from trainer.base import log
     from trainer.config import parsing
+    from trainer.evaluation.metrics import SUMMARY
     from trainer.evaluation.evaluate import evaluate
     from trainer.evaluation.gate import check
-    from trainer.evaluation.metrics import SUMMARY
     from trainer.export import loading
     from trainer.launching.stop_signals import stop_request
 
@@ -178,7 +178,8 @@ def add_second(commands: Commands) -> None:
 
 def _compare(options: argparse.Namespace) -> int:
     from trainer import storage
-    from trainer.evaluation import scored_files
+    from trainer.evaluation import metrics, scored_files
+    from trainer.evaluation.coco import number
 
     if options.samples < 1:
         raise ConfigError(f"--samples must be 1 or more, not {options.samples}", fix="leave it out")
@@ -186,16 +187,6 @@ def _compare(options: argparse.Namespace) -> int:
         options.one, options.other, truth_uri=options.truth, output_uri=options.output,
         samples=options.samples, clip=options.clip,
     )  # fmt: skip
-    print("\n".join(_lines(comparison)))
-    if options.output:
-        print(f"report: {storage.join(options.output, 'report.html')}")
-    return 0
-
-
-def _lines(comparison: dict[str, Any]) -> list[str]:
-    from trainer.evaluation import metrics
-    from trainer.evaluation.coco import number
-
     one, other = comparison["names"]
     lines = [f"A  {one}", f"B  {other}", f"{comparison['images']:,} images", ""]
     lines.append(f"{'':<12}{'A':>8}{'B':>8}{'change':>9}   with 95 % confidence")
@@ -221,7 +212,11 @@ def _lines(comparison: dict[str, Any]) -> list[str]:
         metrics.NOT_SURE: "neither is clearly better",
     }  # fmt: skip
     few = f"fewer than {metrics.LEAST_IMAGES} images have boxes: {metrics.TOO_FEW}"
-    return [*lines, "", f"{verdicts.get(comparison['verdict'], few)}, by coco/AP"]
+    print("\n".join(lines))
+    print(f"\n{verdicts.get(comparison['verdict'], few)}, by coco/AP")
+    if options.output:
+        print(f"report: {storage.join(options.output, 'report.html')}")
+    return 0
 
 
 def _interval(change: Any) -> str:

@@ -5,7 +5,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from pipelines import parameters
+from pipelines import Access, parameters
 from pipelines.commands import option
 from pipelines.parameters import LOCAL, SIZES, Parameter, Values
 from trainer.base.errors import ConfigError
@@ -13,7 +13,6 @@ from trainer.config.parsing import parse_overrides
 from trainer.model import recipes
 
 if TYPE_CHECKING:
-    from pipelines import Access
     from pipelines.kubeflow import Server
     from pipelines.submission import Submission
 
@@ -157,11 +156,6 @@ def add_run(parser: argparse.ArgumentParser, *, without: tuple[str, ...] = ()) -
         group, "--job FIELD=VALUE...", "set one further field of the training job, e.g. memory_limit=64Gi or "
         "network.profile=rdma; may be repeated; `kubedet job fields` lists them",
     )  # fmt: skip
-    add_experiment(group)
-
-
-def add_experiment(group: Group) -> None:
-    """Declare the experiment of a run."""
     option(group, "--experiment NAME", "experiment of the runs", "kubedet")
 
 
@@ -191,18 +185,11 @@ def add_limits(group: Group) -> None:
     option(group, "--ttl SECONDS", text, 0)
 
 
-def access(options: Options) -> "Access":
-    """Return where Kubeflow Pipelines is."""
-    from pipelines import Access
-
-    return Access.find(options.host, options.namespace, options.ca)
-
-
-def connect(access: "Access") -> "Server":
-    """Return the server, and warn if it is not the tested version."""
+def connect(options: Options) -> "Server":
+    """Return the server that the options of `add_access` name, and warn if it is not the tested version."""
     from pipelines.kubeflow import Server, check_version
 
-    server = Server(access)
+    server = Server(Access.find(options.host, options.namespace, options.ca))
     if warning := check_version(server.version()):
         print(f"warning: Kubeflow Pipelines: {warning}", file=sys.stderr)
     return server

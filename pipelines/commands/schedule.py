@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cronsim import CronSim, CronSimError
 
-from pipelines import parameters
+from pipelines import Access, parameters
 from pipelines.commands import Commands, columns, option, options, verb
 from pipelines.parameters import Values
 from trainer.base.errors import ConfigError
@@ -115,7 +115,7 @@ def due_times(cron: str, after: datetime) -> Iterator[datetime]:
 def _server(arguments: argparse.Namespace) -> "Server":
     from pipelines.kubeflow import Server
 
-    return Server(options.access(arguments))
+    return Server(Access.find(arguments.host, arguments.namespace, arguments.ca))
 
 
 def _create(arguments: argparse.Namespace) -> int:
@@ -131,7 +131,7 @@ def _create(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         print("nothing is sent; this would be:")
     else:
-        server = options.connect(options.access(arguments))
+        server = options.connect(arguments)
         schedule_id, done = _put(server, submission, cron)
         print(f"schedule {arguments.name}: {done}\n{server.link('recurringrun', schedule_id)}")
     times = islice(due_times(cron, datetime.now(UTC).replace(tzinfo=None)), 3)
@@ -207,7 +207,7 @@ def _list(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from pipelines.kubeflow import ENDED
 
-    server, name = options.connect(options.access(arguments)), arguments.name
+    server, name = options.connect(arguments), arguments.name
     schedule = _named(server, name)[-1]
     if unfinished := [run.run_id for run in _runs(server, name) if run.state not in ENDED]:
         raise ConfigError(

@@ -7,11 +7,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines import parameters
+from pipelines import Access, parameters
 from pipelines.commands import Commands, option, options
 
 if TYPE_CHECKING:
-    from pipelines import Access
     from pipelines.submission import Submission
 
 
@@ -46,7 +45,8 @@ def send(arguments: argparse.Namespace, submission: "Submission") -> int:
 
     `arguments` are those of `add_sending` and `options.add_access`.
     """
-    access, compiled = options.access(arguments), submission.options
+    access = Access.find(arguments.host, arguments.namespace, arguments.ca)
+    compiled = submission.options
     if arguments.dry_run:
         print("nothing is sent; this would be:")
         _describe(submission, access)
@@ -54,7 +54,7 @@ def send(arguments: argparse.Namespace, submission: "Submission") -> int:
     from components import jobs, launchers
     from pipelines import wait
 
-    server = options.connect(access)
+    server = options.connect(arguments)
     secret = submission.parameters.get("credentials", "")
     if secret and (namespace := wait.Pods("", server.namespace).without_secret(secret)):
         missing = f"there is no Secret {secret} in namespace {namespace}: the run gets no keys from it"
@@ -80,7 +80,7 @@ def send(arguments: argparse.Namespace, submission: "Submission") -> int:
     return 0
 
 
-def _describe(submission: "Submission", access: "Access") -> None:
+def _describe(submission: "Submission", access: Access) -> None:
     from components.images import COMPONENT_IMAGE
     from pipelines.submission import argument
 

@@ -47,7 +47,7 @@ def add(commands: Commands) -> None:
     for name in _IN_CLUSTER[:-2]:
         options.add_parameter(group, parameters.TABLE[name])
     options.add_sizes(group, options.BY_SOURCE)
-    options.add_experiment(group)
+    option(group, "--experiment NAME", "experiment of the runs", "kubedet")
     options.add_limits(group)
     options.add_access(parser)
     parser.set_defaults(command=_tune)
