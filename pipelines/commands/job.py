@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -122,11 +122,7 @@ def _submit(options: argparse.Namespace) -> int:
     if options.wait:
         from components.launchers.cluster import watch
 
-        try:
-            watch.run(backend, job)
-        except BrokenPipeError:
-            print(f"the job continues: kubedet job logs{backend.options} -f {job.name}", file=sys.stderr)
-            raise
+        watch.run(backend, job)
         return 0
     try:
         backend.submit(job)
@@ -151,11 +147,11 @@ def _list(options: argparse.Namespace) -> int:
     if isinstance(backend, RunaiBackend):
         print(backend.listing(as_json=options.output == "json"), end="")
         return 0
-    statuses = [backend.with_progress(job) for job in backend.list_jobs()]
+    jobs = _newest(backend)
     if options.output == "json":
-        print(json.dumps([asdict(job) for job in statuses], indent=2))
-    elif statuses:
-        print(jobs_table(statuses))
+        print(json.dumps([asdict(job) for job in jobs], indent=2))
+    elif jobs:
+        print(columns([_JOB_HEADS, *map(job_row, jobs)]))
     else:
         print(f"no jobs of kubedet in {backend.place}", file=sys.stderr)
     return 0
@@ -255,10 +251,10 @@ def _menu(options: argparse.Namespace) -> int:
     where = ["--namespace", backend.cluster.namespace, "--backend", options.backend]
     console = Console()
     while True:
-        jobs = _newest([backend.with_progress(job) for job in backend.list_jobs()])
+        jobs = _newest(backend)
         table = Table("", *_JOB_HEADS, title=Text(str(backend.place)), caption=_KEYS, box=SIMPLE_HEAD)
         for number, job in enumerate(jobs, start=1):
-            table.add_row(str(number), *map(Text, _job_row(job)))
+            table.add_row(str(number), *map(Text, job_row(job)))
         console.print(table)
         try:
             key, *rest = console.input("> ").split() or [""]
@@ -347,16 +343,13 @@ def _pod(job: JobStatus, options: argparse.Namespace) -> PodStatus:
     )
 
 
-def jobs_table(statuses: Iterable[JobStatus], now: datetime | None = None) -> str:
-    """Return a table of jobs, the newest first; `now` is for tests."""
-    return columns([_JOB_HEADS, *(_job_row(job, now) for job in _newest(statuses))])
+def _newest(backend: "ClusterBackend") -> list[JobStatus]:
+    """Return the jobs with their progress, the newest first."""
+    jobs = [backend.with_progress(job) for job in backend.list_jobs()]
+    return sorted(jobs, key=lambda job: job.created, reverse=True)
 
 
-def _newest(statuses: Iterable[JobStatus]) -> list[JobStatus]:
-    return sorted(statuses, key=lambda job: job.created, reverse=True)
-
-
-def _job_row(job: JobStatus, now: datetime | None = None) -> tuple[str, ...]:
+def job_row(job: JobStatus) -> tuple[str, ...]:
     running = sum(pod.phase == "Running" for pod in job.pods)
     restarts = sum(pod.restarts for pod in job.pods)
     return (
@@ -366,22 +359,22 @@ def _job_row(job: JobStatus, now: datetime | None = None) -> tuple[str, ...]:
         f"{job.progress.percent}%" if job.progress else "-",
         f"{running}/{job.nodes}",
         str(restarts),
-        age(job.created, now),
+        _age(job.created),
         job.reason or "-",
     )
 
 
-def status_text(job: JobStatus, reasons: Sequence[str] = (), now: datetime | None = None) -> str:
+def status_text(job: JobStatus, reasons: Sequence[str] = ()) -> str:
     """Describe one job and its pods, with the reasons of its state (default: the cluster's messages)."""
     lines = [f"{job.name}  {job.phase}"]
     if job.created:
         nodes = "1 node" if job.nodes == 1 else f"{job.nodes} nodes"
         kind = f", a {job.kind}" if job.kind else ""
         queue = f", queue {job.queue}" if job.queue else ""
-        lines.append(f"created {job.created}, {age(job.created, now)} ago, on {nodes}{kind}{queue}")
+        lines.append(f"created {job.created}, {_age(job.created)} ago, on {nodes}{kind}{queue}")
     if job.progress:
         seconds, metrics = job.progress.remaining_seconds, job.progress.metrics
-        time_left = "" if seconds is None else f", about {_span(seconds)} to go"
+        time_left = "" if seconds is None else f", about {time_span(seconds)} to go"
         numbers = ", ".join(f"{_METRICS.get(name, name)} {value:.4g}" for name, value in metrics.items())
         lines.append(f"{job.progress.percent}% done{time_left}{f'; {numbers}' if numbers else ''}")
     if job.pods:
@@ -403,15 +396,15 @@ def _messages(job: JobStatus) -> list[str]:
     return [f"{name}: {' '.join(text.split())}" for name, text in messages if text.strip()]
 
 
-def age(created: str, now: datetime | None = None) -> str:
+def _age(created: str) -> str:
     """Return the age of a time in RFC 3339, e.g. 3m12s; "-" for no time."""
     if not created:
         return "-"
-    passed = (now or datetime.now(UTC)) - datetime.fromisoformat(created)
-    return _span(max(0, int(passed.total_seconds())))
+    passed = datetime.now(UTC) - datetime.fromisoformat(created)
+    return time_span(max(0, int(passed.total_seconds())))
 
 
-def _span(seconds: int) -> str:
+def time_span(seconds: int) -> str:
     """Write a time in its two largest units: 45s, 3m12s, 5h2m, 12d4h."""
     days, hours, minutes = seconds // 86400, seconds // 3600 % 24, seconds // 60 % 60
     units = [(days, "d"), (hours, "h"), (minutes, "m"), (seconds % 60, "s")]
