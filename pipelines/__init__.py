@@ -41,12 +41,9 @@ NAMESPACE = "KFP_NAMESPACE"
 class Access:
     """Where Kubeflow Pipelines is."""
 
-    host: str = ""
-    """URL of the API; empty is the cluster around this process, or that of the kubeconfig."""
-    namespace: str = ""
-    """Namespace of the runs in a multi-user Kubeflow; empty is the pod's namespace."""
-    ca: str = ""
-    """File with the certificate of the authority that signed the server's."""
+    host: str = ""  # URL of the API; empty is the cluster around this process, or that of the kubeconfig.
+    namespace: str = ""  # Namespace of the runs in a multi-user Kubeflow; empty is the pod's namespace.
+    ca: str = ""  # File with the certificate of the authority that signed the server's.
 
     @classmethod
     def find(cls, host: str = "", namespace: str = "", ca: str = "") -> "Access":

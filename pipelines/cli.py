@@ -49,8 +49,7 @@ _SUCCESSORS = {
 }  # fmt: skip
 """Successors of commands and options of earlier versions, which still work."""
 
-_SHARED = {"serve": "predict", "compare": "evaluate"}
-"""Modules that declare a second command."""
+_SHARED = {"serve": "predict", "compare": "evaluate"}  # Modules that declare a second command.
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -41,23 +41,15 @@ class Step:
     name: str
     title: str
     state: State = "waiting"
-    started: float = 0.0
-    """time.monotonic() at its start."""
-    seconds: float = 0.0
-    """Its duration, after its end."""
-    bar: dict[str, Any] | None = None
-    """Its latest progress event (see trainer.base.log)."""
-    reused: bool = False
-    """An earlier run had done its work."""
-    note: str = ""
-    """Why it was skipped."""
-    message: str = ""
-    """The error that it reported."""
+    started: float = 0.0  # time.monotonic() at its start.
+    seconds: float = 0.0  # Its duration, after its end.
+    bar: dict[str, Any] | None = None  # Its latest progress event (see trainer.base.log).
+    reused: bool = False  # An earlier run had done its work.
+    note: str = ""  # Why it was skipped.
+    message: str = ""  # The error that it reported.
     exit_code: int = 0
-    known: bool = False
-    """The error is a message for the user, not a crash."""
-    lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
-    """Its last lines of output."""
+    known: bool = False  # The error is a message for the user, not a crash.
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))  # Its last lines of output.
 
     @property
     def elapsed(self) -> float:
@@ -72,8 +64,7 @@ class RunProgress:
         """Follow a run whose steps append their events to the file `events`."""
         self.steps = {name: Step(name, title) for name, title in TITLES.items()}
         self.running: Step | None = None
-        self.outside: deque[str] = deque(maxlen=_LAST_LINES)
-        """Last lines of the runner between steps."""
+        self.outside: deque[str] = deque(maxlen=_LAST_LINES)  # Last lines of the runner between steps.
         self.stopping = False
         """The run was asked to stop, so a step fails."""
         self.since = ""

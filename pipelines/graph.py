@@ -32,8 +32,7 @@ from operations.tuning.trial import trial
 from pipelines import ASSIST, CLEANUP, NAME, SEARCH, TITLES, parameters
 from pipelines.parameters import CompileOptions, Values
 
-_WAITING = ("250m", "512Mi")
-"""CPU and memory of a step that starts something and waits."""
+_WAITING = ("250m", "512Mi")  # CPU and memory of a step that starts something and waits.
 
 _RUN_ID = dsl.PIPELINE_JOB_ID_PLACEHOLDER
 
@@ -41,8 +40,7 @@ _RETRY_LIMIT = "2592000s"
 """For 30 days a step may be retried, and then run. Kubeflow's default of an hour would end a training that
 started again after an eviction."""
 
-_SETTINGS = ("recipe", "overrides", "credentials")
-"""Parameters of every step of the data and the training."""
+_SETTINGS = ("recipe", "overrides", "credentials")  # Parameters of every step of the data and the training.
 
 _GPU = "nvidia.com/gpu"
 
@@ -55,8 +53,7 @@ task makes the compiled file, whose size Kubernetes limits, 5 KB longer."""
 class _Graph:
     """Adds the steps to the pipeline that kfp is building."""
 
-    values: Mapping[str, Any]
-    """The pipeline's parameters by name."""
+    values: Mapping[str, Any]  # The pipeline's parameters by name.
     options: CompileOptions
 
     def build(self) -> None:

@@ -43,8 +43,7 @@ OLDEST = (2, 16)
 _TAG = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:[-+].*)?")
 _MESSAGE_LIMIT = 500  # Characters of a message.
 
-_SECONDS = (10, 60)
-"""To connect, and to wait for an answer."""
+_SECONDS = (10, 60)  # To connect, and to wait for an answer.
 _PAGE = 100
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")

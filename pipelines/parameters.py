@@ -44,24 +44,16 @@ class CompileOptions:
     Kubeflow Pipelines creates pods, loops and limits from them before a run's parameters are known.
     """
 
-    volume: bool = False
-    """Every step mounts the PersistentVolumeClaim that the parameter `claim` names."""
-    partitions: int = 1
-    """Pods that share download and sharding, 1 to `sharing.MOST`."""
-    parallelism: int = PARALLELISM
-    """Trials that train at the same time; 0 is no limit."""
-    until: str = ""
-    """"shards" ends the pipeline when the data are ready; empty runs all steps."""
+    volume: bool = False  # Every step mounts the PersistentVolumeClaim that the parameter `claim` names.
+    partitions: int = 1  # Pods that share download and sharding, 1 to `sharing.MOST`.
+    parallelism: int = PARALLELISM  # Trials that train at the same time; 0 is no limit.
+    until: str = ""  # "shards" ends the pipeline when the data are ready; empty runs all steps.
     conditional: bool = False
     """Skip training if fewer images changed than `min_new_images`. The condition costs a pod."""
-    trials: int = 0
-    """Trials of a search for hyper-parameters, in place of one training; 0 is no search."""
-    gpus: int = 0
-    """GPUs of each trial's pod. (kfp ignores a number that is a parameter here.)"""
-    deadline: int = 0
-    """Seconds after which Kubeflow ends a run; 0 is no limit."""
-    ttl: int = 0
-    """Seconds after its end when a run's Workflow is deleted; 0 leaves it to the cluster."""
+    trials: int = 0  # Trials of a search for hyper-parameters, in place of one training; 0 is no search.
+    gpus: int = 0  # GPUs of each trial's pod. (kfp ignores a number that is a parameter here.)
+    deadline: int = 0  # Seconds after which Kubeflow ends a run; 0 is no limit.
+    ttl: int = 0  # Seconds after its end when a run's Workflow is deleted; 0 leaves it to the cluster.
 
     def __post_init__(self) -> None:
         if self.partitions != 1:
@@ -92,24 +84,16 @@ class Parameter:
     """One parameter of the pipeline. Texts are Markdown, without capital and full stop."""
 
     name: str
-    kind: type
-    """str, int, float or dict, as Kubeflow has them."""
+    kind: type  # str, int, float or dict, as Kubeflow has them.
     meaning: str
     default: Any = REQUIRED
-    default_text: str = ""
-    """What an empty default means."""
-    submit_default: str = ""
-    """Default of `kubedet submit` and `schedule`, if it differs."""
-    metavar: str = ""
-    """Name of its value on a command line; empty if other options set it (--set, --job)."""
-    choices: tuple[str, ...] = ()
-    """All valid values; the UI offers them as a list."""
-    only: str = ""
-    """The field of CompileOptions that must be set; empty is always."""
-    with_volume: Any = None
-    """The default of a pipeline with a volume, if it differs."""
-    trains: bool = True
-    """Whether only a pipeline with one training has it."""
+    default_text: str = ""  # What an empty default means.
+    submit_default: str = ""  # Default of `kubedet submit` and `schedule`, if it differs.
+    metavar: str = ""  # Name of its value on a command line; empty if other options set it (--set, --job).
+    choices: tuple[str, ...] = ()  # All valid values; the UI offers them as a list.
+    only: str = ""  # The field of CompileOptions that must be set; empty is always.
+    with_volume: Any = None  # The default of a pipeline with a volume, if it differs.
+    trains: bool = True  # Whether only a pipeline with one training has it.
     local: Mapping[str, Any] | None = None
     """Fields that differ for `kubedet run`; None if it does not have the parameter."""
 

@@ -53,14 +53,11 @@ _STOPPING = "stopping: the running step saves what it can and ends; Ctrl-C again
 class Options:
     """The options of `kubedet run`."""
 
-    name: str
-    """Name of the run and of its folder."""
+    name: str  # Name of the run and of its folder.
     given: Mapping[str, Any] = field(default_factory=dict)
     """Values of parameters in `parameters.LOCAL`; the others have their default there."""
-    verbose: bool = False
-    """Show the local runner's log too."""
-    prices: str = ""
-    """Absolute URI of a file of prices; empty is that of the data root."""
+    verbose: bool = False  # Show the local runner's log too.
+    prices: str = ""  # Absolute URI of a file of prices; empty is that of the data root.
 
     def __getitem__(self, name: str) -> Any:
         """Return a parameter's value."""
@@ -96,10 +93,8 @@ class RunRecord:
     """A run as `summary.json` in its folder; empty fields are left out of the file."""
 
     name: str
-    arguments: Values
-    """The pipeline's parameters."""
-    status: str = "running"
-    """running, succeeded, failed or interrupted."""
+    arguments: Values  # The pipeline's parameters.
+    status: str = "running"  # running, succeeded, failed or interrupted.
     started: str = ""
     ended: str = ""
     versions: dict[str, str] = field(default_factory=dict)
@@ -114,8 +109,7 @@ class RunRecord:
     nothing_new_since: str = ""
     """The model version since which the source has not changed, if training was skipped for that."""
     paths: dict[str, str] = field(default_factory=dict)
-    error: Values = field(default_factory=dict)
-    """step, message and exit_code, unless the run succeeded."""
+    error: Values = field(default_factory=dict)  # step, message and exit_code, unless the run succeeded.
 
     def write(self, folder: Path) -> None:
         """Write the record into the run's folder, indented for people."""

@@ -38,8 +38,7 @@ class Submission:
     parameters: Mapping[str, Any]
     """The pipeline's parameters without those that keep their default. `claim` and `min_new_images` also set
     compile options."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of CompileOptions."""
+    settings: Mapping[str, Any] = field(default_factory=dict)  # Further fields of CompileOptions.
 
     @property
     def options(self) -> CompileOptions:

@@ -11,8 +11,7 @@ _CHOICES = {item.option: item.choices for item in parameters.TABLE.values() if i
 """Values of options that argparse does not check: mistakes are reported together."""
 
 _CHOICES["--show"] = _CHOICES["--recipe"]
-_FILES = ("FILE", "URI", "MODEL", "IMAGES")
-"""Metavars of paths."""
+_FILES = ("FILE", "URI", "MODEL", "IMAGES")  # Metavars of paths.
 
 
 def add(commands: Commands) -> None:

@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 
 _STORED = "a folder DATA_ROOT/shards/FINGERPRINT or DATA_ROOT/raw/FINGERPRINT, also on s3://"
 _SHOWN_CLASSES = 20
-_RECIPE = "small"
-"""Its settings say how a source is read, unless --set does."""
+_RECIPE = "small"  # Its settings say how a source is read, unless --set does.
 _SHOWN = 10
-_REASONS = 2
-"""Reasons to keep an artifact that the table of a pruning shows; JSON has all."""
+_REASONS = 2  # Reasons to keep an artifact that the table of a pruning shows; JSON has all.
 
 
 def add(commands: Commands) -> None:

@@ -13,8 +13,7 @@ from trainer.base.errors import ConfigError, Interrupted
 from trainer.config.parsing import parse_overrides
 
 _CONFIG = "config.json"
-_GRACE_SECONDS = 10.0
-"""Time for stopped processes to end; they have nothing to save."""
+_GRACE_SECONDS = 10.0  # Time for stopped processes to end; they have nothing to save.
 
 _SHOWN_CLASSES = 10
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 FLAGS = ("name", *PARAMETERS)
 """Fields of JobSpec that have an option of their own."""
 
-_LONGEST = 200_000
-"""Characters of a specification; most have a thousand."""
+_LONGEST = 200_000  # Characters of a specification; most have a thousand.
 
 _WHERE = "the job's specification"
 

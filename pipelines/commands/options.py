@@ -21,11 +21,9 @@ Group = argparse._ActionsContainer
 
 BY_SOURCE = "default: small for sample, large for coco:2017 and openimages:, else medium"
 
-_LARGE = ("coco:2017", "openimages:")
-"""Sources of more than a hundred thousand images."""
+_LARGE = ("coco:2017", "openimages:")  # Sources of more than a hundred thousand images.
 
-_SIZES = ("step_cpu", "step_memory")
-"""Parameters that --size sets."""
+_SIZES = ("step_cpu", "step_memory")  # Parameters that --size sets.
 
 
 def add_overrides(parser: Group) -> None:

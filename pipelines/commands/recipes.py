@@ -81,12 +81,10 @@ def describe(
 
 
 class _Field(NamedTuple):
-    name: str
-    """With dots."""
+    name: str  # With dots.
     field: FieldInfo
     meaning: str
-    kind: str = ""
-    """The kind of section that alone has it."""
+    kind: str = ""  # The kind of section that alone has it.
 
 
 def _fields(kind: Any, kinds: Kinds, prefix: str = "") -> Iterator[_Field]:

@@ -31,8 +31,7 @@ _MARK = "made by kubedet schedule, "
 _FORMER = ", after "
 """After the fingerprint, before the ids of replaced recurring runs, whose runs are its history."""
 
-_MOST_FORMER = 50
-"""Ids in a description."""
+_MOST_FORMER = 50  # Ids in a description.
 
 _STARTED = "started by kubedet schedule --run-now"
 """Description of a run that was started by hand, also by earlier versions."""
