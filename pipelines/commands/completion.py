@@ -1,7 +1,6 @@
 """`kubedet completion`: shell completion."""
 
 import argparse
-from collections.abc import Iterator
 
 from pipelines import parameters
 from pipelines.commands import Commands
@@ -30,22 +29,16 @@ def _completion(options: argparse.Namespace) -> int:
 
     from pipelines.cli import make_parser
 
-    parser = make_parser()
     places = {"DIR": shtab.DIRECTORY} | dict.fromkeys(_FILES, shtab.FILE)
     offered = {option: shtab.cmd(f"echo {' '.join(choices)}") for option, choices in _CHOICES.items()}
-    for action in _actions(parser):
-        of_option = (offered[option] for option in action.option_strings if option in offered)
-        place = next(of_option, places.get(str(action.metavar)))
-        if place and not action.choices:
-            action.complete = place  # type: ignore[attr-defined]  # What shtab looks for.
-    print(shtab.complete(parser, options.shell))
+    parsers = [make_parser()]
+    for parser in parsers:  # It grows by the parsers of commands and verbs.
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += set(action.choices.values())
+            of_option = (offered[option] for option in action.option_strings if option in offered)
+            place = next(of_option, places.get(str(action.metavar)))
+            if place and not action.choices:
+                action.complete = place  # type: ignore[attr-defined]  # What shtab looks for.
+    print(shtab.complete(parsers[0], options.shell))
     return 0
-
-
-def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for below in set(action.choices.values()):
-                yield from _actions(below)
-        else:
-            yield action

@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -152,7 +152,10 @@ def _put(node: Any, kind: Any, path: str, value: str) -> str:
     else:
         return "no such field"
     if not rest:
-        node[part] = _value(inner, value)
+        node[part] = value
+        if inner is not str:
+            with suppress(ValueError):  # Else the specification reports the expected type.
+                node[part] = yaml_value(value, _LONGEST)
         return ""
     if not is_dataclass(inner) and get_origin(inner) not in (Mapping, tuple):
         return f"{key} has no fields"
@@ -167,13 +170,3 @@ def _plain(kind: Any) -> Any:
     if get_origin(kind) in (Union, UnionType):
         return next(item for item in get_args(kind) if item is not NoneType)
     return kind
-
-
-def _value(kind: Any, text: str) -> Any:
-    """Read a value by its type: strings unchanged, everything else as YAML."""
-    if kind is str:
-        return text
-    try:
-        return yaml_value(text, _LONGEST)
-    except ValueError:
-        return text  # The specification reports the expected type.
