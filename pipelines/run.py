@@ -11,15 +11,15 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 from components import auto_schedule, environment, starting_weights
 from components.hooks import Outcome
@@ -277,7 +277,7 @@ def run(options: Options) -> int:
     """
     check(options)
     folder = options.folder
-    with _locked(folder) as lock:
+    with _lock(folder) as lock:
         _check_same(folder, options)
         storage.remove_stale(str(folder))
         cores = len(os.sched_getaffinity(0))
@@ -293,7 +293,7 @@ def run(options: Options) -> int:
             progress, used = RunProgress(temporary / "progress.jsonl"), None
             stopped, broken = False, ""
             try:
-                stopped = _execute(options, progress, temporary, lock)
+                stopped = _execute(options, progress, temporary, lock.fileno())
                 used = costs.of_run(record.arguments["data_root"], options.name)
             except BaseException as error:  # E.g. stdout was closed.
                 broken = repr(error)
@@ -368,12 +368,11 @@ def _execute(options: Options, progress: RunProgress, temporary: Path, lock: int
     return bool(stopped)
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[int]:
-    """Create the run's folder and hold its lock; yields the lock's descriptor."""
+def _lock(folder: Path) -> TextIO:
+    """Create the run's folder, and return the file whose closing ends its lock."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        lock = (folder / ".lock").open("a")
     except OSError as error:
         raise StorageError(
             f"cannot write the run's folder {folder}: {error.strerror}", fix="choose another --output"
@@ -381,15 +380,12 @@ def _locked(folder: Path) -> Iterator[int]:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        os.close(lock)
+        lock.close()
         raise ConfigError(
             f"a run named {folder.name!r} is in progress in {folder}",
             fix="wait for its end, stop it, or choose another --name",
         ) from None
-    try:
-        yield lock
-    finally:
-        os.close(lock)
+    return lock
 
 
 def _check_same(folder: Path, options: Options) -> None:
