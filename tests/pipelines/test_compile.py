@@ -16,9 +16,8 @@ from operations import notifications, openlineage
 from pipelines import ASSIST, CLEANUP, SEARCH, TITLES
 from pipelines.compile import compile_pipeline, inline_conditions, pass_parameters
 from pipelines.local import for_this_machine
-from pipelines.parameters import SIZES, TABLE, TRAINING, CompileOptions
+from pipelines.parameters import SIZES, CompileOptions
 from trainer.base.errors import StorageError
-from trainer.model import recipes
 
 OPTIONS = {
     "bucket": CompileOptions(),
@@ -86,21 +85,6 @@ def job_request(spec):
         name: inputs[value[len(PASTED[0]) : -len(PASTED[1])]] if value.startswith(PASTED[0]) else value
         for name, value in inputs["request"]["runtimeValue"]["constant"].items()
     }
-
-
-@of(*OPTIONS)
-def test_the_parameters_are_those_of_the_options(spec):
-    parameters, options = spec["root"]["inputDefinitions"]["parameters"], OPTIONS[spec["form"]]
-    expected = set(TABLE) - {"claim", "study", "space", "min_new_images", "min_drift"}
-    expected |= {"claim"} if options.volume else set()
-    expected |= {"min_new_images", "min_drift"} if options.conditional else set()
-    if options.until or options.trials:
-        expected = expected - set(TRAINING) | ({"study", "space"} if options.trials else set())
-    assert set(parameters) == expected
-    required = [name for name, of in parameters.items() if not of.get("isOptional")]
-    assert required == (["claim"] if options.volume else ["data_root"])
-    assert parameters["recipe"]["literals"] == list(recipes.RECIPES)
-    assert parameters["data_root"].get("defaultValue") == ("/data/kubedet" if options.volume else None)
 
 
 @of(*OPTIONS)

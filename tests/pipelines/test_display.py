@@ -2,13 +2,12 @@
 
 import io
 import json
-import sys
 
 import pytest
 from rich.console import Console
 
 from pipelines import TITLES
-from pipelines.display import PlainDisplay, RunProgress, TerminalDisplay, choose, describe_step
+from pipelines.display import PlainDisplay, RunProgress, TerminalDisplay, describe_step
 
 BEGINS = "01:50:54.828 - INFO - Executing task \x1b[96m'{}'\x1b[0m"
 ENDS = "01:50:56.418 - {} - Task \x1b[96m'{}'\x1b[0m finished with status \x1b[92m{}\x1b[0m"
@@ -38,17 +37,6 @@ def step(run, name, *lines, ok=True):
     shown = [run.read_line(f"    {line}") for line in ("01:50:55 kubedet.x: step started", *lines)]
     run.read_line(ENDS.format("INFO" if ok else "ERROR", name, "SUCCESS" if ok else "FAILURE"))
     return [line for line in shown if line is not None]
-
-
-@pytest.mark.parametrize(
-    ("terminal", "kind", "shown"),
-    [(True, "xterm-256color", TerminalDisplay), (True, "dumb", PlainDisplay), (False, "xterm", PlainDisplay)],
-)
-def test_nothing_is_drawn_where_nothing_can_be(run, monkeypatch, terminal, kind, shown):
-    monkeypatch.setenv("TERM", kind)
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
-    assert type(choose(run)) is shown
 
 
 def test_only_the_steps_own_lines_are_shown(run):

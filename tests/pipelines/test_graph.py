@@ -7,14 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from registry_server import RegistryServer
 
 from components import environment
 from components.jobs import name_of
-from components.steps import TRIES
-from pipelines import cli
 from trainer.model import recipes
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
@@ -127,52 +122,3 @@ def test_the_clean_up_follows_a_step_that_failed(fake_cluster, tmp_path):
     assert done.returncode != 0 and "/nonexistent does not exist" in output
     assert output.index("does not exist") < output.index("nothing to clean up: the job")
     assert "Executing task 'prepare'" in output and "Executing task 'train'" not in output
-
-
-@pytest.fixture
-def registry():
-    server = RegistryServer()
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def key(tmp_path):
-    """A folder with a new private.pem and its public.pem."""
-    folder = tmp_path / "key"
-    folder.mkdir()
-    private = ec.generate_private_key(ec.SECP256R1())
-    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    (folder / "private.pem").write_bytes(private.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
-    public = private.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
-    (folder / "public.pem").write_bytes(public)
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.extra
-def test_a_model_is_signed_published_and_registered_once(registry, key, tmp_path, capsys):
-    pytest.importorskip("model_registry")
-    pytest.importorskip("model_signing")
-    registry.failures.append(("POST", "artifacts", 500))  # After model and version: a retry finds both.
-    env = {**os.environ, "KUBEDET_SIGNING_KEY": str(key / "private.pem"), TRIES: "2"}
-    done = run(
-        tmp_path, env, launcher="local",
-        source="sample:images=12,seed=5,size=96", overrides={**TINY, "export.check_images": 4},
-        gate="coco/AP >= 0", registry=registry.url,
-    )  # fmt: skip
-    output = words(done)
-    assert done.returncode == 0, output
-    assert "refuses: 500" in output
-    (model,), (version,), (artifact,) = registry.models, registry.versions, registry.artifacts
-    published = tmp_path / "data" / "models" / "sample" / version["name"]
-    assert model["name"] == "sample" and artifact["uri"] == str(published)
-    assert artifact["modelSourceId"] == "the-run"
-    options = ["--public-key", str(key / "public.pem"), "--data-root", str(tmp_path / "data")]
-    assert cli.main(["model", "verify", "sample", *options]) == 0
-    assert "signed by the key of" in capsys.readouterr().out
-    # Nothing that the run wrote or said holds the key.
-    body = (key / "private.pem").read_text().splitlines()[1].encode()
-    written = [path for path in tmp_path.rglob("*") if path.is_file() and path.parent != key]
-    assert len(written) > 20 and not [path for path in written if body in path.read_bytes()]
-    assert body.decode() not in output

@@ -10,8 +10,7 @@ from components.launchers.spec import JobSpec, from_fields
 from pipelines import cli, parameters
 from pipelines.commands import options
 from pipelines.compile import compile_pipeline
-from pipelines.parameters import LOCAL, REQUIRED, TABLE, CompileOptions
-from trainer.base.errors import ConfigError
+from pipelines.parameters import LOCAL, REQUIRED, TABLE, TRAINING, CompileOptions
 
 OTHER_OPTIONS = {"overrides": "--set KEY=VALUE", "job": "--job FIELD=VALUE"}
 TYPES = {str: "STRING", int: "NUMBER_INTEGER", float: "NUMBER_DOUBLE", dict: "STRUCT"}
@@ -36,9 +35,17 @@ def helped(capsys, monkeypatch):
     return help_of
 
 
-def test_the_compiled_file_follows_the_table(tmp_path):
-    options = CompileOptions(volume=True, conditional=True)
+@pytest.mark.parametrize(
+    ("options", "further"),
+    [
+        (CompileOptions(volume=True, conditional=True), {"claim", "min_new_images", "min_drift", *TRAINING}),
+        (CompileOptions(trials=2), {"study", "space"}),
+        (CompileOptions(until="shards"), set()),
+    ],
+)
+def test_the_compiled_file_follows_the_table(tmp_path, options, further):
     declared = compiled(tmp_path, options)
+    assert set(declared) == {item.name for item in TABLE.values() if not (item.only or item.trains)} | further
     expected = {item.name: item for item in parameters.of(options)}
     assert set(declared) == set(expected)
     for name, item in expected.items():
@@ -46,8 +53,8 @@ def test_the_compiled_file_follows_the_table(tmp_path):
         definition |= {"literals": list(item.choices)} if item.choices else {}
         definition |= {} if item.default is REQUIRED else {"defaultValue": item.default, "isOptional": True}
         assert declared[name] == definition, name
-    assert parameters.default("data_root") == ""
-    assert parameters.default("data_root", options) == "/data/kubedet"
+    root = "/data/kubedet" if options.volume else ""
+    assert parameters.default("data_root", options) == declared["data_root"].get("defaultValue", "") == root
 
 
 @pytest.mark.parametrize("command", ["submit", "schedule create"])
@@ -88,16 +95,3 @@ def test_a_source_has_a_size(source, size):
     words = ["submit", "--data-root", "s3://bucket/root", "--source", source]
     request = options.submission(cli.make_parser("submit").parse_args(words), "a").parameters
     assert (request["step_cpu"], request["step_memory"]) == parameters.SIZES[size]
-
-
-@pytest.mark.parametrize(
-    ("cpu", "memory", "message"),
-    [
-        ("4 cores", "8Gi", "step_cpu: '4 cores' is not an amount"),
-        ("4", "8", "step_memory: '8' is less than 64Mi"),
-    ],
-)
-def test_invalid_sizes_are_refused(cpu, memory, message):
-    with pytest.raises(ConfigError) as caught:
-        parameters.check_sizes(cpu, memory)
-    assert message in caught.value.message

@@ -7,7 +7,6 @@ import shlex
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image, ImageColor
 
@@ -93,25 +92,6 @@ def test_what_is_wrong_with_a_source_is_counted_with_examples(data, tmp_path):
     assert "gone.jpg: " in out
 
 
-def test_everything_that_is_damaged_is_named_at_once(data, broken):
-    rows = np.load(broken / "train.samples.npy")
-    flip_a_byte(broken / "train-00000.tar", int(rows[3]["offset"]) + 200)
-    os.truncate(broken / "val-00000.tar", 3000)
-    (broken / "test-00000.tar").unlink()
-    code, out, err = data("verify", broken)
-    assert code == 2 and not out
-    assert "train-00000.tar: its sha256 is" in err
-    assert f"train-00000.tar, image id {rows[3]['image_id']}: its bytes differ from the index" in err
-    assert re.search(r"val-00000.tar: 3,000 bytes, not [\d,]+; 2 of its 2 images are not in it\n", err)
-    assert err.count("val-00000.tar") == 1, "once, and not for each of its images"
-    assert "test-00000.tar" in err and f"fix: run `kubedet data verify --repair {broken}`" in err
-    code, out, _ = data("verify", broken, "-o", "json")
-    assert code == 2 and len(json.loads(out)["problems"]) == 4
-    code, out, _ = data("inspect", broken)
-    assert code == 0 and "1 file missing\n      test-00000.tar" in out
-    assert "1 file of another size\n      val-00000.tar: 3,000 bytes, not " in out
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -132,15 +112,6 @@ def test_a_folder_that_cannot_be_used_is_an_error(data, tmp_path, name, content,
 def test_a_source_cannot_be_verified(data):
     code, _, err = data("verify", SOURCE)
     assert code == 2 and "is a source: there is nothing to compare it with" in err
-
-
-def test_many_classes_are_cut_short(monkeypatch, data, prepared):
-    monkeypatch.setattr("pipelines.commands.data._SHOWN_CLASSES", 1)
-    out = data("inspect", prepared[1])[1]
-    assert (
-        "more classes: --all shows them" in out
-        and "more classes" not in data("inspect", prepared[1], "--all")[1]
-    )
 
 
 @pytest.mark.parametrize("which", ["source", "raw", "shards"])

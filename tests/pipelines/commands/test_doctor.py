@@ -1,9 +1,6 @@
 """`kubedet doctor`."""
 
 import pytest
-from fake_exec import give_exec
-from fake_kueue import give_kueue
-from fake_pod import endless
 
 
 def test_all_is_well(kubedet, tmp_path):
@@ -34,30 +31,6 @@ def test_this_machine_alone_is_looked_at(kubedet, fake_cluster):
     assert code == 0
     assert "ok       packages: " in out
     assert not fake_cluster.seen
-
-
-def test_a_queue_is_looked_at(kubedet, fake_cluster):
-    give_kueue(fake_cluster, serves=["trainer.kubeflow.org/trainjob"])
-    code, out, _ = kubedet("doctor", "--queue", "gpus")
-    assert code == 1
-    assert "ok       queue gpus: active, of ClusterQueue gpus-of-all; 2 wait, 1 are admitted" in out
-    assert "missing  PyTorchJobs in Kueue: not served (in a dry run)" in out
-    assert "fix: name kubeflow.org/pytorchjob in integrations.frameworks" in out
-
-
-@pytest.mark.slow
-def test_a_running_job_is_looked_into(kubedet, fake_cluster):
-    give_exec(fake_cluster)
-    fake_cluster.lives["a-master-0"] = endless
-    kubedet("job", "submit", "--name", "a", "--image", "i:1", "--", "true")
-    while fake_cluster.pod("a-master-0").body["status"]["phase"] != "Running":
-        pass
-    words = ["--shared-memory", "1", "--interface", "net77", "--rdma", "--gpus", 4096]
-    code, out, _ = kubedet("doctor", "--job", "a", *words)
-    assert code == 1
-    assert "ok       a-master-0: shared memory: " in out
-    assert "missing  a-master-0: network interfaces: net77 required" in out
-    assert "missing  a-master-0: GPUs: " in out
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """`kubedet job`, against a fake API server."""
 
 import pytest
-import yaml
 from fake_pod import endless
 from patience import until
 
@@ -81,37 +80,6 @@ def test_the_log_of_one_pod(kubedet, submit, fake_cluster):
     code, _, err = kubedet("job", "logs", "two", "--rank", 5)
     assert code == 2
     assert "two has no pod of rank 5\n  fix: its pods: two-master-0, two-worker-0" in err
-
-
-def test_wait_notices_a_job_that_goes_away(kubedet, submit, fake_cluster):
-    before = []
-
-    def life(pod):
-        pod.run()
-        while not before or len(fake_cluster.requests("GET", "pytorchjobs/a")) < before[0] + 2:
-            pod.sleep(0.01)
-        fake_cluster.delete_job("default", "a")
-
-    submit("a", life)
-    before.append(len(fake_cluster.requests("GET", "pytorchjobs/a")))
-    code, _, err = kubedet("job", "wait", "a")
-    assert code == 1
-    assert "a is gone" in err
-
-
-@pytest.mark.parametrize("target", ["pytorchjob", "indexed-job", "runai"])
-def test_render_prints_and_sends_nothing(kubedet, fake_cluster, target):
-    code, out, _ = kubedet(
-        "job", "render", "--target", target, "--name", "r", "--image", "i:1", "--", "a", "b c"
-    )
-    assert code == 0
-    assert not fake_cluster.seen
-    if target == "runai":
-        assert out.startswith("runai training standard submit r")
-        assert out.endswith("-- a 'b c'\n")
-    else:
-        kinds = {document["kind"] for document in yaml.safe_load_all(out)}
-        assert kinds == {"pytorchjob": {"PyTorchJob"}, "indexed-job": {"Service", "Job"}}[target]
 
 
 def test_without_a_cluster_the_message_says_what_to_set(kubedet, monkeypatch, tmp_path):

@@ -8,7 +8,6 @@ import sys
 import urllib.request
 
 import pytest
-import yaml
 from bundles import make_bundle
 from PIL import Image
 
@@ -110,17 +109,6 @@ def test_a_changed_byte_is_refused_by_every_command(kubedet, published, images, 
         code, _, err = kubedet(*words)
         assert code == 2 and f"{file}: its bytes have changed" in err and "Traceback" not in err, words
     assert not (tmp_path / "out").exists()
-
-
-def test_layouts(kubedet, published, tmp_path):
-    code, out, _ = kubedet("model", "layout", "pets", "-o", "serving")
-    assert code == 0 and "KServe: not written" in out
-    assert (tmp_path / "serving/triton/pets/1/model.onnx").is_file()
-    options = ["--storage-uri", "s3://bucket/triton", "--service-account", "models"]
-    assert kubedet("model", "layout", "pets", "-o", "serving", *options)[0] == 0
-    service = yaml.safe_load((tmp_path / "serving/kserve.yaml").read_text())
-    assert service["kind"] == "InferenceService"
-    assert service["spec"]["predictor"]["model"]["storageUri"] == "s3://bucket/triton"
 
 
 @pytest.mark.slow
