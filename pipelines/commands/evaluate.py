@@ -87,9 +87,9 @@ def _of_model(options: argparse.Namespace, rules: list[str]) -> dict[str, Any] |
     from trainer import storage
     from trainer.base import log
     from trainer.config import parsing
-    from trainer.evaluation.metrics import SUMMARY
     from trainer.evaluation.evaluate import evaluate
     from trainer.evaluation.gate import check
+    from trainer.evaluation.metrics import SUMMARY
     from trainer.export import loading
     from trainer.launching.stop_signals import stop_request
 
