@@ -24,6 +24,7 @@ from benchmarks.common import arguments, report
 from benchmarks.local_store import KEYS, store, use
 from benchmarks.slow_link import slow_link
 from trainer import storage
+from trainer.storage import objects
 
 GOAL = 4.0
 _SMALL = 140_000
@@ -80,7 +81,7 @@ def _near(content: bytes, path: Path, count: int) -> dict[str, float]:
 
     def to_disk() -> None:
         with tempfile.TemporaryDirectory(dir=memory) as folder:
-            storage.local_copy("s3://bucket/object", Path(folder))
+            objects.copy("s3://bucket/object", Path(folder, "copy"))
 
     return {
         "large_put_ms": _median(lambda: storage.upload(path, "s3://bucket/object"), count),

@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -22,7 +23,6 @@ from trainer.data import image_keys, raw_folder
 from trainer.data.raw_folder import RawManifest
 from trainer.export import bundle, published_models
 from trainer.launching import leases
-from trainer.storage import local
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,10 @@ def prune(
                         list(threads.map(storage.delete, uris))
         for artifact in pruned.freed:
             if storage.is_local(artifact.place):
-                local.remove_empty(artifact.place)
+                folder = storage.local_path(artifact.place)
+                for path in [*sorted(folder.rglob("*"), reverse=True), folder]:
+                    with suppress(OSError):  # It is not empty.
+                        path.rmdir()
         for run, use in in_use.notes(data_root).items():
             if use.is_late(time.time() if now is None else now):
                 storage.delete(in_use.place(data_root, run))

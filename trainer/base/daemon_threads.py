@@ -55,17 +55,14 @@ class DaemonThreadPool(Executor):
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
-            _call(*task)
-            del task  # Otherwise its result stays in memory until the next task.
+            future, function = task
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:
+                    future.set_exception(error)
+            del task, future, function  # Otherwise the result stays in memory until the next task.
             self._idle.release()
-
-
-def _call(future: "Future[Any]", function: Callable[[], Any]) -> None:
-    if future.set_running_or_notify_cancel():
-        try:
-            future.set_result(function())
-        except BaseException as error:
-            future.set_exception(error)
 
 
 def result_of(future: "Future[Result]") -> Result:

@@ -114,11 +114,7 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def translated(kind: type[KubedetError], message: str, *, fix: str) -> Iterator[None]:
-    """Turn any exception of a library into an error of ours; KubedetErrors pass unchanged.
-
-    Raises:
-        KubedetError: of the kind, with the message and the exception's first line.
-    """
+    """Turn any exception of a library into an error of ours; KubedetErrors pass unchanged."""
     try:
         yield
     except KubedetError:
@@ -128,11 +124,7 @@ def translated(kind: type[KubedetError], message: str, *, fix: str) -> Iterator[
 
 
 def refuse_userinfo(text: str, where: str) -> None:
-    """Refuse an address with a name or password, which process lists, logs and reports would show.
-
-    Raises:
-        ConfigError: naming `where`, without the address.
-    """
+    """Refuse an address with a name or password, which process lists, logs and reports would show."""
     if has_userinfo(text):
         raise ConfigError(
             f"{where}: an address with a name or password in it (://...@) is refused: it would be visible",

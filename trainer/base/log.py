@@ -132,26 +132,25 @@ def progress(task: str, total: int | None, unit: str, *, done: int = 0, shown: b
 
     The unit is a plural, e.g. "images"; `total` is None if unknown; `done` counts units of an earlier run.
     """
-    bar = Bar(task, total, unit, _choose_sink() if shown else None, done)
+    sink: Sink | None = None
+    info, path = logging.getLogger("kubedet").info, os.environ.get(PROGRESS_FILE)
+
+    def append(event: dict[str, Any]) -> None:
+        # One short write to a file opened for appending is atomic between processes.
+        with open(str(path), "a") as file:
+            file.write(json.dumps(event) + "\n")
+
+    if shown and path:
+        sink = _periodic(append, _FILE_INTERVAL)
+    elif shown and sys.stderr.isatty():
+        sink = _Terminal().show
+    elif shown:
+        sink = _periodic(lambda event: info(describe(event)), _PLAIN_INTERVAL, delay=_PLAIN_INTERVAL)
+    bar = Bar(task, total, unit, sink, done)
     try:
         yield bar
     finally:
         bar.show(end=True)
-
-
-def _choose_sink() -> Sink:
-    if path := os.environ.get(PROGRESS_FILE):
-        return _periodic(lambda event: _append(path, event), _FILE_INTERVAL)
-    if sys.stderr.isatty():
-        return _Terminal().show
-    info = logging.getLogger("kubedet").info
-    return _periodic(lambda event: info(describe(event)), _PLAIN_INTERVAL, delay=_PLAIN_INTERVAL)
-
-
-def _append(path: str, event: dict[str, Any]) -> None:
-    # One short write to a file opened for appending is atomic between processes.
-    with open(path, "a") as file:
-        file.write(json.dumps(event) + "\n")
 
 
 def _periodic(write: Callable[[dict[str, Any]], None], interval: float, delay: float = 0.0) -> Sink:
@@ -222,12 +221,10 @@ def parse(line: str) -> dict[str, Any] | None:
     match = _DESCRIBED.search(line.rstrip())
     if not match:
         return None
+    eta = match["eta"]
+    if eta:
+        eta = float(sum(int(part) * 60**power for power, part in enumerate(reversed(eta.split(":")))))
     return {
         **match.groupdict(), "done": int(match["done"]), "total": int(match["total"]),
-        "rate": float(match["rate"]), "eta": match["eta"] and _seconds(match["eta"]),
-        "note": match["note"] or "",
+        "rate": float(match["rate"]), "eta": eta, "note": match["note"] or "",
     }  # fmt: skip
-
-
-def _seconds(clock_text: str) -> float:
-    return float(sum(int(part) * 60**power for power, part in enumerate(reversed(clock_text.split(":")))))

@@ -30,13 +30,9 @@ _REMEDIES = {
 }
 _LACKS = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 _NO_MEMORY = (
-    "memory allocation",
-    "out of memory",
-    "insufficient memory",
-    "malloc of size",
-    "not enough memory",
+    "memory allocation", "out of memory", "insufficient memory", "malloc of size", "not enough memory",
     "allocate memory",
-)
+)  # fmt: skip
 """Parts of the messages of libjpeg(-turbo), Pillow, Arrow and torch when memory runs out."""
 
 
@@ -49,9 +45,6 @@ def check_resources(error: BaseException, title: str = "an image") -> None:
     """Raise ResourceError if a decoder failed because the machine lacks memory or the like.
 
     Decoders raise the same types for corrupt bytes, so a sound file would be reported as corrupt.
-
-    Raises:
-        ResourceError: the bytes are not the cause.
     """
     if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _NO_MEMORY):
         raise ResourceError(

@@ -11,6 +11,7 @@ DEEPEST = 100
 """Most levels of nested lists and mappings."""
 MOST_VALUES = 100_000
 """Most values of a text; YAML aliases count each time."""
+_TOO_DEEP = f"it is nested more than {DEEPEST} deep"
 _DIGITS = 18
 _SPACES = re.compile(r"(\s+)")
 _AUTHORITY = re.compile(r"://([^/?#\s]*)")
@@ -34,18 +35,17 @@ def redacted(text: str) -> str:
     a correct address and is kept.
     """
     if "://" in text and "@" in text:
-        text = "".join(_without_userinfo(word) for word in _SPACES.split(text))
+        words = _SPACES.split(text)
+        for number, word in enumerate(words):
+            if (start := _userinfo_start(word)) is not None:
+                words[number] = f"{word[:start]}***{word[word.rindex('@') :]}"
+        text = "".join(words)
     return _SIGNATURE.sub(r"\1***", text)
 
 
 def has_userinfo(text: str) -> bool:
     """Return whether an address in a text has a user name or a password before its host."""
     return "://" in text and any(_userinfo_start(word) is not None for word in _SPACES.split(text))
-
-
-def _without_userinfo(word: str) -> str:
-    start = _userinfo_start(word)
-    return word if start is None else f"{word[:start]}***{word[word.rindex('@') :]}"
 
 
 def _userinfo_start(word: str) -> int | None:
@@ -61,13 +61,12 @@ def one_line(text: str) -> str:
 
     Each becomes a space. Letters and their accents are composed.
     """
-    composed = unicodedata.normalize("NFC", text)
-    return "".join(" " if _is_control(character) else character for character in composed)
-
-
-def _is_control(character: str) -> bool:
-    category = unicodedata.category(character)
-    return category in ("Cc", "Cs", "Zl", "Zp") or (category == "Cf" and character not in _JOINERS)
+    characters = list(unicodedata.normalize("NFC", text))
+    for number, character in enumerate(characters):
+        category = unicodedata.category(character)
+        if category in ("Cc", "Cs", "Zl", "Zp") or (category == "Cf" and character not in _JOINERS):
+            characters[number] = " "
+    return "".join(characters)
 
 
 def cells(text: str) -> int:
@@ -94,16 +93,11 @@ def whole_number(text: str) -> int | None:
 
 
 def json_value(text: str | bytes) -> Any:
-    """Parse JSON.
-
-    Raises:
-        Unbounded: it is nested too deeply or holds too many values.
-        ValueError: it is not JSON.
-    """
+    """Parse JSON; raises Unbounded if it is nested too deeply or holds too many values, else ValueError."""
     try:
         value = json.loads(text)
     except RecursionError:
-        raise _too_deep() from None
+        raise Unbounded(_TOO_DEEP) from None
     return _checked(value)
 
 
@@ -124,7 +118,7 @@ def yaml_value(text: str | bytes, longest: int, *, plain_text: bool = False) -> 
     try:
         value = yaml.load(text, _loader(plain_text))  # noqa: S506 (it constructs plain values only)
     except RecursionError:
-        raise _too_deep() from None
+        raise Unbounded(_TOO_DEEP) from None
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None
     except (TypeError, AttributeError, LookupError, OverflowError) as error:  # PyYAML's, for unsuitable tags
@@ -166,7 +160,7 @@ def _checked(value: Any) -> Any:
         if count > MOST_VALUES:
             raise Unbounded(f"it holds more than {MOST_VALUES} values")
         if depth > DEEPEST:
-            raise _too_deep()
+            raise Unbounded(_TOO_DEEP)
         if isinstance(node, dict):
             for key in node:
                 if not isinstance(key, str):
@@ -177,7 +171,3 @@ def _checked(value: Any) -> Any:
         elif not isinstance(node, str | int | float | None):
             raise ValueError(f"{str(node)[:40]} is not text, number, true, false, null, list or mapping")
     return value
-
-
-def _too_deep() -> Unbounded:
-    return Unbounded(f"it is nested more than {DEEPEST} deep")

@@ -25,11 +25,7 @@ class TemporaryFolder:
     """A folder that is removed by `close`, with this object, or at the end of the process."""
 
     def __init__(self) -> None:
-        """Make it.
-
-        Raises:
-            OSError: the system's temporary folder cannot be written.
-        """
+        """Make it."""
         sweep()
         outer, lock = _make_locked()
         self.path = outer / _FILES

@@ -62,19 +62,17 @@ def _add(read: int, written: int) -> None:
         counter = _counters[0]
     except IndexError:
         with _lock:
-            counter = _counters[0] if _counters else _new_counter()
-            _counters[:] = [counter]
+            if not _counters:
+                folder, mapped = os.environ.get(FOLDER), None
+                if folder:
+                    name = f"{folder}/{os.getpid()}-{secrets.token_hex(4)}"
+                    with suppress(OSError), open(name, "x+b") as file:
+                        file.write(_PAIR.pack(0, 0))
+                        file.flush()
+                        mapped = mmap.mmap(file.fileno(), _PAIR.size)
+                _counters.append(mapped)
+            counter = _counters[0]
     if counter is not None:
         with _lock:
             before = _PAIR.unpack_from(counter)
             _PAIR.pack_into(counter, 0, before[0] + read, before[1] + written)
-
-
-def _new_counter() -> mmap.mmap | None:
-    folder = os.environ.get(FOLDER)
-    if folder:
-        with suppress(OSError), open(f"{folder}/{os.getpid()}-{secrets.token_hex(4)}", "x+b") as file:
-            file.write(_PAIR.pack(0, 0))
-            file.flush()
-            return mmap.mmap(file.fileno(), _PAIR.size)
-    return None

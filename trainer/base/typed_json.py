@@ -16,51 +16,41 @@ def load(kind: type[T], value: Any, where: str, remedy: str) -> T:
     """Return a JSON value as a type: a dataclass, list, dict, union or plain type, nested in any way.
 
     Fields without a default are required; unknown ones are errors. 100.0 is accepted for an integer, because
-    Kubeflow turns integers into floats.
-
-    `where` is the title of the file or parameter for errors, `remedy` their fix.
-
-    Raises:
-        FormError: naming `where`, the field and the problem.
+    Kubeflow turns integers into floats. `where` is the title of the file or parameter for errors, `remedy`
+    their fix.
     """
-    loaded: T = _Loader(where, remedy).load(kind, value, "")
-    return loaded
 
+    def error(fault: str) -> FormError:
+        return FormError(f"{where}{fault}", fix=remedy)
 
-class _Loader:
-    def __init__(self, where: str, remedy: str) -> None:
-        self._where, self._remedy = where, remedy
-
-    def load(self, kind: Any, value: Any, place: str) -> Any:
+    def part(kind: Any, value: Any, place: str) -> Any:
         if get_origin(kind) is UnionType:
             options = [one for one in get_args(kind) if _is_plain(one, value)]
             kind = options[0] if options else get_args(kind)[0]
         origin, arguments = get_origin(kind), get_args(kind)
         if is_dataclass(kind) and isinstance(value, dict):
-            return self._fields(kind, value, place)
+            types = _field_types(kind)  # type: ignore[arg-type]
+            for field in fields(kind):
+                if field.name not in value and field.default is field.default_factory is MISSING:
+                    raise error(f" lacks {_shown(f'{place}.{field.name}')}")
+            if unknown := value.keys() - types.keys():
+                raise error(f": {_shown(f'{place}.{min(unknown)}')} is not known to this kubedet")
+            loaded = {name: part(types[name], item, f"{place}.{name}") for name, item in value.items()}
+            return kind(**loaded)  # type: ignore[operator]
         if origin is dict and isinstance(value, dict):
-            return {key: self.load(arguments[1], item, f"{place}.{key}") for key, item in value.items()}
+            return {key: part(arguments[1], item, f"{place}.{key}") for key, item in value.items()}
         if origin is list and isinstance(value, list):
-            return [self.load(arguments[0], item, f"{place}[{n}]") for n, item in enumerate(value)]
+            return [part(arguments[0], item, f"{place}[{n}]") for n, item in enumerate(value)]
         if kind is int and isinstance(value, float) and value.is_integer():
             return int(value)
         if not _is_plain(kind, value):
             text = repr(value)
             shown = text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
-            raise self._error(f": {_shown(place)} is {shown}, not {_NAMES.get(origin or kind, 'an object')}")
+            raise error(f": {_shown(place)} is {shown}, not {_NAMES.get(origin or kind, 'an object')}")
         return value
 
-    def _fields(self, kind: Any, value: dict[str, Any], place: str) -> Any:
-        types = _field_types(kind)
-        for field in fields(kind):
-            if field.name not in value and field.default is field.default_factory is MISSING:
-                raise self._error(f" lacks {_shown(f'{place}.{field.name}')}")
-        if unknown := value.keys() - types.keys():
-            raise self._error(f": {_shown(f'{place}.{min(unknown)}')} is not known to this kubedet")
-        return kind(**{name: self.load(types[name], item, f"{place}.{name}") for name, item in value.items()})
-
-    def _error(self, fault: str) -> FormError:
-        return FormError(f"{self._where}{fault}", fix=self._remedy)
+    whole: T = part(kind, value, "")
+    return whole
 
 
 @cache

@@ -87,7 +87,7 @@ class ShardCache:
             StorageError: it cannot be read, or is damaged each time it is read.
         """
         name = f"{sha256}.tar"
-        if self._copies.path(name).exists():
+        if (self._copies.folder / name).exists():
             return Fetched.STORED
         if self._copies.asked == 0:
             return Fetched.FULL

@@ -24,7 +24,6 @@ from trainer import storage
 from trainer.base.errors import ExportError, FormError, StorageError, translated
 from trainer.base.os_errors import translate_oserror
 from trainer.base.temporary_folders import temporary_folder
-from trainer.storage.local import open_file
 
 METADATA = "model_metadata.json"
 WEIGHTS = "model.safetensors"
@@ -257,7 +256,7 @@ def copy(source: Bundle, uri: str) -> None:
 
 def file_sha256(path: Path) -> str:
     """Return the sha256 of a file, in hexadecimal."""
-    with translate_oserror(str(path), "read"), open_file(path) as file:
+    with translate_oserror(str(path), "read"), storage.open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

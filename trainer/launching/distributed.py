@@ -20,10 +20,8 @@ _TIMEOUT = datetime.timedelta(minutes=30)
 class World:
     """One process among all of a run."""
 
-    rank: int
-    """From 0."""
-    size: int
-    """Number of processes."""
+    rank: int  # from 0
+    size: int  # number of processes
     device: torch.device
 
     @property
@@ -41,9 +39,6 @@ def process_group() -> Iterator[World]:
     """Join the processes that torchrun started: nccl with GPUs, gloo without.
 
     Outside torchrun it is one process, on the first GPU if there is one.
-
-    Raises:
-        ConfigError: this machine has fewer GPUs than processes.
     """
     rank, local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
     size = int(os.environ.get("WORLD_SIZE", "1"))

@@ -42,16 +42,11 @@ _PACKAGES = {
 class Needs:
     """Requirements of a run; everything else is only reported."""
 
-    gpus: int = 0
-    """CUDA devices."""
-    rdma: bool = False
-    """Whether an RDMA device and unlimited locked memory are needed."""
-    interface: str = ""
-    """Network interface of the processes; empty is any."""
-    shared_memory: int = 0
-    """Bytes of /dev/shm."""
-    output: str = ""
-    """URI of a folder that must be writable, if any."""
+    gpus: int = 0  # CUDA devices
+    rdma: bool = False  # whether an RDMA device and unlimited locked memory are needed
+    interface: str = ""  # network interface of the processes; empty is any
+    shared_memory: int = 0  # bytes of /dev/shm
+    output: str = ""  # URI of a folder that must be writable, if any
 
 
 @dataclass(frozen=True)
@@ -62,8 +57,7 @@ class Check:
     state: Literal["ok", "warning", "missing"]
     """warning: not available; missing: not available although required."""
     detail: str
-    fix: str = ""
-    """Remedy; empty if the state is ok."""
+    fix: str = ""  # remedy; empty if the state is ok
 
     def __str__(self) -> str:
         line = f"{self.state:8} {self.title}: {self.detail}"
@@ -109,11 +103,7 @@ def report(checks: Iterable[Check], *, as_json: bool, show: Callable[[Check], No
 
 
 def size(text: str) -> int:
-    """Parse an amount of memory like 8Gi or 64M; returns bytes.
-
-    Raises:
-        ConfigError: it has another form.
-    """
+    """Parse an amount of memory like 8Gi or 64M; returns bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMGT]|[KMGT]i)?", text)
     if match is None:
         raise ConfigError(f"{text!r} is not an amount of memory", fix="write it like 8Gi or 512Mi")

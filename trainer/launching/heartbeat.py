@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from trainer import storage
 from trainer.base.errors import EXIT_RETRY, KubedetError, MissingError
@@ -85,7 +85,10 @@ class Watch:
             self._changed_at, self._earlier_age = now, 0.0
             return 0.0
         if content != self._content:
-            self._earlier_age = _age(content) if self._content is None else 0.0
+            self._earlier_age = 0.0
+            if self._content is None:
+                with suppress(ValueError, LookupError, TypeError):  # By its writer's clock.
+                    self._earlier_age = max(0.0, time.time() - float(json.loads(content)["time"]))
             self._content, self._changed_at = content, now
         unchanged = now - self._changed_at
         age = unchanged + self._earlier_age
@@ -123,11 +126,3 @@ class Watch:
         while not self.expired and code == EXIT_RETRY and self.look() > self.timeout / 2:
             time.sleep(self.interval)
         return self.abandoned if self.expired and code > 127 else code
-
-
-def _age(content: bytes) -> float:
-    """Return the age of a heartbeat by its writer's clock; 0 if unknown or in the future."""
-    try:
-        return max(0.0, time.time() - float(json.loads(content)["time"]))
-    except (ValueError, LookupError, TypeError):
-        return 0.0

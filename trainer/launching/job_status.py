@@ -20,12 +20,9 @@ _RESUMED = re.compile(r"resumed at step (?P<done>\d+) of (?P<total>\d+): ")
 class Progress:
     """The progress of a training."""
 
-    percent: int
-    """Share of all its steps, including those of earlier processes: 0 to 100."""
-    remaining_seconds: int | None = None
-    """To the end at the current rate; None if unknown."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """The newest of LOSS, SPEED and AP, if known."""
+    percent: int  # share of all its steps, including those of earlier processes: 0 to 100
+    remaining_seconds: int | None = None  # to the end at the current rate; None if unknown
+    metrics: dict[str, float] = field(default_factory=dict)  # the newest of LOSS, SPEED and AP, if known
 
 
 def percent(done: int, total: int) -> int:

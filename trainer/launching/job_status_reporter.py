@@ -12,8 +12,8 @@ import os
 import ssl
 import threading
 from collections.abc import Mapping
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from trainer.base import log
@@ -105,8 +105,30 @@ class Reporter:
                 self._closing.wait(_INTERVAL)
 
     def _sent(self, progress: Progress, when: datetime.datetime) -> bool:
+        """Send a state as Kubeflow Trainer's `trainerStatus`; return whether the server took it."""
+        seconds = progress.remaining_seconds
+        status = {
+            "progressPercentage": progress.percent,
+            **({} if seconds is None else {"estimatedRemainingSeconds": seconds}),
+            "metrics": [{"name": name, "value": f"{value:.6g}"} for name, value in progress.metrics.items()],
+            "lastUpdatedTime": f"{when:%Y-%m-%dT%H:%M:%SZ}",
+        }
         try:
-            code, response = self._post(json.dumps({"trainerStatus": _status(progress, when)}).encode())
+            place = urlsplit(self._url)
+            if place.scheme != "https":
+                raise OSError(f"{self._url} is not an https URL")
+            trusted = ssl.create_default_context(cafile=self._ca)
+            # Python 3.13 is stricter than the controllers' certificates.
+            trusted.verify_flags &= ~ssl.VERIFY_X509_STRICT
+            token = Path(self._token).read_text().strip()
+            headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+            server = http.client.HTTPSConnection(
+                place.hostname or "", place.port, timeout=_TIMEOUT, context=trusted
+            )
+            with closing(server):
+                server.request("POST", place.path, json.dumps({"trainerStatus": status}).encode(), headers)
+                response = server.getresponse()
+                code, text = response.status, response.read(10_000)
         except Exception as error:
             # The text of other errors may contain a header with the token.
             self._warn(str(error) if isinstance(error, OSError) else type(error).__name__)
@@ -116,51 +138,13 @@ class Reporter:
             return True
         # Busy and temporarily broken servers do not refuse.
         self._refusals = self._refusals + 1 if 300 <= code < 500 and code not in (408, 429) else 0
-        self._warn(f"{code} {response}")
+        message = response.reason
+        with suppress(ValueError, AttributeError):  # It may be an error of Kubernetes.
+            message = json.loads(text).get("message") or message
+        self._warn(f"{code} {message}")
         return False
-
-    def _post(self, body: bytes) -> tuple[int, str]:
-        """Send a state; returns the response's code and message."""
-        place = urlsplit(self._url)
-        if place.scheme != "https":
-            raise OSError(f"{self._url} is not an https URL")
-        trusted = ssl.create_default_context(cafile=self._ca)
-        # Python 3.13 is stricter than the controllers' certificates.
-        trusted.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        headers = {
-            "Authorization": f"Bearer {Path(self._token).read_text().strip()}",
-            "Content-Type": "application/json",
-        }
-        connection = http.client.HTTPSConnection(
-            place.hostname or "", place.port, timeout=_TIMEOUT, context=trusted
-        )
-        try:
-            connection.request("POST", place.path, body, headers)
-            response = connection.getresponse()
-            return response.status, _error_message(response.read(10_000)) or response.reason
-        finally:
-            connection.close()
 
     def _warn(self, reason: str) -> None:
         if not self._warned:
             self._warned = True
             _LOG.warning("the job's status does not show the progress: %s; the training continues", reason)
-
-
-def _status(progress: Progress, when: datetime.datetime) -> dict[str, Any]:
-    """Return the state as Kubeflow Trainer's `trainerStatus`."""
-    seconds = progress.remaining_seconds
-    return {
-        "progressPercentage": progress.percent,
-        **({} if seconds is None else {"estimatedRemainingSeconds": seconds}),
-        "metrics": [{"name": name, "value": f"{value:.6g}"} for name, value in progress.metrics.items()],
-        "lastUpdatedTime": f"{when:%Y-%m-%dT%H:%M:%SZ}",
-    }
-
-
-def _error_message(response: bytes) -> str:
-    """Return the message of a Kubernetes error."""
-    try:
-        return str(json.loads(response).get("message", ""))
-    except (ValueError, AttributeError):
-        return ""

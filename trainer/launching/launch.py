@@ -24,7 +24,6 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
-    RendezvousHandler,
     RendezvousParameters,
     RendezvousTimeoutError,
 )
@@ -71,10 +70,6 @@ def launch(arguments: list[str], torchrun_arguments: list[str], watch: heartbeat
     Returns:
         0, or the exit code of the failure that caused others; 143 if this node was stopped or only lost
         others; `watch.abandoned` if the launcher is gone; 128 + n for signal n.
-
-    Raises:
-        ConfigError: torchrun cannot use its options.
-        LaunchError: the port of the rendezvous is taken.
     """
     os.environ[die_with_parent.LAUNCHER] = str(os.getpid())
     for name in list(logging.root.manager.loggerDict):  # Each of them has a level. Failures are printed here.
@@ -104,21 +99,37 @@ def _hang_up(number: int, frame: FrameType | None) -> NoReturn:
 
 def _outcome(config: LaunchConfig, program: Any, words: list[str]) -> int:
     """Run the workers, print how they ended and return the exit code."""
+    code = EXIT_RETRY
     try:
         result = _run(config, program, words)
     except (RendezvousError, DistNetworkError, DistStoreError) as error:
-        return _no_rendezvous(config, error)
-    if result is None:
-        print("stopped: the others have ended the run before this node was needed", file=sys.stderr)
-        _let_others_end(config)
-        return EXIT_RETRY
-    if not result.is_failed():
-        return 0
-    rank, failure = first_cause(result.failures)
-    print(explain(rank, failure), file=sys.stderr, flush=True)
-    if only_lost_peer(failure):
-        _let_others_end(config)
-    return exit_code(failure)
+        if "EADDRINUSE" in str(error):
+            raise LaunchError(
+                f"another program of this machine listens at {config.rdzv_endpoint}",
+                fix="choose another port (PET_MASTER_PORT, or PET_RDZV_ENDPOINT), or end that program",
+            ) from None
+        cause = reason(error.__cause__ or error)
+        if isinstance(error, RendezvousClosedError):
+            cause = "the others have ended the run"
+        elif isinstance(error, RendezvousTimeoutError):
+            cause = "some did not come in time"
+        message = (
+            f"stopped: {_nodes(config)} did not meet at {config.rdzv_endpoint}: {cause}\n"
+            "  fix: check that all of them run and reach that address; the same command tries again"
+        )
+    else:
+        message = "stopped: the others have ended the run before this node was needed"
+        if result is not None:
+            if not result.is_failed():
+                return 0
+            rank, failure = first_cause(result.failures)
+            message, code = explain(rank, failure), exit_code(failure)
+            if not only_lost_peer(failure):
+                print(message, file=sys.stderr, flush=True)
+                return code
+    print(message, file=sys.stderr, flush=True)
+    _let_others_end(config)
+    return code
 
 
 def _let_others_end(config: LaunchConfig) -> None:
@@ -133,9 +144,6 @@ def rendezvous_options(*, nnodes: str | None, node_rank: int | None, endpoint: s
 
     `nnodes` is a number of machines or "MIN:MAX"; `endpoint` is HOST or HOST:PORT of the first machine, with
     which machines without a `node_rank` number themselves.
-
-    Raises:
-        ConfigError: the machines would never meet.
     """
     fewest, _, most = (nnodes or os.environ.get("PET_NNODES", "1")).partition(":")
     elastic = most not in ("", fewest)
@@ -246,8 +254,16 @@ def _run(config: LaunchConfig, program: Any, words: list[str]) -> RunResult | No
     if not static and config.max_nodes > 1:
         # With one store for all rounds a returning node waits in vain, and workers read old values.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    end, handler = time.monotonic() + config.rdzv_configs["timeout"], None
     with exit_on_signal(_exit_codes):
-        handler = _handler(parameters, timeout=config.rdzv_configs["timeout"])
+        while handler is None:  # The node that hosts the rendezvous may start minutes later than this one.
+            try:
+                handler = get_rendezvous_handler(parameters)
+            except ValueError as error:
+                raise _unusable(error) from None
+            except RendezvousConnectionError:
+                if time.monotonic() > end:
+                    raise
     address, _, port = config.rdzv_endpoint.rpartition(":")
     spec = WorkerSpec(
         role=config.role, local_world_size=config.nproc_per_node, entrypoint=program, args=tuple(words),
@@ -272,43 +288,7 @@ def _run(config: LaunchConfig, program: Any, words: list[str]) -> RunResult | No
             handler.shutdown()
 
 
-def _handler(parameters: RendezvousParameters, timeout: float) -> RendezvousHandler:
-    """Connect to the node that hosts the rendezvous, which may start minutes later than this one."""
-    end = time.monotonic() + timeout
-    while True:
-        try:
-            return get_rendezvous_handler(parameters)
-        except ValueError as error:
-            raise _unusable(error) from None
-        except RendezvousConnectionError:
-            if time.monotonic() > end:
-                raise
-
-
 def _nodes(config: LaunchConfig) -> str:
     if config.min_nodes == config.max_nodes:
         return f"{config.max_nodes} nodes"
     return f"{config.min_nodes} to {config.max_nodes} nodes"
-
-
-def _no_rendezvous(config: LaunchConfig, error: Exception) -> int:
-    """Print why the nodes did not meet; returns the exit code."""
-    if "EADDRINUSE" in str(error):
-        raise LaunchError(
-            f"another program of this machine listens at {config.rdzv_endpoint}",
-            fix="choose another port (PET_MASTER_PORT, or PET_RDZV_ENDPOINT), or end that program",
-        ) from None
-    if isinstance(error, RendezvousClosedError):
-        cause = "the others have ended the run"
-    elif isinstance(error, RendezvousTimeoutError):
-        cause = "some did not come in time"
-    else:
-        cause = reason(error.__cause__ or error)
-    print(
-        f"stopped: {_nodes(config)} did not meet at {config.rdzv_endpoint}: {cause}\n"
-        "  fix: check that all of them run and reach that address; the same command tries again",
-        file=sys.stderr,
-        flush=True,
-    )
-    _let_others_end(config)
-    return EXIT_RETRY

@@ -118,12 +118,20 @@ def hold(
     """Hold a lease while the block runs.
 
     Waits `patience` seconds for another holder; `holder` names this process to others, and `watch` is what
-    earlier calls have seen of the lease.
-
-    Raises:
-        HeldError: another process still holds it.
+    earlier calls have seen of the lease. Raises HeldError if another process still holds it.
     """
-    lease = _take(uri, holder, patience, lapse, watch or Watch())
+    watch, begin, logged = watch or Watch(), time.monotonic(), False
+    while True:
+        number, other, free = watch.look(uri, lapse)
+        lease = Lease(uri, number + 1, holder, lapse)
+        if free and lease.take():
+            break
+        if not free and time.monotonic() - begin > patience:
+            raise HeldError(f"{uri} is held by {other}", fix="wait until it has ended")
+        if not free and not logged:
+            _LOG.info("waiting for %s, which is held by %s", uri, other)
+            logged = True
+        time.sleep(0.0 if free else min(1.0, lapse / 20))
     thread = threading.Thread(target=lease.keep, name="lease", daemon=True)
     thread.start()
     try:
@@ -131,23 +139,6 @@ def hold(
     finally:
         lease.end()
         thread.join(lapse)
-
-
-def _take(uri: str, holder: str, patience: float, lapse: float, watch: Watch) -> Lease:
-    begin, logged = time.monotonic(), False
-    while True:
-        number, other, free = watch.look(uri, lapse)
-        if free:
-            lease = Lease(uri, number + 1, holder, lapse)
-            if lease.take():
-                return lease
-            continue
-        if time.monotonic() - begin > patience:
-            raise HeldError(f"{uri} is held by {other}", fix="wait until it has ended")
-        if not logged:
-            _LOG.info("waiting for %s, which is held by %s", uri, other)
-            logged = True
-        time.sleep(min(1.0, lapse / 20))
 
 
 def _read(place: str) -> dict[str, Any]:

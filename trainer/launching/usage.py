@@ -47,21 +47,14 @@ class Record:
 
     run: str
     step: str
-    rank: int
-    """Number of the node, in a step with several."""
-    began: str
-    """Start in UTC, as ISO 8601."""
-    ended: bool
-    """Whether it ended; the record of a killed process is up to a minute old."""
+    rank: int  # number of the node, in a step with several
+    began: str  # start in UTC, as ISO 8601
+    ended: bool  # whether it ended; the record of a killed process is up to a minute old
     seconds: float
-    nodes: int
-    """1, or 0 for a process that only waited for machines with other records."""
-    gpus: int | None
-    """Number of GPUs; None if unknown."""
-    read: int
-    """Bytes received from servers."""
-    written: int
-    """Bytes sent to servers."""
+    nodes: int  # 1, or 0 for a process that only waited for machines with other records
+    gpus: int | None  # number of GPUs; None if unknown
+    read: int  # bytes received from servers
+    written: int  # bytes sent to servers
 
     def encoded(self) -> bytes:
         """Return the record as JSON with its hash."""

@@ -1,10 +1,9 @@
 """Bytes behind URIs: local paths, object stores (s3://, minio://, gs://, az://) and, to read, http(s)://.
 
-A file that is written appears whole under its name or not at all. The modules for servers are imported on
-first use. Where a function does not say otherwise, its errors are StorageErrors.
+A file that is written appears whole under its name or not at all. Local files are handled here; the modules
+for servers are imported on first use. Where a function does not say otherwise, its errors are StorageErrors.
 
     uris.py         names; FileState
-    local.py        local files
     objects.py      files on servers, through obstore; location.py: buckets; environment.py: settings
     web.py          files of web servers, by a client that connects only where url_policy.py allows it
     failures.py     refusals of servers as errors with remedies
@@ -12,18 +11,25 @@ first use. Where a function does not say otherwise, its errors are StorageErrors
     records.py      kubedet's JSON files: hash, version and form
 """
 
+import errno
+import hashlib
+import os
+import re
 import secrets
 import shutil
+import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache, partial
+from functools import lru_cache
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from trainer.base.errors import DamagedError, StorageError
 from trainer.base.os_errors import missing, translate_oserror
 from trainer.base.temporary_folders import temporary_folder
-from trainer.storage import local, records
+from trainer.storage import records
 from trainer.storage.records import Form
 from trainer.storage.uris import (
     OBJECT_STORES,
@@ -43,17 +49,28 @@ if TYPE_CHECKING:
     from trainer.storage.url_policy import UrlPolicy
 
 __all__ = [
-    "OBJECT_STORES", "WEB", "FileState", "Form", "absolute", "check_place", "check_writable", "climbs",
-    "create", "delete", "exists", "forget_copy", "is_local", "join", "list_files", "list_states",
-    "local_copy", "local_path", "new_file", "open_reader", "parent", "read_buffer", "read_bytes", "read_json",
-    "read_range", "read_within", "remove_stale", "scan", "scheme", "size", "state", "upload", "write_bytes",
-    "write_json",
+    "OBJECT_STORES", "WEB", "FileState", "Form", "absolute", "check_place", "climbs", "is_local", "join",
+    "local_path", "parent", "scheme",
 ]  # fmt: skip
+
+_STALE_SECONDS = 3600
+_OWNER = re.compile(r"\.(\d+)-([0-9a-f]{8})-[0-9a-f]{8}\.tmp$")
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 
 
 def state(uri: str) -> FileState | None:
     """Return size, modification time and ETag of a file, or None if there is no file."""
-    return _files(uri).state(uri)
+    if not is_local(uri):
+        return _server(uri).state(uri)
+    with translate_oserror(uri, "read"):
+        try:
+            status = local_path(uri).stat()
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return None
+            raise
+    return _state(status) if stat.S_ISREG(status.st_mode) else None
 
 
 def exists(uri: str) -> bool:
@@ -63,74 +80,69 @@ def exists(uri: str) -> bool:
 
 def size(uri: str) -> int:
     """Return a file's size in bytes."""
-    return _existing(uri).size
+    if file := state(uri):
+        return file.size
+    raise missing(uri)
 
 
 def read_bytes(uri: str, *, sha256: str = "") -> bytes:
     """Return a file's content.
 
     Its hash must be `sha256`, or, without one, the hash that the store has, if any.
-
-    Raises:
-        StorageError: it is missing, cannot be reached, or its hash differs.
     """
-    return bytes(_files(uri).read_buffer(uri, sha256))
+    return bytes(_content(uri, sha256))
 
 
 def read_buffer(uri: str, *, sha256: str = "") -> memoryview:
     """Return a file's content as `read_bytes` does, without copying it."""
-    return memoryview(_files(uri).read_buffer(uri, sha256))
+    return memoryview(_content(uri, sha256))
 
 
 def read_within(uri: str, policy: "UrlPolicy") -> bytes:
-    """Return the content of a file whose address comes from data.
-
-    Raises:
-        StorageError: the policy refuses the address; the file is missing, too large or cannot be reached.
-    """
+    """Return the content of a file whose address comes from data."""
     policy.check(uri)
     if scheme(uri) not in WEB:
         return read_bytes(uri)
-    from trainer.storage import objects, web
-
-    return objects.retry_on_corruption(partial(web.read_within, uri, policy))
-
-
-def answers(uri: str, seconds: float) -> bool:
-    """Return whether the server of a web address gives any answer within some seconds; it is asked once."""
-    from trainer.base.daemon_threads import DaemonThreadPool
     from trainer.storage import web
 
-    with DaemonThreadPool(1) as thread:  # A name lookup has no timeout.
-        try:
-            problem = thread.submit(web.problem_of, uri, uri, seconds, seconds).result(timeout=seconds)
-        except TimeoutError:
-            return False
-        return problem is None or not problem.passing
+    return web.read_within(uri, policy)
 
 
 def read_range(uri: str, start: int, length: int) -> bytes:
-    """Return `length` bytes of a file from `start` on.
-
-    Raises:
-        StorageError: it is missing, cannot be reached, or is shorter.
-    """
-    data: bytes = _files(uri).read_range(uri, start, length) if length else b""
+    """Return `length` bytes of a file from `start` on."""
+    if not length:
+        return b""
+    if is_local(uri):
+        with translate_oserror(uri, "read"), open_file(local_path(uri)) as file:
+            file.seek(start)
+            data = file.read(length)
+    else:
+        data = _server(uri).read_range(uri, start, length)
     if len(data) != length:
         fix = "it is truncated: run the command that writes it again"
         raise StorageError(f"{uri} ends before byte {start + length}", fix=fix)
     return data
 
 
-def open_reader(uri: str, *, ahead: int = 8) -> IO[bytes]:
+def open_reader(uri: str) -> IO[bytes]:
     """Open a file for reading, with seek; its methods raise StorageErrors too.
 
-    Only pieces of 4 MiB of a file on a server are in memory: `ahead` of them are fetched ahead.
+    Only a few pieces of 4 MiB of a file on a server are in memory.
     """
-    if is_local(uri):
-        with translate_oserror(uri, "read"):
-            return local_path(uri).open("rb")
-    return _files(uri).open_reader(uri, ahead)
+    if not is_local(uri):
+        return _server(uri).open_reader(uri)
+    with translate_oserror(uri, "read"):
+        return local_path(uri).open("rb")
+
+
+def open_file(path: Path) -> BufferedReader:
+    """Open a regular file for reading; a FIFO or device would never end."""
+    opener = lambda name, flags: os.open(name, flags | os.O_NONBLOCK)  # noqa: E731
+    file = open(path, "rb", opener=opener)  # noqa: SIM115 (the caller closes it)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise StorageError(f"{path} is not a regular file", fix="replace it by the file that belongs there")
+    return file
 
 
 def read_json(uri: str, form: Form | None = None) -> Any:
@@ -152,10 +164,11 @@ def write_bytes(uri: str, data: bytes | memoryview, *, sync: bool = True, confir
     `sync` waits until a local disk has stored it; `confirm` reads back what a store got, and writes it again
     if it differs.
     """
-    if is_local(uri):
-        local.write_bytes(uri, data, sync=sync)
-    else:
-        _files(uri).write_bytes(uri, data, confirm=confirm)
+    if not is_local(uri):
+        _server(uri).write(uri, BytesIO(data), confirm=confirm)
+        return
+    with new_file(uri, sync=sync) as path:
+        path.write_bytes(data)
 
 
 def write_json(uri: str, obj: Any, *, indent: int | None = None) -> None:
@@ -168,7 +181,26 @@ def create(uri: str, data: bytes) -> bool:
 
     Of several writers one succeeds; in stores without conditional writes (`If-None-Match`), the last one.
     """
-    return _files(uri).create(uri, data)
+    if not is_local(uri):
+        return _server(uri).write(uri, BytesIO(data), create=True)
+    with _temporary(uri) as (temporary, target):
+        temporary.write_bytes(data)
+        _flush_to_disk(temporary)
+        try:
+            os.link(temporary, target)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            try:  # Take the name first; for a moment the file is empty.
+                os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            except FileExistsError:
+                return False
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return True
 
 
 @contextmanager
@@ -178,52 +210,50 @@ def new_file(
     """Give a temporary path; its content becomes that of the URI when the block ends without an exception.
 
     `sha256` returns the content's hash after the block, if the caller knows it; the rest: see `write_bytes`.
-
-    Raises:
-        StorageError: it cannot be written; also for an OSError inside the block.
     """
     if is_local(uri):
-        with local.new_file(uri, sync=sync) as path:
-            yield path
+        with _temporary(uri) as (temporary, target):
+            yield temporary
+            if sync:
+                _flush_to_disk(temporary)
+            temporary.replace(target)
         return
     with temporary_folder() as folder:
         path = folder / "file"
         with translate_oserror(uri, "write"):
             yield path
-        _files(uri).upload(path, uri, sha256() if sha256 else "", confirm=confirm)
+        with path.open("rb") as file:
+            _server(uri).write(uri, file, sha256=sha256() if sha256 else "", confirm=confirm)
 
 
 def upload(source: str | Path, uri: str, *, confirm: bool = False) -> None:
     """Copy a local file to a URI, whole or not at all; `confirm`: see `write_bytes`."""
-    with translate_oserror(str(source), "read"):
-        Path(source).stat()
     if not is_local(uri):
-        _files(uri).upload(Path(source), uri, confirm=confirm)
+        with translate_oserror(str(source), "read"), Path(source).open("rb") as file:
+            _server(uri).write(uri, file, confirm=confirm)
         return
     with new_file(uri) as path, translate_oserror(str(source), "read"):
         shutil.copyfile(source, path)
 
 
-def local_copy(uri: str, cache_dir: Path | None = None, *, sha256: str = "") -> Path:
+def local_copy(uri: str, *, sha256: str = "") -> Path:
     """Return a local file with the URI's content: itself if local, else a cached download.
 
     Its hash must be `sha256`, or, without one, the hash that the store has, if any. A file that changed on
-    the server is downloaded again. `cache_dir` is used instead of the cache of all processes.
-
-    Raises:
-        DamagedError: its hash differs.
-        StorageError: the file is missing or cannot be reached, or the copy cannot be written.
+    the server is downloaded again.
     """
     if is_local(uri):
         path = local_path(uri)
         with translate_oserror(uri, "read"):
             path.stat()
         if sha256:
-            local.check(path, uri, sha256)
+            check_hash(path, uri, sha256)
         return path
     from trainer.storage import cache
 
-    return cache.local_copy(uri, _existing(uri), cache_dir, sha256)
+    if file := state(uri):
+        return cache.local_copy(uri, file, sha256)
+    raise missing(uri)
 
 
 def forget_copy(uri: str) -> None:
@@ -234,9 +264,29 @@ def forget_copy(uri: str) -> None:
         cache.forget(uri, remote)
 
 
+_hashes: dict[tuple[str, int, int, int], str] = {}
+"""Of files that this process has hashed, by path, inode, size and modification time."""
+
+
+def check_hash(path: Path, uri: str, sha256: str) -> None:
+    """Compare a copy of a URI with its hash; it is hashed again only if it changes."""
+    with translate_oserror(uri, "read"), open_file(path) as file:
+        status = os.fstat(file.fileno())
+        key = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
+        if key not in _hashes:
+            _hashes[key] = hashlib.file_digest(file, "sha256").hexdigest()
+    _compare(uri, _hashes[key], sha256)
+
+
 def scan(uri: str, *, recursive: bool = True) -> Iterator[tuple[str, FileState]]:
     """Yield the files under a folder by relative name, as they are found; none if it is missing."""
-    return _files(uri).scan(uri, recursive)
+    if not is_local(uri):
+        yield from _server(uri).scan(uri, recursive)
+        return
+    with translate_oserror(uri, "list"):
+        folder = local_path(uri)
+        if folder.is_dir():
+            yield from _walk(folder, "", recursive)
 
 
 def list_files(uri: str) -> list[str]:
@@ -251,13 +301,23 @@ def list_states(uri: str, *, recursive: bool = False) -> dict[str, FileState]:
 
 def delete(uri: str) -> None:
     """Delete a file, if it exists."""
-    _files(uri).delete(uri)
+    if not is_local(uri):
+        _server(uri).delete(uri)
+        return
+    with translate_oserror(uri, "delete"):
+        local_path(uri).unlink(missing_ok=True)
 
 
 def remove_stale(uri: str) -> None:
     """Remove temporary files of killed writers under a local folder; of other machines after an hour."""
-    if is_local(uri):
-        local.remove_stale(uri)
+    if not is_local(uri):
+        return
+    for path in local_path(uri).rglob(".*.tmp"):
+        owner = _OWNER.search(path.name)
+        is_dead = owner is not None and owner[2] == _host() and not os.path.exists(f"/proc/{owner[1]}")
+        with suppress(OSError):
+            if is_dead or time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                path.unlink()
 
 
 def check_writable(uri: str) -> None:
@@ -268,28 +328,82 @@ def check_writable(uri: str) -> None:
     delete(probe)
 
 
-def _existing(uri: str) -> FileState:
-    file = state(uri)
-    if file is None:
-        raise missing(uri)
-    return file
-
-
-def _files(uri: str) -> Any:
-    """Return the module for a URI's files: `local`, or `objects` for files on servers."""
-    kind = scheme(uri)
-    if kind in ("", "file"):
-        return local
-    if kind in OBJECT_STORES or kind in WEB:
-        return _objects()
-    raise StorageError(
-        f"unknown scheme {kind!r} in {uri}",
-        fix="use a path, file:, s3://bucket/key, minio://, gs:// or az:// likewise or, to read, https://",
-    )
-
-
-@lru_cache
-def _objects() -> Any:
+def _server(uri: str) -> Any:
+    """Return the module for files on servers."""
+    if scheme(uri) not in (*OBJECT_STORES, *WEB):
+        raise StorageError(
+            f"unknown scheme {scheme(uri)!r} in {uri}",
+            fix="use a path, file:, s3://bucket/key, minio://, gs:// or az:// likewise or, to read, https://",
+        )
     from trainer.storage import objects
 
     return objects
+
+
+def _content(uri: str, sha256: str) -> Any:
+    """Return a file's content as a buffer."""
+    if not is_local(uri):
+        return _server(uri).read_buffer(uri, sha256)
+    with translate_oserror(uri, "read"), open_file(local_path(uri)) as file:
+        data = file.read()
+    if sha256:
+        _compare(uri, hashlib.sha256(data).hexdigest(), sha256)
+    return data
+
+
+def _compare(uri: str, digest: str, expected: str) -> None:
+    if digest != expected:
+        message = f"{uri} is damaged: its sha256 is {digest}, not {expected}"
+        raise DamagedError(message, fix="run the command that writes it again")
+
+
+def _state(status: os.stat_result) -> FileState:
+    return FileState(status.st_size, status.st_mtime, str(status.st_mtime_ns))
+
+
+@contextmanager
+def _temporary(uri: str) -> Iterator[tuple[Path, Path]]:
+    """Give a temporary path and the final one; after an error the temporary file is removed."""
+    target = local_path(uri)
+    owner = f"{os.getpid()}-{_host()}-{secrets.token_hex(4)}"
+    # A name has at most 255 bytes.
+    temporary = target.with_name(f".{os.fsdecode(os.fsencode(target.name)[:100])}.{owner}.tmp")
+    try:
+        with translate_oserror(uri, "write"):
+            if not target.parent.is_dir():
+                target.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary, target
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+@lru_cache
+def _host() -> str:
+    """Return a name of the boot and the container, within which process ids are unique."""
+    try:
+        parts = Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return "unknown"  # Matches no name: temporary files stay for an hour.
+    return hashlib.sha256("".join(parts).encode()).hexdigest()[:8]
+
+
+def _flush_to_disk(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _walk(folder: Path, prefix: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
+    """Yield the files in a folder, except those that are deleted meanwhile."""
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                if entry.is_dir():
+                    if recursive and not entry.is_symlink():
+                        yield from _walk(folder / entry.name, f"{prefix}{entry.name}/", recursive)
+                elif not (entry.name.startswith(".") and entry.name.endswith(".tmp")) and entry.is_file():
+                    yield prefix + entry.name, _state(entry.stat())
+            except OSError as error:
+                if error.errno not in _ABSENT:
+                    raise

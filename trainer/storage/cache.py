@@ -14,11 +14,9 @@ import hashlib
 import os
 import re
 import shutil
-import sys
 import tempfile
-import threading
 import time
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -26,7 +24,7 @@ from urllib.parse import urlsplit
 
 from trainer.base.errors import ConfigError, DamagedError, StorageError
 from trainer.base.os_errors import translate_oserror
-from trainer.storage import local
+from trainer.storage import check_hash
 from trainer.storage.uris import FileState
 
 FOLDER = "KUBEDET_CACHE_DIR"
@@ -48,8 +46,7 @@ _WAIT_SECONDS = 0.05
 
 _IN_USE = 32
 """Copies that stay locked by this process: a caller opens the path later, maybe more than once."""
-_lock = threading.Lock()
-_held: OrderedDict[Path, int] = OrderedDict()
+_held: deque[int] = deque()
 """Their descriptors, the most recent last."""
 
 
@@ -60,24 +57,20 @@ class Busy(Exception):
 class Full(OSError):
     """There is no room: all copies are in use, or the copy is larger than the limit."""
 
-    def __init__(self) -> None:
-        super().__init__(errno.ENOSPC, "its limit leaves no room: all is in use, or a file takes more")
 
+def local_copy(uri: str, state: FileState, sha256: str) -> Path:
+    """Return the copy of a file; download it if there is none of this version.
 
-def local_copy(uri: str, state: FileState, folder: Path | None, sha256: str) -> Path:
-    """Return the copy of a file in a folder; download it if there is none of this version.
-
-    In the shared folder (None) old copies make room, except those that this process got last.
+    Old copies make room, except those that this process got last.
     """
     from trainer.storage import objects
 
-    copies = Copies(folder, None if folder is None else sys.maxsize)
-    name = _name(uri, state)
-    path = copies.path(name)
+    copies, name = Copies(), _name(uri, state)
+    path = copies.folder / name
     descriptor = copies.open(name, state.size)
     if descriptor is not None and sha256:
         try:  # Disks alter bytes, too.
-            local.check(path, uri, sha256)
+            check_hash(path, uri, sha256)
         except DamagedError:
             os.close(descriptor)
             copies.drop(name)
@@ -86,16 +79,9 @@ def local_copy(uri: str, state: FileState, folder: Path | None, sha256: str) -> 
         with translate_oserror(str(copies.folder), "write"):
             write = lambda path: objects.copy(uri, path, sha256)  # noqa: E731
             descriptor = copies.add(name, state.size, write, needed=True)
-    if folder is not None:
-        os.close(descriptor)
-        return path
-    with _lock:
-        before = _held.pop(path, None)
-        if before is not None:
-            os.close(before)
-        _held[path] = descriptor
-        if len(_held) > _IN_USE:
-            os.close(_held.popitem(last=False)[1])
+    _held.append(descriptor)
+    if len(_held) > _IN_USE:
+        os.close(_held.popleft())
     return path
 
 
@@ -110,21 +96,28 @@ def _name(uri: str, state: FileState) -> str:
 
 
 class Copies:
-    """The copies in a folder (by default see FOLDER) with at most `limit` bytes (by default see LIMIT).
-
-    Raises:
-        ConfigError: the environment's limit is not a number.
-        StorageError: the default folder belongs to another user.
-    """
+    """The copies in a folder (by default see FOLDER) with at most `limit` bytes (by default see LIMIT)."""
 
     def __init__(self, folder: Path | None = None, limit: int | None = None) -> None:
-        self.folder = folder or _default_folder()
-        self.asked = _asked_limit() if limit is None else limit
+        named, text = os.environ.get(FOLDER), os.environ.get(LIMIT, "").strip()
+        self.folder = folder or Path(named or f"{tempfile.gettempdir()}/kubedet-cache-{os.getuid()}")
+        self.asked = limit
         """The limit in bytes, if one is set."""
-
-    def path(self, name: str) -> Path:
-        """Return the path of a copy, which need not exist."""
-        return self.folder / name
+        if limit is None and text:
+            try:
+                self.asked = int(float(text) * 10**9)
+            except (ValueError, OverflowError):
+                self.asked = -1
+            if self.asked < 0:
+                fix = f"set it like {LIMIT}=100"
+                raise ConfigError(f"{LIMIT} is {text!r}, not a number of gigabytes", fix=fix)
+        if folder or named:
+            return
+        with suppress(FileNotFoundError):
+            # Another user can guess the name and create the folder first, and its content is trusted.
+            if self.folder.lstat().st_uid != os.getuid():
+                message = f"{self.folder} is for copies of files, but belongs to another user"
+                raise StorageError(message, fix=f"set {FOLDER} to a folder that only you can write")
 
     def open(self, name: str, size: int) -> int | None:
         """Return a descriptor that keeps a copy from being evicted; None if there is none of this size.
@@ -132,7 +125,7 @@ class Copies:
         A name is 64 hexadecimal digits that identify the content, and any suffix.
         """
         try:
-            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self.folder / name, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
         fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -156,7 +149,7 @@ class Copies:
             OSError: the folder cannot be written; Full if there is no room, and it is not needed.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        part = self.path(f"{name}-{size}.part")
+        part = self.folder / f"{name}-{size}.part"
         while True:
             with self._room_locked():  # No other process creates, renames or evicts a file meanwhile.
                 descriptor = self.open(name, size)
@@ -168,7 +161,7 @@ class Copies:
                         break
                     part.unlink()
                     os.close(writer)
-                    raise Full
+                    raise Full(errno.ENOSPC, "its limit leaves no room: all is in use, or a file takes more")
                 os.close(writer)
             if not needed:
                 raise Busy
@@ -176,7 +169,7 @@ class Copies:
         try:
             write(part)
             with self._room_locked():
-                part.replace(self.path(name))
+                part.replace(self.folder / name)
                 fcntl.flock(writer, fcntl.LOCK_SH)
             return writer
         except BaseException:
@@ -188,7 +181,7 @@ class Copies:
     def drop(self, name: str) -> None:
         """Remove a damaged copy; processes that have it open can read on."""
         with suppress(OSError):
-            self.path(name).unlink(missing_ok=True)
+            (self.folder / name).unlink(missing_ok=True)
 
     def limit(self) -> int:
         """Return the most bytes of all copies, for the current disk."""
@@ -252,29 +245,3 @@ def _lock_alone(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _default_folder() -> Path:
-    named = os.environ.get(FOLDER)
-    if named:
-        return Path(named)
-    folder = Path(tempfile.gettempdir()) / f"kubedet-cache-{os.getuid()}"
-    with suppress(FileNotFoundError):
-        # Another user can guess the name and create the folder first, and its content is trusted.
-        if folder.lstat().st_uid != os.getuid():
-            fix = f"set {FOLDER} to a folder that only you can write"
-            raise StorageError(f"{folder} is for copies of files, but belongs to another user", fix=fix)
-    return folder
-
-
-def _asked_limit() -> int | None:
-    text = os.environ.get(LIMIT, "").strip()
-    if not text:
-        return None
-    try:
-        limit = float(text)
-    except ValueError:
-        limit = -1.0
-    if not 0 <= limit < float("inf"):
-        raise ConfigError(f"{LIMIT} is {text!r}, not a number of gigabytes", fix=f"set it like {LIMIT}=100")
-    return int(limit * 10**9)

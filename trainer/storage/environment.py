@@ -7,9 +7,9 @@ credentials file of the AWS tools, else they are anonymous. obstore reads the va
 import os
 import re
 import ssl
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -39,7 +39,6 @@ _PROXY = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 _CLOUD_URL = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\])(:\d{1,5})?(/[A-Za-z0-9._/-]*)?")
-_ENDPOINT = "give it as https://host:port, without a path"
 _ROLES = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
@@ -61,22 +60,18 @@ class RetryPolicy:
 RETRIES = RetryPolicy()
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """How an S3 store is reached."""
 
-    kind: str  # the scheme: "s3" or "minio"
     url: str  # http(s)://host[:port]
     region: str  # "" if the bucket's region has to be asked for
-    source: str  # of keys: "keys", "role", "file" or "" for anonymous requests
-    key: str
-    secret: str = field(repr=False)
-    token: str = field(repr=False)
+    keys: Provider | None  # None for anonymous requests
+    client: Minio  # for what obstore cannot do: buckets and checks
 
 
 def settings(kind: str) -> Settings:
     """Read the settings for s3:// or minio:// URIs."""
-    endpoint = _endpoint(kind)
+    endpoint = _value(kind, "ENDPOINT_URL_S3", "ENDPOINT") or _value(kind, "ENDPOINT_URL")
     if not endpoint and kind == "minio":
         fix = "set MINIO_ENDPOINT, e.g. minio-service.kubeflow:9000"
         raise StorageError("minio:// URIs need an endpoint", fix=fix)
@@ -91,57 +86,42 @@ def settings(kind: str) -> Settings:
     if bool(key) != bool(secret):
         fix = "set both, or neither for anonymous access"
         raise StorageError(f"{kind}:// has an access key without its secret, or the reverse", fix=fix)
-    # A session token belongs to the AWS_ pair.
-    token = (
-        ""
-        if kind == "minio" and os.environ.get("MINIO_ACCESS_KEY")
-        else os.environ.get("AWS_SESSION_TOKEN", "")
-    )
+    token = os.environ.get("AWS_SESSION_TOKEN", "")
+    if kind == "minio" and os.environ.get("MINIO_ACCESS_KEY"):
+        token = ""  # It belongs to the AWS_ pair.
     file = os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or os.path.expanduser("~/.aws/credentials")
+    keys: Provider | None = AWSConfigProvider() if os.path.isfile(file) else None
+    if any(os.environ.get(name) for name in _ROLES):
+        keys = IamAwsProvider()
+    if key:
+        keys = StaticProvider(key, secret, token or None)
     if _is_set("AWS_SKIP_SIGNATURE"):
-        source = ""
-    elif key:
-        source = "keys"
-    elif any(os.environ.get(name) for name in _ROLES):
-        source = "role"
-    else:
-        source = "file" if os.path.isfile(file) else ""
+        keys = None
     url = endpoint if endpoint.endswith("//") else endpoint.rstrip("/")
-    return Settings(kind, url, region, source, key, secret, token)
-
-
-def client(current: Settings) -> Minio:
-    """Return a client for what obstore cannot do: buckets and checks."""
-    protocol, _, host = current.url.partition("://")
-    unusable = f"endpoint {current.url!r} of {current.kind}:// cannot be used"
-    if not host:
-        raise StorageError(f"{unusable}: it names no host", fix=_ENDPOINT)
+    protocol, _, host = url.partition("://")
     try:
-        return Minio(
-            host,
-            secure=protocol.lower() == "https",
-            region=current.region or None,
-            credentials=credentials(current),
-            http_client=web_client(current.url),
-        )
+        if not host:
+            raise ValueError("it names no host")
+        secure, connections = protocol.lower() == "https", web_client(url)
+        client = Minio(host, secure=secure, region=region or None, credentials=keys, http_client=connections)
     except ValueError as error:
-        raise StorageError(f"{unusable}: {error}", fix=_ENDPOINT) from error
-
-
-def credentials(current: Settings) -> Provider | None:
-    """Return the provider of keys; None for anonymous requests."""
-    if current.source == "role":
-        return IamAwsProvider()
-    if current.source == "file":
-        return AWSConfigProvider()
-    return StaticProvider(current.key, current.secret, current.token or None) if current.source else None
+        message = f"endpoint {url!r} of {kind}:// cannot be used: {error}"
+        raise StorageError(message, fix="give it as https://host:port, without a path") from error
+    return Settings(url, region, keys, client)
 
 
 def cloud_url(kind: str) -> str:
     """Return the server of gs:// or az://."""
-    url = (
-        os.environ.get("GOOGLE_BASE_URL", "https://storage.googleapis.com") if kind == "gs" else _azure_url()
-    )
+    account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
+    if kind == "gs":
+        url = os.environ.get("GOOGLE_BASE_URL", "https://storage.googleapis.com")
+    elif _is_set("AZURE_STORAGE_USE_EMULATOR"):
+        url = os.environ.get("AZURITE_BLOB_STORAGE_URL", "http://127.0.0.1:10000")
+    elif re.fullmatch("[a-z0-9]{3,24}", account):
+        named = os.environ.get("AZURE_STORAGE_ENDPOINT") or os.environ.get("AZURE_ENDPOINT")
+        url = named or f"https://{account}.blob.core.windows.net"
+    else:
+        raise StorageError(f"{account!r} cannot be the storage account of az://", fix=IDENTITY["az"])
     host = _CLOUD_URL.fullmatch(url)
     if not host or int((host[2] or ":1")[1:]) > 65535:
         fix = "give it as https://host:port"
@@ -155,7 +135,9 @@ def cloud_url(kind: str) -> str:
 
 def web_client(url: str) -> PoolManager:
     """Return urllib3's connections for the few requests that obstore cannot make."""
-    proxy, trusted = proxy_of(url), ssl.create_default_context(cadata=authorities())
+    proxy, trusted = proxy_of(url), None
+    if proxy or url.lower().startswith("https:"):
+        trusted = ssl.create_default_context(cadata=authorities())
     return ProxyManager(proxy, ssl_context=trusted) if proxy else PoolManager(ssl_context=trusted)
 
 
@@ -176,13 +158,9 @@ def proxy_of(url: str) -> str:
 
 def authorities() -> str:
     """Return the trusted certificates as PEM: the public authorities, and the environment's CA bundle."""
-    variable = next((name for name in _CA_VARIABLES if os.environ.get(name)), "")
-    return _authorities(variable, os.environ.get(variable, ""))
-
-
-@lru_cache(maxsize=4)
-def _authorities(variable: str, bundle: str) -> str:
     public = Path(certifi.where()).read_text()
+    variable = next((name for name in _CA_VARIABLES if os.environ.get(name)), "")
+    bundle = os.environ.get(variable, "")
     if not bundle:
         return public
     try:
@@ -200,20 +178,6 @@ def _value(kind: str, name: str, minio_name: str = "") -> str:
     return (kind == "minio" and os.environ.get(f"MINIO_{minio_name or name}")) or os.environ.get(
         f"AWS_{name}", ""
     )
-
-
-def _endpoint(kind: str) -> str:
-    return _value(kind, "ENDPOINT_URL_S3", "ENDPOINT") or _value(kind, "ENDPOINT_URL")
-
-
-def _azure_url() -> str:
-    if _is_set("AZURE_STORAGE_USE_EMULATOR"):
-        return os.environ.get("AZURITE_BLOB_STORAGE_URL", "http://127.0.0.1:10000")
-    account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
-    if not re.fullmatch("[a-z0-9]{3,24}", account):
-        raise StorageError(f"{account!r} cannot be the storage account of az://", fix=IDENTITY["az"])
-    named = os.environ.get("AZURE_STORAGE_ENDPOINT") or os.environ.get("AZURE_ENDPOINT")
-    return named or f"https://{account}.blob.core.windows.net"
 
 
 def _is_set(name: str) -> bool:

@@ -4,15 +4,9 @@ import re
 import ssl
 
 import urllib3
-from obstore.exceptions import (
-    BaseError,
-    InvalidPathError,
-    PermissionDeniedError,
-    PreconditionError,
-    UnauthenticatedError,
-)
+from obstore.exceptions import BaseError, InvalidPathError, PreconditionError
 
-from trainer.base.errors import DamagedError, MissingError, RefusedError, StorageError
+from trainer.base.errors import DamagedError, RefusedError, StorageError
 from trainer.base.os_errors import missing
 from trainer.storage.environment import IDENTITY
 from trainer.storage.uris import CLOUDS, scheme
@@ -21,16 +15,20 @@ BUSY = (408, 429, 500, 502, 503, 504)
 """HTTP statuses after which the same request may succeed."""
 
 RUN_AGAIN = "check the network and the server, and run again: what is finished is kept"
-_KEYS = (
-    "check the access keys in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
-    "MINIO_ACCESS_KEY and MINIO_SECRET_KEY)"
+_NETWORK = (
+    "check the address (the endpoint in the environment), HTTP_PROXY and NO_PROXY, this machine's DNS, and "
+    "that the server runs; run again: what is finished is kept"
 )
 _REFUSED = "check what these keys may do; for a public bucket set AWS_SKIP_SIGNATURE=true"
+_KEYS = (
+    "check the access keys in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+    "MINIO_ACCESS_KEY and MINIO_SECRET_KEY) and the region; for a public bucket set AWS_SKIP_SIGNATURE=true"
+)
 _REGION = "set AWS_REGION (for minio:// MINIO_REGION) to the bucket's region"
 _FIXES = {
     "AccessDenied": _REFUSED,
-    "InvalidAccessKeyId": f"{_KEYS}; for a public bucket set AWS_SKIP_SIGNATURE=true",
-    "SignatureDoesNotMatch": f"{_KEYS}: the secret does not belong to the key, or the region is wrong",
+    "InvalidAccessKeyId": _KEYS,
+    "SignatureDoesNotMatch": _KEYS,
     "ExpiredToken": "the session's token has expired: log in again and set AWS_SESSION_TOKEN with its keys",
     "RequestTimeTooSkewed": "this machine's clock is wrong: set it",
     "AuthorizationHeaderMalformed": _REGION,
@@ -46,16 +44,6 @@ _TRANSIENT = (
     "XAmzContentSHA256Mismatch",
 )  # fmt: skip
 """Codes after which the next try may succeed. Their status is 400 or 404, which obstore does not retry."""
-_TLS = {
-    10: ("its certificate is out of date", "have it renewed, or set this machine's clock if that is wrong"),
-    62: ("its certificate is for another name", "use the certificate's name in the endpoint"),
-    64: ("its certificate is for another address", "use the certificate's name in the endpoint"),
-}
-"""By the code of OpenSSL's X509_verify_cert."""
-
-
-class Absent(MissingError):
-    """The file does not exist."""
 
 
 class Transient(StorageError):
@@ -64,11 +52,7 @@ class Transient(StorageError):
     passing = True
 
 
-class Changed(Transient):
-    """The file changed while it was read."""
-
-
-class PastEnd(Changed):
+class PastEnd(Transient):
     """The file ends before the range that was asked for."""
 
 
@@ -78,18 +62,13 @@ class Corrupt(Transient, DamagedError):
     passing = False
 
 
-class RedirectLoop(StorageError):
-    """The server redirects without end."""
+class NoRanges(StorageError):
+    """The server gives a file only whole."""
 
 
-def absent(uri: str) -> Absent:
-    """Return the error for a missing file."""
-    error = missing(uri)
-    return Absent(error.message, fix=error.fix)
-
-
-def changed(uri: str, kind: type[Changed] = Changed) -> Changed:
-    """Return the error for a file that changed while it was read."""
+def changed(uri: str, status: int = 0) -> Transient:
+    """Return the error for a file that changed while it was read; `status`: of the HTTP answer."""
+    kind = PastEnd if status == 416 else Transient
     return kind(f"{uri} changed while it was read", fix="run again when nobody writes to it")
 
 
@@ -112,60 +91,47 @@ def status_of(error: BaseException) -> int:
 
 
 def translate(error: BaseException, uri: str, verb: str) -> StorageError:
-    """Return an error of obstore as one that names the URI and the remedy.
-
-    Raises:
-        Exception: the error itself, if it is not from obstore.
-    """
+    """Return an error of obstore as one that names the URI and the remedy."""
     if not isinstance(error, BaseError | FileNotFoundError | ValueError) and not is_panic(error):
         raise error
     text, status = str(error), status_of(error)
     if isinstance(error, PreconditionError) or status in (412, 416):
-        return changed(uri, PastEnd if status == 416 else Changed)
+        return changed(uri, status)
+    if "non-partial response" in text or "Range request not supported" in text:
+        return NoRanges(f"{uri} cannot be read in parts")
     code = next(iter(re.findall(r"<Code>(\w+)</Code>", text)), "")
     if code in _TRANSIENT:
         fix = "the store got other bytes than were sent: check the network and the proxies on the way to it"
         return Transient(f"cannot {verb} {uri}: {code}", fix=fix)
     if isinstance(error, FileNotFoundError) or status == 404:
         if code not in ("NoSuchBucket", "ContainerNotFound") and verb in ("read", "delete"):
-            return absent(uri)
-        message = f"cannot {verb} {uri}: no such bucket"
-        return StorageError(message, fix="create the bucket, or correct the URI")
-    if not status:
-        return _no_status(error, uri, verb)
+            return missing(uri)
+        fix = "create the bucket, or correct the URI"
+        return StorageError(f"cannot {verb} {uri}: no such bucket", fix=fix)
     code = code or {301: "PermanentRedirect", 401: "AccessDenied", 403: "AccessDenied"}.get(status, "")
-    if status in BUSY:
+    reason, passing = code or f"status {status}", status in BUSY
+    if not status:
+        reason, passing = text.partition("\n")[0].strip()[:300], "HTTP error" in text
+        fix = RUN_AGAIN if isinstance(error, BaseError) else "check the URI, the endpoint and the keys"
+        if isinstance(error, InvalidPathError) or "invalid path" in reason:
+            fix = "rename the object: no '.', no '..' and nothing empty between slashes"
+    elif status in BUSY:
         fix = _FIXES.get(code, "the store is overloaded or down: run again later, what is finished is kept")
     elif scheme(uri) in CLOUDS:
         fix = f"check what this identity may do; {IDENTITY[scheme(uri)]}"
-    elif isinstance(error, PermissionDeniedError | UnauthenticatedError):
-        fix = _FIXES.get(code, _REFUSED)
     else:
-        fix = _FIXES.get(code, "check that the endpoint is one of S3, and the store's log")
-    message = f"cannot {verb} {uri}: {code or f'status {status}'}"
-    return StorageError(message, fix=fix, passing=status in BUSY)
-
-
-def _no_status(error: BaseException, uri: str, verb: str) -> StorageError:
-    """Return the error for a request that was refused before it was sent, or that got no answer."""
-    first_line = str(error).partition("\n")[0].strip()[:300]
-    if isinstance(error, InvalidPathError) or "invalid path" in first_line:
-        fix = "rename the object: no '.', no '..' and nothing empty between slashes"
-        return StorageError(f"refused name under {uri}: {first_line}", fix=fix)
-    is_network = isinstance(error, BaseError)
-    fix = RUN_AGAIN if is_network else "check the URI, and the endpoint and the keys in the environment"
-    return StorageError(f"cannot {verb} {uri}: {first_line}", fix=fix, passing="HTTP error" in str(error))
+        no_store = "check that the endpoint is one of S3, and the store's log"
+        fix = _FIXES.get(code, _REFUSED if status in (401, 403) else no_store)
+    return StorageError(f"cannot {verb} {uri}: {reason}", fix=fix, passing=passing)
 
 
 def web_refusal(status: int, uri: str) -> StorageError:
     """Return the error for a status of a web server."""
     if status in (404, 410):
-        return absent(uri)
-    busy = status in BUSY
-    fix = "the server refuses: check the address and who may read it"
-    if busy:
-        fix = "the server is busy or broken: run again later"
+        return missing(uri)
     kind = RefusedError if status in (401, 403) else StorageError
+    busy = status in BUSY
+    fix = "run again later" if busy else "check the address and who may read it"
     return kind(f"cannot read {uri}: the server answers {status}", fix=fix, passing=busy)
 
 
@@ -173,28 +139,12 @@ def no_answer(uri: str, error: BaseException) -> StorageError:
     """Return the error for a server from which urllib3 gets no answer."""
     cause = error.reason if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason else error
     if isinstance(cause, urllib3.exceptions.SSLError | ssl.SSLError):
-        return _untrusted(uri, cause)
-    reason, fix = f"the connection broke off ({cause})", RUN_AGAIN
-    if isinstance(cause, urllib3.exceptions.ProxyError):
-        reason = "the proxy does not answer"
-        fix = "check HTTP_PROXY, HTTPS_PROXY and NO_PROXY in the environment"
-    elif isinstance(cause, urllib3.exceptions.NameResolutionError):
-        reason = f"the name {cause.conn.host!r} of the server is not known"
-        fix = "correct the address or the endpoint in the environment; check this machine's DNS"
-    elif isinstance(cause, urllib3.exceptions.NewConnectionError):
-        reason = f"the server does not take connections ({str(cause).rpartition('] ')[2]})"
-        fix = "check that it runs, and its address and port (the endpoint in the environment)"
-    elif isinstance(cause, urllib3.exceptions.TimeoutError):
-        reason = "the server is silent"
-    return StorageError(f"cannot read {uri}: {reason}", fix=fix, passing=True)
-
-
-def _untrusted(uri: str, error: BaseException) -> StorageError:
-    cause = error.args[0] if error.args and isinstance(error.args[0], ssl.SSLError) else error
-    reason = "the authority that signed its certificate is not known here"
-    fix = "name a file with the certificate of that authority in AWS_CA_BUNDLE"
-    reason, fix = _TLS.get(getattr(cause, "verify_code", 0), (reason, fix))
-    if getattr(cause, "reason", "") in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
-        reason = "the server speaks plain http there"
-        fix = "write http:// in the endpoint, or another port"
-    return StorageError(f"cannot read {uri}: no trusted connection: {reason}", fix=fix)
+        cause = cause.args[0] if cause.args and isinstance(cause.args[0], ssl.SSLError) else cause
+        reason = getattr(cause, "verify_message", "") or str(cause)
+        fix = "name a file with the certificate of its authority in AWS_CA_BUNDLE, or correct the address"
+        if getattr(cause, "reason", "") in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+            fix = "the server speaks plain http there: write http:// in the endpoint, or another port"
+        return StorageError(f"cannot read {uri}: no trusted connection: {reason}", fix=fix)
+    who = "the proxy" if isinstance(cause, urllib3.exceptions.ProxyError) else "the server"
+    reason = str(cause).rpartition("] ")[2].rstrip("\"')")
+    return StorageError(f"cannot read {uri}: no answer from {who}: {reason}", fix=_NETWORK, passing=True)

@@ -16,17 +16,8 @@ def address() -> str:
     return (os.environ.get(ADDRESS) or "https://huggingface.co").rstrip("/")
 
 
-def has_token() -> bool:
-    """Return whether the environment has a token."""
-    return bool(os.environ.get(TOKEN, "").strip())
-
-
 def authorization(url: str) -> dict[str, str]:
-    """Return the header with the token for an address of the hub; {} for all others.
-
-    Raises:
-        StorageError: the token cannot be sent in a header; the message does not contain it.
-    """
+    """Return the header with the token for an address of the hub; {} for all others."""
     token, parts, own = os.environ.get(TOKEN, "").strip(), urlsplit(url), urlsplit(address())
     if not token or (parts.scheme.lower(), parts.netloc.lower()) != (own.scheme.lower(), own.netloc.lower()):
         return {}

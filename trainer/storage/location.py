@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import obstore
+from minio.credentials import StaticProvider
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 from urllib3.exceptions import HTTPError
 
 from trainer.base.daemon_threads import DaemonThreadPool
-from trainer.base.errors import StorageError
+from trainer.base.errors import MissingError, StorageError
 from trainer.storage import environment, failures, web
-from trainer.storage.uris import CLOUDS, check_place, scheme
+from trainer.storage.uris import CLOUDS, WEB, check_place, scheme
 
 _CREDENTIAL_SECONDS = 10.0
 """How long to wait for a cloud's metadata server."""
@@ -31,70 +32,69 @@ class Location:
 
     def __init__(self, uri: str) -> None:
         check_place(uri)
+        if scheme(uri) in WEB:
+            message = f"cannot list, write or delete {uri}: files on the web can only be read"
+            raise StorageError(message, fix="name one file, or use a local folder or an object store")
         kind, bucket = scheme(uri), uri.partition("://")[2].partition("/")[0]
-        settings = None
+        waits, settings = environment.RETRIES, None
         if kind in CLOUDS:
             self.server = environment.cloud_url(kind)
         else:
             settings = environment.settings(kind)
-            environment.client(settings)  # Reports settings that cannot be used.
             self.server = settings.url
-        _wait_for(self.server, uri)
-        options, waits = _s3_options(settings, bucket) if settings else {}, environment.RETRIES
-        short, long = (waits.silence, waits.total / 2, waits.total), (waits.total, 86_400.0, waits.total)
-        self.reader = _store(kind, bucket, self.server, short, options)
-        self.writer = _store(kind, bucket, self.server, long, options)
-        if kind in CLOUDS:
-            self._check_credentials(uri)
-
-    def _check_credentials(self, uri: str) -> None:
-        """Refuse missing credentials soon: obstore waits for minutes for a missing metadata server."""
+        end = time.monotonic() + waits.first
+        while problem := web.problem_of(self.server, uri, min(waits.connect, waits.first), waits.first):
+            if not problem.passing or time.monotonic() > end:
+                raise problem
+            time.sleep(min(1.0, waits.wait))
+        options = _s3_options(settings, bucket) if settings else {}
+        self.reader = self._store(kind, bucket, waits.silence, waits.total / 2, options)
+        self.writer = self._store(kind, bucket, waits.total, 86_400.0, options)
+        if kind not in CLOUDS:
+            return
         with DaemonThreadPool(1, "credentials") as thread:
-            try:
+            try:  # obstore itself waits for minutes for a missing metadata server.
                 thread.submit(obstore.head, self.reader, "kubedet").result(timeout=_CREDENTIAL_SECONDS)
             except FileNotFoundError:
                 pass
             except Exception as error:
                 if not failures.status_of(error):
                     problem = web.problem_of(self.server, uri, 5.0, 5.0)
-                    raise problem or _no_credentials(scheme(uri), error) from error
+                    raise problem or _no_credentials(kind, error) from error
 
-
-def _store(
-    kind: str, bucket: str, server: str, seconds: tuple[float, float, float], options: dict[str, Any]
-) -> ObjectStore:
-    """Return obstore's store; `seconds`: of silence, of one request, of all its retries."""
-    silence, longest, total = (timedelta(seconds=each) for each in seconds)
-    waits, proxy = environment.RETRIES, environment.proxy_of(server)
-    client: Any = {
-        "allow_http": True,
-        "connect_timeout": timedelta(seconds=waits.connect),
-        "read_timeout": silence,
-        "timeout": longest,
-        "root_certificate": environment.authorities(),
-        "user_agent": "kubedet",
-    }
-    if proxy:
-        client["proxy_url"] = proxy
-    if kind in CLOUDS:  # The metadata server is on this machine, not behind a proxy.
-        client["proxy_excludes"] = "169.254.169.254,metadata.google.internal"
-    retries = {
-        "max_retries": 10_000,
-        "retry_timeout": total,
-        "backoff": {
-            "init_backoff": timedelta(seconds=min(0.1, waits.wait)),
-            "max_backoff": timedelta(seconds=waits.wait),
-            "base": 2,
-        },
-    }
-    make: Any = {"gs": GCSStore, "az": AzureStore}.get(kind, S3Store)
-    try:
-        store: ObjectStore = make(bucket, client_options=client, retry_config=retries, **options)
-        return store
-    except BaseException as error:
-        if kind not in CLOUDS or not (isinstance(error, Exception) or failures.is_panic(error)):
-            raise
-        raise _no_credentials(kind, error) from error
+    def _store(
+        self, kind: str, bucket: str, silence: float, longest: float, options: dict[str, Any]
+    ) -> ObjectStore:
+        """Return obstore's store for requests of at most `longest` seconds."""
+        waits, proxy = environment.RETRIES, environment.proxy_of(self.server)
+        client: Any = {
+            "allow_http": True,
+            "connect_timeout": timedelta(seconds=waits.connect),
+            "read_timeout": timedelta(seconds=silence),
+            "timeout": timedelta(seconds=longest),
+            "root_certificate": environment.authorities(),
+            "user_agent": "kubedet",
+            # The metadata server is on this machine, not behind a proxy.
+            **({"proxy_excludes": "169.254.169.254,metadata.google.internal"} if kind in CLOUDS else {}),
+            **({"proxy_url": proxy} if proxy else {}),
+        }
+        retries: Any = {
+            "max_retries": 10_000,
+            "retry_timeout": timedelta(seconds=waits.total),
+            "backoff": {
+                "init_backoff": timedelta(seconds=min(0.1, waits.wait)),
+                "max_backoff": timedelta(seconds=waits.wait),
+                "base": 2,
+            },
+        }
+        make: Any = {"gs": GCSStore, "az": AzureStore}.get(kind, S3Store)
+        try:
+            store: ObjectStore = make(bucket, client_options=client, retry_config=retries, **options)
+            return store
+        except BaseException as error:
+            if kind not in CLOUDS or not (isinstance(error, Exception) or failures.is_panic(error)):
+                raise
+            raise _no_credentials(kind, error) from error
 
 
 def _no_credentials(kind: str, error: BaseException) -> StorageError:
@@ -103,11 +103,20 @@ def _no_credentials(kind: str, error: BaseException) -> StorageError:
 
 
 def _s3_options(settings: environment.Settings, bucket: str) -> dict[str, Any]:
-    options: dict[str, Any] = {"region": settings.region or _region(settings.url, bucket)}
+    options: dict[str, Any] = {"region": settings.region}
+    if not settings.region:
+        # https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html
+        try:
+            address, client = f"{settings.url}/{bucket}", environment.web_client(settings.url)
+            answer = client.request("HEAD", address, redirect=False, retries=3, timeout=10.0)
+        except HTTPError as error:
+            message = f"cannot ask {settings.url} for the region of {bucket}: {error}"
+            raise StorageError(message, fix="check the network, or set AWS_REGION") from error
+        options["region"] = answer.headers.get("x-amz-bucket-region", "") or "us-east-1"
     if settings.url != environment.AMAZON:
         # Of the two names of this option, the one that the environment cannot override.
         options["aws_endpoint_url_s3"] = settings.url
-    provider = environment.credentials(settings)
+    provider = settings.keys
     if provider is None:  # An unsigned request needs a checksum of its body.
         return {**options, "skip_signature": True, "checksum_algorithm": "SHA256"}
 
@@ -119,31 +128,10 @@ def _s3_options(settings: environment.Settings, bucket: str) -> dict[str, Any]:
             "access_key_id": current.access_key,
             "secret_access_key": current.secret_key,
             "token": current.session_token,
-            "expires_at": None if settings.source == "keys" else soon,
+            "expires_at": None if isinstance(provider, StaticProvider) else soon,
         }
 
     return {**options, "credential_provider": keys}
-
-
-def _region(url: str, bucket: str) -> str:
-    """Ask Amazon for a bucket's region (https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html)."""
-    try:
-        web_client = environment.web_client(url)
-        answer = web_client.request("HEAD", f"{url}/{bucket}", redirect=False, retries=3, timeout=10.0)
-    except HTTPError as error:
-        fix = "check the network, or set AWS_REGION"
-        raise StorageError(f"cannot ask {url} for the region of {bucket}: {error}", fix=fix) from error
-    return answer.headers.get("x-amz-bucket-region", "") or "us-east-1"
-
-
-def _wait_for(server: str, uri: str) -> None:
-    """Wait until a server gives its first answer to this process."""
-    waits = environment.RETRIES
-    end = time.monotonic() + waits.first
-    while problem := web.problem_of(server, uri, min(waits.connect, waits.first), waits.first):
-        if not problem.passing or time.monotonic() > end:
-            raise problem
-        time.sleep(min(1.0, waits.wait))
 
 
 _locations: dict[str, Location] = {}
@@ -183,15 +171,13 @@ def _new_location(name: str, uri: str) -> Location:
             future = _pending[name] = Future()
     if is_first:
         try:
-            location = Location(uri)
+            future.set_result(Location(uri))
         except BaseException as error:
-            _pending.pop(name, None)
             future.set_exception(error)
-            raise
         if _pending.get(name) is future:  # Else the environment has changed.
-            _locations[name] = location
-            _pending.pop(name, None)
-        future.set_result(location)
+            if not future.exception():
+                _locations[name] = future.result()
+            del _pending[name]
     return future.result()
 
 
@@ -215,20 +201,17 @@ os.register_at_fork(after_in_child=_note_fork)
 
 @contextmanager
 def translated(location: Location, uri: str, verb: str) -> Iterator[None]:
-    """Raise obstore's errors as StorageErrors."""
+    """Raise errors of obstore as StorageErrors, and others as they are."""
     try:
         yield
     except BaseException as error:
-        raise_translated(error, location, uri, verb)
-
-
-def raise_translated(error: BaseException, location: Location, uri: str, verb: str) -> NoReturn:
-    """Raise an error of obstore as a StorageError, and others as they are."""
-    if isinstance(error, StorageError) or not (isinstance(error, Exception) or failures.is_panic(error)):
-        raise error
-    problem = failures.translate(error, uri, verb)
-    if not isinstance(problem, failures.Absent | failures.Transient):
-        forget_locations()  # The environment may be corrected, in a notebook.
-        if problem.passing and not failures.status_of(error):
-            problem = web.problem_of(location.server, uri, 5.0, 5.0) or problem
-    raise problem from error
+        if isinstance(error, StorageError) or not (isinstance(error, Exception) or failures.is_panic(error)):
+            raise
+        problem = failures.translate(error, uri, verb)
+        if isinstance(problem, failures.NoRanges):
+            location.gives_ranges = False
+        elif not isinstance(problem, MissingError | failures.Transient):
+            forget_locations()  # The environment may be corrected, in a notebook.
+            if problem.passing and not failures.status_of(error):
+                problem = web.problem_of(location.server, uri, 5.0, 5.0) or problem
+        raise problem from error

@@ -28,8 +28,7 @@ class Form:
 
     kind: str = ""
     """The value of `kind`; "" for files without it."""
-    version: int = 0
-    """The newest `version` that can be read; 0 for files without it."""
+    version: int = 0  # the newest `version` that can be read; 0 for files without it
     shape: Any = None
     """A type; [shape] for a list; {"*": shape} for a mapping; {"key": shape, "key?": shape} for an object
     with a required and an optional key, and any others."""
@@ -73,34 +72,27 @@ def decode(uri: str, data: bytes, form: Form | None = None) -> Any:
         raise DamagedError(f"{uri} is not JSON: {error}", fix=remedy) from error
     if sealed and isinstance(obj, dict):
         del obj[_KEY]
-    return checked(uri, obj, form) if form else obj
-
-
-def checked(uri: str, obj: Any, form: Form) -> Any:
-    """Return the content of a file if it has a form; see `decode`."""
+    if not form:
+        return obj
     if not isinstance(obj, dict):
-        raise FormError(f"{uri}: a JSON object was expected", fix=form.remedy)
+        raise FormError(f"{uri}: a JSON object was expected", fix=remedy)
     if form.kind and obj.get("kind") != form.kind:
-        raise FormError(f"{uri}: its kind is {_short(obj.get('kind'))}, not {form.kind!r}", fix=form.remedy)
+        raise FormError(f"{uri}: its kind is {_short(obj.get('kind'))}, not {form.kind!r}", fix=remedy)
     if form.version:
         key = form.version_key
         version = obj.get(key, 1 if key != "version" else None)
         if type(version) is not int or version < 1:
-            raise FormError(f"{uri}: {key} is {_short(version)}, not a number from 1 on", fix=form.remedy)
+            raise FormError(f"{uri}: {key} is {_short(version)}, not a number from 1 on", fix=remedy)
         if version > form.version:
             message = f"{uri} was written by a newer kubedet: its {key} is {version}"
             fix = f"use the newer kubedet, or another data root; {form.version} is known here"
             raise DataError(message, fix=fix)
-    check_shape(uri, obj, form.shape, form.remedy)
+    check_shape(uri, obj, form.shape, remedy)
     return obj
 
 
 def check_shape(uri: str, value: Any, shape: Any, remedy: str = _AGAIN, place: str = "") -> None:
-    """Compare a value with a shape, see `Form`.
-
-    Raises:
-        FormError: names the file, the key and the problem.
-    """
+    """Compare a value with a shape, see `Form`."""
     kind = dict if isinstance(shape, Mapping) else list if isinstance(shape, list) else shape
     if kind is None:
         return

@@ -12,14 +12,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.base.errors import ConfigError, StorageError
+from trainer.base.errors import ConfigError, MissingError, StorageError
 from trainer.base.safe_text import has_userinfo
-from trainer.storage.uris import OBJECT_STORES, WEB, InvalidAddress, host_and_port, scheme
+from trainer.storage.uris import OBJECT_STORES, WEB, host_and_port, scheme
 
 MOST_BYTES = 64 * 1024 * 1024
 """Of a file whose address comes from data; a server could send without end."""
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]")
+_ALLOWED = re.compile(
+    r"(s3|minio|gs|az)://[^/]+/?|([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[1-9][0-9]{0,4})?", re.IGNORECASE
+)
+"""Buckets and hosts."""
+
 
 # The standard library's idea of a global address has changed with its patch releases. Ranges with a few
 # reachable addresses for infrastructure (anycast relays, Teredo, 6to4) are refused whole: they have no web
@@ -38,8 +42,6 @@ _SPECIAL_IPV6 = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2001:db8::/32", 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 """A translator forwards packets to the IPv4 address in the last 32 bits (RFC 6052)."""
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-
 
 class Refused(StorageError):
     """An address that is not allowed."""
@@ -53,9 +55,6 @@ class UrlPolicy:
         named: URIs that the user named; their servers and buckets may be read.
         allowed: others: `host`, `host:port`, `10.0.0.0/8`, `s3://bucket`.
         anywhere: whether all servers may be read.
-
-    Raises:
-        ConfigError: one of `allowed` has another form.
     """
 
     named: tuple[str, ...] = ()
@@ -64,7 +63,7 @@ class UrlPolicy:
 
     def __post_init__(self) -> None:
         for text in self.allowed:
-            if not _is_valid(text):
+            if not _ALLOWED.fullmatch(text) and _network(text) is None:
                 fix = "write host, host:port, a network as 10.0.0.0/8, or a bucket as s3://bucket"
                 raise ConfigError(f"data.allow_hosts: cannot use {text!r}", fix=fix)
 
@@ -74,11 +73,7 @@ class UrlPolicy:
         return scheme(uri) in ("", "file") or (bool(place) and place in map(_place, self.named))
 
     def check(self, uri: str) -> None:
-        """Refuse an address by its text alone; `check_names` looks up its host.
-
-        Raises:
-            Refused: it is not allowed.
-        """
+        """Refuse an address by its text alone; `check_names` looks up its host."""
         kind = scheme(uri)
         if has_userinfo(uri):
             fix = "remove it from the address"
@@ -98,18 +93,19 @@ class UrlPolicy:
             raise Refused(f"refused {uri}: no address of a server", fix="write http://, https:// or a bucket")
 
     def check_peer(self, uri: str, peer: str) -> None:
-        """Refuse an IP address to which a web address leads, if it is not public.
-
-        Raises:
-            Refused: it is not allowed.
-            ValueError: `peer` is no IP address.
-        """
+        """Refuse an IP address to which a web address leads, if it is not public."""
         address = ipaddress.ip_address(peer.partition("%")[0].strip("[]"))
         if self.anywhere or _is_public(address):
             return
         host, port = host_and_port(uri)
-        if self.is_named(uri) or any(_allows(text, host, port, address) for text in self.allowed):
+        if self.is_named(uri):
             return
+        for text in self.allowed:
+            network = _network(text)
+            if network is not None and address in network:
+                return
+            if text.lower().replace("[", "").replace("]", "") in (host, f"{host}:{port}"):
+                return
         at = f"{host} is at {address}" if host != str(address) else str(address)
         raise Refused(
             f"refused {uri}: {at}, which is no address of the public network",
@@ -117,12 +113,7 @@ class UrlPolicy:
         )
 
     def check_names(self, uri: str) -> list[Any]:
-        """Return the result of `socket.getaddrinfo` for a host; refuse it if any of its addresses is refused.
-
-        Raises:
-            OSError: the name is not known.
-            Refused: an address is not allowed.
-        """
+        """Return what `socket.getaddrinfo` finds for a host; refuse it if one of the addresses is refused."""
         host, port = host_and_port(uri)
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         for *_, address in addresses:
@@ -135,29 +126,18 @@ def _place(uri: str) -> str:
     kind = scheme(uri)
     if kind in OBJECT_STORES:
         return f"{kind}://{uri.partition('://')[2].partition('/')[0]}"
-    with suppress(InvalidAddress):
+    with suppress(MissingError):
         return "{}:{}".format(*host_and_port(uri)) if kind in WEB else ""
     return ""
 
 
-def _is_valid(text: str) -> bool:
-    if scheme(text) in OBJECT_STORES and "://" in text:
-        bucket = text.partition("://")[2].rstrip("/")
-        return bool(bucket) and "/" not in bucket
+def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
     with suppress(ValueError):
-        return bool(ipaddress.ip_network(text))
-    host, _, port = text.rpartition(":") if re.search(r":\d+$", text) else (text, "", "80")
-    return bool(_NAME.fullmatch(host)) and 0 < int(port) < 65536
+        return ipaddress.ip_network(text)
+    return None
 
 
-def _allows(text: str, host: str, port: int, address: Address) -> bool:
-    """Return whether an entry of `allowed` names a host, or a network that contains its address."""
-    with suppress(ValueError):
-        return address in ipaddress.ip_network(text)
-    return text.lower().replace("[", "").replace("]", "") in (host, f"{host}:{port}")
-
-
-def _is_public(address: Address) -> bool:
+def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     """Return whether an address is public; of an IPv6 address that contains an IPv4 one, that one counts."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is None and address not in _NAT64:

@@ -4,6 +4,7 @@ obstore follows redirects to any address. Here each hop is checked, and each add
 connection is made to it.
 """
 
+import random
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,23 +12,28 @@ from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from http.client import HTTPException, InvalidURL
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 from urllib.parse import urljoin
 
 import urllib3
-from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.util import parse_url
 from urllib3.util.connection import create_connection
 
 from trainer.base import traffic
-from trainer.base.errors import StorageError, refuse_userinfo
+from trainer.base.daemon_threads import DaemonThreadPool, in_background
+from trainer.base.errors import MissingError, StorageError, refuse_userinfo
 from trainer.base.safe_text import whole_number
 from trainer.storage import environment, failures, hub
 from trainer.storage.uris import WEB, FileState, host_and_port, invalid_address, scheme
 from trainer.storage.url_policy import MOST_BYTES, Refused, UrlPolicy
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
 _BLOCK = 1024 * 1024
+_TRIES = 4
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REDIRECTS = 5
 _CONNECTIONS = 64
@@ -35,10 +41,6 @@ _CONNECTIONS = 64
 _LEAST_RATE = 50_000.0
 """Bytes a second, of an answer that takes longer than a request may."""
 _BROKEN = (urllib3.exceptions.HTTPError, HTTPException, OSError)
-
-
-class NoRanges(Exception):
-    """The server gives a file only whole."""
 
 
 class Part(NamedTuple):
@@ -55,34 +57,23 @@ def part(uri: str, start: int, stop: int, etag: str = "", via: str = "") -> Part
     """Ask for bytes of a file, by an address from the user.
 
     `etag` is the version that is wanted; `via` the address after redirects, if it is known.
-
-    Raises:
-        NoRanges: the server gives the file only whole.
-        PastEnd: the file ends before `start`.
-        Changed: there is another version now.
-        StorageError: it is missing or cannot be read.
     """
     headers = {"Range": f"bytes={start}-{stop - 1}"}
     if etag and not etag.startswith("W/"):  # A weak ETag cannot be used with ranges.
         headers["If-Match"] = etag
-    with _answer("GET", via or uri, policy_of_user(uri), headers) as (response, hop):
-        if response.status in (412, 416):
-            raise failures.changed(uri, failures.PastEnd if response.status == 416 else failures.Changed)
-        _check(response, uri)
+    with _answer("GET", via or uri, headers=headers) as (response, hop):
         size = whole_number(response.headers.get("content-range", "").rpartition("/")[2])
         if response.status != 206 or size is None:
             size = _content_length(response)
             if start or size is None or size > stop:
-                response.close()
-                raise NoRanges
+                raise failures.NoRanges(f"{uri} cannot be read in parts")
         data = b"".join(_blocks(response, uri))
         return Part(hop, size, response.headers.get("etag", ""), "", lambda: data)
 
 
 def stream(uri: str) -> Iterator[bytes]:
     """Yield all bytes of a file as they arrive, by an address from the user."""
-    with _answer("GET", uri, policy_of_user(uri), {}) as (response, _):
-        _check(response, uri)
+    with _answer("GET", uri) as (response, _):
         yield from _blocks(response, uri)
 
 
@@ -91,17 +82,11 @@ def state(uri: str) -> FileState | None:
 
     The size is 0 if the server does not report it.
     """
-    for method in ("HEAD", "GET"):
-        with _answer(method, uri, policy_of_user(uri), {}) as (response, _):
-            if method == "HEAD" and response.status in (405, 501):
-                continue
-            if method == "GET":
-                response.close()
-            try:
-                _check(response, uri)
-            except failures.Absent:
-                return None
-            break
+    try:
+        with _answer("HEAD", uri) as (response, _):
+            pass
+    except MissingError:
+        return None
     try:
         modified = parsedate_to_datetime(response.headers["last-modified"]).timestamp()
     except (KeyError, TypeError, ValueError):
@@ -109,20 +94,31 @@ def state(uri: str) -> FileState | None:
     return FileState(_content_length(response) or 0, modified, response.headers.get("etag", ""))
 
 
-def read_within(uri: str, policy: UrlPolicy, most: int = MOST_BYTES) -> bytes:
-    """Return the content of a file of at most `most` bytes, whose address comes from data.
+def retried(action: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Repeat a read or write whose bytes were cut off, altered or changed; signals are handled meanwhile."""
 
-    Raises:
-        Refused: an address is not allowed.
-        StorageError: it is missing, larger, or cannot be read.
-    """
+    def repeat(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        def tries() -> Result:
+            for number in range(1, _TRIES):
+                try:
+                    return action(*args, **kwargs)
+                except failures.Transient:
+                    time.sleep(random.uniform(0, min(environment.RETRIES.wait, 0.2 * 2**number)))
+            return action(*args, **kwargs)
+
+        return in_background(tries)
+
+    return repeat
+
+
+@retried
+def read_within(uri: str, policy: UrlPolicy, most: int = MOST_BYTES) -> bytes:
+    """Return the content of a file of at most `most` bytes, whose address comes from data."""
     blocks, received = [], 0
-    with _answer("GET", uri, policy, {}) as (response, _):
-        _check(response, uri)
+    with _answer("GET", uri, policy) as (response, _):
         for block in _blocks(response, uri):
             received += len(block)
             if received > most:
-                response.close()
                 fix = "use a smaller file, or put it next to the annotations, where files may be larger"
                 raise StorageError(f"cannot read {uri}: more than {most} bytes", fix=fix)
             blocks.append(block)
@@ -135,8 +131,9 @@ def problem_of(server: str, uri: str, connect: float, silence: float) -> Storage
     `connect` and `silence` are seconds to wait for a connection and for an answer.
     """
     try:
-        client, token = environment.web_client(server), hub.authorization(server)
         timeout = urllib3.Timeout(connect=max(connect, 0.1), read=max(silence, 0.1))
+        client = environment.web_client(server)
+        token = hub.authorization(server)
         client.request("HEAD", server, headers=token, timeout=timeout, retries=False, redirect=False)
     except urllib3.exceptions.ProtocolError:
         return None  # There is a server; the request itself will say what is wrong.
@@ -145,13 +142,20 @@ def problem_of(server: str, uri: str, connect: float, silence: float) -> Storage
     return None
 
 
+def answers(uri: str, seconds: float) -> bool:
+    """Return whether the server of a web address gives any answer within some seconds; it is asked once."""
+    with DaemonThreadPool(1) as thread, suppress(TimeoutError):  # A name lookup has no timeout.
+        problem = thread.submit(problem_of, uri, uri, seconds, seconds).result(timeout=seconds)
+        return problem is None or not problem.passing
+    return False
+
+
 def policy_of_user(uri: str) -> UrlPolicy:
     """Return where a server that the user named may redirect to.
 
     A public server has no reason to lead into this process's network. A server in that network is trusted.
     """
     refuse_userinfo(uri, "the address")
-    host_and_port(uri)
     return _policy_of_origin("/".join(uri.split("/", 3)[:3]))
 
 
@@ -166,25 +170,29 @@ def _policy_of_origin(origin: str) -> UrlPolicy:
 
 @contextmanager
 def _answer(
-    method: str, uri: str, policy: UrlPolicy, headers: Mapping[str, str]
+    method: str, uri: str, policy: UrlPolicy | None = None, headers: Mapping[str, str] | None = None
 ) -> Iterator[tuple[urllib3.BaseHTTPResponse, str]]:
-    """Follow redirects; give the answer that is none, and its address."""
-    hops = [uri]
+    """Follow redirects; give the answer that is none, and its address. Without policy, the user named it."""
+    hops, policy = [uri], policy or policy_of_user(uri)
     while True:
-        response = _request(method, hops[-1], policy, headers)
-        target = response.headers.get("location", "")
-        is_redirect = response.status in _REDIRECTS and bool(target)
-        try:
-            if not is_redirect:
-                yield response, hops[-1]
-            if (_content_length(response) or 0) > _BLOCK:
-                response.close()
-            response.drain_conn()
-            response.release_conn()
-        except BaseException:
+        response = _request(method, hops[-1], policy, headers or {})
+        if method == "HEAD" and response.status in (405, 501):
             response.close()
-            raise
-        if not is_redirect:
+            method = "GET"
+            continue
+        target = response.headers.get("location", "") if response.status in _REDIRECTS else ""
+        try:
+            if not target and response.status < 300:
+                yield response, hops[-1]
+            if response.length_remaining is not None and response.length_remaining <= _BLOCK:
+                response.drain_conn()  # Then the connection can be used again.
+        finally:
+            response.close()
+        if not target and response.status in (412, 416):
+            raise failures.changed(uri, response.status)
+        if not target and response.status >= 300:
+            raise failures.web_refusal(response.status, uri)
+        if not target:
             return
         try:
             following = urljoin(hops[-1], target)
@@ -195,7 +203,7 @@ def _answer(
             raise Refused(f"refused {uri}: it redirects to {following}", fix=fix)
         if following in hops or len(hops) > _MOST_REDIRECTS:
             way = " -> ".join([*hops, following])
-            raise failures.RedirectLoop(
+            raise StorageError(
                 f"cannot read {uri}: it is redirected without end: {way}",
                 fix="correct the address, or the server: it is no use to try again",
             )
@@ -243,48 +251,35 @@ def _client(kind: str, host: str, port: int, policy: UrlPolicy) -> urllib3.PoolM
 
     def connect(connection: HTTPConnection) -> Any:
         """Connect as urllib3 does, but to the addresses that were checked, without a second lookup."""
-        refusal: OSError | None = None
         try:
             addresses = policy.check_names(origin)
         except OSError as error:
             raise urllib3.exceptions.NameResolutionError(host, connection, error) from error  # type: ignore[arg-type]
+        refusal = OSError()
         for *_, address in addresses:
             try:
                 return create_connection(
                     address[:2], connection.timeout, connection.source_address, connection.socket_options
                 )
-            except TimeoutError as error:
-                message = f"no connection to {host} in {connection.timeout} s"
-                raise urllib3.exceptions.ConnectTimeoutError(connection, message) from error
             except OSError as error:
                 refusal = error
+        if isinstance(refusal, TimeoutError):
+            raise urllib3.exceptions.ConnectTimeoutError(connection, str(refusal)) from refusal
         raise urllib3.exceptions.NewConnectionError(connection, str(refusal)) from refusal
 
-    class Plain(HTTPConnection):
-        _new_conn = connect
-
-    class Encrypted(HTTPSConnection):
-        _new_conn = connect
-
     if kind == "http":
-        plain = HTTPConnectionPool(host, port, maxsize=_CONNECTIONS)
-        plain.ConnectionCls = Plain
-        return plain
-    trusted = ssl.create_default_context(cadata=environment.authorities())
-    encrypted = HTTPSConnectionPool(host, port, maxsize=_CONNECTIONS, ssl_context=trusted)
-    encrypted.ConnectionCls = Encrypted
-    return encrypted
+        pool = HTTPConnectionPool(host, port, maxsize=_CONNECTIONS)
+    else:
+        trusted = ssl.create_default_context(cadata=environment.authorities())
+        pool = HTTPSConnectionPool(host, port, maxsize=_CONNECTIONS, ssl_context=trusted)
+    pool.ConnectionCls = type("Guarded", (pool.ConnectionCls,), {"_new_conn": connect})
+    return pool
 
 
 def forget_stores() -> None:
     """Look up names, proxies and certificates again when a server is used next."""
     _client.cache_clear()
     _policy_of_origin.cache_clear()
-
-
-def _check(response: urllib3.BaseHTTPResponse, uri: str) -> None:
-    if response.status >= 300:
-        raise failures.web_refusal(response.status, uri)
 
 
 def _content_length(response: urllib3.BaseHTTPResponse) -> int | None:
@@ -300,7 +295,6 @@ def _blocks(response: urllib3.BaseHTTPResponse, uri: str) -> Iterator[bytes]:
             traffic.read(len(block))
             yield block
             if time.monotonic() - began > environment.RETRIES.total / 2 + received / _LEAST_RATE:
-                response.close()
                 message = f"cannot read {uri}: the server is too slow"
                 raise StorageError(message, fix=failures.RUN_AGAIN, passing=True)
     except _BROKEN as error:

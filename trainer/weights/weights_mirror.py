@@ -263,6 +263,8 @@ def _hash_of(path: Path) -> str:
 
 def _fetch(uri: str, data_root: str) -> PublishedFile:
     """Fetch published weights into the mirror, the manifest last; returns the file with its full hash."""
+    from trainer.storage import objects, web
+
     place, is_torchvision = place_of(uri, data_root), uri.startswith(TORCHVISION)
     remedy = f"run `kubedet weights fetch {uri} --data-root {data_root}` where the internet can be reached"
     if uri.startswith(HUB):
@@ -277,11 +279,12 @@ def _fetch(uri: str, data_root: str) -> PublishedFile:
             cached = _in_torchvisions_cache(file) if is_torchvision else None
             if cached is None:
                 # Without internet, fail at once.
-                if not storage.answers(address, ANSWER_SECONDS):
+                if not web.answers(address, ANSWER_SECONDS):
                     raise StorageError(f"its server gives no answer in {ANSWER_SECONDS:g} s")
                 file = published_file(uri)
                 _LOG.info("fetching %s%s", file.url, f", {file.size / 2**20:.0f} MB" if file.size else "")
-            path = cached or storage.local_copy(file.url, temporary)
+                objects.copy(file.url, temporary / "weights")
+            path = cached or temporary / "weights"
             if fault := _fault(path, file):
                 raise StorageError(f"{file.url} is not what was published, perhaps a proxy's answer: {fault}")
             storage.upload(path, storage.join(place, file.name))
@@ -311,7 +314,7 @@ def _in_torchvisions_cache(file: PublishedFile) -> Path | None:
 
 def _hub_remedy(page: str) -> str:
     """Advice if the hub refuses or hides a model."""
-    if not hub.has_token():
+    if not os.environ.get(hub.TOKEN, "").strip():
         return (
             f"see whether {page} is there; for a private or gated model set {hub.TOKEN}, in a cluster "
             "as a key of the Secret that `credentials` names"

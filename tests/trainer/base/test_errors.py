@@ -4,13 +4,8 @@ import errno
 
 import pytest
 
-from trainer.base.errors import ResourceError, StorageError
+from trainer.base.errors import ResourceError
 from trainer.base.os_errors import check_resources, name_resource_errors
-
-
-def test_the_remedy_is_on_another_line():
-    assert str(StorageError("it is gone", fix="write it again")) == "it is gone\n  fix: write it again"
-    assert str(StorageError("it is gone")) == "it is gone"
 
 
 def test_lack_of_memory_names_the_file():

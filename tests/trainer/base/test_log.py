@@ -12,13 +12,6 @@ from terminal import Terminal
 from trainer.base import log
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(4.6, "0:05"), (0, "0:00"), (61, "1:01"), (754, "12:34"), (3723, "1:02:03")]
-)
-def test_clock(seconds, text):
-    assert log.clock(seconds) == text
-
-
 def events(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 

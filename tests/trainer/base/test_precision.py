@@ -31,10 +31,3 @@ def test_bf16_is_used_where_there_are(monkeypatch, caplog):
     with precision.autocast(torch.device("cpu"), "bf16"):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
     assert not caplog.records
-
-
-def test_only_fp16_scales_the_loss():
-    scales = {
-        kind: precision.scaler(torch.device("cpu"), kind).is_enabled() for kind in ("bf16", "fp16", "fp32")
-    }
-    assert scales == {"bf16": False, "fp16": True, "fp32": False}

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from patience import until
 
 from trainer import storage
 from trainer.base import temporary_folders
@@ -116,17 +115,3 @@ def test_the_next_writer_removes_the_half_file_of_one_that_was_killed(place):
         assert not left.exists() and held.exists()
     finally:
         killed(alive)
-
-
-@pytest.mark.slow
-def test_a_launch_leaves_no_folder_and_the_next_sweeps_that_of_a_killed_one(place):
-    """torchrun makes one of its own for each launch, and leaves it."""
-    command = [sys.executable, "-m", "trainer", "launch", "--nproc", "1", "--", "doctor", "--json"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    launched = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
-    until(lambda: ours(place) or launched.poll() is not None)
-    launched.kill()
-    launched.wait()
-    assert ours(place)
-    subprocess.run(command, stdout=subprocess.DEVNULL, env=environment, check=False, timeout=300)
-    assert ours(place) == [] and not list(place.glob("torchelastic_*"))

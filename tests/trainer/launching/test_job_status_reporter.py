@@ -1,9 +1,7 @@
 """Progress in a job's status: the newest, seldom, with the token of now, and never at the training's cost."""
 
 import itertools
-import os
 import re
-import signal
 import socket
 import time
 
@@ -11,11 +9,8 @@ import pytest
 from status_server import StatusServer
 
 from trainer.base import log
-from trainer.base.errors import Interrupted
 from trainer.launching import job_status_reporter
 from trainer.launching.job_status_reporter import Reporter
-from trainer.trackers.training_log import TrainingLog, read_rows
-from trainer.training.loop import train
 
 
 @pytest.fixture
@@ -158,38 +153,3 @@ def test_a_server_that_never_answers_does_not_hold_up_the_end(monkeypatch, serve
         each.close()
         assert time.monotonic() - begun < 30
     each._thread.join(60)  # It hears that the server is gone.
-
-
-def in_a_trainjob(monkeypatch, server, interval):
-    for name, value in server.variables.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(job_status_reporter, "_INTERVAL", interval)
-
-
-def test_a_training_that_is_stopped_and_goes_on_shows_where(shards, tiny, tmp_path, monkeypatch, server):
-    """Stopped, it says where at once; restarted, it says the same, of the whole, with the last AP."""
-    in_a_trainjob(monkeypatch, server, 60)
-    output = str(tmp_path / "run")
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        add = TrainingLog.add
-
-        def adding(self, kind, row):
-            add(self, kind, row)
-            if kind == "train" and row["step"] == 8:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        patch.setattr(TrainingLog, "add", adding)
-        train(tiny(), shards, output)
-    stopped = server.states[-1]
-    assert [state["progressPercentage"] for state in server.states] == [0, 100 * 9 // 12]
-    train(tiny(), shards, output)
-    first = server.states[2]
-    ap = next(row["coco/AP"] for row in read_rows(output) if row["kind"] == "val")
-    assert first["progressPercentage"] == 75 and "estimatedRemainingSeconds" not in first
-    assert [(each["name"], float(each["value"])) for each in first["metrics"]] == [
-        ("coco/AP", pytest.approx(ap, abs=1e-5))
-    ]
-    assert first["metrics"][0] in stopped["metrics"]
-    last = server.states[-1]
-    assert last["progressPercentage"] == 100
-    assert {each["name"] for each in last["metrics"]} == {"loss", "images_per_second", "coco/AP"}

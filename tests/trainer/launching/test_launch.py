@@ -71,15 +71,6 @@ def test_a_folder_that_cannot_be_written_is_an_error_before_the_nodes_meet(node,
     assert "waiting for" not in alone.output and "Traceback" not in alone.output
 
 
-@pytest.mark.usefixtures("forked_processes")
-def test_a_training_without_a_launcher_checks_it_too(tmp_path):
-    (tmp_path / "run").write_text("a file")
-    command = [sys.executable, "-m", "trainer", "train", "--shards", "none", "--output", f"{tmp_path}/run"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert f"error: the results cannot be written to {tmp_path}/run" in done.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_nodes_that_do_not_meet_say_so_and_are_run_again(node, port):

@@ -22,28 +22,6 @@ launch._settings = lambda *given: (settings(*given)[0], sys.executable, ["-c", s
 sys.exit(launch.launch(["train"], ["--nproc-per-node", "2", *sys.argv[2:]]))
 """
 
-LOSING = """
-import os, signal, sys, time
-import torch
-import torch.distributed as dist
-from trainer.base import die_with_parent
-from trainer.launching.worker_failures import report_lost_peer
-die_with_parent.die_with_launcher()
-dist.init_process_group("gloo")
-dist.barrier()
-if os.environ["GROUP_RANK"] == "1":
-    if os.environ["LOCAL_RANK"] == "0":
-        os._exit(3)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    time.sleep(600)
-try:
-    dist.all_reduce(torch.zeros(1))
-except RuntimeError as error:
-    report_lost_peer(error)
-    sys.exit(143)
-"""
-"""Of the second node's workers one ends with 3, and the other heeds no SIGTERM."""
-
 SPARED = """
 import os, sys, time
 from trainer.base import die_with_parent
@@ -89,18 +67,6 @@ def wait_until(true, nodes):
     while not true():
         assert time.monotonic() < limit, "\n".join(each.output() for each in nodes)
         time.sleep(0.02)
-
-
-@pytest.mark.slow
-def test_a_node_that_lets_another_end_first_stops_when_it_is_asked_to(nodes, port):
-    place = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port), "--node-rank"]
-    survivor, other = (nodes(LOSING, *place, rank) for rank in ("0", "1"))
-    wait_until(lambda: "lost another process of this run" in survivor.output(), [survivor, other])
-    time.sleep(0.5)
-    assert survivor.poll() is None, "it did not wait"
-    survivor.send_signal(signal.SIGTERM)
-    assert survivor.wait(240) == 143
-    assert "stopped by SIGTERM" in survivor.output() and "Traceback" not in survivor.output()
 
 
 @pytest.mark.slow

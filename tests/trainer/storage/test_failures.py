@@ -76,8 +76,9 @@ def test_listed_names_that_climb_out_are_refused(proxy, name):
     listing = f"""<?xml version='1.0'?><ListBucketResult><Contents><Key>data/{name}</Key><Size>1</Size>
     <LastModified>2026-11-22T16:00:00Z</LastModified></Contents></ListBucketResult>"""
     proxy.answers["/bucket?list-type=2&prefix=data%2F"] = listing.encode()
-    with pytest.raises(StorageError, match="refused name"):
+    with pytest.raises(StorageError, match=r"invalid path|empty path") as caught:
         storage.list_files("s3://bucket/data")
+    assert "rename the object" in caught.value.fix
 
 
 def at(monkeypatch, endpoint):
@@ -93,8 +94,8 @@ def at(monkeypatch, endpoint):
 def test_a_server_that_is_not_there(proxy, monkeypatch, hurried):
     hurried(total=60)  # a server that has never answered is given up much sooner
     error = at(monkeypatch, "http://127.0.0.1:9")
-    assert "does not take connections (Connection refused)" in error.message
-    assert "port" in error.fix
+    assert "no answer from the server: Connection refused" in error.message
+    assert "address" in error.fix
 
 
 @pytest.fixture(scope="module")
@@ -135,11 +136,11 @@ def test_a_private_authority_is_trusted_when_it_is_named(
 ):
     hurried(total=60, first=60)
     error = at(monkeypatch, f"https://127.0.0.1:{tls_server}")
-    assert "signed its certificate is not known here" in error.message and "AWS_CA_BUNDLE" in error.fix
+    assert "self-signed certificate" in error.message and "AWS_CA_BUNDLE" in error.fix
     with pytest.raises(StorageError, match="no trusted connection"):
         storage.read_bytes(f"https://127.0.0.1:{tls_server}/x")
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
     address = f"https://127.0.0.1:{tls_server}/x"
     assert storage.read_bytes("s3://bucket/x") == storage.read_bytes(address) == b"hello"
     error = at(monkeypatch, f"https://localhost:{tls_server}")
-    assert "certificate is for another name" in error.message
+    assert "certificate is not valid for 'localhost'" in error.message

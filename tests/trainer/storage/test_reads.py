@@ -38,7 +38,7 @@ def test_a_large_object_is_read_in_pieces_side_by_side(proxy, data, tmp_path):
     requested = ranges(proxy)
     # The first tells how large it is.
     assert requested[0] == "0-65535" and len(set(requested)) == 16
-    assert storage.local_copy("s3://bucket/big", tmp_path).read_bytes() == data
+    assert storage.local_copy("s3://bucket/big").read_bytes() == data
 
 
 @pytest.mark.parametrize("size", [0, 1, 64 * KB - 1, 64 * KB, 64 * KB + 1, 128 * KB])
@@ -46,7 +46,7 @@ def test_sizes_around_a_piece(proxy, bucket, tmp_path, size):
     content = os.urandom(size)
     (bucket / "x").write_bytes(content)
     assert storage.read_bytes("s3://bucket/x") == content
-    assert storage.local_copy("s3://bucket/x", tmp_path).read_bytes() == content
+    assert storage.local_copy("s3://bucket/x").read_bytes() == content
 
 
 def test_a_range(proxy, data):
@@ -97,12 +97,12 @@ def test_a_byte_that_was_changed_on_the_way_is_noticed(proxy, data):
     assert len(ranges(proxy)) == 32  # all of it again: nobody knows which byte it was
 
 
-def test_a_damaged_object_is_an_error_and_leaves_no_copy(proxy, data, tmp_path):
+def test_a_damaged_object_is_an_error_and_leaves_no_copy(proxy, data, copies):
     storage.write_bytes("s3://bucket/x", b"as written")
     proxy.fail("corrupt", times=100, after=1)
     with pytest.raises(StorageError, match=r"s3://bucket/x is damaged: its sha256 is \w{64}, not \w{64}"):
-        storage.local_copy("s3://bucket/x", tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+        storage.local_copy("s3://bucket/x")
+    assert [path.name for path in copies.iterdir()] == ["lock"]
 
 
 def test_a_hash_that_the_caller_knows_counts(proxy, bucket, tmp_path):
@@ -113,7 +113,7 @@ def test_a_hash_that_the_caller_knows_counts(proxy, bucket, tmp_path):
         with pytest.raises(StorageError, match="is damaged"):
             storage.read_bytes(uri, sha256="0" * 64)
     with pytest.raises(StorageError, match="is damaged"):
-        storage.local_copy("s3://bucket/x", tmp_path, sha256="0" * 64)
+        storage.local_copy("s3://bucket/x", sha256="0" * 64)
 
 
 def test_an_object_that_is_replaced_meanwhile_is_read_whole_from_one_version(proxy, data, bucket):
@@ -138,16 +138,16 @@ def test_an_answer_that_there_is_nothing_is_not_believed_at_once(proxy, data, ti
 
 
 @pytest.mark.parametrize("kind", ["stall", "drip"])
-def test_there_is_an_end_to_waiting(proxy, data, hurried, kind, tmp_path):
+def test_there_is_an_end_to_waiting(proxy, data, hurried, kind, copies):
     assert storage.exists("s3://bucket/big")
     hurried(total=1.0)
     proxy.fail(kind, times=10_000, after=0)
     start = time.monotonic()
     with pytest.raises(StorageError, match="cannot read s3://bucket/big") as caught:
-        storage.local_copy("s3://bucket/big", tmp_path)
+        storage.local_copy("s3://bucket/big")
     assert time.monotonic() - start < 15
     assert "run again" in caught.value.fix
-    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    assert [path.name for path in copies.iterdir()] == ["lock"]
 
 
 @pytest.mark.parametrize("size", [5, 1000 * KB])
@@ -171,7 +171,7 @@ def test_a_store_that_gives_objects_only_whole(proxy, data, bucket, tmp_path):
         assert storage.read_bytes(uri) == data
         assert storage.read_range(uri, 70_000, 300_000) == data[70_000:370_000]
         assert storage.read_range(uri, 70_000, 30) == data[70_000:70_030]
-        assert storage.local_copy(uri, tmp_path).read_bytes() == data
+        assert storage.local_copy(uri).read_bytes() == data
         with storage.open_reader(uri) as file:
             file.seek(500_000)
             assert file.read() == data[500_000:]
