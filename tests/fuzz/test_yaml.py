@@ -31,7 +31,7 @@ READERS = {
     "space": of_space,
     "recipe": recipes.named,
     "job": job_options._from_file,
-    "yolo": lambda path: yolo.read_set(path.removesuffix("/data.yaml"), yolo.Bounds()),
+    "yolo": lambda path: yolo.YoloSource(path.removesuffix("/data.yaml")).describe(),
 }
 
 

@@ -19,8 +19,12 @@ def entry(name: str, *categories: int) -> Entry:
     return Entry(name, name, 10, 10, boxes)
 
 
+def rows_of(entries: list[Entry]) -> Rows:
+    return Rows.of(lambda _: entries)
+
+
 def listing(**splits: list[Entry]) -> Listing:
-    return Listing(list(CATEGORIES), {split: Rows.of_list(entries) for split, entries in splits.items()}, "")
+    return Listing(list(CATEGORIES), {split: rows_of(entries) for split, entries in splits.items()}, "")
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from itertools import islice
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trainer import storage
 from trainer.base.errors import DataError, refuse_userinfo
@@ -134,8 +135,6 @@ def _kind_and_path(source: str) -> tuple[str, str]:
     return kind if path != text else "", path
 
 
-_PEEK = 1024 * 1024
-_PROBES = 3
 _FOREIGN = (
     ("CVAT", rb"<annotations[\s>]", "in CVAT, export the task as COCO 1.0, PASCAL VOC 1.1 or YOLO 1.1"),
     ("LabelMe", rb"<sourceImage", "export as PASCAL VOC or COCO; Datumaro converts `label_me` to `coco`"),
@@ -158,25 +157,18 @@ def kind_of(uri: str) -> str:
     """
     if uri.lower().endswith((".json", *YAML)):
         return "coco" if uri.lower().endswith(".json") else "yolo"
-    return "" if storage.scheme(uri) in storage.WEB else next(_kinds(uri), "")
-
-
-def _kinds(folder: str) -> Iterator[str]:
-    """Yield the kinds that a folder may be of, the most certain first."""
-    described = file_of(folder)
-    if described.lower().endswith(YAML):
-        yield "yolo"
-    if _has_xml(storage.join(folder, "Annotations"), recursive=False):
-        yield "voc"
-    files = annotation_files(folder)
-    if files and (len(files) > 1 or any(key in _head(files[0]) for key in _COCO_KEYS)):
-        yield "coco"
-    if described:
-        yield "yolo"
-    if _has_xml(folder, recursive=True):
-        yield "voc"
-    if files:
-        yield "coco"
+    if storage.scheme(uri) in storage.WEB:
+        return ""
+    described, files = file_of(uri), annotation_files(uri)
+    return (  # The most certain first.
+        "yolo" if described.lower().endswith(YAML)
+        else "voc" if _has_xml(storage.join(uri, "Annotations"), recursive=False)
+        else "coco" if files and (len(files) > 1 or any(key in _head(files[0]) for key in _COCO_KEYS))
+        else "yolo" if described
+        else "voc" if _has_xml(uri, recursive=True)
+        else "coco" if files
+        else ""
+    )  # fmt: skip
 
 
 def _has_xml(folder: str, *, recursive: bool) -> bool:
@@ -184,16 +176,11 @@ def _has_xml(folder: str, *, recursive: bool) -> bool:
 
 
 def _head(uri: str) -> bytes:
-    return storage.read_range(uri, 0, min(_PEEK, storage.size(uri)))
+    return storage.read_range(uri, 0, min(1024 * 1024, storage.size(uri)))
 
 
 def refuse_foreign(uri: str, kind: str) -> None:
-    """Refuse a folder or file of a `kind` ("" is unknown) that has annotations in a tool's own format.
-
-    Raises:
-        DataError: naming the tool and how to export.
-        StorageError: they cannot be read.
-    """
+    """Raise DataError for a folder or file of a `kind` ("" is unknown) in an annotation tool's own format."""
     # A server whose kind the user names is not accessed before it is listed.
     if kind == "yolo" or storage.scheme(uri) in storage.WEB or (kind and not storage.is_local(uri)):
         return
@@ -202,7 +189,7 @@ def refuse_foreign(uri: str, kind: str) -> None:
         files = annotation_files(uri)[:1] if kind == "coco" else []
         suffixes = (".xml",) if kind else (".json", ".xml")
         names = (name for name, _ in storage.scan(uri) if name.lower().endswith(suffixes))
-        files += [storage.join(uri, name) for name in islice(names, _PROBES)]
+        files += [storage.join(uri, name) for name in islice(names, 3)]
     for file in files:
         head = _head(file)
         for tool, pattern, remedy in _FOREIGN:
@@ -242,7 +229,7 @@ class ArchiveSource(Source):
             kind, root = self._kind_and_root(unpacked)
             listing = _with_reading(_KINDS[kind](root, unpacked.folder), self.reading).listing()
         except DataError as error:
-            raise DataError(self._renamed(error.message, unpacked), fix=error.fix) from None
+            raise DataError(error.message.replace(unpacked.folder, self.location), fix=error.fix) from None
         lines = [f"{name} {version}\n" for name, version in sorted(unpacked.versions.items())]
         digest = hashlib.sha256(f"{self.uri}\n".encode())
         digest.update("".join(lines).encode("utf-8", "surrogateescape"))
@@ -250,8 +237,30 @@ class ArchiveSource(Source):
             split: Rows(partial(self._batches, rows, listing.problems, unpacked))
             for split, rows in listing.splits.items()
         }
-        self._rename_examples(listing.problems, unpacked)
+        self._rename(listing.problems, unpacked)
         return replace(listing, splits=splits, state=digest.hexdigest())
+
+    def _rename(self, problems: Problems, unpacked: Unpacked) -> None:
+        """Let examples name the archive and not the temporary folder."""
+        for examples in problems.examples.values():
+            examples[:] = [example.replace(unpacked.folder, self.location) for example in examples]
+
+    def _batches(
+        self, rows: Rows, problems: Problems, unpacked: Unpacked, _: Problems
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield rows whose origins and versions are the same on any machine."""
+        folder = f"{unpacked.folder}/"
+        for batch in rows.batches():
+            origins, versions = batch["origin"].to_pylist(), batch["version"].to_pylist()
+            for row, origin in enumerate(origins):
+                if origin.startswith(folder):
+                    name = origin.removeprefix(folder)
+                    origins[row], versions[row] = f"{self.location}#{name}", unpacked.versions[name]
+            details = pc.replace_substring(batch["fault_detail"], unpacked.folder, self.location)
+            changed = {"origin": pa.array(origins), "version": pa.array(versions), "fault_detail": details}
+            arrays = [changed.get(name, batch[name]) for name in SOURCE_ROW.names]
+            yield pa.RecordBatch.from_arrays(arrays, schema=SOURCE_ROW)
+        self._rename(problems, unpacked)
 
     def read(self, origin: str) -> bytes:
         archive, _, name = origin.partition("#")
@@ -276,34 +285,7 @@ class ArchiveSource(Source):
             fix="pack a folder with a COCO JSON, VOC's XML files, or a YOLO data.yaml, and its images",
         )
 
-    def _renamed(self, text: str, unpacked: Unpacked) -> str:
-        return text.replace(unpacked.folder, self.location)
 
-    def _rename_examples(self, problems: Problems, unpacked: Unpacked) -> None:
-        for examples in problems.examples.values():
-            examples[:] = [self._renamed(example, unpacked) for example in examples]
-
-    def _batches(
-        self, rows: Rows, problems: Problems, unpacked: Unpacked, _: Problems
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield rows whose origins and versions are the same on any machine."""
-        folder = f"{unpacked.folder}/"
-        for batch in rows.batches():
-            columns = {name: batch[name].to_pylist() for name in ("origin", "version", "fault_detail")}
-            for row, origin in enumerate(columns["origin"]):
-                if origin.startswith(folder):
-                    name = origin.removeprefix(folder)
-                    columns["origin"][row] = f"{self.location}#{name}"
-                    columns["version"][row] = unpacked.versions[name]
-            columns["fault_detail"] = [self._renamed(text, unpacked) for text in columns["fault_detail"]]
-            changed = {name: pa.array(values, pa.string()) for name, values in columns.items()}
-            arrays = [changed.get(name, batch[name]) for name in SOURCE_ROW.names]
-            yield pa.RecordBatch.from_arrays(arrays, schema=SOURCE_ROW)
-        self._rename_examples(problems, unpacked)
-
-
-_FALLBACK = "detector"
-_LONGEST = 60
 _GENERAL = re.compile(
     r"(instances|annotations?|data(sets?)?|images?|jpegimages|labels?|result|coco|voc|yolo|raw|exports?|default|"
     r"train(ing)?|val(id|idation)?|test)([-_. ]?(train|val|valid|test|data|coco|default|set|\d+))*",
@@ -328,7 +310,7 @@ def name_of(source: str) -> str:
     path = unquote(path.partition("://")[2] or path)
     for part in reversed(path.split("/")):
         text = unicodedata.normalize("NFKD", _EXTENSIONS.sub("", part)).encode("ascii", "ignore").decode()
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("._-")[:_LONGEST]
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("._-")[:60]
         if plain and not _GENERAL.fullmatch(plain):
             return plain
-    return _FALLBACK
+    return "detector"

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import PurePosixPath
 
 from trainer import storage
@@ -47,8 +48,8 @@ _ANNOTATION_FOLDERS: tuple[tuple[str, ...], ...] = (
 class ImageLocator:
     """Finds the images of an annotation file: near it, else by their `coco_url`."""
 
-    def __init__(self, uri: str, split: str, probes: list[Entry]) -> None:
-        """Choose the folder that holds most of the `probes`, which are some of the images.
+    def __init__(self, uri: str, split: str, images: CocoImages) -> None:
+        """Choose the folder that holds most of 20 `images` from all over the file.
 
         Raises:
             DataError: no folder holds any, and none has a URL.
@@ -59,6 +60,7 @@ class ImageLocator:
         self._best = ""
         if self._on_web:
             return
+        probes = list(islice(images.entries(max(1, images.count // 20)), 20))
         stem = PurePosixPath(uri).stem.rpartition("_")[2]  # val2017 of instances_val2017.json
         others = [name for names in _SPLIT_FOLDERS.values() for name in names]
         names = (stem or split, *_SPLIT_FOLDERS[split], "images", "JPEGImages", "data", *others)
@@ -129,12 +131,12 @@ class CocoSource(Source):
         splits, overlaps = {}, SplitOverlaps(problems)
         for split, file in files.items():
             images = CocoImages(file, problems)
-            locator = ImageLocator(file.uri, split, images.probes())
+            locator = ImageLocator(file.uri, split, images)
             for entries in batched(images.entries(), ROWS):
                 for entry in entries:
                     digest.update(locator.locate(entry).encode("utf-8", "surrogatepass") + b"\n")
                 overlaps.add(split, [(entry.file_name, entry.origin) for entry in entries])
-            read = partial(_located, images, categories, self.reading, locator)
+            read = partial(images.annotated, categories, self.reading, locator.locate)
             splits[split] = Rows.of(read, problems)
         names = [f"{split} of {uri.removeprefix(f'{self.location}/')}" for split, uri in uris.items()]
         return Listing(
@@ -172,18 +174,6 @@ class CocoSource(Source):
         return {split: splits[split] for split in ("train", "val", "test") if split in splits}
 
 
-def _located(
-    images: CocoImages,
-    categories: list[Category],
-    reading: Reading,
-    locator: ImageLocator,
-    problems: Problems,
-) -> Iterator[Entry]:
-    for entry in images.annotated(categories, reading, problems):
-        locator.locate(entry)
-        yield entry
-
-
 def annotation_files(folder: str) -> list[str]:
     """Return the URIs of the COCO JSON files in a folder; those of box annotations if there are any.
 
@@ -191,10 +181,9 @@ def annotation_files(folder: str) -> list[str]:
     is taken. In the folders of splits a lone file may have any name.
     """
     for place in _ANNOTATION_FOLDERS:
-        folders = [storage.join(folder, name) if name else folder for name in place]
         uris = [
             storage.join(holder, name)
-            for holder in folders
+            for holder in (storage.join(folder, name) if name else folder for name in place)
             for name in sorted(storage.list_states(holder))
             if name.lower().endswith(".json")
         ]
@@ -210,32 +199,25 @@ def annotation_files(folder: str) -> list[str]:
 
 
 def merged_categories(files: Iterable[CocoFile]) -> list[Category]:
-    """Return the categories of files, by their ids.
-
-    Raises:
-        DataError: one lacks its id or name, or has others elsewhere.
-    """
+    """Return the categories of files, by their ids; raise DataError if they contradict each other."""
     by_id: dict[int, str] = {}
     by_name: dict[str, int] = {}
     for file in files:
         for item in file.items("categories"):
-            original_id, name = item.get("id"), item.get("name")
-            is_id = isinstance(original_id, int) and abs(original_id) < 2**63
-            if not isinstance(original_id, int) or not is_id or not isinstance(name, str) or not name.strip():
+            number, name = item.get("id"), item.get("name")
+            named = isinstance(name, str) and name.strip()
+            if not isinstance(number, int) or abs(number) >= 2**63 or not named:
                 raise DataError(
                     f"{file.uri}: category {json.dumps(item)[:80]} lacks an integer id of 64 bits or a name",
                     fix="give each category an integer id and a name, and use the id in the annotations",
                 )
-            if (
-                by_id.setdefault(original_id, name) != name
-                or by_name.setdefault(name, original_id) != original_id
-            ):
+            if by_id.setdefault(number, name) != name or by_name.setdefault(name, number) != number:
                 raise DataError(
-                    f"{file.uri}: category {original_id} {name!r} is {by_name.get(name, original_id)} "
-                    f"{by_id[original_id]!r} elsewhere",
+                    f"{file.uri}: category {number} {name!r} is {by_name.get(name, number)} "
+                    f"{by_id[number]!r} elsewhere",
                     fix="give the categories the same ids and names in all files, each once",
                 )
-    return [Category(by_id[original_id], original_id) for original_id in sorted(by_id)]
+    return [Category(by_id[number], number) for number in sorted(by_id)]
 
 
 BASE = "http://images.cocodataset.org"
@@ -255,11 +237,7 @@ class Coco2017Source(Source):
 
     @classmethod
     def parse(cls, text: str) -> "Coco2017Source":
-        """Read "" or "base=URI".
-
-        Raises:
-            DataError: it is something else.
-        """
+        """Read "" or "base=URI"."""
         name, _, value = (part.strip() for part in text.partition("="))
         if text.strip() and (name != "base" or not value):
             raise DataError(f"source coco:2017: cannot use {text!r}", fix="parameters: base=URI")
@@ -300,14 +278,15 @@ class Coco2017Source(Source):
     def _entries(
         self, file: CocoFile, zip_uri: str, folder: str, categories: list[Category], problems: Problems
     ) -> Iterator[Entry]:
-        images = CocoImages(file, problems)
         directory = _directory(zip_uri, fresh=True)
-        for entry in images.annotated(categories, self.reading, problems):
+
+        def locate(entry: Entry) -> None:
             name = f"{folder}/{entry.file_name}"
             entry.origin, entry.version = f"{zip_uri}#{name}", directory.state(name)
             if not entry.version:
                 entry.fault = entry.fault or (reasons.IMAGE_MISSING, f"no {name} in {zip_uri}")
-            yield entry
+
+        return CocoImages(file, problems).annotated(categories, self.reading, locate, problems)
 
     def read(self, origin: str) -> bytes:
         uri, _, name = origin.rpartition("#")

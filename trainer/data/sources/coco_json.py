@@ -5,7 +5,7 @@ import os
 import re
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from io import BufferedIOBase
@@ -47,34 +47,25 @@ class CocoFile:
 
     @classmethod
     def at(cls, uri: str, *, confined: bool = False) -> "CocoFile":
-        """Name the file at a URI; one that is not local is copied to the local cache.
-
-        Raises:
-            StorageError: it is missing or cannot be reached.
-        """
+        """Name the file at a URI; one that is not local is copied to the local cache."""
         path = storage.local_copy(uri)
         return cls(uri, lambda: path.open("rb"), confined or not storage.is_local(uri))
 
     def items(self, name: str) -> Iterator[dict[str, Any]]:
-        """Yield the objects of one of the lists images, annotations and categories.
-
-        Raises:
-            DataError: the file is no COCO JSON.
-        """
+        """Yield the objects of one of the lists images, annotations and categories."""
         item = None
         try:
             with self.open() as file:
                 for item in ijson.items(_LenientReader(file, self.uri), f"{name}.item", use_float=True):
                     if not isinstance(item, dict):
-                        raise DataError(
-                            f"{self.uri} is not COCO JSON: {name} holds what is no object", fix=FIX
-                        )
+                        message = f"{self.uri} is not COCO JSON: {name} holds what is no object"
+                        raise DataError(message, fix=FIX)
                     yield item
             if item is None:
                 with self.open() as file:
                     events = ijson.parse(_LenientReader(file, self.uri))
                     lists = {path for path, event, _ in events if event == "start_array"}
-                for absent in (one for one in _LISTS if one not in lists):
+                if absent := next((one for one in _LISTS if one not in lists), ""):
                     raise DataError(f"{self.uri} is not COCO JSON: it has no list {absent!r}", fix=FIX)
         except (ijson.JSONError, ValueError, RecursionError) as error:
             # The parser's message continues with an excerpt of the text over several lines.
@@ -84,7 +75,7 @@ class CocoFile:
 class _LenientReader:
     """Replaces NaN and Infinity, which Python writes but JSON does not allow, by null.
 
-    Raises ijson.JSONError if brackets are nested far too deep. Those in texts count too.
+    Raises ijson.JSONError if brackets, those in texts too, are nested far too deep.
     """
 
     def __init__(self, file: BufferedIOBase, uri: str) -> None:
@@ -109,17 +100,14 @@ class _LenientReader:
             end = max(map(data.rfind, (b",", b"]", b"}"))) + 1 if block else len(data)
             data, self._rest = data[:end], data[end:]
             if data or not block:
-                self._check_depth(data)
+                steps = np.frombuffer(data.translate(_STEPS, _NO_BRACKETS), np.int8)
+                depths = self._depth + np.cumsum(steps, dtype=np.int64)
+                if len(depths):
+                    if depths.max() > _MAX_DEPTH:
+                        raise ijson.JSONError("it is nested too deep")
+                    self._depth = int(depths[-1])
                 return _NO_NUMBER.sub(b"null", data) if b"NaN" in data or b"Infinity" in data else data
         return b""
-
-    def _check_depth(self, data: bytes) -> None:
-        steps = np.frombuffer(data.translate(_STEPS, _NO_BRACKETS), np.int8)
-        depths = self._depth + np.cumsum(steps, dtype=np.int64)
-        if len(depths):
-            if depths.max() > _MAX_DEPTH:
-                raise ijson.JSONError("it is nested too deep")
-            self._depth = int(depths[-1])
 
 
 _TABLES = """
@@ -165,41 +153,6 @@ class CocoImages:
                 "of train is held out",
             )
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield the images in the file's order, without boxes; `origin` is the `coco_url`."""
-        for _, entry in self._places():
-            yield entry
-
-    def probes(self, count: int = 20) -> list[Entry]:
-        """Return a few images from all over the file."""
-        return [entry for _, entry in self._places(max(1, self.count // count))][:count]
-
-    def annotated(self, categories: list[Category], reading: Reading, problems: Problems) -> Iterator[Entry]:
-        """Yield the images with their boxes, both in the file's order; `problems` grows.
-
-        Raises:
-            DataError: the annotations are not of their form.
-            StorageError: there is no room for temporary files.
-        """
-        with _database_errors():
-            self._database.execute("DELETE FROM boxes")
-            rows = self._boxes(categories, reading, problems)
-            self._database.executemany("INSERT INTO boxes VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
-            self._note_unknown_images(problems)
-            boxes = self._database.execute(
-                "SELECT place, category, x, y, w, h, area, crowd FROM boxes JOIN ids USING (id) "
-                "ORDER BY place, boxes.rowid"
-            )
-            groups = groupby(boxes, itemgetter(0))
-            group = next(groups, None)
-            for place, entry in self._places():
-                if group and group[0] == place:
-                    entry.boxes = [Box(row[1], row[2:6], row[6], row[7]) for row in group[1]]
-                    group = next(groups, None)
-                if reading.box_format == "normalised":
-                    entry.width, entry.height = SHARES_UPRIGHT
-                yield entry
-
     def _add(self, fields: tuple[Any, ...], problems: Problems) -> None:
         execute = self._database.execute
         name, image_id = json.dumps(fields[0]), _key(fields[-1])  # JSON, as names may be no UTF-8.
@@ -215,14 +168,52 @@ class CocoImages:
             if other != place:
                 execute("UPDATE images SET clashes = 1 WHERE place IN (?, ?)", (place, other))
 
-    def _places(self, step: int = 1) -> Iterator[tuple[int, Entry]]:
-        query = "SELECT place, fields, clashes FROM images WHERE place % ? = 0 ORDER BY place"
-        for place, fields, clashes in self._database.execute(query, (step,)):
+    def entries(self, step: int = 1) -> Iterator[Entry]:
+        """Yield every `step`-th image in the file's order, without boxes; `origin` is the `coco_url`."""
+        query = "SELECT fields, clashes FROM images WHERE place % ? = 0 ORDER BY place"
+        for fields, clashes in self._database.execute(query, (step,)):
             name, url, width, height, original_id = json.loads(fields)
             entry = Entry(name, url, width, height, [], original_id)
             if clashes:
                 entry.fault = (reasons.IMAGE_ID_TWICE, f"id {original_id}")
-            yield place, entry
+            yield entry
+
+    def annotated(
+        self,
+        categories: list[Category],
+        reading: Reading,
+        locate: Callable[[Entry], object],
+        problems: Problems,
+    ) -> Iterator[Entry]:
+        """Yield the images with their boxes, both in the file's order, after `locate`; `problems` grows.
+
+        Raises:
+            DataError: the annotations are not of their form.
+            StorageError: there is no room for temporary files.
+        """
+        execute = self._database.execute
+        with _database_errors():
+            execute("DELETE FROM boxes")
+            rows = self._boxes(categories, reading, problems)
+            self._database.executemany("INSERT INTO boxes VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            unknown = "SELECT id, count(*) FROM boxes WHERE id NOT IN (SELECT id FROM ids) GROUP BY id"
+            for key, count in execute(unknown).fetchall():
+                example = f"image_id {str(key)[:40]} in {self._file.uri}"
+                problems.add(reasons.BOX_UNKNOWN_IMAGE, example, count)
+            boxes = execute(
+                "SELECT place, category, x, y, w, h, area, crowd FROM boxes JOIN ids USING (id) "
+                "ORDER BY place, boxes.rowid"
+            )
+            groups = groupby(boxes, itemgetter(0))
+            group = next(groups, None)
+            for place, entry in enumerate(self.entries(), 1):
+                if group and group[0] == place:
+                    entry.boxes = [Box(row[1], row[2:6], row[6], row[7]) for row in group[1]]
+                    group = next(groups, None)
+                if reading.box_format == "normalised":
+                    entry.width, entry.height = SHARES_UPRIGHT
+                locate(entry)
+                yield entry
 
     def _boxes(
         self, categories: list[Category], reading: Reading, problems: Problems
@@ -243,11 +234,6 @@ class CocoImages:
             crowd = item.get("iscrowd") in (1, True)
             yield _key(item.get("image_id")), position, *box, _positive(item.get("area")), crowd
 
-    def _note_unknown_images(self, problems: Problems) -> None:
-        query = "SELECT id, count(*) FROM boxes WHERE id NOT IN (SELECT id FROM ids) GROUP BY id"
-        for key, count in self._database.execute(query).fetchall():
-            problems.add(reasons.BOX_UNKNOWN_IMAGE, f"image_id {str(key)[:40]} in {self._file.uri}", count)
-
 
 def _key(image_id: Any) -> int | str:
     """Return what stands for an id in the database, where 7 and "7" differ."""
@@ -261,14 +247,14 @@ def _positive(value: Any) -> float:
     return float(value) if usable else 0.0
 
 
-def _fields(image: dict[str, Any], file: CocoFile) -> tuple[str, str, int, int, int | str]:
+def _fields(image: Mapping[str, Any], file: CocoFile) -> tuple[str, str, int, int, int | str]:
     """Return name, URL, width, height and id of an image; "/" and an absolute path stand for a URL."""
-    uri = file.uri
     original_id, url = image.get("id"), str(image.get("coco_url") or "")
     name = image.get("file_name") or PurePosixPath(url.partition("?")[0]).name
     if not isinstance(original_id, int | str) or not isinstance(name, str) or not name:
         raise DataError(
-            f"{uri}: image {json.dumps(image)[:80]} lacks a file_name, or an id that is an integer or a text",
+            f"{file.uri}: image {json.dumps(image)[:80]} lacks a file_name, or an id that is an integer or a "
+            "text",
             fix="give it both, and use the same id in the annotations",
         )
     sides = [int(_positive(image.get(side))) for side in ("width", "height")]
@@ -276,9 +262,19 @@ def _fields(image: dict[str, Any], file: CocoFile) -> tuple[str, str, int, int, 
     url = url if is_fetched(url) else ""
     if is_fetched(name):  # As Label Studio writes it for images in a bucket.
         url, name = name, name.partition("://")[2].partition("?")[0]
-    elif absolute := "" if file.confined else _absolute(name, uri):
-        url, name = f"/{absolute}", absolute
-    return _relative(name, uri), url, width, height, original_id
+    elif not file.confined and (name.startswith("/") or ".." in name.split("/")):
+        outside = os.path.normpath(os.path.join(storage.parent(file.uri), name))
+        if outside.startswith("/") and outside.lower().endswith(IMAGE_SUFFIXES) and os.path.isfile(outside):
+            name = outside.lstrip("/")
+            url = f"/{name}"
+    path = PurePosixPath(name.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts or not path.name or "\0" in name or ":" in path.parts[0]:
+        raise DataError(
+            f"{file.uri}: refused file_name {name!r}, which leads out of the images' folder"
+            + (" and is no image on this machine" if path.is_absolute() else ""),
+            fix="make file_name relative to the folder of the images",
+        )
+    return str(path), url, width, height, original_id
 
 
 def is_fetched(text: str) -> bool:
@@ -286,32 +282,11 @@ def is_fetched(text: str) -> bool:
     return storage.scheme(text) in (*storage.WEB, *storage.OBJECT_STORES)
 
 
-def _absolute(name: str, uri: str) -> str:
-    """Return the path, without its first slash, of an image on this machine outside of the set's folder."""
-    if not name.startswith("/") and ".." not in name.split("/"):
-        return ""
-    path = os.path.normpath(os.path.join(storage.parent(uri), name))
-    usable = path.startswith("/") and path.lower().endswith(IMAGE_SUFFIXES)
-    return path.lstrip("/") if usable and os.path.isfile(path) else ""
-
-
-def _relative(name: str, uri: str) -> str:
-    """Return a file_name with forward slashes; refuse one that leads out of the folder."""
-    path = PurePosixPath(name.replace("\\", "/"))
-    if path.is_absolute() or ".." in path.parts or not path.name or "\0" in name or ":" in path.parts[0]:
-        raise DataError(
-            f"{uri}: refused file_name {name!r}, which leads out of the images' folder"
-            + (" and is no image on this machine" if path.is_absolute() else ""),
-            fix="make file_name relative to the folder of the images",
-        )
-    return str(path)
-
-
 _LARGEST = 1e9
 _MOST_PIXELS = 2**31
 
 
-def box_of(annotation: dict[str, Any], reading: Reading = AS_PUBLISHED) -> tuple[float, ...] | str:
+def box_of(annotation: Mapping[str, Any], reading: Reading = AS_PUBLISHED) -> tuple[float, ...] | str:
     """Return an annotation's box [x, y, width, height], or the reason why it has none."""
     segmentation = annotation.get("segmentation")
     if reading.boxes_from == "segmentation" and segmentation:
@@ -347,7 +322,7 @@ def _are_finite(values: list[Any]) -> bool:
     )
 
 
-def _box_of_rle(mask: dict[str, Any]) -> tuple[float, ...] | None:
+def _box_of_rle(mask: Mapping[str, Any]) -> tuple[float, ...] | None:
     """Return the extent of a mask {"size": [height, width], "counts": runs}, compressed or not."""
     size, counts = mask.get("size"), mask.get("counts")
     if not isinstance(size, list) or len(size) != 2 or not all(isinstance(side, int) for side in size):

@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BufferedIOBase
 from itertools import islice
-from operator import itemgetter
 from typing import IO
 
 from trainer import storage
@@ -36,31 +35,23 @@ _TEXTS = 1000
 
 
 def read_all(uris: Iterable[str]) -> Iterator[bytes | MissingError]:
-    """Yield the content of files in their order; the error for one that is missing.
-
-    Raises:
-        StorageError: one cannot be reached.
-    """
-    rest = iter(enumerate(uris))
+    """Yield the content of files in their order; the error for one that is missing."""
+    rest = iter(uris)
     while batch := list(islice(rest, _TEXTS)):
-        workers = 1 if storage.is_local(batch[0][1]) else _READERS
-        texts = sorted(worker_pool.run(_read, batch, workers, processes=False), key=itemgetter(0))
-        yield from (text for _, text in texts)
+        workers = 1 if storage.is_local(batch[0]) else _READERS
+        contents = dict(worker_pool.run(_read, batch, workers, processes=False))
+        yield from (contents[uri] for uri in batch)
 
 
-def _read(task: tuple[int, str]) -> tuple[int, bytes | MissingError]:
+def _read(uri: str) -> tuple[str, bytes | MissingError]:
     try:
-        return task[0], storage.read_bytes(task[1])
+        return uri, storage.read_bytes(uri)
     except MissingError as error:
-        return task[0], error
+        return uri, error
 
 
 def read_lines(uri: str) -> list[str]:
-    """Return the lines of a text that are not blank, stripped.
-
-    Raises:
-        StorageError: it is missing or cannot be reached.
-    """
+    """Return the lines of a file that are not blank, stripped."""
     return lines_of(storage.read_bytes(uri))
 
 
@@ -82,11 +73,7 @@ class Folders:
         self._folded: dict[str, dict[str, str]] = {}
 
     def versions(self, folder: str) -> dict[str, str]:
-        """Return the version of each file of a folder by its name; {} if the folder is missing.
-
-        Raises:
-            StorageError: it cannot be read.
-        """
+        """Return the version of each file of a folder by its name; {} if the folder is missing."""
         if folder not in self._versions:
             states = storage.scan(folder, recursive=False)
             self._versions[folder] = {name: version_of(state) for name, state in states}
@@ -151,20 +138,15 @@ def unpack(uri: str) -> Unpacked:
     key = uri, version_of(state) if state else ""
     with _lock:
         if key not in _unpacked:
-            _unpacked[key] = _unpack(uri)
+            path, keeper = str(storage.local_copy(uri)), TemporaryFolder()
+            unpacked = Unpacked(os.path.realpath(keeper.path), keeper)
+            with _archive_errors(f"{uri} cannot be unpacked"), translate_oserror(unpacked.folder, "write"):
+                for name, content in _members(uri, path, unpacked.folder):
+                    if relative := _relative(uri, name):
+                        target = os.path.join(unpacked.folder, relative)
+                        unpacked.versions[relative] = _write(content, target)
+            _unpacked[key] = unpacked
         return _unpacked[key]
-
-
-def _unpack(uri: str) -> Unpacked:
-    path = str(storage.local_copy(uri))
-    keeper = TemporaryFolder()
-    unpacked = Unpacked(os.path.realpath(keeper.path), keeper)
-    with _archive_errors(f"{uri} cannot be unpacked"), translate_oserror(unpacked.folder, "write"):
-        for name, content in _members(uri, path, unpacked.folder):
-            relative = _relative(uri, name)
-            if relative:
-                unpacked.versions[relative] = _write(content, os.path.join(unpacked.folder, relative))
-    return unpacked
 
 
 @contextmanager
@@ -302,12 +284,7 @@ class Zip:
     """Reads members of a zip by ranges."""
 
     def __init__(self, uri: str) -> None:
-        """Read the directory at the zip's end.
-
-        Raises:
-            DataError: a member is refused.
-            StorageError: it is missing, cannot be reached, or is no zip.
-        """
+        """Read the directory at the zip's end."""
         self.uri = uri
         with (
             _archive_errors(f"{uri} is no zip that can be read", StorageError),
@@ -334,43 +311,35 @@ class Zip:
                 f"no such file: {name} in {self.uri}", fix="check that the zip is the right one"
             )
         try:
-            return self._content(member)
+            if max(member.file_size, member.compress_size) > _LARGEST:
+                raise ValueError(f"{member.file_size} bytes are too many for an image")
+            name_length = len(member.orig_filename.encode("utf-8", "replace"))
+            length = _HEADER + name_length + _SLACK + member.compress_size
+            length = min(length, self._end - member.header_offset)
+            if length < _HEADER:
+                raise ValueError("the directory says that it is outside the zip")
+            data = storage.read_range(self.uri, member.header_offset, length)
+            if data[:4] != _SIGNATURE:
+                raise ValueError("its header is not where the directory says")
+            begin = _HEADER + int.from_bytes(data[26:28], "little") + int.from_bytes(data[28:30], "little")
+            content = data[begin : begin + member.compress_size]
+            if len(content) < member.compress_size:
+                content = storage.read_range(self.uri, member.header_offset + begin, member.compress_size)
+            if member.compress_type == zipfile.ZIP_DEFLATED:
+                # One byte more than declared is enough to notice a bomb.
+                content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, member.file_size + 1)
+            elif member.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"packed by the unknown method {member.compress_type}")
+            if len(content) != member.file_size or zlib.crc32(content) != member.CRC:
+                raise ValueError("checksum mismatch")
+            return content
         except (ValueError, zlib.error) as error:
             raise StorageError(f"{name} in {self.uri}: {error}", fix="fetch the zip again") from None
-
-    def _content(self, member: zipfile.ZipInfo) -> bytes:
-        if max(member.file_size, member.compress_size) > _LARGEST:
-            raise ValueError(f"{member.file_size} bytes are too many for an image")
-        name_length = len(member.orig_filename.encode("utf-8", "replace"))
-        length = _HEADER + name_length + _SLACK + member.compress_size
-        length = min(length, self._end - member.header_offset)
-        if length < _HEADER:
-            raise ValueError("the directory says that it is outside the zip")
-        data = storage.read_range(self.uri, member.header_offset, length)
-        if data[:4] != _SIGNATURE:
-            raise ValueError("its header is not where the directory says")
-        begin = _HEADER + int.from_bytes(data[26:28], "little") + int.from_bytes(data[28:30], "little")
-        content = data[begin : begin + member.compress_size]
-        if len(content) < member.compress_size:
-            content = storage.read_range(self.uri, member.header_offset + begin, member.compress_size)
-        if member.compress_type == zipfile.ZIP_DEFLATED:
-            # One byte more than declared is enough to notice a bomb.
-            content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, member.file_size + 1)
-        elif member.compress_type != zipfile.ZIP_STORED:
-            raise ValueError(f"packed by the unknown method {member.compress_type}")
-        if len(content) != member.file_size or zlib.crc32(content) != member.CRC:
-            raise ValueError("checksum mismatch")
-        return content
 
 
 @contextmanager
 def open_member(uri: str, name: str) -> Iterator[BufferedIOBase]:
-    """Open a member of a zip as a stream.
-
-    Raises:
-        DataError: the zip or the member is damaged or refused, or there is no such member.
-        StorageError: the zip is missing or cannot be reached.
-    """
+    """Open a member of a zip as a stream."""
     failure = f"{name} in {uri} cannot be read"
     with _archive_errors(failure), zipfile.ZipFile(storage.local_copy(uri)) as archive:
         if name not in {item.filename for item in _checked_members(uri, archive)}:

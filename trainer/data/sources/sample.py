@@ -8,13 +8,16 @@ import colorsys
 import hashlib
 import io
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
 from trainer.base.errors import DataError
 from trainer.base.safe_text import whole_number
+from trainer.data.problem_counts import Problems
 from trainer.data.sources.source import Box, Category, Entry, Listing, Rows, Source
 
 CLASSES = ("circle", "square", "triangle", "star", "ring")
@@ -299,12 +302,12 @@ class SampleSource(Source):
         return "sample:" + ",".join(f"{name}={value}" for name, value in asdict(self).items())
 
     def listing(self) -> Listing:
-        """Lay out all scenes."""
+        """List the scenes, which are laid out when the rows are gone through."""
         held_out = max(1, self.images // 6)
         splits = {}
         first = 0
         for split, count in (("train", self.images), ("val", held_out), ("test", held_out)):
-            splits[split] = Rows.of_list(list(map(self._entry, range(first, first + count))))
+            splits[split] = Rows.of(partial(self._entries, range(first, first + count)))
             first += count
         return Listing(
             categories=[Category(name, index + 1) for index, name in enumerate(CLASSES)],
@@ -319,6 +322,8 @@ class SampleSource(Source):
         image.save(buffer, "JPEG", quality=92)
         return buffer.getvalue()
 
-    def _entry(self, number: int) -> Entry:
-        scene = layout(self.seed, number, self.size)
-        return Entry(f"scene_{number:06}.jpg", str(number), scene.width, scene.height, scene.objects)
+    def _entries(self, numbers: range, _: Problems) -> Iterator[Entry]:
+        for number in numbers:
+            scene = layout(self.seed, number, self.size)
+            size = scene.width, scene.height
+            yield Entry(f"scene_{number:06}.jpg", str(number), *size, scene.objects)

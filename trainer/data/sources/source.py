@@ -75,11 +75,6 @@ class Rows:
         """Return the rows of images that a function lists."""
         return cls(lambda found: map(batch_of, batched(entries(found), ROWS)), problems)
 
-    @classmethod
-    def of_list(cls, entries: Sequence["Entry"]) -> "Rows":
-        """Return the rows of images that fit in memory."""
-        return cls.of(lambda _: entries)
-
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield rows of SOURCE_ROW, a bounded number at a time."""
         found = Problems()
@@ -150,20 +145,11 @@ class Source:
         return self.uri
 
     def listing(self) -> Listing:
-        """List images and boxes; rows may be read later, when they are iterated.
-
-        Raises:
-            DataError: the source is missing, empty, or not of its format.
-            StorageError: it cannot be reached.
-        """
+        """List images and boxes; rows may be read later, when they are iterated."""
         raise NotImplementedError
 
     def read(self, origin: str) -> bytes:
-        """Return the bytes of the image that has this `origin`.
-
-        Raises:
-            StorageError: it is missing or cannot be reached.
-        """
+        """Return the bytes of the image that has this `origin`."""
         return storage.read_bytes(origin)
 
 
@@ -205,21 +191,12 @@ BOX = pa.struct(
 )  # fmt: skip
 """A box in pixels as the source has it; NaN where the source's is not four numbers."""
 
+_TEXT = pa.string()
 SOURCE_ROW = pa.schema(
-    [
-        ("file_name", pa.string()),
-        ("origin", pa.string()),
-        ("version", pa.string()),
-        ("width", pa.int32()),
-        ("height", pa.int32()),
-        ("orientation", pa.int8()),
-        ("original_id", pa.string()),
-        ("fault_reason", pa.string()),
-        ("fault_detail", pa.string()),
-        ("extra", pa.string()),
-        ("boxes", pa.list_(BOX)),
-    ]
-)
+    [("file_name", _TEXT), ("origin", _TEXT), ("version", _TEXT), ("width", pa.int32()),
+     ("height", pa.int32()), ("orientation", pa.int8()), ("original_id", _TEXT), ("fault_reason", _TEXT),
+     ("fault_detail", _TEXT), ("extra", _TEXT), ("boxes", pa.list_(BOX))]
+)  # fmt: skip
 """The fields of `Entry`; `original_id` and `extra` as JSON texts."""
 
 _NAN = (float("nan"),) * 4

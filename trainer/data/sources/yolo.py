@@ -16,6 +16,7 @@ import os
 import posixpath
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePosixPath
@@ -37,19 +38,23 @@ _TOLERANCE = 0.01
 _ROUNDING = 1e-5
 """Coordinates this far outside are moved to the edge: labels are rounded to six digits."""
 
-_EXCERPT = 60
-"""Characters of a line in a message."""
+YAML = (".yaml", ".yml")
+_NAMES = ("classes.txt", "obj.names")
+_NAMES_FOLDERS = ("labels", "train", "images/train", "labels/train")
+"""Folders in which labelling tools leave classes.txt beside the label files."""
+_SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
+_NOTHING = ("", "~", "null", "None")
+_LARGEST = 512 * 1024
+_MOST_CLASSES = 100_000
+FIX = "name a folder with data.yaml, in which are names (the classes), train and val (folders of images)"
 
 
 def parse_labels(
-    data: bytes, positions: Mapping[int, int], keypoints: bool = False
+    data: bytes, positions: Mapping[int, int], keypoints: bool
 ) -> tuple[list[Box], list[tuple[int, str]]]:
     """Return the boxes of a label file, and its faults: line (from 1) and reason.
 
-    Args:
-        data: the file's content; an empty file has no objects.
-        positions: of each class in the listing's categories, by its number.
-        keypoints: whether key points follow the box.
+    `positions` are those of each class in the listing's categories; `keypoints` may follow the boxes.
     """
     if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data:
         return [], [(1, "it is UTF-16 or no text: save it as UTF-8")]
@@ -61,7 +66,7 @@ def parse_labels(
             try:
                 boxes[_box(words, positions, keypoints)] = None
             except ValueError as error:
-                faults.append((number, f"{line.strip()[:_EXCERPT]!r} {error}"))
+                faults.append((number, f"{line.strip()[:60]!r} {error}"))
     return list(boxes), faults
 
 
@@ -70,7 +75,7 @@ def _box(words: list[str], positions: Mapping[int, int], keypoints: bool) -> Box
     label, *coordinates = map(_number, words)
     if not label.is_integer() or int(label) not in positions:
         raise ValueError(f"is of class {words[0]}, which the description does not name")
-    if keypoints and len(coordinates) > 4:
+    if keypoints:
         coordinates = coordinates[:4]
     count = len(coordinates)
     if count < 4 or count % 2:
@@ -118,13 +123,25 @@ class _Image(NamedTuple):
     """URI of its label file; "" if there is none."""
 
 
+class Description(NamedTuple):
+    """The classes of a set, and where its splits are."""
+
+    root: str
+    """Folder that names of images are relative to."""
+    names: dict[int, str]
+    splits: dict[str, list[str]]
+    """URIs of each split's folders and lists of images."""
+    keypoints: bool = False
+    """Whether key points follow the box in each line."""
+
+
 @dataclass(frozen=True)
 class YoloSource(Source):
     """A YOLO data set: its folder, or the file that describes it."""
 
     location: str
     confined: str = ""
-    """Folder that nothing in it may lead out of; "" if paths may."""
+    """Folder that nothing in it may lead out of; "" if paths may lead anywhere on this machine."""
     allow_hosts: tuple[str, ...] = ()
     """Buckets besides its own, see `trainer.config.schema.DataConfig`."""
 
@@ -144,13 +161,13 @@ class YoloSource(Source):
                 f"{self.uri}: a YOLO set on the web cannot be listed",
                 fix="put it into a folder or bucket, or into one zip and name that",
             )
-        yolo_set = read_set(self.location, Bounds(self.confined, self.allow_hosts))
-        positions = {number: position for position, number in enumerate(yolo_set.names)}
-        digest, problems, folders = hashlib.sha256(yolo_set.content), Problems(), Folders()
+        uri, content, description = self.describe()
+        positions = {number: position for position, number in enumerate(description.names)}
+        digest, problems, folders = hashlib.sha256(content), Problems(), Folders()
         overlaps = SplitOverlaps(problems)
         images: dict[str, list[_Image]] = {}
-        for split, places in yolo_set.splits.items():
-            images[split] = list(_images(yolo_set, places, folders, problems))
+        for split, places in description.splits.items():
+            images[split] = list(self._images(description.root, places, folders, problems))
             for image in images[split]:
                 version = folders.version(image.labels) if image.labels else ""
                 line = f"{split} {image.file_name} {image.version} {image.labels} {version}\n"
@@ -159,7 +176,7 @@ class YoloSource(Source):
         train = images["train"]
         if not train:
             raise DataError(
-                f"{self.uri}: no images in {', '.join(yolo_set.splits['train'])}",
+                f"{self.uri}: no images in {', '.join(description.splits['train'])}",
                 fix=f"put them there, as {', '.join(IMAGE_SUFFIXES)}",
             )
         if not any(image.labels for image in train):
@@ -169,18 +186,113 @@ class YoloSource(Source):
                 fix="put the label files into a folder labels beside the folder images",
             )
         shown = [
-            f"{split} of {', '.join(_relative(place, yolo_set.root) for place in places)}"
-            for split, places in yolo_set.splits.items()
+            f"{split} of {', '.join(_relative(place, description.root) for place in places)}"
+            for split, places in description.splits.items()
         ]
         return Listing(
-            [Category(name, number) for number, name in yolo_set.names.items()],
+            [Category(name, number) for number, name in description.names.items()],
             {
-                split: Rows.of(partial(_entries, of_split, positions, yolo_set.keypoints), problems)
+                split: Rows.of(partial(_entries, of_split, positions, description.keypoints), problems)
                 for split, of_split in images.items() if of_split
             },
             digest.hexdigest(), problems,
-            read_as=f"YOLO, by {yolo_set.uri.rpartition('/')[2]}: {'; '.join(shown)}",
+            read_as=f"YOLO, by {uri.rpartition('/')[2]}: {'; '.join(shown)}",
         )  # fmt: skip
+
+    def describe(self) -> tuple[str, bytes, Description]:
+        """Read the set's description; return the file's URI and content too.
+
+        Raises:
+            DataError: there is no such file, or it is not of its form.
+            StorageError: it cannot be reached.
+        """
+        uri = self.location
+        if not uri.lower().endswith((*YAML, *_NAMES)):
+            uri = file_of(self.location)
+        if not uri:
+            raise DataError(f"{self.uri}: no data.yaml in it", fix=FIX)
+        if storage.size(uri) > _LARGEST:
+            raise DataError(f"{uri} is too large to describe a data set", fix=FIX)
+        content = storage.read_bytes(uri)
+        description = self._of_yaml(uri, content) if uri.lower().endswith(YAML) else _of_lines(uri, content)
+        if not description.names:
+            raise DataError(f"{uri} names no classes", fix=FIX)
+        for name, count in Counter(description.names.values()).items():
+            if count > 1:
+                raise DataError(f"{uri}: {count} classes are {name!r}", fix="give each class another name")
+        return uri, content, description
+
+    def _of_yaml(self, uri: str, content: bytes) -> Description:
+        try:
+            # Every scalar stays the text that it is: a class may be named no, 1 or null.
+            form = yaml_value(content, _LARGEST, plain_text=True)
+        except ValueError as error:
+            raise DataError(f"{uri} is not YAML: {first_line(error)}", fix=FIX) from None
+        if not isinstance(form, dict):
+            raise DataError(f"{uri} is no description of a YOLO set", fix=FIX)
+        names = _names(uri, form)
+        bases = [storage.parent(uri)]
+        path = str(form.get("path", ""))
+        if path.strip() not in (*_NOTHING, ".", "./") and (base := self._resolve(path, bases)):
+            bases = list(dict.fromkeys([base, *bases]))
+        splits: dict[str, list[str]] = {}
+        for split, keys in _SPLIT_KEYS.items():
+            key = next((key for key in keys if key in form), split)
+            given = form.get(key, [])
+            for text in given if isinstance(given, list) else [given]:
+                if not isinstance(text, str):
+                    raise DataError(f"{uri}: {key} is no path and no list of paths", fix=FIX)
+                if text.strip() in _NOTHING:
+                    continue
+                if place := self._resolve(text, bases):
+                    splits.setdefault(split, []).append(place)
+                elif split == "train":
+                    fetch = "; fetch it first: its `download` is not followed" if form.get("download") else ""
+                    raise DataError(
+                        f"{uri}: there are no images for {key}: {text}; looked at "
+                        f"{', '.join(_candidates(text, bases))}",
+                        fix=f"write path and {key} relative to the folder of the file{fetch}",
+                    )
+        if "train" not in splits:
+            raise DataError(f"{uri} names no train", fix=FIX)
+        return Description(bases[0], names, splits, "kpt_shape" in form)
+
+    def _resolve(self, text: str, bases: list[str]) -> str:
+        """Return the URI that a path means: relative to one of `bases`, absolute, or a URI; "" if none."""
+        for uri in _candidates(text, bases):
+            if self.confined and not f"{uri}/".startswith(f"{self.confined.rstrip('/')}/"):
+                continue
+            if storage.scheme(uri) in storage.OBJECT_STORES:
+                UrlPolicy(tuple(bases), self.allow_hosts).check(uri)
+            if storage.exists(uri) or _has_files(uri):
+                return uri
+        return ""
+
+    def _images(self, root: str, places: list[str], folders: Folders, problems: Problems) -> Iterator[_Image]:
+        """Yield the images of a split, each once."""
+        seen: set[str] = set()
+        for place in places:
+            is_list = place.lower().endswith(".txt")
+            for origin, version in self._listed(place, root, folders) if is_list else _in_folder(place):
+                name = _relative(origin, root)
+                if origin in seen:
+                    problems.add(reasons.IMAGE_LISTED_TWICE, name)
+                    continue
+                seen.add(origin)
+                labels = next((uri for uri in _label_places(origin) if folders.version(uri)), "")
+                yield _Image(name, origin, version, labels)
+
+    def _listed(self, uri: str, root: str, folders: Folders) -> Iterator[tuple[str, str]]:
+        """Yield URI and version of the images that a list names; the version is "" for missing ones."""
+        bases = list(dict.fromkeys([storage.parent(uri), root]))
+        found = {"": bases[0]}
+        for line in (line.replace("\\", "/") for line in read_lines(uri)):
+            folder, _, name = line.rpartition("/")
+            if folder not in found:
+                found[folder] = self._resolve(folder, bases)
+            holder = found[folder]
+            version = folders.versions(holder).get(name, "") if holder else ""
+            yield f"{holder}/{name}" if holder else f"{root}/{line.lstrip('./')}", version
 
 
 def _entries(
@@ -209,21 +321,6 @@ def _label_places(image: str) -> list[str]:
     return [f"{before}/labels/{after}", beside] if separator else [beside]
 
 
-def _images(yolo_set: "YoloSet", places: list[str], folders: Folders, problems: Problems) -> Iterator[_Image]:
-    """Yield the images of a split, each once."""
-    seen: set[str] = set()
-    for place in places:
-        is_list = place.lower().endswith(".txt")
-        for origin, version in _listed(yolo_set, place, folders) if is_list else _in_folder(place):
-            name = _relative(origin, yolo_set.root)
-            if origin in seen:
-                problems.add(reasons.IMAGE_LISTED_TWICE, name)
-                continue
-            seen.add(origin)
-            labels = next((uri for uri in _label_places(origin) if folders.version(uri)), "")
-            yield _Image(name, origin, version, labels)
-
-
 def _in_folder(folder: str) -> Iterator[tuple[str, str]]:
     """Yield URI and version of the images in a folder and below."""
     states = ((name, state) for name, state in storage.scan(folder) if name.lower().endswith(IMAGE_SUFFIXES))
@@ -231,61 +328,10 @@ def _in_folder(folder: str) -> Iterator[tuple[str, str]]:
         yield storage.join(folder, name), version_of(state)
 
 
-def _listed(yolo_set: "YoloSet", uri: str, folders: Folders) -> Iterator[tuple[str, str]]:
-    """Yield URI and version of the images that a list names; the version is "" for missing ones."""
-    bases = list(dict.fromkeys([storage.parent(uri), yolo_set.root]))
-    found: dict[str, str] = {}
-    for line in (line.replace("\\", "/") for line in read_lines(uri)):
-        folder, separator, name = line.rpartition("/")
-        if folder not in found:
-            found[folder] = resolve(folder, bases, yolo_set.bounds) if separator else bases[0]
-        holder = found[folder]
-        version = folders.versions(holder).get(name, "") if holder else ""
-        yield f"{holder}/{name}" if holder else f"{yolo_set.root}/{line.lstrip('./')}", version
-
-
 def _relative(origin: str, root: str) -> str:
     """Return an image's name relative to the set, or all of its path if it is elsewhere."""
     inside = origin.startswith(f"{root.rstrip('/')}/")
     return origin[len(root.rstrip("/")) + 1 :] if inside else origin.partition("://")[2] or origin.lstrip("/")
-
-
-YAML = (".yaml", ".yml")
-_NAMES = ("classes.txt", "obj.names")
-_NAMES_FOLDERS = (("labels",), ("train",), ("images", "train"), ("labels", "train"))
-"""Folders in which labelling tools leave classes.txt beside the label files."""
-_SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
-_NOTHING = ("", "~", "null", "None")
-_LARGEST = 512 * 1024
-_MOST_CLASSES = 100_000
-FIX = "name a folder with data.yaml, in which are names (the classes), train and val (folders of images)"
-
-
-class Bounds(NamedTuple):
-    """Where the paths of a set may lead: by default anywhere on this machine, and into its own bucket."""
-
-    folder: str = ""
-    """A folder that no path may lead out of."""
-    allowed: tuple[str, ...] = ()
-    """Further buckets; see `trainer.storage.url_policy.UrlPolicy`."""
-
-
-@dataclass(frozen=True)
-class YoloSet:
-    """The description of a set: its classes, and where its splits are."""
-
-    uri: str
-    """Of the file that describes it."""
-    content: bytes
-    """Of that file."""
-    root: str
-    """Folder that names of images are relative to."""
-    names: dict[int, str]
-    splits: dict[str, list[str]]
-    """URIs of each split's folders and lists of images."""
-    bounds: Bounds
-    keypoints: bool = False
-    """Whether key points follow the box in each line."""
 
 
 def file_of(folder: str) -> str:
@@ -299,7 +345,13 @@ def file_of(folder: str) -> str:
     for name in ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml"):
         if name in names:
             return storage.join(folder, name)
-    described = [name for name in names if name.lower().endswith(YAML) and _describes(folder, name)]
+    described = []
+    for name in names:
+        if name.lower().endswith(YAML):
+            with suppress(ValueError):
+                form = yaml_value(storage.read_bytes(storage.join(folder, name)), _LARGEST, plain_text=True)
+                if isinstance(form, dict) and {"names", "nc"} & form.keys() and "train" in form:
+                    described.append(name)
     if len(described) > 1:
         raise DataError(
             f"{folder} holds several YOLO sets: {', '.join(described)}", fix="name one of these files"
@@ -307,39 +359,15 @@ def file_of(folder: str) -> str:
     for name in (*described, *_NAMES):
         if name in names:
             return storage.join(folder, name)
-    places = (storage.join(folder, *path, _NAMES[0]) for path in _NAMES_FOLDERS)
+    places = (storage.join(folder, path, _NAMES[0]) for path in _NAMES_FOLDERS)
     return next((uri for uri in places if storage.exists(uri)), "")
 
 
-def _describes(folder: str, name: str) -> bool:
-    """Return whether a YAML file describes a data set."""
-    try:
-        form = yaml_value(storage.read_bytes(storage.join(folder, name)), _LARGEST, plain_text=True)
-    except ValueError:
-        return False
-    return isinstance(form, dict) and bool({"names", "nc"} & form.keys()) and "train" in form
-
-
-def read_set(location: str, bounds: Bounds) -> YoloSet:
-    """Read the description of a YOLO set from a file or a folder.
-
-    Raises:
-        DataError: there is no such file, or it is not of its form.
-        StorageError: it cannot be reached.
-    """
-    uri = location if location.lower().endswith((*YAML, *_NAMES)) else file_of(location)
-    if not uri:
-        raise DataError(f"yolo:{location}: no data.yaml in it", fix=FIX)
-    if storage.size(uri) > _LARGEST:
-        raise DataError(f"{uri} is too large to describe a data set", fix=FIX)
-    content = storage.read_bytes(uri)
-    if uri.lower().endswith(YAML):
-        return _of_yaml(uri, content, bounds)
+def _of_lines(uri: str, content: bytes) -> Description:
+    """Return the description by classes.txt or obj.names: the splits are lists, or folders, or all images."""
     root = storage.parent(uri)
-    for path in sorted(_NAMES_FOLDERS, key=len, reverse=True):
-        if root.endswith("/" + "/".join(path)):
-            root = root.removesuffix("/" + "/".join(path))
-            break
+    holder = next((path for path in reversed(_NAMES_FOLDERS) if root.endswith(f"/{path}")), "")
+    root = root.removesuffix(f"/{holder}")
     splits = _unnamed_splits(root)
     # The numbers would mean something else in a folder with other classes.
     folders = [place for places in splits.values() for place in places if not place.endswith(".txt")]
@@ -349,20 +377,18 @@ def read_set(location: str, bounds: Bounds) -> YoloSet:
                 f"{uri} and {other} name different classes",
                 fix="let both have the same lines, in the same order",
             )
-    return YoloSet(
-        uri, content, root, _checked_names(uri, dict(enumerate(lines_of(content)))), splits, bounds
-    )
+    return Description(root, dict(enumerate(lines_of(content))), splits)
 
 
 def _unnamed_splits(root: str) -> dict[str, list[str]]:
     """Return the splits of a set that names none: lists train.txt and so on, folders, or all of it."""
     names = storage.list_states(root)
-    lists = {
-        split: [storage.join(root, f"{key}.txt") for key in keys if f"{key}.txt" in names][:1]
-        for split, keys in _SPLIT_KEYS.items()
-    }
-    if lists["train"]:
-        return {split: places for split, places in lists.items() if places}
+    lists: dict[str, list[str]] = {}
+    for split, keys in _SPLIT_KEYS.items():
+        if name := next((f"{key}.txt" for key in keys if f"{key}.txt" in names), ""):
+            lists[split] = [storage.join(root, name)]
+    if "train" in lists:
+        return lists
     images = storage.join(root, "images")
     for holder in (images, root):
         folders: dict[str, list[str]] = {}
@@ -375,31 +401,7 @@ def _unnamed_splits(root: str) -> dict[str, list[str]]:
     return {"train": [images if _has_files(images) else root]}
 
 
-def _of_yaml(uri: str, content: bytes, bounds: Bounds) -> YoloSet:
-    try:
-        # Every scalar stays the text that it is: a class may be named no, 1 or null.
-        form = yaml_value(content, _LARGEST, plain_text=True)
-    except ValueError as error:
-        raise DataError(f"{uri} is not YAML: {first_line(error)}", fix=FIX) from None
-    if not isinstance(form, dict):
-        raise DataError(f"{uri} is no description of a YOLO set", fix=FIX)
-    names = _names(uri, form)
-    bases = [storage.parent(uri)]
-    path = str(form.get("path", ""))
-    if path.strip() not in (*_NOTHING, ".", "./") and (base := resolve(path, bases, bounds)):
-        bases = list(dict.fromkeys([base, *bases]))
-    splits = {}
-    for split, keys in _SPLIT_KEYS.items():
-        key = next((key for key in keys if key in form), "")
-        places = _places(uri, key, form, bases, bounds) if key else []
-        if places:
-            splits[split] = places
-    if "train" not in splits:
-        raise DataError(f"{uri} names no train", fix=FIX)
-    return YoloSet(uri, content, bases[0], names, splits, bounds, "kpt_shape" in form)
-
-
-def _names(uri: str, form: dict[str, Any]) -> dict[int, str]:
+def _names(uri: str, form: Mapping[str, Any]) -> dict[int, str]:
     """Return the classes by their numbers."""
     names = form.get("names")
     text = str(form.get("nc", "")).strip()
@@ -423,81 +425,32 @@ def _names(uri: str, form: dict[str, Any]) -> dict[int, str]:
         raise DataError(
             f"{uri}: nc is {text}, but names has {len(numbered)} classes", fix="set nc to their number"
         )
-    return _checked_names(uri, numbered)
+    return {number: name.strip() for number, name in sorted(numbered.items())}
 
 
-def _checked_names(uri: str, numbered: dict[int, str]) -> dict[int, str]:
-    """Return stripped names by number; refuse equal names, and a set without any."""
-    names = {number: name.strip() for number, name in sorted(numbered.items())}
-    if not names:
-        raise DataError(f"{uri} names no classes", fix=FIX)
-    for name, count in Counter(names.values()).items():
-        if count > 1:
-            raise DataError(f"{uri}: {count} classes are {name!r}", fix="give each class another name")
-    return names
-
-
-def _places(uri: str, key: str, form: dict[str, Any], bases: list[str], bounds: Bounds) -> list[str]:
-    """Return the URIs of the folders and lists of a split."""
-    texts = form[key] if isinstance(form[key], list) else [form[key]]
-    places = []
-    for text in texts:
-        if not isinstance(text, str):
-            raise DataError(f"{uri}: {key} is no path and no list of paths", fix=FIX)
-        if text.strip() in _NOTHING:
-            continue
-        place = resolve(text, bases, bounds)
-        if not place and key == "train":
-            fetch = "; fetch it first: its `download` is not followed" if form.get("download") else ""
-            looked = ", ".join(dict.fromkeys(_candidates(text.strip(), bases)))
-            raise DataError(
-                f"{uri}: there are no images for {key}: {text}; looked at {looked}",
-                fix=f"write path and {key} relative to the folder of the file{fetch}",
-            )
-        places += [place] if place else []
-    return places
-
-
-def resolve(text: str, bases: list[str], bounds: Bounds) -> str:
-    """Return the URI that a path of the set means; "" if there is nothing at any place that it may mean.
-
-    `text` is relative to one of the folders `bases`, absolute, or a URI.
-    """
-    for uri in _candidates(text.strip().replace("\\", "/"), bases):
-        if bounds.folder and not f"{uri}/".startswith(f"{bounds.folder.rstrip('/')}/"):
-            continue
-        if storage.scheme(uri) in storage.OBJECT_STORES:
-            UrlPolicy(tuple(bases), bounds.allowed).check(uri)
-        if storage.exists(uri) or _has_files(uri):
-            return uri
-    return ""
-
-
-def _candidates(text: str, bases: list[str]) -> Iterator[str]:
-    """Yield the URIs that a path may mean, the likeliest first."""
+def _candidates(text: str, bases: list[str]) -> list[str]:
+    """Return the URIs that a path may mean, the likeliest first."""
+    text = text.strip().replace("\\", "/")
     if storage.scheme(text) in storage.OBJECT_STORES:
-        yield storage.absolute(text)
-    elif text.startswith("/"):
-        yield from [text] if storage.is_local(bases[0]) else []
-    else:
-        # Roboflow writes ../train/images for train/images, Darknet data/train.txt for train.txt.
-        shorter = text.removeprefix("./")
-        while shorter.startswith("../"):
-            shorter = shorter[3:]
-        for base in bases:
-            first, _, rest = shorter.partition("/")
-            within = rest if first in ("data", base.rpartition("/")[2]) else ""
-            for path in dict.fromkeys(filter(None, (shorter, text, within))):
-                yield _joined(base, path)
-
-
-def _joined(base: str, path: str) -> str:
-    """Append a path, in which `..` goes up, to a folder's URI."""
-    if storage.is_local(base):
-        return os.path.normpath(os.path.join(storage.absolute(base), path))
-    head, _, rest = base.partition("://")
-    bucket, _, folder = rest.partition("/")
-    return f"{head}://{bucket}{posixpath.normpath(f'/{folder}/{path}')}"
+        return [storage.absolute(text)]
+    if text.startswith("/"):
+        return [text] if storage.is_local(bases[0]) else []
+    # Roboflow writes ../train/images for train/images, Darknet data/train.txt for train.txt.
+    shorter = text.removeprefix("./")
+    while shorter.startswith("../"):
+        shorter = shorter[3:]
+    first, _, rest = shorter.partition("/")
+    found = []
+    for base in bases:
+        within = rest if first in ("data", base.rpartition("/")[2]) else ""
+        for path in filter(None, (shorter, text, within)):
+            if storage.is_local(base):
+                found.append(os.path.normpath(os.path.join(storage.absolute(base), path)))
+            else:
+                bucket, _, folder = base.partition("://")[2].partition("/")
+                key = posixpath.normpath(posixpath.join("/", folder, path))
+                found.append(f"{storage.scheme(base)}://{bucket}{key}")
+    return list(dict.fromkeys(found))
 
 
 def _has_files(uri: str) -> bool:
