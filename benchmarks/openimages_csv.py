@@ -49,7 +49,7 @@ def main() -> None:
     options = arguments(__doc__, boxes=1_000_000)
     openimages_csv._SORTABLE = 0  # the whole file is larger than what is sorted in memory
     categories = [Category(f"class {number}", f"/m/{number:05}") for number in range(601)]
-    meaning = Meaning.of(categories, categories)
+    meaning = Meaning(categories, categories, {})
     times = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "boxes.csv"

@@ -49,11 +49,10 @@ _KINDS: dict[str, Callable[[str, str], Source]] = {
 
 
 def parse(source: str, config: DataConfig | None = None) -> Source:
-    """Return the source that a text names, with boxes_from, box_format and allow_hosts of the configuration.
+    """Return the source that a text names, with boxes_from, box_format and allow_hosts of `config`.
 
     Raises:
-        DataError: the text is empty, of an unknown kind, or names nothing that is known; or boxes_from or
-            box_format is set for a source that is not COCO.
+        DataError: it names no source, or boxes_from or box_format is set for a source that is not COCO.
     """
     config = config or DataConfig()
     parsed = _published(source) or _at_path(source)
@@ -63,11 +62,7 @@ def parse(source: str, config: DataConfig | None = None) -> Source:
 
 
 def places(source: str) -> list[str]:
-    """Return the URIs that a source is read from, without accessing them.
-
-    Raises:
-        DataError: as `parse`, except for paths that do not exist.
-    """
+    """Return the URIs that a source is read from, without accessing them."""
     published = _published(source)
     if published:
         named = [getattr(published, name, "") for name in ("images", "base", "pixels")]
@@ -149,12 +144,7 @@ _COCO_KEYS = (b'"images"', b'"annotations"')  # Label Studio's notes.json has ca
 
 
 def kind_of(uri: str) -> str:
-    """Return the kind of a folder or file: coco, voc or yolo; "" if it is none.
-
-    Raises:
-        DataError: a folder holds several sets.
-        StorageError: it cannot be read.
-    """
+    """Return the kind of a folder or file: coco, voc or yolo; "" if it is none."""
     if uri.lower().endswith((".json", *YAML)):
         return "coco" if uri.lower().endswith(".json") else "yolo"
     if storage.scheme(uri) in storage.WEB:
@@ -218,12 +208,7 @@ class ArchiveSource(Source):
         return f"archive:{self.location}"
 
     def listing(self) -> Listing:
-        """Unpack the archive and list its content; origins, versions and messages name the archive.
-
-        Raises:
-            DataError: it cannot be unpacked, or its content cannot be used.
-            StorageError: it cannot be reached.
-        """
+        """Unpack the archive and list its content; origins, versions and messages name the archive."""
         unpacked = unpack(self.location)
         try:
             kind, root = self._kind_and_root(unpacked)

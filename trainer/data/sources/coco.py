@@ -49,11 +49,7 @@ class ImageLocator:
     """Finds the images of an annotation file: near it, else by their `coco_url`."""
 
     def __init__(self, uri: str, split: str, images: CocoImages) -> None:
-        """Choose the folder that holds most of 20 `images` from all over the file.
-
-        Raises:
-            DataError: no folder holds any, and none has a URL.
-        """
+        """Choose the folder that holds most of 20 `images` from all over the file."""
         self._on_web = storage.scheme(uri) in storage.WEB
         self._base = storage.parent(uri)
         self._folders = Folders()
@@ -116,11 +112,7 @@ class CocoSource(Source):
         return f"coco:{self.location}"
 
     def listing(self) -> Listing:
-        """Read images and categories; the boxes are read when the rows are gone through.
-
-        Raises:
-            DataError: there is none, one is not COCO JSON, or two disagree about the categories.
-        """
+        """Read images and categories; the boxes are read when the rows are gone through."""
         digest, problems = hashlib.sha256(), Problems()
         uris = self._files()
         files = {split: CocoFile.at(uri, confined=bool(self.confined)) for split, uri in uris.items()}
@@ -248,12 +240,7 @@ class Coco2017Source(Source):
         return "coco:2017" if self.base == BASE else f"coco:2017,base={self.base}"
 
     def listing(self) -> Listing:
-        """Read the categories; annotations and the zips' directories are read with the rows.
-
-        Raises:
-            DataError: a zip is missing or not of its form.
-            StorageError: it cannot be reached.
-        """
+        """Read the categories; annotations and the zips' directories are read with the rows."""
         zips = {split: storage.join(self.base, f"zips/{name}.zip") for split, name in _SPLITS.items()}
         annotations = storage.join(self.base, ANNOTATIONS)
         states = []

@@ -133,12 +133,7 @@ class CocoImages:
     """The images and boxes of one file."""
 
     def __init__(self, file: CocoFile, problems: Problems) -> None:
-        """Read the images; one that is listed twice is taken once. `problems` grows.
-
-        Raises:
-            DataError: the file is no COCO JSON, lists no images, or one has no name that can be used.
-            StorageError: there is no room for temporary files.
-        """
+        """Read the images; one that is listed twice is taken once. `problems` grows."""
         self._file = file
         with _database_errors():
             self._database = sqlite3.connect("", check_same_thread=False)  # "" is a temporary file.
@@ -185,12 +180,7 @@ class CocoImages:
         locate: Callable[[Entry], object],
         problems: Problems,
     ) -> Iterator[Entry]:
-        """Yield the images with their boxes, both in the file's order, after `locate`; `problems` grows.
-
-        Raises:
-            DataError: the annotations are not of their form.
-            StorageError: there is no room for temporary files.
-        """
+        """Yield the images with their boxes, both in the file's order, after `locate`; `problems` grows."""
         execute = self._database.execute
         with _database_errors():
             execute("DELETE FROM boxes")

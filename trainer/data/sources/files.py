@@ -128,12 +128,7 @@ _lock = threading.Lock()
 
 
 def unpack(uri: str) -> Unpacked:
-    """Unpack a zip or tar into a temporary folder, once in a process as long as it does not change.
-
-    Raises:
-        DataError: it is no archive, is damaged, or holds something that is refused.
-        StorageError: it is missing or cannot be reached, or the folder cannot be written.
-    """
+    """Unpack a zip or tar into a temporary folder, once in a process as long as it does not change."""
     state = storage.state(uri)
     key = uri, version_of(state) if state else ""
     with _lock:
@@ -300,11 +295,7 @@ class Zip:
         return f"{member.file_size} {member.CRC:08x}" if member else ""
 
     def read(self, name: str) -> bytes:
-        """Return a member's content, after checking its length and checksum.
-
-        Raises:
-            StorageError: it is missing, damaged, or packed in an unknown way, or the zip cannot be reached.
-        """
+        """Return a member's content, after checking its length and checksum."""
         member = self._members.get(name)
         if member is None:
             raise MissingError(

@@ -14,54 +14,46 @@ train whatever its name.
 import hashlib
 import json
 import os
+from collections import defaultdict
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from trainer import storage
 from trainer.base.errors import DataError
-from trainer.data.sources import openimages_csv as classes
+from trainer.data.sources import openimages_csv
 from trainer.data.sources.openimages_csv import BoxRows, Meaning
 from trainer.data.sources.source import Listing, Rows, Source
 
-# fmt: off
 # MLPerf's single-stage detector: the leaf classes with 1000 samples or more, by display name, in the order of
 # the benchmark (scripts/download_openimages_mlperf.sh, section "The MLPerf Subset" of its README):
 # https://github.com/mlcommons/training/tree/master/single_stage_detector
-CLASSES = (
-    "Airplane", "Antelope", "Apple", "Backpack", "Balloon", "Banana", "Barrel", "Baseball bat",
-    "Baseball glove", "Bee", "Beer", "Bench", "Bicycle", "Bicycle helmet", "Bicycle wheel", "Billboard",
-    "Book", "Bookcase", "Boot", "Bottle", "Bowl", "Bowling equipment", "Box", "Boy", "Brassiere", "Bread",
-    "Broccoli", "Bronze sculpture", "Bull", "Bus", "Bust", "Butterfly", "Cabinetry", "Cake", "Camel",
-    "Camera", "Candle", "Candy", "Cannon", "Canoe", "Carrot", "Cart", "Castle", "Cat", "Cattle", "Cello",
-    "Chair", "Cheese", "Chest of drawers", "Chicken", "Christmas tree", "Coat", "Cocktail", "Coffee",
-    "Coffee cup", "Coffee table", "Coin", "Common sunflower", "Computer keyboard", "Computer monitor",
-    "Convenience store", "Cookie", "Countertop", "Cowboy hat", "Crab", "Crocodile", "Cucumber", "Cupboard",
-    "Curtain", "Deer", "Desk", "Dinosaur", "Dog", "Doll", "Dolphin", "Door", "Dragonfly", "Drawer", "Dress",
-    "Drum", "Duck", "Eagle", "Earrings", "Egg (Food)", "Elephant", "Falcon", "Fedora", "Flag", "Flowerpot",
-    "Football", "Football helmet", "Fork", "Fountain", "French fries", "French horn", "Frog", "Giraffe",
-    "Girl", "Glasses", "Goat", "Goggles", "Goldfish", "Gondola", "Goose", "Grape", "Grapefruit", "Guitar",
-    "Hamburger", "Handbag", "Harbor seal", "Headphones", "Helicopter", "High heels", "Hiking equipment",
-    "Horse", "House", "Houseplant", "Human arm", "Human beard", "Human body", "Human ear", "Human eye",
-    "Human face", "Human foot", "Human hair", "Human hand", "Human head", "Human leg", "Human mouth",
-    "Human nose", "Ice cream", "Jacket", "Jeans", "Jellyfish", "Juice", "Kitchen & dining room table",
-    "Kite", "Lamp", "Lantern", "Laptop", "Lavender (Plant)", "Lemon", "Light bulb", "Lighthouse", "Lily",
-    "Lion", "Lipstick", "Lizard", "Man", "Maple", "Microphone", "Mirror", "Mixing bowl", "Mobile phone",
-    "Monkey", "Motorcycle", "Muffin", "Mug", "Mule", "Mushroom", "Musical keyboard", "Necklace",
-    "Nightstand", "Office building", "Orange", "Owl", "Oyster", "Paddle", "Palm tree", "Parachute",
-    "Parrot", "Pen", "Penguin", "Personal flotation device", "Piano", "Picture frame", "Pig", "Pillow",
-    "Pizza", "Plate", "Platter", "Porch", "Poster", "Pumpkin", "Rabbit", "Rifle", "Roller skates", "Rose",
-    "Salad", "Sandal", "Saucer", "Saxophone", "Scarf", "Sea lion", "Sea turtle", "Sheep", "Shelf", "Shirt",
-    "Shorts", "Shrimp", "Sink", "Skateboard", "Ski", "Skull", "Skyscraper", "Snake", "Sock", "Sofa bed",
-    "Sparrow", "Spider", "Spoon", "Sports uniform", "Squirrel", "Stairs", "Stool", "Strawberry",
-    "Street light", "Studio couch", "Suit", "Sun hat", "Sunglasses", "Surfboard", "Sushi", "Swan",
-    "Swimming pool", "Swimwear", "Tank", "Tap", "Taxi", "Tea", "Teddy bear", "Television", "Tent", "Tie",
-    "Tiger", "Tin can", "Tire", "Toilet", "Tomato", "Tortoise", "Tower", "Traffic light", "Train", "Tripod",
-    "Truck", "Trumpet", "Umbrella", "Van", "Vase", "Vehicle registration plate", "Violin", "Wall clock",
-    "Waste container", "Watch", "Whale", "Wheel", "Wheelchair", "Whiteboard", "Window", "Wine",
-    "Wine glass", "Woman", "Zebra", "Zucchini"
-)
-# fmt: on
-
+_CLASSES = """
+Airplane, Antelope, Apple, Backpack, Balloon, Banana, Barrel, Baseball bat, Baseball glove, Bee, Beer, Bench,
+Bicycle, Bicycle helmet, Bicycle wheel, Billboard, Book, Bookcase, Boot, Bottle, Bowl, Bowling equipment, Box,
+Boy, Brassiere, Bread, Broccoli, Bronze sculpture, Bull, Bus, Bust, Butterfly, Cabinetry, Cake, Camel, Camera,
+Candle, Candy, Cannon, Canoe, Carrot, Cart, Castle, Cat, Cattle, Cello, Chair, Cheese, Chest of drawers,
+Chicken, Christmas tree, Coat, Cocktail, Coffee, Coffee cup, Coffee table, Coin, Common sunflower, Computer
+keyboard, Computer monitor, Convenience store, Cookie, Countertop, Cowboy hat, Crab, Crocodile, Cucumber,
+Cupboard, Curtain, Deer, Desk, Dinosaur, Dog, Doll, Dolphin, Door, Dragonfly, Drawer, Dress, Drum, Duck,
+Eagle, Earrings, Egg (Food), Elephant, Falcon, Fedora, Flag, Flowerpot, Football, Football helmet, Fork,
+Fountain, French fries, French horn, Frog, Giraffe, Girl, Glasses, Goat, Goggles, Goldfish, Gondola, Goose,
+Grape, Grapefruit, Guitar, Hamburger, Handbag, Harbor seal, Headphones, Helicopter, High heels, Hiking
+equipment, Horse, House, Houseplant, Human arm, Human beard, Human body, Human ear, Human eye, Human face,
+Human foot, Human hair, Human hand, Human head, Human leg, Human mouth, Human nose, Ice cream, Jacket, Jeans,
+Jellyfish, Juice, Kitchen & dining room table, Kite, Lamp, Lantern, Laptop, Lavender (Plant), Lemon, Light
+bulb, Lighthouse, Lily, Lion, Lipstick, Lizard, Man, Maple, Microphone, Mirror, Mixing bowl, Mobile phone,
+Monkey, Motorcycle, Muffin, Mug, Mule, Mushroom, Musical keyboard, Necklace, Nightstand, Office building,
+Orange, Owl, Oyster, Paddle, Palm tree, Parachute, Parrot, Pen, Penguin, Personal flotation device, Piano,
+Picture frame, Pig, Pillow, Pizza, Plate, Platter, Porch, Poster, Pumpkin, Rabbit, Rifle, Roller skates, Rose,
+Salad, Sandal, Saucer, Saxophone, Scarf, Sea lion, Sea turtle, Sheep, Shelf, Shirt, Shorts, Shrimp, Sink,
+Skateboard, Ski, Skull, Skyscraper, Snake, Sock, Sofa bed, Sparrow, Spider, Spoon, Sports uniform, Squirrel,
+Stairs, Stool, Strawberry, Street light, Studio couch, Suit, Sun hat, Sunglasses, Surfboard, Sushi, Swan,
+Swimming pool, Swimwear, Tank, Tap, Taxi, Tea, Teddy bear, Television, Tent, Tie, Tiger, Tin can, Tire,
+Toilet, Tomato, Tortoise, Tower, Traffic light, Train, Tripod, Truck, Trumpet, Umbrella, Van, Vase, Vehicle
+registration plate, Violin, Wall clock, Waste container, Watch, Whale, Wheel, Wheelchair, Whiteboard, Window,
+Wine, Wine glass, Woman, Zebra, Zucchini
+"""
+CLASSES = tuple(" ".join(_CLASSES.split()).split(", "))
 
 BASE = "https://storage.googleapis.com/openimages"
 """Where the CSV files are."""
@@ -116,11 +108,7 @@ class OpenImagesSource(Source):
 
     @classmethod
     def parse(cls, text: str) -> "OpenImagesSource":
-        """Read "splits=train+validation,subset=mlperf".
-
-        Raises:
-            DataError: a parameter does not exist or has no such value.
-        """
+        """Read "splits=train+validation,subset=mlperf"."""
         values: dict[str, Any] = {}
         choices = {field.name: get_args(field.type) for field in fields(cls)}
         for part in filter(None, map(str.strip, text.split(","))):
@@ -147,64 +135,61 @@ class OpenImagesSource(Source):
         return f"openimages:pixels={self.pixels}"
 
     def listing(self) -> Listing:
-        """Read classes and lists; the boxes are read when the rows are gone through.
+        """Read classes and lists; the boxes are read when the rows are gone through."""
+        states: list[tuple[str, int, str]] = []
 
-        Raises:
-            DataError: a file is missing or not of its form, or a list names no image.
-            StorageError: a file cannot be reached.
-        """
-        listed = read_image_list(self.images) if self.images else None
-        split_names = [split for split in _SPLITS if split in (listed or self.splits.split("+"))]
-        states = [self._state(self.images)] if self.images else []
-        described_in = self._file(DESCRIPTIONS, states)
-        described = classes.read_descriptions(described_in)
-        kept = classes.select(described, CLASSES, described_in) if self.subset == "mlperf" else described
+        def noted(uri: str) -> str:
+            """Return the URI of a file, and append values that change when the file does."""
+            state = storage.state(uri)
+            if state is None:
+                raise DataError(
+                    f"source {self.uri}: no file {uri}",
+                    fix="check base; a mirror without the files of verified classes needs labels=none, one "
+                    "without the hierarchy hierarchy=none",
+                )
+            states.append((uri, state.size, state.version))
+            return uri
+
+        listed = read_image_list(noted(self.images)) if self.images else None
+        described_in = noted(storage.join(self.base, DESCRIPTIONS))
+        described = kept = openimages_csv.read_descriptions(described_in)
+        if self.subset == "mlperf":
+            by_name = {category.name: category for category in described}
+            if absent_names := [name for name in CLASSES if name not in by_name]:
+                raise DataError(
+                    f"{described_in} describes no class {', '.join(absent_names[:10])}",
+                    fix="take the file of V7's boxable classes",
+                )
+            kept = [by_name[name] for name in CLASSES]
         above: dict[str, set[str]] = {}
         if self.hierarchy != "none":
-            above = classes.read_hierarchy(self._file(HIERARCHY, states))
+            above = openimages_csv.read_hierarchy(noted(storage.join(self.base, HIERARCHY)))
         expanded = above if self.hierarchy == "expand" else {}
-        present = Meaning.of(described, kept, expanded)
-        absent = Meaning.of(described, kept, classes.inverted(expanded))
+        below: dict[str, set[str]] = defaultdict(set)
+        for mid, higher in expanded.items():
+            for one in higher:
+                below[one].add(mid)
+        present, absent = Meaning(described, kept, expanded), Meaning(described, kept, below)
+        names = [split for split in _SPLITS if split in (listed or self.splits.split("+"))]
         splits = {}
-        for split in split_names:
+        for split in names:
             takes_labels = self.labels == "all" or (self.labels == "keep" and split != "train")
+            turns = self.rotation == "apply"
             boxes = BoxRows(
-                self._file(BOXES[split], states), storage.join(self.pixels, split), kept, present, absent,
+                noted(storage.join(self.base, BOXES[split])), storage.join(self.pixels, split),
+                kept, present, absent,
                 listed=listed[split] if listed else None,
-                rotations=self._file(ROTATIONS[split], states) if self.rotation == "apply" else "",
-                labels=self._file(LABELS[split], states) if takes_labels else "",
+                rotations=noted(storage.join(self.base, ROTATIONS[split])) if turns else "",
+                labels=noted(storage.join(self.base, LABELS[split])) if takes_labels else "",
             )  # fmt: skip
-            name = "train" if len(split_names) == 1 else _SPLITS[split]
-            splits[name] = Rows(boxes.read)
+            splits["train" if len(names) == 1 else _SPLITS[split]] = Rows(boxes.read)
         state = hashlib.sha256(json.dumps(states).encode()).hexdigest()
         hierarchy = {} if self.hierarchy == "expand" else above
         return Listing(kept, splits, state, exhaustive=False, hierarchy=hierarchy)
 
-    def _file(self, name: str, states: list[tuple[str, int, str]]) -> str:
-        """Return the URI of one of the files, and append its state."""
-        uri = storage.join(self.base, name)
-        states.append(self._state(uri))
-        return uri
-
-    def _state(self, uri: str) -> tuple[str, int, str]:
-        """Return values that change when a file does."""
-        state = storage.state(uri)
-        if state is None:
-            raise DataError(
-                f"source {self.uri}: no file {uri}",
-                fix="check base; a mirror without the files of verified classes needs labels=none, one "
-                "without the hierarchy hierarchy=none",
-            )
-        return uri, state.size, state.version
-
 
 def read_image_list(uri: str) -> dict[str, frozenset[str]]:
-    """Read lines `split/image_id`; return the ids of each split.
-
-    Raises:
-        DataError: a line is of another form, or there is none.
-        StorageError: the list is missing.
-    """
+    """Read lines `split/image_id`; return the ids of each split."""
     fix = "write lines such as train/000002b66c9c498e"
     ids_by_split: dict[str, set[str]] = {}
     for number, line in enumerate(storage.read_bytes(uri).decode("utf-8-sig", "replace").splitlines(), 1):

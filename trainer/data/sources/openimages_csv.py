@@ -8,7 +8,7 @@ other, as in the published files; smaller files are sorted first.
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,12 +25,7 @@ from trainer.data.sources.source import BOX, SOURCE_ROW, UNKNOWN, Category
 
 
 def read_descriptions(uri: str) -> list[Category]:
-    """Read all classes from a CSV of MIDs (`original_id`) and display names, with or without a header.
-
-    Raises:
-        DataError: it has another form.
-        StorageError: it is missing.
-    """
+    """Read all classes from a CSV of MIDs (`original_id`) and display names, with or without a header."""
     try:
         rows = [row for row in csv.reader(io.StringIO(storage.read_bytes(uri).decode("utf-8-sig"))) if row]
     except (UnicodeDecodeError, csv.Error):
@@ -45,28 +40,8 @@ def read_descriptions(uri: str) -> list[Category]:
     return [Category(name, mid) for mid, name in rows]
 
 
-def select(described: list[Category], names: tuple[str, ...], uri: str) -> list[Category]:
-    """Return the classes of some names, in that order.
-
-    Raises:
-        DataError: one is not described in the file `uri`.
-    """
-    by_name = {category.name: category for category in described}
-    absent = [name for name in names if name not in by_name]
-    if absent:
-        raise DataError(
-            f"{uri} describes no class {', '.join(absent[:10])}", fix="take the file of V7's boxable classes"
-        )
-    return [by_name[name] for name in names]
-
-
 def read_hierarchy(uri: str) -> dict[str, set[str]]:
-    """Return the MIDs above each MID, from the JSON of nested Subcategory lists.
-
-    Raises:
-        DataError: it has another form.
-        StorageError: it is missing, or no JSON.
-    """
+    """Return the MIDs above each MID, from the JSON of nested Subcategory lists."""
     above: dict[str, set[str]] = {}
 
     def visit(node: dict[str, Any], path: tuple[str, ...]) -> None:
@@ -84,49 +59,32 @@ def read_hierarchy(uri: str) -> dict[str, set[str]]:
     return above
 
 
-def inverted(above: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Return the MIDs below each MID from those above each."""
-    below: dict[str, set[str]] = {}
-    for mid, higher in above.items():
-        for one in higher:
-            below.setdefault(one, set()).add(mid)
-    return below
-
-
-@dataclass(frozen=True)
 class Meaning:
     """The categories that a box of each MID counts for: none, its own, or also those above it."""
 
-    mids: pa.Array
-    """All MIDs that are known."""
-    counts: np.ndarray
-    """int64 [MIDs + 1]: categories of each MID; the last is for MIDs that are not known."""
-    labels: np.ndarray
-    """int64 [sum of counts]: the categories."""
-
-    @classmethod
-    def of(
-        cls, described: list[Category], categories: list[Category], above: dict[str, set[str]] | None = None
-    ) -> "Meaning":
-        """Build it from all classes, the kept ones, and the hierarchy if it is applied."""
+    def __init__(
+        self, described: list[Category], categories: list[Category], above: Mapping[str, set[str]]
+    ) -> None:
+        """Build it from all classes, the kept ones, and the hierarchy (empty if it is not applied)."""
         position = {category.original_id: index for index, category in enumerate(categories)}
         mids = [str(category.original_id) for category in described]
         groups = [
-            [position[name] for name in (mid, *sorted((above or {}).get(mid, ()))) if name in position]
+            [position[name] for name in (mid, *sorted(above.get(mid, ()))) if name in position]
             for mid in mids
         ]
-        groups.append([UNKNOWN])
-        labels = np.array([label for group in groups for label in group], np.int64)
-        return cls(pa.array(mids, pa.string()), np.array([len(group) for group in groups]), labels)
+        groups.append([UNKNOWN])  # Of MIDs that are not described.
+        self._mids = pa.array(mids, pa.string())
+        self._counts = np.array([len(group) for group in groups])
+        self._labels = np.array([label for group in groups for label in group], np.int64)
 
     def apply(self, mids: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """Return row and category of each box that rows of these MIDs give, in the rows' order."""
-        indices = pc.index_in(mids, self.mids).fill_null(len(self.mids)).to_numpy(zero_copy_only=False)
-        counts = self.counts[indices]
+        indices = pc.index_in(mids, self._mids).fill_null(len(self._mids)).to_numpy(zero_copy_only=False)
+        counts = self._counts[indices]
         rows = np.repeat(np.arange(len(indices)), counts)
         nth = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        first = np.cumsum(self.counts) - self.counts
-        return rows, self.labels[first[indices][rows] + nth]
+        first = np.cumsum(self._counts) - self._counts
+        return rows, self._labels[first[indices][rows] + nth]
 
 
 _BLOCK = 4 * 1024 * 1024
@@ -135,12 +93,7 @@ _UPRIGHT = {90: 8, 180: 3, 270: 6}
 
 
 def read_columns(uri: str, types: dict[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-    """Yield some columns, with their types, of a CSV with a header, block by block as it arrives.
-
-    Raises:
-        DataError: a column is missing or a value of another type.
-        StorageError: the file is missing or cannot be reached.
-    """
+    """Yield some columns, with their types, of a CSV with a header, block by block as it arrives."""
     read = pa_csv.ReadOptions(block_size=_BLOCK)
     convert = pa_csv.ConvertOptions(column_types=types, include_columns=list(types))
     try:
@@ -157,11 +110,10 @@ def read_orientations(uri: str) -> dict[str, int]:
     orientations: dict[str, int] = {}
     for batch in read_columns(uri, {"ImageID": pa.string(), "Rotation": pa.float64()}):
         turned = batch.filter(pc.is_in(batch["Rotation"], pa.array([90.0, 180.0, 270.0])))
-        degrees = turned["Rotation"].to_pylist()
-        orientations.update(
-            (image_id, _UPRIGHT[int(angle)])
-            for image_id, angle in zip(turned["ImageID"].to_pylist(), degrees, strict=True)
-        )
+        for image_id, degrees in zip(
+            turned["ImageID"].to_pylist(), turned["Rotation"].to_pylist(), strict=True
+        ):
+            orientations[image_id] = _UPRIGHT[int(degrees)]
     return orientations
 
 
@@ -171,15 +123,7 @@ class Verified:
     def __init__(self, uri: str, present: Meaning, absent: Meaning, categories: list[Category]) -> None:
         """Read a CSV with ImageID, LabelName and Confidence (1: in the image, 0: not).
 
-        Args:
-            uri: of the CSV.
-            present: the categories in an image that contains a class.
-            absent: the categories that are not in an image without a class.
-            categories: those that are kept.
-
-        Raises:
-            DataError: a column is missing or a value of another type.
-            StorageError: the file is missing.
+        `present` has the categories in an image with a class, `absent` those that are not in one without it.
         """
         self._names = [category.name for category in categories]
         types = {"ImageID": pa.string(), "LabelName": pa.string(), "Confidence": pa.float64()}
@@ -207,17 +151,16 @@ class Verified:
         ids = _encoded(image_ids)
         begins = np.searchsorted(self._ids, ids, "left").tolist()
         ends = np.searchsorted(self._ids, ids, "right").tolist()
-        return [
-            self._json(begin, end) if end > begin else "" for begin, end in zip(begins, ends, strict=True)
-        ]
-
-    def _json(self, begin: int, end: int) -> str:
-        answers: dict[str, Any] = {}
-        pairs = zip(self._labels[begin:end].tolist(), self._sure[begin:end].tolist(), strict=True)
-        for label, sure in pairs:
-            # If annotators disagree, the positive answer counts.
-            answers[self._names[label]] = max(int(sure), answers.get(self._names[label], 0))
-        return json.dumps({"verified": answers})
+        texts = []
+        for begin, end in zip(begins, ends, strict=True):
+            answers: dict[str, int] = {}
+            for label, sure in zip(
+                self._labels[begin:end].tolist(), self._sure[begin:end].tolist(), strict=True
+            ):
+                # If annotators disagree, the positive answer counts.
+                answers[self._names[label]] = max(int(sure), answers.get(self._names[label], 0))
+            texts.append(json.dumps({"verified": answers}) if answers else "")
+        return texts
 
 
 def _encoded(image_ids: list[str]) -> np.ndarray:
@@ -257,12 +200,7 @@ class BoxRows:
     """CSV with the verified classes of images, or ""."""
 
     def read(self, _: Problems) -> Iterator[pa.RecordBatch]:
-        """Yield rows of SOURCE_ROW: images with boxes in the file's order, then those without.
-
-        Raises:
-            DataError: a column is missing, a value is no number, or an image's rows are apart.
-            StorageError: a file is missing.
-        """
+        """Yield rows of SOURCE_ROW: images with boxes in the file's order, then those without."""
         verified = Verified(self.labels, self.present, self.absent, self.categories) if self.labels else None
         orientations = read_orientations(self.rotations) if self.rotations else {}
         form = partial(self._rows, verified=verified, orientations=orientations)
@@ -275,7 +213,16 @@ class BoxRows:
             starts = _starts(rows["ImageID"])
             ids = rows["ImageID"].take(pa.array(starts))
             seen.append(np.fromiter(map(hash, ids.to_pylist()), np.int64, len(ids)))
-            batch = form(ids, self._boxes(rows, np.append(starts, len(rows))))
+            row_index, labels = self.present.apply(rows["LabelName"])
+            x, right, y, below = (rows[name].to_numpy(zero_copy_only=False)[row_index] for name in _CORNERS)
+            crowd = pc.equal(rows["IsGroupOf"], 1).fill_null(False).to_numpy(zero_copy_only=False)[row_index]
+            fields = [
+                labels.astype(np.int32), x, y, right - x, below - y, np.zeros(len(row_index)),
+                crowd.astype(np.int8),
+            ]  # fmt: skip
+            boxes = pa.StructArray.from_arrays([*map(pa.array, fields)], fields=list(BOX))
+            offsets = np.searchsorted(row_index, np.append(starts, len(rows))).astype(np.int32)
+            batch = form(ids, pa.ListArray.from_arrays(pa.array(offsets), boxes))
             if self.listed is not None:
                 batch = batch.filter(pa.array([image_id in self.listed for image_id in ids.to_pylist()]))
             rest.difference_update(ids.to_pylist())
@@ -290,19 +237,6 @@ class BoxRows:
             ids = pa.array(without[first : first + _ROWS])
             yield form(ids, pa.array([[]] * len(ids), pa.list_(BOX)))
 
-    def _boxes(self, rows: pa.RecordBatch, offsets: np.ndarray) -> pa.ListArray:
-        """Return the boxes of each image; its rows begin at `offsets`."""
-        row_index, labels = self.present.apply(rows["LabelName"])
-        x, right, y, below = (rows[name].to_numpy(zero_copy_only=False)[row_index] for name in _CORNERS)
-        crowd = pc.equal(rows["IsGroupOf"], 1).fill_null(False).to_numpy(zero_copy_only=False)[row_index]
-        fields = [
-            labels.astype(np.int32), x, y, right - x, below - y, np.zeros(len(row_index)),
-            crowd.astype(np.int8),
-        ]  # fmt: skip
-        boxes = pa.StructArray.from_arrays([*map(pa.array, fields)], fields=list(BOX))
-        after = np.searchsorted(row_index, offsets)
-        return pa.ListArray.from_arrays(pa.array(after.astype(np.int32)), boxes)
-
     def _rows(
         self, ids: pa.Array, boxes: pa.ListArray, verified: Verified | None, orientations: dict[str, int]
     ) -> pa.RecordBatch:
@@ -311,16 +245,13 @@ class BoxRows:
         nothing = pa.repeat("", count)
         share = pa.repeat(pa.scalar(1, pa.int32()), count)
         names = pc.binary_join_element_wise(ids, ".jpg", "")
-        turned = (
-            [orientations.get(image_id, _STORED) for image_id in ids.to_pylist()] if orientations else None
-        )
         columns = {
             "file_name": names,
             "origin": pc.binary_join_element_wise(f"{self.pixels}/", names, ""),
             "version": nothing,
             "width": share,
             "height": share,
-            "orientation": pa.array(turned or [_STORED] * count, pa.int8()),
+            "orientation": pa.array([orientations.get(one, _STORED) for one in ids.to_pylist()], pa.int8()),
             "original_id": pc.binary_join_element_wise('"', ids, '"', ""),
             "fault_reason": nothing,
             "fault_detail": nothing,

@@ -77,46 +77,24 @@ def layout(seed: int, number: int, size: int) -> Scene:
     if rng.random() < _EMPTY_SHARE:
         return scene
     crowd = _add_crowd(scene, rng, size, dark) if rng.random() < _CROWD_SHARE else None
-    singles = _add_singles(scene, rng, size, dark, crowd)
-    scene.objects += _visible_objects(scene, singles)
-    return scene
-
-
-def render(scene: Scene) -> Image.Image:
-    """Draw a scene: texture, shapes with smooth edges, a little sensor noise."""
-    rng = np.random.default_rng((*scene.seed, 1))
-    background = Image.fromarray(_background(scene, rng))
-    big = (scene.width * _SUPERSAMPLING, scene.height * _SUPERSAMPLING)
-    canvas = background.resize(big, Image.Resampling.NEAREST)
-    for shape in scene.shapes:
-        _paint(canvas, shape)
-    image = canvas.reduce(_SUPERSAMPLING)
-    noise = rng.normal(0, 4, (scene.height, scene.width, 1)).astype(np.float32)
-    return Image.fromarray(np.clip(np.asarray(image) + noise, 0, 255).astype(np.uint8))
-
-
-def _add_singles(
-    scene: Scene, rng: np.random.Generator, size: int, dark: bool, crowd: Extent | None
-) -> list[Shape]:
-    """Add the objects that are annotated one by one; a few of them overlap."""
     taken: list[Extent] = [crowd] if crowd else []
     singles = []
     for _ in range(int(rng.integers(1, 7))):
-        may_overlap = rng.random() < 0.2
+        most_overlap = 0.6 if rng.random() < 0.2 else 0.02
         diameter = size * math.exp(rng.uniform(math.log(0.13), math.log(0.55)))
         label = int(rng.integers(len(CLASSES)))
         for _attempt in range(12):
-            center = (rng.uniform(0.06, 0.94) * scene.width, rng.uniform(0.06, 0.94) * scene.height)
+            center = (rng.uniform(0.06, 0.94) * width, rng.uniform(0.06, 0.94) * height)
             shape = _shape(label, center, diameter, rng, dark)
             extent = _extent(shape)
             overlap = max((_overlap(extent, other) for other in taken), default=0.0)
-            in_crowd = crowd is not None and _overlap(extent, crowd) > 0
-            if not in_crowd and overlap <= (0.6 if may_overlap else 0.02):
+            if overlap <= most_overlap and not (crowd and _overlap(extent, crowd) > 0):
                 taken.append(extent)
                 singles.append(shape)
                 break
     scene.shapes += singles
-    return singles
+    scene.objects += _visible_objects(scene, singles)
+    return scene
 
 
 def _add_crowd(scene: Scene, rng: np.random.Generator, size: int, dark: bool) -> Extent:
@@ -126,18 +104,44 @@ def _add_crowd(scene: Scene, rng: np.random.Generator, size: int, dark: bool) ->
     left = int(rng.uniform(0, scene.width - wide))
     top = int(rng.uniform(0, scene.height - high))
     step = max(8, size // 14)
-    shapes = []
     for y in range(top + step // 2, top + high, step):
         for x in range(left + step // 2, left + wide, step):
             center = (x + rng.uniform(-0.2, 0.2) * step, y + rng.uniform(-0.2, 0.2) * step)
-            shapes.append(_shape(label, center, step * rng.uniform(0.9, 1.15), rng, dark))
-    scene.shapes += shapes
-    extents = np.array([_extent(shape) for shape in shapes])
+            scene.shapes.append(_shape(label, center, step * rng.uniform(0.9, 1.15), rng, dark))
+    extents = np.array([_extent(shape) for shape in scene.shapes])
     x0, y0 = np.maximum(extents[:, :2].min(axis=0), 0).tolist()
     x1, y1 = np.minimum(extents[:, 2:].max(axis=0), (scene.width, scene.height)).tolist()
     box = (float(x0), float(y0), float(x1 - x0), float(y1 - y0))
     scene.objects.append(Box(label, box, box[2] * box[3], 1))
     return x0, y0, x1, y1
+
+
+def render(scene: Scene) -> Image.Image:
+    """Draw a scene: texture, shapes with smooth edges, a little sensor noise."""
+    rng = np.random.default_rng((*scene.seed, 1))
+    y, x = np.mgrid[0 : scene.height, 0 : scene.width].astype(np.float32)
+    along = x * math.cos(scene.angle) + y * math.sin(scene.angle)
+    across = y * math.cos(scene.angle) - x * math.sin(scene.angle)
+    period = rng.uniform(10, 26)
+    if scene.texture == "gradient":
+        mix = (along - along.min()) / max(float(np.ptp(along)), 1.0)
+    elif scene.texture == "stripes":
+        mix = 0.5 + 0.5 * np.sin(along * (2 * math.pi / period))
+    elif scene.texture == "checks":
+        mix = (np.floor(along / period) + np.floor(across / period)) % 2
+    else:
+        coarse = rng.random((scene.height // 12 + 2, scene.width // 12 + 2)).astype(np.float32)
+        cloud = Image.fromarray(coarse).resize((scene.width, scene.height), Image.Resampling.BICUBIC)
+        mix = np.clip(np.asarray(cloud), 0, 1)
+    first, second = (np.array(color, dtype=np.float32) for color in scene.colors)
+    background = Image.fromarray((first + (second - first) * mix[..., None]).astype(np.uint8))
+    big = (scene.width * _SUPERSAMPLING, scene.height * _SUPERSAMPLING)
+    canvas = background.resize(big, Image.Resampling.NEAREST)
+    for shape in scene.shapes:
+        _paint(canvas, shape)
+    image = canvas.reduce(_SUPERSAMPLING)
+    noise = rng.normal(0, 4, (scene.height, scene.width, 1)).astype(np.float32)
+    return Image.fromarray(np.clip(np.asarray(image) + noise, 0, 255).astype(np.uint8))
 
 
 def _visible_objects(scene: Scene, singles: list[Shape]) -> list[Box]:
@@ -165,21 +169,22 @@ def _visible_objects(scene: Scene, singles: list[Shape]) -> list[Box]:
 def _shape(label: int, center: Point, diameter: float, rng: np.random.Generator, dark: bool) -> Shape:
     turn = rng.uniform(0, 2 * math.pi)
     stretch = rng.uniform(0.85, 1.18)
-    outline = [_place(point, center, diameter / 2, turn, stretch) for point in _OUTLINES[CLASSES[label]]]
-    hole = []
-    if CLASSES[label] == "ring":
-        hole = [_place(point, center, diameter / 2 * 0.55, turn, stretch) for point in _OUTLINES["circle"]]
+    cos, sin = math.cos(turn), math.sin(turn)
+
+    def placed(points: list[Point], radius: float) -> list[Point]:
+        stretched = [(x * stretch, y / stretch) for x, y in points]
+        return [
+            (center[0] + radius * (x * cos - y * sin), center[1] + radius * (x * sin + y * cos))
+            for x, y in stretched
+        ]
+
+    outline = placed(_OUTLINES[CLASSES[label]], diameter / 2)
+    hole = placed(_OUTLINES["circle"], diameter / 2 * 0.55) if CLASSES[label] == "ring" else []
     hue = rng.random()
     value = rng.uniform(0.8, 1.0) if dark else rng.uniform(0.3, 0.6)
     fill = _color(hue, rng.uniform(0.55, 0.95), value)
     edge = _color(hue, 0.9, value * 0.55 if dark else value * 0.45)
     return Shape(label, outline, hole, fill, edge)
-
-
-def _place(point: Point, center: Point, radius: float, turn: float, stretch: float) -> Point:
-    x, y = point[0] * stretch, point[1] / stretch
-    cos, sin = math.cos(turn), math.sin(turn)
-    return center[0] + radius * (x * cos - y * sin), center[1] + radius * (x * sin + y * cos)
 
 
 def _polygon(radii: list[float]) -> list[Point]:
@@ -236,26 +241,6 @@ def _paint(canvas: Image.Image, shape: Shape) -> None:
     canvas.paste(body, (x0, y0), inner)
 
 
-def _background(scene: Scene, rng: np.random.Generator) -> np.ndarray:
-    """Return the texture, uint8 [height, width, 3]."""
-    y, x = np.mgrid[0 : scene.height, 0 : scene.width].astype(np.float32)
-    along = x * math.cos(scene.angle) + y * math.sin(scene.angle)
-    across = y * math.cos(scene.angle) - x * math.sin(scene.angle)
-    period = rng.uniform(10, 26)
-    if scene.texture == "gradient":
-        mix = (along - along.min()) / max(float(np.ptp(along)), 1.0)
-    elif scene.texture == "stripes":
-        mix = 0.5 + 0.5 * np.sin(along * (2 * math.pi / period))
-    elif scene.texture == "checks":
-        mix = (np.floor(along / period) + np.floor(across / period)) % 2
-    else:
-        coarse = rng.random((scene.height // 12 + 2, scene.width // 12 + 2)).astype(np.float32)
-        cloud = Image.fromarray(coarse).resize((scene.width, scene.height), Image.Resampling.BICUBIC)
-        mix = np.clip(np.asarray(cloud), 0, 1)
-    first, second = (np.array(color, dtype=np.float32) for color in scene.colors)
-    return (first + (second - first) * mix[..., None]).astype(np.uint8)
-
-
 def _color(hue: float, saturation: float, value: float) -> Color:
     red, green, blue = colorsys.hsv_to_rgb(hue % 1, saturation, min(max(value, 0.0), 1.0))
     return round(red * 255), round(green * 255), round(blue * 255)
@@ -280,11 +265,7 @@ class SampleSource(Source):
 
     @classmethod
     def parse(cls, text: str) -> "SampleSource":
-        """Read "images=300,seed=0,size=160".
-
-        Raises:
-            DataError: a parameter does not exist or is out of its range.
-        """
+        """Read "images=300,seed=0,size=160"."""
         values: dict[str, int] = {}
         for part in filter(None, text.split(",")):
             name, _, value = part.partition("=")

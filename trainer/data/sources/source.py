@@ -145,11 +145,16 @@ class Source:
         return self.uri
 
     def listing(self) -> Listing:
-        """List images and boxes; rows may be read later, when they are iterated."""
+        """List images and boxes; rows may be read later, when they are iterated.
+
+        Raises:
+            DataError: the source is missing, empty, or not of its format.
+            StorageError: it cannot be reached.
+        """
         raise NotImplementedError
 
     def read(self, origin: str) -> bytes:
-        """Return the bytes of the image that has this `origin`."""
+        """Return the bytes of the image that has this `origin`; raise StorageError if they cannot be read."""
         return storage.read_bytes(origin)
 
 

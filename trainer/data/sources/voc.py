@@ -58,8 +58,14 @@ class VocAnnotation:
 
 def parse_xml(data: bytes) -> VocAnnotation:
     """Parse one annotation file; an unreadable one has a fault."""
+
+    def refuse(*_: object) -> None:
+        raise ValueError("it has a DOCTYPE, which is refused")
+
+    parser = expat.ParserCreate()
+    parser.StartDoctypeDeclHandler = refuse  # Its entities can read files and fill the memory.
     try:
-        _refuse_doctype(data)
+        parser.Parse(data, True)
         root = ET.fromstring(data)  # noqa: S314 (no DOCTYPE, so no entities)
     except (ET.ParseError, expat.ExpatError, ValueError, LookupError) as error:
         return VocAnnotation(fault=f"its annotation is no XML that can be used: {error}")
@@ -78,17 +84,6 @@ def parse_xml(data: bytes) -> VocAnnotation:
             difficult = (item.findtext("difficult") or "").strip() == "1"
             annotation.objects.append((label, box, int(difficult)))
     return annotation
-
-
-def _refuse_doctype(data: bytes) -> None:
-    """Raise ValueError for a DOCTYPE: its entities can read files and fill the memory."""
-
-    def refuse(*_: object) -> None:
-        raise ValueError("it has a DOCTYPE, which is refused")
-
-    parser = expat.ParserCreate()
-    parser.StartDoctypeDeclHandler = refuse
-    parser.Parse(data, True)
 
 
 def _box(corners: ET.Element | None) -> tuple[float, ...] | str:
@@ -123,11 +118,7 @@ class VocSource(Source):
         return f"voc:{self.folder}"
 
     def listing(self) -> Listing:
-        """Read all annotation files.
-
-        Raises:
-            DataError: the folder has no annotations or no images.
-        """
+        """Read all annotation files."""
         layout = _Layout(self.folder)
         digest, problems, annotations, names = hashlib.sha256(), Problems(), _Annotations(), set[str]()
         keys = sorted({key for keys in layout.splits.values() for key in keys if key in layout.xml})
@@ -177,11 +168,7 @@ class _Annotations:
 
 
 def _entries(
-    keys: list[str],
-    annotations: _Annotations,
-    layout: "_Layout",
-    categories: list[Category],
-    _: Problems,
+    keys: list[str], annotations: _Annotations, layout: "_Layout", categories: list[Category], _: Problems
 ) -> Iterator[Entry]:
     """Yield the images of a split."""
     positions = {category.name: position for position, category in enumerate(categories)}
@@ -267,12 +254,18 @@ class _Layout:
         self.is_published = bool(home or self.splits)
         self.read_as = "VOC: splits of ImageSets/Main"
         if not self.splits:
-            self.splits = self._folder_splits()
-            folders = {
-                split: sorted({str(PurePosixPath(self.xml[key]).parent) for key in keys})[:3]
-                for split, keys in self.splits.items()
-            }
-            self.read_as = "VOC: " + "; ".join(f"{split} of {', '.join(folders[split])}" for split in folders)
+            by_folder: dict[str, list[str]] = defaultdict(list)
+            for key, path in self.xml.items():
+                split = _split_of_path(path)
+                if not split and isinstance(image := self.image(key), _Image):
+                    split = _split_of_path(image.path)
+                by_folder[split or "train"].append(key)
+            self.splits = {split: by_folder[split] for split in _ORDER if split in by_folder}
+            shown = []
+            for split, keys in self.splits.items():
+                folders = sorted({str(PurePosixPath(self.xml[key]).parent) for key in keys})
+                shown.append(f"{split} of {', '.join(folders[:3])}")
+            self.read_as = f"VOC: {'; '.join(shown)}"
 
     @property
     def image_names(self) -> set[str]:
@@ -294,7 +287,10 @@ class _Layout:
             return f"no file {stem}.* beside {key}.xml or in another folder of its split"
 
         def rank(image: _Image) -> tuple[int, bool]:
-            return _distance(path.parent, PurePosixPath(image.folder)), image.folder not in _IMAGE_FOLDERS
+            """Count the folders between the two files; the usual names of folders come first."""
+            here, there = path.parent.parts, PurePosixPath(image.folder).parts
+            common = sum(1 for one, two in zip(here, there, strict=False) if one == two)
+            return len(here) + len(there) - 2 * common, image.folder not in _IMAGE_FOLDERS
 
         nearest = [image for image in images if rank(image) == min(map(rank, images))]
         wanted = PurePosixPath(file_name).name
@@ -325,27 +321,11 @@ class _Layout:
             if stems
         }
 
-    def _folder_splits(self) -> dict[str, list[str]]:
-        """Return the keys of each split by the folders of the XML files, or else of their images."""
-        by_folder: dict[str, list[str]] = defaultdict(list)
-        for key, path in self.xml.items():
-            split = _split_of_path(path)
-            if not split and isinstance(image := self.image(key), _Image):
-                split = _split_of_path(image.path)
-            by_folder[split or "train"].append(key)
-        return {split: by_folder[split] for split in _ORDER if split in by_folder}
-
 
 def _split_of_path(path: str) -> str | None:
     """Return the split that a folder in a path names, the outermost first; None if none does."""
     folders = (part for part in path.split("/")[:-1] if _SPLIT_FOLDER.fullmatch(part))
     return next(map(split_of, folders), None)
-
-
-def _distance(folder: PurePosixPath, other: PurePosixPath) -> int:
-    """Return how many folders are between two."""
-    common = sum(1 for one, two in zip(folder.parts, other.parts, strict=False) if one == two)
-    return len(folder.parts) + len(other.parts) - 2 * common
 
 
 def _stem(line: str, stems: dict[str, list[str]]) -> str:

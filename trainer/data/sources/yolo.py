@@ -150,12 +150,7 @@ class YoloSource(Source):
         return f"yolo:{self.location}"
 
     def listing(self) -> Listing:
-        """List images and label files; the labels are read when the rows are gone through.
-
-        Raises:
-            DataError: the set has no description, no images, or no label file at all.
-            StorageError: it cannot be reached.
-        """
+        """List images and label files; the labels are read when the rows are gone through."""
         if storage.scheme(self.location) in storage.WEB:
             raise DataError(
                 f"{self.uri}: a YOLO set on the web cannot be listed",
@@ -200,12 +195,7 @@ class YoloSource(Source):
         )  # fmt: skip
 
     def describe(self) -> tuple[str, bytes, Description]:
-        """Read the set's description; return the file's URI and content too.
-
-        Raises:
-            DataError: there is no such file, or it is not of its form.
-            StorageError: it cannot be reached.
-        """
+        """Read the set's description; return the file's URI and content too."""
         uri = self.location
         if not uri.lower().endswith((*YAML, *_NAMES)):
             uri = file_of(self.location)
@@ -335,12 +325,7 @@ def _relative(origin: str, root: str) -> str:
 
 
 def file_of(folder: str) -> str:
-    """Return the URI of the file that describes the YOLO set in a folder; "" if there is none.
-
-    Raises:
-        DataError: there are several.
-        StorageError: the folder cannot be read.
-    """
+    """Return the URI of the file that describes the YOLO set in a folder; "" if there is none."""
     names = sorted(storage.list_states(folder))
     for name in ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml"):
         if name in names:

@@ -18,7 +18,7 @@ HEADER = "ImageID,LabelName,XMin,XMax,YMin,YMax,IsGroupOf\n"
 
 
 def read(uri: Path, categories: list[Category], **options: object) -> list[dict]:
-    meaning = Meaning.of(categories, categories)
+    meaning = Meaning(categories, categories, {})
     rows = BoxRows(str(uri), "s3://images", categories, meaning, meaning, **options)
     return rows_of(Rows(rows.read))
 
@@ -83,9 +83,7 @@ def test_no_boxes_at_all(tmp_path):
 
 def test_what_a_box_counts_for():
     described = [Category(name, f"/m/{name}") for name in "abcd"]
-    meaning = Meaning.of(
-        described, [described[2], described[0]], {"/m/d": {"/m/a", "/m/c"}, "/m/c": {"/m/b"}}
-    )
+    meaning = Meaning(described, [described[2], described[0]], {"/m/d": {"/m/a", "/m/c"}, "/m/c": {"/m/b"}})
     rows, labels = meaning.apply(pa.array(["/m/a", "/m/b", "/m/other", "/m/d", None, "/m/c"]))
     assert list(zip(rows.tolist(), labels.tolist(), strict=True)) == [
         (0, 1), (2, -1), (3, 1), (3, 0), (4, -1), (5, 0),
