@@ -1,6 +1,8 @@
 """COCO data sets: JSON files (https://cocodataset.org/#format-data) with images near them or by their
 `coco_url`.
 
+A JSON of any size is parsed as a stream, and sorted by image in a database on disk.
+
 COCO 2017 (https://cocodataset.org/#download) is read from its zips, or from a mirror with zips/ and
 annotations/. Its images are fetched one by one over many connections; the zips are not copied.
 """
@@ -8,22 +10,34 @@ annotations/. Its images are fetched one by one over many connections; the zips 
 import hashlib
 import json
 import os
+import re
+import sqlite3
+import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from pathlib import PurePosixPath
+from io import BufferedIOBase
+from itertools import groupby, islice
+from operator import itemgetter
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import ijson
+import numpy as np
 
 from trainer import storage
-from trainer.base.errors import DataError
+from trainer.base.errors import DataError, StorageError, first_line
 from trainer.data import problem_counts as reasons
+from trainer.data.images import IMAGE_SUFFIXES, SHARES_UPRIGHT
 from trainer.data.problem_counts import Problems
-from trainer.data.sources.coco_json import CocoFile, CocoImages, is_fetched
 from trainer.data.sources.files import Folders, Zip, open_member
 from trainer.data.sources.source import (
     AS_PUBLISHED,
     ROWS,
+    UNKNOWN,
+    Box,
     Category,
     Entry,
     Listing,
@@ -34,6 +48,321 @@ from trainer.data.sources.source import (
     batched,
     split_of,
 )
+
+_LISTS = ("images", "annotations", "categories")
+FIX = "name a file with the lists images, annotations and categories"
+_BLOCK = 1024 * 1024
+_NO_NUMBER = re.compile(rb"(?:(?<=[:,\[\s])|\A)-?(?:NaN|Infinity)(?=\s*[,\]}])")
+_MAX_DEPTH = 5000
+"""The parser's memory grows with the square of the nesting depth."""
+
+_STEPS = bytes(1 if byte in b"[{" else 255 for byte in range(256))
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+
+
+@dataclass(frozen=True)
+class CocoFile:
+    """A COCO JSON that can be opened again and again."""
+
+    uri: str
+    """For messages."""
+    path: str
+    """On this machine; or the URI of the zip that holds `member`."""
+    member: str = ""
+    confined: bool = True
+    """Whether absolute names of images are refused: not if the file is this machine's."""
+
+    def open(self) -> AbstractContextManager[BufferedIOBase]:
+        return open_member(self.path, self.member) if self.member else Path(self.path).open("rb")
+
+    def items(self, name: str) -> Iterator[dict[str, Any]]:
+        """Yield the objects of one of the lists images, annotations and categories."""
+        item = None
+        try:
+            with self.open() as file:
+                for item in ijson.items(_LenientReader(file, self.uri), f"{name}.item", use_float=True):
+                    if not isinstance(item, dict):
+                        message = f"{self.uri} is not COCO JSON: {name} holds what is no object"
+                        raise DataError(message, fix=FIX)
+                    yield item
+            if item is None:
+                with self.open() as file:
+                    events = ijson.parse(_LenientReader(file, self.uri))
+                    lists = {path for path, event, _ in events if event == "start_array"}
+                if absent := next((one for one in _LISTS if one not in lists), ""):
+                    raise DataError(f"{self.uri} is not COCO JSON: it has no list {absent!r}", fix=FIX)
+        except (ijson.JSONError, ValueError, RecursionError) as error:
+            # The parser's message continues with an excerpt of the text over several lines.
+            raise DataError(f"{self.uri} is not JSON: {first_line(error)}", fix=FIX) from None
+
+
+class _LenientReader:
+    """Replaces NaN and Infinity, which Python writes but JSON does not allow, by null.
+
+    Raises ijson.JSONError if brackets, those in texts too, are nested far too deep.
+    """
+
+    def __init__(self, file: BufferedIOBase, uri: str) -> None:
+        self._file, self._uri = file, uri
+        self._rest = b""
+        self._begun = False
+        self._depth = 0
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes, possibly more than `size`; the parser tests their type by `read(0)`."""
+        while size:
+            block = self._file.read(_BLOCK)
+            if not self._begun:
+                if block.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in block[:2]:
+                    raise DataError(
+                        f"{self._uri} is encoded as UTF-16 or UTF-32; JSON must be UTF-8",
+                        fix="save it as UTF-8 (PowerShell: -Encoding utf8)",
+                    )
+                block, self._begun = block.removeprefix(b"\xef\xbb\xbf"), True
+            data = self._rest + block
+            # Cut where no token is split.
+            end = max(map(data.rfind, (b",", b"]", b"}"))) + 1 if block else len(data)
+            data, self._rest = data[:end], data[end:]
+            if data or not block:
+                steps = np.frombuffer(data.translate(_STEPS, _NO_BRACKETS), np.int8)
+                depths = self._depth + np.cumsum(steps, dtype=np.int64)
+                if len(depths):
+                    if depths.max() > _MAX_DEPTH:
+                        raise ijson.JSONError("it is nested too deep")
+                    self._depth = int(depths[-1])
+                return _NO_NUMBER.sub(b"null", data) if b"NaN" in data or b"Infinity" in data else data
+        return b""
+
+
+_TABLES = """
+    CREATE TABLE images (place INTEGER PRIMARY KEY, name TEXT UNIQUE, fields TEXT, clashes INT DEFAULT 0);
+    CREATE TABLE ids (id PRIMARY KEY, place INTEGER) WITHOUT ROWID;
+    CREATE TABLE boxes (id, category INT, x REAL, y REAL, w REAL, h REAL, area REAL, crowd INT);
+"""
+"""Images in their order, each once; the image of each id; boxes by the id of their image."""
+
+
+@contextmanager
+def _database_errors() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.OperationalError as error:  # That of a temporary file is the disk's.
+        raise StorageError(
+            f"cannot use {tempfile.gettempdir()} for temporary files: {error}",
+            fix="free space there, or let TMPDIR name another folder, and run again",
+        ) from error
+
+
+class CocoImages:
+    """The images and boxes of one file."""
+
+    def __init__(self, file: CocoFile, problems: Problems) -> None:
+        """Read the images; one that is listed twice is taken once. `problems` grows."""
+        self._file = file
+        with _database_errors():
+            self._database = sqlite3.connect("", check_same_thread=False)  # "" is a temporary file.
+            self._database.executescript(_TABLES)
+            for image in file.items("images"):
+                self._add(_fields(image, file), problems)
+            (self.count,) = self._database.execute("SELECT count(*) FROM images").fetchone()
+        if not self.count:
+            raise DataError(
+                f"{file.uri} lists no images",
+                fix="add them; or, if it is not the training split, remove it: without a val split a part "
+                "of train is held out",
+            )
+
+    def _add(self, fields: tuple[Any, ...], problems: Problems) -> None:
+        execute = self._database.execute
+        name, image_id = json.dumps(fields[0]), _key(fields[-1])  # JSON, as names may be no UTF-8.
+        added = execute(
+            "INSERT OR IGNORE INTO images (name, fields) VALUES (?, ?)", (name, json.dumps(fields))
+        )
+        if not added.rowcount:
+            problems.add(reasons.IMAGE_LISTED_TWICE, fields[0])
+        (place,) = execute("SELECT place FROM images WHERE name = ?", (name,)).fetchone()
+        if not execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (image_id, place)).rowcount:
+            # With two images of the same id it is unknown which one its boxes belong to.
+            (other,) = execute("SELECT place FROM ids WHERE id = ?", (image_id,)).fetchone()
+            if other != place:
+                execute("UPDATE images SET clashes = 1 WHERE place IN (?, ?)", (place, other))
+
+    def entries(self, step: int = 1) -> Iterator[Entry]:
+        """Yield every `step`-th image in the file's order, without boxes; `origin` is the `coco_url`."""
+        query = "SELECT fields, clashes FROM images WHERE place % ? = 0 ORDER BY place"
+        for fields, clashes in self._database.execute(query, (step,)):
+            name, url, width, height, original_id = json.loads(fields)
+            entry = Entry(name, url, width, height, [], original_id)
+            if clashes:
+                entry.fault = (reasons.IMAGE_ID_TWICE, f"id {original_id}")
+            yield entry
+
+    def annotated(
+        self, categories: list[Category], reading: Reading, locate: Callable[[Entry], object],
+        problems: Problems,
+    ) -> Iterator[Entry]:  # fmt: skip
+        """Yield the images with their boxes, both in the file's order, after `locate`; `problems` grows."""
+        execute = self._database.execute
+        with _database_errors():
+            execute("DELETE FROM boxes")
+            rows = self._boxes(categories, reading, problems)
+            self._database.executemany("INSERT INTO boxes VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            unknown = "SELECT id, count(*) FROM boxes WHERE id NOT IN (SELECT id FROM ids) GROUP BY id"
+            for key, count in execute(unknown).fetchall():
+                example = f"image_id {str(key)[:40]} in {self._file.uri}"
+                problems.add(reasons.BOX_UNKNOWN_IMAGE, example, count)
+            boxes = execute(
+                "SELECT place, category, x, y, w, h, area, crowd FROM boxes JOIN ids USING (id) "
+                "ORDER BY place, boxes.rowid"
+            )
+            groups = groupby(boxes, itemgetter(0))
+            group = next(groups, None)
+            for place, entry in enumerate(self.entries(), 1):
+                if group and group[0] == place:
+                    entry.boxes = [Box(row[1], row[2:6], row[6], row[7]) for row in group[1]]
+                    group = next(groups, None)
+                if reading.box_format == "normalised":
+                    entry.width, entry.height = SHARES_UPRIGHT
+                locate(entry)
+                yield entry
+
+    def _boxes(
+        self, categories: list[Category], reading: Reading, problems: Problems
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield rows of the table of boxes."""
+        positions = {category.original_id: position for position, category in enumerate(categories)}
+        for item in self._file.items("annotations"):
+            box = box_of(item, reading)
+            if isinstance(box, str):
+                named = {name: item[name] for name in ("id", "image_id", "bbox") if name in item}
+                excerpt = json.dumps(named, ensure_ascii=False)[:120]
+                problems.add(box, f"{excerpt} in {self._file.uri}")
+                continue
+            category = item.get("category_id")
+            position = positions.get(category, UNKNOWN) if isinstance(category, int) else UNKNOWN
+            if position == UNKNOWN:
+                problems.unlisted[json.dumps(category)[:40]] += 1
+            crowd = item.get("iscrowd") in (1, True)
+            yield _key(item.get("image_id")), position, *box, _positive(item.get("area")), crowd
+
+
+def _key(image_id: Any) -> int | str:
+    """Return what stands for an id in the database, where 7 and "7" differ."""
+    is_number = isinstance(image_id, int) and -(2**63) <= image_id < 2**63
+    return int(image_id) if is_number else json.dumps(image_id)
+
+
+def _positive(value: Any) -> float:
+    """Return a positive finite number as it is, and 0 for anything else."""
+    usable = isinstance(value, int | float) and 0 < value < 1e12
+    return float(value) if usable else 0.0
+
+
+def _fields(image: Mapping[str, Any], file: CocoFile) -> tuple[str, str, int, int, int | str]:
+    """Return name, URL, width, height and id of an image; "/" and an absolute path stand for a URL."""
+    original_id, url = image.get("id"), str(image.get("coco_url") or "")
+    name = image.get("file_name") or PurePosixPath(url.partition("?")[0]).name
+    if not isinstance(original_id, int | str) or not isinstance(name, str) or not name:
+        raise DataError(
+            f"{file.uri}: image {json.dumps(image)[:80]} lacks a file_name, or an id that is an integer or a "
+            "text",
+            fix="give it both, and use the same id in the annotations",
+        )
+    sides = [int(_positive(image.get(side))) for side in ("width", "height")]
+    width, height = (side if side < 2**31 else 0 for side in sides)
+    url = url if is_fetched(url) else ""
+    if is_fetched(name):  # As Label Studio writes it for images in a bucket.
+        url, name = name, name.partition("://")[2].partition("?")[0]
+    elif not file.confined and (name.startswith("/") or ".." in name.split("/")):
+        outside = os.path.normpath(os.path.join(storage.parent(file.uri), name))
+        if outside.startswith("/") and outside.lower().endswith(IMAGE_SUFFIXES) and os.path.isfile(outside):
+            name = outside.lstrip("/")
+            url = f"/{name}"
+    path = PurePosixPath(name.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts or not path.name or "\0" in name or ":" in path.parts[0]:
+        raise DataError(
+            f"{file.uri}: refused file_name {name!r}, which leads out of the images' folder"
+            + (" and is no image on this machine" if path.is_absolute() else ""),
+            fix="make file_name relative to the folder of the images",
+        )
+    return str(path), url, width, height, original_id
+
+
+def is_fetched(text: str) -> bool:
+    """Tell whether an image can be fetched by this; other schemes and paths are not followed."""
+    return storage.scheme(text) in (*storage.WEB, *storage.OBJECT_STORES)
+
+
+def box_of(annotation: Mapping[str, Any], reading: Reading = AS_PUBLISHED) -> tuple[float, ...] | str:
+    """Return an annotation's box [x, y, width, height], or the reason why it has none."""
+    segmentation = annotation.get("segmentation")
+    if reading.boxes_from == "segmentation" and segmentation:
+        of_form = _box_of_rle if isinstance(segmentation, dict) else _box_of_polygons
+        return of_form(segmentation) or reasons.SEGMENTATION_UNUSABLE
+    bbox = annotation.get("bbox")
+    if bbox is None or bbox == []:
+        return reasons.BOX_ONLY_SEGMENTATION if segmentation else reasons.BOX_ABSENT
+    if not isinstance(bbox, list) or len(bbox) != 4 or not _are_finite(bbox):
+        return reasons.BOX_NOT_FINITE
+    x, y, width, height = map(float, bbox)
+    return (x, y, width - x, height - y) if reading.box_format == "xyxy" else (x, y, width, height)
+
+
+def _box_of_polygons(polygons: Any) -> tuple[float, ...] | None:
+    """Return the extent of polygons [[x1, y1, x2, y2, ...], ...]."""
+    if not isinstance(polygons, list):
+        return None
+    if all(isinstance(part, int | float) for part in polygons):
+        polygons = [polygons]
+    for polygon in polygons:
+        if not isinstance(polygon, list) or len(polygon) < 4 or len(polygon) % 2 or not _are_finite(polygon):
+            return None
+    xs = [x for polygon in polygons for x in polygon[::2]]
+    ys = [y for polygon in polygons for y in polygon[1::2]]
+    return float(min(xs)), float(min(ys)), float(max(xs) - min(xs)), float(max(ys) - min(ys))
+
+
+def _are_finite(values: list[Any]) -> bool:
+    return all(type(value) in (int, float) and abs(value) < 1e9 for value in values)
+
+
+def _box_of_rle(mask: Mapping[str, Any]) -> tuple[float, ...] | None:
+    """Return the extent of a mask {"size": [height, width], "counts": runs}, compressed or not."""
+    size, counts = mask.get("size"), mask.get("counts")
+    if not isinstance(size, list) or len(size) != 2 or not all(isinstance(side, int) for side in size):
+        return None
+    if min(size) < 1 or size[0] * size[1] >= 2**31:
+        return None
+    from pycocotools import mask as library
+
+    # The library reads past the end of runs that are cut off, and trusts their sum.
+    runs = counts if isinstance(counts, list) else _decompressed(counts)
+    if not all(isinstance(run, int) and run >= 0 for run in runs) or sum(runs) != size[0] * size[1]:
+        return None
+    return tuple(map(float, library.toBbox(library.frPyObjects({"size": size, "counts": runs}, *size))))
+
+
+def _decompressed(counts: Any) -> list[int]:
+    """Return the runs of a compressed RLE; [] if it is none.
+
+    A character has five bits of a number; the sixth says that it continues. From the third run on each is the
+    difference to the last but one.
+    """
+    runs: list[int] = []
+    number = bits = 0
+    for byte in counts.encode("ascii", "replace") if isinstance(counts, str) else b"":
+        part = byte - 48
+        if not 0 <= part < 64 or bits > 30:
+            return []
+        number |= (part & 0x1F) << bits
+        bits += 5
+        if not part & 0x20:
+            if part & 0x10:
+                number -= 1 << bits
+            runs.append(number + (runs[-2] if len(runs) > 2 else 0))
+            number = bits = 0
+    return [] if bits else runs
+
 
 _SPLIT_FOLDERS = {
     "train": ("train2017", "train2014", "train"),
@@ -114,11 +443,13 @@ class CocoSource(Source):
     def listing(self) -> Listing:
         """Read images and categories; the boxes are read when the rows are gone through."""
         digest, problems = hashlib.sha256(), Problems()
-        uris = self._files()
-        files = {split: CocoFile.at(uri, confined=bool(self.confined)) for split, uri in uris.items()}
-        for split, file in files.items():
+        files = {}
+        for split, uri in self._files().items():
+            confined = bool(self.confined) or not storage.is_local(uri)
+            file = CocoFile(uri, str(storage.local_copy(uri)), confined=confined)
             with file.open() as data:
                 digest.update(f"{split} {hashlib.file_digest(data, 'sha256').hexdigest()}\n".encode())
+            files[split] = file
         categories = merged_categories(files.values())
         splits, overlaps = {}, SplitOverlaps(problems)
         for split, file in files.items():
@@ -130,7 +461,7 @@ class CocoSource(Source):
                 overlaps.add(split, [(entry.file_name, entry.origin) for entry in entries])
             read = partial(images.annotated, categories, self.reading, locator.locate)
             splits[split] = Rows.of(read, problems)
-        names = [f"{split} of {uri.removeprefix(f'{self.location}/')}" for split, uri in uris.items()]
+        names = [f"{split} of {file.uri.removeprefix(f'{self.location}/')}" for split, file in files.items()]
         return Listing(
             categories, splits, digest.hexdigest(), problems,
             read_as=f"COCO JSON: {'; '.join(names)}", box_format=self.reading.box_format,
@@ -192,8 +523,8 @@ def annotation_files(folder: str) -> list[str]:
 
 def merged_categories(files: Iterable[CocoFile]) -> list[Category]:
     """Return the categories of files, by their ids; raise DataError if they contradict each other."""
-    by_id: dict[int, str] = {}
-    by_name: dict[str, int] = {}
+    by_id: dict[int, Any] = {}
+    by_name: dict[Any, int] = {}
     for file in files:
         for item in file.items("categories"):
             number, name = item.get("id"), item.get("name")
@@ -252,7 +583,7 @@ class Coco2017Source(Source):
         files = {}
         for split, name in _SPLITS.items():
             member = f"annotations/instances_{name}.json"
-            files[split] = CocoFile(f"{annotations}#{member}", partial(open_member, annotations, member))
+            files[split] = CocoFile(f"{annotations}#{member}", annotations, member)
         # Both files have the same; that of val is a twentieth as large.
         categories, problems = merged_categories([files["val"]]), Problems()
         splits = {

@@ -255,8 +255,8 @@ class _Layout:
         self.read_as = "VOC: splits of ImageSets/Main"
         if not self.splits:
             by_folder: dict[str, list[str]] = defaultdict(list)
-            for key, path in self.xml.items():
-                split = _split_of_path(path)
+            for key, xml in self.xml.items():
+                split = _split_of_path(xml)
                 if not split and isinstance(image := self.image(key), _Image):
                     split = _split_of_path(image.path)
                 by_folder[split or "train"].append(key)

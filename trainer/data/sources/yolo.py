@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -47,27 +48,6 @@ _NOTHING = ("", "~", "null", "None")
 _LARGEST = 512 * 1024
 _MOST_CLASSES = 100_000
 FIX = "name a folder with data.yaml, in which are names (the classes), train and val (folders of images)"
-
-
-def parse_labels(
-    data: bytes, positions: Mapping[int, int], keypoints: bool
-) -> tuple[list[Box], list[tuple[int, str]]]:
-    """Return the boxes of a label file, and its faults: line (from 1) and reason.
-
-    `positions` are those of each class in the listing's categories; `keypoints` may follow the boxes.
-    """
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data:
-        return [], [(1, "it is UTF-16 or no text: save it as UTF-8")]
-    boxes: dict[Box, None] = {}  # The same line twice is one object.
-    faults: list[tuple[int, str]] = []
-    for number, line in enumerate(data.decode("utf-8-sig", "replace").splitlines(), 1):
-        words = line.split()
-        if words:
-            try:
-                boxes[_box(words, positions, keypoints)] = None
-            except ValueError as error:
-                faults.append((number, f"{line.strip()[:60]!r} {error}"))
-    return list(boxes), faults
 
 
 def _box(words: list[str], positions: Mapping[int, int], keypoints: bool) -> Box:
@@ -262,8 +242,13 @@ class YoloSource(Source):
         """Yield the images of a split, each once."""
         seen: set[str] = set()
         for place in places:
-            is_list = place.lower().endswith(".txt")
-            for origin, version in self._listed(place, root, folders) if is_list else _in_folder(place):
+            if place.lower().endswith(".txt"):
+                listed = self._listed(place, root, folders)
+            else:
+                states = (item for item in storage.scan(place) if item[0].lower().endswith(IMAGE_SUFFIXES))
+                files = sorted(states, key=itemgetter(0))
+                listed = ((storage.join(place, name), version_of(state)) for name, state in files)
+            for origin, version in listed:
                 name = _relative(origin, root)
                 if origin in seen:
                     problems.add(reasons.IMAGE_LISTED_TWICE, name)
@@ -293,14 +278,22 @@ def _entries(
     for image in images:
         data = next(texts) if image.labels else b""
         entry = Entry(image.file_name, image.origin, *SHARES_UPRIGHT, [], version=image.version)
+        if not image.version:
+            entry.fault = (reasons.IMAGE_MISSING, f"no file {image.origin}")
         if isinstance(data, MissingError):
-            entry.fault = (reasons.IMAGE_UNREADABLE, data.message)
-        else:
-            entry.boxes, faults = parse_labels(data, positions, keypoints)
-            for line, fault in faults:
-                problems.add(reasons.LABEL_LINE, f"{image.labels}:{line}: {fault}")
-            if not image.version:
-                entry.fault = (reasons.IMAGE_MISSING, f"no file {image.origin}")
+            entry.fault, data = (reasons.IMAGE_UNREADABLE, data.message), b""
+        if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data:
+            problems.add(reasons.LABEL_LINE, f"{image.labels}:1: it is UTF-16 or no text: save it as UTF-8")
+            data = b""
+        boxes: dict[Box, None] = {}  # The same line twice is one object.
+        for number, line in enumerate(data.decode("utf-8-sig", "replace").splitlines(), 1):
+            if words := line.split():
+                try:
+                    boxes[_box(words, positions, keypoints)] = None
+                except ValueError as error:
+                    fault = f"{image.labels}:{number}: {line.strip()[:60]!r} {error}"
+                    problems.add(reasons.LABEL_LINE, fault)
+        entry.boxes = list(boxes)
         yield entry
 
 
@@ -309,13 +302,6 @@ def _label_places(image: str) -> list[str]:
     beside = f"{image[: -len(PurePosixPath(image).suffix)]}.txt"
     before, separator, after = beside.rpartition("/images/")
     return [f"{before}/labels/{after}", beside] if separator else [beside]
-
-
-def _in_folder(folder: str) -> Iterator[tuple[str, str]]:
-    """Yield URI and version of the images in a folder and below."""
-    states = ((name, state) for name, state in storage.scan(folder) if name.lower().endswith(IMAGE_SUFFIXES))
-    for name, state in sorted(states, key=lambda item: item[0]):
-        yield storage.join(folder, name), version_of(state)
 
 
 def _relative(origin: str, root: str) -> str:

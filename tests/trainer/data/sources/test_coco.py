@@ -8,7 +8,7 @@ from source_rows import rows_of
 from trainer.base.errors import DataError
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
-from trainer.data.sources import coco_json
+from trainer.data.sources import coco
 from trainer.data.sources.coco import CocoSource
 from trainer.data.sources.source import UNKNOWN, split_of
 
@@ -254,7 +254,7 @@ def test_words_that_are_no_json_wherever_a_block_ends(make_coco, monkeypatch):
     text = path.read_text().replace('"area": 80', '"area": NaN', 1).replace("[1, 2,", "[1,-Infinity,", 1)
     path.write_bytes(b"\xef\xbb\xbf" + text.encode())
     for size in (7, 100, 5000):
-        monkeypatch.setattr(coco_json, "_BLOCK", size)
+        monkeypatch.setattr(coco, "_BLOCK", size)
         listed = listing(root)
         rows = rows_of(listed.splits["train"])
         assert [row["file_name"] for row in rows] == ["a.jpg", "NaN, Infinity.jpg"]

@@ -16,9 +16,8 @@ from trainer.data import problem_counts as reasons
 from trainer.data import sources
 from trainer.data.download import plan
 from trainer.data.raw_folder import SplitCounts
-from trainer.data.sources import coco_json
-from trainer.data.sources.coco import CocoSource
-from trainer.data.sources.coco_json import box_of
+from trainer.data.sources import coco
+from trainer.data.sources.coco import CocoSource, box_of
 from trainer.data.sources.source import Reading
 
 
@@ -66,7 +65,7 @@ def test_boxes_in_any_order_are_those_of_their_images(make_coco, edit_json):
 
 def test_a_full_disk_is_named(make_coco, monkeypatch):
     root = make_coco(train=[f"{number:0100}.jpg" for number in range(200)])
-    monkeypatch.setattr(coco_json, "_TABLES", f"PRAGMA max_page_count = 10; {coco_json._TABLES}")
+    monkeypatch.setattr(coco, "_TABLES", f"PRAGMA max_page_count = 10; {coco._TABLES}")
     with pytest.raises(StorageError, match="is full") as caught:
         listing(root)
     assert "TMPDIR" in caught.value.fix
