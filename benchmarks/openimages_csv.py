@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common import arguments, report
+from trainer.data.problem_counts import Problems
 from trainer.data.sources import openimages_csv
 from trainer.data.sources.openimages_csv import Meaning
-from trainer.data.sources.source import Category, Rows
+from trainer.data.sources.source import Category
 
 GOAL = 15
 TRAIN_BOXES = 14_610_229
@@ -55,9 +56,11 @@ def main() -> None:
         path = Path(folder) / "boxes.csv"
         write(path, options.boxes, len(categories))
         for _ in range(options.rounds):
-            rows = openimages_csv.BoxRows(str(path), "s3://images", categories, meaning, meaning)
             began = time.process_time()
-            boxes_read = sum(len(batch["boxes"].flatten()) for batch in Rows(rows.read).batches())
+            batches = openimages_csv.read_boxes(
+                str(path), "s3://images", categories, meaning, meaning, None, "", "", Problems()
+            )
+            boxes_read = sum(len(batch["boxes"].flatten()) for batch in batches)
             times.append((time.process_time() - began) * TRAIN_BOXES / options.boxes)
             if boxes_read != options.boxes:
                 raise SystemExit(f"error: {boxes_read} boxes were read, not {options.boxes}")

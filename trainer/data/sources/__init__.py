@@ -77,8 +77,7 @@ def _with_reading(source: Source, reading: Reading) -> Source:
     for name, value, default in zip(Reading._fields, reading, AS_PUBLISHED, strict=True):
         if value != default:
             raise DataError(
-                f"source {source.uri}: data.{name}={value} is for COCO annotations",
-                fix=f"leave data.{name} unset: the format of this source defines its boxes",
+                f"source {source.uri}: data.{name}={value} is for COCO annotations", fix="leave it unset"
             )
     return source
 
@@ -242,7 +241,8 @@ class ArchiveSource(Source):
                     name = origin.removeprefix(folder)
                     origins[row], versions[row] = f"{self.location}#{name}", unpacked.versions[name]
             details = pc.replace_substring(batch["fault_detail"], unpacked.folder, self.location)
-            changed = {"origin": pa.array(origins), "version": pa.array(versions), "fault_detail": details}
+            changed = {"origin": pa.array(origins, pa.string()), "version": pa.array(versions, pa.string())}
+            changed["fault_detail"] = details
             arrays = [changed.get(name, batch[name]) for name in SOURCE_ROW.names]
             yield pa.RecordBatch.from_arrays(arrays, schema=SOURCE_ROW)
         self._rename(problems, unpacked)

@@ -167,9 +167,7 @@ class CocoImages:
             (self.count,) = self._database.execute("SELECT count(*) FROM images").fetchone()
         if not self.count:
             raise DataError(
-                f"{file.uri} lists no images",
-                fix="add them; or, if it is not the training split, remove it: without a val split a part "
-                "of train is held out",
+                f"{file.uri} lists no images", fix="add them, or remove the file if it is not that of train"
             )
 
     def _add(self, fields: tuple[Any, ...], problems: Problems) -> None:
@@ -264,8 +262,7 @@ def _fields(image: Mapping[str, Any], file: CocoFile) -> tuple[str, str, int, in
     name = image.get("file_name") or PurePosixPath(url.partition("?")[0]).name
     if not isinstance(original_id, int | str) or not isinstance(name, str) or not name:
         raise DataError(
-            f"{file.uri}: image {json.dumps(image)[:80]} lacks a file_name, or an id that is an integer or a "
-            "text",
+            f"{file.uri}: image {json.dumps(image)[:80]} lacks a file_name, or an id that is an integer or text",
             fix="give it both, and use the same id in the annotations",
         )
     sides = [int(_positive(image.get(side))) for side in ("width", "height")]
@@ -474,8 +471,7 @@ class CocoSource(Source):
         uris = annotation_files(self.location)
         if not uris:
             raise DataError(
-                f"{self.uri}: no COCO JSON in it",
-                fix="name a JSON file, or a folder that holds annotations/instances_train.json and the like",
+                f"{self.uri}: no COCO JSON in it", fix="name a file, or the folder of annotations"
             )
         if len(uris) == 1:
             return {"train": uris[0]}
@@ -483,10 +479,8 @@ class CocoSource(Source):
         for uri in uris:
             split = split_of(PurePosixPath(uri).name) or split_of(storage.parent(uri).rpartition("/")[2])
             if split in splits:
-                raise DataError(
-                    f"{self.uri}: both {splits[split]} and {uri} are split {split!r}",
-                    fix="name one JSON file, or leave one file a split in the folder",
-                )
+                message = f"{self.uri}: both {splits[split]} and {uri} are split {split!r}"
+                raise DataError(message, fix="name one JSON file, or leave one for each split in the folder")
             if split:
                 splits[split] = uri
         if "train" not in splits:

@@ -16,7 +16,7 @@ import unicodedata
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from io import BufferedIOBase
 from itertools import islice
@@ -166,8 +166,12 @@ def _members(uri: str, path: str, folder: str) -> Iterator[tuple[str, IO[bytes]]
             items = _checked_members(uri, archive)
             _check_room(uri, sum(item.file_size for item in items), folder)
             for item in items:
+                name = item.filename
+                if not item.flag_bits & _UTF8_FLAG:  # macOS writes UTF-8 without setting it.
+                    with suppress(UnicodeError):
+                        name = name.encode("cp437").decode("utf-8")
                 with archive.open(item) as content:
-                    yield _decoded(item), content
+                    yield name, content
     elif tarfile.is_tarfile(path):
         with tarfile.open(path) as tar:
             yield from _tar_members(uri, tar, os.path.getsize(path), folder)
@@ -221,20 +225,7 @@ def _refuse_bomb(uri: str, name: str, size: int, packed: int) -> None:
 
 
 def _refused(uri: str, name: str, reason: str) -> DataError:
-    return DataError(
-        f"refused {name!r} in {uri}: {reason}",
-        fix="take the archive from where it is published, or unpack it yourself and name the folder",
-    )
-
-
-def _decoded(item: zipfile.ZipInfo) -> str:
-    """Return a member's name: macOS writes UTF-8 without setting the flag."""
-    if item.flag_bits & _UTF8_FLAG:
-        return item.filename
-    try:
-        return item.filename.encode("cp437").decode("utf-8")
-    except UnicodeError:
-        return item.filename
+    return DataError(f"refused {name!r} in {uri}: {reason}", fix="unpack it yourself, and name the folder")
 
 
 def _relative(uri: str, name: str) -> str:
@@ -298,9 +289,7 @@ class Zip:
         """Return a member's content, after checking its length and checksum."""
         member = self._members.get(name)
         if member is None:
-            raise MissingError(
-                f"no such file: {name} in {self.uri}", fix="check that the zip is the right one"
-            )
+            raise MissingError(f"no such file: {name} in {self.uri}", fix="check that it is the right zip")
         try:
             if max(member.file_size, member.compress_size) > _LARGEST:
                 raise ValueError(f"{member.file_size} bytes are too many for an image")

@@ -16,12 +16,13 @@ import json
 import os
 from collections import defaultdict
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Literal, get_args
 
 from trainer import storage
 from trainer.base.errors import DataError
 from trainer.data.sources import openimages_csv
-from trainer.data.sources.openimages_csv import BoxRows, Meaning
+from trainer.data.sources.openimages_csv import Meaning, read_boxes
 from trainer.data.sources.source import Listing, Rows, Source
 
 # MLPerf's single-stage detector: the leaf classes with 1000 samples or more, by display name, in the order of
@@ -116,10 +117,8 @@ class OpenImagesSource(Source):
             wrong = name not in choices or not value or (choices[name] and value not in choices[name])
             if wrong or (name == "splits" and not set(value.split("+")) <= set(_SPLITS)):
                 forms = {"splits": "+".join(_SPLITS)} | dict.fromkeys(_URIS, "URI")
-                expected = [f"{key}={'|'.join(choices[key]) or forms[key]}" for key in choices]
-                raise DataError(
-                    f"source openimages: cannot use {part!r}", fix=f"parameters: {', '.join(expected)}"
-                )
+                expected = ", ".join(f"{key}={'|'.join(choices[key]) or forms[key]}" for key in choices)
+                raise DataError(f"source openimages: cannot use {part!r}", fix=f"parameters: {expected}")
             values[name] = storage.absolute(os.path.expanduser(value)) if name in _URIS else value
         return cls(**values)
 
@@ -144,8 +143,8 @@ class OpenImagesSource(Source):
             if state is None:
                 raise DataError(
                     f"source {self.uri}: no file {uri}",
-                    fix="check base; a mirror without the files of verified classes needs labels=none, one "
-                    "without the hierarchy hierarchy=none",
+                    fix="check base; if the mirror lacks verified classes or hierarchy, add labels=none or "
+                    "hierarchy=none",
                 )
             states.append((uri, state.size, state.version))
             return uri
@@ -155,10 +154,9 @@ class OpenImagesSource(Source):
         described = kept = openimages_csv.read_descriptions(described_in)
         if self.subset == "mlperf":
             by_name = {category.name: category for category in described}
-            if absent_names := [name for name in CLASSES if name not in by_name]:
+            if lacking := ", ".join([name for name in CLASSES if name not in by_name][:10]):
                 raise DataError(
-                    f"{described_in} describes no class {', '.join(absent_names[:10])}",
-                    fix="take the file of V7's boxable classes",
+                    f"{described_in} describes no class {lacking}", fix="take V7's boxable classes"
                 )
             kept = [by_name[name] for name in CLASSES]
         above: dict[str, set[str]] = {}
@@ -175,14 +173,13 @@ class OpenImagesSource(Source):
         for split in names:
             takes_labels = self.labels == "all" or (self.labels == "keep" and split != "train")
             turns = self.rotation == "apply"
-            boxes = BoxRows(
-                noted(storage.join(self.base, BOXES[split])), storage.join(self.pixels, split),
-                kept, present, absent,
-                listed=listed[split] if listed else None,
-                rotations=noted(storage.join(self.base, ROTATIONS[split])) if turns else "",
-                labels=noted(storage.join(self.base, LABELS[split])) if takes_labels else "",
+            read = partial(
+                read_boxes, noted(storage.join(self.base, BOXES[split])), storage.join(self.pixels, split),
+                kept, present, absent, listed[split] if listed else None,
+                noted(storage.join(self.base, ROTATIONS[split])) if turns else "",
+                noted(storage.join(self.base, LABELS[split])) if takes_labels else "",
             )  # fmt: skip
-            splits["train" if len(names) == 1 else _SPLITS[split]] = Rows(boxes.read)
+            splits["train" if len(names) == 1 else _SPLITS[split]] = Rows(read)
         state = hashlib.sha256(json.dumps(states).encode()).hexdigest()
         hierarchy = {} if self.hierarchy == "expand" else above
         return Listing(kept, splits, state, exhaustive=False, hierarchy=hierarchy)

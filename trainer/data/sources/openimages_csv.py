@@ -9,8 +9,6 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,10 +31,7 @@ def read_descriptions(uri: str) -> list[Category]:
     if rows and not rows[0][0].startswith("/"):
         del rows[0]
     if not rows or any(len(row) != 2 or not row[0].startswith("/") or not row[1] for row in rows):
-        raise DataError(
-            f"{uri} does not hold lines of a MID and a display name",
-            fix="take Open Images' class descriptions of boxable classes",
-        )
+        raise DataError(f"{uri} has no lines of a MID and a display name", fix="take the boxable classes")
     return [Category(name, mid) for mid, name in rows]
 
 
@@ -53,9 +48,8 @@ def read_hierarchy(uri: str) -> dict[str, set[str]]:
     try:
         visit(storage.read_json(uri), ())
     except (TypeError, KeyError, AttributeError, RecursionError):
-        raise DataError(
-            f"{uri} is no hierarchy of classes", fix="take Open Images' bbox_labels_600_hierarchy.json"
-        ) from None
+        fix = "take Open Images' bbox_labels_600_hierarchy.json"
+        raise DataError(f"{uri} is no hierarchy of classes", fix=fix) from None
     return above
 
 
@@ -100,9 +94,8 @@ def read_columns(uri: str, types: dict[str, pa.DataType]) -> Iterator[pa.RecordB
         with storage.open_reader(uri) as file, pa_csv.open_csv(file, read, convert_options=convert) as reader:
             yield from (batch for batch in reader if len(batch))
     except (pa.ArrowException, KeyError) as error:
-        raise DataError(
-            f"{uri} cannot be read: {error}", fix=f"it needs the columns {', '.join(types)}"
-        ) from None
+        fix = f"it needs the columns {', '.join(types)}"
+        raise DataError(f"{uri} cannot be read: {error}", fix=fix) from None
 
 
 def read_orientations(uri: str) -> dict[str, int]:
@@ -110,9 +103,7 @@ def read_orientations(uri: str) -> dict[str, int]:
     orientations: dict[str, int] = {}
     for batch in read_columns(uri, {"ImageID": pa.string(), "Rotation": pa.float64()}):
         turned = batch.filter(pc.is_in(batch["Rotation"], pa.array([90.0, 180.0, 270.0])))
-        for image_id, degrees in zip(
-            turned["ImageID"].to_pylist(), turned["Rotation"].to_pylist(), strict=True
-        ):
+        for image_id, degrees in zip(*(column.to_pylist() for column in turned.columns), strict=True):
             orientations[image_id] = _UPRIGHT[int(degrees)]
     return orientations
 
@@ -121,10 +112,7 @@ class Verified:
     """The classes that annotators verified in an image, as present or absent; all others are unknown."""
 
     def __init__(self, uri: str, present: Meaning, absent: Meaning, categories: list[Category]) -> None:
-        """Read a CSV with ImageID, LabelName and Confidence (1: in the image, 0: not).
-
-        `present` has the categories in an image with a class, `absent` those that are not in one without it.
-        """
+        """Read a CSV with ImageID, LabelName and Confidence (1: in the image, 0: not)."""
         self._names = [category.name for category in categories]
         types = {"ImageID": pa.string(), "LabelName": pa.string(), "Confidence": pa.float64()}
         parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = [
@@ -154,11 +142,10 @@ class Verified:
         texts = []
         for begin, end in zip(begins, ends, strict=True):
             answers: dict[str, int] = {}
-            for label, sure in zip(
-                self._labels[begin:end].tolist(), self._sure[begin:end].tolist(), strict=True
-            ):
+            for row in range(begin, end):
                 # If annotators disagree, the positive answer counts.
-                answers[self._names[label]] = max(int(sure), answers.get(self._names[label], 0))
+                name = self._names[self._labels[row]]
+                answers[name] = max(int(self._sure[row]), answers.get(name, 0))
             texts.append(json.dumps({"verified": answers}) if answers else "")
         return texts
 
@@ -170,8 +157,7 @@ def _encoded(image_ids: list[str]) -> np.ndarray:
 
 _CORNERS = ("XMin", "XMax", "YMin", "YMax")
 _COLUMNS = {
-    "ImageID": pa.string(),
-    "LabelName": pa.string(),
+    **dict.fromkeys(("ImageID", "LabelName"), pa.string()),
     **dict.fromkeys(_CORNERS, pa.float64()),
     "IsGroupOf": pa.int8(),
 }
@@ -181,84 +167,74 @@ _SORTABLE = 128 * 1024 * 1024
 """Bytes of a CSV that is sorted in memory."""
 
 
-@dataclass(frozen=True)
-class BoxRows:
-    """The images of a split of Open Images."""
+def read_boxes(
+    uri: str, pixels: str, categories: list[Category], present: Meaning, absent: Meaning,
+    listed: frozenset[str] | None, rotations: str, labels: str, _: Problems,
+) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    """Yield rows of SOURCE_ROW of a split: images with boxes in the file's order, then those without.
 
-    uri: str
-    """CSV of the boxes."""
-    pixels: str
-    """URI of the folder with the images."""
-    categories: list[Category]
-    present: Meaning
-    absent: Meaning
-    listed: frozenset[str] | None = field(default=None, repr=False)
-    """Ids of the images; None: all that have a box or a verified class."""
-    rotations: str = ""
-    """CSV with each image's Rotation; "" leaves images as they are stored."""
-    labels: str = ""
-    """CSV with the verified classes of images, or ""."""
+    Args:
+        uri: CSV of the boxes.
+        pixels: URI of the folder with the images.
+        categories: those that are kept.
+        present: the categories in an image that contains a class.
+        absent: the categories that are not in an image without a class.
+        listed: ids of the images; None: all that have a box or a verified class.
+        rotations: CSV with each image's Rotation; "" leaves images as they are stored.
+        labels: CSV with the verified classes of images, or "".
+    """
+    verified = Verified(labels, present, absent, categories) if labels else None
+    orientations = read_orientations(rotations) if rotations else {}
 
-    def read(self, _: Problems) -> Iterator[pa.RecordBatch]:
-        """Yield rows of SOURCE_ROW: images with boxes in the file's order, then those without."""
-        verified = Verified(self.labels, self.present, self.absent, self.categories) if self.labels else None
-        orientations = read_orientations(self.rotations) if self.rotations else {}
-        form = partial(self._rows, verified=verified, orientations=orientations)
-        rest = set(self.listed) if self.listed is not None else verified.ids() if verified else set()
-        seen: list[np.ndarray] = []
-        read = read_columns(self.uri, _COLUMNS)
-        if storage.size(self.uri) <= _SORTABLE:
-            read = _sorted(read)
-        for rows in _whole_images(read):
-            starts = _starts(rows["ImageID"])
-            ids = rows["ImageID"].take(pa.array(starts))
-            seen.append(np.fromiter(map(hash, ids.to_pylist()), np.int64, len(ids)))
-            row_index, labels = self.present.apply(rows["LabelName"])
-            x, right, y, below = (rows[name].to_numpy(zero_copy_only=False)[row_index] for name in _CORNERS)
-            crowd = pc.equal(rows["IsGroupOf"], 1).fill_null(False).to_numpy(zero_copy_only=False)[row_index]
-            fields = [
-                labels.astype(np.int32), x, y, right - x, below - y, np.zeros(len(row_index)),
-                crowd.astype(np.int8),
-            ]  # fmt: skip
-            boxes = pa.StructArray.from_arrays([*map(pa.array, fields)], fields=list(BOX))
-            offsets = np.searchsorted(row_index, np.append(starts, len(rows))).astype(np.int32)
-            batch = form(ids, pa.ListArray.from_arrays(pa.array(offsets), boxes))
-            if self.listed is not None:
-                batch = batch.filter(pa.array([image_id in self.listed for image_id in ids.to_pylist()]))
-            rest.difference_update(ids.to_pylist())
-            yield batch
-        hashes = np.concatenate(seen) if seen else np.zeros(0)
-        if len(np.unique(hashes)) < len(hashes):
-            raise DataError(
-                f"{self.uri}: the rows of an image do not follow each other", fix="sort the file by ImageID"
-            )
-        without = sorted(rest)
-        for first in range(0, len(without), _ROWS):
-            ids = pa.array(without[first : first + _ROWS])
-            yield form(ids, pa.array([[]] * len(ids), pa.list_(BOX)))
-
-    def _rows(
-        self, ids: pa.Array, boxes: pa.ListArray, verified: Verified | None, orientations: dict[str, int]
-    ) -> pa.RecordBatch:
-        """Return images with their boxes as rows of SOURCE_ROW."""
-        count = len(ids)
-        nothing = pa.repeat("", count)
-        share = pa.repeat(pa.scalar(1, pa.int32()), count)
+    def rows_of(ids: pa.Array, boxes: pa.ListArray) -> pa.RecordBatch:
+        nothing = pa.repeat("", len(ids))
+        share = pa.repeat(pa.scalar(1, pa.int32()), len(ids))
         names = pc.binary_join_element_wise(ids, ".jpg", "")
+        plain = ids.to_pylist()
         columns = {
             "file_name": names,
-            "origin": pc.binary_join_element_wise(f"{self.pixels}/", names, ""),
+            "origin": pc.binary_join_element_wise(f"{pixels}/", names, ""),
             "version": nothing,
             "width": share,
             "height": share,
-            "orientation": pa.array([orientations.get(one, _STORED) for one in ids.to_pylist()], pa.int8()),
+            "orientation": pa.array([orientations.get(image_id, _STORED) for image_id in plain], pa.int8()),
             "original_id": pc.binary_join_element_wise('"', ids, '"', ""),
             "fault_reason": nothing,
             "fault_detail": nothing,
-            "extra": pa.array(verified.of(ids.to_pylist()), pa.string()) if verified else nothing,
+            "extra": pa.array(verified.of(plain), pa.string()) if verified else nothing,
             "boxes": boxes,
         }
         return pa.RecordBatch.from_pydict(columns, schema=SOURCE_ROW)
+
+    rest = set(listed) if listed is not None else verified.ids() if verified else set()
+    seen = [np.zeros(0, np.int64)]
+    read = read_columns(uri, _COLUMNS)
+    if storage.size(uri) <= _SORTABLE:
+        read = _sorted(read)
+    for rows in _whole_images(read):
+        starts = _starts(rows["ImageID"])
+        ids = rows["ImageID"].take(pa.array(starts))
+        seen.append(np.fromiter(map(hash, ids.to_pylist()), np.int64, len(ids)))
+        row_index, label = present.apply(rows["LabelName"])
+        x, right, y, below = (rows[name].to_numpy(zero_copy_only=False)[row_index] for name in _CORNERS)
+        crowd = pc.equal(rows["IsGroupOf"], 1).fill_null(False).to_numpy(zero_copy_only=False)[row_index]
+        fields = [
+            label.astype(np.int32), x, y, right - x, below - y, np.zeros(len(label)), crowd.astype(np.int8)
+        ]  # fmt: skip
+        boxes = pa.StructArray.from_arrays([*map(pa.array, fields)], fields=list(BOX))
+        offsets = np.searchsorted(row_index, np.append(starts, len(rows))).astype(np.int32)
+        batch = rows_of(ids, pa.ListArray.from_arrays(pa.array(offsets), boxes))
+        if listed is not None:
+            batch = batch.filter(pa.array([image_id in listed for image_id in ids.to_pylist()]))
+        rest.difference_update(ids.to_pylist())
+        yield batch
+    hashes = np.concatenate(seen)
+    if len(np.unique(hashes)) < len(hashes):
+        raise DataError(f"{uri}: the rows of an image do not follow each other", fix="sort it by ImageID")
+    without = sorted(rest)
+    for first in range(0, len(without), _ROWS):
+        ids = pa.array(without[first : first + _ROWS])
+        yield rows_of(ids, pa.array([[]] * len(ids), pa.list_(BOX)))
 
 
 def _sorted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -144,7 +144,8 @@ class VocSource(Source):
             rows[split] = Rows.of(read)
             overlaps.add(split, [(key, key) for key in of_split])
         if not layout.is_published:  # VOC's lists and folders name the images of the set.
-            for name in sorted(layout.image_names - used):
+            names_of_all = {image.name for images in layout.images.values() for image in images}
+            for name in sorted(names_of_all - used):
                 problems.add(reasons.IMAGE_WITHOUT_ANNOTATION, name)
         return Listing(categories, rows, digest.hexdigest(), problems, read_as=layout.read_as)
 
@@ -226,7 +227,7 @@ class _Layout:
         self.root = root
         self.xml: dict[str, str] = {}
         """Path of the XML file of each key."""
-        self._images: dict[str, list[_Image]] = defaultdict(list)
+        self.images: dict[str, list[_Image]] = defaultdict(list)
         """Images by their stem in lower case."""
         for name, state in sorted(storage.scan(root), key=lambda item: item[0]):
             path = PurePosixPath(name)
@@ -235,14 +236,11 @@ class _Layout:
             if name.lower().endswith(".xml"):
                 self.xml[name[:-4]] = name
             elif name.lower().endswith(IMAGE_SUFFIXES):
-                self._images[path.stem.lower()].append(_Image(name, version_of(state)))
+                self.images[path.stem.lower()].append(_Image(name, version_of(state)))
         if not self.xml:
-            raise DataError(
-                f"voc:{root}: no XML files in it",
-                fix="name the folder that holds Annotations, JPEGImages and ImageSets, or the images with "
-                "their XML files beside them",
-            )
-        if not self._images:
+            fix = "name the folder of Annotations and JPEGImages, or of images with XML files beside them"
+            raise DataError(f"voc:{root}: no XML files in it", fix=fix)
+        if not self.images:
             raise DataError(
                 f"voc:{root}: no images in JPEGImages, nor beside the XML files",
                 fix=f"put the images there, as {', '.join(IMAGE_SUFFIXES)}",
@@ -267,11 +265,6 @@ class _Layout:
                 shown.append(f"{split} of {', '.join(folders[:3])}")
             self.read_as = f"VOC: {'; '.join(shown)}"
 
-    @property
-    def image_names(self) -> set[str]:
-        """The names of all images of the folder."""
-        return {image.name for images in self._images.values() for image in images}
-
     def image(self, key: str, file_name: str = "") -> _Image | str:
         """Return a key's image, or why there is none.
 
@@ -280,7 +273,7 @@ class _Layout:
         """
         path = PurePosixPath(self.xml.get(key, key))
         split, stem = _split_of_path(str(path)), PurePosixPath(key).name
-        images = self._images.get(stem.lower(), [])
+        images = self.images.get(stem.lower(), [])
         if split:
             images = [image for image in images if _split_of_path(image.path) == split]
         if not images:

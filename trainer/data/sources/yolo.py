@@ -132,10 +132,8 @@ class YoloSource(Source):
     def listing(self) -> Listing:
         """List images and label files; the labels are read when the rows are gone through."""
         if storage.scheme(self.location) in storage.WEB:
-            raise DataError(
-                f"{self.uri}: a YOLO set on the web cannot be listed",
-                fix="put it into a folder or bucket, or into one zip and name that",
-            )
+            message = f"{self.uri}: a YOLO set on the web cannot be listed"
+            raise DataError(message, fix="put it into a folder or bucket, or into one zip and name that")
         uri, content, description = self.describe()
         positions = {number: position for position, number in enumerate(description.names)}
         digest, problems, folders = hashlib.sha256(content), Problems(), Folders()
@@ -324,9 +322,7 @@ def file_of(folder: str) -> str:
                 if isinstance(form, dict) and {"names", "nc"} & form.keys() and "train" in form:
                     described.append(name)
     if len(described) > 1:
-        raise DataError(
-            f"{folder} holds several YOLO sets: {', '.join(described)}", fix="name one of these files"
-        )
+        raise DataError(f"{folder} holds several YOLO sets: {', '.join(described)}", fix="name one of them")
     for name in (*described, *_NAMES):
         if name in names:
             return storage.join(folder, name)
@@ -344,10 +340,7 @@ def _of_lines(uri: str, content: bytes) -> Description:
     folders = [place for places in splits.values() for place in places if not place.endswith(".txt")]
     for other in (storage.join(folder, _NAMES[0]) for folder in folders):
         if storage.exists(other) and read_lines(other) != lines_of(content):
-            raise DataError(
-                f"{uri} and {other} name different classes",
-                fix="let both have the same lines, in the same order",
-            )
+            raise DataError(f"{uri} and {other} name different classes", fix="give both the same lines")
     return Description(root, dict(enumerate(lines_of(content))), splits)
 
 
@@ -386,16 +379,11 @@ def _names(uri: str, form: Mapping[str, Any]) -> dict[int, str]:
     elif isinstance(names, list):
         numbered = dict(enumerate(names))
     else:
-        raise DataError(
-            f"{uri} has no names that are a list, or numbers with names",
-            fix="write names as a list, or as `0: name` and so on",
-        )
+        raise DataError(f"{uri} has no names that are a list", fix="write a list, or `0: name` and so on")
     if not all(isinstance(name, str) and name.strip() for name in numbered.values()):
         raise DataError(f"{uri}: names has an item that is no text", fix="write names as a list of texts")
     if count not in (None, len(numbered)):
-        raise DataError(
-            f"{uri}: nc is {text}, but names has {len(numbered)} classes", fix="set nc to their number"
-        )
+        raise DataError(f"{uri}: nc is {text}, but names has {len(numbered)}", fix="set nc to their number")
     return {number: name.strip() for number, name in sorted(numbered.items())}
 
 

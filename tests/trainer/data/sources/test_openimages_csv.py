@@ -1,6 +1,7 @@
 import csv
 import json
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from source_rows import rows_of
 
 from trainer.data.sources import openimages_csv
-from trainer.data.sources.openimages_csv import BoxRows, Meaning
+from trainer.data.sources.openimages_csv import Meaning, read_boxes
 from trainer.data.sources.source import Category, Rows
 
 SHARED = Path(__file__).parents[5] / "shared" / "data"
@@ -17,10 +18,11 @@ CORNERS = ("XMin", "XMax", "YMin", "YMax")
 HEADER = "ImageID,LabelName,XMin,XMax,YMin,YMax,IsGroupOf\n"
 
 
-def read(uri: Path, categories: list[Category], **options: object) -> list[dict]:
+def read(uri: Path, categories: list[Category]) -> list[dict]:
     meaning = Meaning(categories, categories, {})
-    rows = BoxRows(str(uri), "s3://images", categories, meaning, meaning, **options)
-    return rows_of(Rows(rows.read))
+    return rows_of(
+        Rows(partial(read_boxes, str(uri), "s3://images", categories, meaning, meaning, None, "", ""))
+    )
 
 
 def dictionaries(path: Path) -> list[dict[str, str]]:
