@@ -17,8 +17,8 @@ import numpy as np
 
 from benchmarks.common import arguments, report
 from trainer.data.problem_counts import Problems
-from trainer.data.sources import openimages_csv
-from trainer.data.sources.openimages_csv import Meaning
+from trainer.data.sources import openimages
+from trainer.data.sources.openimages import Meaning
 from trainer.data.sources.source import Category
 
 GOAL = 15
@@ -48,7 +48,7 @@ def write(path: Path, boxes: int, classes: int) -> None:
 def main() -> None:
     """Measure, and print the figures."""
     options = arguments(__doc__, boxes=1_000_000)
-    openimages_csv._SORTABLE = 0  # the whole file is larger than what is sorted in memory
+    openimages._SORTABLE = 0  # the whole file is larger than what is sorted in memory
     categories = [Category(f"class {number}", f"/m/{number:05}") for number in range(601)]
     meaning = Meaning(categories, categories, {})
     times = []
@@ -57,7 +57,7 @@ def main() -> None:
         write(path, options.boxes, len(categories))
         for _ in range(options.rounds):
             began = time.process_time()
-            batches = openimages_csv.read_boxes(
+            batches = openimages.read_boxes(
                 str(path), "s3://images", categories, meaning, meaning, None, "", "", Problems()
             )
             boxes_read = sum(len(batch["boxes"].flatten()) for batch in batches)

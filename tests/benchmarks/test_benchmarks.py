@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as runner
-from trainer.data.sources import openimages_csv
+from trainer.data.sources import openimages
 
 ROOT = Path(__file__).parents[2]
 TRAINS = ["--no-compile"]
@@ -153,7 +153,7 @@ def test_a_failing_benchmark_is_reported_and_the_others_run(monkeypatch, tmp_pat
 @pytest.fixture
 def printed(monkeypatch, capsys):
     """Run a benchmark's program in this process; gives what it prints."""
-    monkeypatch.setattr(openimages_csv, "_SORTABLE", openimages_csv._SORTABLE)
+    monkeypatch.setattr(openimages, "_SORTABLE", openimages._SORTABLE)
 
     def run(name, arguments):
         monkeypatch.setattr(sys, "argv", [str(ROOT / "benchmarks" / f"{name}.py"), *arguments])

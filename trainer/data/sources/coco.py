@@ -35,7 +35,6 @@ from trainer.data.problem_counts import Problems
 from trainer.data.sources.files import Folders, Zip, open_member
 from trainer.data.sources.source import (
     AS_PUBLISHED,
-    ROWS,
     UNKNOWN,
     Box,
     Category,
@@ -45,7 +44,6 @@ from trainer.data.sources.source import (
     Rows,
     Source,
     SplitOverlaps,
-    batched,
     split_of,
 )
 
@@ -262,7 +260,8 @@ def _fields(image: Mapping[str, Any], file: CocoFile) -> tuple[str, str, int, in
     name = image.get("file_name") or PurePosixPath(url.partition("?")[0]).name
     if not isinstance(original_id, int | str) or not isinstance(name, str) or not name:
         raise DataError(
-            f"{file.uri}: image {json.dumps(image)[:80]} lacks a file_name, or an id that is an integer or text",
+            f"{file.uri}: image {json.dumps(image)[:80]} lacks a file_name, or an id that is an integer or a "
+            "text",
             fix="give it both, and use the same id in the annotations",
         )
     sides = [int(_positive(image.get(side))) for side in ("width", "height")]
@@ -417,6 +416,12 @@ class ImageLocator:
         entry.fault = entry.fault or (reasons.IMAGE_MISSING, f"not in {self._best}, and without a coco_url")
         return f"{entry.file_name} missing"
 
+    def located(self, images: CocoImages, note: Callable[[bytes], None]) -> Iterator[tuple[str, str]]:
+        """Yield names and origins of images; `note` gets text that changes with their files."""
+        for entry in images.entries():
+            note(self.locate(entry).encode("utf-8", "surrogatepass") + b"\n")
+            yield entry.file_name, entry.origin
+
     def _look(self, place: str, entry: Entry) -> tuple[str, str] | None:
         """Return URI and version of an entry's file under a place, or None."""
         path = PurePosixPath(entry.file_name)
@@ -452,10 +457,7 @@ class CocoSource(Source):
         for split, file in files.items():
             images = CocoImages(file, problems)
             locator = ImageLocator(file.uri, split, images)
-            for entries in batched(images.entries(), ROWS):
-                for entry in entries:
-                    digest.update(locator.locate(entry).encode("utf-8", "surrogatepass") + b"\n")
-                overlaps.add(split, [(entry.file_name, entry.origin) for entry in entries])
+            overlaps.add(split, locator.located(images, digest.update))
             read = partial(images.annotated, categories, self.reading, locator.locate)
             splits[split] = Rows.of(read, problems)
         names = [f"{split} of {file.uri.removeprefix(f'{self.location}/')}" for split, file in files.items()]
@@ -470,9 +472,7 @@ class CocoSource(Source):
             return {"train": self.location}
         uris = annotation_files(self.location)
         if not uris:
-            raise DataError(
-                f"{self.uri}: no COCO JSON in it", fix="name a file, or the folder of annotations"
-            )
+            raise DataError(f"{self.uri}: no COCO JSON in it", fix="name a JSON file, or its folder")
         if len(uris) == 1:
             return {"train": uris[0]}
         splits: dict[str, str] = {}

@@ -9,21 +9,32 @@
 
 data.classes (names or MIDs) and data.max_images choose classes and the number of images. A lone split is
 train whatever its name.
+
+The CSV files are read a block at a time. Boxes need the columns ImageID, LabelName (a MID such as /m/01g317),
+XMin, XMax, YMin, YMax (fractions of the stored image's sides) and IsGroupOf (1: one box around many objects).
+The rows of an image must follow each other, as in the published files; smaller files are sorted first.
 """
 
+import csv
 import hashlib
+import io
 import json
 import os
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Literal, get_args
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+
 from trainer import storage
 from trainer.base.errors import DataError
-from trainer.data.sources import openimages_csv
-from trainer.data.sources.openimages_csv import Meaning, read_boxes
-from trainer.data.sources.source import Listing, Rows, Source
+from trainer.data.problem_counts import Problems
+from trainer.data.sources.source import BOX, SOURCE_ROW, UNKNOWN, Category, Listing, Rows, Source
 
 # MLPerf's single-stage detector: the leaf classes with 1000 samples or more, by display name, in the order of
 # the benchmark (scripts/download_openimages_mlperf.sh, section "The MLPerf Subset" of its README):
@@ -151,7 +162,7 @@ class OpenImagesSource(Source):
 
         listed = read_image_list(noted(self.images)) if self.images else None
         described_in = noted(storage.join(self.base, DESCRIPTIONS))
-        described = kept = openimages_csv.read_descriptions(described_in)
+        described = kept = read_descriptions(described_in)
         if self.subset == "mlperf":
             by_name = {category.name: category for category in described}
             if lacking := ", ".join([name for name in CLASSES if name not in by_name][:10]):
@@ -161,7 +172,7 @@ class OpenImagesSource(Source):
             kept = [by_name[name] for name in CLASSES]
         above: dict[str, set[str]] = {}
         if self.hierarchy != "none":
-            above = openimages_csv.read_hierarchy(noted(storage.join(self.base, HIERARCHY)))
+            above = read_hierarchy(noted(storage.join(self.base, HIERARCHY)))
         expanded = above if self.hierarchy == "expand" else {}
         below: dict[str, set[str]] = defaultdict(set)
         for mid, higher in expanded.items():
@@ -198,3 +209,249 @@ def read_image_list(uri: str) -> dict[str, frozenset[str]]:
     if not ids_by_split:
         raise DataError(f"{uri} lists no images", fix=fix)
     return {split: frozenset(ids) for split, ids in ids_by_split.items()}
+
+
+def read_descriptions(uri: str) -> list[Category]:
+    """Read all classes from a CSV of MIDs (`original_id`) and display names, with or without a header."""
+    try:
+        rows = [row for row in csv.reader(io.StringIO(storage.read_bytes(uri).decode("utf-8-sig"))) if row]
+    except (UnicodeDecodeError, csv.Error):
+        rows = []
+    if rows and not rows[0][0].startswith("/"):
+        del rows[0]
+    if not rows or any(len(row) != 2 or not row[0].startswith("/") or not row[1] for row in rows):
+        raise DataError(f"{uri} has no lines of a MID and a display name", fix="take the boxable classes")
+    return [Category(name, mid) for mid, name in rows]
+
+
+def read_hierarchy(uri: str) -> dict[str, set[str]]:
+    """Return the MIDs above each MID, from the JSON of nested Subcategory lists."""
+    above: dict[str, set[str]] = {}
+
+    def visit(node: dict[str, Any], path: tuple[str, ...]) -> None:
+        mid = node["LabelName"]
+        above.setdefault(mid, set()).update(path)
+        for child in node.get("Subcategory", []):
+            visit(child, (*path, mid))
+
+    try:
+        visit(storage.read_json(uri), ())
+    except (TypeError, KeyError, AttributeError, RecursionError):
+        fix = "take Open Images' bbox_labels_600_hierarchy.json"
+        raise DataError(f"{uri} is no hierarchy of classes", fix=fix) from None
+    return above
+
+
+class Meaning:
+    """The categories that a box of each MID counts for: none, its own, or also those above it."""
+
+    def __init__(
+        self, described: list[Category], categories: list[Category], above: Mapping[str, set[str]]
+    ) -> None:
+        """Build it from all classes, the kept ones, and the hierarchy (empty if it is not applied)."""
+        position = {category.original_id: index for index, category in enumerate(categories)}
+        mids = [str(category.original_id) for category in described]
+        groups = [
+            [position[name] for name in (mid, *sorted(above.get(mid, ()))) if name in position]
+            for mid in mids
+        ]
+        groups.append([UNKNOWN])  # Of MIDs that are not described.
+        self._mids = pa.array(mids, pa.string())
+        self._counts = np.array([len(group) for group in groups])
+        self._labels = np.array([label for group in groups for label in group], np.int64)
+
+    def apply(self, mids: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+        """Return row and category of each box that rows of these MIDs give, in the rows' order."""
+        indices = pc.index_in(mids, self._mids).fill_null(len(self._mids)).to_numpy(zero_copy_only=False)
+        counts = self._counts[indices]
+        rows = np.repeat(np.arange(len(indices)), counts)
+        nth = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        first = np.cumsum(self._counts) - self._counts
+        return rows, self._labels[first[indices][rows] + nth]
+
+
+_BLOCK = 4 * 1024 * 1024
+_UPRIGHT = {90: 8, 180: 3, 270: 6}
+"""Degrees counter-clockwise that turn an image upright, as the Exif orientation that says the same."""
+
+
+def read_columns(uri: str, types: dict[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+    """Yield some columns, with their types, of a CSV with a header, block by block as it arrives."""
+    read = pa_csv.ReadOptions(block_size=_BLOCK)
+    convert = pa_csv.ConvertOptions(column_types=types, include_columns=list(types))
+    try:
+        with storage.open_reader(uri) as file, pa_csv.open_csv(file, read, convert_options=convert) as reader:
+            yield from (batch for batch in reader if len(batch))
+    except (pa.ArrowException, KeyError) as error:
+        fix = f"it needs the columns {', '.join(types)}"
+        raise DataError(f"{uri} cannot be read: {error}", fix=fix) from None
+
+
+def read_orientations(uri: str) -> dict[str, int]:
+    """Return the Exif orientation of the images that are not upright, by id."""
+    orientations: dict[str, int] = {}
+    for batch in read_columns(uri, {"ImageID": pa.string(), "Rotation": pa.float64()}):
+        turned = batch.filter(pc.is_in(batch["Rotation"], pa.array([90.0, 180.0, 270.0])))
+        for image_id, degrees in zip(*(column.to_pylist() for column in turned.columns), strict=True):
+            orientations[image_id] = _UPRIGHT[int(degrees)]
+    return orientations
+
+
+class Verified:
+    """The classes that annotators verified in an image, as present or absent; all others are unknown."""
+
+    def __init__(self, uri: str, present: Meaning, absent: Meaning, categories: list[Category]) -> None:
+        """Read a CSV with ImageID, LabelName and Confidence (1: in the image, 0: not)."""
+        self._names = [category.name for category in categories]
+        types = {"ImageID": pa.string(), "LabelName": pa.string(), "Confidence": pa.float64()}
+        parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = [
+            (np.zeros(0, "S32"), np.zeros(0, np.int16), np.zeros(0, bool))
+        ]
+        for batch in read_columns(uri, types):
+            sure = pc.greater_equal(batch["Confidence"], 0.5).fill_null(False)
+            for meaning, mask, value in ((present, sure, True), (absent, pc.invert(sure), False)):
+                part = batch.filter(mask)
+                rows, labels = meaning.apply(part["LabelName"])
+                rows, labels = rows[labels >= 0], labels[labels >= 0]
+                ids = _encoded(part["ImageID"].to_pylist())[rows]
+                parts.append((ids, labels.astype(np.int16), np.full(len(rows), value)))
+        ids, labels, sure = (np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.argsort(ids, kind="stable")
+        self._ids, self._labels, self._sure = ids[order], labels[order], sure[order]
+
+    def ids(self) -> set[str]:
+        """Return the images with verified classes."""
+        return {image_id.decode(errors="replace") for image_id in np.unique(self._ids).tolist()}
+
+    def of(self, image_ids: list[str]) -> list[str]:
+        """Return, for each image, JSON such as {"verified": {"Cat": 1, "Dog": 0}}, or ""."""
+        ids = _encoded(image_ids)
+        begins = np.searchsorted(self._ids, ids, "left").tolist()
+        ends = np.searchsorted(self._ids, ids, "right").tolist()
+        texts = []
+        for begin, end in zip(begins, ends, strict=True):
+            answers: dict[str, int] = {}
+            for row in range(begin, end):
+                # If annotators disagree, the positive answer counts.
+                name = self._names[self._labels[row]]
+                answers[name] = max(int(self._sure[row]), answers.get(name, 0))
+            texts.append(json.dumps({"verified": answers}) if answers else "")
+        return texts
+
+
+def _encoded(image_ids: list[str]) -> np.ndarray:
+    """Return ids as bytes, which are compared fast."""
+    return np.array([image_id.encode() for image_id in image_ids], "S32")
+
+
+_CORNERS = ("XMin", "XMax", "YMin", "YMax")
+_COLUMNS = {
+    **dict.fromkeys(("ImageID", "LabelName"), pa.string()),
+    **dict.fromkeys(_CORNERS, pa.float64()),
+    "IsGroupOf": pa.int8(),
+}
+_STORED = 1  # Exif orientation: boxes match the stored pixels, whatever the file's Exif block says.
+_ROWS = 10_000
+_SORTABLE = 128 * 1024 * 1024
+"""Bytes of a CSV that is sorted in memory."""
+
+
+def read_boxes(
+    uri: str, pixels: str, categories: list[Category], present: Meaning, absent: Meaning,
+    listed: frozenset[str] | None, rotations: str, labels: str, _: Problems,
+) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    """Yield rows of SOURCE_ROW of a split: images with boxes in the file's order, then those without.
+
+    Args:
+        uri: CSV of the boxes.
+        pixels: URI of the folder with the images.
+        categories: those that are kept.
+        present: the categories in an image that contains a class.
+        absent: the categories that are not in an image without a class.
+        listed: ids of the images; None: all that have a box or a verified class.
+        rotations: CSV with each image's Rotation; "" leaves images as they are stored.
+        labels: CSV with the verified classes of images, or "".
+    """
+    verified = Verified(labels, present, absent, categories) if labels else None
+    orientations = read_orientations(rotations) if rotations else {}
+
+    def rows_of(ids: pa.Array, boxes: pa.ListArray) -> pa.RecordBatch:
+        nothing = pa.repeat("", len(ids))
+        share = pa.repeat(pa.scalar(1, pa.int32()), len(ids))
+        names = pc.binary_join_element_wise(ids, ".jpg", "")
+        plain = ids.to_pylist()
+        columns = {
+            "file_name": names,
+            "origin": pc.binary_join_element_wise(f"{pixels}/", names, ""),
+            "version": nothing,
+            "width": share,
+            "height": share,
+            "orientation": pa.array([orientations.get(image_id, _STORED) for image_id in plain], pa.int8()),
+            "original_id": pc.binary_join_element_wise('"', ids, '"', ""),
+            "fault_reason": nothing,
+            "fault_detail": nothing,
+            "extra": pa.array(verified.of(plain), pa.string()) if verified else nothing,
+            "boxes": boxes,
+        }
+        return pa.RecordBatch.from_pydict(columns, schema=SOURCE_ROW)
+
+    rest = set(listed) if listed is not None else verified.ids() if verified else set()
+    seen = [np.zeros(0, np.int64)]
+    read = read_columns(uri, _COLUMNS)
+    if storage.size(uri) <= _SORTABLE:
+        read = _sorted(read)
+    for rows in _whole_images(read):
+        starts = _starts(rows["ImageID"])
+        ids = rows["ImageID"].take(pa.array(starts))
+        seen.append(np.fromiter(map(hash, ids.to_pylist()), np.int64, len(ids)))
+        row_index, label = present.apply(rows["LabelName"])
+        x, right, y, below = (rows[name].to_numpy(zero_copy_only=False)[row_index] for name in _CORNERS)
+        crowd = pc.equal(rows["IsGroupOf"], 1).fill_null(False).to_numpy(zero_copy_only=False)[row_index]
+        fields = [
+            label.astype(np.int32), x, y, right - x, below - y, np.zeros(len(label)), crowd.astype(np.int8)
+        ]  # fmt: skip
+        boxes = pa.StructArray.from_arrays([*map(pa.array, fields)], fields=list(BOX))
+        offsets = np.searchsorted(row_index, np.append(starts, len(rows))).astype(np.int32)
+        batch = rows_of(ids, pa.ListArray.from_arrays(pa.array(offsets), boxes))
+        if listed is not None:
+            batch = batch.filter(pa.array([image_id in listed for image_id in ids.to_pylist()]))
+        rest.difference_update(ids.to_pylist())
+        yield batch
+    hashes = np.concatenate(seen)
+    if len(np.unique(hashes)) < len(hashes):
+        raise DataError(f"{uri}: the rows of an image do not follow each other", fix="sort it by ImageID")
+    without = sorted(rest)
+    for first in range(0, len(without), _ROWS):
+        ids = pa.array(without[first : first + _ROWS])
+        yield rows_of(ids, pa.array([[]] * len(ids), pa.list_(BOX)))
+
+
+def _sorted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield all rows sorted by ImageID; those of an image keep their order."""
+    collected = list(batches)
+    if collected:
+        rows = pa.concat_batches(collected)
+        collected.clear()
+        order = pc.sort_indices(rows["ImageID"])
+        for first in range(0, len(order), _ROWS):
+            yield rows.take(order.slice(first, _ROWS))
+
+
+def _whole_images(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows so that those of an image, which follow each other, are never in two parts."""
+    rest: pa.RecordBatch | None = None
+    for batch in batches:
+        rows = batch if rest is None else pa.concat_batches([rest, batch])
+        last = int(_starts(rows["ImageID"])[-1])
+        if last:
+            yield rows.slice(0, last)
+        # Copied: a slice would keep the whole block alive.
+        rest = pa.concat_batches([rows.slice(last)])
+    if rest is not None:
+        yield rest
+
+
+def _starts(ids: pa.Array) -> np.ndarray:
+    """Return where each run of equal ids begins; there is at least one id."""
+    differs = pc.not_equal(ids.slice(1), ids.slice(0, len(ids) - 1)).fill_null(True)
+    return np.concatenate([[0], np.flatnonzero(differs.to_numpy(zero_copy_only=False)) + 1])

@@ -6,10 +6,10 @@ A source yields its images as record batches of bounded size, with the columns o
 import json
 import re
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -73,7 +73,7 @@ class Rows:
     @classmethod
     def of(cls, entries: Callable[[Problems], Iterable["Entry"]], problems: Problems | None = None) -> "Rows":
         """Return the rows of images that a function lists."""
-        return cls(lambda found: map(batch_of, batched(entries(found), ROWS)), problems)
+        return cls(lambda found: map(batch_of, _batched(entries(found))), problems)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield rows of SOURCE_ROW, a bounded number at a time."""
@@ -163,19 +163,19 @@ class SplitOverlaps:
 
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
-        self._hashes: dict[str, array[int]] = {}
-        self._sorted: dict[str, np.ndarray] = {}
+        self._hashes: dict[str, np.ndarray] = {}
 
-    def add(self, split: str, images: Sequence[tuple[str, str]]) -> None:
-        """Add the names and identities of images of a split, one split after the other."""
-        if split not in self._hashes:
-            self._sorted = {name: np.unique(np.array(hashes)) for name, hashes in self._hashes.items()}
-            self._hashes[split] = array("q")
-        hashes = np.array([hash(identity) if identity else 0 for _, identity in images], np.int64)
-        for other, others in self._sorted.items():
-            for row in np.flatnonzero(np.isin(hashes, others) & (hashes != 0)).tolist():
-                self._problems.add(IMAGE_IN_TWO_SPLITS, f"{images[row][0]} in {other} and {split}")
-        self._hashes[split].extend(hashes.tolist())
+    def add(self, split: str, images: Iterable[tuple[str, str]]) -> None:
+        """Add the names and identities ("" is unknown) of all images of a split."""
+        added = array("q")
+        for batch in _batched(images):
+            hashes = np.array([hash(identity) for _, identity in batch], np.int64)
+            for other, others in self._hashes.items():
+                for row in np.flatnonzero(np.isin(hashes, others)).tolist():
+                    if batch[row][1]:
+                        self._problems.add(IMAGE_IN_TWO_SPLITS, f"{batch[row][0]} in {other} and {split}")
+            added.extend(hashes.tolist())
+        self._hashes[split] = np.unique(np.array(added))
 
 
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|val|test)", re.IGNORECASE)
@@ -186,9 +186,6 @@ def split_of(name: str) -> str | None:
     match = _SPLIT.search(name)
     return match.group(1).lower() if match else None
 
-
-ROWS = 1000
-"""Images of a batch of rows."""
 
 BOX = pa.struct(
     [("category", pa.int32()), *((name, pa.float64()) for name in "xywh"), ("area", pa.float64()),
@@ -207,9 +204,11 @@ SOURCE_ROW = pa.schema(
 _NAN = (float("nan"),) * 4
 
 
-def batched(entries: Iterable[Entry], size: int) -> Iterator[list[Entry]]:
-    """Yield lists of `size` entries."""
-    rest = iter(entries)
+Item = TypeVar("Item")
+
+
+def _batched(items: Iterable[Item], size: int = 1000) -> Iterator[list[Item]]:
+    rest = iter(items)
     while batch := list(islice(rest, size)):
         yield batch
 

@@ -142,7 +142,7 @@ class VocSource(Source):
                 digest.update(f"{split} {entry.file_name} {entry.version}\n".encode("utf-8", "replace"))
                 used.add(entry.file_name)
             rows[split] = Rows.of(read)
-            overlaps.add(split, [(key, key) for key in of_split])
+            overlaps.add(split, ((key, key) for key in of_split))
         if not layout.is_published:  # VOC's lists and folders name the images of the set.
             names_of_all = {image.name for images in layout.images.values() for image in images}
             for name in sorted(names_of_all - used):

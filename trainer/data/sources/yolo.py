@@ -145,7 +145,7 @@ class YoloSource(Source):
                 version = folders.version(image.labels) if image.labels else ""
                 line = f"{split} {image.file_name} {image.version} {image.labels} {version}\n"
                 digest.update(line.encode("utf-8", "replace"))
-            overlaps.add(split, [(image.file_name, image.origin) for image in images[split]])
+            overlaps.add(split, ((image.file_name, image.origin) for image in images[split]))
         train = images["train"]
         if not train:
             raise DataError(

@@ -6,7 +6,7 @@ from openimages_mirror import BOX_COLUMNS, BOX_ROWS, IDS, MIDS, box, source, wri
 
 from trainer.base.errors import DataError
 from trainer.data import sources
-from trainer.data.sources import openimages_csv
+from trainer.data.sources import openimages
 from trainer.data.sources.openimages import (
     BOXES,
     CLASSES,
@@ -126,7 +126,7 @@ def test_files_that_are_missing_or_of_another_form(mirror, monkeypatch):
         rows_of(mirror, "splits=train")
     write_csv(path, BOX_COLUMNS, [*BOX_ROWS["train"], BOX_ROWS["train"][0]])
     assert [labels(row) for row in rows_of(mirror, "splits=train")["train"]] == [[1, 4, 1], [2], [5], [0]]
-    monkeypatch.setattr(openimages_csv, "_SORTABLE", 10)
+    monkeypatch.setattr(openimages, "_SORTABLE", 10)
     with pytest.raises(DataError, match="do not follow each other"):
         rows_of(mirror, "splits=train")
     (mirror / "base" / HIERARCHY).unlink()

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from source_rows import rows_of
 
-from trainer.data.sources import openimages_csv
-from trainer.data.sources.openimages_csv import Meaning, read_boxes
+from trainer.data.sources import openimages
+from trainer.data.sources.openimages import Meaning, read_boxes
 from trainer.data.sources.source import Category, Rows
 
 SHARED = Path(__file__).parents[5] / "shared" / "data"
@@ -59,9 +59,9 @@ def test_images_are_whole_wherever_a_block_ends(tmp_path, monkeypatch, sortable)
     rows = [f"{image:016x},/m/01yrx,0.{number:03},1,0,1,0\n" for image, count in enumerate(counts)
             for number in range(count)]  # fmt: skip
     (tmp_path / "x.csv").write_text(HEADER + "".join(rows))
-    monkeypatch.setattr(openimages_csv, "_SORTABLE", sortable)
+    monkeypatch.setattr(openimages, "_SORTABLE", sortable)
     for size in (64, 300, 1000, 10**6):
-        monkeypatch.setattr("trainer.data.sources.openimages_csv._BLOCK", size)
+        monkeypatch.setattr("trainer.data.sources.openimages._BLOCK", size)
         entries = read(tmp_path / "x.csv", cat)
         assert [len(row["boxes"]) for row in entries] == counts
         starts = [[box["x"] for box in row["boxes"]] for row in entries]
