@@ -68,28 +68,42 @@ def build(
     meaning = AnnotationCheck(
         [category.name for category in categories], listing.box_format, names=not config.classes
     )
+    splits, tables = {}, {}
+    boxes_of_train: Counter[int] = Counter()
     with temporary_folder() as temporary:
-        drafts = {}
-        for split, rows in listing.splits.items():
-            drafts[split] = _draft(rows, labels, temporary / split, without)
-        _drop_empty(drafts, listing, config.empty_images)
-        splits = {}
+        drafts = {
+            split: _draft(rows, labels, temporary / split, without) for split, rows in listing.splits.items()
+        }
+        drop = config.empty_images == "drop" or (config.empty_images == "auto" and not listing.exhaustive)
+        for split, draft in drafts.items():
+            empty = int((~draft.kept).sum())
+            if drop and empty:
+                listing.problems.add(reasons.IMAGE_WITHOUT_BOXES, f"{empty} of {split}", empty)
+            elif not drop:
+                draft.kept[:] = True
         first = 1
         for split, draft, chosen in _parts(drafts, config):
-            uri = storage.join(folder, f"{split}.parquet")
-            splits[split] = _write(draft, chosen, first, uri, partial(meaning.add, split))
+            boxes_of_label: Counter[int] = Counter()
+            rows = _rows(draft, chosen, first, boxes_of_label, partial(meaning.add, split))
+            tables[split] = write_table(storage.join(folder, f"{split}.parquet"), rows)
+            splits[split] = SplitCounts(int(chosen.sum()), boxes_of_label.total())
             first += splits[split].images
+            boxes_of_train = boxes_of_label if split == "train" else boxes_of_train
     if "train" not in splits:
         raise DataError(
             "no training images", fix="name a source with a train split that has boxes of data.classes"
         )
-    counts = {name: SplitCounts(part.images, part.boxes_of_label.total()) for name, part in splits.items()}
-    check_listed(listing.problems, where, counts, config)
-    _check_classes(categories, splits["train"].boxes_of_label, listing.problems)
+    check_listed(listing.problems, where, splits, config)
+    _check_classes(categories, boxes_of_train, listing.problems)
     found = meaning.findings(list(listing.splits))
     found.check(where)
-    tables = {name: part.sha256 for name, part in splits.items()}
-    return Built(categories, _hierarchy(listing, categories), counts, tables, found.warnings)
+    labels_by_id = {category.original_id: category.id for category in categories}
+    hierarchy = {}
+    for original_id, label in labels_by_id.items():
+        above = [labels_by_id[one] for one in listing.hierarchy.get(original_id, ()) if one in labels_by_id]
+        if above:
+            hierarchy[str(label)] = sorted(above)
+    return Built(categories, hierarchy, splits, tables, found.warnings)
 
 
 def check_listed(problems: Problems, where: str, splits: dict[str, SplitCounts], config: DataConfig) -> None:
@@ -99,11 +113,11 @@ def check_listed(problems: Problems, where: str, splits: dict[str, SplitCounts],
         DataError: their fraction exceeds data.max_bad_fraction.
     """
     unlisted = {
-        reason: count for reason, count in problems.counts.items() if reason in reasons.UNLISTED_BOXES
+        reason: cases for reason, cases in problems.cases().items() if reason in reasons.UNLISTED_BOXES
     }
-    boxes = sum(split.boxes for split in splits.values()) + sum(unlisted.values())
-    examples = {reason: problems.examples[reason] for reason in unlisted}
-    Problems(unlisted, examples).check(where, images=0, boxes=boxes, max_bad_fraction=config.max_bad_fraction)
+    bad = Problems.of(unlisted)
+    boxes = sum(split.boxes for split in splits.values()) + sum(bad.counts.values())
+    bad.check(where, images=0, boxes=boxes, max_bad_fraction=config.max_bad_fraction)
 
 
 @dataclass
@@ -117,15 +131,6 @@ class _Draft:
     """float64 [rows]: hashes that decide which rows go to val."""
     kept: np.ndarray
     """bool [rows]: rows with a labelled box, or with none if that is allowed."""
-
-
-@dataclass
-class _Written:
-    """A split's table."""
-
-    images: int
-    boxes_of_label: Counter[int]
-    sha256: str = ""
 
 
 def _draft(rows: Rows, labels: np.ndarray, path: Path, without: frozenset[str]) -> _Draft:
@@ -150,17 +155,6 @@ def _draft(rows: Rows, labels: np.ndarray, path: Path, without: frozenset[str]) 
     return _Draft(path, np.array(numbers, np.uint64), np.array(fractions), np.concatenate(filled))
 
 
-def _drop_empty(drafts: dict[str, _Draft], listing: Listing, policy: str) -> None:
-    """Drop images without boxes if the policy says so, and count them."""
-    drop = policy == "drop" or (policy == "auto" and not listing.exhaustive)
-    for split, draft in drafts.items():
-        empty = int((~draft.kept).sum())
-        if drop and empty:
-            listing.problems.add(reasons.IMAGE_WITHOUT_BOXES, f"{empty} of {split}", empty)
-        elif not drop:
-            draft.kept[:] = True
-
-
 def _parts(drafts: dict[str, _Draft], config: DataConfig) -> list[tuple[str, _Draft, np.ndarray]]:
     """Return the splits that are not empty: name, draft, and bool [rows], the rows that belong to it.
 
@@ -170,26 +164,23 @@ def _parts(drafts: dict[str, _Draft], config: DataConfig) -> list[tuple[str, _Dr
     parts = {split: (draft, draft.kept) for split, draft in drafts.items()}
     train = drafts.get("train")
     if train:
-        tests = _tests(train, config.test_fraction) if _lacks(drafts, "test") else np.zeros_like(train.kept)
-        goes = _held_out(train, train.kept & ~tests, config.val_fraction if _lacks(drafts, "val") else 0)
-        carved = {"train": train.kept & ~tests & ~goes, "val": goes, "test": tests}
-        parts |= {
-            split: (train, chosen) for split, chosen in carved.items() if split == "train" or chosen.any()
-        }
+        nothing = np.zeros_like(train.kept)
+        lacking = {split for split in SPLITS if not (split in drafts and drafts[split].kept.any())}
+        tests = nothing
+        if "test" in lacking:
+            tests = train.kept & (train.keys < int(config.test_fraction * (2**64 - 1)))
+            if tests.any() and tests.sum() == train.kept.sum():  # One always stays in train.
+                tests[np.argmax(np.where(tests, train.keys, 0))] = False
+        held_out = nothing
+        if "val" in lacking:
+            held_out = _held_out(train, train.kept & ~tests, config.val_fraction)
+        parts["train"] = train, train.kept & ~tests & ~held_out
+        if held_out.any():
+            parts["val"] = train, held_out
+        if tests.any():
+            parts["test"] = train, tests
     nonempty = [(split, *parts[split]) for split in SPLITS if split in parts and parts[split][1].any()]
     return [(split, draft, _limited(draft, chosen, config.max_images)) for split, draft, chosen in nonempty]
-
-
-def _lacks(drafts: dict[str, _Draft], split: str) -> bool:
-    return not (split in drafts and drafts[split].kept.any())
-
-
-def _tests(train: _Draft, fraction: float) -> np.ndarray:
-    """Return bool [rows]: the images whose hash is below the fraction; one always stays in train."""
-    goes = train.kept & (train.keys < int(fraction * (2**64 - 1)))
-    if goes.any() and goes.sum() == train.kept.sum():
-        goes[np.argmax(np.where(goes, train.keys, 0))] = False
-    return goes
 
 
 def _held_out(train: _Draft, available: np.ndarray, fraction: float) -> np.ndarray:
@@ -213,41 +204,33 @@ def _limited(draft: _Draft, chosen: np.ndarray, limit: int) -> np.ndarray:
     return kept
 
 
-def _write(
-    draft: _Draft, chosen: np.ndarray, first: int, uri: str, note: Callable[[pa.RecordBatch], None]
-) -> _Written:
-    """Write a split's table with ids from `first` on and unique keys; `note` gets the rows."""
+def _rows(
+    draft: _Draft,
+    chosen: np.ndarray,
+    image_id: int,
+    boxes_of_label: Counter[int],
+    note: Callable[[pa.RecordBatch], None],
+) -> Iterator[pa.RecordBatch]:
+    """Yield the chosen rows with ids from `image_id` on and unique keys, and count their boxes."""
     numbers, counts = np.unique(draft.keys, return_counts=True)
     twice = np.isin(draft.keys, numbers[counts > 1])
-    written = _Written(0, Counter())
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        with pq.ParquetFile(draft.path) as file:
-            at = 0
-            for batch in file.iter_batches(BLOCK):
-                part = slice(at, at + len(batch))
-                at += len(batch)
-                rows = _identified(batch, twice[part], chosen[part], first + written.images)
-                note(rows)
-                written.images += len(rows)
-                label, count = np.unique(rows["boxes"].flatten().field("category"), return_counts=True)
-                written.boxes_of_label.update(dict(zip(label.tolist(), count.tolist(), strict=True)))
-                yield rows
-
-    written.sha256 = write_table(uri, batches())
-    return written
-
-
-def _identified(
-    batch: pa.RecordBatch, clashing: np.ndarray, chosen: np.ndarray, first: int
-) -> pa.RecordBatch:
-    """Return the chosen rows with ids from `first` on and unique keys."""
-    if clashing.any():
-        named = zip(batch["key"].to_pylist(), batch["file_name"].to_pylist(), clashing, strict=True)
-        unique = [image_keys.distinct(key, name) if clash else key for key, name, clash in named]
-        batch = batch.set_column(1, ROW.field(1), pa.array(unique))
-    batch = batch.filter(pa.array(chosen))
-    return batch.set_column(0, ROW.field(0), pa.array(first + np.arange(len(batch))))
+    at = 0
+    with pq.ParquetFile(draft.path) as file:
+        for batch in file.iter_batches(BLOCK):
+            part = slice(at, at + len(batch))
+            at += len(batch)
+            rows = batch.filter(pa.array(chosen[part]))
+            clashing = twice[part][chosen[part]]
+            if clashing.any():
+                named = zip(rows["key"].to_pylist(), rows["file_name"].to_pylist(), clashing, strict=True)
+                keys = [image_keys.distinct(key, name) if clash else key for key, name, clash in named]
+                rows = rows.set_column(1, ROW.field(1), pa.array(keys))
+            rows = rows.set_column(0, ROW.field(0), pa.array(image_id + np.arange(len(rows))))
+            image_id += len(rows)
+            note(rows)
+            label, count = np.unique(rows["boxes"].flatten().field("category"), return_counts=True)
+            boxes_of_label.update(dict(zip(label.tolist(), count.tolist(), strict=True)))
+            yield rows
 
 
 def _select_classes(listing: Listing, chosen_names: list[str]) -> tuple[list[Category], np.ndarray]:
@@ -273,16 +256,6 @@ def _select_classes(listing: Listing, chosen_names: list[str]) -> tuple[list[Cat
     categories = [Category(label, *category) for label, category in enumerate(kept)]
     labels = [position.get(category, DROPPED) for category in listing.categories]
     return categories, np.array([*labels, UNKNOWN])
-
-
-def _hierarchy(listing: Listing, categories: list[Category]) -> dict[str, list[int]]:
-    """Return the hierarchy of the categories that are kept, by labels."""
-    labels = {category.original_id: category.id for category in categories}
-    above = {
-        label: sorted(labels[one] for one in listing.hierarchy.get(original_id, ()) if one in labels)
-        for original_id, label in labels.items()
-    }
-    return {str(label): others for label, others in above.items() if others}
 
 
 def _check_classes(categories: list[Category], counts: Counter[int], problems: Problems) -> None:

@@ -112,10 +112,9 @@ def inspect(
         of_images = check_samples(counts, described, sampled.count)
         found.errors += of_images.errors
         found.warnings += of_images.warnings
-    duplicates = plausibility.near_duplicates(hashes)
-    named, warnings = plausibility.name_duplicates(duplicates, sampled.name)
+    named, warnings = plausibility.near_duplicates(hashes, sampled.name)
     found.warnings += warnings
-    if pairs and duplicates:
+    if pairs and named:
         sampled.draw(named, pairs)
     return Report(
         kind=view.kind,

@@ -10,12 +10,14 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import combinations
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from trainer import storage
 from trainer.base.errors import DataError, KubedetError, ResourceError
@@ -61,7 +63,7 @@ class _Image(NamedTuple):
 class CocoWriter:
     """Writes a COCO set; ids of images and annotations count on through all splits."""
 
-    def __init__(self, folder: Path, categories: Sequence[Category], info: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, categories: Sequence[Category], info: Mapping[str, object]) -> None:
         self._folder = folder
         self._head = {
             "info": info,
@@ -69,54 +71,44 @@ class CocoWriter:
         }
         self._ids = {item.name: item.original_id for item in categories}
         self._names: set[tuple[str, str]] = set()
-        self.splits: dict[str, dict[str, list[dict[str, Any]]]] = {}
+        self._splits: dict[str, dict[str, list[Mapping[str, object]]]] = {}
         """Images and annotations of each split, in COCO's form."""
 
     def count(self, kind: str) -> dict[str, int]:
         """Return the number of "images" or "annotations" of each split."""
-        return {split: len(parts[kind]) for split, parts in self.splits.items()}
+        return {split: len(parts[kind]) for split, parts in self._splits.items()}
 
     def add(self, split: str, image: _Image, boxes: Sequence[WrittenBox]) -> str:
         """Write an image with boxes; return its name, which has a part of the digest if it was taken."""
-        name = self._free(split, image.name, image.digest)
-        path = self._folder / "images" / split / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(image.data)
-        parts = self.splits.setdefault(split, {"images": [], "annotations": []})
+        name, path = image.name, PurePosixPath(image.name)
+        for length in range(8, len(image.digest) + 1):
+            # Some file systems do not distinguish capitals from small letters.
+            if (split, name.casefold()) not in self._names:
+                break
+            name = str(path.with_name(f"{path.stem}-{image.digest[:length]}{path.suffix}"))
+        self._names.add((split, name.casefold()))
+        target = self._folder / "images" / split / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(image.data)
+        parts = self._splits.setdefault(split, {"images": [], "annotations": []})
         image_id = sum(self.count("images").values()) + 1
         width, height = image.size
         parts["images"].append({"id": image_id, "file_name": name, "width": width, "height": height})
         first = sum(self.count("annotations").values()) + 1
-        parts["annotations"] += [
-            {
-                "id": number,
-                "image_id": image_id,
-                "category_id": self._ids[box.name],
-                "bbox": list(box.bbox),
-                "area": box.area or box.bbox[2] * box.bbox[3],
-                "iscrowd": box.iscrowd,
-            }
-            for number, box in enumerate(boxes, first)
-        ]
+        for number, box in enumerate(boxes, first):
+            area = box.area or box.bbox[2] * box.bbox[3]
+            parts["annotations"].append(
+                {"id": number, "image_id": image_id, "category_id": self._ids[box.name],
+                 "bbox": list(box.bbox), "area": area, "iscrowd": box.iscrowd}
+            )  # fmt: skip
         return name
 
     def finish(self) -> None:
         """Write the annotations of all splits."""
         (self._folder / "annotations").mkdir()
-        for split, parts in self.splits.items():
+        for split, parts in self._splits.items():
             path = self._folder / "annotations" / f"instances_{split}.json"
             path.write_text(json.dumps(self._head | parts), encoding="utf-8")
-
-    def _free(self, split: str, name: str, digest: str) -> str:
-        # Some file systems do not distinguish capitals from small letters.
-        key, path = (split, name.casefold()), PurePosixPath(name)
-        for length in range(8, len(digest) + 1):
-            if key not in self._names:
-                break
-            name = str(path.with_name(f"{path.stem}-{digest[:length]}{path.suffix}"))
-            key = (split, name.casefold())
-        self._names.add(key)
-        return name
 
 
 @dataclass
@@ -184,15 +176,29 @@ def merge(base: str, corrections: Sequence[str], output: str, *, keep_overlaps: 
     merged = Merged(str(folder))
     categories = _categories(base_set, corrected_sets, merged)
     by_digest: dict[str, _Correction] = {}
-    for corrected_set in corrected_sets:
-        _gather(corrected_set, by_digest, merged)
+    for corrected in corrected_sets:
+        for _, row, image in _images(corrected):
+            if isinstance(image, str) or image.bad_boxes:
+                problem = image if isinstance(image, str) else f"{image.bad_boxes} bad boxes of {image.name}"
+                raise DataError(f"{corrected.text}: {problem}", fix="repair or remove it, and merge again")
+            before = by_digest.pop(image.digest, None)
+            if before and sorted(before.boxes) != sorted(image.boxes):
+                merged.contested.append(f"{image.name} of {corrected.text}, {before.origin.text}")
+            by_digest[image.digest] = _Correction(row, image.boxes, corrected)
     if not keep_overlaps:
         _refuse_overlaps(by_digest.values())
     with _new_folder(folder) as unfinished:
         info = {"description": f"{base_set.source.uri} with corrections", "corrections": list(corrections)}
         writer = CocoWriter(unfinished, categories, info)
         _write_base(base_set, by_digest, writer, merged)
-        _write_added(by_digest, writer, merged)
+        for digest, (row, boxes, origin) in by_digest.items():
+            image = _read(origin, row)
+            if isinstance(image, str) or image.digest != digest:
+                raise DataError(f"{origin.text}: {row['file_name']} has changed meanwhile", fix="merge again")
+            name = writer.add("train", image, boxes)
+            merged.added += 1
+            if name != image.name:
+                merged.renamed.append(f"{image.name} of {origin.text} is {name}")
         writer.finish()
         merged.images, merged.boxes = writer.count("images"), writer.count("annotations")
     return merged
@@ -226,34 +232,15 @@ def _plain(name: str) -> str:
     return " ".join(name.split()).casefold()
 
 
-def _gather(corrected: _Set, by_digest: dict[str, _Correction], merged: Merged) -> None:
-    """Add the images of one set of corrections."""
-    for split in corrected.listing.splits:
-        for row, image in _images(corrected, split):
-            problem = image if isinstance(image, str) else ""
-            if isinstance(image, _Image) and image.bad_boxes:
-                problem = f"{image.bad_boxes} boxes of {image.name} are not four finite numbers, or of an "
-                problem += "unknown class"
-            if isinstance(image, str) or problem:
-                raise DataError(f"{corrected.text}: {problem}", fix="repair or remove it, and merge again")
-            before = by_digest.pop(image.digest, None)
-            if before and sorted(before.boxes) != sorted(image.boxes):
-                merged.contested.append(f"{image.name} of {corrected.text}, {before.origin.text}")
-            by_digest[image.digest] = _Correction(row, image.boxes, corrected)
-
-
 def _refuse_overlaps(corrections: Iterable[_Correction]) -> None:
     """Raise DataError if corrected images have boxes of different classes in the same place."""
     found = []
     for row, boxes, origin in corrections:
         single = [box for box in boxes if not box.iscrowd]
-        names = {
-            box.name
-            for box in single
-            if any(
-                other.name != box.name and _overlap(box.bbox, other.bbox) >= SAME_PLACE for other in single
-            )
-        }
+        names: set[str] = set()
+        for one, other in combinations(single, 2):
+            if one.name != other.name and _overlap(one.bbox, other.bbox) >= SAME_PLACE:
+                names |= {one.name, other.name}
         if names:
             found.append(f"{row['file_name']} of {origin.text} ({', '.join(sorted(names))})")
     if found:
@@ -278,22 +265,21 @@ def _overlap(one: Sequence[float], other: Sequence[float]) -> float:
 def _write_base(base: _Set, by_digest: dict[str, _Correction], writer: CocoWriter, merged: Merged) -> None:
     """Write the images of the set, and remove the corrected ones from `by_digest`."""
     used: set[str] = set()
-    for split in base.listing.splits:
-        for _, image in _images(base, split):
-            if isinstance(image, str):
-                merged.left_out.append(image)
-                continue
-            boxes = image.boxes
-            merged.boxes_left_out += image.bad_boxes
-            if correction := by_digest.get(image.digest):
-                names = set(correction.origin.names)
-                crowds = any(box.iscrowd for box in correction.boxes)
-                kept = [box for box in boxes if box.name not in names or (box.iscrowd and not crowds)]
-                boxes = [*correction.boxes, *kept]
-                used.add(image.digest)
-                merged.corrected[split] += 1
-                merged.boxes_kept += len(kept)
-            writer.add(split, image, boxes)
+    for split, _, image in _images(base):
+        if isinstance(image, str):
+            merged.left_out.append(image)
+            continue
+        boxes = image.boxes
+        merged.boxes_left_out += image.bad_boxes
+        if correction := by_digest.get(image.digest):
+            names = set(correction.origin.names)
+            crowds = any(box.iscrowd for box in correction.boxes)
+            kept = [box for box in boxes if box.name not in names or (box.iscrowd and not crowds)]
+            boxes = [*correction.boxes, *kept]
+            used.add(image.digest)
+            merged.corrected[split] += 1
+            merged.boxes_kept += len(kept)
+        writer.add(split, image, boxes)
     total = sum(writer.count("images").values()) + len(merged.left_out)
     if len(merged.left_out) > _MOST_BAD * total:
         raise DataError(
@@ -305,26 +291,17 @@ def _write_base(base: _Set, by_digest: dict[str, _Correction], writer: CocoWrite
         del by_digest[digest]
 
 
-def _write_added(by_digest: dict[str, _Correction], writer: CocoWriter, merged: Merged) -> None:
-    """Add the images of the corrections that the set does not have."""
-    for digest, (row, boxes, origin) in by_digest.items():
-        image = _read(origin, row)
-        if isinstance(image, str) or image.digest != digest:
-            raise DataError(f"{origin.text}: {row['file_name']} has changed meanwhile", fix="merge again")
-        name = writer.add("train", image, boxes)
-        merged.added += 1
-        if name != image.name:
-            merged.renamed.append(f"{image.name} of {origin.text} is {name}")
-
-
-def _images(whole: _Set, split: str) -> Iterator[tuple[RawRow, _Image | str]]:
-    """Yield the rows of a split with their images, or the reason why one cannot be read."""
+def _images(whole: _Set) -> Iterator[tuple[str, RawRow, _Image | str]]:
+    """Yield split, row and image of all images; the reason instead of one that cannot be read."""
     with ThreadPoolExecutor(_AHEAD) as threads:
-        for batch in whole.listing.splits[split].batches():
-            rows = batch.to_pylist()
-            for begin in range(0, len(rows), _AHEAD):
-                part = rows[begin : begin + _AHEAD]
-                yield from zip(part, threads.map(lambda row: _read(whole, row), part), strict=True)
+        for split, listed in whole.listing.splits.items():
+            for batch in listed.batches():
+                rows = batch.to_pylist()
+                for begin in range(0, len(rows), _AHEAD):
+                    part = rows[begin : begin + _AHEAD]
+                    images = threads.map(partial(_read, whole), part)
+                    for row, image in zip(part, images, strict=True):
+                        yield split, row, image
 
 
 def _read(whole: _Set, row: RawRow) -> _Image | str:

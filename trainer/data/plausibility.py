@@ -12,7 +12,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +24,7 @@ from trainer.data import problem_counts as reasons
 from trainer.data.images import NormalImage, size_fault
 from trainer.data.problem_counts import Problems
 from trainer.data.shard_folder import DuplicatePair
-from trainer.data.sources.source import Category, Listing, Rows
+from trainer.data.sources.source import UNKNOWN, Category, Listing, Rows
 from trainer.data.statistics import SplitStatistics
 
 _CELLS = 16
@@ -41,21 +40,12 @@ _MOST, _RELATIVE = 24, 0.25
 _BUCKET = 64
 """Most pictures with the same part of the hash that are compared."""
 
+_NAMED_PAIRS = 12
+
 WORDS = 4
 """64-bit words of a hash."""
 
 NO_HASH = bytes(8 * WORDS)
-
-
-class Pair(NamedTuple):
-    """Two pictures that look the same."""
-
-    split: str
-    row: int
-    other_split: str
-    other_row: int
-    distance: int
-    """Bits in which their hashes differ."""
 
 
 def picture_hash(jpeg: bytes) -> bytes:
@@ -79,22 +69,34 @@ def hashes_of(data: bytes) -> np.ndarray:
     return np.frombuffer(data, np.uint64).reshape(-1, WORDS)
 
 
-def near_duplicates(hashes: Mapping[str, np.ndarray]) -> list[Pair]:
-    """Return the near duplicates across splits, the most similar first, from the hashes of each split.
+def near_duplicates(
+    hashes: Mapping[str, np.ndarray], file_name: Callable[[str, int], str]
+) -> tuple[list[DuplicatePair], list[str]]:
+    """Return the most similar near duplicates across splits, and a warning if there are any.
 
     Each picture is paired with the most similar one of the splits before it. Two pictures are compared if one
     of 16 parts of their hashes is the same: always if they differ in up to 15 bits, 97 % likely for 24.
+    `file_name` returns the name of a picture by split and row.
     """
-    pairs: list[Pair] = []
+    pairs: list[tuple[int, str, int, str, int]] = []
     splits = list(hashes)
     for number, split in enumerate(splits):
-        best: dict[int, Pair] = {}
+        best: dict[int, tuple[int, str, int, str, int]] = {}
         for other in splits[:number]:
             for row, other_row, distance in zip(*_alike(hashes[split], hashes[other]), strict=True):
-                if row not in best or distance < best[row].distance:
-                    best[row] = Pair(split, row, other, other_row, distance)
+                if row not in best or distance < best[row][0]:
+                    best[row] = distance, split, row, other, other_row
         pairs += best.values()
-    return sorted(pairs, key=lambda pair: (pair.distance, pair))
+    if not pairs:
+        return [], []
+    named = [
+        DuplicatePair([split, other], [file_name(split, row), file_name(other, other_row)], [row, other_row])
+        for _, split, row, other, other_row in sorted(pairs)[:_NAMED_PAIRS]
+    ]
+    counts = Counter((split, other) for _, split, _, other, _ in pairs)
+    shown = "; ".join(f"{count:,} of {split} in {other}" for (split, other), count in counts.items())
+    first = ", ".join(" and ".join(one.file_names) for one in named[:3])
+    return named, [f"near duplicates across splits make scores too good: {shown} (first: {first})"]
 
 
 def _alike(ones: np.ndarray, others: np.ndarray) -> tuple[list[int], list[int], list[int]]:
@@ -136,7 +138,6 @@ _SMALL_BOXES = 0.1
 """Share of boxes under 4 pixels (the first bin of `statistics.BINS`) from which they are suspicious."""
 
 _CLIPPED = 0.2
-_SHOWN, _NAMED_PAIRS = 3, 12
 
 
 @dataclass
@@ -159,7 +160,7 @@ class Findings:
 class AnnotationCheck:
     """Checks the annotations of all splits, a batch of rows at a time."""
 
-    def __init__(self, classes: Sequence[str], box_format: str, *, names: bool = True) -> None:
+    def __init__(self, classes: Sequence[str], box_format: str, *, names: bool) -> None:
         """Prepare for classes (names by label) and the `box_format` of the listing.
 
         With `names`, names that differ only by case, spaces or Unicode form are errors.
@@ -177,25 +178,22 @@ class AnnotationCheck:
         """Take rows with the columns of `trainer.data.sources.source.SOURCE_ROW`."""
         boxes = rows.column("boxes")
         values = boxes.flatten()
-        of_row = np.repeat(np.arange(len(boxes)), np.diff(boxes.offsets.to_numpy()))
         label = values.field("category").to_numpy()
         crowd = values.field("iscrowd").to_numpy() != 0
         known = (label >= 0) & (label < len(self._classes))
         self._boxes_of_class += np.bincount(label[known], minlength=len(self._classes))
         self._scored[split] += int((known & ~crowd).sum())
         self._crowds[split] += int((known & crowd).sum())
-        size = np.stack([rows.column(name).to_numpy() for name in ("width", "height")])
-        self._read(
-            np.stack([values.field(name).to_numpy() for name in "xywh"]),
-            size[:, of_row].astype(float),
-            lambda box: str(rows.column("file_name")[int(of_row[box])]),
+        # Count the boxes that are in their image under each reading.
+        of_row = np.repeat(np.arange(len(boxes)), np.diff(boxes.offsets.to_numpy()))
+        size = np.stack([rows.column(name).to_numpy() for name in ("width", "height")])[:, of_row].astype(
+            float
         )
-
-    def _read(self, xywh: np.ndarray, size: np.ndarray, name_of: Callable[[int], str]) -> None:
-        """Count the boxes, [4, N] in images of [2, N] pixels, that are in their image under each reading."""
         shares = (np.abs(size) == 1).all(axis=0)  # images.SHARES or SHARES_UPRIGHT
+        xywh = np.stack([values.field(name).to_numpy() for name in "xywh"])
         start, extent = xywh[:2], xywh[2:]
-        if self._box_format == "xyxy":  # As in the file.
+        active = "xyxy" if self._box_format == "xyxy" else "xywh"
+        if active == "xyxy":  # As in the file.
             extent = start + extent
         side = np.where(shares, 1.0, np.where(size > 0, size, np.inf))
         slack = np.where(np.isfinite(side), _SLACK * side, 0) + ~shares
@@ -212,28 +210,38 @@ class AnnotationCheck:
         self._count += int(counted.sum())
         for reading, fit in fits.items():
             self._fits[reading] += int((fit & counted).sum())
-        active = "xyxy" if self._box_format == "xyxy" else "xywh"
-        for box in np.flatnonzero(counted & ~fits[active])[: _SHOWN - len(self._misfits)].tolist():
-            numbers = np.round(np.concatenate([start[:, box], extent[:, box]]), 2).tolist()
-            self._misfits.append(f"{name_of(box)} {numbers}")
+        if not self._misfits:
+            for box in np.flatnonzero(counted & ~fits[active])[:1].tolist():
+                numbers = np.round(np.concatenate([start[:, box], extent[:, box]]), 2).tolist()
+                self._misfits.append(f" (first: {rows.column('file_name')[int(of_row[box])]} {numbers})")
 
     def findings(self, splits: Sequence[str] = ()) -> Findings:
         """Return the problems; `splits` are those of the source, others were held out of train."""
         found = Findings()
-        self._check_reading(found)
-        if self._names:
-            self._check_names(found)
+        if self._count:
+            self._check_reading(found)
+        groups = defaultdict(list)
+        for name, boxes in zip(self._classes, self._boxes_of_class, strict=True):
+            if boxes and self._names:
+                groups[folded(name)].append(name)
+        # A letter in both cases may be two classes.
+        alike = [names for key, names in groups.items() if len(names) > 1 and len(key) > 1]
+        if alike:
+            shown = "; ".join(" and ".join(map(repr, names)) for names in alike[:10])
+            found.errors.append(
+                (f"classes whose names differ only by case, spaces or Unicode form: {shown}",
+                 "add --merge-classes (data.merge_classes=true), or name all classes in data.classes if they "
+                 "are different")
+            )  # fmt: skip
         for split in self._scored:
             held_out = bool(splits) and split not in splits
             _check_scored(split, self._scored[split], self._crowds[split], found, held_out=held_out)
         return found
 
     def _check_reading(self, found: Findings) -> None:
-        if not self._count:
-            return
         inside = {reading: count / self._count for reading, count in self._fits.items()}
         read_as = self._box_format if self._box_format in _MEANINGS else "xywh"
-        example = f" (first: {self._misfits[0]})" if self._misfits else ""
+        example = self._misfits[0] if self._misfits else ""
         if inside["pixels"] > 1 / 2 and read_as == "normalised":
             found.errors.append((f"boxes are in pixels{example}", "leave out --boxes normalised"))
             return
@@ -256,21 +264,6 @@ class AnnotationCheck:
             found.errors.append((message, f"{remedy} (--set data.box_format={other}){keep}"))
         else:
             found.warnings.append(f"suspicious boxes: {shown}; look at some with `kubedet data preview`")
-
-    def _check_names(self, found: Findings) -> None:
-        groups = defaultdict(list)
-        for name, boxes in zip(self._classes, self._boxes_of_class, strict=True):
-            if boxes:
-                groups[folded(name)].append(name)
-        # A letter in both cases may be two classes.
-        alike = [names for key, names in groups.items() if len(names) > 1 and len(key) > 1]
-        if alike:
-            shown = "; ".join(" and ".join(map(repr, names)) for names in alike[:10])
-            found.errors.append(
-                (f"classes whose names differ only by case, spaces or Unicode form: {shown}",
-                 "add --merge-classes (data.merge_classes=true), or name all classes in data.classes if they "
-                 "are different")
-            )  # fmt: skip
 
 
 def _check_scored(split: str, scored: int, crowds: int, found: Findings, *, held_out: bool = False) -> None:
@@ -350,23 +343,6 @@ def check_samples(
     return found
 
 
-def name_duplicates(
-    pairs: Sequence[Pair], file_name: Callable[[str, int], str]
-) -> tuple[list[DuplicatePair], list[str]]:
-    """Return the first near duplicates with their file names, by split and row, and the warning."""
-    if not pairs:
-        return [], []
-    named = []
-    for pair in pairs[:_NAMED_PAIRS]:
-        rows = [(pair.split, pair.row), (pair.other_split, pair.other_row)]
-        file_names = [file_name(split, row) for split, row in rows]
-        named.append(DuplicatePair([split for split, _ in rows], file_names, [row for _, row in rows]))
-    counts = Counter((pair.split, pair.other_split) for pair in pairs)
-    shown = "; ".join(f"{count:,} of {split} in {other}" for (split, other), count in counts.items())
-    first = ", ".join(" and ".join(one.file_names) for one in named[:_SHOWN])
-    return named, [f"near duplicates across splits make scores too good: {shown} (first: {first})"]
-
-
 def folded(name: str) -> str:
     """Return a class name without case, spaces, invisible characters and Unicode form."""
     text = unicodedata.normalize("NFKC", name).casefold()
@@ -388,16 +364,16 @@ def merged(listing: Listing) -> Listing:
             kept[key] = len(categories)
             categories.append(category._replace(name=category.name.strip()))
         positions.append(kept[key])
-    table = np.array([*positions, -1], np.int32)
-    splits = {split: Rows(partial(_relabelled, rows, table)) for split, rows in listing.splits.items()}
+    table = np.array([*positions, UNKNOWN], np.int32)
+
+    def relabel(rows: Rows, _: Problems) -> Iterator[pa.RecordBatch]:
+        for batch in rows.batches():
+            column = batch.schema.get_field_index("boxes")
+            boxes = relabelled(batch.column(column), table)
+            yield batch.set_column(column, batch.schema.field(column), boxes)
+
+    splits = {split: Rows(partial(relabel, rows)) for split, rows in listing.splits.items()}
     return replace(listing, categories=categories, splits=splits)
-
-
-def _relabelled(rows: Rows, positions: np.ndarray, _: Problems) -> Iterator[pa.RecordBatch]:
-    for batch in rows.batches():
-        column = batch.schema.get_field_index("boxes")
-        boxes = relabelled(batch.column(column), positions)
-        yield batch.set_column(column, batch.schema.field(column), boxes)
 
 
 def relabelled(boxes: pa.ListArray, labels: np.ndarray) -> pa.ListArray:

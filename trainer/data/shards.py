@@ -248,9 +248,9 @@ def _check(
             fix="accept smaller images with data.min_side, or repair the source",
         )
     found.check(where)
-    duplicates = plausibility.near_duplicates({split: part.hashes() for split, part in splits.items()})
-    named, warnings = plausibility.name_duplicates(
-        duplicates, lambda split, row: splits[split].file_name(uri, row)
+    named, warnings = plausibility.near_duplicates(
+        {split: part.hashes() for split, part in splits.items()},
+        lambda split, row: splits[split].file_name(uri, row),
     )
     found.warnings += warnings
     for warning in found.warnings:

@@ -309,6 +309,7 @@ def test_near_duplicates_are_found_across_splits_only(scenes):
         "train": plausibility.hashes_of(b"".join(train + train)),
         "val": plausibility.hashes_of(b"".join(val)),
     }
-    assert {(pair.split, pair.row, pair.other_row % 20) for pair in plausibility.near_duplicates(arrays)} == {
-        ("val", 10, 4), ("val", 11, 5),
+    named, _ = plausibility.near_duplicates(arrays, lambda split, row: f"{split} {row % 20}")
+    assert {tuple(pair.file_names) for pair in named} == {
+        ("val 10", "train 4"), ("val 11", "train 5"),
     }  # fmt: skip
