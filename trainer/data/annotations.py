@@ -57,11 +57,6 @@ def build(
         folder: URI.
         where: names the source in messages.
         without: keys and file names of excluded images.
-
-    Raises:
-        DataError: unknown class names, no training images, no box at all, too many unusable boxes, or
-            implausible annotations (see `trainer.data.plausibility`).
-        StorageError: the folder cannot be written.
     """
     listing = merged(listing) if config.merge_classes else listing
     categories, labels = _select_classes(listing, config.classes)
@@ -107,11 +102,7 @@ def build(
 
 
 def check_listed(problems: Problems, where: str, splits: dict[str, SplitCounts], config: DataConfig) -> None:
-    """Check the boxes of a source that are unusable by its annotations alone.
-
-    Raises:
-        DataError: their fraction exceeds data.max_bad_fraction.
-    """
+    """Check the boxes of a source that are unusable by its annotations alone."""
     unlisted = {
         reason: cases for reason, cases in problems.cases().items() if reason in reasons.UNLISTED_BOXES
     }

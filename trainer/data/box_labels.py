@@ -49,10 +49,8 @@ class TextRenderer:
         return _font(_font_with(frozenset(one_line(text)) - {"…"}), self._size)
 
 
-@cache
-def text_renderer(size: int) -> TextRenderer:
-    """Return the renderer of text of a size in pixels."""
-    return TextRenderer(size)
+text_renderer = cache(TextRenderer)
+"""Returns the renderer of text of a size in pixels."""
 
 
 @cache
@@ -99,10 +97,8 @@ Corners = tuple[float, float, float, float]
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#000000")
 """Of the labels, in turn: the palette of Okabe and Ito."""
 _LIGHT, _DARK = "#ffffff", "#000000"
-_SIDE, _EDGE = 3, 2
-"""Margin of a name at its sides, and above and below it, in pixels."""
-_ROWS = 4
-"""Rows above and below a box that are tried for its name."""
+_SIDE, _EDGE = 3, 2  # Margin of a name at its sides, and above and below it, in pixels.
+_ROWS = 4  # Rows above and below a box that are tried for its name.
 
 
 @dataclass(frozen=True)
@@ -171,15 +167,17 @@ def place_labels(
     """
     taken = np.zeros((len(boxes), 4))
     places: list[tuple[int, int]] = []
-    for number, (box, size) in enumerate(zip(boxes, sizes, strict=True)):
+    for number, (box, (width, height)) in enumerate(zip(boxes, sizes, strict=True)):
         least, best = np.inf, (0, 0)
-        for x, y in _candidates(box, size, canvas):
-            covered = _covered(taken[:number], (x, y, x + size[0], y + size[1]))
+        for x, y in _candidates(box, (width, height), canvas):
+            wide = np.minimum(taken[:number, 2], x + width) - np.maximum(taken[:number, 0], x)
+            high = np.minimum(taken[:number, 3], y + height) - np.maximum(taken[:number, 1], y)
+            covered = float((wide.clip(0) * high.clip(0)).sum())
             if covered < least:
                 least, best = covered, (x, y)
             if not covered:
                 break
-        taken[number] = (*best, best[0] + size[0], best[1] + size[1])
+        taken[number] = (*best, best[0] + width, best[1] + height)
         places.append(best)
     return places
 
@@ -199,10 +197,3 @@ def _candidates(box: Corners, size: tuple[int, int], canvas: tuple[int, int]) ->
     # Without room the name is over its box, moved into the image.
     for y in (top, top - height, bottom):
         yield round(max(0, min(left, canvas[0] - width))), round(max(0, min(y, canvas[1] - height)))
-
-
-def _covered(taken: np.ndarray, name: tuple[int, int, int, int]) -> float:
-    """Return how many pixels of other names a name would cover."""
-    wide = np.minimum(taken[:, 2], name[2]) - np.maximum(taken[:, 0], name[0])
-    high = np.minimum(taken[:, 3], name[3]) - np.maximum(taken[:, 1], name[1])
-    return float((wide.clip(0) * high.clip(0)).sum())

@@ -27,12 +27,7 @@ class Exclusion:
 
 
 def read(data_root: str) -> list[Exclusion]:
-    """Return all exclusions of a data root.
-
-    Raises:
-        StorageError: the list cannot be read.
-        FormError: it has another form.
-    """
+    """Return all exclusions of a data root."""
     uri = storage.join(data_root, FILE)
     if not storage.exists(uri):
         return []
@@ -41,11 +36,7 @@ def read(data_root: str) -> list[Exclusion]:
 
 
 def add(data_root: str, images: list[Exclusion]) -> list[Exclusion]:
-    """Add images to the list; return those that were not in it.
-
-    Raises:
-        StorageError: the list cannot be read or written.
-    """
+    """Add images to the list; return those that were not in it."""
     before = read(data_root)
     listed = {replace(item, since="") for item in before}
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -58,11 +49,7 @@ def add(data_root: str, images: list[Exclusion]) -> list[Exclusion]:
 
 
 def names(data_root: str, source: str) -> frozenset[str]:
-    """Return keys and file names that are left out of a source.
-
-    Raises:
-        StorageError: the list cannot be read.
-    """
+    """Return keys and file names that are left out of a source."""
     listed = [item for item in read(data_root) if item.source in ("", source)]
     return frozenset(name for item in listed for name in (item.key, item.file_name) if name)
 

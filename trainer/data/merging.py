@@ -28,10 +28,8 @@ from trainer.data.images import UnreadableImage, measure, normalize, place_box
 from trainer.data.samples import RawRow, bbox_of
 from trainer.data.sources.source import Category, Source
 
-_AHEAD = 32
-"""Images that are read at the same time."""
-_MOST_BAD = DataConfig().max_bad_fraction
-"""Share of the set's images that may be left out."""
+_AHEAD = 32  # Images that are read at the same time.
+_MOST_BAD = DataConfig().max_bad_fraction  # Share of the set's images that may be left out.
 SAME_PLACE = 0.9
 """Intersection over union above which two boxes are in the same place; as in page/corrections.js."""
 _LARGEST, _QUALITY = 65_535, 95
@@ -161,11 +159,6 @@ def merge(base: str, corrections: Sequence[str], output: str, *, keep_overlaps: 
         corrections: one or more sets; later ones override earlier ones.
         output: a folder on this machine that does not exist, or is empty.
         keep_overlaps: accept corrected images that have boxes of different classes in the same place.
-
-    Raises:
-        DataError: a set cannot be read, classes differ only in case, a corrected image has boxes of
-            different classes in the same place, or the folder is not empty.
-        StorageError: it cannot be written.
     """
     if not storage.is_local(output):
         raise DataError(f"the set cannot be written to {output}", fix="write to a local folder, and copy it")

@@ -28,18 +28,12 @@ from trainer.data.sources.source import UNKNOWN, Category, Listing, Rows
 from trainer.data.statistics import SplitStatistics
 
 _CELLS = 16
-_CONTRAST = 1
-"""Grey levels by which a cell must be brighter: more than noise in flat areas."""
-
-_FEWEST = 8
-"""Least bits of a hash: a picture with fewer is too flat to be recognised."""
-
+_CONTRAST = 1  # Grey levels by which a cell must be brighter: more than noise in flat areas.
+_FEWEST = 8  # Least bits of a hash: a picture with fewer is too flat to be recognised.
 _MOST, _RELATIVE = 24, 0.25
 """Most bits in which near duplicates differ, also relative to the bits that are set."""
 
-_BUCKET = 64
-"""Most pictures with the same part of the hash that are compared."""
-
+_BUCKET = 64  # Most pictures with the same part of the hash that are compared.
 _NAMED_PAIRS = 12
 
 WORDS = 4
@@ -124,16 +118,10 @@ def _alike(ones: np.ndarray, others: np.ndarray) -> tuple[list[int], list[int], 
     return rows.tolist(), others_of_rows.tolist(), distances.tolist()
 
 
-_SLACK = 0.01
-"""Fraction of the side by which a box may leave its image; one pixel more is allowed."""
-
-_FEW = 0.05
-"""Share of boxes that leave the image from which they are suspicious."""
-
+_SLACK = 0.01  # Fraction of the side by which a box may leave its image; one pixel more is allowed.
+_FEW = 0.05  # Share of boxes that leave the image from which they are suspicious.
 _NEARLY_ALL = 0.98
-_ENOUGH = 20
-"""With fewer boxes a wrong form of the boxes is a warning, and no error."""
-
+_ENOUGH = 20  # With fewer boxes a wrong form of the boxes is a warning, and no error.
 _SMALL_BOXES = 0.1
 """Share of boxes under 4 pixels (the first bin of `statistics.BINS`) from which they are suspicious."""
 
@@ -172,7 +160,7 @@ class AnnotationCheck:
         self._crowds: Counter[str] = Counter()
         self._count = 0
         self._fits: Counter[str] = Counter()
-        self._misfits: list[str] = []
+        self._example = ""
 
     def add(self, split: str, rows: pa.RecordBatch) -> None:
         """Take rows with the columns of `trainer.data.sources.source.SOURCE_ROW`."""
@@ -210,10 +198,10 @@ class AnnotationCheck:
         self._count += int(counted.sum())
         for reading, fit in fits.items():
             self._fits[reading] += int((fit & counted).sum())
-        if not self._misfits:
-            for box in np.flatnonzero(counted & ~fits[active])[:1].tolist():
-                numbers = np.round(np.concatenate([start[:, box], extent[:, box]]), 2).tolist()
-                self._misfits.append(f" (first: {rows.column('file_name')[int(of_row[box])]} {numbers})")
+        misfits = np.flatnonzero(counted & ~fits[active])
+        if len(misfits) and not self._example:
+            numbers = np.round(np.concatenate([start, extent])[:, misfits[0]], 2).tolist()
+            self._example = f" (first: {rows.column('file_name')[int(of_row[misfits[0]])]} {numbers})"
 
     def findings(self, splits: Sequence[str] = ()) -> Findings:
         """Return the problems; `splits` are those of the source, others were held out of train."""
@@ -241,9 +229,8 @@ class AnnotationCheck:
     def _check_reading(self, found: Findings) -> None:
         inside = {reading: count / self._count for reading, count in self._fits.items()}
         read_as = self._box_format if self._box_format in _MEANINGS else "xywh"
-        example = self._misfits[0] if self._misfits else ""
         if inside["pixels"] > 1 / 2 and read_as == "normalised":
-            found.errors.append((f"boxes are in pixels{example}", "leave out --boxes normalised"))
+            found.errors.append((f"boxes are in pixels{self._example}", "leave out --boxes normalised"))
             return
         if inside["normalised"] > _FEW:
             other = "normalised"
@@ -253,7 +240,7 @@ class AnnotationCheck:
             pixels = self._box_format and read_as != "normalised"
             readings = ("xywh", "xyxy", "normalised") if pixels else ("xywh",)
             outside = ", ".join(f"{1 - inside[reading]:.0%} read as {reading}" for reading in readings)
-            shown = f"of {self._count:,} boxes these leave the image: {outside}{example}"
+            shown = f"of {self._count:,} boxes these leave the image: {outside}{self._example}"
         else:
             return
         sure = inside[other] >= _NEARLY_ALL and self._count >= _ENOUGH

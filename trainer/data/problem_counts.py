@@ -112,11 +112,7 @@ class Problems:
         return {reason: Cases(self.counts[reason], self.examples[reason]) for reason in sorted(self.counts)}
 
     def check(self, where: str, *, images: int, boxes: int, max_bad_fraction: float) -> None:
-        """Check the numbers of bad images and boxes against all listed ones; `where` names the data.
-
-        Raises:
-            DataError: their fraction is larger than `max_bad_fraction`; with the first ten cases.
-        """
+        """Check the numbers of bad images and boxes against all listed ones; `where` names the data."""
         for noun, reasons, listed in (("images", BAD_IMAGES, images), ("boxes", BAD_BOXES, boxes)):
             bad = self.total(reasons)
             if bad == 0 or bad <= max_bad_fraction * listed:

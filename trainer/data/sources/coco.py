@@ -51,9 +51,7 @@ _LISTS = ("images", "annotations", "categories")
 FIX = "name a file with the lists images, annotations and categories"
 _BLOCK = 1024 * 1024
 _NO_NUMBER = re.compile(rb"(?:(?<=[:,\[\s])|\A)-?(?:NaN|Infinity)(?=\s*[,\]}])")
-_MAX_DEPTH = 5000
-"""The parser's memory grows with the square of the nesting depth."""
-
+_MAX_DEPTH = 5000  # The parser's memory grows with the square of the nesting depth.
 _STEPS = bytes(1 if byte in b"[{" else 255 for byte in range(256))
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 

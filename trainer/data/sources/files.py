@@ -30,8 +30,7 @@ from trainer.base.temporary_folders import TemporaryFolder
 from trainer.storage import FileState
 
 _READERS = 16
-_TEXTS = 1000
-"""Files that are in memory at once."""
+_TEXTS = 1000  # Files that are in memory at once.
 
 
 def read_all(uris: Iterable[str]) -> Iterator[bytes | MissingError]:
@@ -102,12 +101,8 @@ SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", "
 """Of archives that can be unpacked."""
 
 _DAMAGED = (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError)
-_RATIO, _HARMLESS = 200, 16 * 1024 * 1024
-"""Compression ratio and bytes from which content counts as a bomb."""
-
-_RESERVE = 256 * 1024 * 1024
-"""Bytes of the disk that are left free."""
-
+_RATIO, _HARMLESS = 200, 16 * 1024 * 1024  # Compression ratio and bytes from which content counts as a bomb.
+_RESERVE = 256 * 1024 * 1024  # Bytes of the disk that are left free.
 _BLOCK = 1024 * 1024
 _UTF8_FLAG, _ENCRYPTED = 0x800, 0x1
 
@@ -259,11 +254,8 @@ def _check_room(uri: str, needed: int, folder: str) -> None:
 
 
 _SIGNATURE, _HEADER = b"PK\x03\x04", 30
-_SLACK = 64
-"""Bytes that are read for a local header's extra field, which may be longer than the directory's."""
-
-_LARGEST = 256 * 1024 * 1024
-"""Bytes of the largest member that is read: an image."""
+_SLACK = 64  # Bytes that are read for a local header's extra field, which may be longer than the directory's.
+_LARGEST = 256 * 1024 * 1024  # Bytes of the largest member that is read: an image.
 
 
 class Zip:

@@ -352,8 +352,7 @@ _COLUMNS = {
 }
 _STORED = 1  # Exif orientation: boxes match the stored pixels, whatever the file's Exif block says.
 _ROWS = 10_000
-_SORTABLE = 128 * 1024 * 1024
-"""Bytes of a CSV that is sorted in memory."""
+_SORTABLE = 128 * 1024 * 1024  # Bytes of a CSV that is sorted in memory.
 
 
 def read_boxes(

@@ -33,11 +33,8 @@ from trainer.data.sources.files import Folders, lines_of, read_all, read_lines, 
 from trainer.data.sources.source import Box, Category, Entry, Listing, Rows, Source, SplitOverlaps, split_of
 from trainer.storage.url_policy import UrlPolicy
 
-_TOLERANCE = 0.01
-"""How far outside the image a coordinate may be; boxes are clipped later."""
-
-_ROUNDING = 1e-5
-"""Coordinates this far outside are moved to the edge: labels are rounded to six digits."""
+_TOLERANCE = 0.01  # How far outside the image a coordinate may be; boxes are clipped later.
+_ROUNDING = 1e-5  # Coordinates this far outside are moved to the edge: labels are rounded to six digits.
 
 YAML = (".yaml", ".yml")
 _NAMES = ("classes.txt", "obj.names")
