@@ -51,12 +51,7 @@ def build(
 ) -> Built:
     """Write `<folder>/<split>.parquet` for each split of a source's listing, whose `problems` grow.
 
-    Args:
-        listing: of the source.
-        config: see `trainer.data.download.SETTINGS`.
-        folder: URI.
-        where: names the source in messages.
-        without: keys and file names of excluded images.
+    Images whose key or file name is in `without` are left out; `where` names the source in messages.
     """
     listing = merged(listing) if config.merge_classes else listing
     categories, labels = _select_classes(listing, config.classes)
@@ -89,7 +84,17 @@ def build(
             "no training images", fix="name a source with a train split that has boxes of data.classes"
         )
     check_listed(listing.problems, where, splits, config)
-    _check_classes(categories, boxes_of_train, listing.problems)
+    without_boxes = [category.name for category in categories if not boxes_of_train[category.id]]
+    for name in without_boxes:
+        listing.problems.add(reasons.CLASS_WITHOUT_BOXES, name)
+    if len(without_boxes) == len(categories):
+        problem = f"no training image has a box of {', '.join(without_boxes[:20])}"
+        fix = "check that the annotations belong to these images, or name other data.classes"
+        if unlisted := listing.problems.unlisted:
+            shown = ", ".join(f"{name} ({count})" for name, count in unlisted.most_common(5))
+            problem += f", but {unlisted.total()} boxes are of categories that are not listed: {shown}"
+            fix = "list these in `categories`, or give the boxes the ids that are listed there"
+        raise DataError(problem, fix=fix)
     found = meaning.findings(list(listing.splits))
     found.check(where)
     labels_by_id = {category.original_id: category.id for category in categories}
@@ -103,10 +108,8 @@ def build(
 
 def check_listed(problems: Problems, where: str, splits: dict[str, SplitCounts], config: DataConfig) -> None:
     """Check the boxes of a source that are unusable by its annotations alone."""
-    unlisted = {
-        reason: cases for reason, cases in problems.cases().items() if reason in reasons.UNLISTED_BOXES
-    }
-    bad = Problems.of(unlisted)
+    cases = problems.cases()
+    bad = Problems.of({reason: cases[reason] for reason in cases if reason in reasons.UNLISTED_BOXES})
     boxes = sum(split.boxes for split in splits.values()) + sum(bad.counts.values())
     bad.check(where, images=0, boxes=boxes, max_bad_fraction=config.max_bad_fraction)
 
@@ -153,46 +156,31 @@ def _parts(drafts: dict[str, _Draft], config: DataConfig) -> list[tuple[str, _Dr
     change their split when others are added. At least one stays in train, and at least one becomes val.
     """
     parts = {split: (draft, draft.kept) for split, draft in drafts.items()}
-    train = drafts.get("train")
-    if train:
-        nothing = np.zeros_like(train.kept)
+    if train := drafts.get("train"):
         lacking = {split for split in SPLITS if not (split in drafts and drafts[split].kept.any())}
-        tests = nothing
+        tests, held_out = np.zeros_like(train.kept), np.zeros_like(train.kept)
         if "test" in lacking:
             tests = train.kept & (train.keys < int(config.test_fraction * (2**64 - 1)))
             if tests.any() and tests.sum() == train.kept.sum():  # One always stays in train.
                 tests[np.argmax(np.where(tests, train.keys, 0))] = False
-        held_out = nothing
-        if "val" in lacking:
-            held_out = _held_out(train, train.kept & ~tests, config.val_fraction)
+        available = np.flatnonzero(train.kept & ~tests)
+        if "val" in lacking and config.val_fraction > 0 and len(available) > 1:
+            fractions = train.fractions[available]
+            count = min(max(1, int((fractions < config.val_fraction).sum())), len(available) - 1)
+            held_out[available[np.argsort(fractions, kind="stable")[:count]]] = True
         parts["train"] = train, train.kept & ~tests & ~held_out
-        if held_out.any():
-            parts["val"] = train, held_out
-        if tests.any():
-            parts["test"] = train, tests
-    nonempty = [(split, *parts[split]) for split in SPLITS if split in parts and parts[split][1].any()]
-    return [(split, draft, _limited(draft, chosen, config.max_images)) for split, draft, chosen in nonempty]
-
-
-def _held_out(train: _Draft, available: np.ndarray, fraction: float) -> np.ndarray:
-    """Return bool [rows]: the available images of the lowest fractions, at least one, and not all."""
-    goes = np.zeros(len(train.keys), bool)
-    candidates = np.flatnonzero(available)
-    if fraction > 0 and len(candidates) > 1:
-        fractions = train.fractions[candidates]
-        count = min(max(1, int((fractions < fraction).sum())), len(candidates) - 1)
-        goes[candidates[np.argsort(fractions, kind="stable")[:count]]] = True
-    return goes
-
-
-def _limited(draft: _Draft, chosen: np.ndarray, limit: int) -> np.ndarray:
-    """Return the `limit` chosen rows with the lowest hashes; 0 is no limit."""
-    candidates = np.flatnonzero(chosen)
-    if not limit or len(candidates) <= limit:
-        return chosen
-    kept = np.zeros(len(chosen), bool)
-    kept[candidates[np.argsort(draft.keys[candidates], kind="stable")[:limit]]] = True
-    return kept
+        for split, chosen in (("val", held_out), ("test", tests)):
+            if chosen.any():
+                parts[split] = train, chosen
+    limited = []
+    for split in (split for split in SPLITS if split in parts and parts[split][1].any()):
+        draft, rows = parts[split][0], np.flatnonzero(parts[split][1])
+        if config.max_images:  # Those with the lowest hashes.
+            rows = rows[np.argsort(draft.keys[rows], kind="stable")[: config.max_images]]
+        chosen = np.zeros(len(draft.kept), bool)
+        chosen[rows] = True
+        limited.append((split, draft, chosen))
+    return limited
 
 
 def _rows(
@@ -247,22 +235,3 @@ def _select_classes(listing: Listing, chosen_names: list[str]) -> tuple[list[Cat
     categories = [Category(label, *category) for label, category in enumerate(kept)]
     labels = [position.get(category, DROPPED) for category in listing.categories]
     return categories, np.array([*labels, UNKNOWN])
-
-
-def _check_classes(categories: list[Category], counts: Counter[int], problems: Problems) -> None:
-    """Add the classes without a box in train to the problems; raise DataError if all are."""
-    empty = [category.name for category in categories if counts[category.id] == 0]
-    if len(empty) == len(categories) and problems.unlisted:
-        unlisted = [f"{name} ({count})" for name, count in problems.unlisted.most_common(5)]
-        raise DataError(
-            f"no training image has a box of {', '.join(empty[:20])}, but {problems.unlisted.total()} boxes "
-            f"are of categories that `categories` does not list: {', '.join(unlisted)}",
-            fix="list these in `categories`, or give the boxes the ids that are listed there",
-        )
-    if len(empty) == len(categories):
-        raise DataError(
-            f"no training image has a box of {', '.join(empty[:20])}",
-            fix="check that the annotations belong to these images, or name other data.classes",
-        )
-    for name in empty:
-        problems.add(reasons.CLASS_WITHOUT_BOXES, name)

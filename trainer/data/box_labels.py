@@ -131,13 +131,9 @@ def _luminance(paper: str) -> float:
 
 
 def draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox], *, line: int, size: int) -> None:
-    """Draw boxes and their names into an image, which is changed.
+    """Draw boxes, the most important first, and their names into an RGB image, which is changed.
 
-    Args:
-        image: RGB.
-        boxes: the most important first: they are drawn on top.
-        line: width of the frames, in pixels.
-        size: of the letters, in pixels.
+    The frames are `line` pixels wide, the letters `size` pixels high.
     """
     pen, letters = ImageDraw.Draw(image), text_renderer(size)
     for box in reversed(boxes):
@@ -160,10 +156,7 @@ def place_labels(
 ) -> list[tuple[int, int]]:
     """Choose the upper left corner of each box's name: near the box, in the image, covering few other names.
 
-    Args:
-        boxes: x1, y1, x2, y2 in pixels; the first ones choose first.
-        sizes: width and height of each name, in pixels.
-        canvas: width and height of the image.
+    The first boxes (x1, y1, x2, y2) choose first; `sizes` and `canvas` are widths and heights.
     """
     taken = np.zeros((len(boxes), 4))
     places: list[tuple[int, int]] = []

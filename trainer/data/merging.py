@@ -25,6 +25,7 @@ from trainer.base.os_errors import translate_oserror
 from trainer.config.schema import DataConfig
 from trainer.data import sources
 from trainer.data.images import UnreadableImage, measure, normalize, place_box
+from trainer.data.plausibility import folded
 from trainer.data.samples import RawRow, bbox_of
 from trainer.data.sources.source import Category, Source
 
@@ -199,11 +200,11 @@ def merge(base: str, corrections: Sequence[str], output: str, *, keep_overlaps: 
 
 def _categories(base: _Set, others: Sequence[_Set], merged: Merged) -> list[Category]:
     """Return the classes of all sets, matched by name; names that differ only in case are ambiguous."""
-    known = {_plain(name): (name, base) for name in base.names}
+    known = {folded(name): (name, base) for name in base.names}
     clashes = []
     for other in others:
         for name in other.names:
-            same, owner = known.setdefault(_plain(name), (name, other))
+            same, owner = known.setdefault(folded(name), (name, other))
             if same != name:
                 clashes.append(f"{name!r} of {other.text} and {same!r} of {owner.text}")
             elif owner is other:
@@ -219,10 +220,6 @@ def _categories(base: _Set, others: Sequence[_Set], merged: Merged) -> list[Cate
     first = max(kept, default=0) + 1
     all_ids = [*kept, *range(first, first + len(merged.new_classes))]
     return list(map(Category, [*base.names, *merged.new_classes], all_ids))
-
-
-def _plain(name: str) -> str:
-    return " ".join(name.split()).casefold()
 
 
 def _refuse_overlaps(corrections: Iterable[_Correction]) -> None:

@@ -139,20 +139,15 @@ class Findings:
     def check(self, where: str) -> None:
         """Raise DataError if there are errors, naming all of them."""
         if self.errors:
-            message = "; ".join(message for message, _ in self.errors)
-            raise DataError(
-                f"{where}: {message}", fix="; ".join(dict.fromkeys(fix for _, fix in self.errors))
-            )
+            messages, fixes = zip(*self.errors, strict=True)
+            raise DataError(f"{where}: {'; '.join(messages)}", fix="; ".join(dict.fromkeys(fixes)))
 
 
 class AnnotationCheck:
     """Checks the annotations of all splits, a batch of rows at a time."""
 
     def __init__(self, classes: Sequence[str], box_format: str, *, names: bool) -> None:
-        """Prepare for classes (names by label) and the `box_format` of the listing.
-
-        With `names`, names that differ only by case, spaces or Unicode form are errors.
-        """
+        """Prepare for classes (names by label); with `names`, names that differ only by case are errors."""
         self._names = names
         self._classes, self._box_format = classes, box_format
         self._boxes_of_class = np.zeros(len(classes), np.int64)
@@ -263,9 +258,8 @@ def _check_scored(split: str, scored: int, crowds: int, found: Findings, *, held
         else f"hold out more images with a larger data.{split}_fraction" if held_out
         else f"annotate {split}, or remove it from the source"
     )  # fmt: skip
-    found.errors.append(
-        (f"{problem}: nothing {'is trained' if split == 'train' else 'can be scored'}", remedy)
-    )
+    done = "is trained" if split == "train" else "can be scored"
+    found.errors.append((f"{problem}: nothing {done}", remedy))
 
 
 _MEANINGS = {
@@ -279,8 +273,8 @@ def note_image(
     name: str, image: NormalImage, annotated: tuple[int, int], boxes: list[list[float]], problems: Problems
 ) -> None:
     """Count problems of an image: its annotated size (see `size_fault`), its orientation, its depth."""
-    stored = f"{image.stored_width}x{image.stored_height} stored"
     if fault := size_fault(image, *annotated, boxes):
+        stored = f"{image.stored_width}x{image.stored_height} stored"
         problems.add(fault, f"{name}: {annotated[0]}x{annotated[1]} annotated, {stored}")
     if image.deep:
         problems.add(reasons.IMAGE_DEEP, name)
@@ -289,25 +283,18 @@ def note_image(
 def check_samples(
     counts: dict[str, int], statistics: dict[str, SplitStatistics], looked_at: int | None = None
 ) -> Findings:
-    """Return the problems that counts (by reason) and statistics of splits show.
-
-    The counts of sizes and depths are those of `looked_at` images; None is all.
-    """
+    """Return the problems that counts (of `looked_at` images, all if None) and statistics of splits show."""
     found = Findings()
-    if looked_at is None:
-        looked_at = sum(split.images for split in statistics.values())
+    looked_at = looked_at if looked_at is not None else sum(split.images for split in statistics.values())
     for name, split in statistics.items():
         _check_scored(name, split.boxes - split.crowds, split.crowds, found)
-    boxes = sum(split.boxes for split in statistics.values())
     sides = np.sum([split.box_side for split in statistics.values()], axis=0)
     sized = int(np.sum(sides))  # Those in images of known size.
     if sized and sides[0] > _SMALL_BOXES * sized:
-        found.warnings.append(
-            f"{sides[0] / sized:.0%} of {sized:,} boxes are smaller than 4 x 4 pixels: are they in another "
-            "unit, or of larger images?"
-        )
+        share = f"{sides[0] / sized:.0%} of {sized:,} boxes"
+        found.warnings.append(f"{share} are smaller than 4 x 4 pixels: are they in another unit?")
     clipped = counts.get(reasons.BOX_CLIPPED, 0) + counts.get(reasons.BOX_OUTSIDE, 0)
-    listed = boxes + counts.get(reasons.BOX_OUTSIDE, 0)
+    listed = sum(split.boxes for split in statistics.values()) + counts.get(reasons.BOX_OUTSIDE, 0)
     if clipped > _CLIPPED * listed:
         found.warnings.append(f"{clipped / listed:.0%} of {listed:,} boxes leave their image")
     rotated, exchanged = (counts.get(reason, 0) for reason in (reasons.IMAGE_ROTATED, reasons.SIZE_EXCHANGED))
@@ -319,14 +306,10 @@ def check_samples(
     elif rotated:
         found.warnings.append(f"{rotated:,} {of_images} are rotated: {leaves}")
     elif exchanged:
-        found.warnings.append(
-            f"{exchanged:,} {of_images} have width and height exchanged in their annotations; "
-            "the boxes fit the images as they are"
-        )
+        fit = "have width and height exchanged in their annotations; the boxes fit as they are"
+        found.warnings.append(f"{exchanged:,} {of_images} {fit}")
     if deep := counts.get(reasons.IMAGE_DEEP, 0):
-        found.warnings.append(
-            f"{deep:,} of {looked_at:,} images have 16 bits a channel; each is scaled by its range of values"
-        )
+        found.warnings.append(f"{deep:,} {of_images} have 16 bits a channel; each is scaled by its range")
     return found
 
 
