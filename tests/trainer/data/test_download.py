@@ -148,7 +148,7 @@ def test_boxes_of_unlisted_categories_are_named(make_coco, edit_json, tmp_path):
 
     edit_json(root / "annotations" / "instances_train.json", change)
     with pytest.raises(
-        DataError, match=r'cat, dog, but 4 boxes are of .* not list: 9 \(3\), "x" \(1\)'
+        DataError, match=r'cat, dog, but 4 boxes are of .* not listed: 9 \(3\), "x" \(1\)'
     ) as caught:
         download(str(root), str(tmp_path / "data"), CONFIG)
     assert "`categories`" in caught.value.fix

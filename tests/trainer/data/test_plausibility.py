@@ -281,6 +281,7 @@ CVAT = '<?xml version="1.0"?>\n<annotations><version>1.1</version></annotations>
         ("a.xml", "<annotation><source><sourceImage/></source></annotation>", "label_me"),
         ("a.json", '{"version": "5.4", "flags": {}, "shapes": [], "imagePath": "a.jpg"}', "labelme2coco"),
         ("via_project.json", '{"_via_settings": {}, "_via_img_metadata": {}}', "COCO format"),
+        ("notes.json", '[{"id": 1, "annotations": [{"from_name": "x"}]}]', "in Label Studio, export"),
         ("via_region_data.json", '{"a.jpg9": {"regions": [], "file_attributes": {}}}', "COCO format"),
     ],
 )

@@ -55,10 +55,29 @@ def parse(source: str, config: DataConfig | None = None) -> Source:
         DataError: it names no source, or boxes_from or box_format is set for a source that is not COCO.
     """
     config = config or DataConfig()
-    parsed = _published(source) or _at_path(source)
+    reading = Reading(config.boxes_from, config.box_format)
+    if published := _published(source):
+        return _with_reading(published, reading)
+    kind, path = _kind_and_path(source)
+    uri = storage.absolute(os.path.expanduser(path) if storage.is_local(path) else path)
+    if storage.is_local(uri) and not os.path.exists(uri):
+        raise DataError(f"source {source!r}: {uri} does not exist", fix="check the path")
+    if storage.is_local(uri) and os.path.isdir(uri) and not os.listdir(uri):
+        raise DataError(f"source {source!r}: the folder {uri} is empty", fix="put the data set there")
+    if uri.lower().endswith(SUFFIXES):
+        return ArchiveSource(kind, uri, reading)
+    kind = kind or kind_of(uri)
+    refuse_foreign(uri, kind)
+    if not kind:
+        raise DataError(
+            f"source {source!r} is neither a COCO JSON nor a COCO, VOC or YOLO folder",
+            fix=f"use {FORMS}; a VOC folder holds XML files, a COCO folder annotations/*.json, a YOLO folder "
+            "data.yaml",
+        )
+    parsed = _KINDS[kind](uri, "")
     if isinstance(parsed, YoloSource):
         parsed = replace(parsed, allow_hosts=tuple(config.allow_hosts))
-    return _with_reading(parsed, Reading(config.boxes_from, config.box_format))
+    return _with_reading(parsed, reading)
 
 
 def places(source: str) -> list[str]:
@@ -72,7 +91,7 @@ def places(source: str) -> list[str]:
 
 def _with_reading(source: Source, reading: Reading) -> Source:
     """Apply a way of reading boxes; refuse one that is not COCO's own if the source is not COCO."""
-    if isinstance(source, CocoSource | Coco2017Source | ArchiveSource):
+    if isinstance(source, CocoSource | Coco2017Source):
         return replace(source, reading=reading)
     for name, value, default in zip(Reading._fields, reading, AS_PUBLISHED, strict=True):
         if value != default:
@@ -94,27 +113,6 @@ def _published(source: str) -> Source | None:
     if kind == "coco" and rest.partition(",")[0].strip() == "2017":
         return Coco2017Source.parse(rest.partition(",")[2])
     return None
-
-
-def _at_path(source: str) -> Source:
-    """Return the source at a path; check that a local one exists."""
-    kind, path = _kind_and_path(source)
-    uri = storage.absolute(os.path.expanduser(path) if storage.is_local(path) else path)
-    if storage.is_local(uri) and not os.path.exists(uri):
-        raise DataError(f"source {source!r}: {uri} does not exist", fix="check the path")
-    if storage.is_local(uri) and os.path.isdir(uri) and not os.listdir(uri):
-        raise DataError(f"source {source!r}: the folder {uri} is empty", fix="put the data set there")
-    if uri.lower().endswith(SUFFIXES):
-        return ArchiveSource(kind, uri)
-    kind = kind or kind_of(uri)
-    refuse_foreign(uri, kind)
-    if kind:
-        return _KINDS[kind](uri, "")
-    raise DataError(
-        f"source {source!r} is neither a COCO JSON nor a COCO, VOC or YOLO folder",
-        fix=f"use {FORMS}; a VOC folder holds XML files, a COCO folder annotations/*.json, a YOLO folder "
-        "data.yaml",
-    )
 
 
 def _kind_and_path(source: str) -> tuple[str, str]:

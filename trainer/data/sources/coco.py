@@ -158,28 +158,24 @@ class CocoImages:
         with _database_errors():
             self._database = sqlite3.connect("", check_same_thread=False)  # "" is a temporary file.
             self._database.executescript(_TABLES)
+            execute = self._database.execute
             for image in file.items("images"):
-                self._add(_fields(image, file), problems)
-            (self.count,) = self._database.execute("SELECT count(*) FROM images").fetchone()
+                fields = _fields(image, file)
+                name, image_id = json.dumps(fields[0]), _key(fields[-1])  # JSON, as names may be no UTF-8.
+                row = (name, json.dumps(fields))
+                if not execute("INSERT OR IGNORE INTO images (name, fields) VALUES (?, ?)", row).rowcount:
+                    problems.add(reasons.IMAGE_LISTED_TWICE, fields[0])
+                (place,) = execute("SELECT place FROM images WHERE name = ?", (name,)).fetchone()
+                if not execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (image_id, place)).rowcount:
+                    # With two images of the same id it is unknown which one its boxes belong to.
+                    (other,) = execute("SELECT place FROM ids WHERE id = ?", (image_id,)).fetchone()
+                    if other != place:
+                        execute("UPDATE images SET clashes = 1 WHERE place IN (?, ?)", (place, other))
+            (self.count,) = execute("SELECT count(*) FROM images").fetchone()
         if not self.count:
             raise DataError(
                 f"{file.uri} lists no images", fix="add them, or remove the file if it is not that of train"
             )
-
-    def _add(self, fields: tuple[Any, ...], problems: Problems) -> None:
-        execute = self._database.execute
-        name, image_id = json.dumps(fields[0]), _key(fields[-1])  # JSON, as names may be no UTF-8.
-        added = execute(
-            "INSERT OR IGNORE INTO images (name, fields) VALUES (?, ?)", (name, json.dumps(fields))
-        )
-        if not added.rowcount:
-            problems.add(reasons.IMAGE_LISTED_TWICE, fields[0])
-        (place,) = execute("SELECT place FROM images WHERE name = ?", (name,)).fetchone()
-        if not execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (image_id, place)).rowcount:
-            # With two images of the same id it is unknown which one its boxes belong to.
-            (other,) = execute("SELECT place FROM ids WHERE id = ?", (image_id,)).fetchone()
-            if other != place:
-                execute("UPDATE images SET clashes = 1 WHERE place IN (?, ?)", (place, other))
 
     def entries(self, step: int = 1) -> Iterator[Entry]:
         """Yield every `step`-th image in the file's order, without boxes; `origin` is the `coco_url`."""
@@ -466,16 +462,14 @@ class CocoSource(Source):
 
     def _files(self) -> dict[str, str]:
         """Return the annotation file of each split; a lone file is train whatever its name."""
-        if self.location.lower().endswith(".json"):
-            return {"train": self.location}
-        uris = annotation_files(self.location)
+        is_file = self.location.lower().endswith(".json")
+        uris = [self.location] if is_file else annotation_files(self.location)
         if not uris:
             raise DataError(f"{self.uri}: no COCO JSON in it", fix="name a JSON file, or its folder")
-        if len(uris) == 1:
-            return {"train": uris[0]}
         splits: dict[str, str] = {}
         for uri in uris:
             split = split_of(PurePosixPath(uri).name) or split_of(storage.parent(uri).rpartition("/")[2])
+            split = split if len(uris) > 1 else "train"
             if split in splits:
                 message = f"{self.uri}: both {splits[split]} and {uri} are split {split!r}"
                 raise DataError(message, fix="name one JSON file, or leave one for each split in the folder")

@@ -137,8 +137,19 @@ def render(scene: Scene) -> Image.Image:
     background = Image.fromarray((first + (second - first) * mix[..., None]).astype(np.uint8))
     big = (scene.width * _SUPERSAMPLING, scene.height * _SUPERSAMPLING)
     canvas = background.resize(big, Image.Resampling.NEAREST)
-    for shape in scene.shapes:
-        _paint(canvas, shape)
+    for shape in scene.shapes:  # With an edge and a soft highlight.
+        x0, y0, x1, y1 = (value * _SUPERSAMPLING for value in _extent(shape))
+        size = (x1 - x0, y1 - y0)
+        mask = Image.new("L", size)
+        draw = ImageDraw.Draw(mask)
+        for points, fill in ((shape.outline, 255), (shape.hole, 0)):
+            if points:
+                moved = [(px * _SUPERSAMPLING - x0, py * _SUPERSAMPLING - y0) for px, py in points]
+                draw.polygon(moved, fill=fill)
+        light = Image.linear_gradient("L").resize(size).point(lambda value: 255 - value // 2)
+        body = Image.composite(Image.new("RGB", size, shape.fill), Image.new("RGB", size, shape.edge), light)
+        canvas.paste(shape.edge, (x0, y0), mask)
+        canvas.paste(body, (x0, y0), mask.filter(ImageFilter.MinFilter(2 * _SUPERSAMPLING - 1)))
     image = canvas.reduce(_SUPERSAMPLING)
     noise = rng.normal(0, 4, (scene.height, scene.width, 1)).astype(np.float32)
     return Image.fromarray(np.clip(np.asarray(image) + noise, 0, 255).astype(np.uint8))
@@ -219,26 +230,6 @@ def _overlap(a: Extent, b: Extent) -> float:
     if wide <= 0 or high <= 0:
         return 0.0
     return wide * high / min((a[2] - a[0]) * (a[3] - a[1]), (b[2] - b[0]) * (b[3] - b[1]))
-
-
-def _paint(canvas: Image.Image, shape: Shape) -> None:
-    """Paint a shape with an edge and a soft highlight on the enlarged canvas."""
-    x0, y0, x1, y1 = (value * _SUPERSAMPLING for value in _extent(shape))
-    size = (x1 - x0, y1 - y0)
-
-    def moved(points: list[Point]) -> list[Point]:
-        return [(x * _SUPERSAMPLING - x0, y * _SUPERSAMPLING - y0) for x, y in points]
-
-    mask = Image.new("L", size)
-    draw = ImageDraw.Draw(mask)
-    draw.polygon(moved(shape.outline), fill=255)
-    if shape.hole:
-        draw.polygon(moved(shape.hole), fill=0)
-    light = Image.linear_gradient("L").resize(size).point(lambda value: 255 - value // 2)
-    body = Image.composite(Image.new("RGB", size, shape.fill), Image.new("RGB", size, shape.edge), light)
-    inner = mask.filter(ImageFilter.MinFilter(2 * _SUPERSAMPLING - 1))
-    canvas.paste(shape.edge, (x0, y0), mask)
-    canvas.paste(body, (x0, y0), inner)
 
 
 def _color(hue: float, saturation: float, value: float) -> Color:

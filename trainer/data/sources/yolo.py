@@ -332,34 +332,26 @@ def _of_lines(uri: str, content: bytes) -> Description:
     root = storage.parent(uri)
     holder = next((path for path in reversed(_NAMES_FOLDERS) if root.endswith(f"/{path}")), "")
     root = root.removesuffix(f"/{holder}")
-    splits = _unnamed_splits(root)
+    names, images = storage.list_states(root), storage.join(root, "images")
+    splits: dict[str, list[str]] = {}
+    for split, keys in _SPLIT_KEYS.items():
+        if name := next((f"{key}.txt" for key in keys if f"{key}.txt" in names), ""):
+            splits[split] = [storage.join(root, name)]
+    for parent in (images, root):
+        if "train" not in splits:
+            splits = {}
+            for name in ("train", "val", "valid", "test", "train2017", "val2017"):
+                folder = storage.join(parent, name)
+                if _has_files(folder):
+                    splits.setdefault(split_of(name) or "", [folder])
+    if "train" not in splits:
+        splits = {"train": [images if _has_files(images) else root]}
     # The numbers would mean something else in a folder with other classes.
     folders = [place for places in splits.values() for place in places if not place.endswith(".txt")]
     for other in (storage.join(folder, _NAMES[0]) for folder in folders):
         if storage.exists(other) and read_lines(other) != lines_of(content):
             raise DataError(f"{uri} and {other} name different classes", fix="give both the same lines")
     return Description(root, dict(enumerate(lines_of(content))), splits)
-
-
-def _unnamed_splits(root: str) -> dict[str, list[str]]:
-    """Return the splits of a set that names none: lists train.txt and so on, folders, or all of it."""
-    names = storage.list_states(root)
-    lists: dict[str, list[str]] = {}
-    for split, keys in _SPLIT_KEYS.items():
-        if name := next((f"{key}.txt" for key in keys if f"{key}.txt" in names), ""):
-            lists[split] = [storage.join(root, name)]
-    if "train" in lists:
-        return lists
-    images = storage.join(root, "images")
-    for holder in (images, root):
-        folders: dict[str, list[str]] = {}
-        for name in ("train", "val", "valid", "test", "train2017", "val2017"):
-            folder = storage.join(holder, name)
-            if _has_files(folder):
-                folders.setdefault(split_of(name) or "", [folder])
-        if "train" in folders:
-            return folders
-    return {"train": [images if _has_files(images) else root]}
 
 
 def _names(uri: str, form: Mapping[str, Any]) -> dict[int, str]:

@@ -2,19 +2,25 @@
 
 import io
 import json
+import os
 import random
+import stat
 import struct
 import tarfile
+import tracemalloc
 import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
+from source_rows import rows_of
 
-from trainer.base.errors import DataError, StorageError
+from trainer.base.errors import DataError, MissingError, StorageError
 from trainer.config.schema import DataConfig
 from trainer.data import sources
 from trainer.data.download import plan
 from trainer.data.sources import ArchiveSource, files
+from trainer.data.sources.files import Zip, open_member
 
 XML = (
     "<annotation><filename>a.jpg</filename><size><width>40</width><height>30</height></size><object>"
@@ -64,9 +70,7 @@ def make_set(tmp_path, make_coco, make_jpeg):
 
 
 def rows(text: str, split: str = "train") -> list[dict]:
-    return [
-        row for batch in sources.parse(text).listing().splits[split].batches() for row in batch.to_pylist()
-    ]
+    return rows_of(sources.parse(text).listing().splits[split])
 
 
 @pytest.mark.parametrize("kind", ["coco", "voc", "yolo"])
@@ -100,13 +104,6 @@ def test_what_is_found_does_not_depend_on_the_machine(make_set, tmp_path, monkey
     assert rows(str(archive)) == before and again.listing().state == state
     assert before[0]["origin"] == f"{archive}#train/a.jpg" and str(tmp_path / "yolo") in str(archive)
     assert again.read(before[0]["origin"])
-
-
-def test_an_archive_in_a_bucket(make_set, bucket):
-    (bucket / "set.zip").write_bytes(pack(make_set("voc"), "zip").read_bytes())
-    (row,) = rows("s3://bucket/set.zip")
-    assert row["origin"] == "s3://bucket/set.zip#train/a.jpg"
-    assert sources.parse("voc:s3://bucket/set.zip").read(row["origin"])
 
 
 def test_messages_name_the_archive(make_set, tmp_path):
@@ -278,3 +275,127 @@ def test_names_in_utf_8_that_do_not_say_so(tmp_path, make_jpeg):
     path.write_bytes(bytes(patched))
     (row,) = rows(str(path))
     assert row["file_name"] == "images/\u00fcber.jpg" and len(row["boxes"]) == 1
+
+
+@pytest.fixture
+def zip_path(tmp_path) -> Path:
+    """A zip of a stored and a deflated member; the local header of one has an extra field."""
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.mkdir("a")
+        archive.writestr("a/stored.jpg", bytes(range(256)) * 9)
+        item = zipfile.ZipInfo("a/é deflated.jpg")
+        item.compress_type = zipfile.ZIP_DEFLATED
+        item.extra = struct.pack("<HH", 0x7777, 300) + bytes(300)
+        archive.writestr(item, b"abc" * 1000)
+        archive.writestr("empty", b"")
+    return path
+
+
+def test_members(zip_path):
+    opened = Zip(str(zip_path))
+    assert opened.read("a/stored.jpg") == bytes(range(256)) * 9
+    assert opened.read("a/é deflated.jpg") == b"abc" * 1000
+    assert opened.read("empty") == b""
+    assert opened.state("a/stored.jpg") == f"2304 {zlib.crc32(bytes(range(256)) * 9):08x}"
+    assert opened.state("nothing") == ""
+    with pytest.raises(MissingError, match=r"no such file: nothing in .*x\.zip"):
+        opened.read("nothing")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        (16, 7, "checksum mismatch"),
+        (24, 10, "checksum mismatch"),  # a bomb: it unpacks to more than it says
+        (10, 12, "packed by the unknown method 12"),
+        (10, 8, "invalid"),
+    ],
+)
+def test_a_directory_that_tells_other_things(zip_path, field, value, message):
+    data = bytearray(zip_path.read_bytes())
+    entry = data.rindex(b"a/stored.jpg") - 46
+    struct.pack_into("<H" if field == 10 else "<L", data, entry + field, value)
+    zip_path.write_bytes(data)
+    with pytest.raises(StorageError, match=message) as caught:
+        Zip(str(zip_path)).read("a/stored.jpg")
+    assert "a/stored.jpg in" in caught.value.message
+
+
+def test_what_is_no_zip_or_cut_off(zip_path):
+    data = zip_path.read_bytes()
+    for content in (b"", b"not a zip", data[:-30]):
+        zip_path.write_bytes(content)
+        with pytest.raises(StorageError, match="no zip that can be read"):
+            Zip(str(zip_path))
+    zip_path.write_bytes(data[40:])
+    with pytest.raises(DataError, match=r"refused 'a/stored.jpg' .*: it is outside the zip"):
+        Zip(str(zip_path))
+    zip_path.write_bytes(data)
+    patch(zip_path, b"a/stored.jpg", 42, "<L", len(data) - 3)
+    with pytest.raises(StorageError, match=r"a/stored\.jpg in .*: the directory says .* outside the zip"):
+        Zip(str(zip_path)).read("a/stored.jpg")
+
+
+def member(name: str, mode: int = stat.S_IFREG) -> zipfile.ZipInfo:
+    item = zipfile.ZipInfo(name)
+    item.external_attr = (mode | 0o644) << 16
+    return item
+
+
+def patch(path: Path, name: bytes, field: int, form: str, value: int) -> None:
+    """Change a field of a member in the zip's directory."""
+    data = bytearray(path.read_bytes())
+    struct.pack_into(form, data, data.rindex(name) - 46 + field, value)
+    path.write_bytes(data)
+
+
+def test_links_encrypted_and_overlapping_members_are_refused(zip_path):
+    data = zip_path.read_bytes()
+    with zipfile.ZipFile(zip_path, "a") as archive:
+        archive.writestr(member("a/link.jpg", stat.S_IFLNK), b"/etc/passwd")
+    with pytest.raises(DataError, match=r"refused 'a/link.jpg' in .*x\.zip: it is a link"):
+        Zip(str(zip_path))
+    zip_path.write_bytes(data)
+    patch(zip_path, b"a/stored.jpg", 8, "<H", 1)
+    with pytest.raises(DataError, match="it is encrypted"):
+        Zip(str(zip_path))
+    zip_path.write_bytes(data)
+    patch(zip_path, b"a/stored.jpg", 20, "<L", 2**20)  # Its bytes would be those of the next ones as well.
+    with pytest.raises(DataError, match="within another member"):
+        Zip(str(zip_path))
+
+
+def test_a_bomb_that_says_to_be_small_is_not_unpacked(zip_path):
+    with zipfile.ZipFile(zip_path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/bomb.jpg", bytes(8 * 2**20))
+    patch(zip_path, b"a/bomb.jpg", 24, "<L", 10)
+    opened = Zip(str(zip_path))
+    tracemalloc.start()
+    try:
+        with pytest.raises(StorageError, match="checksum mismatch"):
+            opened.read("a/bomb.jpg")
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_member_is_read_as_a_stream(zip_path, bucket):
+    text = os.urandom(2**20).hex().encode()
+    with zipfile.ZipFile(zip_path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("big.json", text)
+    (bucket / "x.zip").write_bytes(zip_path.read_bytes())
+    for uri in (str(zip_path), "s3://bucket/x.zip"):
+        with open_member(uri, "big.json") as file:
+            assert file.read(1000) + file.read() == text
+    with (
+        pytest.raises(DataError, match=r"no\.json in .* cannot be read: there is none of this name"),
+        open_member(str(zip_path), "no.json"),
+    ):
+        pass
+    patch(zip_path, b"big.json", 16, "<L", 7)
+    with (
+        pytest.raises(DataError, match=r"big.json in .* cannot be read: Bad CRC"),
+        open_member(str(zip_path), "big.json") as file,
+    ):
+        file.read()

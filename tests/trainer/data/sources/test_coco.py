@@ -1,16 +1,25 @@
+"""COCO JSON: layouts, images, boxes, and each kind of mistake named."""
+
 import json
+import random
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from pycocotools import mask as runs
 from source_rows import rows_of
 
-from trainer.base.errors import DataError
+from pipelines import cli
+from trainer.base.errors import DataError, StorageError
+from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
+from trainer.data.download import plan
+from trainer.data.raw_folder import SplitCounts
 from trainer.data.sources import coco
-from trainer.data.sources.coco import CocoSource
-from trainer.data.sources.source import UNKNOWN, split_of
+from trainer.data.sources.coco import CocoSource, box_of
+from trainer.data.sources.source import UNKNOWN, Reading, split_of
 
 
 def listing(path: Path):
@@ -228,26 +237,6 @@ def test_urls_that_cannot_be_fetched_are_not_followed(make_coco, edit_json):
     assert rows_of(listing(root).splits["train"])[1]["fault_reason"] == reasons.IMAGE_MISSING
 
 
-def test_a_source_in_an_object_store(make_coco, bucket):
-    root = make_coco(train=["a.jpg", "b.jpg"])
-    shutil.copytree(root, bucket / "set")
-    source = sources.parse("s3://bucket/set")
-    assert isinstance(source, CocoSource)
-    listed = source.listing()
-    origin = rows_of(listed.splits["train"])[1]["origin"]
-    assert source.read(origin) == (root / "train" / "b.jpg").read_bytes()
-    before = listed.state
-    (bucket / "set" / "train" / "b.jpg").write_bytes(b"other")
-    assert source.listing().state != before
-
-
-def test_bytes_of_json_with_surrogates(make_coco, edit_json):
-    root = make_coco(train=["a.jpg"])
-    path = root / "annotations" / "instances_train.json"
-    edit_json(path, lambda form: form["images"].append({"id": 1, "file_name": json.loads('"\\ud800.jpg"')}))
-    assert rows_of(listing(root).splits["train"])[1]["fault_reason"] == reasons.IMAGE_MISSING
-
-
 def test_words_that_are_no_json_wherever_a_block_ends(make_coco, monkeypatch):
     root = make_coco(train=["a.jpg", "NaN, Infinity.jpg"])
     path = root / "annotations" / "instances_train.json"
@@ -261,3 +250,255 @@ def test_words_that_are_no_json_wherever_a_block_ends(make_coco, monkeypatch):
         ((second,), (third, _)) = (row["boxes"] for row in rows)
         assert corners(second) == (2, 2, 10, 8) and third["area"] == 80
         assert listed.problems.counts == {reasons.BOX_NOT_FINITE: 1}
+
+
+def test_ids_of_any_kind(make_coco, edit_json):
+    root = make_coco(train=["a.jpg", "b.jpg", "c.jpg", "d.jpg", "e.jpg"])
+    ids = [-1, -2, "7", 7, 2**63 - 1]
+
+    def change(form):
+        for image, one in zip(form["images"], ids, strict=True):
+            image["id"] = one
+        form["annotations"] = [
+            {"image_id": one, "category_id": 3, "bbox": [place, 0, 1, 1]}
+            for place, one in [*enumerate(ids), *enumerate(ids, 10)]
+        ]
+
+    edit_json(root / "annotations" / "instances_train.json", change)
+    rows = rows_of(listing(root).splits["train"])
+    assert [json.loads(row["original_id"]) for row in rows] == ids
+    assert [[box["x"] for box in row["boxes"]] for row in rows] == [[n, n + 10] for n in range(5)]
+
+
+def test_boxes_in_any_order_are_those_of_their_images(make_coco, edit_json):
+    root = make_coco(train=[f"{number}.jpg" for number in range(23)])
+
+    def change(form):
+        form["annotations"] = [dict(box) for box in 3 * form["annotations"]]
+        random.Random(5).shuffle(form["annotations"])
+        for place, box in enumerate(form["annotations"]):
+            box["bbox"] = [place, 0, 1, 1]
+        form["images"].append({**form["images"][4], "id": 7})
+        form["annotations"].append({"image_id": 8, "category_id": 3, "bbox": [1, 2, 3, 4]})
+
+    edit_json(root / "annotations" / "instances_train.json", change)
+    listed = listing(root)
+    rows = rows_of(listed.splits["train"])
+    assert [len(row["boxes"]) for row in rows] == [6] * 23
+    assert all(row["boxes"] == sorted(row["boxes"], key=lambda box: box["x"]) for row in rows)
+    assert rows_of(listed.splits["train"]) == rows  # What was wrong is counted once.
+    assert listed.problems.counts == {reasons.IMAGE_LISTED_TWICE: 1, reasons.BOX_UNKNOWN_IMAGE: 1}
+
+
+def test_a_full_disk_is_named(make_coco, monkeypatch):
+    root = make_coco(train=[f"{number:0100}.jpg" for number in range(200)])
+    monkeypatch.setattr(coco, "_TABLES", f"PRAGMA max_page_count = 10; {coco._TABLES}")
+    with pytest.raises(StorageError, match="is full") as caught:
+        listing(root)
+    assert "TMPDIR" in caught.value.fix
+
+
+DROP = object()
+FROM_SEGMENTATION = Reading("segmentation")
+
+
+@pytest.mark.parametrize(
+    ("bbox", "box"),
+    [
+        ([1, 2.5, 3, 4], (1, 2.5, 3, 4)),
+        (None, reasons.BOX_ABSENT),
+        ([], reasons.BOX_ABSENT),
+        (["1", "2", "3", "4"], reasons.BOX_NOT_FINITE),
+        ("1,5 2,5 3,5 4,5", reasons.BOX_NOT_FINITE),
+        ([1, 2, 3, 4, 5], reasons.BOX_NOT_FINITE),
+        ([1, None, 3, 4], reasons.BOX_NOT_FINITE),
+        ([1, 2, 3, 1e300], reasons.BOX_NOT_FINITE),
+        ([True, 2, 3, 4], reasons.BOX_NOT_FINITE),
+        ({"x": 1}, reasons.BOX_NOT_FINITE),
+        (7, reasons.BOX_NOT_FINITE),
+    ],
+)
+def test_each_kind_of_bbox_is_told_apart(bbox, box):
+    assert box_of({"bbox": bbox}) == box
+
+
+def test_the_box_of_polygons_is_their_extent():
+    polygons = [[1.5, 2, 11, 2, 11, 22.25, 2, 22.25], [29, 1, 31, 1, 31, 5, 29, 5]]
+    box = box_of({"segmentation": polygons, "bbox": [0, 0, 1, 1]}, FROM_SEGMENTATION)
+    assert box == (1.5, 1, 29.5, 21.25)
+    drawn = runs.toBbox(runs.merge(runs.frPyObjects(polygons, 40, 50)))
+    assert np.abs(drawn - box).max() <= 1  # Of the pixels that the library draws.
+
+
+def test_the_box_of_a_mask_is_that_of_its_pixels():
+    generator = random.Random(3)
+    for _ in range(50):
+        height, width = generator.randint(1, 60), generator.randint(1, 60)
+        pixels = np.zeros((height, width), np.uint8, order="F")
+        top, left = generator.randrange(height), generator.randrange(width)
+        bottom, right = generator.randint(top + 1, height), generator.randint(left + 1, width)
+        pixels[top:bottom, left:right] = 1
+        if generator.random() < 0.5:
+            pixels[(top + bottom) // 2, left] = 0
+        box = tuple(map(float, runs.toBbox(runs.encode(pixels))))
+        text = runs.encode(pixels)["counts"].decode()
+        assert box_of({"segmentation": {"size": [height, width], "counts": text}}, FROM_SEGMENTATION) == box
+        counts = plain_runs(pixels)
+        assert box_of({"segmentation": {"size": [height, width], "counts": counts}}, FROM_SEGMENTATION) == box
+
+
+def plain_runs(pixels: np.ndarray) -> list[int]:
+    """Lengths of the runs of zeros and ones in turn, down the columns."""
+    flat = pixels.flatten(order="F")
+    counts, value, length = [], 0, 0
+    for pixel in flat.tolist():
+        if pixel != value:
+            counts.append(length)
+            value, length = pixel, 0
+        length += 1
+    return [*counts, length]
+
+
+@pytest.mark.parametrize(
+    "segmentation",
+    [
+        [[1, 2, 3]], [[1, 2]], [["1", "2", "3", "4"]], [[1, 2, 3, float("nan")]], "polygon", 7,
+        {"counts": [4]}, {"size": [2, 2]}, {"size": [2, 2], "counts": [3]},
+        {"size": [2, 2], "counts": [-1, 5]},
+        {"size": [0, 0], "counts": []}, {"size": [2, 2], "counts": ""}, {"size": [2, 2], "counts": "o"},
+        {"size": [2, 2], "counts": "ooooooooooooooo"}, {"size": [2, 2], "counts": "\x7f\x00"},
+        {"size": [2, 2], "counts": "é"}, {"size": ["2", 2], "counts": "4"},
+        {"size": [10**9, 10**9], "counts": "4"},
+    ],
+)  # fmt: skip
+def test_segmentations_that_are_none_do_not_reach_the_library(segmentation):
+    assert box_of({"segmentation": segmentation}, FROM_SEGMENTATION) == reasons.SEGMENTATION_UNUSABLE
+
+
+def test_without_a_segmentation_the_bbox_counts():
+    assert box_of({"segmentation": [], "bbox": [1, 2, 3, 4]}, FROM_SEGMENTATION) == (1, 2, 3, 4)
+    assert box_of({}, FROM_SEGMENTATION) == reasons.BOX_ABSENT
+    assert box_of({"segmentation": [[1, 2, 3, 4]]}) == reasons.BOX_ONLY_SEGMENTATION
+
+
+@pytest.fixture
+def inspect(capsys):
+    def run(*words):
+        code = cli.main(["data", "inspect", *map(str, words)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("bbox", "named", "remedy"),
+    [
+        (DROP, reasons.BOX_ONLY_SEGMENTATION, "--set data.boxes_from=segmentation"),
+        (["1", "2", "10", "8"], reasons.BOX_NOT_FINITE, "without quotation marks"),
+    ],
+)
+def test_a_file_whose_boxes_cannot_be_used_is_named_before_images_are_fetched(
+    make_coco, edit_json, inspect, tmp_path, bbox, named, remedy
+):
+    root = make_coco(train=["a.jpg"])
+
+    def change(form):
+        for annotation in form["annotations"]:
+            annotation.pop("bbox")
+            annotation.update({} if bbox is DROP else {"bbox": bbox})
+
+    edit_json(root / "annotations" / "instances_train.json", change)
+    code, out, err = inspect(f"coco:{root}")
+    assert code == 2 and named in out and named in err and remedy in err
+    assert "2 of 2 boxes are bad" in err and "instances_train.json" in err
+    with pytest.raises(DataError, match=named) as caught:
+        plan(f"coco:{root}", str(tmp_path / "data"), DataConfig())
+    assert remedy in caught.value.fix and not (tmp_path / "data" / "images").exists()
+
+
+def test_boxes_from_segmentations_where_they_are_wanted(make_coco, edit_json, inspect, tmp_path):
+    root = make_coco(train=["a.jpg", "b.jpg"])
+
+    def change(form):
+        for annotation in form["annotations"]:
+            del annotation["bbox"]
+        form["annotations"][1]["segmentation"] = {"size": [30, 40], "counts": [35, 10, 20, 10, 1125]}
+
+    edit_json(root / "annotations" / "instances_train.json", change)
+    code, out, _ = inspect(f"coco:{root}", "--set", "data.boxes_from=segmentation")
+    assert code == 0 and "no problems" in out
+    config = DataConfig(boxes_from="segmentation", val_fraction=0)
+    planned = plan(f"coco:{root}", str(tmp_path / "data"), config)
+    assert planned.splits == {"train": SplitCounts(2, 4)}
+    listing = CocoSource(str(root), FROM_SEGMENTATION).listing()
+    (batch,) = listing.splits["train"].batches()
+    assert [[box[axis] for axis in "xywh"] for box in batch["boxes"].to_pylist()[0]] == [
+        [1, 2, 4, 4], [1, 5, 2, 10],
+    ]  # fmt: skip
+    with pytest.raises(DataError, match="is for COCO"):
+        plan("sample", str(tmp_path / "data"), config)
+
+
+def test_ids_that_are_no_integers_are_named(make_coco, edit_json):
+    root = make_coco(train=["a.jpg"])
+    path = root / "annotations" / "instances_train.json"
+    edit_json(path, lambda form: form["images"][0].update(id=1.0))
+    with pytest.raises(DataError, match="an id that is an integer or a text"):
+        CocoSource(str(root)).listing()
+    for category_id in (3.0, "3"):
+        edit_json(path, lambda form: form["images"][0].update(id=100))
+        edit_json(path, lambda form, value=category_id: form["categories"][0].update(id=value))
+        with pytest.raises(DataError, match=r'category {"id": .* lacks an integer id'):
+            CocoSource(str(root)).listing()
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32"])
+def test_other_encodings_are_named(make_coco, encoding):
+    root = make_coco(train=["a.jpg"])
+    path = root / "annotations" / "instances_train.json"
+    path.write_bytes(path.read_text().encode(encoding))
+    with pytest.raises(DataError, match="JSON must be UTF-8"):
+        CocoSource(str(root)).listing()
+
+
+def test_absolute_file_names_that_exist_are_taken(make_coco, edit_json, tmp_path, bucket, make_jpeg):
+    root = make_coco(train=["a.jpg"])
+    outside = tmp_path / "photos" / "b.jpg"
+    outside.parent.mkdir()
+    outside.write_bytes(make_jpeg(seed=5))
+    secret = tmp_path / "photos" / "key"
+    secret.write_text("x")
+    path = root / "annotations" / "instances_train.json"
+
+    def add(name):
+        def change(form):
+            form["images"] = [form["images"][0], {"id": 7, "file_name": str(name), "width": 40, "height": 30}]
+
+        edit_json(path, change)
+
+    add(outside)
+    source = CocoSource(str(root))
+    (batch,) = source.listing().splits["train"].batches()
+    rows = batch.to_pylist()
+    assert [row["file_name"] for row in rows] == ["a.jpg", str(outside).lstrip("/")]
+    assert rows[1]["version"] and source.read(rows[1]["origin"]) == make_jpeg(seed=5)
+    add("../../photos/b.jpg")  # From the folder of the JSON.
+    (batch,) = source.listing().splits["train"].batches()
+    assert batch.to_pylist()[1]["origin"] == str(outside)
+    for name in (secret, tmp_path / "photos" / "gone.jpg"):  # No image, and not there.
+        add(name)
+        with pytest.raises(DataError, match=r"refused file_name.* and is no image on this machine"):
+            source.listing()
+    # A file on a server does not reach into this machine.
+    add(outside)
+    (bucket / "x.json").write_bytes(path.read_bytes())
+    with pytest.raises(DataError, match="refused file_name"):
+        CocoSource("s3://bucket/x.json").listing()
+
+
+def test_file_names_that_are_uris_are_fetched(make_coco, edit_json):
+    root = make_coco(train=["a.jpg"])
+    path = root / "annotations" / "instances_train.json"
+    edit_json(path, lambda form: form["images"][0].update(file_name="s3://bucket/my/a.jpg"))
+    (batch,) = CocoSource(str(root)).listing().splits["train"].batches()
+    assert batch.to_pylist()[0]["origin"] == "s3://bucket/my/a.jpg"

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faulty_store import Proxy, go_away
 
 from trainer import storage
 from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import raw_folder, sources
-from trainer.data.download import download, fetch_partition, join, plan
+from trainer.data.download import download
 from trainer.data.raw_folder import SplitCounts, Table
 from trainer.data.sources.coco import ANNOTATIONS
 from trainer.data.sources.source import Category
@@ -106,43 +105,6 @@ def test_images_come_one_by_one_from_zips_on_a_server(server, mirror, tmp_path):
     largest = [length for path, length in answers if path == "/zips/train2017.zip"]
     assert 12 <= len(largest) <= 18
     assert download(f"coco:2017,base={address}", str(tmp_path / "data"), CONFIG) == raw
-
-
-@pytest.mark.parametrize("kind", ["corrupt", "death"])
-def test_a_server_of_zips_that_fails_now_and_then(kind, server, mirror, hurried, tmp_path):
-    hurried(first=10.0)
-    calm = download(f"coco:2017,base={mirror}", str(tmp_path / "calm"), CONFIG)
-    proxy = Proxy(server[0], mirror)
-    planned = plan(f"coco:2017,base={proxy.url}", str(tmp_path / "data"), CONFIG)
-    requests_before = len(proxy.requests)
-    if kind == "death":
-        go_away(proxy, 5, 0.3)
-    else:
-        proxy.fail(kind, times=6, after=300)
-    fetch_partition(planned, CONFIG)
-    raw = join(planned, CONFIG)
-    proxy.stop()
-    assert raw.problems == {} and raw.splits == calm.splits and proxy.faults == []
-    assert len(proxy.requests) >= requests_before + 16
-    images, expected = (
-        {path.name.partition("-")[0]: path.read_bytes() for path in Path(manifest.images).rglob("*.jpg")}
-        for manifest in (raw, calm)
-    )
-    assert images == expected and len(images) == 16
-
-
-def test_a_changed_zip_fetches_what_changed(mirror, make_jpeg, tmp_path):
-    source = f"coco:2017,base={mirror}"
-    before = download(source, str(tmp_path / "data"), CONFIG)
-    folder = mirror / "zips"
-    with zipfile.ZipFile(folder / "val2017.zip") as old, zipfile.ZipFile(folder / "new", "w") as new:
-        for item in old.infolist():
-            changed = item.filename.endswith("21.jpg")
-            new.writestr(item.filename, make_jpeg(50, 50) if changed else old.read(item))
-    (folder / "new").rename(folder / "val2017.zip")
-    after = download(source, str(tmp_path / "data"), CONFIG)
-    assert after.fingerprint != before.fingerprint and after.images == before.images
-    assert len(list(Path(after.images).rglob("*.jpg"))) == 17
 
 
 def test_damaged_and_missing_members_are_reported(mirror, tmp_path):

@@ -1,7 +1,10 @@
 import json
+from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+import source_rows
 from openimages_mirror import BOX_COLUMNS, BOX_ROWS, IDS, MIDS, box, source, write_csv
 
 from trainer.base.errors import DataError
@@ -13,16 +16,15 @@ from trainer.data.sources.openimages import (
     DESCRIPTIONS,
     HIERARCHY,
     LABELS,
+    Meaning,
+    read_boxes,
 )
-from trainer.data.sources.source import UNKNOWN
+from trainer.data.sources.source import UNKNOWN, Category, Rows
 
 
 def rows_of(mirror: Path | str, text: str = "") -> dict[str, list[dict]]:
     splits = source(mirror, text).listing().splits
-    return {
-        split: [row for batch in rows.batches() for row in batch.to_pylist()]
-        for split, rows in splits.items()
-    }
+    return {split: source_rows.rows_of(rows) for split, rows in splits.items()}
 
 
 def labels(row: dict) -> list[int]:
@@ -161,3 +163,53 @@ def test_the_state_follows_the_files(mirror):
         file.write(",".join(map(str, box("ffffffffffffffff", "Cat"))) + "\n")
     states.append(source(mirror).listing().state)
     assert states[0] == states[1] != states[2]
+
+
+HEADER = "ImageID,LabelName,XMin,XMax,YMin,YMax,IsGroupOf\n"
+
+
+def read(uri: Path, categories: list[Category]) -> list[dict]:
+    meaning = Meaning(categories, categories, {})
+    return source_rows.rows_of(
+        Rows(partial(read_boxes, str(uri), "s3://images", categories, meaning, meaning, None, "", ""))
+    )
+
+
+@pytest.mark.parametrize("sortable", [0, 2**30])
+def test_images_are_whole_wherever_a_block_ends(tmp_path, monkeypatch, sortable):
+    cat = [Category("Cat", "/m/01yrx")]
+    counts = [1, 7, 1, 30, 2, 2, 200, 1]
+    rows = [f"{image:016x},/m/01yrx,0.{number:03},1,0,1,0\n" for image, count in enumerate(counts)
+            for number in range(count)]  # fmt: skip
+    (tmp_path / "x.csv").write_text(HEADER + "".join(rows))
+    monkeypatch.setattr(openimages, "_SORTABLE", sortable)
+    for size in (64, 300, 1000, 10**6):
+        monkeypatch.setattr("trainer.data.sources.openimages._BLOCK", size)
+        entries = read(tmp_path / "x.csv", cat)
+        assert [len(row["boxes"]) for row in entries] == counts
+        starts = [[box["x"] for box in row["boxes"]] for row in entries]
+        assert starts == [[number / 1000 for number in range(count)] for count in counts]
+
+
+def test_fields_that_are_empty_or_unknown(tmp_path):
+    lines = ["a,/m/01yrx,,1,0,1,-1", "b,,0,1,0,1,", "c,/m/x,0,1,0,1,1"]
+    (tmp_path / "x.csv").write_text(HEADER + "\n".join(lines))
+    first, second, third = (
+        row["boxes"][0] for row in read(tmp_path / "x.csv", [Category("Cat", "/m/01yrx")])
+    )
+    assert first["x"] != first["x"] and (first["category"], first["iscrowd"]) == (0, 0)
+    assert (second["category"], second["iscrowd"], third["category"], third["iscrowd"]) == (-1, 0, -1, 1)
+
+
+def test_no_boxes_at_all(tmp_path):
+    (tmp_path / "x.csv").write_text(HEADER)
+    assert read(tmp_path / "x.csv", [Category("Cat", "/m/01yrx")]) == []
+
+
+def test_what_a_box_counts_for():
+    described = [Category(name, f"/m/{name}") for name in "abcd"]
+    meaning = Meaning(described, [described[2], described[0]], {"/m/d": {"/m/a", "/m/c"}, "/m/c": {"/m/b"}})
+    rows, labels = meaning.apply(pa.array(["/m/a", "/m/b", "/m/other", "/m/d", None, "/m/c"]))
+    assert list(zip(rows.tolist(), labels.tolist(), strict=True)) == [
+        (0, 1), (2, -1), (3, 1), (3, 0), (4, -1), (5, 0),
+    ]  # fmt: skip

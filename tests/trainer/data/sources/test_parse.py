@@ -19,15 +19,6 @@ VOC_XML = (
 )
 
 
-def test_folders_are_recognised(make_coco, tmp_path):
-    root = make_coco(train=["a.jpg"])
-    assert sources.parse(str(root)) == CocoSource(str(root))
-    assert sources.parse(f"file://{root}") == CocoSource(str(root))
-    (tmp_path / "voc" / "Annotations").mkdir(parents=True)
-    (tmp_path / "voc" / "Annotations" / "a.xml").write_text("<annotation/>")
-    assert sources.parse(str(tmp_path / "voc")) == VocSource(str(tmp_path / "voc"))
-
-
 def test_a_source_means_the_same_from_every_folder(make_coco, monkeypatch):
     root = make_coco(train=["a.jpg"])
     monkeypatch.chdir(root.parent)

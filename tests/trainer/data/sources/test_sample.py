@@ -51,16 +51,3 @@ def test_images_have_the_size_and_boxes_that_are_annotated():
             assert x >= 0 and y >= 0 and w > 0 and h > 0
             assert x + w <= entry.width and y + h <= entry.height
             assert 0 < box.area <= w * h
-
-
-def test_a_hidden_object_has_no_box_and_a_covered_one_a_smaller_box():
-    from trainer.data.sources.sample import Scene, Shape, _visible_objects
-
-    def square(x: float, y: float, side: float) -> Shape:
-        corners = [(x, y), (x + side, y), (x + side, y + side), (x, y + side)]
-        return Shape(1, corners, [], (0, 0, 0), (0, 0, 0))
-
-    scene = Scene(100, 100, "noise", ((0, 0, 0), (0, 0, 0)), 0.0, (0, 0))
-    below, hidden, above = square(10, 10, 40), square(32, 12, 30), square(30, 0, 60)
-    visible = _visible_objects(scene, [below, hidden, above])
-    assert [box for _, box, _, _ in visible] == [(10.0, 10.0, 20.0, 41.0), (30.0, 0.0, 61.0, 61.0)]
