@@ -112,11 +112,6 @@ class LabelledBox:
     text: str
 
 
-def colour(label: int) -> str:
-    """Return the colour of a class."""
-    return COLOURS[label % len(COLOURS)]
-
-
 def ink(paper: str) -> str:
     """Return the colour of letters, white or black, that has the higher contrast to a colour."""
     brightness = _luminance(paper)
@@ -136,8 +131,8 @@ def draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox], *, line: int, s
     The frames are `line` pixels wide, the letters `size` pixels high.
     """
     pen, letters = ImageDraw.Draw(image), text_renderer(size)
-    for box in reversed(boxes):
-        paper = colour(box.label)
+    papers = [COLOURS[box.label % len(COLOURS)] for box in boxes]
+    for box, paper in reversed(list(zip(boxes, papers, strict=True))):
         x1, y1, x2, y2 = box.corners
         # A thin line around the frame makes it visible on any picture.
         pen.rectangle((x1 - 1, y1 - 1, x2 + 1, y2 + 1), outline=ink(paper), width=1)
@@ -145,8 +140,8 @@ def draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox], *, line: int, s
     texts = [letters.shortened(box.text, image.width - 2 * _SIDE) for box in boxes]
     sizes = [(letters.width(text) + 2 * _SIDE, letters.height + 2 * _EDGE) for text in texts]
     places = place_labels([box.corners for box in boxes], sizes, image.size)
-    for box, text, (width, height), (x, y) in reversed(list(zip(boxes, texts, sizes, places, strict=True))):
-        paper = colour(box.label)
+    names = reversed(list(zip(papers, texts, sizes, places, strict=True)))
+    for paper, text, (width, height), (x, y) in names:
         pen.rectangle((x, y, x + width - 1, y + height - 1), fill=paper)
         letters.write(pen, (x + _SIDE, y + _EDGE), text, ink(paper))
 

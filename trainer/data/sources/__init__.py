@@ -137,8 +137,6 @@ _FOREIGN = (
 )  # fmt: skip
 """Tools, a pattern of their files, and the remedy."""
 
-_COCO_KEYS = (b'"images"', b'"annotations"')  # Label Studio's notes.json has categories.
-
 
 def kind_of(uri: str) -> str:
     """Return the kind of a folder or file: coco, voc or yolo; "" if it is none."""
@@ -146,16 +144,21 @@ def kind_of(uri: str) -> str:
         return "coco" if uri.lower().endswith(".json") else "yolo"
     if storage.scheme(uri) in storage.WEB:
         return ""
-    described, files = file_of(uri), annotation_files(uri)
+    described = file_of(uri)
     return (  # The most certain first.
         "yolo" if described.lower().endswith(YAML)
         else "voc" if _has_xml(storage.join(uri, "Annotations"), recursive=False)
-        else "coco" if files and (len(files) > 1 or any(key in _head(files[0]) for key in _COCO_KEYS))
+        else "coco" if (files := annotation_files(uri)) and _are_coco(files)
         else "yolo" if described
         else "voc" if _has_xml(uri, recursive=True)
         else "coco" if files
         else ""
     )  # fmt: skip
+
+
+def _are_coco(files: list[str]) -> bool:
+    # Label Studio's notes.json has categories.
+    return len(files) > 1 or any(key in _head(files[0]) for key in (b'"images"', b'"annotations"'))
 
 
 def _has_xml(folder: str, *, recursive: bool) -> bool:

@@ -168,29 +168,25 @@ def _members(uri: str, path: str, folder: str) -> Iterator[tuple[str, IO[bytes]]
                 with archive.open(item) as content:
                     yield name, content
     elif tarfile.is_tarfile(path):
+        total, packed = 0, os.path.getsize(path)
         with tarfile.open(path) as tar:
-            yield from _tar_members(uri, tar, os.path.getsize(path), folder)
+            for member in tar:
+                if member.isdir():
+                    continue
+                if not member.isreg():
+                    raise _refused(uri, member.name, "it is a link or device, not a file")
+                total += member.size
+                _refuse_bomb(uri, member.name, total, packed)
+                _check_room(uri, member.size, folder)
+                file = tar.extractfile(member)
+                assert file is not None
+                yield member.name, file
+            # gzip compares its checksum at the end of the file, which is behind the last member.
+            assert tar.fileobj is not None
+            while tar.fileobj.read(_BLOCK):
+                pass
     else:
         raise DataError(f"{uri} is neither a zip nor a tar that can be read", fix="pack or fetch it again")
-
-
-def _tar_members(uri: str, tar: tarfile.TarFile, packed: int, folder: str) -> Iterator[tuple[str, IO[bytes]]]:
-    total = 0
-    for member in tar:
-        if member.isdir():
-            continue
-        if not member.isreg():
-            raise _refused(uri, member.name, "it is a link or device, not a file")
-        total += member.size
-        _refuse_bomb(uri, member.name, total, packed)
-        _check_room(uri, member.size, folder)
-        file = tar.extractfile(member)
-        assert file is not None
-        yield member.name, file
-    # gzip compares its checksum at the end of the file, which is behind the last member.
-    assert tar.fileobj is not None
-    while tar.fileobj.read(_BLOCK):
-        pass
 
 
 def _checked_members(uri: str, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
