@@ -171,7 +171,14 @@ class Criterion:
             place = query + group.first
             sides = outputs.corners[image, layers, place].unflatten(-1, (4, -1))
             references = outputs.references[image, 0, place[0]].detach()
-            index, share = self._goals(references, hungarian.corners(truth[0]))
+            values = _bin_values(self._bins, self._scale, references.dtype, references.device)
+            centre, box = references[:, :2], hungarian.corners(truth[0])
+            outward = torch.cat([centre - box[:, :2], box[:, 2:] - centre], dim=1)
+            distance = outward / (references[:, 2:].repeat(1, 2) / self._scale + 1e-16) - self._scale / 2
+            # The bins on both sides of the true distances, and their shares: both [P, 4, 2].
+            left = (torch.searchsorted(values, distance, right=True) - 1).clamp(0, self._bins - 1)
+            part = ((distance - values[left]) / (values[left + 1] - values[left])).clamp(0, 1)
+            index, share = torch.stack([left, left + 1], dim=-1), torch.stack([1 - part, part], dim=-1)
             chance = F.log_softmax(sides, dim=-1).take_along_dim(index[None], dim=-1)
             terms["fgl"] = -((chance * share).sum((-1, -2)) * terms["overlap"]).sum(1) / pairs
         return terms
@@ -192,19 +199,6 @@ class Criterion:
         goal[place] = overlap
         each = F.binary_cross_entropy_with_logits(group.logits, goal, weight, reduction="none")
         return each.sum((0, 2, 3)) / group.targets
-
-    def _goals(self, references: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-        """The bins on both sides of the true distances, and their shares: both [P, 4, 2].
-
-        `references` [P, 4] are given by centre and size, `truth` [P, 4] by x1 y1 x2 y2.
-        """
-        values = _bin_values(self._bins, self._scale, references.dtype, references.device)
-        centre = references[:, :2]
-        outward = torch.cat([centre - truth[:, :2], truth[:, 2:] - centre], dim=1)
-        distance = outward / (references[:, 2:].repeat(1, 2) / self._scale + 1e-16) - self._scale / 2
-        left = (torch.searchsorted(values, distance, right=True) - 1).clamp(0, self._bins - 1)
-        share = ((distance - values[left]) / (values[left + 1] - values[left])).clamp(0, 1)
-        return torch.stack([left, left + 1], dim=-1), torch.stack([1 - share, share], dim=-1)
 
     def _distillation(
         self, outputs: Outputs, group: _Group, overlap: Tensor, pairs: Tensor, images: int

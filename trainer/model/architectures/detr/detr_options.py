@@ -113,15 +113,18 @@ class DetrOptions(ModelConfig):
 
     def misfit(self) -> str:
         """Say whether published weights are of another size or width, by their name alone."""
-        named = _published_size(self.weights)
-        if named and named != (self.architecture, self.size):
-            architecture, size = named
-            return (
-                f"{self.weights} are of model.architecture={architecture} and model.size={size}, not of "
-                f"{self.architecture} and {self.size}"
-            )
-        if named and self.width != 1:
-            return f"{self.weights} are of the published width, not {self.width:g} of it (model.width)"
+        words = re.split(r"[-_/:@]", self.weights.lower()) if self.weights.startswith(_HUB) else []
+        words = [_NAMES.get(word, word.removesuffix("vd")) for word in words]
+        for architecture in set(words) & _SIZES.keys():
+            after = words[words.index(architecture) + 1 :]
+            size = next((word for word in after if word in _SIZES[architecture]), "")
+            if size and (architecture, size) != (self.architecture, self.size):
+                return (
+                    f"{self.weights} are of model.architecture={architecture} and model.size={size}, not of "
+                    f"{self.architecture} and {self.size}"
+                )
+            if size and self.width != 1:
+                return f"{self.weights} are of the published width, not {self.width:g} of it (model.width)"
         return ""
 
     def freezing(self) -> dict[str, Any]:
@@ -149,24 +152,50 @@ class RTDetrOptions(DetrOptions):
     """Published backbone; with r18 20, r34 31, r50 43 and r101 77 million parameters."""
 
 
-def _published_size(uri: str) -> tuple[str, str] | None:
-    """Architecture and size of the hub's published weights, if their name says so."""
-    words = re.split(r"[-_/:@]", uri.lower()) if uri.startswith(_HUB) else []
-    for architecture, sizes in _SIZES.items():
-        if architecture in words:
-            after = words[words.index(architecture) + 1 :]
-            named = (_NAMES.get(word, word.removesuffix("vd")) for word in after)
-            return next(((architecture, size) for size in named if size in sizes), None)
-    return None
-
-
 def library_arguments(config: DetrOptions) -> dict[str, Any]:
     """Arguments of transformers' DFineConfig or RTDetrV2Config for a size and width."""
     size, width = _SIZES[config.architecture][config.size], config.width
     (hidden,) = _scaled([size.hidden], width, 4 * _UNIT)
-    make_backbone = _dfine_backbone if config.architecture == "dfine" else _rtdetr_backbone
-    arguments = make_backbone(size, width)
-    levels = len(arguments["encoder_in_channels"])
+    if config.architecture == "dfine":
+        net, levels = size.backbone, len(size.points)
+        outward, stem = _scaled(net.outward, width), _scaled(net.stem, width)
+        # Two levels of D-FINE-N, three of the others: the last ones of the backbone.
+        arguments = {
+            "backbone_config": {
+                "model_type": "hgnet_v2",
+                "out_indices": [2, 3, 4][-levels:],
+                "hidden_sizes": outward,
+                "embedding_size": stem[-1],
+                "stem_channels": [3, *stem],
+                "stage_in_channels": _scaled(net.inward, width),
+                "stage_mid_channels": _scaled(net.middle, width),
+                "stage_out_channels": outward,
+                "stage_num_blocks": net.blocks,
+                "stage_numb_of_layers": [net.layers] * 4,
+                "use_learnable_affine_block": net.affine,
+            },
+            "encoder_in_channels": outward[-levels:],
+            "feat_strides": [8, 16, 32][-levels:],
+            "encode_proj_layers": [levels - 1],
+            "num_feature_levels": levels,
+            "decoder_n_points": list(size.points),
+            "depth_mult": size.depth,
+            "reg_scale": size.scale,
+        }
+    else:
+        levels = 3
+        outward = _scaled([64, 128, 256, 512] if size.basic else [256, 512, 1024, 2048], width)
+        arguments = {
+            "backbone_config": {
+                "model_type": "rt_detr_resnet",
+                "out_indices": [2, 3, 4],
+                "embedding_size": _scaled([64], width, 2 * _UNIT)[0],
+                "hidden_sizes": outward,
+                "depths": list(size.resnet_blocks),
+                "layer_type": "basic" if size.basic else "bottleneck",
+            },
+            "encoder_in_channels": outward[1:],
+        }
     return {
         **arguments,
         "hidden_expansion": size.expansion,
@@ -180,49 +209,6 @@ def library_arguments(config: DetrOptions) -> dict[str, Any]:
         "num_queries": config.queries,
         "num_denoising": config.denoising,
         "freeze_backbone_batch_norms": config.frozen_norm,
-    }
-
-
-def _dfine_backbone(size: _Size, width: float) -> dict[str, Any]:
-    net, levels = size.backbone, len(size.points)
-    outward, stem = _scaled(net.outward, width), _scaled(net.stem, width)
-    # Two levels of D-FINE-N, three of the others: the last ones of the backbone.
-    return {
-        "backbone_config": {
-            "model_type": "hgnet_v2",
-            "out_indices": [2, 3, 4][-levels:],
-            "hidden_sizes": outward,
-            "embedding_size": stem[-1],
-            "stem_channels": [3, *stem],
-            "stage_in_channels": _scaled(net.inward, width),
-            "stage_mid_channels": _scaled(net.middle, width),
-            "stage_out_channels": outward,
-            "stage_num_blocks": net.blocks,
-            "stage_numb_of_layers": [net.layers] * 4,
-            "use_learnable_affine_block": net.affine,
-        },
-        "encoder_in_channels": outward[-levels:],
-        "feat_strides": [8, 16, 32][-levels:],
-        "encode_proj_layers": [levels - 1],
-        "num_feature_levels": levels,
-        "decoder_n_points": list(size.points),
-        "depth_mult": size.depth,
-        "reg_scale": size.scale,
-    }
-
-
-def _rtdetr_backbone(size: _Size, width: float) -> dict[str, Any]:
-    hidden_sizes = _scaled([64, 128, 256, 512] if size.basic else [256, 512, 1024, 2048], width)
-    return {
-        "backbone_config": {
-            "model_type": "rt_detr_resnet",
-            "out_indices": [2, 3, 4],
-            "embedding_size": _scaled([64], width, 2 * _UNIT)[0],
-            "hidden_sizes": hidden_sizes,
-            "depths": list(size.resnet_blocks),
-            "layer_type": "basic" if size.basic else "bottleneck",
-        },
-        "encoder_in_channels": hidden_sizes[1:],
     }
 
 

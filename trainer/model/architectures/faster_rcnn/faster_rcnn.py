@@ -1,6 +1,6 @@
 """Faster R-CNN v2, with torchvision's two stages on our squares and padded batches."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -103,8 +103,16 @@ class FasterRcnn(PyramidDetector):
         inputs = self.normalize(images)
         features, listed = self.backbone(inputs), _listed(inputs)
         proposals, _ = self.rpn(listed, features)
-        detections, _ = self.roi_heads(features, proposals, listed.image_sizes)
-        return _padded(detections, self.config.detections_per_image)
+        found, _ = self.roi_heads(features, proposals, listed.image_sizes)
+        rows = self.config.detections_per_image
+
+        def padded(name: str, fill: float) -> Tensor:
+            parts = [image[name] for image in found]
+            sides = [(0, 0) * (part.ndim - 1) + (0, rows - len(part)) for part in parts]
+            return torch.stack([F.pad(part, pad, value=fill) for part, pad in zip(parts, sides, strict=True)])
+
+        num = torch.tensor([len(image["scores"]) for image in found], device=images.device)
+        return Detections(padded("boxes", 0.0), padded("scores", 0.0), padded("labels", 0) - 1, num)
 
     def deployment_graph(self, image_size: int) -> Graph:
         return FasterRcnnGraph(self, image_size)
@@ -133,19 +141,6 @@ class FasterRcnn(PyramidDetector):
     @property
     def title(self) -> str:
         return f"Faster R-CNN v2 on {self.config.backbone}"
-
-
-def _padded(images: Sequence[Mapping[str, Tensor]], rows: int) -> Detections:
-    """Detections of a batch from torchvision's lists of at most `rows`, best first."""
-
-    def column(values: list[Tensor], fill: float) -> Tensor:
-        sides = [(0, 0) * (part.ndim - 1) + (0, rows - len(part)) for part in values]
-        return torch.stack([F.pad(part, pad, value=fill) for part, pad in zip(values, sides, strict=True)])
-
-    boxes, scores = ([one[name] for one in images] for name in ("boxes", "scores"))
-    num = torch.tensor([len(one) for one in scores], device=scores[0].device)
-    labels = column([one["labels"] - 1 for one in images], -1)
-    return Detections(column(boxes, 0.0), column(scores, 0.0), labels, num)
 
 
 class BalancedDraw(BalancedPositiveNegativeSampler):
@@ -279,32 +274,25 @@ class FasterRcnnGraph(Graph):
         """Boxes [B, P, C, 4] and scores [B, P, C] of every class in every proposal."""
         heads, batch = self.detector.roi_heads, proposals.shape[0]
         flat = proposals.flatten(0, 1)
-        logits, moves = heads.box_predictor(heads.box_head(self.pooled(features, proposals)))
-        boxes = heads.box_coder.decode_single(moves, flat).unflatten(1, (-1, 4))[:, 1:]
-        boxes = boxes.clamp(0, self.image_size)
-        scores = torch.softmax(logits, dim=1)[:, 1:] * _large(boxes, _SMALLEST_DETECTION)
-        return boxes.unflatten(0, (batch, self.places)), scores.unflatten(0, (batch, self.places))
-
-    def pooled(self, features: list[Tensor], proposals: Tensor) -> Tensor:
-        """Features [B * P, channels, 7, 7] of proposals, from the level for their size.
-
-        Each level is pooled for all proposals, which keeps shapes fixed and costs little compared with the
-        second stage's convolutions.
-        """
-        pool, batch = self.detector.roi_heads.box_roi_pool, proposals.shape[0]
+        # From the level for the size of each proposal. Each level is pooled for all proposals, which keeps
+        # shapes fixed and costs little compared with the second stage's convolutions.
+        pool = heads.box_roi_pool
         image = torch.arange(batch, device=proposals.device, dtype=proposals.dtype)
         rows = torch.cat([image[:, None, None].expand(-1, self.places, 1), proposals], dim=2).flatten(0, 1)
         side = torch.sqrt((rows[:, 3] - rows[:, 1]) * (rows[:, 4] - rows[:, 2]))
         bounds = [_CANONICAL * 2 ** (number - _EPSILON) for number in (-1, 0, 1)]
         level = torch.stack([side >= bound for bound in bounds]).sum(dim=0)
-        total: Tensor | None = None
+        pooled: Tensor | None = None
         for number, feature in enumerate(features[: len(pool.featmap_names)]):
             scale = feature.shape[-1] / self.image_size
             part = roi_align(feature.float(), rows, pool.output_size, scale, pool.sampling_ratio)
             chosen = part * (level == number).to(part.dtype)[:, None, None, None]
-            total = chosen if total is None else total + chosen
-        assert total is not None
-        return total
+            pooled = chosen if pooled is None else pooled + chosen
+        logits, moves = heads.box_predictor(heads.box_head(pooled))
+        boxes = heads.box_coder.decode_single(moves, flat).unflatten(1, (-1, 4))[:, 1:]
+        boxes = boxes.clamp(0, self.image_size)
+        scores = torch.softmax(logits, dim=1)[:, 1:] * _large(boxes, _SMALLEST_DETECTION)
+        return boxes.unflatten(0, (batch, self.places)), scores.unflatten(0, (batch, self.places))
 
 
 def _large(boxes: Tensor, smallest: float) -> Tensor:
