@@ -107,7 +107,7 @@ def pin(data_root: str, name: str, runs: str = "") -> str:
 
 
 def unpin(data_root: str, name: str) -> str:
-    """Unpin an artifact; return its name, or raise ConfigError."""
+    """Unpin an artifact; return its name."""
     known = pinned(data_root)
     whole = name if name in known else f"runs/{name}"
     if whole not in known:

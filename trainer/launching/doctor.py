@@ -131,10 +131,6 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB"
-
-
 def _shared_memory(needs: Needs, root: Path) -> Check:
     required = needs.shared_memory
     try:
@@ -143,9 +139,9 @@ def _shared_memory(needs: Needs, root: Path) -> Check:
         detail = f"no /dev/shm: {error.strerror}"
         return Check("shared memory", "missing", detail, "mount a memory volume there")
     total, free = file_system.f_frsize * file_system.f_blocks, file_system.f_frsize * file_system.f_bavail
-    wanted = f"; {_gib(required)} required" if required else ""
+    wanted = f"; {required / 2**30:.2f} GiB required" if required else ""
     return _check(
-        "shared memory", f"{_gib(total)} in /dev/shm, {_gib(free)} free{wanted}",
+        "shared memory", f"{total / 2**30:.2f} GiB in /dev/shm, {free / 2**30:.2f} free{wanted}",
         good=total >= max(required, 2**30), needed=total < required,
         fix="set shared_memory of the job (the default of a container is 64 MiB, too little for NCCL)",
     )  # fmt: skip
