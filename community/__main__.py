@@ -35,11 +35,9 @@ _TRAINER = ("Trainer", ">=2.3.0")
 class Entry:
     """One component."""
 
-    category: str
-    """Folder of the catalogue."""
+    category: str  # Folder of the catalogue.
     tags: tuple[str, ...]
-    kubeflow: tuple[tuple[str, str], ...] = (_PIPELINES,)
-    """Required parts of Kubeflow with their versions."""
+    kubeflow: tuple[tuple[str, str], ...] = (_PIPELINES,)  # Required parts of Kubeflow with their versions.
 
 
 _DATA = "data_processing"
@@ -74,12 +72,10 @@ WORKDIR /tmp
 """
 
 
-_STABILITY = "alpha"
-"""The catalogue's word for a component that others have not used yet."""
+_STABILITY = "alpha"  # The catalogue's word for a component that others have not used yet.
 
 _RESULT = "A word or line about the outcome, see above."
-_WIDTH = 120
-"""Characters of a line that the catalogue's linter allows."""
+_WIDTH = 120  # Characters of a line that the catalogue's linter allows.
 
 _COMPILED = """
 
@@ -174,13 +170,10 @@ class Component:
     """A component in the catalogue's form."""
 
     name: str
-    text: str
-    """Its module."""
+    text: str  # Its module.
     overview: str
-    arguments: tuple[tuple[str, str, str], ...]
-    """Name, type and meaning of each."""
-    returns: tuple[str, str] | None
-    """Type and meaning of the result."""
+    arguments: tuple[tuple[str, str, str], ...]  # Name, type and meaning of each.
+    returns: tuple[str, str] | None  # Type and meaning of the result.
 
 
 def convert(text: str, image: str, meanings: Mapping[str, str]) -> Component:

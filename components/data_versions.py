@@ -52,11 +52,9 @@ class DataVersion:
     version: int
     data_version: str
     source: str
-    raw: str
-    """Folder of the raw data, below the data root."""
+    raw: str  # Folder of the raw data, below the data root.
     fingerprint: str
-    pinned: Pinned | None = None
-    """None in files from before 0.2."""
+    pinned: Pinned | None = None  # None in files from before 0.2.
     recorded: str = ""
 
 

@@ -236,10 +236,8 @@ class _Node:
 
     name: str
     allocatable: dict[str, str]
-    requested: Counter[str] = field(default_factory=Counter)
-    """By all pods now; amounts are Decimal."""
-    lasting: Counter[str] = field(default_factory=Counter)
-    """By pods that do not end by themselves."""
+    requested: Counter[str] = field(default_factory=Counter)  # By all pods now; amounts are Decimal.
+    lasting: Counter[str] = field(default_factory=Counter)  # By pods that do not end by themselves.
 
     def lacks(self, requests: Mapping[str, str], taken: Counter[str]) -> list[str]:
         """Return the resources of which too little is left."""

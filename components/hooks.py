@@ -50,26 +50,19 @@ class Listing:
 class NothingNew:
     """Why a run ends before its training."""
 
-    since: str
-    """The version, or the run, since which nothing is new."""
-    found: str
-    """The differences from it."""
+    since: str  # The version, or the run, since which nothing is new.
+    found: str  # The differences from it.
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How a run ended."""
 
-    event: str
-    """One of EVENTS."""
-    run: str
-    """The name of its folder; in the clean-up its id, with which that name ends."""
-    reason: str = ""
-    """The gate's lines, the last step's error, or since which version nothing is new."""
-    model: str = ""
-    """Name of the model, if there is one."""
-    model_version: str = ""
-    """The published version, or the one since which nothing is new."""
+    event: str  # One of EVENTS.
+    run: str  # The name of its folder; in the clean-up its id, with which that name ends.
+    reason: str = ""  # The gate's lines, the last step's error, or since which version nothing is new.
+    model: str = ""  # Name of the model, if there is one.
+    model_version: str = ""  # The published version, or the one since which nothing is new.
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -86,22 +79,15 @@ class End:
     """The end of a step. Fields that are unknown, or do not concern the step, are empty."""
 
     step: str
-    began: str = ""
-    """ISO 8601 in UTC."""
-    arguments: tuple[Any, ...] = ()
-    """Of the step's work."""
-    result: Any = None
-    """Of the step's work; None if it failed."""
+    began: str = ""  # ISO 8601 in UTC.
+    arguments: tuple[Any, ...] = ()  # Of the step's work.
+    result: Any = None  # Of the step's work; None if it failed.
     error: str = ""
-    is_stopped: bool = False
-    """Whether it was asked to end."""
-    outcome: Outcome | None = None
-    """Outcome of the run, if this step decides it."""
-    folder: str = ""
-    """URI of the folder that records which notices were sent."""
+    is_stopped: bool = False  # Whether it was asked to end.
+    outcome: Outcome | None = None  # Outcome of the run, if this step decides it.
+    folder: str = ""  # URI of the folder that records which notices were sent.
     data_root: str = ""
-    keep_runs: int = 0
-    """How many runs are to be kept now; 0 keeps all."""
+    keep_runs: int = 0  # How many runs are to be kept now; 0 keeps all.
 
 
 class Hooks:

@@ -31,12 +31,9 @@ _FORM = storage.Form("use", 1, remedy="delete it once its run has ended")
 class Use:
     """What one run needs."""
 
-    began: float
-    """Time of the note, in seconds since 1970."""
-    names: list[str] | None
-    """Names of folders and files, relative to the data root; None: all data."""
-    weights: str
-    """URI of the initial weights; may be empty."""
+    began: float  # Time of the note, in seconds since 1970.
+    names: list[str] | None  # Names of folders and files, relative to the data root; None: all data.
+    weights: str  # URI of the initial weights; may be empty.
     kind: str = _FORM.kind
     version: int = _FORM.version
 

@@ -26,8 +26,7 @@ VOLUME = "/data"
 PARAMETERS = ("image", "nodes", "nproc", "gpus")
 """Fields of a job that are parameters of the pipeline themselves."""
 
-_POD_FIELDS = ("gpus", "image")
-"""Those of them that only apply to jobs in pods."""
+_POD_FIELDS = ("gpus", "image")  # Those of them that only apply to jobs in pods.
 
 _TOLERATION_FIELDS = ("key", "operator", "value", "effect")
 _RUN_FIELDS = ("name", "namespace", "command")
@@ -63,20 +62,13 @@ class Request:
     """What a run asks of the launcher, named as in the pipeline's parameters."""
 
     launcher: str = "local"
-    own: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of JobSpec, those of PARAMETERS."""
-    job: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of JobSpec."""
-    credentials: str = environment.CREDENTIALS
-    """Secret with the object store's keys; it need not exist."""
-    claim: str = ""
-    """PersistentVolumeClaim that the run's pods mount at VOLUME; empty is none."""
-    run_id: str = ""
-    """Decides on the job's name."""
-    default_image: str = ""
-    """Container image of a job that names none."""
-    usage: str = ""
-    """URI of the folder of its nodes' usage records; empty is none."""
+    own: Mapping[str, Any] = field(default_factory=dict)  # Fields of JobSpec, those of PARAMETERS.
+    job: Mapping[str, Any] = field(default_factory=dict)  # Further fields of JobSpec.
+    credentials: str = environment.CREDENTIALS  # Secret with the object store's keys; it need not exist.
+    claim: str = ""  # PersistentVolumeClaim that the run's pods mount at VOLUME; empty is none.
+    run_id: str = ""  # Decides on the job's name.
+    default_image: str = ""  # Container image of a job that names none.
+    usage: str = ""  # URI of the folder of its nodes' usage records; empty is none.
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any], **surroundings: Any) -> "Request":

@@ -102,21 +102,17 @@ def now() -> str:
 class RunRecord(StepRecord, folder="runs", kind="run", remedy="resume the run, or restore it from a copy"):
     """Data, settings and code of a run; the train step writes it before it trains."""
 
-    run: str
-    """Name of the run's folder, `output`."""
+    run: str  # Name of the run's folder, `output`.
     run_id: str
     output: str
-    shards: str
-    """shards/<fingerprint>, likewise `raw`."""
+    shards: str  # shards/<fingerprint>, likewise `raw`.
     raw: str
     source: str
     data_version: str
     recipe: str
     overrides: Overrides
-    weights: str
-    """Initial weights; may be empty."""
-    code: dict[str, Any]
-    """Versions of the packages, and the image."""
+    weights: str  # Initial weights; may be empty.
+    code: dict[str, Any]  # Versions of the packages, and the image.
     started: str
 
     @property
@@ -135,8 +131,7 @@ class ImagesRecord(StepRecord, folder="images", kind="images", remedy="the run w
     """The images that a run really ran, each `name@sha256:...`; the train step writes it."""
 
     run: str
-    step: list[str] = field(default_factory=list)
-    """Of the train step's own container."""
+    step: list[str] = field(default_factory=list)  # Of the train step's own container.
     training: list[str] = field(default_factory=list)
     """Of the pods that trained: several if an image was replaced under its name."""
 
@@ -150,8 +145,7 @@ class PublishedRecord(
     model: str
     model_version: str
     run: str
-    registry: str
-    """URL; may be empty."""
+    registry: str  # URL; may be empty.
     published: str = ""
 
     @property
@@ -177,10 +171,8 @@ class NothingNewRecord(StepRecord, folder="nothing_new", kind="nothing new", rem
     """Why a run ended before its training; the prepare step writes it."""
 
     run_id: str
-    since: str
-    """The model version, or the run, since which nothing is new."""
-    found: str
-    """The differences from it."""
+    since: str  # The model version, or the run, since which nothing is new.
+    found: str  # The differences from it.
     ended: str = ""
 
 

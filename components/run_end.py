@@ -29,8 +29,7 @@ class Failure(NamedTuple):
     when: str
     step: str
     message: str
-    code: int
-    """Exit code, or 0."""
+    code: int  # Exit code, or 0.
 
 
 def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:

@@ -45,8 +45,7 @@ PATIENCE = 300.0
 _ENDED = "ended"
 _PARTS_PER_POD = 2  # More than one, because pods start at different times and are not equally fast.
 _LOOK_SECONDS = 1.0
-_KEEP_SECONDS = 24 * 3600.0
-"""Age at which files of earlier runs are deleted."""
+_KEEP_SECONDS = 24 * 3600.0  # Age at which files of earlier runs are deleted.
 _FORM = storage.Form("sharing", 1)
 
 
@@ -54,13 +53,10 @@ _FORM = storage.Form("sharing", 1)
 class Work:
     """What the leader needs done now."""
 
-    token: str
-    """Of the leader's attempt."""
-    phase: str
-    """FETCH, WRITE, _ENDED, or empty before the first."""
+    token: str  # Of the leader's attempt.
+    phase: str  # FETCH, WRITE, _ENDED, or empty before the first.
     parts: int
-    manifest: RawManifest | None = None
-    """Input of the phase, see `Team.do`."""
+    manifest: RawManifest | None = None  # Input of the phase, see `Team.do`.
     kind: str = _FORM.kind
     version: int = _FORM.version
 

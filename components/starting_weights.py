@@ -18,8 +18,7 @@ WEIGHTS, WIDTH = "model.weights", "model.backbone_width"
 NETWORK = ("model.architecture", "model.backbone", "model.norm", WEIGHTS, WIDTH)
 """If one of these keys is set, the recipe does not choose its weights."""
 
-_SHARE = 4
-"""A training that starts from the current version has one epoch of so many of the recipe's."""
+_SHARE = 4  # A training that starts from the current version has one epoch of so many of the recipe's.
 
 
 def secure(recipe: str, overrides: Overrides, data_root: str) -> None:

@@ -57,13 +57,10 @@ _LOOK_SECONDS = 0.2
 class Patience:
     """How often work is tried, and the waits between, in seconds."""
 
-    tries: int = 1
-    """1 works in this very process."""
-    first_wait: float = 5.0
-    """Wait after the first try; each further one is three times as long."""
+    tries: int = 1  # 1 works in this very process.
+    first_wait: float = 5.0  # Wait after the first try; each further one is three times as long.
     longest_wait: float = 120.0
-    steady: float = 600.0
-    """A try that lasted this long resets the count of tries."""
+    steady: float = 600.0  # A try that lasted this long resets the count of tries.
 
     @classmethod
     def here(cls) -> "Patience":

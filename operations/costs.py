@@ -33,15 +33,11 @@ _LONGEST = 10_000
 class Prices:
     """Prices; those that are not named are 0."""
 
-    currency: str = ""
-    """E.g. EUR."""
-    node_hour: float = 0.0
-    """Price of a node for an hour, without its GPUs if these have their own price."""
+    currency: str = ""  # E.g. EUR.
+    node_hour: float = 0.0  # Price of a node for an hour, without its GPUs if these have their own price.
     gpu_hour: float = 0.0
-    gb_read: float = 0.0
-    """Price of 10^9 bytes from object stores and the web."""
-    gb_written: float = 0.0
-    """Price of 10^9 bytes to object stores."""
+    gb_read: float = 0.0  # Price of 10^9 bytes from object stores and the web.
+    gb_written: float = 0.0  # Price of 10^9 bytes to object stores.
 
     def __post_init__(self) -> None:
         for name, price in vars(self).items():
@@ -77,10 +73,8 @@ def read_prices(uri: str) -> Prices:
 class Figure(NamedTuple):
     """A sum of which parts may be unknown."""
 
-    known: float = 0.0
-    """The sum of the known parts."""
-    lacks: bool = False
-    """Whether a part is unknown."""
+    known: float = 0.0  # The sum of the known parts.
+    lacks: bool = False  # Whether a part is unknown.
 
     @property
     def value(self) -> float | None:
@@ -101,16 +95,12 @@ class Used:
     """Usage and cost of a step, or of a whole run."""
 
     step: str
-    tries: int
-    """Processes that have a record: tries, parts and nodes."""
+    tries: int  # Processes that have a record: tries, parts and nodes.
     node_hours: float
     gpu_hours: Figure
-    read: int
-    """Bytes."""
-    written: int
-    """Bytes."""
-    money: Figure | None
-    """None if no price is known."""
+    read: int  # Bytes.
+    written: int  # Bytes.
+    money: Figure | None  # None if no price is known.
 
     def fields(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -125,8 +115,7 @@ class Used:
 class Costs:
     """Usage and cost of a run, by step and in total."""
 
-    steps: tuple[Used, ...]
-    """In the order of their begins."""
+    steps: tuple[Used, ...]  # In the order of their begins.
     total: Used
     currency: str = ""
 

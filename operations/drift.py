@@ -33,12 +33,9 @@ from trainer.training import checkpoint
 RECORD, PAGE = "drift.json", "drift.html"
 CLASSES, FEATURES = "drift/classes", "drift/features"
 SIGNIFICANCE = 0.05
-_MOST_IMAGES = 20_000
-"""Images whose annotations are compared; a larger set is sampled."""
-_SIDE = 512
-"""Longer side at which sharpness is measured, so that it does not depend on the image's size."""
-_BATCH = 16
-"""Bootstrap samples per call: memory grows with the number of boxes times this."""
+_MOST_IMAGES = 20_000  # Images whose annotations are compared; a larger set is sampled.
+_SIDE = 512  # Longer side at which sharpness is measured, so that it does not depend on the image's size.
+_BATCH = 16  # Bootstrap samples per call: memory grows with the number of boxes times this.
 _PICTURES = 200
 _PLOTTED_CLASSES = 20
 
@@ -56,10 +53,8 @@ class Shift:
     value: float
     low: float
     high: float
-    p: float
-    """Probability of such a distance if only chance separates the sets."""
-    chance: float
-    """95 % of the distances by chance are below it."""
+    p: float  # Probability of such a distance if only chance separates the sets.
+    chance: float  # 95 % of the distances by chance are below it.
 
     @property
     def sure(self) -> bool:
@@ -70,10 +65,8 @@ class Shift:
 class Property(NamedTuple):
     """A measured property of images, such as the sizes of their boxes."""
 
-    values: np.ndarray
-    """[m], features [m, D]."""
-    images: np.ndarray
-    """[m] the image of each value, 0 to total - 1."""
+    values: np.ndarray  # [m], features [m, D].
+    images: np.ndarray  # [m] the image of each value, 0 to total - 1.
     total: int
 
 

@@ -20,13 +20,10 @@ class Plan:
     """What forgetting images would delete, and the runs and models that used them."""
 
     images: list[Exclusion]
-    files: list[str]
-    """URIs of their bytes."""
-    folders: list[str]
-    """Raw tables and shards with them, relative to the data root."""
+    files: list[str]  # URIs of their bytes.
+    folders: list[str]  # Raw tables and shards with them, relative to the data root.
     runs: list[str]
-    running: list[str]
-    """Of the runs, those without a result."""
+    running: list[str]  # Of the runs, those without a result.
     models: list[str]
 
 

@@ -28,13 +28,10 @@ class Run:
 
     run_id: str
     began: datetime
-    hours: float | None
-    """None while it goes on."""
+    hours: float | None  # None while it goes on.
     state: str
-    verdict: str = ""
-    """"passed", "held back", "nothing new", or empty if unknown."""
-    ap: float | None = None
-    """coco/AP of its evaluation, 0 to 1."""
+    verdict: str = ""  # "passed", "held back", "nothing new", or empty if unknown.
+    ap: float | None = None  # coco/AP of its evaluation, 0 to 1.
     used: Costs = NOTHING_KNOWN
 
     def cells(self) -> tuple[str, ...]:

@@ -51,10 +51,8 @@ class Version:
 
     name: str
     version: str
-    shards: str
-    """Fingerprint."""
-    run: str
-    """"" if it is not known."""
+    shards: str  # Fingerprint.
+    run: str  # "" if it is not known.
     current: bool
     checkpoint: str
     code: dict[str, Any]

@@ -40,14 +40,11 @@ _HEADLINES = {
     NOTHING_NEW: "had nothing new to train on",
 }
 _SHOWN_METRICS = ("coco/AP", "coco/AP50")
-_MOST_OF_A_REASON = 3000
-"""Characters of a reason in the text."""
+_MOST_OF_A_REASON = 3000  # Characters of a reason in the text.
 _TIMEOUT = urllib3.Timeout(connect=5, read=10)
-_WAITS = (1.0, 3.0)
-"""Seconds before the second try and the third."""
+_WAITS = (1.0, 3.0)  # Seconds before the second try and the third.
 
-_PASSING = (429, 500, 502, 503, 504)
-"""HTTP codes after which another try may succeed."""
+_PASSING = (429, 500, 502, 503, 504)  # HTTP codes after which another try may succeed.
 
 
 def setting(name: str) -> str:

@@ -34,8 +34,7 @@ URL, API_KEY, ENDPOINT, NAMESPACE, DISABLED = (
 SECRET_KEYS = {"url": URL, "api_key": API_KEY, "endpoint": ENDPOINT, "namespace": NAMESPACE}
 """Environment variables by the keys of the Secret; `url` is required."""
 
-_PATIENCE = 10.0
-"""Seconds that the end of a step waits for the server."""
+_PATIENCE = 10.0  # Seconds that the end of a step waits for the server.
 _TIMEOUT = urllib3.Timeout(connect=2, read=3)
 _WAITS = (1.0,)
 _NAME = "kubedet"
@@ -47,8 +46,7 @@ class Data(NamedTuple):
 
     namespace: str
     name: str
-    version: str
-    """Fingerprint, or step of a checkpoint; may be empty."""
+    version: str  # Fingerprint, or step of a checkpoint; may be empty.
 
 
 Work = tuple[str, list[Data], list[Data]]

@@ -9,26 +9,21 @@ from trainer.base.errors import ConfigError, MissingError
 from trainer.launching import leases
 
 _DEPTH = {"runs": 1, "raw": 1, "shards": 1, "images": 1, "models": 2, "versions": 1, "tuning": 2}
-_PATIENCE = 600.0
-"""Seconds for which a pin waits for the end of a pruning."""
+_PATIENCE = 600.0  # Seconds for which a pin waits for the end of a pruning.
 
 
 @dataclass
 class Artifact:
     """A part of a data root that is kept or deleted as a whole."""
 
-    name: str
-    """Of its folder or file, relative to the data root."""
-    place: str
-    """Its URI."""
-    size: int = 0
-    """Bytes."""
+    name: str  # Of its folder or file, relative to the data root.
+    place: str  # Its URI.
+    size: int = 0  # Bytes.
     modified: float | None = 0.0
     """Time of its newest file, in seconds since 1970; None if the store does not say."""
     files: list[str] = field(default_factory=list)
     """Names relative to its folder; [""] if it is a file itself; [] for images, which may be millions."""
-    why: list[str] = field(default_factory=list)
-    """Reasons to keep it."""
+    why: list[str] = field(default_factory=list)  # Reasons to keep it.
     spare: dict[str, int] = field(default_factory=dict)
     """Of kept images: those that nothing kept refers to, and their bytes."""
 

@@ -45,8 +45,7 @@ _YOUNG = "written a short time ago"
 class Pruned:
     """The artifacts that a pruning found."""
 
-    artifacts: dict[str, Artifact]
-    """All, by name."""
+    artifacts: dict[str, Artifact]  # All, by name.
 
     @property
     def freed(self) -> list[Artifact]:

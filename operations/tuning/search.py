@@ -33,10 +33,8 @@ from trainer.trackers.training_log import read_rows
 
 PAGE, BEST = "tuning.html", "best.yaml"
 _POLL_SECONDS = 0.5
-_BUCKET_SECONDS = 5.0
-"""Time between two reads of a training's validations from a bucket."""
-_GRACE_SECONDS = 30.0
-"""Time for a stopped training to save its state."""
+_BUCKET_SECONDS = 5.0  # Time between two reads of a training's validations from a bucket.
+_GRACE_SECONDS = 30.0  # Time for a stopped training to save its state.
 
 Start = Callable[[Trial, ExitStack], "LocalTraining"]
 """Starts or resumes the training of a trial; closing the stack ends it."""

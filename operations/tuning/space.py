@@ -19,10 +19,8 @@ class Range:
 
     low: float
     high: float
-    log: bool = False
-    """Draw the logarithm."""
-    step: float | None = None
-    """Distance between values; None: any number, or 1 for whole numbers."""
+    log: bool = False  # Draw the logarithm.
+    step: float | None = None  # Distance between values; None: any number, or 1 for whole numbers.
 
     def __post_init__(self) -> None:
         if not all(math.isfinite(number) for number in (self.low, self.high, self.step or 0)):

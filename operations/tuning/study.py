@@ -36,8 +36,7 @@ _NAMES = {
     TrialState.FAIL: FAILED,
 }  # fmt: skip
 _VERSION = 2
-_STARTUP = 5
-"""Maximum number of random trials before TPE."""
+_STARTUP = 5  # Maximum number of random trials before TPE.
 _NUMBER = "number"
 """User attribute of Optuna's trials: our number. Optuna numbers trials in the order in which they start."""
 _TRIAL = Form("trial", 1, remedy="delete it, and run the same command again: it trains that trial again")
@@ -48,11 +47,9 @@ class Search:
     """What is searched."""
 
     recipe: str
-    overrides: Mapping[str, Any]
-    """Of the recipe, the same in every trial."""
+    overrides: Mapping[str, Any]  # Of the recipe, the same in every trial.
     space: Space
-    shards: str
-    """URI of the shards that all trials train on."""
+    shards: str  # URI of the shards that all trials train on.
 
     @property
     def metric(self) -> str:
@@ -67,11 +64,9 @@ class Trial:
     number: int
     params: dict[str, Any]
     state: str = RUNNING
-    value: float | None = None
-    """The metric, larger is better; of a pruned trial at its last validation."""
+    value: float | None = None  # The metric, larger is better; of a pruned trial at its last validation.
     validations: list[float] = field(default_factory=list)
-    lock: int | None = None
-    """File descriptor of its lock; None if there is none."""
+    lock: int | None = None  # File descriptor of its lock; None if there is none.
 
     def __str__(self) -> str:
         value = "" if self.value is None else f" {self.value:.4f}"
