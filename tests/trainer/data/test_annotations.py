@@ -139,19 +139,16 @@ def test_plain_names_stay_as_they_are_and_only_clashing_ones_change(rows):
     ]  # fmt: skip
 
 
-def carved(rows, count: int, fraction: float) -> set[str]:
-    source_listing = listing(train=[entry(f"{number}.jpg", 0) for number in range(count)])
-    _, read = rows(source_listing, DataConfig(val_fraction=fraction))
-    names = [row["file_name"] for split in read.values() for row in split]
-    assert sorted(names) == sorted(f"{number}.jpg" for number in range(count))
-    return {row["file_name"] for row in read.get("val", [])}
-
-
 @pytest.mark.parametrize(
-    ("count", "fraction", "expected"), [(1, 0.5, 0), (2, 0.001, 1), (2, 1.0, 1), (50, 0.0, 0), (50, 1.0, 49)]
-)
-def test_val_of_small_sets(rows, count, fraction, expected):
-    assert len(carved(rows, count, fraction)) == expected
+    ("split", "count", "fraction", "expected"),
+    [("val", 1, 0.5, 0), ("val", 2, 0.001, 1), ("val", 2, 1.0, 1), ("val", 50, 0.0, 0), ("val", 50, 1.0, 49),
+     ("test", 1, 1.0, 0), ("test", 2, 1.0, 1), ("test", 50, 1.0, 49), ("test", 50, 0.0, 0)],
+)  # fmt: skip
+def test_of_small_sets_one_image_stays_in_train(rows, split, count, fraction, expected):
+    source_listing = listing(train=[entry(f"{number}.jpg", 0) for number in range(count)])
+    fractions = {"val_fraction": 0.0, "test_fraction": 0.0} | {f"{split}_fraction": fraction}
+    _, read = rows(source_listing, DataConfig(**fractions))
+    assert len(read.get(split, [])) == expected and len(read["train"]) == count - expected
 
 
 def test_as_a_set_grows_no_image_leaves_its_split_and_a_test_image_never_trains(rows):
@@ -169,15 +166,6 @@ def test_as_a_set_grows_no_image_leaves_its_split_and_a_test_image_never_trains(
                 assert was_in.setdefault(name, split) == split, name
         if count == 800:
             assert 130 < len(read["test"]) < 190 and 40 < len(read["val"]) < 90
-
-
-@pytest.mark.parametrize(
-    ("count", "fraction", "expected"), [(1, 1.0, 0), (2, 1.0, 1), (50, 1.0, 49), (50, 0.0, 0)]
-)
-def test_of_test_images_one_stays_to_train(rows, count, fraction, expected):
-    source_listing = listing(train=[entry(f"{number}.jpg", 0) for number in range(count)])
-    _, read = rows(source_listing, DataConfig(val_fraction=0.0, test_fraction=fraction))
-    assert len(read.get("test", [])) == expected and len(read["train"]) == count - expected
 
 
 def test_a_test_split_that_is_there_is_left_alone(rows):
@@ -228,10 +216,3 @@ def test_images_without_boxes(rows, what, exhaustive, kept):
     _, read = rows(source_listing, DataConfig(classes=["cat"], empty_images=what))
     assert len(read["train"]) == kept
     assert source_listing.problems.counts.get(reasons.IMAGE_WITHOUT_BOXES, 0) == 3 - kept
-
-
-def test_the_share_for_val_is_of_the_images_that_are_kept(rows):
-    train = [entry(f"{number}.jpg", *([0] if number % 2 else [])) for number in range(40)]
-    _, read = rows(listing(train=train), DataConfig(empty_images="drop", val_fraction=0.25))
-    assert len(read["train"]) + len(read["val"]) == 20 and all(row["boxes"] for row in read["val"])
-    assert 1 <= len(read["val"]) <= 10

@@ -69,11 +69,8 @@ def parse(source: str, config: DataConfig | None = None) -> Source:
     kind = kind or kind_of(uri)
     refuse_foreign(uri, kind)
     if not kind:
-        raise DataError(
-            f"source {source!r} is neither a COCO JSON nor a COCO, VOC or YOLO folder",
-            fix=f"use {FORMS}; a VOC folder holds XML files, a COCO folder annotations/*.json, a YOLO folder "
-            "data.yaml",
-        )
+        fix = f"use {FORMS}; VOC has XML files, COCO annotations/*.json, YOLO data.yaml"
+        raise DataError(f"source {source!r} is neither a COCO JSON nor a COCO, VOC or YOLO folder", fix=fix)
     parsed = _KINDS[kind](uri, "")
     if isinstance(parsed, YoloSource):
         parsed = replace(parsed, allow_hosts=tuple(config.allow_hosts))

@@ -110,10 +110,8 @@ class _LenientReader:
             block = self._file.read(_BLOCK)
             if not self._begun:
                 if block.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in block[:2]:
-                    raise DataError(
-                        f"{self._uri} is encoded as UTF-16 or UTF-32; JSON must be UTF-8",
-                        fix="save it as UTF-8 (PowerShell: -Encoding utf8)",
-                    )
+                    fix = "save it as UTF-8 (PowerShell: -Encoding utf8)"
+                    raise DataError(f"{self._uri} is UTF-16 or UTF-32; JSON must be UTF-8", fix=fix)
                 block, self._begun = block.removeprefix(b"\xef\xbb\xbf"), True
             data = self._rest + block
             # Cut where no token is split.
@@ -476,10 +474,8 @@ class CocoSource(Source):
             if split:
                 splits[split] = uri
         if "train" not in splits:
-            raise DataError(
-                f"{self.uri}: no training split among {', '.join(uris)}",
-                fix="give the file's name the word train, or name that file as the source",
-            )
+            fix = "give the file's name the word train, or name that file as the source"
+            raise DataError(f"{self.uri}: no training split among {', '.join(uris)}", fix=fix)
         return {split: splits[split] for split in ("train", "val", "test") if split in splits}
 
 
@@ -516,16 +512,13 @@ def merged_categories(files: Iterable[CocoFile]) -> list[Category]:
             number, name = item.get("id"), item.get("name")
             named = isinstance(name, str) and name.strip()
             if not isinstance(number, int) or abs(number) >= 2**63 or not named:
-                raise DataError(
-                    f"{file.uri}: category {json.dumps(item)[:80]} lacks an integer id of 64 bits or a name",
-                    fix="give each category an integer id and a name, and use the id in the annotations",
-                )
+                problem = f"category {json.dumps(item)[:80]} lacks an integer id of 64 bits or a name"
+                fix = "give each category an integer id and a name, and use the id in the annotations"
+                raise DataError(f"{file.uri}: {problem}", fix=fix)
             if by_id.setdefault(number, name) != name or by_name.setdefault(name, number) != number:
-                raise DataError(
-                    f"{file.uri}: category {number} {name!r} is {by_name.get(name, number)} "
-                    f"{by_id[number]!r} elsewhere",
-                    fix="give the categories the same ids and names in all files, each once",
-                )
+                elsewhere = f"{by_name.get(name, number)} {by_id[number]!r} elsewhere"
+                fix = "give the categories the same ids and names in all files, each once"
+                raise DataError(f"{file.uri}: category {number} {name!r} is {elsewhere}", fix=fix)
     return [Category(by_id[number], number) for number in sorted(by_id)]
 
 

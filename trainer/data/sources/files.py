@@ -242,11 +242,9 @@ def _write(content: IO[bytes], path: str) -> str:
 def _check_room(uri: str, needed: int, folder: str) -> None:
     free = shutil.disk_usage(folder).free - _RESERVE
     if needed > free:
-        raise DataError(
-            f"{uri} needs {needed / 1e9:.2f} GB unpacked, but {os.path.dirname(folder)} has "
-            f"{max(0, free) / 1e9:.2f} GB",
-            fix="set TMPDIR to a folder with more room, or unpack it yourself and name the folder",
-        )
+        has = f"{os.path.dirname(folder)} has {max(0, free) / 1e9:.2f} GB"
+        fix = "set TMPDIR to a folder with more room, or unpack it yourself and name the folder"
+        raise DataError(f"{uri} needs {needed / 1e9:.2f} GB unpacked, but {has}", fix=fix)
 
 
 _SIGNATURE, _HEADER = b"PK\x03\x04", 30

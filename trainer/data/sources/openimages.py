@@ -152,11 +152,8 @@ class OpenImagesSource(Source):
             """Return the URI of a file, and append values that change when the file does."""
             state = storage.state(uri)
             if state is None:
-                raise DataError(
-                    f"source {self.uri}: no file {uri}",
-                    fix="check base; if the mirror lacks verified classes or hierarchy, add labels=none or "
-                    "hierarchy=none",
-                )
+                fix = "check base; without verified classes or hierarchy, add labels=none or hierarchy=none"
+                raise DataError(f"source {self.uri}: no file {uri}", fix=fix)
             states.append((uri, state.size, state.version))
             return uri
 
@@ -166,9 +163,7 @@ class OpenImagesSource(Source):
         if self.subset == "mlperf":
             by_name = {category.name: category for category in described}
             if lacking := ", ".join([name for name in CLASSES if name not in by_name][:10]):
-                raise DataError(
-                    f"{described_in} describes no class {lacking}", fix="take V7's boxable classes"
-                )
+                raise DataError(f"{described_in} describes no class {lacking}", fix="take that of V7")
             kept = [by_name[name] for name in CLASSES]
         above: dict[str, set[str]] = {}
         if self.hierarchy != "none":
@@ -292,8 +287,8 @@ def read_orientations(uri: str) -> dict[str, int]:
     orientations: dict[str, int] = {}
     for batch in read_columns(uri, {"ImageID": pa.string(), "Rotation": pa.float64()}):
         turned = batch.filter(pc.is_in(batch["Rotation"], pa.array([90.0, 180.0, 270.0])))
-        for image_id, degrees in zip(*(column.to_pylist() for column in turned.columns), strict=True):
-            orientations[image_id] = _UPRIGHT[int(degrees)]
+        exif = [_UPRIGHT[int(degrees)] for degrees in turned["Rotation"].to_pylist()]
+        orientations.update(zip(turned["ImageID"].to_pylist(), exif, strict=True))
     return orientations
 
 

@@ -241,10 +241,8 @@ class _Layout:
             fix = "name the folder of Annotations and JPEGImages, or of images with XML files beside them"
             raise DataError(f"voc:{root}: no XML files in it", fix=fix)
         if not self.images:
-            raise DataError(
-                f"voc:{root}: no images in JPEGImages, nor beside the XML files",
-                fix=f"put the images there, as {', '.join(IMAGE_SUFFIXES)}",
-            )
+            fix = f"put them there, as {', '.join(IMAGE_SUFFIXES)}"
+            raise DataError(f"voc:{root}: no images in JPEGImages, nor beside the XML files", fix=fix)
         home = [key for key in self.xml if key.startswith("Annotations/") and key.count("/") == 1]
         if home:  # Other folders of VOC's own layout hold other XML files.
             self.xml = {key.removeprefix("Annotations/"): self.xml[key] for key in home}

@@ -145,14 +145,12 @@ class YoloSource(Source):
             overlaps.add(split, ((image.file_name, image.origin) for image in images[split]))
         train = images["train"]
         if not train:
-            raise DataError(
-                f"{self.uri}: no images in {', '.join(description.splits['train'])}",
-                fix=f"put them there, as {', '.join(IMAGE_SUFFIXES)}",
-            )
+            fix = f"put them there, as {', '.join(IMAGE_SUFFIXES)}"
+            raise DataError(f"{self.uri}: no images in {', '.join(description.splits['train'])}", fix=fix)
         if not any(image.labels for image in train):
+            looked = " and ".join(_label_places(train[0].origin))
             raise DataError(
-                f"{self.uri}: none of {len(train)} images of train has a label file; looked for "
-                f"{' and '.join(_label_places(train[0].origin))}",
+                f"{self.uri}: none of {len(train)} images of train has a label file; looked for {looked}",
                 fix="put the label files into a folder labels beside the folder images",
             )
         shown = [

@@ -177,51 +177,37 @@ def test_what_is_no_archive(tmp_path, content):
             sources.parse(str(tmp_path / name)).listing()
 
 
-NOISE = random.Random(0).randbytes(40_000)
-"""Content that no packer makes smaller: nearly every byte of an archive is in it."""
-METHODS = {"stored": zipfile.ZIP_STORED, "deflate": zipfile.ZIP_DEFLATED, "lzma": zipfile.ZIP_LZMA}
-
-
 @pytest.fixture
 def packed(tmp_path):
-    """An archive of one file of noise, in any way that Python can pack."""
+    """A set of one file of noise: nearly every byte of its archive is in it."""
 
     def make(form: str) -> Path:
-        kind, _, way = form.partition(" ")
-        path = tmp_path / f"set.{kind}"
-        if kind == "zip":
-            with zipfile.ZipFile(path, "w", METHODS[way]) as archive:
-                archive.writestr("train/a.jpg", NOISE)
-        else:
-            (tmp_path / "a.jpg").write_bytes(NOISE)
-            with tarfile.open(path, f"w:{kind.partition('.')[2]}") as archive:
-                archive.add(tmp_path / "a.jpg", "train/a.jpg")
-        return path
+        (tmp_path / "set").mkdir()
+        (tmp_path / "set" / "a.jpg").write_bytes(random.Random(0).randbytes(40_000))
+        return pack(tmp_path / "set", form)
 
     return make
 
 
-@pytest.mark.parametrize("form", ["tar.gz", "tar.bz2", *(f"zip {way}" for way in METHODS)])
+@pytest.mark.parametrize("form", ["zip", "tar.gz", "tar.bz2"])
 @pytest.mark.parametrize("place", [0.3, 0.9])
-def test_a_byte_that_is_another_one_is_told_in_every_way_of_packing(form, place, packed):
+def test_a_changed_byte_is_damage(form, place, packed):
     archive = packed(form)
     data = bytearray(archive.read_bytes())
     data[int(place * len(data))] ^= 0x10
     archive.write_bytes(data)
     # Of bzip2 already the first block is unreadable, and nothing tells that a tar is in it.
-    with pytest.raises(
-        DataError, match=r"set\.\S+ (cannot be unpacked: .|is neither a zip nor a tar)"
-    ) as caught:
+    with pytest.raises(DataError, match=r"(cannot be unpacked: .|is neither a zip nor a tar)") as caught:
         files.unpack(str(archive))
     assert caught.value.fix == "pack or fetch it again"
 
 
 def test_a_way_of_packing_that_is_not_known_is_no_damage(packed):
     """Method 93, Zstandard: other programs have it; the archive fetched again would be the same."""
-    archive = packed("zip deflate")
+    archive = packed("zip")
     data = bytearray(archive.read_bytes())
     for signature, field in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
-        struct.pack_into("<H", data, data.rindex(signature) + field, 93)
+        struct.pack_into("<H", data, data.index(signature) + field, 93)
     archive.write_bytes(data)
     with pytest.raises(DataError, match=r"cannot be unpacked: .*not supported") as caught:
         files.unpack(str(archive))

@@ -201,11 +201,6 @@ def test_fields_that_are_empty_or_unknown(tmp_path):
     assert (second["category"], second["iscrowd"], third["category"], third["iscrowd"]) == (-1, 0, -1, 1)
 
 
-def test_no_boxes_at_all(tmp_path):
-    (tmp_path / "x.csv").write_text(HEADER)
-    assert read(tmp_path / "x.csv", [Category("Cat", "/m/01yrx")]) == []
-
-
 def test_what_a_box_counts_for():
     described = [Category(name, f"/m/{name}") for name in "abcd"]
     meaning = Meaning(described, [described[2], described[0]], {"/m/d": {"/m/a", "/m/c"}, "/m/c": {"/m/b"}})
