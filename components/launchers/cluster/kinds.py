@@ -54,6 +54,11 @@ class Kind(Protocol):
         """Where the API server has the jobs."""
         return Resource(self.group, self.version, self.plural)
 
+    def body(self, metadata: Body, spec: Body) -> Body:
+        """Return a job from its metadata and specification."""
+        version = f"{self.group}/{self.version}"
+        return {"apiVersion": version, "kind": self.title, "metadata": metadata, "spec": spec}
+
     def manifests(self, job: JobSpec, exists: Exists) -> list[Body]:
         """Return what is created for a job with an image: the job last, after what it refers to."""
         ...
@@ -128,11 +133,24 @@ class PyTorchJob(Kind):
     pod_label = "training.kubeflow.org/job-name"
 
     def manifests(self, job: JobSpec, exists: Exists) -> list[Body]:
-        spec: Body = {
-            "nprocPerNode": str(job.processes),
-            "runPolicy": _run_policy(job),
-            "pytorchReplicaSpecs": _replicas(job),
+        policy: Body = {"cleanPodPolicy": job.clean_pods, "backoffLimit": job.backoff}
+        if job.ttl is not None:
+            policy["ttlSecondsAfterFinished"] = job.ttl
+        if job.deadline:
+            policy["activeDeadlineSeconds"] = job.deadline
+        if job.suspend or job.kueue_queue:
+            policy["suspend"] = True  # Kueue starts what it admits.
+        counts = {"Worker": job.nodes} if job.elastic else {"Master": 1, "Worker": job.nodes - 1}
+        replicas = {
+            role: {
+                "replicas": count,
+                "restartPolicy": job.restart_policy,
+                "template": pod_template.template(job),
+            }
+            for role, count in counts.items()
+            if count
         }
+        spec = {"nprocPerNode": str(job.processes), "runPolicy": policy, "pytorchReplicaSpecs": replicas}
         if job.elastic:
             spec["elasticPolicy"] = {
                 "minReplicas": job.elastic.min_nodes,
@@ -141,16 +159,12 @@ class PyTorchJob(Kind):
                 "rdzvBackend": "c10d",
                 "rdzvId": job.name,
             }
-        return [self._body(pod_template.job_metadata(job), spec)]
-
-    def _body(self, metadata: Body, spec: Body) -> Body:
-        version = f"{self.group}/{self.version}"
-        return {"apiVersion": version, "kind": self.title, "metadata": metadata, "spec": spec}
+        return [self.body(pod_template.job_metadata(job), spec)]
 
     def probe(self) -> Body:
         container = {"name": pod_template.CONTAINER, "image": "none"}
         replica = {"replicas": 1, "template": {"spec": {"containers": [container]}}}
-        return self._body({"generateName": "kubedet-probe-"}, {"pytorchReplicaSpecs": {"Master": replica}})
+        return self.body({"generateName": "kubedet-probe-"}, {"pytorchReplicaSpecs": {"Master": replica}})
 
     def rank(self, job: Body, labels: Mapping[str, str]) -> int:
         has_master = "Master" in job["spec"]["pytorchReplicaSpecs"]
@@ -171,26 +185,6 @@ class PyTorchJob(Kind):
         if suspended and not conditions.keys() & {"Failed", "Succeeded", "Suspended"}:
             return Standing(Phase.SUSPENDED)
         return by_condition(conditions, _PYTORCHJOB_PHASES) or Standing()
-
-
-def _replicas(job: JobSpec) -> Body:
-    counts = {"Worker": job.nodes} if job.elastic else {"Master": 1, "Worker": job.nodes - 1}
-    return {
-        role: {"replicas": count, "restartPolicy": job.restart_policy, "template": pod_template.template(job)}
-        for role, count in counts.items()
-        if count
-    }
-
-
-def _run_policy(job: JobSpec) -> Body:
-    policy: Body = {"cleanPodPolicy": job.clean_pods, "backoffLimit": job.backoff}
-    if job.ttl is not None:
-        policy["ttlSecondsAfterFinished"] = job.ttl
-    if job.deadline:
-        policy["activeDeadlineSeconds"] = job.deadline
-    if job.suspend or job.kueue_queue:
-        policy["suspend"] = True  # Kueue starts what it admits.
-    return policy
 
 
 GROUP = "trainer.kubeflow.org"
@@ -231,11 +225,31 @@ class TrainJob(Kind):
     attempt_label = "jobset.sigs.k8s.io/restart-attempt"
 
     def manifests(self, job: JobSpec, exists: Exists) -> list[Body]:
-        if fits_shared(job) and exists("trainingruntimes", SHARED):
-            return [_with_patches(job)]
-        metadata = {**pod_template.job_metadata(job), "name": f"{job.name}-{job.fingerprint[:8]}"}
-        body = {"runtimeRef": _reference(metadata["name"]), "trainer": _numbers(job)}
-        return [_runtime(metadata, job, _template(job)), _trainjob(job, body)]
+        metadata = pod_template.job_metadata(job)
+        runtime = {**metadata, "name": f"{job.name}-{job.fingerprint[:8]}"}
+        trainer: Body = {"numNodes": job.nodes, "numProcPerNode": job.processes}
+        template = _template(job)
+        is_shared = fits_shared(job) and exists("trainingruntimes", SHARED)
+        spec: Body = {"runtimeRef": _reference(SHARED if is_shared else runtime["name"]), "trainer": trainer}
+        if is_shared:
+            pod, container = template["spec"], template["spec"]["containers"][0]
+            trainer |= {field: container[name] for name, field in _OF_TRAINER.items() if name in container}
+            patched = {"name": _NODE} | {name: container[name] for name in _OF_CONTAINER if name in container}
+            of_pod = {name: pod[name] for name in _OF_POD if name in pod} | {"containers": [patched]}
+            patch = {"metadata": template["metadata"], "spec": of_pod}
+            jobset = {
+                "spec": {"replicatedJobs": [{"name": _NODE, "template": {"spec": {"template": patch}}}]}
+            }
+            spec["runtimePatches"] = [{"manager": _MANAGER, "trainingRuntimeSpec": {"template": jobset}}]
+        if job.suspend or job.kueue_queue:
+            spec["suspend"] = True  # Kueue starts what it admits.
+        if job.deadline:
+            spec["activeDeadlineSeconds"] = job.deadline
+        if job.elastic:
+            bounds = f"{job.elastic.min_nodes}:{job.elastic.max_nodes}"
+            metadata = {**metadata, "annotations": {_ELASTIC: bounds}}
+        trainjob = self.body(metadata, spec)
+        return [trainjob] if is_shared else [_runtime(runtime, job, template), trainjob]
 
     def problems(self, manifests: list[Body]) -> list[str]:
         job = manifests[-1]
@@ -257,8 +271,7 @@ class TrainJob(Kind):
 
     def probe(self) -> Body:
         """Return a job of a runtime that does not exist: a controller that answers says so."""
-        metadata, spec = {"generateName": "kubedet-probe-"}, {"runtimeRef": _reference("kubedet-probe")}
-        return {"apiVersion": API_VERSION, "kind": self.title, "metadata": metadata, "spec": spec}
+        return self.body({"generateName": "kubedet-probe-"}, {"runtimeRef": _reference("kubedet-probe")})
 
     def rank(self, job: Body, labels: Mapping[str, str]) -> int:
         return int(labels.get("batch.kubernetes.io/job-completion-index", 0))
@@ -293,14 +306,11 @@ class TrainJob(Kind):
 def shared_runtime() -> Body:
     """Return the runtime SHARED, as it stands in YAML."""
     job = JobSpec(command=("true",))
-    runtime_labels = {
-        "app.kubernetes.io/name": "kubedet",
-        pod_template.LABEL_MANAGED: pod_template.MANAGED_BY,
-    }
+    managed = {"app.kubernetes.io/name": "kubedet", pod_template.LABEL_MANAGED: pod_template.MANAGED_BY}
     spec = {"restartPolicy": "Never", **_FIXED, "containers": [{"name": _NODE}]}
     # Without any metadata the controller fails, for a moment, at jobs that Kueue has evicted.
-    template = {"metadata": {"labels": runtime_labels}, "spec": spec}
-    return _runtime({"name": SHARED, "labels": runtime_labels}, job, template)
+    template = {"metadata": {"labels": managed}, "spec": spec}
+    return _runtime({"name": SHARED, "labels": managed}, job, template)
 
 
 def fits_shared(job: JobSpec) -> bool:
@@ -318,41 +328,6 @@ def _reference(name: str) -> dict[str, str]:
     return {"apiGroup": GROUP, "kind": _RUNTIME, "name": name}
 
 
-def _numbers(job: JobSpec) -> Body:
-    return {"numNodes": job.nodes, "numProcPerNode": job.processes}
-
-
-def _trainjob(job: JobSpec, spec: Body) -> Body:
-    if job.suspend or job.kueue_queue:
-        spec["suspend"] = True  # Kueue starts what it admits.
-    if job.deadline:
-        spec["activeDeadlineSeconds"] = job.deadline
-    metadata = pod_template.job_metadata(job)
-    if job.elastic:
-        metadata["annotations"] = {_ELASTIC: f"{job.elastic.min_nodes}:{job.elastic.max_nodes}"}
-    return {"apiVersion": API_VERSION, "kind": TrainJob.title, "metadata": metadata, "spec": spec}
-
-
-def _with_patches(job: JobSpec) -> Body:
-    template = _template(job)
-    spec, container = template["spec"], template["spec"]["containers"][0]
-    of_pod = {name: spec[name] for name in _OF_POD if name in spec}
-    of_container = {name: container[name] for name in _OF_CONTAINER if name in container}
-    patch = {
-        "metadata": template["metadata"],
-        "spec": {**of_pod, "containers": [{"name": _NODE, **of_container}]},
-    }
-    trainer = {field: container[name] for name, field in _OF_TRAINER.items() if name in container}
-    patched = {"name": _NODE, "template": {"spec": {"template": patch}}}
-    jobset = {"spec": {"replicatedJobs": [patched]}}
-    body = {
-        "runtimeRef": _reference(SHARED),
-        "trainer": {**_numbers(job), **trainer},
-        "runtimePatches": [{"manager": _MANAGER, "trainingRuntimeSpec": {"template": jobset}}],
-    }
-    return _trainjob(job, body)
-
-
 def _template(job: JobSpec) -> Body:
     # Trainer has no elastic jobs, and would fix their number: the nodes meet by torchrun's c10d.
     env = pod_template.rendezvous(job, f"{job.name}-{_NODE}-0-0.{job.name}") if job.elastic else {}
@@ -362,53 +337,47 @@ def _template(job: JobSpec) -> Body:
 
 
 def _runtime(metadata: Body, job: JobSpec, template: Body) -> Body:
+    """Return a runtime with its policies for failures.
+
+    A program's own error (exit code 1 to 127) fails the Job, and with it the TrainJob, for good; other
+    failures are pods that were killed, preempted or deleted, or lost their peers, and restart all pods
+    together. Of an elastic job only the lost pod is replaced, and the first node that succeeds ends the job.
+    """
+    restarts = _RESTARTS * job.backoff
+    of_jobset: Body = {"maxRestarts": 0}
+    if job.restart_policy != "ExitCode":
+        on_failure = job.restart_policy == "OnFailure"  # Then this counts the containers of all pods.
+        of_job: Body = {"backoffLimit": restarts * job.nodes if on_failure else 0}
+    else:
+        codes = {"containerName": _NODE, "operator": "In", "values": list(range(1, 128))}
+        lost = {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+        rules = [
+            {"action": "Ignore" if job.elastic else "Count", **lost},
+            {"action": "FailJob", "onExitCodes": codes},
+        ]
+        of_job = {
+            "backoffLimit": restarts * job.nodes if job.elastic else 0,
+            "podFailurePolicy": {"rules": rules},
+        }
+        if job.elastic:
+            of_job |= {"completionMode": "Indexed", "successPolicy": {"rules": [{"succeededCount": 1}]}}
+        else:
+            rule = {"name": "error", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+            of_jobset = {
+                "maxRestarts": restarts,
+                # After the old pods are gone: rank 0's name must be one.
+                "restartStrategy": "BlockingRecreate",
+                "rules": [rule],
+            }
     replicated = {
         "name": _NODE,
-        "template": {"metadata": {"labels": _ANCESTOR}, "spec": {**_pod_failures(job), "template": template}},
+        "template": {"metadata": {"labels": _ANCESTOR}, "spec": {**of_job, "template": template}},
     }
     spec = {
         "mlPolicy": {"numNodes": job.nodes, **({} if job.elastic else {"torch": {}})},
-        "template": {"spec": {"failurePolicy": _job_failures(job), "replicatedJobs": [replicated]}},
+        "template": {"spec": {"failurePolicy": of_jobset, "replicatedJobs": [replicated]}},
     }
     return {"apiVersion": API_VERSION, "kind": _RUNTIME, "metadata": metadata, "spec": spec}
-
-
-def _pod_failures(job: JobSpec) -> Body:
-    """Return the Job's pod failure policy.
-
-    A program's own error (exit code 1 to 127) fails the Job for good; other failures are pods that were
-    killed, preempted or deleted, or lost their peers. Of an elastic job only that pod is replaced, and the
-    first node that succeeds ends the job.
-    """
-    if job.restart_policy != "ExitCode":
-        on_failure = job.restart_policy == "OnFailure"  # Then this counts the containers of all pods.
-        return {"backoffLimit": _RESTARTS * job.backoff * job.nodes if on_failure else 0}
-    codes = {"containerName": _NODE, "operator": "In", "values": list(range(1, 128))}
-    lost = {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    rules = [
-        {"action": "Ignore" if job.elastic else "Count", **lost},
-        {"action": "FailJob", "onExitCodes": codes},
-    ]
-    if not job.elastic:
-        return {"backoffLimit": 0, "podFailurePolicy": {"rules": rules}}
-    return {
-        "backoffLimit": _RESTARTS * job.backoff * job.nodes,
-        "podFailurePolicy": {"rules": rules},
-        "completionMode": "Indexed",
-        "successPolicy": {"rules": [{"succeededCount": 1}]},
-    }
-
-
-def _job_failures(job: JobSpec) -> Body:
-    """Return the JobSet's failure policy: all pods restart together, or the TrainJob fails."""
-    if job.restart_policy != "ExitCode" or job.elastic:
-        return {"maxRestarts": 0}
-    rule = {"name": "error", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
-    return {
-        "maxRestarts": _RESTARTS * job.backoff,
-        "restartStrategy": "BlockingRecreate",  # Not before the old pods are gone: rank 0's name must be one.
-        "rules": [rule],
-    }
 
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (PyTorchJob(), TrainJob())}

@@ -68,15 +68,6 @@ def _start_failure(pod: PodStatus) -> Ending:
     return Ending(pod.reason, pod.message, pod.exit_code)
 
 
-def _cannot_start(pod: PodStatus, lasted: float, patience: float) -> bool:
-    """Whether a pod, which has had its reason for `lasted` seconds, can never run as its job is specified."""
-    if pod.reason == "InvalidImageName":
-        return True
-    if (end := _start_failure(pod)).reason in _NO_PROGRAM:
-        return bool(_NOT_EXECUTABLE.search(end.message)) or pod.restarts >= _MORE_STARTS
-    return pod.reason in _LASTING and (_is_root_refused(pod.message) or lasted > patience)
-
-
 MEMORY_KILLS = 3
 """Kills for too much memory, without a newer checkpoint between, after which the job is given up."""
 
@@ -170,12 +161,12 @@ def culprit(pods: Iterable[PodStatus]) -> PodStatus | None:
         else pod
         for pod in pods
     ]
-    return min((pod for pod in ended if pod.phase == "Failed" or pod.exit_code), key=_order, default=None)
 
+    def order(pod: PodStatus) -> tuple[bool, bool, str, int]:
+        killed = pod.exit_code is None or pod.exit_code >= 128
+        return pod.exit_code == EXIT_RETRY, killed, pod.ended, pod.rank
 
-def _order(pod: PodStatus) -> tuple[bool, bool, str, int]:
-    killed = pod.exit_code is None or pod.exit_code >= 128
-    return pod.exit_code == EXIT_RETRY, killed, pod.ended, pod.rank
+    return min((pod for pod in ended if pod.phase == "Failed" or pod.exit_code), key=order, default=None)
 
 
 def _ended(pod: PodStatus) -> str:
@@ -197,22 +188,8 @@ class _StopRequest(BaseException):
     """A stop signal was received. Not an Exception: no handler of errors may catch it."""
 
 
-def _raise_first() -> Callable[[int, FrameType | None], None]:
-    """Return a handler that raises at the first signal, and ignores further ones."""
-    received: list[int] = []
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        if len(received) == 1:
-            raise _StopRequest(signal.Signals(number).name)
-
-    return handle
-
-
 Out = Callable[[str], None]
 """Takes a line."""
-
-
 _print = partial(print, flush=True)
 
 
@@ -228,43 +205,46 @@ def run(backend: Backend, job: JobSpec, out: Out = _print, look: Look | None = N
         Interrupted: this process was asked to end: the job is deleted, or left to the next attempt.
     """
     submitted = None
-    with handling(_raise_first()):
+    delete = f"kubedet job stop{backend.options} {job.name}"
+    signals: list[int] = []
+
+    def raise_first(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+        if len(signals) == 1:
+            raise _StopRequest
+
+    with handling(raise_first):
         try:
             submitted = backend.submit(job)
             Watch(backend, job, submitted, out, look).to_the_end()
-        except _StopRequest as request:
-            _stop(backend, job.name, str(request), submitted is not None, out)
+            return
         except ApiError as error:
             if submitted and error.passing:
                 error.message += f"; the job {job.name} goes on by itself"
-                error.fix = (
-                    f"run the same again to adopt it; `kubedet job stop{backend.options} {job.name}` ends it"
-                )
+                error.fix = f"run the same again to adopt it; `{delete}` ends it"
             raise
-
-
-def _stop(backend: Backend, name: str, received: str, submitted: bool, out: Out) -> NoReturn:
-    delete = f"kubedet job stop{backend.options} {name}"
-    if received == "SIGTERM" and not backend.ends_with_the_run():
-        out(f"job {name}: goes on, for {received} ends this pod and not the run")
-        raise Interrupted(
-            f"this pod was asked to end ({received}), and the run goes on: so does the job {name}",
-            fix=f"the next attempt of this step adopts it; `{delete}` ends it",
-        )
-    try:
-        backend.withdraw(name, wait=False)
-        # A creation that was under way may arrive late.
-        end = time.monotonic() + (0.0 if submitted else backend.timings.late)
-        while time.monotonic() < end:
-            time.sleep(backend.timings.backoff)
-            backend.withdraw(name, wait=False)
-    except LaunchError as error:
-        raise Interrupted(
-            f"{received}, but the job {name} could not be deleted: {error.message}",
-            fix=f"delete it: {delete}",
-        ) from None
-    out(f"job {name}: deleted on {received}; its pods have time to save a checkpoint")
-    raise Interrupted("the training was stopped", fix=_GOES_ON)
+        except _StopRequest:
+            received = signal.Signals(signals[0]).name
+        if received == "SIGTERM" and not backend.ends_with_the_run():
+            out(f"job {job.name}: goes on, for {received} ends this pod and not the run")
+            raise Interrupted(
+                f"this pod was asked to end ({received}), and the run goes on: so does the job {job.name}",
+                fix=f"the next attempt of this step adopts it; `{delete}` ends it",
+            )
+        try:
+            backend.withdraw(job.name, wait=False)
+            # A creation that was under way may arrive late.
+            end = time.monotonic() + (0.0 if submitted else backend.timings.late)
+            while time.monotonic() < end:
+                time.sleep(backend.timings.backoff)
+                backend.withdraw(job.name, wait=False)
+        except LaunchError as error:
+            raise Interrupted(
+                f"{received}, but the job {job.name} could not be deleted: {error.message}",
+                fix=f"delete it: {delete}",
+            ) from None
+        out(f"job {job.name}: deleted on {received}; its pods have time to save a checkpoint")
+        raise Interrupted("the training was stopped", fix=_GOES_ON)
 
 
 class Watch:
@@ -299,8 +279,15 @@ class Watch:
                 self._line(event)
             else:
                 self._look(event)
-        if self._status.phase is Phase.GONE:
-            self._look_for_another()
+        timings = self._backend.timings
+        end = time.monotonic() + timings.replaced
+        # Another job may replace ours in a moment.
+        while self._status.phase is Phase.GONE and time.monotonic() < end:
+            time.sleep(min(timings.poll, timings.replaced / 4))
+            try:
+                self._check_identity(self._backend.status(self._job.name))
+            except ApiError:
+                break
         if self._status.phase is not Phase.SUCCEEDED:
             last = {pod.name: self._last.get(pod.rank, ()) for pod in self._status.pods}
             raise of_job(self._status, last, self._hints)
@@ -330,18 +317,29 @@ class Watch:
             self._say(f"job {self._job.name}: {_phase(status)}")
         for pod in status.pods:
             self._ranks[pod.name] = pod.rank
-            self._pod(pod)
-        if status.phase is Phase.FAILED and status.reason == "DeadlineExceeded":  # The controller was first.
-            self._deadline()
+            self._report(pod)
+        job, created = self._job, status.created
+        is_late = (
+            status.phase is Phase.FAILED and status.reason == "DeadlineExceeded"
+        )  # The controller was first.
+        if job.deadline and not status.phase.final:
+            is_late = (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds() > job.deadline
+        if is_late:
+            self._give_up(
+                f"the job {job.name} was stopped at its deadline of {job.deadline} s",
+                f"{_GOES_ON}; or set deadline higher",
+            )
         if status.phase.final:
             return
-        self._limits(now)
+        self._check_waiting(now)
+        self._check_pods(now)
         silent = now - self._spoken
         if silent >= self._backend.timings.heartbeat:
-            self._say(
-                f"job {self._job.name}: {_phase(status)}, for {_span(now - self._phase_since)}; "
-                f"no line for {_span(silent)}"
+            same, silence = (
+                f"{span:.0f} s" if span < 120 else f"{span // 60:.0f} min"
+                for span in (now - self._phase_since, silent)
             )
+            self._say(f"job {job.name}: {_phase(status)}, for {same}; no line for {silence}")
 
     def _check_identity(self, status: JobStatus) -> None:
         """Raise LaunchError if another launcher created a different job under our job's name."""
@@ -355,35 +353,27 @@ class Watch:
             self._say(f"job {self._job.name}: recreated by another launcher with the same specification")
         self._uid = status.uid or self._uid
 
-    def _look_for_another(self) -> None:
-        """Wait a moment for a job that replaces ours, which is gone."""
-        timings = self._backend.timings
-        end = time.monotonic() + timings.replaced
-        while time.monotonic() < end:
-            time.sleep(min(timings.poll, timings.replaced / 4))
-            try:
-                self._check_identity(self._backend.status(self._job.name))
-            except ApiError:
-                return
-
-    def _pod(self, pod: PodStatus) -> None:
+    def _report(self, pod: PodStatus) -> None:
+        """Print what happened to a pod: a restart each time, its end and why it waits once."""
         if self._restarts.is_new(pod):
             end = f" ({pod.before})" if str(pod.before or "") else ""
             self._say(f"pod {pod.name}: restarted, {self._restarts.counted(pod)} of {self._job.backoff}{end}")
         if pod.phase == "Failed" or pod.exit_code:
-            self._once(_ended(pod), pod.uid, "ended", str(pod.restarts))
+            key = [pod.uid, "ended", str(pod.restarts)]
+            text = _ended(pod)
         elif pod.reason and pod.phase == "Pending":
-            fix = remedy(pod.reason, pod.message)
             # The two reasons for an image that cannot be pulled alternate, for each pod of that rank.
-            key = (str(pod.rank), "image", pod.image) if pod.reason in _PULL else (pod.uid, pod.reason)
-            self._once(f"pod {pod.name} waits{describe(pod)}{f' (fix: {fix})' if fix else ''}", *key)
-
-    def _once(self, text: str, *key: str) -> None:
-        if key not in self._reported:
-            self._reported.add(key)
+            key = [str(pod.rank), "image", pod.image] if pod.reason in _PULL else [pod.uid, pod.reason]
+            fix = remedy(pod.reason, pod.message)
+            text = f"pod {pod.name} waits{describe(pod)}{f' (fix: {fix})' if fix else ''}"
+        else:
+            return
+        if tuple(key) not in self._reported:
+            self._reported.add(tuple(key))
             self._say(text)
 
-    def _limits(self, now: float) -> None:
+    def _check_waiting(self, now: float) -> None:
+        """Give the job up if it has waited too long for its pods, or waits for a queue in vain."""
         status, job = self._status, self._job
         if status.phase not in (Phase.PENDING, Phase.RESTARTING):
             self._waiting_since = None
@@ -398,53 +388,45 @@ class Watch:
         if reason := self._queue_wait.verdict(status, now):
             explanation = indented(self._backend.explain(status))
             self._give_up("\n".join(filter(None, [reason, explanation])), kueue.remedy(status))
-        age = datetime.now(UTC) - datetime.fromisoformat(status.created)
-        if job.deadline and age.total_seconds() > job.deadline:
-            self._deadline()
-        for pod in status.pods:
-            self._check_start(pod, now)
-        self._check_restarts()
 
-    def _deadline(self) -> NoReturn:
-        self._give_up(
-            f"the job {self._job.name} was stopped at its deadline of {self._job.deadline} s",
-            f"{_GOES_ON}; or set deadline higher",
-        )
-
-    def _check_start(self, pod: PodStatus, now: float) -> None:
-        since = self._reason_since.setdefault((pod.uid, pod.reason), now)
-        if _cannot_start(pod, now - since, self._backend.timings.lasting):
+    def _check_pods(self, now: float) -> None:
+        """Give the job up if a pod can never run as specified, or was restarted too often."""
+        job, pods = self._job, self._status.pods
+        given_up = f"the job {job.name} was given up"
+        for pod in pods:
+            lasted = now - self._reason_since.setdefault((pod.uid, pod.reason), now)
             end = _start_failure(pod)
-            reason = ": ".join(filter(None, [end.reason, " ".join(end.message.split())]))
+            if end.reason in _NO_PROGRAM:
+                hopeless = bool(_NOT_EXECUTABLE.search(end.message)) or pod.restarts >= _MORE_STARTS
+            else:
+                hopeless = pod.reason in _LASTING and (
+                    _is_root_refused(pod.message) or lasted > self._backend.timings.lasting
+                )
+            if hopeless or pod.reason == "InvalidImageName":
+                reason = ": ".join(filter(None, [end.reason, " ".join(end.message.split())]))
+                self._give_up(
+                    f"{given_up}, for it cannot start: program {job.command[0]!r} of image "
+                    f"{pod.image or job.image}, pod {pod.name}: {reason}",
+                    remedy(end.reason, end.message),
+                    code=EXIT_USAGE,
+                )
+        if killed := self._restarts.out_of_memory(pods):
             self._give_up(
-                f"the job {self._job.name} was given up, for it cannot start: program "
-                f"{self._job.command[0]!r} of image {pod.image or self._job.image}, pod {pod.name}: {reason}",
-                remedy(end.reason, end.message),
-                code=EXIT_USAGE,
-            )
-
-    def _check_restarts(self) -> None:
-        pods, backoff = self._status.pods, self._job.backoff
-        if pod := self._restarts.out_of_memory(pods):
-            self._give_up(
-                f"the job {self._job.name} was given up: pod {pod.name} was killed {MEMORY_KILLS} times for "
-                f"the memory it used ({pod.before or 'OOMKilled'}), without a newer checkpoint in between"
-                f"{self._lines(pod)}",
+                f"{given_up}: pod {killed.name} was killed {MEMORY_KILLS} times for the memory it used "
+                f"({killed.before or 'OOMKilled'}), without a newer checkpoint in between"
+                + _last_lines(self._last.get(killed.rank, ())),
                 remedy("OOMKilled"),
             )
         worst = max(pods, key=self._restarts.counted, default=None)
-        if worst and (count := self._restarts.counted(worst)) > backoff:
+        if worst and (count := self._restarts.counted(worst)) > job.backoff:
             end = worst.before or Ending()
             reason = f" ({end})" if str(end) else ""
             self._give_up(
-                f"the job {self._job.name} was given up: pod {worst.name} was restarted {count} times"
-                f"{reason} without a newer checkpoint, allowed are {backoff}{self._lines(worst)}",
+                f"{given_up}: pod {worst.name} was restarted {count} times{reason} without a newer "
+                f"checkpoint, allowed are {job.backoff}{_last_lines(self._last.get(worst.rank, ()))}",
                 remedy(end.reason, end.message)
                 or "find out why it ends; set backoff higher if nodes are only preempted often",
             )
-
-    def _lines(self, pod: PodStatus) -> str:
-        return _last_lines(self._last.get(pod.rank, ()))
 
     def _give_up(self, message: str, fix: str, *, code: int = LaunchError.exit_code) -> NoReturn:
         try:
@@ -465,8 +447,3 @@ def _phase(status: JobStatus) -> str:
         queue = status.message if status.queue else ""
         return f"suspended, {queue}" if queue else "suspended: by its queue, or by a person"
     return str(status.phase) if status.phase.final else f"{status.phase}, {_count(status)}"
-
-
-def _span(seconds: float) -> str:
-    minutes = int(seconds // 60)
-    return f"{seconds:.0f} s" if minutes < 2 else f"{minutes} min"
