@@ -123,7 +123,7 @@ def _kind(cluster: Cluster, kind: Kind) -> Check:
     title = f"{kind.title}s ({kind.controller.removeprefix('the ').partition(' (')[0]})"
     try:
         cluster.request("list", kind.resource, limit=1, patience=_PATIENCE)
-        problem = Kinds(cluster, (kind,)).trouble(kind)
+        problem = job_objects.trouble(cluster, kind)
     except ApiError as error:
         if error.unknown and "namespaces" not in error.message:
             return Check(title, "missing", _ABSENT, f"install {kind.controller}")
@@ -365,7 +365,8 @@ def _kinds_in_kueue(backend: ClusterBackend, queue: str) -> Iterator[Check]:
             if runtime and "runtimeRef" in body["spec"]:  # A TrainJob is refused without its runtime.
                 body["spec"]["runtimeRef"]["name"] = runtime
             with suppress(ApiError):
-                spec = job_objects.rehearse(backend.cluster, kind, body)["spec"]
+                request = backend.cluster.request
+                spec = request("create", kind.resource, body=body, dry_run="All", patience=0.0)["spec"]
                 suspends[kind] = bool(spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend"))
                 break
     others = [kind.name for kind, is_served in suspends.items() if is_served]

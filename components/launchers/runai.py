@@ -25,8 +25,8 @@ from components.launchers import pod_template
 from components.launchers.backend import Backend, Identity, JobStatus, LogLine, Phase, PodStatus, Timings
 from components.launchers.kubernetes_names import amount
 from components.launchers.pod_template import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY
-from components.launchers.spec import JobSpec, Toleration
-from trainer.base.errors import ConfigError, KubedetError, LaunchError
+from components.launchers.spec import JobSpec
+from trainer.base.errors import ConfigError, LaunchError
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +95,10 @@ def _options(job: JobSpec, *, older: bool) -> list[tuple[str, str, list[Any]]]:
     restart = "Never" if job.restart_policy == "Never" else "OnFailure"
     mount = "{0.claim}:{0.path}{1}" if older else "claimname={0.claim},path={0.path}"
     secret = "{0.name}=SECRET:{0.secret},{0.key}" if older else "{0.name}={0.secret},key={0.key}"
+    tolerations = []
+    for item in job.tolerations:
+        parts = {"operator": item.operator, "key": item.key, "value": item.value, "effect": item.effect}
+        tolerations.append(",".join(_pairs({key: value for key, value in parts.items() if value})))
     options: list[tuple[str, str, str, list[Any]]] = [
         ("runai_queue", "project", "project", [job.runai_queue]),
         ("image", "image", "image", [job.image]),
@@ -121,7 +125,7 @@ def _options(job: JobSpec, *, older: bool) -> list[tuple[str, str, list[Any]]]:
         ("", "master-restart-policy", "", [restart if job.nodes > 1 else None]),
         ("backoff", "backoff-limit", "backoff-limit", [job.backoff]),
         ("clean_pods", "clean-pod-policy", "clean-pod-policy", [job.clean_pods]),
-        ("tolerations", "toleration", "toleration", [_toleration(item) for item in job.tolerations]),
+        ("tolerations", "toleration", "toleration", tolerations),
         ("grace_seconds", "termination-grace-period", "", [f"{math.ceil(job.grace_seconds)}s"]),
         ("ttl", "auto-deletion-time-after-completion", "ttl-after-finish", [job.ttl and f"{job.ttl}s"]),
         ("", "preemptibility", "", ["preemptible"]),
@@ -133,11 +137,6 @@ def _options(job: JobSpec, *, older: bool) -> list[tuple[str, str, list[Any]]]:
 
 def _pairs(values: Mapping[str, Any]) -> list[str]:
     return [f"{key}={value}" for key, value in values.items()]
-
-
-def _toleration(item: Toleration) -> str:
-    parts = {"operator": item.operator, "key": item.key, "value": item.value, "effect": item.effect}
-    return ",".join(_pairs({key: value for key, value in parts.items() if value}))
 
 
 def _cores(quantity: str) -> str:
@@ -162,18 +161,6 @@ class _AbsentError(LaunchError):
     """Run:ai has no workload of that name, kind and project."""
 
 
-def _refusal(words: tuple[str, ...], code: int, output: str) -> KubedetError:
-    """Return the error of a failed call; it names no options, whose values may be private."""
-    lines = "\n".join(output.strip().splitlines()[-10:]) or f"exit code {code}"
-    text = f"`runai {' '.join(words[:4])}` failed: {lines}"
-    if _ABSENT.search(output):
-        return _AbsentError(text, fix="see `kubedet job list --backend runai`")
-    for pattern, fix in _REFUSALS.items():
-        if re.search(pattern, output, re.I):
-            return ConfigError(text, fix=fix)
-    return LaunchError(text, fix="do what it says; `runai training list` shows what there is")
-
-
 _PHASES = {
     "stopped": Phase.SUSPENDED, "stopping": Phase.SUSPENDED, "preempted": Phase.SUSPENDED,
     "running": Phase.RUNNING, "degraded": Phase.RUNNING, "restarting": Phase.RESTARTING,
@@ -187,32 +174,28 @@ _POD_PHASES = {
 }  # fmt: skip
 
 
-def _workload(tree: Mapping[str, Any], name: str) -> tuple[JobStatus, dict[str, str] | None]:
-    """Return status and labels (None if Run:ai does not show them) from an answer of `describe`."""
-    values = _flat(tree)
+def _status(values: Mapping[str, Any], name: str) -> JobStatus:
+    """Return the status of a workload from the fields of an answer of `describe`."""
     word = str(values.get("phase") or values.get("status") or "")
-    labels, requested = values.get("labels"), values.get("requestedpods", 1)
+    requested = values.get("requestedpods", 1)
     phase = _PHASES.get(word.lower(), Phase.PENDING)
-    pods = sorted((_pod(_flat(row)) for row in values.get("pods") or []), key=lambda pod: pod.rank)
-    status = JobStatus(
+    pods = []
+    for pod in map(_flat, values.get("pods") or []):
+        pod_name, pod_word = str(pod.get("name")), str(pod.get("status") or pod.get("phase") or "")
+        pod_phase = _POD_PHASES.get(pod_word.lower(), "Pending")
+        role = re.search(r"-(master|worker)-(\d+)$", pod_name)
+        code = pod.get("exitcode")
+        pods.append(PodStatus(
+            pod_name, pod_phase, int(role[2]) + (role[1] == "worker") if role else 0, uid=pod_name,
+            reason="" if pod_word.lower() in (pod_phase.lower(), "completed") else pod_word,
+            message=str(pod.get("message") or ""), exit_code=None if code in (None, "") else int(code),
+            restarts=int(pod.get("restarts") or 0), node=str(pod.get("node") or ""),
+        ))  # fmt: skip
+    return JobStatus(
         name, phase, reason="" if word.lower() in (phase, "completed") else word,
         message=str(values.get("phasemessage") or values.get("message") or ""),
-        created=str(values.get("createdat") or ""), pods=tuple(pods),
+        created=str(values.get("createdat") or ""), pods=tuple(sorted(pods, key=lambda pod: pod.rank)),
         nodes=int(requested["number"] if isinstance(requested, dict) else requested),
-    )  # fmt: skip
-    return status, labels if isinstance(labels, dict) else None
-
-
-def _pod(values: Mapping[str, Any]) -> PodStatus:
-    name, word = str(values.get("name")), str(values.get("status") or values.get("phase") or "")
-    phase = _POD_PHASES.get(word.lower(), "Pending")
-    role = re.search(r"-(master|worker)-(\d+)$", name)
-    code = values.get("exitcode")
-    return PodStatus(
-        name, phase, int(role[2]) + (role[1] == "worker") if role else 0, uid=name,
-        reason="" if word.lower() in (phase.lower(), "completed") else word,
-        message=str(values.get("message") or ""), exit_code=None if code in (None, "") else int(code),
-        restarts=int(values.get("restarts") or 0), node=str(values.get("node") or ""),
     )  # fmt: skip
 
 
@@ -248,8 +231,8 @@ class RunaiBackend(Backend):
         self.project = job.runai_queue or self.project
         job = replace(job, runai_queue=self.project)
         words = command(job, "runai", {LABEL_MANAGED: MANAGED_BY, LABEL_SPEC: job.fingerprint})
-        if existing := self._find(job.name):
-            status, labels = existing
+        status, labels = self._find(job.name)
+        if status.phase is not Phase.GONE:
             _check_managed(job.name, labels or {})
             if (labels or {}).get(LABEL_SPEC) == job.fingerprint and status.phase is not Phase.FAILED:
                 logger.info("the workload %s exists: adopting it", job.name)
@@ -264,8 +247,7 @@ class RunaiBackend(Backend):
         return Identity()
 
     def status(self, name: str) -> JobStatus:
-        workload = self._find(name)
-        return workload[0] if workload else JobStatus(name, Phase.GONE)
+        return self._find(name)[0]
 
     def listing(self, *, as_json: bool = False) -> str:
         """Return the list of the project's trainings as Run:ai prints it."""
@@ -316,15 +298,15 @@ class RunaiBackend(Backend):
         return subprocess.run(words, check=False).returncode
 
     def stop(self, name: str, *, wait: bool = True) -> None:
-        workload = self._find(name)
-        if workload is None:
+        status, labels = self._find(name)
+        if status.phase is Phase.GONE:
             return
-        if workload[1] is not None:
-            _check_managed(name, workload[1])
+        if labels is not None:
+            _check_managed(name, labels)
         with suppress(_AbsentError):
             self._call(*self._about(name, "delete"))
         end = time.monotonic() + self.timings.removal
-        while wait and self._find(name) is not None:
+        while wait and self.status(name).phase is not Phase.GONE:
             if time.monotonic() > end:
                 raise LaunchError(
                     f"the workload {name} was deleted, and still exists after {self.timings.removal:g} s",
@@ -332,11 +314,13 @@ class RunaiBackend(Backend):
                 )
             time.sleep(self.timings.poll)
 
-    def _find(self, name: str) -> tuple[JobStatus, dict[str, str] | None] | None:
+    def _find(self, name: str) -> tuple[JobStatus, Mapping[str, str] | None]:
+        """Return a job's status, GONE if there is none, and its labels; None if Run:ai does not show them."""
         for kind in sorted(_KINDS, key=lambda kind: kind != self._kinds.get(name)):
             try:
                 text = self._call("training", kind, "describe", name, "--output", "json", "--pod-limit=-1")
-                workload = _workload(json.loads(text), name)
+                values = _flat(json.loads(text))
+                status = _status(values, name)
             except _AbsentError:
                 continue
             except (ValueError, LookupError, TypeError, AttributeError):
@@ -345,8 +329,9 @@ class RunaiBackend(Backend):
                     fix=_VERSION,
                 ) from None
             self._kinds[name] = kind
-            return workload
-        return None
+            labels = values.get("labels")
+            return status, labels if isinstance(labels, dict) else None
+        return JobStatus(name, Phase.GONE), None
 
     def _about(self, name: str, verb: str) -> tuple[str, ...]:
         return ("training", self._kinds.get(name, _KINDS[0]), verb, name)
@@ -368,9 +353,19 @@ class RunaiBackend(Backend):
                 f"`runai {' '.join(words[:4])}` does not answer within {seconds:g} s",
                 fix="see whether Run:ai's control plane can be reached (`runai whoami`), then try again",
             ) from None
-        if result.returncode:
-            raise _refusal(words, result.returncode, result.stderr.strip() or result.stdout)
-        return result.stdout
+        if not result.returncode:
+            return result.stdout
+        output = result.stderr.strip() or result.stdout
+        lines = "\n".join(output.strip().splitlines()[-10:]) or f"exit code {result.returncode}"
+        text = (
+            f"`runai {' '.join(words[:4])}` failed: {lines}"  # Without options, whose values may be private.
+        )
+        if _ABSENT.search(output):
+            raise _AbsentError(text, fix="see `kubedet job list --backend runai`")
+        for pattern, fix in _REFUSALS.items():
+            if re.search(pattern, output, re.I):
+                raise ConfigError(text, fix=fix)
+        raise LaunchError(text, fix="do what it says; `runai training list` shows what there is")
 
     def _words(self, *words: str) -> list[str]:
         """Return a command line for the project; arguments after `--` stay last."""

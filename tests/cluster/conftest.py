@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from components.launchers.cluster import job_objects
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.kinds import KINDS as job_kinds
 from tests.cluster.runs import Runs
@@ -46,8 +47,11 @@ def cluster(request):
             raise
         pytest.skip(f"the cluster does not know {kind.title}s")
     # On a busy node a controller's webhook may be away for a while.
-    kinds = ClusterBackend.connect(namespace).kinds
-    until(lambda: not kinds.trouble(job_kinds[kind.name]), f"the controller of {kind.title}s answers")
+    launcher = ClusterBackend.connect(namespace).cluster
+    until(
+        lambda: not job_objects.trouble(launcher, job_kinds[kind.name]),
+        f"the controller of {kind.title}s answers",
+    )
     return test_cluster
 
 

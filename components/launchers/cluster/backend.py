@@ -71,17 +71,25 @@ class ClusterBackend(Backend):
         An existing job of that name is adopted if it is the same and has not failed; otherwise it is deleted
         first. One that kubedet did not create is not touched.
         """
-        self._own = own_pod.read_own_pod(self.cluster)
-        job = self._completed(job, self._own)
+        own = self._own = own_pod.read_own_pod(self.cluster)
+        namespace = self.cluster.namespace
+        if job.namespace not in ("", namespace):
+            raise ConfigError(
+                f"the job's namespace is {job.namespace}, and this launcher works in {namespace}",
+                fix="name the same one twice, or only once",
+            )
+        queue = job.kueue_queue or own.queue
+        job = replace(job, namespace=namespace, image=job.image or own.image, kueue_queue=queue)
+        if not job.image:
+            raise ConfigError("the job names no container image", fix="set image")
         if workflow := self._workflow():
             resources = [kind.resource for kind in self.kinds.possible]
             configuration = self.cluster.api.configuration
             self._guard = delete_with_run(
-                configuration, self.cluster.namespace, workflow["name"], self._own.name, resources, job.name
+                configuration, namespace, workflow["name"], own.name, resources, job.name
             )
-        spec = job.fingerprint
-        self._submitted[job.name] = Identity(spec)
-        self._submitted[job.name] = Identity(spec, self._create_or_adopt(job))
+        self._submitted[job.name] = Identity(job.fingerprint)
+        self._submitted[job.name] = Identity(job.fingerprint, self._create_or_adopt(job))
         return self._submitted[job.name]
 
     def _create_or_adopt(self, job: JobSpec) -> str:
@@ -118,7 +126,7 @@ class ClusterBackend(Backend):
                 else:
                     raise
             else:
-                self.kinds.remember(job.name, kind)
+                self.kinds.by_name[job.name] = kind
                 logger.info("created %s %s in namespace %s", kind.title, job.name, self.cluster.namespace)
                 return uid
         raise lost or LaunchError(
@@ -152,25 +160,18 @@ class ClusterBackend(Backend):
         own = self._own
         return own.workflow if own and own.namespace == self.cluster.namespace else None
 
-    def _completed(self, job: JobSpec, own: OwnPod) -> JobSpec:
-        """Fill in what the job inherits from the own pod."""
-        namespace = self.cluster.namespace
-        if job.namespace not in ("", namespace):
-            raise ConfigError(
-                f"the job's namespace is {job.namespace}, and this launcher works in {namespace}",
-                fix="name the same one twice, or only once",
-            )
-        queue = job.kueue_queue or own.queue
-        job = replace(job, namespace=namespace, image=job.image or own.image, kueue_queue=queue)
-        if not job.image:
-            raise ConfigError("the job names no container image", fix="set image")
-        return job
-
     def _manifests(self, job: JobSpec) -> tuple[Kind, list[Body]]:
         kind = self.kinds.of_new()
 
         def exists(plural: str, name: str) -> bool:
-            return job_objects.is_there(self.cluster, kind.resource._replace(plural=plural), name)
+            """Whether a job may refer to it. If it may not be read, the cluster refuses the job if not."""
+            try:
+                body = self.cluster.find(kind.resource._replace(plural=plural), name)
+            except ApiError as error:
+                if error.status == 403:
+                    return True
+                raise
+            return body is not None and job_objects.is_managed(body)
 
         manifests = kind.manifests(job, exists)
         if problems := kind.problems(manifests):
@@ -209,8 +210,8 @@ class ClusterBackend(Backend):
     def _check_managed(self, kind: Kind, existing: Body) -> None:
         if not job_objects.is_managed(existing):
             raise LaunchError(
-                f"the {kind.title} {_name(existing)} in namespace {self.cluster.namespace} was not made by "
-                "kubedet, which leaves it alone",
+                f"the {kind.title} {existing['metadata']['name']} in namespace {self.cluster.namespace} was "
+                "not made by kubedet, which leaves it alone",
                 fix="give the job another name, or have its owner delete that one",
             )
 
@@ -235,7 +236,11 @@ class ClusterBackend(Backend):
                         wait = next(waits)
                     else:
                         yield status
-                        _choose(logs, status)
+                        for pod in status.pods:
+                            if pod.rank == 0 or status.elastic:  # Any pod of an elastic job may be rank 0.
+                                logs.follow(pod.name, pod.uid)
+                            elif pod.phase == "Failed" or pod.exit_code:
+                                logs.follow(pod.name, pod.uid, tail=_TAIL)
                         if status.phase.final or once:
                             ended = {pod.uid for pod in status.pods if pod.phase in ("Succeeded", "Failed")}
                             yield from logs.rest(timings.drain, ended=None if once or not ended else ended)
@@ -259,21 +264,16 @@ class ClusterBackend(Backend):
             by_job: dict[str, list[Any]] = {}
             for pod in pods.of_job(self.cluster, kind, "") if jobs else ():
                 by_job.setdefault(pod.metadata.labels[kind.pod_label], []).append(pod)
-            statuses += [pods.job_status(kind, job, by_job.get(_name(job), [])) for job in jobs]
-        statuses = self._with_orphans(statuses)
+            statuses += [pods.job_status(kind, job, by_job.get(job["metadata"]["name"], [])) for job in jobs]
+        has_ended: dict[str, bool] = {}
+        for number, status in enumerate(statuses):
+            if status.workflow and not status.phase.final:
+                with suppress(ApiError):
+                    if status.workflow not in has_ended:
+                        has_ended[status.workflow] = own_pod.run_has_ended(self.cluster, status.workflow)
+                if has_ended.get(status.workflow):
+                    statuses[number] = replace(status, orphaned=True, reason="RunEnded")
         return sorted(self._queues.with_positions(statuses), key=lambda status: status.created, reverse=True)
-
-    def _with_orphans(self, statuses: list[JobStatus]) -> list[JobStatus]:
-        ended: dict[str, bool] = {}
-        for name in {status.workflow for status in statuses if status.workflow and not status.phase.final}:
-            with suppress(ApiError):
-                ended[name] = own_pod.run_has_ended(self.cluster, name)
-        return [
-            replace(status, orphaned=True, reason="RunEnded")
-            if ended.get(status.workflow) and not status.phase.final
-            else status
-            for status in statuses
-        ]
 
     def with_progress(self, status: JobStatus) -> JobStatus:
         return with_progress(self.cluster, status)
@@ -291,18 +291,5 @@ class ClusterBackend(Backend):
         return self._queues.with_positions([status], patience=patience)[0]
 
 
-def _choose(logs: MergedLogs, status: JobStatus) -> None:
-    """Read the logs of rank 0 (of an elastic job any pod may be that) and of pods that failed."""
-    for pod in status.pods:
-        if pod.rank == 0 or status.elastic:
-            logs.follow(pod.name, pod.uid)
-        elif pod.phase == "Failed" or pod.exit_code:
-            logs.follow(pod.name, pod.uid, tail=_TAIL)
-
-
 def _label(job: Body, name: str) -> str:
     return str((job["metadata"].get("labels") or {}).get(name, ""))
-
-
-def _name(job: Body) -> str:
-    return str(job["metadata"]["name"])

@@ -6,7 +6,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -70,27 +70,36 @@ class ApiError(LaunchError):
 
 
 def api_error(error: BaseException, verb: str, resource: str, name: str, namespace: str) -> ApiError:
-    """Return the error of a failed request, with its fix.
-
-    Args:
-        error: the exception of the request.
-        verb: what RBAC calls the request.
-        resource: what it asked for, e.g. pods/log.
-        name: the object's name, or nothing.
-        namespace: where it was.
-    """
+    """Return the error of a failed request, with its fix; verb and resource (pods/log) are those of RBAC."""
     status = (error.status or 0) if isinstance(error, ApiException) else 0
-    answer = _answer(error)
+    try:
+        body = json.loads(getattr(error, "body", "") or "")
+    except ValueError:
+        body = None
+    answer: Mapping[str, Any] = body if isinstance(body, dict) else {}
+    if isinstance(error, ApiException) and status:
+        title = f"{status} {error.reason or ''}".strip()
+        message = str(answer.get("message") or error.body or "").strip()
+        reason = f"{title}: {message[:2000]}" if message else title
+    else:
+        text = " ".join(str(getattr(error, "reason", "") or error).split())
+        reason = f"no answer ({text or type(error).__name__})"
     about = answer.get("details") or {}
     where = "" if resource in _CLUSTER_SCOPED else f" in namespace {namespace}"
     result = ApiError(
-        f"cannot {' '.join(filter(None, [verb, resource, name]))}{where}: {_reason(error, answer)}",
+        f"cannot {' '.join(filter(None, [verb, resource, name]))}{where}: {reason}",
         status=status,
         absent=status == 404 and bool(about) and about.get("kind") != "namespaces",
         fix=_FIXES.get(status, ""),
     )
     if result.webhook_away:
-        result.fix = _start_webhook(result.message)
+        result.fix = "start the controller of this webhook, which does not answer"
+        if service := _SERVICE.search(result.message):
+            place = f"-n {service[2]}" if service[2] else "--all-namespaces"
+            result.fix = (
+                f"the webhook's Service {service[1] or service[3]} does not answer: start its controller "
+                f"(`kubectl get pods {place}` shows its state)"
+            )
     elif result.forbidden and resource in _CLUSTER_SCOPED:
         result.fix = f'allow it with a ClusterRole: resources ["{resource}"], verbs ["{verb}"]'
     elif result.forbidden:
@@ -104,42 +113,6 @@ def api_error(error: BaseException, verb: str, resource: str, name: str, namespa
     elif status == 404 and about.get("kind") == "namespaces":
         result.fix = f"create the namespace {namespace}, or name another"
     return result
-
-
-def _start_webhook(message: str) -> str:
-    service = _SERVICE.search(message)
-    if service is None:
-        return "start the controller of this webhook, which does not answer"
-    name, where = service[1] or service[3], f"-n {service[2]}" if service[2] else "--all-namespaces"
-    return (
-        f"the webhook's Service {name} does not answer: start its controller "
-        f"(`kubectl get pods {where}` shows its state)"
-    )
-
-
-def _reason(error: BaseException, answer: dict[str, Any]) -> str:
-    if not isinstance(error, ApiException) or not error.status:
-        text = " ".join(str(getattr(error, "reason", "") or error).split())
-        return f"no answer ({text or type(error).__name__})"
-    title = f"{error.status} {error.reason or ''}".strip()
-    message = str(answer.get("message") or error.body or "").strip()
-    return f"{title}: {message[:2000]}" if message else title
-
-
-def _answer(error: BaseException) -> dict[str, Any]:
-    try:
-        body = json.loads(getattr(error, "body", "") or "")
-    except ValueError:
-        return {}
-    return body if isinstance(body, dict) else {}
-
-
-def _retry_after(error: BaseException) -> float:
-    headers = getattr(error, "headers", None) or {}
-    try:
-        return float(headers.get("Retry-After", 0))
-    except ValueError:  # A date, which Kubernetes never sends.
-        return 0.0
 
 
 class _Api(client.ApiClient):
@@ -235,7 +208,11 @@ class Cluster:
                 self.refresh()
                 continue
             refusal = api_error(cause, verb, resource, name, self.namespace)
-            wait = max(next(waits), _retry_after(cause))
+            try:
+                retry_after = float((getattr(cause, "headers", None) or {}).get("Retry-After", 0))
+            except ValueError:  # A date, which Kubernetes never sends.
+                retry_after = 0.0
+            wait = max(next(waits), retry_after)
             longest = max(patience, self.timings.outage) if patience and refusal.webhook_away else patience
             if not refusal.passing or time.monotonic() + wait > began + longest:
                 raise refusal from None

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kubernetes.client import V1DeleteOptions
 
@@ -19,30 +19,6 @@ T = TypeVar("T")
 
 _TRIES = 3  # To create an object while the cluster is deleting one of its name.
 _INSTALL = "install Kubeflow Trainer (v2.3) or the Training Operator (v1.9), or start what is installed"
-
-
-def rehearse(cluster: Cluster, kind: Kind, body: Body) -> Body:
-    """Return a job as the cluster's webhooks would change it: a dry run, which creates nothing.
-
-    Raises:
-        ApiError: they would refuse it.
-    """
-    answer: Body = cluster.request("create", kind.resource, body=body, dry_run="All", patience=0.0)
-    return answer
-
-
-def is_there(cluster: Cluster, resource: Resource, name: str) -> bool:
-    """Whether the namespace has an object of kubedet's that a job may refer to.
-
-    An object that may not be read is assumed to exist: otherwise the cluster refuses the job.
-    """
-    try:
-        body = cluster.find(resource, name)
-    except ApiError as error:
-        if error.status == 403:
-            return True
-        raise
-    return body is not None and is_managed(body)
 
 
 def is_managed(body: Body) -> bool:
@@ -64,22 +40,21 @@ def create_all(cluster: Cluster, manifests: list[Body]) -> str:
         for dependency in dependencies:
             _create_or_orphan(cluster, dependency, job)
         try:
-            uid = str(cluster.request("create", _resource(job), _name(job), body=job)["metadata"]["uid"])
+            uid = str(_send(cluster, "create", job, body=job)["metadata"]["uid"])
             break
         except ApiError as error:
             # A controller's cache lags behind; and the deletion of an earlier job may have taken it along.
-            unseen = any(
-                f"{quote}{_name(dependency)}{quote} not found" in error.message
-                for dependency in dependencies
-                for quote in "\"'"  # Trainer's and Kueue's webhooks.
-            )
+            names = [dependency["metadata"]["name"] for dependency in dependencies]
+            # Trainer's and Kueue's webhooks quote names differently.
+            unseen = any(f'"{name}" not found' in error.message for name in names)
+            unseen = unseen or any(f"'{name}' not found" in error.message for name in names)
             if unseen and time.monotonic() < end:
                 time.sleep(next(waits))
                 continue
             if not error.passing and error.status != 409:  # Else there may be a job that needs them.
                 for dependency in dependencies:
                     with suppress(ApiError):  # The refusal of the job says more.
-                        cluster.request("delete", _resource(dependency), _name(dependency))
+                        _send(cluster, "delete", dependency)
             raise
     add_owner(cluster, manifests, uid)
     return uid
@@ -89,12 +64,17 @@ def add_owner(cluster: Cluster, manifests: list[Body], uid: str) -> None:
     """Make the job of this uid the owner of what it refers to, so that they are deleted together."""
     *dependencies, job = manifests
     # Without blockOwnerDeletion: some clusters forbid it, and with it a job could wait for ever for its end.
-    owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": _name(job), "uid": uid}
+    owner = {
+        "apiVersion": job["apiVersion"],
+        "kind": job["kind"],
+        "name": job["metadata"]["name"],
+        "uid": uid,
+    }
     for dependency in dependencies:
         try:
-            _patch_metadata(cluster, dependency, {"ownerReferences": [owner]})
+            _send(cluster, "patch", dependency, body=_of(dependency, {"ownerReferences": [owner]}))
         except ApiError as error:
-            kind, name = dependency["kind"], _name(dependency)
+            kind, name = dependency["kind"], dependency["metadata"]["name"]
             logger.warning("the %s %s stays when its job is deleted: %s", kind, name, error.message)
 
 
@@ -105,22 +85,22 @@ def _create_or_orphan(cluster: Cluster, dependency: Body, job: Body) -> None:
     """
     for _ in range(_TRIES):
         try:
-            cluster.request("create", _resource(dependency), _name(dependency), body=dependency)
+            _send(cluster, "create", dependency, body=dependency)
             return
         except ApiError as error:
-            if error.status != 409 or cluster.find(_resource(job), _name(job)) is not None:
+            if error.status != 409 or cluster.find(_resource(job), job["metadata"]["name"]) is not None:
                 raise
         try:
-            _patch_metadata(cluster, dependency, {"ownerReferences": None, **dependency["metadata"]})
+            without_owner = {"ownerReferences": None, **dependency["metadata"]}
+            _send(cluster, "patch", dependency, body=_of(dependency, without_owner))
             return
         except ApiError as error:
             if not error.absent:
                 raise
 
 
-def _patch_metadata(cluster: Cluster, body: Body, metadata: Body) -> None:
-    patch = {"apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": metadata}
-    cluster.request("patch", _resource(body), _name(body), body=patch)
+def _of(body: Body, metadata: Body) -> Body:
+    return {"apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": metadata}
 
 
 def _resource(body: Body) -> Resource:
@@ -128,8 +108,8 @@ def _resource(body: Body) -> Resource:
     return Resource(group, version, f"{body['kind'].lower()}s")
 
 
-def _name(body: Body) -> str:
-    return str(body["metadata"]["name"])
+def _send(cluster: Cluster, verb: str, about: Body, **options: Any) -> Any:
+    return cluster.request(verb, _resource(about), about["metadata"]["name"], **options)
 
 
 def delete(cluster: Cluster, kind: Kind, name: str, *, uid: str = "", patience: float | None = None) -> None:
@@ -173,7 +153,8 @@ class Kinds:
 
     def __init__(self, cluster: Cluster, possible: tuple[Kind, ...]) -> None:
         self._cluster, self.possible = cluster, possible
-        self._kinds: dict[str, Kind] = {}
+        self.by_name: dict[str, Kind] = {}
+        """The kinds of jobs that this process read or created."""
         self._chosen: Kind | None = possible[0] if len(possible) == 1 else None
         self._answering: Kind | None = None
         """The first kind whose resource the cluster has."""
@@ -192,14 +173,14 @@ class Kinds:
         while self._chosen is None:
             refusals: dict[Kind, ApiError] = {}
             for kind in self.possible:
-                refusal = self._refusal(kind)
-                if refusal is None:
-                    self._chosen = kind
-                    others = "; ".join(_problem(*item) for item in refusals.items())
-                    suffix = f" ({others})" if others else ""
-                    logger.info("jobs are %ss here, of %s%s", kind.title, kind.controller, suffix)
-                    return kind
-                refusals[kind] = refusal
+                if refusal := _refusal(self._cluster, kind):
+                    refusals[kind] = refusal
+                    continue
+                self._chosen = kind
+                others = "; ".join(_problem(*item) for item in refusals.items())
+                suffix = f" ({others})" if others else ""
+                logger.info("jobs are %ss here, of %s%s", kind.title, kind.controller, suffix)
+                return kind
             if forbidden := next((error for error in refusals.values() if error.forbidden), None):
                 raise forbidden
             away = next((error for error in refusals.values() if error.webhook_away), None)
@@ -209,29 +190,6 @@ class Kinds:
             time.sleep(next(waits))
         return self._chosen
 
-    def trouble(self, kind: Kind) -> str:
-        """Return why the cluster would not run a job of a kind; empty if it would, or may not be asked.
-
-        A dry run calls the controller's webhook and creates nothing.
-
-        Raises:
-            ApiError: the cluster does not say, or has no such namespace.
-        """
-        refusal = self._refusal(kind)
-        return "" if refusal is None or refusal.forbidden else _problem(kind, refusal).partition(": ")[2]
-
-    def _refusal(self, kind: Kind) -> ApiError | None:
-        """Return why jobs of a kind cannot be created; None if its controller answered, in any way."""
-        try:
-            rehearse(self._cluster, kind, kind.probe())
-        except ApiError as error:
-            if error.webhook_away or error.forbidden:
-                return error
-            if error.passing or (error.unknown and 'namespaces "' in error.message):
-                raise
-            return error if error.unknown else None
-        return None
-
     def find(self, name: str, *, patience: float | None = None) -> tuple[Kind, Body | None]:
         """Return a job and its kind; if it does not exist, None and the kind that it had or would have.
 
@@ -239,12 +197,12 @@ class Kinds:
             ApiError: the cluster does not say.
             ConfigError: it knows none of the kinds.
         """
-        kinds = [self._kinds[name]] if name in self._kinds else self.possible
+        kinds = [self.by_name[name]] if name in self.by_name else self.possible
         get = self._cluster.find
         for kind, job in self._answers(kinds, lambda kind: get(kind.resource, name, patience=patience)):
             self._answering = self._answering or kind
             if job is not None:
-                self._kinds[name] = kind
+                self.by_name[name] = kind
                 return kind, job
         return self.kind_of(name), None
 
@@ -255,12 +213,11 @@ class Kinds:
             ApiError: the cluster does not say.
             ConfigError: it knows none of the kinds.
         """
-
-        def managed(kind: Kind) -> list[Body]:
-            selector = f"{LABEL_MANAGED}={MANAGED_BY}"
-            return list(self._cluster.request("list", kind.resource, label_selector=selector)["items"])
-
-        return list(self._answers(self.possible, managed))
+        selector, request = f"{LABEL_MANAGED}={MANAGED_BY}", self._cluster.request
+        answers = self._answers(
+            self.possible, lambda kind: request("list", kind.resource, label_selector=selector)
+        )
+        return [(kind, answer["items"]) for kind, answer in answers]
 
     def _answers(self, kinds: Iterable[Kind], request: Callable[[Kind], T]) -> Iterator[tuple[Kind, T]]:
         """Yield each kind's answer, without kinds that are absent or forbidden unless all are."""
@@ -281,11 +238,32 @@ class Kinds:
 
     def kind_of(self, name: str) -> Kind:
         """Return the kind of a job that this process read or created; of any other that of a new job."""
-        return self._kinds.get(name) or self._chosen or self._answering or self.possible[0]
+        return self.by_name.get(name) or self._chosen or self._answering or self.possible[0]
 
-    def remember(self, name: str, kind: Kind) -> None:
-        """Remember the kind of a job that was created."""
-        self._kinds[name] = kind
+
+def trouble(cluster: Cluster, kind: Kind) -> str:
+    """Return why the cluster would not run a job of a kind; empty if it would, or may not be asked.
+
+    A dry run calls the controller's webhook and creates nothing.
+
+    Raises:
+        ApiError: the cluster does not say, or has no such namespace.
+    """
+    refusal = _refusal(cluster, kind)
+    return "" if refusal is None or refusal.forbidden else _problem(kind, refusal).partition(": ")[2]
+
+
+def _refusal(cluster: Cluster, kind: Kind) -> ApiError | None:
+    """Return why jobs of a kind cannot be created; None if its controller answered, in any way."""
+    try:
+        cluster.request("create", kind.resource, body=kind.probe(), dry_run="All", patience=0.0)
+    except ApiError as error:
+        if error.webhook_away or error.forbidden:
+            return error
+        if error.passing or (error.unknown and 'namespaces "' in error.message):
+            raise
+        return error if error.unknown else None
+    return None
 
 
 def _no_jobs(refusals: dict[Kind, ApiError]) -> ConfigError:

@@ -30,8 +30,22 @@ DEACTIVATED = "Deactivated"  # Its Workload: by a person, or by Kueue after too 
 UNSERVED = "Unserved"  # Kueue has no Workload for it.
 UNKNOWN = "QueueUnknown"  # Its Workload may not be read, or the API server has trouble.
 
+_IN_LINE = (QUEUED, INADMISSIBLE)  # Those that have a position.
 _PATIENCE = 5.0
 _MESSAGE_LIMIT = 400  # Characters of a message of Kueue.
+
+
+def _workloads(cluster: Cluster, versions: Iterable[str], **options: Any) -> tuple[str, list[Body]]:
+    """Return the first of these versions of Kueue's API that is served ("" if none), and the Workloads."""
+    for version in versions:
+        try:
+            body = cluster.request("list", Resource(GROUP, version, "workloads"), **options)
+        except ApiError as error:
+            if not error.unknown:
+                raise
+        else:
+            return version, list(body["items"])
+    return "", []
 
 
 class Queues:
@@ -52,36 +66,40 @@ class Queues:
             return list(jobs)
         longest = min(_PATIENCE, self._cluster.timings.patience)
         patience = longest if patience is None else min(patience, longest)
-        positions: dict[str, int] = {}
+        updated: dict[str, JobStatus] = {}
         try:
-            workloads = self._workloads(waiting, patience)
+            workloads = self._by_job(waiting, patience)
         except ApiError as error:
-            updated = {job.uid: _unknown(job, error) for job in waiting}
+            fix = f" ({error.fix})" if error.status == 403 else ""
+            for job in waiting:
+                message = f"in queue {job.queue}, its position is not known: {error.message}{fix}"
+                updated[job.uid] = replace(job, reason=UNKNOWN, message=message)
         else:
-            for queue in sorted({job.queue for job in waiting if _waits(workloads.get(job.uid))}):
+            positions: dict[str, int] = {}
+            in_line = [job for job in waiting if job.uid in workloads]
+            for queue in sorted({job.queue for job in in_line if _state(workloads[job.uid])[0] in _IN_LINE}):
                 positions |= self._positions(queue, patience)
-            updated = {job.uid: self._with_state(job, workloads.get(job.uid), positions) for job in waiting}
+            for job in waiting:
+                updated[job.uid] = self._with_state(job, workloads.get(job.uid), positions)
         return [updated.get(job.uid, job) for job in jobs]
 
-    def _workloads(self, jobs: list[JobStatus], patience: float) -> dict[str, Body]:
+    def _by_job(self, jobs: list[JobStatus], patience: float) -> dict[str, Body]:
         """Return the newest Workload of each job, by the job's uid (a label; in older versions the owner)."""
-        workloads = self._list(patience, f"{LABEL_JOB}={jobs[0].uid}") if len(jobs) == 1 else []
-        workloads = workloads or self._list(patience, "")
-        workloads.sort(key=lambda item: item["metadata"].get("creationTimestamp") or "")
-        return {_owner(item): item for item in workloads}
-
-    def _list(self, patience: float, selector: str) -> list[Body]:
-        for version in [self._version] if self._version else VERSIONS:
-            resource = Resource(GROUP, version, "workloads")
-            try:
-                body = self._cluster.request("list", resource, label_selector=selector, patience=patience)
-            except ApiError as error:
-                if not error.unknown:
-                    raise
-                continue
-            self._version = version
-            return list(body["items"])
-        return []
+        versions = [self._version] if self._version else VERSIONS
+        workloads: list[Body] = []
+        for selector in [f"{LABEL_JOB}={jobs[0].uid}", ""] if len(jobs) == 1 else [""]:
+            if not workloads:
+                version, workloads = _workloads(
+                    self._cluster, versions, label_selector=selector, patience=patience
+                )
+                self._version = self._version or version
+        by_job = {}
+        for workload in sorted(workloads, key=lambda item: item["metadata"].get("creationTimestamp") or ""):
+            meta = workload["metadata"]
+            owners: Iterable[Body] = meta.get("ownerReferences") or []
+            owner = next((owner["uid"] for owner in owners if owner.get("controller")), "")
+            by_job[(meta.get("labels") or {}).get(LABEL_JOB) or owner] = workload
+        return by_job
 
     def _positions(self, queue: str, patience: float) -> dict[str, int]:
         """Return the positions in a queue, from 1, by Workload; none if the API is not served."""
@@ -119,10 +137,6 @@ class Queues:
         return replace(job, reason=reason, message=f"{where}: {detail}" if detail else where)
 
 
-def _waits(workload: Body | None) -> bool:
-    return workload is not None and _state(workload)[0] in (QUEUED, INADMISSIBLE)
-
-
 def _state(workload: Body) -> tuple[str, str]:
     """Return reason and message of a job that waits."""
     true_conditions = holding(workload)
@@ -146,19 +160,6 @@ def _message(condition: Mapping[str, Any]) -> str:
     """Return a condition's message, without the path of preemption."""
     message = " ".join((condition.get("message") or "").split())
     return message.partition("; preemptor path:")[0].rstrip("; ")[:_MESSAGE_LIMIT]
-
-
-def _unknown(job: JobStatus, error: ApiError) -> JobStatus:
-    fix = f" ({error.fix})" if error.status == 403 else ""
-    message = f"in queue {job.queue}, its position is not known: {error.message}{fix}"
-    return replace(job, reason=UNKNOWN, message=message)
-
-
-def _owner(workload: Body) -> str:
-    meta = workload["metadata"]
-    references: Iterable[Body] = meta.get("ownerReferences") or []
-    by_owner = next((owner["uid"] for owner in references if owner.get("controller")), "")
-    return str((meta.get("labels") or {}).get(LABEL_JOB) or by_owner)
 
 
 def in_vain(job: JobStatus, seconds: float) -> bool:
@@ -194,7 +195,7 @@ def release(cluster: Cluster) -> Release:
     Raises:
         ApiError: the namespace's Workloads may not be listed, so it is not known.
     """
-    served = next((version for version in VERSIONS if _serves(cluster, version)), "")
+    served, _ = _workloads(cluster, VERSIONS, limit=1, patience=_SETUP_PATIENCE)
     if not served:
         return Release()
     read = partial(client.AppsV1Api(cluster.api).read_namespaced_deployment, _MANAGER, NAMESPACE)
@@ -203,16 +204,6 @@ def release(cluster: Cluster) -> Release:
     except ApiError:
         return Release(served)
     return Release(served, bool(manager.status and manager.status.ready_replicas))
-
-
-def _serves(cluster: Cluster, version: str) -> bool:
-    try:
-        cluster.request("list", Resource(GROUP, version, "workloads"), limit=1, patience=_SETUP_PATIENCE)
-    except ApiError as error:
-        if not error.unknown:
-            raise
-        return False
-    return True
 
 
 def framework(kind: Kind) -> str:
@@ -244,9 +235,7 @@ def remedy(status: JobStatus) -> str:
             "run the same again: Kueue cannot start a job that was created while it did not serve its kind; "
             "otherwise look at the log of the job's controller"
         )
-    kind = next((kind for kind in KINDS.values() if kind.title == status.kind), None)
-    if kind is None:
-        return "leave kueue_queue out"
+    kind = next(kind for kind in KINDS.values() if kind.title == status.kind)
     first = " (needs Kueue 0.14 or later)" if kind.title == "TrainJob" else ""
     others = " or ".join(other.name for other in KINDS.values() if other is not kind)
     return (
@@ -268,10 +257,8 @@ class QueueWait:
 
     def __init__(self, start_timeout: float, timings: Timings) -> None:
         self._start_timeout, self._timings = start_timeout, timings
-        self._reported = ""
-        self._reported_at = float("-inf")
-        self._reason = ""
-        self._since = 0.0
+        self._reported, self._reported_at = "", float("-inf")
+        self._reason, self._since = "", 0.0
 
     def is_news(self, status: JobStatus, now: float) -> bool:
         """Whether to print the status: a new text at once, only new numbers every Timings.place seconds."""

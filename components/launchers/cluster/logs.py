@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from queue import Empty, Full, Queue
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kubernetes.client import ApiException
 from urllib3.exceptions import HTTPError
@@ -41,12 +41,8 @@ class PodLog:
     Every line has the time at which it was printed. A new stream asks for the lines since shortly before the
     last one, and drops those that were read: they are recognised by time and text, equal ones are counted.
 
-    Args:
-        cluster: where the pod is.
-        pod: its name.
-        uid: its identity; another pod of the same name is not followed.
-        stopped: ends the following.
-        tail: only so many last lines; 0 is all.
+    `stopped` ends the following. Another pod of the same name than that of `uid` is not followed. `tail` is
+    how many of the last lines are read, 0 is all.
     """
 
     def __init__(
@@ -135,8 +131,27 @@ class PodLog:
     def _read(self, *, follow: bool = False, previous: bool = False) -> Generator[str, None, bool]:
         """Yield the new lines of one stream; returns whether it ended properly."""
         replay = self._seen.copy()
+        query = {
+            "container": self._container,
+            "timestamps": "true",
+            "follow": "true" if follow else "",
+            "previous": "true" if previous else "",
+            "sinceTime": f"{self._since:%Y-%m-%dT%H:%M:%SZ}" if self._since else "",
+            "tailLines": str(self._tail or ""),
+        }
+        cluster = self._cluster
         try:
-            response = self._open(follow, previous)
+            # The SDK's own method has no sinceTime.
+            response = cluster.api.call_api(
+                "/api/v1/namespaces/{namespace}/pods/{name}/log",
+                "GET",
+                {"namespace": cluster.namespace, "name": self._pod},
+                [(name, value) for name, value in query.items() if value],
+                auth_settings=["BearerToken"],
+                _return_http_data_only=True,
+                _preload_content=False,
+                _request_timeout=(cluster.timings.connect, cluster.timings.quiet),
+            )
         except ApiException as error:
             self._check(error)
             return previous and error.status in (400, 404)  # There is none.
@@ -169,28 +184,6 @@ class PodLog:
             self._cluster.refresh()
         elif error.status == 403:
             raise api_error(error, "get", "pods/log", self._pod, self._cluster.namespace)
-
-    def _open(self, follow: bool, previous: bool) -> Any:
-        """Open a stream: the SDK's own method has no sinceTime."""
-        query = {
-            "container": self._container,
-            "timestamps": "true",
-            "follow": "true" if follow else "",
-            "previous": "true" if previous else "",
-            "sinceTime": f"{self._since:%Y-%m-%dT%H:%M:%SZ}" if self._since else "",
-            "tailLines": str(self._tail or ""),
-        }
-        timings = self._cluster.timings
-        return self._cluster.api.call_api(
-            "/api/v1/namespaces/{namespace}/pods/{name}/log",
-            "GET",
-            {"namespace": self._cluster.namespace, "name": self._pod},
-            [(name, value) for name, value in query.items() if value],
-            auth_settings=["BearerToken"],
-            _return_http_data_only=True,
-            _preload_content=False,
-            _request_timeout=(timings.connect, timings.quiet),
-        )
 
     def _is_new(self, raw: bytes, replay: Counter[bytes]) -> bool:
         """Record a line, unless `replay` says that it was read; keeps those of the last whole seconds."""
@@ -282,14 +275,12 @@ class MergedLogs:
     def _read(self, pod: str, log: PodLog) -> None:
         try:
             for line in log.lines(follow=self._follow):
-                self._put(LogLine(pod, line))
+                while not self._stopped.is_set():
+                    with suppress(Full):
+                        self._lines.put(LogLine(pod, line), timeout=1.0)
+                        break
         except ApiError as error:
             logger.warning("the log of pod %s is not shown: %s", pod, error)
-
-    def _put(self, line: LogLine) -> None:
-        while not self._stopped.is_set():
-            with suppress(Full):
-                return self._lines.put(line, timeout=1.0)
 
 
 def with_progress(cluster: Cluster, status: JobStatus) -> JobStatus:

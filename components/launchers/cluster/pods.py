@@ -13,7 +13,7 @@ from urllib3.exceptions import HTTPError
 
 from components.launchers.backend import Ending, JobStatus, Phase, PodStatus
 from components.launchers.cluster.client import ApiError, Cluster
-from components.launchers.cluster.kinds import Body, Kind, Standing
+from components.launchers.cluster.kinds import Body, Kind
 from components.launchers.pod_template import LABEL_QUEUE, LABEL_SPEC, MAIN
 
 _EVENTS = 5  # Events of one object that are shown.
@@ -30,23 +30,9 @@ def of_job(cluster: Cluster, kind: Kind, job: str, *, patience: float | None = N
     return list(cluster.call("list", "pods", request, patience=patience).items)
 
 
-def _statuses(pods: Iterable[Any], kind: Kind, job: Body) -> tuple[PodStatus, ...]:
-    """Return the status of pods, by rank: of several of one rank the newest, and how the last ended."""
-    newest: dict[int, PodStatus] = {}
-    for pod in sorted((_status(pod, kind, job) for pod in pods), key=_age):
-        last = newest.get(pod.rank)
-        newest[pod.rank] = replace(pod, before=pod.before or (_ending(last) if last else None))
-    return tuple(newest.values())
-
-
 def _ending(pod: PodStatus) -> Ending | None:
     ended = pod.phase == "Failed" or pod.exit_code
     return Ending(pod.reason, pod.message, pod.exit_code) if ended else None
-
-
-def _age(pod: PodStatus) -> tuple[int, str, bool]:
-    """Sort key by age; of two pods of the same second the deleted or failed one is the older."""
-    return pod.rank, pod.created, pod.phase != "Failed" and not pod.leaving
 
 
 def _status(pod: Any, kind: Kind, job: Body) -> PodStatus:
@@ -146,12 +132,11 @@ def events(cluster: Cluster, kind: str, name: str) -> list[str]:
     except ApiError as error:
         return [f"its events are not known: {error.message}"]
     found.sort(key=lambda event: _rfc3339(event.last_timestamp or event.metadata.creation_timestamp))
-    return list(dict.fromkeys(_event(event) for event in found))[-_EVENTS:]
-
-
-def _event(event: Any) -> str:
-    often = f" (x{event.count})" if (event.count or 1) > 1 else ""
-    return f"{event.reason}{often}: {' '.join((event.message or '').split())[:_EVENT_LENGTH]}"
+    lines = []
+    for event in found:
+        times = f" (x{event.count})" if (event.count or 1) > 1 else ""
+        lines.append(f"{event.reason}{times}: {' '.join((event.message or '').split())[:_EVENT_LENGTH]}")
+    return list(dict.fromkeys(lines))[-_EVENTS:]
 
 
 def _rfc3339(moment: Any) -> str:
@@ -162,18 +147,38 @@ def job_status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
     """Return the status of a job from its body and its pods (V1Pod)."""
     meta = job["metadata"]
     created = meta.get("creationTimestamp") or ""
+
+    def age(pod: PodStatus) -> tuple[int, str, bool]:
+        # Of two pods of the same second the deleted or failed one is the older.
+        return pod.rank, pod.created, pod.phase != "Failed" and not pod.leaving
+
     # A job of this name that was deleted a moment ago leaves pods of the same labels.
-    own_pods = [pod for pod in job_pods if _rfc3339(pod.metadata.creation_timestamp) >= created]
-    pod_statuses = _statuses(own_pods, kind, job)
-    nodes, bounds = kind.nodes(job), kind.bounds(job)
-    phase, reason, message = _phase(kind.standing(job), bounds[0] if bounds else nodes, pod_statuses)
+    statuses = [
+        status for status in (_status(pod, kind, job) for pod in job_pods) if status.created >= created
+    ]
+    newest: dict[int, PodStatus] = {}
+    for pod in sorted(statuses, key=age):
+        last = newest.get(pod.rank)
+        newest[pod.rank] = replace(pod, before=pod.before or (_ending(last) if last else None))
+    nodes, bounds, standing = kind.nodes(job), kind.bounds(job), kind.standing(job)
+    # The end by the job's conditions, the rest by the pods.
+    phase, reason, message = standing.phase, standing.reason, standing.message
+    if phase is None:
+        if sum(pod.counts for pod in newest.values()) >= (bounds[0] if bounds else nodes):
+            phase, reason, message = Phase.RUNNING, "", ""
+        elif standing.restarting:
+            phase = Phase.RESTARTING
+        else:
+            waiting = [pod for pod in newest.values() if pod.phase == "Pending" and pod.reason]
+            phase = Phase.PENDING
+            reason, message = (waiting[0].reason, waiting[0].message) if waiting else ("", "")
     labels, owners = meta.get("labels") or {}, meta.get("ownerReferences") or ()
     return JobStatus(
         name=meta["name"],
         phase=phase,
         reason=reason,
         message=message,
-        pods=pod_statuses,
+        pods=tuple(newest.values()),
         created=created,
         nodes=nodes,
         elastic=bounds is not None,
@@ -184,18 +189,6 @@ def job_status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
         workflow=next((owner["name"] for owner in owners if owner["kind"] == "Workflow"), ""),
         progress=kind.progress(job),
     )
-
-
-def _phase(standing: Standing, needed: int, pod_statuses: tuple[PodStatus, ...]) -> tuple[Phase, str, str]:
-    """Return phase, reason and message: the end by the job's conditions, the rest by the pods."""
-    if standing.phase is not None:
-        return standing.phase, standing.reason, standing.message
-    if sum(pod.counts for pod in pod_statuses) >= needed:
-        return Phase.RUNNING, "", ""
-    if standing.restarting:
-        return Phase.RESTARTING, standing.reason, standing.message
-    waiting = next((pod for pod in pod_statuses if pod.phase == "Pending" and pod.reason), None)
-    return Phase.PENDING, waiting.reason if waiting else "", waiting.message if waiting else ""
 
 
 class PodHistory:
@@ -242,11 +235,18 @@ class PodHistory:
                 self._endings[rank][uid] = Ending()
             had_pods = bool(self._observed)
             self._observed.update({pod.uid for pod in status.pods} - self._suspended)
-            pods = tuple(self._with_history(pod) for pod in status.pods)
+            pods = []
+            for pod in status.pods:
+                earlier = self._earlier(pod)
+                # The controller's own count, `attempt`, is of these, too.
+                uncounted = max(0, len(self._observed & earlier.keys()) - pod.attempt)
+                last = next((end for end in reversed(earlier.values()) if end), None)
+                before = pod.before or (last if last != Ending() else None)
+                pods.append(replace(pod, restarts=pod.restarts + uncounted, before=before))
         lost = not pods or any(pod.leaving or pod.phase == "Failed" for pod in pods)
         restarted = any(pod.restarts for pod in pods) or (had_pods and lost)
         restarting = status.phase is Phase.PENDING and restarted
-        return replace(status, pods=pods, phase=Phase.RESTARTING if restarting else status.phase)
+        return replace(status, pods=tuple(pods), phase=Phase.RESTARTING if restarting else status.phase)
 
     def _awaited(self, status: JobStatus) -> list[tuple[int, str]]:
         """Return rank and uid of each replaced pod whose end was not observed."""
@@ -260,14 +260,6 @@ class PodHistory:
             return {}
         before = itertools.takewhile(lambda item: item[0] != pod.uid, self._endings[pod.rank].items())
         return {uid: end for uid, end in before if uid not in self._suspended}
-
-    def _with_history(self, pod: PodStatus) -> PodStatus:
-        earlier = self._earlier(pod)
-        # The controller's own count, `attempt`, is of these, too.
-        uncounted = max(0, len(self._observed & earlier.keys()) - pod.attempt)
-        last = next((end for end in reversed(earlier.values()) if end), None)
-        before = pod.before or (last if last != Ending() else None)
-        return replace(pod, restarts=pod.restarts + uncounted, before=before)
 
     def _note(self, pod: PodStatus, *, deleted: bool = False) -> None:
         with self._news:
