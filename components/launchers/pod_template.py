@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from components.launchers import kubernetes_names
-from components.launchers.spec import JobSpec, Spread
+from components.launchers.spec import JobSpec
 
 Body = dict[str, Any]
 """An object of the cluster, as it is written in YAML."""
@@ -27,17 +27,12 @@ def pod_labels(job: JobSpec) -> dict[str, str]:
     return mesh | ({"runai/queue": job.runai_queue} if job.runai_queue else {}) | dict(job.labels) | managed
 
 
-def job_labels(job: JobSpec) -> dict[str, str]:
-    """Return the labels of the job itself."""
-    queue = {LABEL_QUEUE: job.kueue_queue} if job.kueue_queue else {}
-    pods = {key: value for key, value in pod_labels(job).items() if key != "sidecar.istio.io/inject"}
-    return pods | queue | {LABEL_SPEC: job.fingerprint}
-
-
 def job_metadata(job: JobSpec) -> Body:
     """Return the metadata of the job itself."""
     namespace = {"namespace": job.namespace} if job.namespace else {}
-    return {"name": job.name, **namespace, "labels": job_labels(job)}
+    queue = {LABEL_QUEUE: job.kueue_queue} if job.kueue_queue else {}
+    pods = {key: value for key, value in pod_labels(job).items() if key != "sidecar.istio.io/inject"}
+    return {"name": job.name, **namespace, "labels": pods | queue | {LABEL_SPEC: job.fingerprint}}
 
 
 ALLOCATOR = "PYTORCH_ALLOC_CONF"
@@ -48,7 +43,10 @@ EXPANDABLE = "expandable_segments:True"  # Otherwise batches of several sizes fr
 def process_variables(job: JobSpec) -> dict[str, str]:
     """Return the variables of every process: of network profile and allocator, and the job's, which win."""
     network = job.network
-    values: dict[str, str] = {ALLOCATOR: _allocator(job), "NCCL_DEBUG": network.debug}
+    named = {*job.env, *(item.name for item in job.secret_env)}
+    nvidia = job.gpus > 0 and job.gpu_resource.startswith("nvidia.com/")
+    allocator = EXPANDABLE if nvidia and not named & ALLOCATORS else ""
+    values: dict[str, str] = {ALLOCATOR: allocator, "NCCL_DEBUG": network.debug}
     values |= {"NCCL_SOCKET_IFNAME": network.interface, "GLOO_SOCKET_IFNAME": network.interface}
     if network.profile == "tcp":
         values["NCCL_IB_DISABLE"] = "1"
@@ -59,12 +57,6 @@ def process_variables(job: JobSpec) -> dict[str, str]:
         values["NCCL_IB_HCA"] = network.hca
         values["NCCL_IB_GID_INDEX"] = str(network.gid_index) if network.gid_index >= 0 else ""
     return {name: value for name, value in values.items() if value} | dict(job.env)
-
-
-def _allocator(job: JobSpec) -> str:
-    named = {*job.env, *(item.name for item in job.secret_env)}
-    nvidia = job.gpus > 0 and job.gpu_resource.startswith("nvidia.com/")
-    return EXPANDABLE if nvidia and not named & ALLOCATORS else ""
 
 
 PORT = 29400  # Of torchrun's c10d rendezvous.
@@ -84,9 +76,8 @@ def rendezvous(job: JobSpec, first: str) -> dict[str, str]:
 
 
 CONTAINER = "pytorch"  # The Training Operator requires this name.
-MAIN = (
-    "kubectl.kubernetes.io/default-container"  # Annotation: the container that trains; others may be added.
-)
+# Annotation: the container that trains; others may be added.
+MAIN = "kubectl.kubernetes.io/default-container"
 _TMP = "/tmp"  # noqa: S108
 
 
@@ -104,8 +95,25 @@ def template(job: JobSpec, *, container: str = CONTAINER, env: dict[str, str] | 
         "imagePullSecrets": [{"name": name} for name in job.image_pull_secrets],
         "nodeSelector": dict(job.node_selector),
         "tolerations": [_without_empty(asdict(item)) for item in job.tolerations],
-        "topologySpreadConstraints": [_spread(item, job) for item in job.spread],
-        "securityContext": _pod_security(job),
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": item.max_skew,
+                "topologyKey": item.topology_key,
+                "whenUnsatisfiable": "DoNotSchedule" if item.required else "ScheduleAnyway",
+                "labelSelector": {"matchLabels": {LABEL_NAME: job.name}},
+            }
+            for item in job.spread
+        ],
+        "securityContext": _without_empty(
+            {
+                "runAsUser": job.run_as_user,
+                "runAsGroup": job.run_as_group,
+                "fsGroup": job.fs_group,
+                # A volume of millions of images is not walked through at every start.
+                "fsGroupChangePolicy": "OnRootMismatch" if job.fs_group is not None else None,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            }
+        ),
         "terminationGracePeriodSeconds": math.ceil(job.grace_seconds),
         "containers": [_container(job, container, env or {}, mounts)],
         "volumes": volumes,
@@ -126,22 +134,6 @@ def _container(job: JobSpec, name: str, env: dict[str, str], mounts: list[Body])
         )}}
         for item in job.secret_env
     ]  # fmt: skip
-    return _without_empty(
-        {
-            "name": name,
-            "image": job.image,
-            "imagePullPolicy": job.image_pull_policy,
-            "command": list(job.command),
-            "workingDir": job.working_dir,
-            "env": [{"name": name, "value": value} for name, value in plain.items()] + secret,
-            "resources": _resources(job),
-            "securityContext": _container_security(job),
-            "volumeMounts": mounts,
-        }
-    )
-
-
-def _resources(job: JobSpec) -> Body:
     numbers = ({job.gpu_resource: job.gpus} if job.gpus else {}) | dict(job.resources)
     counted = {name: str(number) for name, number in numbers.items()}
     limits = {"cpu": job.cpu_limit, "memory": job.memory_limit, **counted}
@@ -150,36 +142,34 @@ def _resources(job: JobSpec) -> Body:
         "memory": job.memory_request or job.memory_limit,
         **counted,
     }
-    return _without_empty({"limits": _without_empty(limits), "requests": _without_empty(requests)})
-
-
-def _pod_security(job: JobSpec) -> Body:
-    return _without_empty(
-        {
-            "runAsUser": job.run_as_user,
-            "runAsGroup": job.run_as_group,
-            "fsGroup": job.fs_group,
-            # A volume of millions of images is not walked through at every start.
-            "fsGroupChangePolicy": "OnRootMismatch" if job.fs_group is not None else None,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        }
-    )
-
-
-def _container_security(job: JobSpec) -> Body:
     added = list(job.capabilities)
     if job.network.profile == "rdma" and "IPC_LOCK" not in added:
         added.append("IPC_LOCK")  # Registering memory with the network card locks it.
     # An image that runs as root needs root's capabilities to read volumes of other users.
     dropped = ["ALL"] if job.run_as_non_root else []
-    capabilities = _without_empty({"drop": dropped, "add": added})
-    # Here and not on the pod: the operator's own init container may run as root.
-    root = {
-        "runAsNonRoot": job.run_as_non_root or None,
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": job.read_only_root or None,
-    }
-    return _without_empty({**root, "capabilities": capabilities})
+    return _without_empty(
+        {
+            "name": name,
+            "image": job.image,
+            "imagePullPolicy": job.image_pull_policy,
+            "command": list(job.command),
+            "workingDir": job.working_dir,
+            "env": [{"name": name, "value": value} for name, value in plain.items()] + secret,
+            "resources": _without_empty(
+                {"limits": _without_empty(limits), "requests": _without_empty(requests)}
+            ),
+            # Here and not on the pod: the operator's own init container may run as root.
+            "securityContext": _without_empty(
+                {
+                    "runAsNonRoot": job.run_as_non_root or None,
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": job.read_only_root or None,
+                    "capabilities": _without_empty({"drop": dropped, "add": added}),
+                }
+            ),
+            "volumeMounts": mounts,
+        }
+    )
 
 
 def _volumes(job: JobSpec) -> tuple[list[Body], list[Body]]:
@@ -203,15 +193,6 @@ def _volumes(job: JobSpec) -> tuple[list[Body], list[Body]]:
         own = {"subPath": mount.sub_path, "readOnly": mount.read_only or None}
         mounts.append(_without_empty({"name": names[mount.claim], "mountPath": mount.path, **own}))
     return volumes, mounts
-
-
-def _spread(item: Spread, job: JobSpec) -> Body:
-    return {
-        "maxSkew": item.max_skew,
-        "topologyKey": item.topology_key,
-        "whenUnsatisfiable": "DoNotSchedule" if item.required else "ScheduleAnyway",
-        "labelSelector": {"matchLabels": {LABEL_NAME: job.name}},
-    }
 
 
 def _without_empty(fields: Body) -> Body:

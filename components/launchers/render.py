@@ -32,45 +32,39 @@ def render(target: str, job: JobSpec) -> str:
     if target in KINDS:
         return _documents(KINDS[target].manifests(job, lambda *_: True))
     if target == "indexed-job":
-        return _documents([_service(job), _job(job)])
+        return _documents(_indexed_job(job))
     unsupported = runai.left_out(job, target)
-    notes = [f"# Run:ai's command line has no option for: {', '.join(unsupported)}"] if unsupported else []
-    return "\n".join([*notes, _wrapped(runai.command(job, target))]) + "\n"
+    lines = [f"# Run:ai's command line has no option for: {', '.join(unsupported)}\n"] if unsupported else []
+    command = runai.command(job, target)
+    options = command[: command.index("--")]
+    lines.append(options[0])
+    # One option a line; what follows `--` stays together: it is another program's.
+    for word in options[1:]:
+        if word.startswith("--") and word != "--name":
+            lines.append(f" \\\n  {word}")
+        else:
+            lines.append(f" {shlex.quote(word)}")
+    return "".join([*lines, " -- ", shlex.join(command[len(options) + 1 :]), "\n"])
 
 
 def _documents(manifests: list[Body]) -> str:
     return yaml.safe_dump_all(manifests, sort_keys=False, width=110)
 
 
-def _wrapped(command: list[str]) -> str:
-    """One option a line; what follows `--` stays together: it is another program's."""
-    options = command[: command.index("--")]
-    lines = [options[0]]
-    for word in options[1:]:
-        if word.startswith("--") and word != "--name":
-            lines.append(f"  {word}")
-        else:
-            lines[-1] += f" {shlex.quote(word)}"
-    lines[-1] += " -- " + shlex.join(command[len(options) + 1 :])
-    return " \\\n".join(lines)
-
-
 _WORTH_A_RETRY = [130, 134, 135, 137, 139, 143]
 """Exit codes of processes that a signal ended: interrupt, abort, bus error, kill, fault, term."""
 
 
-def _service(job: JobSpec) -> Body:
-    spec = {
+def _indexed_job(job: JobSpec) -> list[Body]:
+    """Return a plain Job, whose pods are the nodes, and the Service by which they find each other."""
+    metadata = pod_template.job_metadata
+    service = {
         "clusterIP": "None",
         # The nodes must find each other before any of them is ready.
         "publishNotReadyAddresses": True,
         "selector": {pod_template.LABEL_NAME: job.name},
         "ports": [{"name": "rendezvous", "port": pod_template.PORT}],
     }
-    return {"apiVersion": "v1", "kind": "Service", "metadata": pod_template.job_metadata(job), "spec": spec}
-
-
-def _job(job: JobSpec) -> Body:
     template = pod_template.template(job, env=pod_template.rendezvous(job, f"{job.name}-0.{job.name}"))
     restart = "OnFailure" if job.restart_policy == "OnFailure" else "Never"
     template["spec"] = {"subdomain": job.name, "restartPolicy": restart, **template["spec"]}
@@ -93,4 +87,7 @@ def _job(job: JobSpec) -> Body:
     if job.suspend or job.kueue_queue:
         spec["suspend"] = True
     spec["template"] = template
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": pod_template.job_metadata(job), "spec": spec}
+    return [
+        {"apiVersion": "v1", "kind": "Service", "metadata": metadata(job), "spec": service},
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata(job), "spec": spec},
+    ]
