@@ -37,11 +37,7 @@ DEFAULT = "kubernetes"
 
 
 def entry(launcher: str) -> Entry:
-    """Return a launcher's entry in the register.
-
-    Raises:
-        ConfigError: there is no such launcher.
-    """
+    """Return a launcher's entry in the register; ConfigError if there is no such launcher."""
     if launcher not in LAUNCHERS:
         raise ConfigError(f"no launcher {launcher!r}", fix=f"use one of: {', '.join(LAUNCHERS)}")
     return LAUNCHERS[launcher]
@@ -66,11 +62,7 @@ def run(launcher: str, job: JobSpec, look: Look | None = None) -> None:
 
 
 def remove(launcher: str, name: str, *, finished: bool = False) -> JobStatus:
-    """Delete a job that is not finished, or any with `finished`; returns its last status.
-
-    Raises:
-        KubedetError: whether it exists is not known, or it could not be deleted.
-    """
+    """Delete a job that is not finished, or any with `finished`; returns its last status."""
     if not entry(launcher).pods:  # It ends with the process that started it.
         return JobStatus(name, Phase.GONE)
     backend = _backend(launcher)

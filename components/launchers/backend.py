@@ -167,11 +167,7 @@ class Backend(Protocol):
         ...
 
     def status(self, name: str) -> JobStatus:
-        """Return a job's status.
-
-        Raises:
-            LaunchError: there is no answer.
-        """
+        """Return a job's status."""
         ...
 
     def follow(self, name: str, *, once: bool = False) -> Iterator[LogLine | JobStatus]:
@@ -186,11 +182,7 @@ class Backend(Protocol):
         ...
 
     def pod_lines(self, name: str, pod: PodStatus, *, follow: bool, tail: int = 0) -> Iterator[str]:
-        """Yield the lines of one pod of a job; of existing ones only the last `tail`, or all (0).
-
-        Raises:
-            LaunchError: the log cannot be read.
-        """
+        """Yield the lines of one pod of a job; of existing ones only the last `tail`, or all (0)."""
         ...
 
     def execute(self, name: str, pod: PodStatus, arguments: list[str]) -> int:

@@ -33,14 +33,8 @@ class GuardedProcess:
 
     A context manager: leaving the block stops what still runs and waits for it.
 
-    Args:
-        command: program and arguments; no shell is between.
-        env: the whole environment; None is this process's.
-        cwd: the folder in which it starts; None is this process's.
-        grace_seconds: how long it may take to end before it is killed.
-        keep_open: file descriptors that the guard holds until all is over (a lock).
-        stdout: as subprocess.Popen takes it; None is this process's.
-        stderr: as stdout.
+    `env` is the whole environment and `cwd` the folder (None: those of this process). It has `grace_seconds`
+    to end before it is killed. The guard holds the file descriptors `keep_open` (a lock) until all is over.
     """
 
     def __init__(
@@ -134,8 +128,7 @@ class _Guard:
             if select.select(watched, [], [], _POLL_SECONDS)[0]:
                 watched = []  # It ended: reading on would spin.
                 self._stop()
-            childless = self._reap()
-            if childless and self._code is not None:
+            if self._reap() and self._code is not None:
                 return self._code
             now = time.monotonic()
             if now > self._deadline:
@@ -143,8 +136,14 @@ class _Guard:
                     _signal(pid, signal.SIGKILL)
             elif now > next_look:
                 next_look = now + _LOOK_SECONDS
-                children = _children().get(os.getpid(), [])
-                self._end_orphans([pid for pid in children if pid != self._pid])
+                # An orphan has a moment to end; then come SIGTERM and, after the grace period, SIGKILL.
+                pids = [pid for pid in _children().get(os.getpid(), []) if pid != self._pid]
+                self._orphans = {pid: self._orphans.get(pid, now) for pid in pids}
+                for pid, since in self._orphans.items():
+                    if now - since > _ORPHAN_SECONDS + min(self._grace, 10.0):
+                        _signal(pid, signal.SIGKILL)
+                    elif now - since > _ORPHAN_SECONDS:
+                        _signal(pid, signal.SIGTERM)
 
     def _reap(self) -> bool:
         """Take the exit codes of children that ended; return whether none is left."""
@@ -158,16 +157,6 @@ class _Guard:
             if pid == self._pid:
                 code = os.waitstatus_to_exitcode(status)
                 self._code = code if code >= 0 else 128 - code
-
-    def _end_orphans(self, pids: list[int]) -> None:
-        """Give an orphan a moment to end, then send SIGTERM and, after the grace period, SIGKILL."""
-        now = time.monotonic()
-        self._orphans = {pid: self._orphans.get(pid, now) for pid in pids}
-        for pid, since in self._orphans.items():
-            if now - since > _ORPHAN_SECONDS + min(self._grace, 10.0):
-                _signal(pid, signal.SIGKILL)
-            elif now - since > _ORPHAN_SECONDS:
-                _signal(pid, signal.SIGTERM)
 
 
 def _signal(pid: int, number: int) -> None:
@@ -196,18 +185,12 @@ def _descendants(children: dict[int, list[int]], pid: int) -> list[int]:
     return descendants
 
 
-def _main() -> int:
+if __name__ == "__main__":
     lifeline, grace, *command = sys.argv[1:]
     try:
         guard = _Guard(int(lifeline), float(grace), command)
     except OSError as error:
-        print(f"error: cannot start {command[0]}: {error.strerror}", file=sys.stderr)
-        return 127
-    return guard.run()
-
-
-if __name__ == "__main__":
+        print(f"error: cannot start {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+        os._exit(127)
     # Without the interpreter's clean-up: subprocess would warn of a child we reaped ourselves.
-    code = _main()
-    sys.stdout.flush()
-    os._exit(code)
+    os._exit(guard.run())

@@ -4,8 +4,6 @@ import math
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from types import FrameType
 
 from components.launchers.guarded_process import GuardedProcess
@@ -42,7 +40,14 @@ def run(job: JobSpec) -> None:
     process = GuardedProcess(
         command(job), env=environment(job), cwd=job.working_dir or None, grace_seconds=job.grace_seconds
     )
-    with _passing_on(process) as stopped, process:
+    stopped: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if not stopped:  # A second one would end the guard's patience with a checkpoint that is written.
+            process.stop()
+        stopped.append(number)
+
+    with handling(pass_on), process:
         for line in process.lines():
             last.append(line)
             print(line, flush=True)
@@ -52,7 +57,18 @@ def run(job: JobSpec) -> None:
     if stopped or code == EXIT_RETRY:
         raise Interrupted("the training was stopped", fix="run the same again: it goes on where it stopped")
     if code != 0:
-        raise _failure(code, last, hints)
+        if message := own_message(last):
+            error = LaunchError(message)
+        else:
+            why = f"was killed by signal {code - 128}" if code > 128 else f"failed with exit code {code}"
+            error = LaunchError(
+                f"the training {why}; its last lines:\n{indented(last)}",
+                fix="free memory, or make the batch smaller: the same again goes on" if code == 137 else "",
+            )
+        hints.exit_code(code)
+        error.fix = "\n  ".join(filter(None, [*hints.hints, error.fix]))
+        error.exit_code = code if code < 128 else LaunchError.exit_code
+        raise error
 
 
 def command(job: JobSpec) -> list[str]:
@@ -73,32 +89,3 @@ def environment(job: JobSpec, cores: int = 0) -> dict[str, str]:
     defaults["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(max(math.ceil(job.grace_seconds) - 5, 1))
     defaults |= {} if ALLOCATORS & chosen.keys() else {ALLOCATOR: EXPANDABLE}
     return {**defaults, **chosen, "PET_NPROC_PER_NODE": str(job.processes)}
-
-
-@contextmanager
-def _passing_on(process: GuardedProcess) -> Iterator[list[int]]:
-    stopped: list[int] = []
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if not stopped:  # A second one would end the guard's patience with a checkpoint that is written.
-            process.stop()
-        stopped.append(number)
-
-    with handling(handle):
-        yield stopped
-
-
-def _failure(code: int, last: Iterable[str], hints: Hints) -> LaunchError:
-    message = own_message(last)
-    if message:
-        error = LaunchError(message)
-    else:
-        why = f"was killed by signal {code - 128}" if code > 128 else f"failed with exit code {code}"
-        error = LaunchError(
-            f"the training {why}; its last lines:\n{indented(last)}",
-            fix="free memory, or make the batch smaller: the same again goes on" if code == 137 else "",
-        )
-    hints.exit_code(code)
-    error.fix = "\n  ".join(filter(None, [*hints.hints, error.fix]))
-    error.exit_code = code if code < 128 else LaunchError.exit_code
-    return error

@@ -66,12 +66,7 @@ _BUS_ERROR = 135  # 128 + SIGBUS
 
 
 class Hints:
-    """Collects hints, each once.
-
-    Args:
-        rdma: whether the job asks for RDMA.
-        pods: whether it runs in pods, whose settings may be wrong.
-    """
+    """Collects hints, each once; on RDMA and on the settings of pods only if the job uses them."""
 
     def __init__(self, *, rdma: bool, pods: bool = True) -> None:
         self._rules = (*_ANYWHERE, *(_SETTINGS if pods else ()), *((_SOCKET,) if rdma else ()))

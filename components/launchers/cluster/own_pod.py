@@ -29,6 +29,7 @@ class OwnPod:
     workflow: dict[str, str] | None = None  # An ownerReference: when the Workflow is deleted, so is the job.
     queue: str = ""  # Kueue's queue in its label, which is meant for the task's job.
     name: str = ""
+    image_id: str = ""  # What the step's container runs, with its digest.
 
 
 def read_own_pod(cluster: Cluster) -> OwnPod:
@@ -36,9 +37,8 @@ def read_own_pod(cluster: Cluster) -> OwnPod:
 
     If it cannot be read, the job has no owner and needs an image of its own.
     """
-    name, home = _pod_name(), _home(cluster)
     try:
-        return _from_pod(_read_pod(home, name), home) if name else OwnPod()
+        return _read(cluster)
     except ApiError as error:
         logger.warning("the job will have no owner, because this pod cannot be read: %s", error)
         return OwnPod()
@@ -46,16 +46,11 @@ def read_own_pod(cluster: Cluster) -> OwnPod:
 
 def read_image_id(cluster: Cluster) -> str:
     """Return what the step's container in this pod runs, with its digest; "" if unknown. It asks once."""
-    name = _pod_name()
-    if not name:
-        return ""
     try:
-        pod = _read_pod(_home(cluster), name, glance=True)
+        return _read(cluster, glance=True).image_id
     except ApiError as error:
         logger.info("the digest of this pod's image is not known: %s", error)
         return ""
-    statuses = {item.name: item for item in pod.status.container_statuses or []}
-    return pods.image_id(statuses.get(_STEP))
 
 
 def delete(cluster: Cluster) -> None:
@@ -69,19 +64,6 @@ def delete(cluster: Cluster) -> None:
     home.call("delete", "pods", request, name=name)
 
 
-def _from_pod(pod: Any, home: Cluster) -> OwnPod:
-    containers = {container.name: container.image for container in pod.spec.containers}
-    image = containers.get(_STEP) or pod.spec.containers[0].image
-    # Without blockOwnerDeletion, which RBAC may forbid and a stuck job would abuse.
-    owners = [
-        {"apiVersion": owner.api_version, "kind": owner.kind, "name": owner.name, "uid": owner.uid}
-        for owner in pod.metadata.owner_references or []
-        if owner.kind == "Workflow"
-    ]
-    queue = (pod.metadata.labels or {}).get(LABEL_QUEUE, "")
-    return OwnPod(home.namespace, image, owners[0] if owners else None, queue, pod.metadata.name)
-
-
 def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:
     """Whether the job ends, too, now that this process is asked to end.
 
@@ -93,7 +75,7 @@ def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:
         return True
     home = _home(cluster)
     try:
-        own = own or _from_pod(_read_pod(home, _pod_name(), glance=True), home)
+        own = own or _read(cluster, glance=True)
         return own.workflow is None or run_has_ended(home, own.workflow["name"])
     except ApiError as error:
         # A job whose launcher does not come back ends by itself: see `trainer.launching.heartbeat`.
@@ -101,24 +83,17 @@ def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:
 
 
 def run_has_ended(cluster: Cluster, workflow: str) -> bool:
-    """Return whether a run has ended, by its Workflow; asks once.
-
-    Raises:
-        ApiError: the cluster does not say.
-    """
-    body = _read_workflow(cluster, workflow)
+    """Return whether a run has ended, by its Workflow; asks once."""
+    body = cluster.find(_WORKFLOWS, workflow, patience=0.0, _request_timeout=_GLANCE)
     return body is None or has_ended(body)
 
 
 def read_workflow(cluster: Cluster) -> dict[str, Any]:
-    """Return the Workflow that this process's pod belongs to; empty if none.
-
-    Raises:
-        ApiError: pod or Workflow cannot be read.
-    """
-    home, name = _home(cluster), _pod_name()
-    owner = _from_pod(_read_pod(home, name), home).workflow if name else None
-    return (owner and _read_workflow(home, owner["name"])) or {}
+    """Return the Workflow that this process's pod belongs to; empty if none."""
+    owner = _read(cluster).workflow
+    if owner is None:
+        return {}
+    return _home(cluster).find(_WORKFLOWS, owner["name"], patience=0.0, _request_timeout=_GLANCE) or {}
 
 
 def _pod_name() -> str:
@@ -131,11 +106,26 @@ def _home(cluster: Cluster) -> Cluster:
     return cluster if namespace == cluster.namespace else cluster.within(namespace)
 
 
-def _read_pod(cluster: Cluster, name: str, *, glance: bool = False) -> Any:
+def _read(cluster: Cluster, *, glance: bool = False) -> OwnPod:
+    name, home = _pod_name(), _home(cluster)
+    if not name:
+        return OwnPod()
     options = {"_request_timeout": _GLANCE} if glance else {}
-    request = partial(cluster.core.read_namespaced_pod, name, cluster.namespace, **options)
-    return cluster.call("get", "pods", request, name=name, patience=0.0 if glance else None)
-
-
-def _read_workflow(cluster: Cluster, name: str) -> Any:
-    return cluster.find(_WORKFLOWS, name, patience=0.0, _request_timeout=_GLANCE)
+    request = partial(home.core.read_namespaced_pod, name, home.namespace, **options)
+    pod = home.call("get", "pods", request, name=name, patience=0.0 if glance else None)
+    images = {container.name: container.image for container in pod.spec.containers}
+    # Without blockOwnerDeletion, which RBAC may forbid and a stuck job would abuse.
+    owners = [
+        {"apiVersion": owner.api_version, "kind": owner.kind, "name": owner.name, "uid": owner.uid}
+        for owner in pod.metadata.owner_references or []
+        if owner.kind == "Workflow"
+    ]
+    statuses = {item.name: item for item in pod.status.container_statuses or []}
+    return OwnPod(
+        namespace=home.namespace,
+        image=images.get(_STEP) or next(iter(images.values()), ""),
+        workflow=owners[0] if owners else None,
+        queue=(pod.metadata.labels or {}).get(LABEL_QUEUE, ""),
+        name=pod.metadata.name,
+        image_id=pods.image_id(statuses.get(_STEP)),
+    )

@@ -70,16 +70,29 @@ def _run(
             stderr=terminal is None, tty=terminal is not None, binary=True, _preload_content=False,
         )  # fmt: skip
     except ApiException as error:
-        raise _refusal(str(error.reason or error), pod.name, namespace) from None
+        # The client puts all it knows of a refused handshake in one text.
+        reason = str(error.reason or error)
+        handshake = re.search(r"Handshake status (\d+)", reason)
+        status = handshake[1] if handshake else ""
+        body = re.search(r"\{.*\}", reason.rpartition("-+-+-")[2])
+        with suppress(ValueError, LookupError):
+            reason = json.loads(body[0])["message"] if body else reason
+        if status in ("401", "403"):
+            fix = f"have verbs get and create on pods/exec allowed in namespace {namespace}"
+            raise ConfigError(f"not allowed to run commands in {pod.name}: {reason}", fix=fix) from None
+        text = f"cannot run a command in {pod.name}: {reason}"
+        if status in ("400", "404"):
+            raise ConfigError(text, fix="name a pod that runs") from None
+        raise LaunchError(text, fix="try again") from None
     try:
         with _raw(terminal):
-            status = _pass_through(client, sink, terminal)
+            ended = _pass_through(client, sink, terminal)
     except (OSError, WebSocketException) as error:
         raise LaunchError(f"the connection to {pod.name} broke: {error}", fix="run it again") from None
     finally:
         with suppress(OSError, WebSocketException):
             client.close()
-    return _exit_code(status, pod.name, command)
+    return _exit_code(ended, pod.name, command)
 
 
 def _pass_through(client: WSClient, sink: Sink, terminal: int | None) -> bytes:
@@ -96,7 +109,10 @@ def _pass_through(client: WSClient, sink: Sink, terminal: int | None) -> bytes:
                 client.write_channel(RESIZE_CHANNEL, json.dumps({"Width": now.columns, "Height": now.lines}))
             if select.select([terminal], [], [], 0)[0]:
                 client.write_channel(STDIN_CHANNEL, os.read(terminal, 4096))
-        if not _readable(client.sock.sock, terminal):
+        socket = client.sock.sock
+        is_read = isinstance(socket, ssl.SSLSocket) and socket.pending()
+        watched = [socket] if terminal is None else [socket, terminal]
+        if not is_read and socket not in select.select(watched, [], [], _TICK_SECONDS)[0]:
             continue
         opcode, frame = client.sock.recv_data_frame(control_frame=True)
         if opcode == ABNF.OPCODE_CLOSE:
@@ -107,13 +123,6 @@ def _pass_through(client: WSClient, sink: Sink, terminal: int | None) -> bytes:
                 status += data
             elif data:
                 sink(channel, data)
-
-
-def _readable(socket: Any, terminal: int | None) -> bool:
-    if isinstance(socket, ssl.SSLSocket) and socket.pending():
-        return True
-    watched = [socket] if terminal is None else [socket, terminal]
-    return socket in select.select(watched, [], [], _TICK_SECONDS)[0]
 
 
 def _exit_code(status: bytes, pod: str, command: Sequence[str]) -> int:
@@ -131,21 +140,6 @@ def _exit_code(status: bytes, pod: str, command: Sequence[str]) -> int:
     raise ConfigError(
         f"{pod} cannot run {command[0]}: {result.get('message', '')}", fix="name a program of the pod's image"
     )
-
-
-def _refusal(reason: str, pod: str, namespace: str) -> ConfigError | LaunchError:
-    """Return the error of a refused handshake; the client puts all it knows in one text."""
-    handshake = re.search(r"Handshake status (\d+)", reason)
-    status = handshake[1] if handshake else ""
-    body = re.search(r"\{.*\}", reason.rpartition("-+-+-")[2])
-    with suppress(ValueError, LookupError):
-        reason = json.loads(body[0])["message"] if body else reason
-    if status in ("401", "403"):
-        fix = f"have verbs get and create on pods/exec allowed in namespace {namespace}"
-        return ConfigError(f"not allowed to run commands in {pod}: {reason}", fix=fix)
-    if status in ("400", "404"):
-        return ConfigError(f"cannot run a command in {pod}: {reason}", fix="name a pod that runs")
-    return LaunchError(f"cannot run a command in {pod}: {reason}", fix="try again")
 
 
 def _to_own_output(channel: int, data: bytes) -> None:

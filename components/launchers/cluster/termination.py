@@ -144,23 +144,21 @@ class _Watch:
                 response = server.ask("GET", f"{collection}?{query}")
                 if response.status == 200:
                     for line in response:
-                        self._take(json.loads(line))
+                        event = json.loads(line)
+                        if event["type"] == "DELETED":
+                            self.seen = {"metadata": {"deletionTimestamp": "now"}}
+                        elif event["type"] in ("ADDED", "MODIFIED"):
+                            # The status of a Workflow has a node for each pod: hundreds of kilobytes.
+                            body = event["object"]
+                            self.seen = {
+                                part: {name: (body.get(part) or {}).get(name) for name in names}
+                                for part, names in _FIELDS.items()
+                            }
                 else:
                     response.read()
                     time.sleep(_WATCH_SECONDS)
             except (OSError, http.client.HTTPException, ValueError, LookupError):
                 time.sleep(1.0)
-
-    def _take(self, event: Mapping[str, Any]) -> None:
-        if event["type"] == "DELETED":
-            self.seen = {"metadata": {"deletionTimestamp": "now"}}
-        elif event["type"] in ("ADDED", "MODIFIED"):
-            # The status of a Workflow has a node for each pod: hundreds of kilobytes.
-            body = event["object"]
-            self.seen = {
-                part: {name: (body.get(part) or {}).get(name) for name in names}
-                for part, names in _FIELDS.items()
-            }
 
 
 def _ask(server: _Server, workflow: str) -> bool | None:
