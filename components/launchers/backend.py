@@ -158,12 +158,7 @@ class Backend(Protocol):
         ...
 
     def submit(self, job: JobSpec) -> Identity:
-        """Start a job, or adopt the same one if it runs already.
-
-        Raises:
-            ConfigError: this place cannot run a job of this shape.
-            LaunchError: it was refused.
-        """
+        """Start a job, or adopt the same one if it runs already."""
         ...
 
     def status(self, name: str) -> JobStatus:
@@ -190,11 +185,7 @@ class Backend(Protocol):
         ...
 
     def stop(self, name: str, *, wait: bool = True) -> None:
-        """Delete a job and its pods, and wait until all are gone; a missing job is no error.
-
-        Raises:
-            LaunchError: kubedet did not create it, or it is not gone after Timings.removal.
-        """
+        """Delete a job and its pods, and wait until all are gone; a missing job is no error."""
         ...
 
     def withdraw(self, name: str, *, wait: bool = True) -> None:

@@ -22,22 +22,24 @@ _FACTORS = {
 }  # fmt: skip
 
 
+def _checked(text: str, valid: object, problem: str) -> str:
+    if not valid:
+        raise ValueError(f"{text!r} {problem}")
+    return text
+
+
 def job(text: str) -> str:
     """A job's name."""
-    if not _DNS_1035.fullmatch(text):
-        raise ValueError(
-            f"{text!r} is not a DNS-1035 label: lower-case letters, digits and '-', beginning with a letter"
-        )
-    if len(text) > JOB_LENGTH:
-        raise ValueError(f"{text!r} has {len(text)} characters, {JOB_LENGTH} are allowed")
-    return text
+    problem = "is not a DNS-1035 label: lower-case letters, digits and '-', beginning with a letter"
+    _checked(text, _DNS_1035.fullmatch(text), problem)
+    problem = f"has {len(text)} characters, {JOB_LENGTH} are allowed"
+    return _checked(text, len(text) <= JOB_LENGTH, problem)
 
 
 def dns(text: str) -> str:
     """A name of another object, or nothing."""
-    if text and (len(text) > 253 or not _DNS_SUBDOMAIN.fullmatch(text)):
-        raise ValueError(f"{text!r} is not a name of Kubernetes: lower-case letters, digits, '-' and '.'")
-    return text
+    valid = not text or (len(text) <= 253 and _DNS_SUBDOMAIN.fullmatch(text))
+    return _checked(text, valid, "is not a name of Kubernetes: lower-case letters, digits, '-' and '.'")
 
 
 def dns_required(text: str) -> str:
@@ -50,23 +52,18 @@ def dns_required(text: str) -> str:
 def qualified(text: str) -> str:
     """A key of a label, annotation or resource: `name` or `domain/name`."""
     domain, slash, name = text.rpartition("/")
-    if (slash and not _DNS_SUBDOMAIN.fullmatch(domain)) or len(name) > 63 or not _QUALIFIED.fullmatch(name):
-        raise ValueError(f"{text!r} is not of the form name or domain/name")
-    return text
+    valid = (not slash or _DNS_SUBDOMAIN.fullmatch(domain)) and len(name) <= 63 and _QUALIFIED.fullmatch(name)
+    return _checked(text, valid, "is not of the form name or domain/name")
 
 
 def environment(text: str) -> str:
     """A name of an environment variable."""
-    if not _ENVIRONMENT.fullmatch(text):
-        raise ValueError(f"{text!r} cannot be a variable's name")
-    return text
+    return _checked(text, _ENVIRONMENT.fullmatch(text), "cannot be a variable's name")
 
 
 def quantity(text: str) -> str:
     """An amount of a resource, e.g. 500m or 128Gi, or nothing."""
-    if text and not _QUANTITY.fullmatch(text):
-        raise ValueError(f"{text!r} is not an amount like 4, 500m or 128Gi")
-    return text
+    return _checked(text, not text or _QUANTITY.fullmatch(text), "is not an amount like 4, 500m or 128Gi")
 
 
 def amount(text: str) -> Decimal:
@@ -77,9 +74,8 @@ def amount(text: str) -> Decimal:
 
 def mount_path(text: str) -> str:
     """An absolute path in a container."""
-    if not text.startswith("/") or ":" in text or ".." in text.split("/") or text.strip("/") == "":
-        raise ValueError(f"{text!r} is not an absolute path below /")
-    return text.rstrip("/")
+    valid = text.startswith("/") and ":" not in text and ".." not in text.split("/") and text.strip("/")
+    return _checked(text, valid, "is not an absolute path below /").rstrip("/")
 
 
 def working_dir(text: str) -> str:
@@ -89,6 +85,5 @@ def working_dir(text: str) -> str:
 
 def image(text: str) -> str:
     """A container image, or nothing."""
-    if forbidden := sorted(set(text) & set("\"'\\ \t\n")):
-        raise ValueError(f"{text!r} is no container image: it holds {' '.join(map(repr, forbidden))}")
-    return text
+    forbidden = sorted(set(text) & set("\"'\\ \t\n"))
+    return _checked(text, not forbidden, f"is no container image: it holds {' '.join(map(repr, forbidden))}")

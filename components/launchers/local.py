@@ -10,7 +10,7 @@ from components.launchers.guarded_process import GuardedProcess
 from components.launchers.output import LAST_LINES, Hints, indented, own_message
 from components.launchers.pod_template import ALLOCATOR, ALLOCATORS, EXPANDABLE
 from components.launchers.spec import JobSpec
-from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted, LaunchError
+from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted
 from trainer.base.worker_pool import threads_of_process
 from trainer.launching.stop_signals import handling
 
@@ -19,11 +19,6 @@ def run(job: JobSpec) -> None:
     """Run a job of one node on this machine to its end, its output on stdout.
 
     SIGTERM and SIGINT are passed on: the job saves its checkpoint and ends.
-
-    Raises:
-        ConfigError: the job needs several nodes, or its working_dir does not exist.
-        LaunchError: it failed; the message holds its error or last lines, `exit_code` its code.
-        Interrupted: it was stopped and resumes when it is run again.
     """
     if job.nodes != 1:
         raise ConfigError(
@@ -57,18 +52,12 @@ def run(job: JobSpec) -> None:
     if stopped or code == EXIT_RETRY:
         raise Interrupted("the training was stopped", fix="run the same again: it goes on where it stopped")
     if code != 0:
-        if message := own_message(last):
-            error = LaunchError(message)
-        else:
+        text, fix = own_message(last), ""
+        if not text:
             why = f"was killed by signal {code - 128}" if code > 128 else f"failed with exit code {code}"
-            error = LaunchError(
-                f"the training {why}; its last lines:\n{indented(last)}",
-                fix="free memory, or make the batch smaller: the same again goes on" if code == 137 else "",
-            )
-        hints.exit_code(code)
-        error.fix = "\n  ".join(filter(None, [*hints.hints, error.fix]))
-        error.exit_code = code if code < 128 else LaunchError.exit_code
-        raise error
+            text = f"the training {why}; its last lines:\n{indented(last)}"
+            fix = "free memory, or make the batch smaller: the same again goes on" if code == 137 else ""
+        raise hints.error(text, fix, code)
 
 
 def command(job: JobSpec) -> list[str]:

@@ -4,6 +4,8 @@ import itertools
 import re
 from collections.abc import Iterable
 
+from trainer.base.errors import LaunchError
+
 LAST_LINES = 20
 """Lines that an error shows of a training that ended without a message of its own."""
 
@@ -81,6 +83,10 @@ class Hints:
                 return hint
         return ""
 
-    def exit_code(self, code: int | None) -> str:
-        """Match a process's exit code; return its hint if it is new, or nothing."""
-        return self.line("Bus error") if code == _BUS_ERROR else ""
+    def error(self, message: str, fix: str, code: int | None) -> LaunchError:
+        """Return the error of a training with all hints, and with its exit code if that is below 128."""
+        if code == _BUS_ERROR:
+            self.line("Bus error")
+        error = LaunchError(message, fix="\n  ".join(filter(None, [*self.hints, fix])))
+        error.exit_code = code if code and code < 128 else LaunchError.exit_code
+        return error

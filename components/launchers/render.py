@@ -20,11 +20,7 @@ commands: of 2.20 and later, of 2.13 to 2.19, and before."""
 
 
 def render(target: str, job: JobSpec) -> str:
-    """Render a job for one of TARGETS: YAML documents, or a command line for a POSIX shell.
-
-    Raises:
-        ConfigError: there is no such target, or it cannot run this job.
-    """
+    """Render a job for one of TARGETS: YAML documents, or a command line for a POSIX shell."""
     if target not in TARGETS:
         raise ConfigError(f"no target {target!r}", fix=f"use one of: {', '.join(TARGETS)}")
     if not job.image:

@@ -43,9 +43,6 @@ def command(job: JobSpec, target: str, labels: Mapping[str, str] = MappingProxyT
     """Return the command that submits a job with further labels, as a list of arguments.
 
     `target` is `runai`, `runai-submit-dist` or `runai-submit-pytorch`.
-
-    Raises:
-        ConfigError: the job is elastic.
     """
     if job.elastic:
         raise ConfigError(
@@ -337,12 +334,7 @@ class RunaiBackend(Backend):
         return ("training", self._kinds.get(name, _KINDS[0]), verb, name)
 
     def _call(self, *words: str, seconds: float = 120.0) -> str:
-        """Run the program without a shell and return its output.
-
-        Raises:
-            ConfigError: it is not installed, too old, not logged in, or the project does not exist.
-            LaunchError: it refused, or does not answer; _AbsentError if the workload does not exist.
-        """
+        """Run the program without a shell and return its output."""
         try:
             result = subprocess.run(
                 self._words(*words), stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds,

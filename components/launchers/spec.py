@@ -5,6 +5,7 @@ The docstrings of the fields are the text of `kubedet job fields`.
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
@@ -241,33 +242,25 @@ class JobSpec:
 
     @model_validator(mode="after")
     def _consistent(self) -> "JobSpec":
-        problems = [*self._misplaced(), *self._repeated()]
-        if problems:
-            raise ValueError("\n".join(problems))
-        return self
-
-    def _misplaced(self) -> list[str]:
+        amount = kubernetes_names.amount
         problems = []
         if self.elastic and not self.elastic.min_nodes <= self.nodes <= self.elastic.max_nodes:
             bounds = f"{self.elastic.min_nodes} to {self.elastic.max_nodes}"
             problems.append(f"nodes {self.nodes} is outside of elastic's {bounds}")
         for name in ("cpu", "memory"):
             request, limit = getattr(self, f"{name}_request"), getattr(self, f"{name}_limit")
-            if request and limit and kubernetes_names.amount(request) > kubernetes_names.amount(limit):
+            if request and limit and amount(request) > amount(limit):
                 problems.append(f"{name}_request {request} is above {name}_limit {limit}")
-        named_twice = {"cpu", "memory", self.gpu_resource} & set(self.resources)
-        problems += [f"resources.{name} is a field itself" for name in sorted(named_twice)]
-        return problems
-
-    def _repeated(self) -> list[str]:
-        paths = [mount.path for mount in self.mounts]
-        if kubernetes_names.amount(self.shared_memory) > 0:
-            paths.append("/dev/shm")  # noqa: S108 (the place, not a temporary file)
-        problems = [f"two mounts at {path}" for path in sorted({p for p in paths if paths.count(p) > 1})]
-        variables = [*self.env, *(item.name for item in self.secret_env)]
-        twice = sorted({name for name in variables if variables.count(name) > 1})
-        problems += [f"two values of {name}" for name in twice]
-        return problems
+        fields = {"cpu", "memory", self.gpu_resource} & set(self.resources)
+        problems += [f"resources.{name} is a field itself" for name in sorted(fields)]
+        paths = Counter(mount.path for mount in self.mounts)
+        paths["/dev/shm"] += amount(self.shared_memory) > 0  # noqa: S108 (the place, not a temporary file)
+        problems += [f"two mounts at {path}" for path, count in sorted(paths.items()) if count > 1]
+        variables = Counter([*self.env, *(item.name for item in self.secret_env)])
+        problems += [f"two values of {name}" for name, count in sorted(variables.items()) if count > 1]
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
 
     @property
     def processes(self) -> int:
@@ -322,34 +315,26 @@ def with_heartbeat(job: JobSpec, uri: str) -> JobSpec:
 
 
 def from_fields(fields: Mapping[str, Any], *, where: str = "the job's specification") -> JobSpec:
-    """Build a specification strictly from fields as in JSON; `where` is their name in an error.
-
-    Raises:
-        ConfigError: naming every field that is unknown, missing, of a wrong type or value.
-    """
+    """Build a specification strictly from fields as in JSON; `where` is their name in the error."""
     try:
         return _ADAPTER.validate_json(json.dumps(fields))
     except (TypeError, ValueError, RecursionError) as error:
         if not isinstance(error, ValidationError):
             raise ConfigError(f"{where} is not JSON: {error}", fix="use strings, numbers and lists") from None
+        lines = []
+        for item in error.errors():
+            field = ".".join(str(part) for part in item["loc"])
+            if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+                lines.append(f"  {field}: no such field")
+            elif item["type"] in ("missing", "missing_argument"):
+                lines.append(f"  {field}: is missing")
+            elif item["type"] == "value_error":
+                prefix = f"  {field}: " if field else "  "
+                lines += [prefix + problem for problem in str(item["ctx"]["error"]).splitlines()]
+            else:
+                value = json.dumps(item["input"], default=str)
+                lines.append(f"  {field}: {item['msg'].lower()}, not {value[:80]}")
         raise ConfigError(
-            f"{where} cannot be used:\n" + "\n".join(_lines(error)),
+            f"{where} cannot be used:\n" + "\n".join(lines),
             fix="correct these fields; `kubedet job fields` says what each means",
         ) from None
-
-
-def _lines(error: ValidationError) -> list[str]:
-    lines = []
-    for item in error.errors():
-        field = ".".join(str(part) for part in item["loc"])
-        if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-            lines.append(f"  {field}: no such field")
-        elif item["type"] in ("missing", "missing_argument"):
-            lines.append(f"  {field}: is missing")
-        elif item["type"] == "value_error":
-            prefix = f"  {field}: " if field else "  "
-            lines += [prefix + problem for problem in str(item["ctx"]["error"]).splitlines()]
-        else:
-            value = json.dumps(item["input"], default=str)
-            lines.append(f"  {field}: {item['msg'].lower()}, not {value[:80]}")
-    return lines

@@ -16,16 +16,18 @@ from components.launchers.cluster import client, job_objects, kueue, own_pod, po
 from components.launchers.cluster.client import ApiError
 from components.launchers.cluster.job_objects import Kinds
 from components.launchers.cluster.kinds import KINDS, Body, Kind
-from components.launchers.cluster.logs import MergedLogs, PodLog, with_progress
+from components.launchers.cluster.logs import MergedLogs, PodLog
 from components.launchers.cluster.own_pod import OwnPod
 from components.launchers.cluster.termination import delete_with_run
 from components.launchers.pod_template import LABEL_SPEC
 from components.launchers.spec import JobSpec
 from trainer.base.errors import ConfigError, LaunchError
+from trainer.launching import job_status
 
 logger = logging.getLogger(__name__)
 
 _TRIES = 5  # To create a job whose name others delete and take.
+_PROGRESS_LINES = 200  # Of the end of a log: a validation may print many.
 _TAIL = 100  # Last lines that are shown of a failed pod other than rank 0's.
 
 
@@ -113,9 +115,9 @@ class ClusterBackend(Backend):
                 return uid
             if lost:
                 raise lost
-            old = kind
+            old, old_uid = kind, existing["metadata"]["uid"] if existing is not None else ""
             kind, manifests = self._manifests(job)
-            self._clear(kind if existing is None else old, job.name, existing)
+            job_objects.remove(self.cluster, old if old_uid else kind, job.name, old_uid)
             try:
                 uid = job_objects.create_all(self.cluster, manifests)
             except ApiError as error:
@@ -138,7 +140,8 @@ class ClusterBackend(Backend):
         kind, existing = self.kinds.find(name)
         if existing is not None:
             self._check_managed(kind, existing)
-        self._clear(kind, name, existing, wait=wait)
+        uid = existing["metadata"]["uid"] if existing is not None else ""
+        job_objects.remove(self.cluster, kind, name, uid, wait=wait)
 
     def withdraw(self, name: str, *, wait: bool = True) -> None:
         """See `Backend.withdraw`; of a job whose uid is known it begins with the deletion."""
@@ -149,9 +152,7 @@ class ClusterBackend(Backend):
             if existing is None or _label(existing, LABEL_SPEC) != spec:
                 return
             uid = existing["metadata"]["uid"]
-        job_objects.delete(self.cluster, kind, name, uid=uid, patience=self.timings.stop)
-        if wait:
-            job_objects.await_absence(self.cluster, kind, name, uid=uid)
+        job_objects.remove(self.cluster, kind, name, uid, wait=wait, patience=self.timings.stop)
 
     def ends_with_the_run(self) -> bool:
         return own_pod.ends_with_the_run(self.cluster, self._own)
@@ -192,20 +193,12 @@ class ClusterBackend(Backend):
             logger.info("%s %s is being deleted: waiting until it is gone", title, name)
         elif _label(existing, LABEL_SPEC) != job.fingerprint:
             logger.info("%s %s exists with another specification: deleting it", title, name)
-        elif kind.standing(existing).phase is Phase.FAILED:
+        elif kind.state(existing).phase is Phase.FAILED:
             logger.info("%s %s failed: deleting it, to create it again", title, name)
         else:
             logger.info("%s %s exists: adopting it", title, name)
             return True
         return False
-
-    def _clear(self, kind: Kind, name: str, existing: Body | None, *, wait: bool = True) -> None:
-        """Delete the job of that name, if there is one, and wait until its or older pods are gone."""
-        uid = existing["metadata"]["uid"] if existing is not None else ""
-        if existing is not None:
-            job_objects.delete(self.cluster, kind, name, uid=uid)
-        if wait:
-            job_objects.await_absence(self.cluster, kind, name, uid=uid)
 
     def _check_managed(self, kind: Kind, existing: Body) -> None:
         if not job_objects.is_managed(existing):
@@ -232,7 +225,7 @@ class ClusterBackend(Backend):
                     except ApiError as error:
                         if not error.passing or time.monotonic() - answered > timings.outage:
                             raise
-                        self.cluster.trouble.tell(error.message)
+                        self.cluster.report_trouble(error.message)
                         wait = next(waits)
                     else:
                         yield status
@@ -276,11 +269,28 @@ class ClusterBackend(Backend):
         return sorted(self._queues.with_positions(statuses), key=lambda status: status.created, reverse=True)
 
     def with_progress(self, status: JobStatus) -> JobStatus:
-        return with_progress(self.cluster, status)
+        """Return a running job's status with the progress from its log, if there is one."""
+        if status.progress is not None or status.phase is not Phase.RUNNING:
+            return status
+        for pod in status.pods:
+            # Any pod of an elastic job may have rank 0; the logs of others have no progress.
+            if pod.phase == "Running" and (pod.rank == 0 or status.elastic):
+                with suppress(
+                    ApiError
+                ):  # Progress is optional: the log may be forbidden or not readable now.
+                    lines = self.pod_lines(status.name, pod, follow=False, tail=_PROGRESS_LINES)
+                    if progress := job_status.parse(list(lines)):
+                        return replace(status, progress=progress)
+        return status
 
     def explain(self, status: JobStatus) -> list[str]:
         if status.phase is Phase.SUSPENDED:
-            return kueue.explain(self.cluster, status)
+            if status.reason not in (kueue.UNSERVED, kueue.ADMITTED):
+                return []
+            try:
+                return [str(kueue.release(self.cluster))]
+            except ApiError as error:
+                return [f"the installed Kueue is not known: {error.message}"]
         return pods.explain(self.cluster, self.kinds.kind_of(status.name), status)
 
     def _status(self, name: str, kind: Kind, job: Body | None, patience: float | None) -> JobStatus:

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -126,26 +125,6 @@ class _Api(client.ApiClient):
         return super().call_api(*args, _request_timeout=_request_timeout or self._limits, **options)
 
 
-class Trouble:
-    """Logs that an API server has trouble: once a minute, however many threads call it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._reported_at = self._since = float("-inf")
-
-    def tell(self, reason: str) -> None:
-        """Log that a request failed and is retried, unless that was logged recently."""
-        now = time.monotonic()
-        with self._lock:
-            if now - self._reported_at < _TELL_EVERY:
-                return
-            if now - self._reported_at > 2 * _TELL_EVERY:
-                self._since = now
-            self._reported_at = now
-            span = f", for {(now - self._since) / 60:.0f} min" if now > self._since else ""
-        logger.warning("the API server has trouble%s: %s; still trying", span, reason)
-
-
 class Cluster:
     """A namespace of a cluster; several threads may use one. `load` reads the credentials."""
 
@@ -156,7 +135,7 @@ class Cluster:
         self.refresh()
         self.namespace = namespace
         self.timings = timings
-        self.trouble = Trouble()
+        self._reported_at = float("-inf")
         self.api = _Api(self._configuration, timings)
         self.core = client.CoreV1Api(self.api)
         self.custom = client.CustomObjectsApi(self.api)
@@ -168,6 +147,13 @@ class Cluster:
     def refresh(self) -> None:
         """Load the credentials again: tokens are rotated."""
         self._load(client_configuration=self._configuration)
+
+    def report_trouble(self, reason: str) -> None:
+        """Log that a request failed and is retried: at most once a minute."""
+        now = time.monotonic()
+        if now - self._reported_at >= _TELL_EVERY:
+            self._reported_at = now
+            logger.warning("the API server has trouble: %s; still trying", reason)
 
     def call(
         self,
@@ -190,9 +176,6 @@ class Cluster:
             request: sends it; may be called several times.
             name: the object's name.
             patience: seconds until it gives up; 0 tries once; None is Timings.patience.
-
-        Raises:
-            ApiError: it was refused, or still failed after `patience`.
         """
         began = time.monotonic()
         patience = self.timings.patience if patience is None else patience
@@ -217,7 +200,7 @@ class Cluster:
             if not refusal.passing or time.monotonic() + wait > began + longest:
                 raise refusal from None
             if wait > _LONG_WAIT:
-                self.trouble.tell(refusal.message)
+                self.report_trouble(refusal.message)
             time.sleep(wait)
 
     def request(
@@ -234,11 +217,7 @@ class Cluster:
         return self.call(verb, resource.plural, send, name=name, patience=patience)
 
     def find(self, resource: Resource, name: str, *, patience: float | None = None, **options: Any) -> Any:
-        """Return an object as in JSON; None if it does not exist.
-
-        Raises:
-            ApiError: the cluster does not say, or does not know the resource.
-        """
+        """Return an object as in JSON; None if it does not exist."""
         try:
             return self.request("get", resource, name, patience=patience, **options)
         except ApiError as error:
@@ -251,9 +230,6 @@ def connect(namespace: str = "", *, timings: Timings | None = None) -> Cluster:
     """Return the cluster of the kubeconfig, or else that of this process's pod; sends no request.
 
     An empty namespace is the kubeconfig's or the pod's own.
-
-    Raises:
-        ConfigError: there is none, or it cannot be used.
     """
     usual = Path("~/.kube/config").expanduser()
     path = os.environ.get("KUBECONFIG", "") or (str(usual) if usual.exists() else "")

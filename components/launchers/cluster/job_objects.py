@@ -27,12 +27,7 @@ def is_managed(body: Body) -> bool:
 
 
 def create_all(cluster: Cluster, manifests: list[Body]) -> str:
-    """Create a job and what it refers to, which the job then owns; returns the job's uid.
-
-    Raises:
-        ApiError: something was refused, and what was created before is deleted; status 409 if the name is
-            taken.
-    """
+    """Create a job and what it refers to, which the job then owns; returns the job's uid."""
     *dependencies, job = manifests
     timings = cluster.timings
     waits, end = timings.waits(), time.monotonic() + timings.patience
@@ -112,27 +107,23 @@ def _send(cluster: Cluster, verb: str, about: Body, **options: Any) -> Any:
     return cluster.request(verb, _resource(about), about["metadata"]["name"], **options)
 
 
-def delete(cluster: Cluster, kind: Kind, name: str, *, uid: str = "", patience: float | None = None) -> None:
-    """Delete a job (with a uid only the job of this uid), without waiting; a missing one is no error."""
-    options = V1DeleteOptions(propagation_policy="Background", preconditions={"uid": uid} if uid else None)
-    try:
-        cluster.request("delete", kind.resource, name, body=options, patience=patience)
-    except ApiError as error:
-        if not error.absent and not (uid and error.status == 409):
-            raise
-
-
-def await_absence(cluster: Cluster, kind: Kind, name: str, *, uid: str = "") -> None:
-    """Wait until a job (with a uid only the job of this uid) and its pods are gone.
+def remove(
+    cluster: Cluster, kind: Kind, name: str, uid: str, *, wait: bool = True, patience: float | None = None
+) -> None:
+    """Delete the job of this uid ("" deletes none), and wait until it and its or older pods are gone.
 
     A job that is created while pods of an older one exist waits for their names, with long back-offs.
-
-    Raises:
-        LaunchError: something still exists after Timings.removal.
     """
+    if uid:
+        options = V1DeleteOptions(propagation_policy="Background", preconditions={"uid": uid})
+        try:
+            cluster.request("delete", kind.resource, name, body=options, patience=patience)
+        except ApiError as error:
+            if not error.absent and error.status != 409:
+                raise
     timings = cluster.timings
     waits, end = timings.waits(), time.monotonic() + timings.removal
-    while True:
+    while wait:
         job = cluster.find(kind.resource, name)
         if job is not None and uid and job["metadata"]["uid"] != uid:
             return
@@ -163,10 +154,6 @@ class Kinds:
         """Return the kind of a new job: the first that the cluster knows and whose controller answers.
 
         If no controller answers, it waits as for an API server.
-
-        Raises:
-            ConfigError: there is none.
-            ApiError: the cluster does not say, or forbids it.
         """
         timings = self._cluster.timings
         waits, end = timings.waits(), time.monotonic() + timings.outage
@@ -186,17 +173,12 @@ class Kinds:
             away = next((error for error in refusals.values() if error.webhook_away), None)
             if away is None or time.monotonic() > end:
                 raise _no_jobs(refusals)
-            self._cluster.trouble.tell(away.message)
+            self._cluster.report_trouble(away.message)
             time.sleep(next(waits))
         return self._chosen
 
     def find(self, name: str, *, patience: float | None = None) -> tuple[Kind, Body | None]:
-        """Return a job and its kind; if it does not exist, None and the kind that it had or would have.
-
-        Raises:
-            ApiError: the cluster does not say.
-            ConfigError: it knows none of the kinds.
-        """
+        """Return a job and its kind; if it does not exist, None and the kind that it had or would have."""
         kinds = [self.by_name[name]] if name in self.by_name else self.possible
         get = self._cluster.find
         for kind, job in self._answers(kinds, lambda kind: get(kind.resource, name, patience=patience)):
@@ -207,12 +189,7 @@ class Kinds:
         return self.kind_of(name), None
 
     def jobs(self) -> list[tuple[Kind, list[Body]]]:
-        """Return the jobs that kubedet created, by kind, without kinds that the cluster does not know.
-
-        Raises:
-            ApiError: the cluster does not say.
-            ConfigError: it knows none of the kinds.
-        """
+        """Return the jobs that kubedet created, by kind, without kinds that the cluster does not know."""
         selector, request = f"{LABEL_MANAGED}={MANAGED_BY}", self._cluster.request
         answers = self._answers(
             self.possible, lambda kind: request("list", kind.resource, label_selector=selector)
@@ -245,9 +222,6 @@ def trouble(cluster: Cluster, kind: Kind) -> str:
     """Return why the cluster would not run a job of a kind; empty if it would, or may not be asked.
 
     A dry run calls the controller's webhook and creates nothing.
-
-    Raises:
-        ApiError: the cluster does not say, or has no such namespace.
     """
     refusal = _refusal(cluster, kind)
     return "" if refusal is None or refusal.forbidden else _problem(kind, refusal).partition(": ")[2]

@@ -28,13 +28,17 @@ class Resource(NamedTuple):
     plural: str
 
 
-class Standing(NamedTuple):
-    """A job's state according to its conditions."""
+class State(NamedTuple):
+    """What a job says of itself."""
 
+    nodes: int  # Pods that it asks for.
+    needed: int  # Those that must run for the job to run.
+    elastic: bool
     phase: Phase | None = None  # Its end or suspension; None leaves it to the pods.
     reason: str = ""
     message: str = ""
     restarting: bool = False  # Whether its controller says that it recreates pods.
+    progress: Progress | None = None
 
 
 class Kind(Protocol):
@@ -79,21 +83,9 @@ class Kind(Protocol):
         """Return the number of a pod's node, from 0, by the pod's labels."""
         ...
 
-    def nodes(self, job: Body) -> int:
-        """Return how many pods a job asks for."""
+    def state(self, job: Body) -> State:
+        """Return a job's state by its specification and conditions."""
         ...
-
-    def bounds(self, job: Body) -> tuple[int, int] | None:
-        """Return the fewest and most nodes of an elastic job; None if their number is fixed."""
-        ...
-
-    def standing(self, job: Body) -> Standing:
-        """Return a job's state according to its conditions."""
-        ...
-
-    def progress(self, job: Body) -> Progress | None:
-        """Return the training's progress, if the job's status reports it."""
-        return None
 
     def event_objects(self, name: str) -> tuple[tuple[str, str], ...]:
         """Return the objects whose events concern a job: kind and name of each."""
@@ -106,13 +98,14 @@ def holding(job: Body) -> dict[str, Body]:
     return {item["type"]: item for item in conditions if item.get("status") == "True"}
 
 
-def by_condition(conditions: Mapping[str, Body], phases: Mapping[str, Phase | None]) -> Standing | None:
-    """Return a job's state by the first of these condition types that is True."""
+def _with_condition(state: State, job: Body, phases: Mapping[str, Phase | None]) -> State:
+    """Return a state with the phase of the first of these condition types that is True."""
+    conditions = holding(job)
     for name, phase in phases.items():
         if condition := conditions.get(name):
             reason, message = condition.get("reason") or "", condition.get("message") or ""
-            return Standing(phase, reason, message, restarting=phase is None)
-    return None
+            return state._replace(phase=phase, reason=reason, message=message, restarting=phase is None)
+    return state
 
 
 _PYTORCHJOB_PHASES = {
@@ -170,21 +163,14 @@ class PyTorchJob(Kind):
         has_master = "Master" in job["spec"]["pytorchReplicaSpecs"]
         return int(labels.get(_INDEX, 0)) + (has_master and labels.get(_TYPE) == "worker")
 
-    def nodes(self, job: Body) -> int:
-        return sum(item.get("replicas", 1) for item in job["spec"]["pytorchReplicaSpecs"].values())
-
-    def bounds(self, job: Body) -> tuple[int, int] | None:
-        if "Master" in job["spec"]["pytorchReplicaSpecs"]:
-            return None
-        policy, nodes = job["spec"].get("elasticPolicy") or {}, self.nodes(job)
-        return policy.get("minReplicas") or nodes, policy.get("maxReplicas") or nodes
-
-    def standing(self, job: Body) -> Standing:
-        conditions = holding(job)
+    def state(self, job: Body) -> State:
+        replicas, policy = job["spec"]["pytorchReplicaSpecs"], job["spec"].get("elasticPolicy") or {}
+        nodes, elastic = sum(item.get("replicas", 1) for item in replicas.values()), "Master" not in replicas
+        state = State(nodes, (elastic and policy.get("minReplicas")) or nodes, elastic)
         suspended = (job["spec"].get("runPolicy") or {}).get("suspend")
-        if suspended and not conditions.keys() & {"Failed", "Succeeded", "Suspended"}:
-            return Standing(Phase.SUSPENDED)
-        return by_condition(conditions, _PYTORCHJOB_PHASES) or Standing()
+        if suspended and not holding(job).keys() & {"Failed", "Succeeded", "Suspended"}:
+            return state._replace(phase=Phase.SUSPENDED)
+        return _with_condition(state, job, _PYTORCHJOB_PHASES)
 
 
 GROUP = "trainer.kubeflow.org"
@@ -276,28 +262,22 @@ class TrainJob(Kind):
     def rank(self, job: Body, labels: Mapping[str, str]) -> int:
         return int(labels.get("batch.kubernetes.io/job-completion-index", 0))
 
-    def nodes(self, job: Body) -> int:
-        return (job["spec"].get("trainer") or {}).get("numNodes") or 1
-
-    def bounds(self, job: Body) -> tuple[int, int] | None:
-        text = (job["metadata"].get("annotations") or {}).get(_ELASTIC, "")
-        fewest, _, most = text.partition(":")
-        return (int(fewest), int(most)) if text else None
-
-    def standing(self, job: Body) -> Standing:
+    def state(self, job: Body) -> State:
+        nodes = (job["spec"].get("trainer") or {}).get("numNodes") or 1
+        bounds = (job["metadata"].get("annotations") or {}).get(_ELASTIC, "")
+        needed = int(bounds.partition(":")[0]) if bounds else nodes
+        progress = None
+        reported = (job.get("status") or {}).get("trainerStatus") or {}  # By the training to the controller.
+        if "progressPercentage" in reported:
+            metrics: dict[str, float] = {}
+            for item in reported.get("metrics") or []:
+                with suppress(LookupError, ValueError):
+                    metrics[item["name"]] = float(item["value"])
+            remaining = reported.get("estimatedRemainingSeconds")
+            progress = Progress(reported["progressPercentage"], remaining, metrics)
         suspended = Phase.SUSPENDED if job["spec"].get("suspend") else None
-        return by_condition(holding(job), _TRAINJOB_PHASES) or Standing(suspended)
-
-    def progress(self, job: Body) -> Progress | None:
-        """Return what the training reported to the controller."""
-        status = (job.get("status") or {}).get("trainerStatus") or {}
-        if "progressPercentage" not in status:
-            return None
-        metrics: dict[str, float] = {}
-        for item in status.get("metrics") or []:
-            with suppress(LookupError, ValueError):
-                metrics[item["name"]] = float(item["value"])
-        return Progress(status["progressPercentage"], status.get("estimatedRemainingSeconds"), metrics)
+        state = State(nodes, needed, bool(bounds), suspended, progress=progress)
+        return _with_condition(state, job, _TRAINJOB_PHASES)
 
     def event_objects(self, name: str) -> tuple[tuple[str, str], ...]:
         return ((self.title, name), ("JobSet", name), ("Job", f"{name}-{_NODE}-0"))

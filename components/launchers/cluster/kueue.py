@@ -190,11 +190,7 @@ class Release:
 
 
 def release(cluster: Cluster) -> Release:
-    """Return the Kueue of a cluster.
-
-    Raises:
-        ApiError: the namespace's Workloads may not be listed, so it is not known.
-    """
+    """Return the Kueue of a cluster."""
     served, _ = _workloads(cluster, VERSIONS, limit=1, patience=_SETUP_PATIENCE)
     if not served:
         return Release()
@@ -209,16 +205,6 @@ def release(cluster: Cluster) -> Release:
 def framework(kind: Kind) -> str:
     """Return what Kueue's configuration calls a kind of job."""
     return f"{kind.group}/{kind.name}"
-
-
-def explain(cluster: Cluster, status: JobStatus) -> list[str]:
-    """Explain a suspended job that Kueue ignores: return the installed version."""
-    if status.reason not in (UNSERVED, ADMITTED):
-        return []
-    try:
-        return [str(release(cluster))]
-    except ApiError as error:
-        return [f"the installed Kueue is not known: {error.message}"]
 
 
 def remedy(status: JobStatus) -> str:

@@ -6,7 +6,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Collection, Generator, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from queue import Empty, Full, Queue
@@ -15,16 +14,14 @@ from typing import NamedTuple
 from kubernetes.client import ApiException
 from urllib3.exceptions import HTTPError
 
-from components.launchers.backend import JobStatus, LogLine, Phase
+from components.launchers.backend import LogLine
 from components.launchers.cluster.client import ApiError, Cluster, api_error
 from components.launchers.cluster.pods import main_container, main_name
-from trainer.launching import job_status
 
 logger = logging.getLogger(__name__)
 
 _OVERLAP = timedelta(seconds=1)  # stdout and stderr may be a little out of order in a log.
 _PREVIOUS_TRIES = 5  # To read the log of a container's previous instance, which the node may have dropped.
-_PROGRESS_LINES = 200  # Of the end of a log: a validation may print many.
 
 
 class _State(NamedTuple):
@@ -62,9 +59,6 @@ class PodLog:
         """Yield the lines as they come, until the pod has ended and all are read, or it is gone.
 
         Without `follow` it yields only what exists now.
-
-        Raises:
-            ApiError: the log may not be read, or cannot be for long after the pod's end.
         """
         timings = self._cluster.timings
         waits, progress, restarts, previous_tries, ends = timings.waits(), time.monotonic(), 0, 0, 0
@@ -281,17 +275,3 @@ class MergedLogs:
                         break
         except ApiError as error:
             logger.warning("the log of pod %s is not shown: %s", pod, error)
-
-
-def with_progress(cluster: Cluster, status: JobStatus) -> JobStatus:
-    """Return a running job's status with the progress from its log, if there is one."""
-    if status.progress is not None or status.phase is not Phase.RUNNING:
-        return status
-    for pod in status.pods:
-        # Any pod of an elastic job may have rank 0; the logs of others have no progress.
-        if pod.phase == "Running" and (pod.rank == 0 or status.elastic):
-            log = PodLog(cluster, pod.name, pod.uid, threading.Event(), tail=_PROGRESS_LINES)
-            with suppress(ApiError):  # Progress is optional: the log may be forbidden or not readable now.
-                if progress := job_status.parse(list(log.lines(follow=False))):
-                    return replace(status, progress=progress)
-    return status

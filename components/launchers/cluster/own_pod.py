@@ -54,11 +54,7 @@ def read_image_id(cluster: Cluster) -> str:
 
 
 def delete(cluster: Cluster) -> None:
-    """Delete the pod of this process at once: Kubeflow then runs its step again.
-
-    Raises:
-        ApiError: it may not be deleted.
-    """
+    """Delete the pod of this process at once: Kubeflow then runs its step again."""
     home, name = _home(cluster), _pod_name()
     request = partial(home.core.delete_namespaced_pod, name, home.namespace, grace_period_seconds=0)
     home.call("delete", "pods", request, name=name)

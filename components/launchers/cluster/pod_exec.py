@@ -12,13 +12,21 @@ import ssl
 import sys
 import termios
 import tty
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from io import BytesIO
+from typing import BinaryIO
 
 from kubernetes.client import ApiException, CoreV1Api
 from kubernetes.stream import stream
-from kubernetes.stream.ws_client import ERROR_CHANNEL, RESIZE_CHANNEL, STDIN_CHANNEL, STDOUT_CHANNEL, WSClient
+from kubernetes.stream.ws_client import (
+    ERROR_CHANNEL,
+    RESIZE_CHANNEL,
+    STDERR_CHANNEL,
+    STDIN_CHANNEL,
+    STDOUT_CHANNEL,
+    WSClient,
+)
 from websocket import ABNF, WebSocketException
 
 from components.launchers.backend import PodStatus
@@ -26,8 +34,8 @@ from trainer.base.errors import ConfigError, LaunchError
 
 _TICK_SECONDS = 0.25  # Between two looks at the terminal's size.
 
-Sink = Callable[[int, bytes], Any]
-"""Takes a channel, 1 or 2, and its bytes."""
+Outputs = Mapping[int, BinaryIO]
+"""Where the bytes of the channels 1 and 2 go."""
 
 
 def interactive(core: CoreV1Api, namespace: str, pod: PodStatus, command: Sequence[str]) -> int:
@@ -40,19 +48,15 @@ def interactive(core: CoreV1Api, namespace: str, pod: PodStatus, command: Sequen
         LaunchError: the connection broke.
     """
     terminal = sys.stdin.fileno() if sys.stdin.isatty() and sys.stdout.isatty() else None
-    return _run(core, namespace, pod, command, _to_own_output, terminal)
+    outputs = {STDOUT_CHANNEL: sys.stdout.buffer, STDERR_CHANNEL: sys.stderr.buffer}
+    return _run(core, namespace, pod, command, outputs, terminal)
 
 
 def captured(core: CoreV1Api, namespace: str, pod: PodStatus, command: Sequence[str]) -> tuple[int, str]:
     """Run a command in a pod; returns its exit code and stdout. Raises as `interactive`."""
-    chunks: list[bytes] = []
-
-    def take(channel: int, data: bytes) -> None:
-        if channel == STDOUT_CHANNEL:
-            chunks.append(data)
-
-    code = _run(core, namespace, pod, command, take)
-    return code, b"".join(chunks).decode(errors="replace")
+    outputs = {STDOUT_CHANNEL: BytesIO(), STDERR_CHANNEL: BytesIO()}
+    code = _run(core, namespace, pod, command, outputs)
+    return code, outputs[STDOUT_CHANNEL].getvalue().decode(errors="replace")
 
 
 def _run(
@@ -60,7 +64,7 @@ def _run(
     namespace: str,
     pod: PodStatus,
     command: Sequence[str],
-    sink: Sink,
+    outputs: Outputs,
     terminal: int | None = None,
 ) -> int:
     try:
@@ -86,7 +90,7 @@ def _run(
         raise LaunchError(text, fix="try again") from None
     try:
         with _raw(terminal):
-            ended = _pass_through(client, sink, terminal)
+            ended = _pass_through(client, outputs, terminal)
     except (OSError, WebSocketException) as error:
         raise LaunchError(f"the connection to {pod.name} broke: {error}", fix="run it again") from None
     finally:
@@ -95,7 +99,7 @@ def _run(
     return _exit_code(ended, pod.name, command)
 
 
-def _pass_through(client: WSClient, sink: Sink, terminal: int | None) -> bytes:
+def _pass_through(client: WSClient, outputs: Outputs, terminal: int | None) -> bytes:
     """Carry bytes both ways until the command has ended; returns how it ended, a Status as JSON.
 
     The client's own loop would wait for bytes that TLS has read already.
@@ -122,7 +126,8 @@ def _pass_through(client: WSClient, sink: Sink, terminal: int | None) -> bytes:
             if channel == ERROR_CHANNEL:
                 status += data
             elif data:
-                sink(channel, data)
+                outputs[channel].write(data)
+                outputs[channel].flush()
 
 
 def _exit_code(status: bytes, pod: str, command: Sequence[str]) -> int:
@@ -140,12 +145,6 @@ def _exit_code(status: bytes, pod: str, command: Sequence[str]) -> int:
     raise ConfigError(
         f"{pod} cannot run {command[0]}: {result.get('message', '')}", fix="name a program of the pod's image"
     )
-
-
-def _to_own_output(channel: int, data: bytes) -> None:
-    where = sys.stdout if channel == STDOUT_CHANNEL else sys.stderr
-    where.buffer.write(data)
-    where.buffer.flush()
 
 
 @contextmanager

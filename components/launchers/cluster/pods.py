@@ -160,13 +160,13 @@ def job_status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
     for pod in sorted(statuses, key=age):
         last = newest.get(pod.rank)
         newest[pod.rank] = replace(pod, before=pod.before or (_ending(last) if last else None))
-    nodes, bounds, standing = kind.nodes(job), kind.bounds(job), kind.standing(job)
+    state = kind.state(job)
     # The end by the job's conditions, the rest by the pods.
-    phase, reason, message = standing.phase, standing.reason, standing.message
+    phase, reason, message = state.phase, state.reason, state.message
     if phase is None:
-        if sum(pod.counts for pod in newest.values()) >= (bounds[0] if bounds else nodes):
+        if sum(pod.counts for pod in newest.values()) >= state.needed:
             phase, reason, message = Phase.RUNNING, "", ""
-        elif standing.restarting:
+        elif state.restarting:
             phase = Phase.RESTARTING
         else:
             waiting = [pod for pod in newest.values() if pod.phase == "Pending" and pod.reason]
@@ -180,14 +180,14 @@ def job_status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
         message=message,
         pods=tuple(newest.values()),
         created=created,
-        nodes=nodes,
-        elastic=bounds is not None,
+        nodes=state.nodes,
+        elastic=state.elastic,
         uid=meta.get("uid") or "",
         spec=labels.get(LABEL_SPEC, ""),
         kind=kind.title,
         queue=labels.get(LABEL_QUEUE, ""),
         workflow=next((owner["name"] for owner in owners if owner["kind"] == "Workflow"), ""),
-        progress=kind.progress(job),
+        progress=state.progress,
     )
 
 

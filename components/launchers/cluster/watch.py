@@ -138,15 +138,12 @@ def of_job(status: JobStatus, last_lines: Mapping[str, Iterable[str]], hints: Hi
             fix=f"{_GOES_ON}; job.launcher_timeout sets the limit",
             passing=True,
         )
-    hints.exit_code(pod.exit_code)
     lines = list(last_lines.get(pod.name, ()))
     message = own_message(lines)
     text = f"{_ended(pod)}: {message}" if message else _ended(pod) + _last_lines(lines)
     # Some runtimes do not say that a kill was one for memory; mostly it was.
     fix = remedy(pod.reason, pod.message) or (remedy("OOMKilled") if pod.exit_code == 137 else "")
-    error = LaunchError(text, fix="\n  ".join(filter(None, [*hints.hints, fix])))
-    error.exit_code = pod.exit_code if pod.exit_code and pod.exit_code < 128 else LaunchError.exit_code
-    return error
+    return hints.error(text, fix, pod.exit_code)
 
 
 def culprit(pods: Iterable[PodStatus]) -> PodStatus | None:
@@ -269,11 +266,7 @@ class Watch:
         self._waiting_since: float | None = None
 
     def to_the_end(self) -> None:
-        """Watch until the job has succeeded, and all its lines are printed.
-
-        Raises:
-            LaunchError: it ended otherwise, or exceeded a limit and is deleted.
-        """
+        """Watch until the job has succeeded, and all its lines are printed."""
         for event in self._backend.follow(self._job.name):
             if isinstance(event, LogLine):
                 self._line(event)
@@ -433,9 +426,7 @@ class Watch:
             self._backend.withdraw(self._job.name)
         except LaunchError as error:
             message += f"\n  and could not be deleted: {error.message}"
-        launch_error = LaunchError(message, fix="\n  ".join([*self._hints.hints, fix]))
-        launch_error.exit_code = code
-        raise launch_error
+        raise self._hints.error(message, fix, code)
 
 
 def _count(status: JobStatus) -> str:

@@ -40,9 +40,3 @@ def test_common_lines_have_none():
     hints = Hints(rdma=True)
     for line in ("step 7 loss 0.5", "NCCL INFO Using network NET/IB", "exit code: 1", "shared memory: 8Gi"):
         assert hints.line(line) == ""
-
-
-def test_a_bus_errors_exit_code_is_known():
-    assert "shared_memory" in Hints(rdma=False).exit_code(135)
-    assert Hints(rdma=False).exit_code(137) == ""
-    assert Hints(rdma=False).exit_code(None) == ""

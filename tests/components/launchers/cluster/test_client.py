@@ -7,7 +7,7 @@ import pytest
 from fake_api import Fault
 
 from components.launchers.cluster import pods
-from components.launchers.cluster.client import ApiError, Trouble, connect
+from components.launchers.cluster.client import ApiError, connect
 from components.launchers.cluster.kinds import KINDS
 from trainer.base.errors import EXIT_USAGE, ConfigError
 
@@ -96,19 +96,14 @@ def test_what_belongs_to_the_cluster_is_in_no_namespace(cluster, fake_cluster):
     assert error.value.fix == 'allow it with a ClusterRole: resources ["nodes"], verbs ["list"]'
 
 
-def test_trouble_is_reported_once_a_minute(caplog, monkeypatch):
+def test_trouble_is_reported_once_a_minute(cluster, caplog, monkeypatch):
     now = [1000.0]
     monkeypatch.setattr("components.launchers.cluster.client.time.monotonic", lambda: now[0])
-    trouble = Trouble()
-    for _ in range(3 * 600):  # Three minutes of it.
-        trouble.tell("cannot get pods: 503")
+    for _ in range(1799):  # Three minutes of it.
+        cluster.report_trouble("cannot get pods: 503")
         now[0] += 0.1
     messages = [record.getMessage() for record in caplog.records]
-    assert messages == [
-        "the API server has trouble: cannot get pods: 503; still trying",
-        "the API server has trouble, for 1 min: cannot get pods: 503; still trying",
-        "the API server has trouble, for 2 min: cannot get pods: 503; still trying",
-    ]
+    assert messages == ["the API server has trouble: cannot get pods: 503; still trying"] * 3
 
 
 def test_a_cluster_without_the_operator_is_not_one_without_the_job(cluster, fake_cluster):

@@ -11,6 +11,7 @@ from kinds import both, make_by_hand, plain, pod_name
 from patience import until
 
 from components.launchers.backend import Phase
+from components.launchers.cluster import job_objects
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError
 from components.launchers.cluster.kinds import KINDS
@@ -128,11 +129,11 @@ def test_a_creation_of_which_nothing_is_known_says_how_to_look(backend, fake_clu
     monkeypatch.setattr(backend.cluster, "timings", replace(backend.cluster.timings, patience=0.0))
     fake_cluster.faults.append(Fault("POST", kind.plural, lost=True))
 
-    def away(*arguments, clear=backend._clear, **options):
-        clear(*arguments, **options)
+    def away(*arguments, remove=job_objects.remove, **options):
+        remove(*arguments, **options)
         fake_cluster.faults.append(Fault("GET", kind.plural, status=503, times=9))
 
-    monkeypatch.setattr(backend, "_clear", away)
+    monkeypatch.setattr(job_objects, "remove", away)
     with pytest.raises(ApiError, match=f"whether the {kind.title} train was created is not known") as error:
         backend.submit(job())
     assert "kubedet job stop train" in error.value.fix

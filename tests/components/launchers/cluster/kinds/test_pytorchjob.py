@@ -45,13 +45,13 @@ def test_nodes_and_how_many_are_needed(body):
     ],
 )  # fmt: skip
 def test_state_by_conditions(body, held, phase):
-    standing = KIND.standing(body(*held))
-    assert (standing.phase, standing.restarting) == (phase, held == ["Restarting"])
-    assert standing.reason == ("R" if phase or standing.restarting else "")
-    assert KIND.standing(body(kueue_queue="q")).phase is Phase.SUSPENDED
+    state = KIND.state(body(*held))
+    assert (state.phase, state.restarting) == (phase, held == ["Restarting"])
+    assert state.reason == ("R" if phase or state.restarting else "")
+    assert KIND.state(body(kueue_queue="q")).phase is Phase.SUSPENDED
 
 
 def test_it_is_made_alone_leaves_nothing_out_and_has_no_progress(job, body):
     spec = job(clean_pods="All", ttl=60)
     assert [item["kind"] for item in KIND.manifests(spec, lambda *_: True)] == ["PyTorchJob"]
-    assert KIND.left_out(spec) == [] and KIND.progress(body()) is None
+    assert KIND.left_out(spec) == [] and KIND.state(body()).progress is None

@@ -67,12 +67,12 @@ def test_ranks_nodes_and_how_many_are_needed(body):
     ],
 )  # fmt: skip
 def test_state_by_conditions(body, held, phase):
-    standing = KIND.standing(body(*held))
-    assert (standing.phase, standing.reason, standing.message) == (
+    state = KIND.state(body(*held))
+    assert (state.phase, state.reason, state.message) == (
         phase,
         *(("R", "m") if phase else ("", "")),
     )
-    assert KIND.standing(body(kueue_queue="q")).phase is Phase.SUSPENDED
+    assert KIND.state(body(kueue_queue="q")).phase is Phase.SUSPENDED
 
 
 def test_progress_is_read_from_the_status(backend, job, fake_cluster):
