@@ -23,10 +23,6 @@ QUOTA = (
     "couldn't assign flavors to pod set node: insufficient unused quota for cpu in flavor gpus, "
     "120m more needed"
 )
-TOO_LARGE = (
-    "couldn't assign flavors to pod set node: insufficient quota for cpu in flavor gpus, previously "
-    "considered podsets requests (0) + current podset request (300m) > maximum capacity (200m)"
-)
 PREEMPTED = (
     "Preempted to accommodate a workload (UID: c78ca6b2-c422-41ad-b506-40cf4377b5a1, JobUID: "
     "d9b24db8-efd3-4d5b-bbd2-68cb7673a519) due to prioritization in the ClusterQueue; preemptor path: /gpus; "

@@ -11,7 +11,6 @@ import re
 import pytest
 
 from components.launchers.cluster.kinds import KINDS
-from components.launchers.spec import Elastic
 
 both = pytest.mark.parametrize("kind", list(KINDS), indirect=True)
 """Mark of a test that is run for each kind."""
@@ -34,9 +33,3 @@ def make_by_hand(fake_cluster, kind, name):
     fake_cluster.operator = fake_cluster.trainer.works = False
     fake_cluster.create_job("default", {**kind.probe(), "metadata": {"name": name}})
     fake_cluster.operator = fake_cluster.trainer.works = True
-
-
-def check_nodes(kind, body):
-    """Check the nodes of a job of fixed number and of an elastic one; `body` makes a job from fields."""
-    assert kind.state(body(nodes=3))[:3] == (3, 3, False)
-    assert kind.state(body(nodes=3, elastic=Elastic(min_nodes=2, max_nodes=4)))[:3] == (3, 2, True)

@@ -3,7 +3,6 @@
 Source: Kueue, `workload_types.go` and the visibility API.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -12,7 +11,7 @@ from typing import Any
 
 from kubernetes import client
 
-from components.launchers.backend import JobStatus, Phase, Timings
+from components.launchers.backend import JobStatus, Phase
 from components.launchers.cluster.client import ApiError, Cluster
 from components.launchers.cluster.kinds import KINDS, Body, Kind, Resource, holding
 
@@ -30,6 +29,9 @@ DEACTIVATED = "Deactivated"  # Its Workload: by a person, or by Kueue after too 
 UNSERVED = "Unserved"  # Kueue has no Workload for it.
 UNKNOWN = "QueueUnknown"  # Its Workload may not be read, or the API server has trouble.
 
+HOPELESS = (UNSERVED, NO_QUEUE, DEACTIVATED, ADMITTED)
+"""Reasons for which a job is given up after a while: its kind or its queue is not served. One that waits for
+quota is fine, and so is one whose Workload may not be read."""
 _IN_LINE = (QUEUED, INADMISSIBLE)  # Those that have a position.
 _PATIENCE = 5.0
 _MESSAGE_LIMIT = 400  # Characters of a message of Kueue.
@@ -230,46 +232,3 @@ def remedy(status: JobStatus) -> str:
         f"managedJobsNamespaceSelector, and run the same again; or make it a "
         f"{others} (launcher, --backend), or leave kueue_queue out"
     )
-
-
-_VARYING = re.compile(r"position |\d\S*\s*")  # The position, which is not always known, and numbers.
-
-
-class QueueWait:
-    """The time of one job in a queue.
-
-    A job that its queue will never admit is given up after `start_timeout` seconds; others may wait for ever.
-    """
-
-    def __init__(self, start_timeout: float, timings: Timings) -> None:
-        self._start_timeout, self._timings = start_timeout, timings
-        self._reported, self._reported_at = "", float("-inf")
-        self._reason, self._since = "", 0.0
-
-    def is_news(self, status: JobStatus, now: float) -> bool:
-        """Whether to print the status: a new text at once, only new numbers every Timings.place seconds."""
-        if status.phase is not Phase.SUSPENDED or not status.queue:
-            self._reported = ""
-            return False
-        if status.reason == ADMITTED or status.message == self._reported:
-            return False
-        is_same = _VARYING.sub("", status.message) == _VARYING.sub("", self._reported)
-        if is_same and now - self._reported_at < self._timings.place:
-            return False
-        self._reported, self._reported_at = status.message, now
-        return True
-
-    def verdict(self, status: JobStatus, now: float) -> str:
-        """Return why a job will never be admitted: its kind or its queue is not served; else nothing.
-
-        A job that waits for quota is fine, and so is one whose Workload may not be read.
-        """
-        reason = status.reason if status.phase is Phase.SUSPENDED and status.queue else ""
-        if reason != self._reason:
-            self._reason, self._since = reason, now
-        waited, longest = now - self._since, self._start_timeout
-        if reason == UNSERVED:
-            longest = min(longest, self._timings.unserved)
-        if reason in (UNSERVED, NO_QUEUE, DEACTIVATED, ADMITTED) and waited > longest:
-            return f"the job {status.name} was given up after {waited:.0f} s {status.message}"
-        return ""

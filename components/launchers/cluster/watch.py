@@ -11,7 +11,7 @@ from functools import partial
 from types import FrameType
 from typing import NoReturn
 
-from components.launchers.backend import Backend, Ending, Identity, JobStatus, LogLine, Look, Phase, PodStatus
+from components.launchers.backend import Backend, Ending, Identity, JobStatus, Look, Phase, PodStatus
 from components.launchers.cluster import kueue
 from components.launchers.cluster.client import ApiError
 from components.launchers.cluster.pods import describe
@@ -68,6 +68,9 @@ def _start_failure(pod: PodStatus) -> Ending:
     return Ending(pod.reason, pod.message, pod.exit_code)
 
 
+_VARYING = re.compile(
+    r"position |\d\S*\s*"
+)  # In a queue: the position, which is not always known, and numbers.
 MEMORY_KILLS = 3
 """Kills for too much memory, without a newer checkpoint between, after which the job is given up."""
 
@@ -195,11 +198,6 @@ def run(backend: Backend, job: JobSpec, out: Out = _print, look: Look | None = N
 
     On SIGTERM or SIGINT the job is deleted before anything else; but if this is a step's pod whose run
     continues, the job is left to the next attempt.
-
-    Raises:
-        ConfigError: the cluster would not take the job.
-        LaunchError: it failed, did not start in time, or exceeded a limit; `exit_code` is its code.
-        Interrupted: this process was asked to end: the job is deleted, or left to the next attempt.
     """
     submitted = None
     delete = f"kubedet job stop{backend.options} {job.name}"
@@ -260,7 +258,8 @@ class Watch:
         self._reason_since: dict[tuple[str, ...], float] = {}
         """Since when a pod has had a waiting reason."""
         self._restarts = Restarts()
-        self._queue_wait = kueue.QueueWait(job.start_timeout, backend.timings)
+        self._queue_message, self._queue_told = "", float("-inf")
+        self._queue_reason, self._queue_since = "", 0.0
         self._status = JobStatus(job.name, Phase.GONE)
         self._phase_since = self._spoken = time.monotonic()
         self._waiting_since: float | None = None
@@ -268,10 +267,15 @@ class Watch:
     def to_the_end(self) -> None:
         """Watch until the job has succeeded, and all its lines are printed."""
         for event in self._backend.follow(self._job.name):
-            if isinstance(event, LogLine):
-                self._line(event)
-            else:
+            if isinstance(event, JobStatus):
                 self._look(event)
+                continue
+            rank = self._ranks.get(event.pod, 0)
+            self._last.setdefault(rank, deque(maxlen=LAST_LINES)).append(event.text)
+            self._restarts.line(event.text)
+            self._say(f"[{event.pod}] {event.text}")
+            if hint := self._hints.line(event.text):
+                self._say(f"hint: {hint}")
         timings = self._backend.timings
         end = time.monotonic() + timings.replaced
         # Another job may replace ours in a moment.
@@ -289,34 +293,25 @@ class Watch:
         self._spoken = time.monotonic()
         self._out(text)
 
-    def _line(self, line: LogLine) -> None:
-        rank = self._ranks.get(line.pod, 0)
-        self._last.setdefault(rank, deque(maxlen=LAST_LINES)).append(line.text)
-        self._restarts.line(line.text)
-        self._say(f"[{line.pod}] {line.text}")
-        if hint := self._hints.line(line.text):
-            self._say(f"hint: {hint}")
-
     def _look(self, status: JobStatus) -> None:
         self._check_identity(status)
         if self._onlooker:
             self._onlooker(status)
         before, self._status = self._status, status
         now = time.monotonic()
-        is_queue_news = self._queue_wait.is_news(status, now)
         if status.phase is not before.phase:
             self._phase_since = now
-        if is_queue_news or status.phase is not before.phase:
+        if self._is_queue_news(status, now) or status.phase is not before.phase:
             self._say(f"job {self._job.name}: {_phase(status)}")
         for pod in status.pods:
             self._ranks[pod.name] = pod.rank
             self._report(pod)
-        job, created = self._job, status.created
-        is_late = (
-            status.phase is Phase.FAILED and status.reason == "DeadlineExceeded"
-        )  # The controller was first.
+        job = self._job
+        # The controller may have been first.
+        is_late = status.phase is Phase.FAILED and status.reason == "DeadlineExceeded"
         if job.deadline and not status.phase.final:
-            is_late = (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds() > job.deadline
+            age = datetime.now(UTC) - datetime.fromisoformat(status.created)
+            is_late = age.total_seconds() > job.deadline
         if is_late:
             self._give_up(
                 f"the job {job.name} was stopped at its deadline of {job.deadline} s",
@@ -328,11 +323,21 @@ class Watch:
         self._check_pods(now)
         silent = now - self._spoken
         if silent >= self._backend.timings.heartbeat:
-            same, silence = (
-                f"{span:.0f} s" if span < 120 else f"{span // 60:.0f} min"
-                for span in (now - self._phase_since, silent)
-            )
-            self._say(f"job {job.name}: {_phase(status)}, for {same}; no line for {silence}")
+            since, silence = _span(now - self._phase_since), _span(silent)
+            self._say(f"job {job.name}: {_phase(status)}, for {since}; no line for {silence}")
+
+    def _is_queue_news(self, status: JobStatus, now: float) -> bool:
+        """Whether a queued job has a new text, or only new numbers after Timings.place seconds."""
+        if status.phase is not Phase.SUSPENDED or not status.queue:
+            self._queue_message = ""
+            return False
+        if status.reason == kueue.ADMITTED or status.message == self._queue_message:
+            return False
+        is_same = _VARYING.sub("", status.message) == _VARYING.sub("", self._queue_message)
+        if is_same and now - self._queue_told < self._backend.timings.place:
+            return False
+        self._queue_message, self._queue_told = status.message, now
+        return True
 
     def _check_identity(self, status: JobStatus) -> None:
         """Raise LaunchError if another launcher created a different job under our job's name."""
@@ -378,9 +383,16 @@ class Watch:
                 + indented(self._backend.explain(status)),
                 "fix what holds the pods back, or set start_timeout higher if the cluster is only busy",
             )
-        if reason := self._queue_wait.verdict(status, now):
+        reason = status.reason if status.phase is Phase.SUSPENDED and status.queue else ""
+        if reason != self._queue_reason:
+            self._queue_reason, self._queue_since = reason, now
+        waited, longest = now - self._queue_since, float(job.start_timeout)
+        if reason == kueue.UNSERVED:
+            longest = min(longest, self._backend.timings.unserved)
+        if reason in kueue.HOPELESS and waited > longest:
+            text = f"the job {job.name} was given up after {waited:.0f} s {status.message}"
             explanation = indented(self._backend.explain(status))
-            self._give_up("\n".join(filter(None, [reason, explanation])), kueue.remedy(status))
+            self._give_up("\n".join(filter(None, [text, explanation])), kueue.remedy(status))
 
     def _check_pods(self, now: float) -> None:
         """Give the job up if a pod can never run as specified, or was restarted too often."""
@@ -438,3 +450,7 @@ def _phase(status: JobStatus) -> str:
         queue = status.message if status.queue else ""
         return f"suspended, {queue}" if queue else "suspended: by its queue, or by a person"
     return str(status.phase) if status.phase.final else f"{status.phase}, {_count(status)}"
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds // 60:.0f} min"

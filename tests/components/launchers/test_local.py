@@ -35,11 +35,6 @@ def alive(pid):
         return False
 
 
-def test_output_passes_through(program, capfd):
-    local.run(program("print('one'); print('two')"))
-    assert capfd.readouterr().out == "one\ntwo\n"
-
-
 def test_the_program_starts_in_its_folder(program, capfd, tmp_path):
     job = replace(program("import os; print(os.getcwd())"), working_dir=str(tmp_path))
     local.run(job)

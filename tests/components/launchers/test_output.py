@@ -34,9 +34,3 @@ def test_a_line_has_its_hint_once(line, word):
 
 def test_sockets_are_well_where_rdma_was_not_asked_for():
     assert Hints(rdma=False).line("NCCL INFO Using network NET/Socket") == ""
-
-
-def test_common_lines_have_none():
-    hints = Hints(rdma=True)
-    for line in ("step 7 loss 0.5", "NCCL INFO Using network NET/IB", "exit code: 1", "shared memory: 8Gi"):
-        assert hints.line(line) == ""

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from components.launchers import spec
 from components.launchers.spec import JobSpec, from_fields
 from trainer.base.errors import ConfigError
 
@@ -74,17 +73,3 @@ def test_the_fingerprint_is_of_everything() -> None:
     same = JobSpec(command=("a",), env={"B": "2", "A": "1"})
     other = JobSpec(command=("a",), env={"A": "1", "B": "3"})
     assert one.fingerprint == same.fingerprint != other.fingerprint
-
-
-@pytest.mark.parametrize(
-    ("name", "meaning", "default", "number"),
-    [
-        ("nproc", "processes on each node; 0 is one for each GPU, or one", 0, True),
-        ("gpus", "GPUs of each node", 0, True),
-        ("nodes", "machines that train, each a pod", 1, True),
-        ("image", "container image; only a launcher that starts containers needs it", "", False),
-    ],
-)
-def test_meaning_and_type_of_a_field_for_options(name: str, meaning: str, default: Any, number: bool) -> None:
-    assert spec.meaning(name) == meaning
-    assert spec.default(name) == default and spec.is_number(name) is number

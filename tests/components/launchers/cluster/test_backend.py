@@ -4,7 +4,7 @@ import threading
 
 import pytest
 from fake_pod import endless
-from kinds import both, make_by_hand, plain, pod_name
+from kinds import both, plain, pod_name
 from patience import until
 
 from components import doctor
@@ -80,15 +80,6 @@ def test_an_elastic_job_runs_with_enough_nodes(backend, fake_cluster, job, kind)
     assert status.elastic and [pod.rank for pod in status.pods] == [0, 1]
 
 
-def test_kubedets_jobs_are_listed(backend, fake_cluster, job, kind):
-    make_by_hand(fake_cluster, kind, "foreign")
-    backend.submit(job(name="one"))
-    backend.submit(job(name="two"))
-    assert {status.name for status in backend.list_jobs()} == {"one", "two"}
-    until(lambda: all(status.phase is Phase.SUCCEEDED for status in backend.list_jobs()))
-    assert all(len(status.pods) == 1 for status in backend.list_jobs())
-
-
 def test_logs_are_those_of_rank_0_and_of_pods_that_fail(backend, fake_cluster, job, kind, master, worker):
     def fails(pod):
         pod.run()
@@ -105,12 +96,6 @@ def test_logs_are_those_of_rank_0_and_of_pods_that_fail(backend, fake_cluster, j
     lines = {(plain(line.pod), line.text) for line in backend.logs("train")}
     assert (worker, "worker's last words") in lines
     assert not any(pod == pod_name(kind, 2) for pod, _ in lines)
-
-
-def test_logs_of_now_end_at_once(backend, fake_cluster, job, endless_pods, master):
-    backend.submit(job())
-    until(lambda: backend.status("train").phase is Phase.RUNNING)
-    assert [plain(line.text) for line in backend.logs("train", follow=False)] == [f"hello from {master}"]
 
 
 @pytest.mark.parametrize(

@@ -47,13 +47,6 @@ def test_patience_has_an_end(cluster, fake_cluster, fault):
     assert error.value.passing and error.value.exit_code == 1 and error.value.fix
 
 
-def test_no_patience_is_one_try(cluster, fake_cluster):
-    fake_cluster.faults.append(Fault("GET", status=503))
-    with pytest.raises(ApiError, match="503"):
-        pods.of_job(cluster, KIND, "train", patience=0)
-    assert len(fake_cluster.seen) == 1
-
-
 def test_a_token_that_was_rotated_is_read_again(cluster, fake_cluster):
     fake_cluster.token = "second"
     fake_cluster.write_kubeconfig()

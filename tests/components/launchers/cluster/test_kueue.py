@@ -1,7 +1,7 @@
 """Positions and reasons of jobs in Kueue's queues, as written by Kueue v0.19.2."""
 
 import pytest
-from fake_kueue import PREEMPTED, QUOTA, TOO_LARGE, give_kueue
+from fake_kueue import PREEMPTED, QUOTA, give_kueue
 from fake_pod import endless
 from kinds import both
 
@@ -33,13 +33,6 @@ def test_a_job_that_waits_for_quota_reports_position_and_reason(waiting, kueue):
     assert status.message == f"position 3 in queue gpus: {QUOTA}"
     kueue.leave("pytorchjob-a-1")
     assert waiting().message.startswith("position 2 in queue gpus: ")
-
-
-def test_a_job_that_never_fits(waiting, kueue):
-    kueue.waits("train", TOO_LARGE)
-    assert waiting().message.endswith(
-        "> maximum capacity (200m); it never fits unless it asks for less or the queue gets more"
-    )
 
 
 @pytest.mark.parametrize(

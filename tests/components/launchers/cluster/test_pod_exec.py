@@ -2,7 +2,6 @@
 
 import socket
 import sys
-from dataclasses import replace
 
 import fake_exec
 import pytest
@@ -58,11 +57,6 @@ def test_without_a_terminal_both_outputs_are_passed_on(core, capfdbinary):
 def test_a_program_that_is_not_there_is_reported(core):
     with pytest.raises(ConfigError, match=r"p-master-0 cannot run nonsense.*executable file not found"):
         run(core, "nonsense")
-
-
-def test_a_pod_that_is_not_there_is_reported(core):
-    with pytest.raises(ConfigError, match='cannot run a command in other: pods "other" not found'):
-        pod_exec.captured(core, "default", replace(POD, name="other"), ["true"])
 
 
 def test_a_missing_permission_names_the_verbs(core, fake_cluster):

@@ -60,14 +60,6 @@ def test_a_job_that_another_specification_replaces_is_reported(
     assert not gone(fake_cluster) and not fake_cluster.requests("DELETE")
 
 
-def test_what_another_launcher_made_is_not_withdrawn(backend, job, fake_cluster, master):
-    fake_cluster.lives[master] = endless
-    backend.submit(job())
-    ClusterBackend.connect().submit(job(env={"A": "other"}))
-    backend.withdraw("train")
-    assert not gone(fake_cluster)
-
-
 @both
 def test_the_same_job_recreated_by_another_launcher_is_followed(
     run, patient, once_it_runs, fake_cluster, master

@@ -1,6 +1,5 @@
 """Jobs are created, adopted, replaced and deleted."""
 
-import threading
 import time
 from dataclasses import replace
 
@@ -14,7 +13,6 @@ from components.launchers.backend import Phase
 from components.launchers.cluster import job_objects
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError
-from components.launchers.cluster.kinds import KINDS
 from components.launchers.pod_template import LABEL_MANAGED, LABEL_SPEC
 from trainer.base.errors import ConfigError, LaunchError
 
@@ -46,14 +44,6 @@ def test_the_same_job_is_adopted(backend, fake_cluster, job, endless_pods, caplo
     assert backend.submit(job()).uid == first == uid(fake_cluster)
     assert not fake_cluster.requests("DELETE")
     assert "adopting it" in caplog.text
-
-
-def test_a_finished_job_is_adopted_too(backend, fake_cluster, job):
-    backend.submit(job())
-    until(lambda: backend.status("train").phase is Phase.SUCCEEDED)
-    first = uid(fake_cluster)
-    backend.submit(job())
-    assert uid(fake_cluster) == first
 
 
 @both
@@ -111,18 +101,14 @@ def test_a_foreign_job_is_left_alone(backend, fake_cluster, job, kind):
     assert fake_cluster.job("train") and not fake_cluster.requests("DELETE")
 
 
-def test_a_creation_whose_answer_was_lost_is_found_again(backend, fake_cluster, job, endless_pods, kind):
-    fake_cluster.faults.append(Fault("POST", kind.plural, lost=True))
-    backend.submit(job())
-    assert len(fake_cluster.requests("POST", kind.plural)) == 2 and not fake_cluster.requests("DELETE")
-
-
-def test_a_creation_that_got_no_answer_at_all_is_looked_up(
-    backend, fake_cluster, job, endless_pods, monkeypatch, kind
+@pytest.mark.parametrize("patience", [2.0, 0.0])
+def test_a_creation_whose_answer_was_lost_is_found_again(
+    backend, fake_cluster, job, endless_pods, kind, monkeypatch, patience
 ):
-    monkeypatch.setattr(backend.cluster, "timings", replace(backend.cluster.timings, patience=0.0))
+    monkeypatch.setattr(backend.cluster, "timings", replace(backend.cluster.timings, patience=patience))
     fake_cluster.faults.append(Fault("POST", kind.plural, lost=True))
     assert backend.submit(job()).uid == uid(fake_cluster)
+    assert not fake_cluster.requests("DELETE")
 
 
 def test_a_creation_of_which_nothing_is_known_says_how_to_look(backend, fake_cluster, job, monkeypatch, kind):
@@ -192,12 +178,3 @@ def test_a_stopped_operator_is_waited_for_as_an_outage(job, kind, fake_cluster, 
     fake_cluster.faults.append(Fault("POST", kind.plural, status=500, message=AWAY, times=6))
     backend.submit(job())
     assert len(fake_cluster.requests("POST", kind.plural)) == 7
-
-
-def test_any_of_several_controllers_is_waited_for(job, fake_cluster, timings):
-    fake_cluster.installed = {"pytorchjobs", "trainjobs", "trainingruntimes"}
-    fake_cluster.operator, fake_cluster.trainer.away = False, True
-    backend = ClusterBackend.connect(timings=replace(timings, outage=60), kinds=KINDS.values())
-    threading.Timer(0.5, lambda: setattr(fake_cluster, "operator", True)).start()
-    backend.submit(job())
-    assert backend.status("train").kind == "PyTorchJob"

@@ -45,19 +45,6 @@ def test_a_crash_is_an_error_with_the_last_lines(run, fake_cluster, master, work
     assert error.value.exit_code == 1
 
 
-def test_an_eviction_is_named(run, fake_cluster, master):
-    def evicted(pod):
-        pod.run()
-        pod.evict("The node was low on resource: memory.")
-
-    fake_cluster.lives[master] = evicted
-    with pytest.raises(
-        LaunchError, match=r"failed \(Evicted\): The node was low on resource: memory"
-    ) as error:
-        run(restart_policy="Never")
-    assert "memory_limit" in error.value.fix
-
-
 @both
 def test_an_evicted_or_killed_worker_is_recreated_and_the_job_continues(run, fake_cluster, master, worker):
     fake_cluster.lives |= {

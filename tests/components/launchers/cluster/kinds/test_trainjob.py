@@ -2,7 +2,6 @@
 
 import pytest
 from fake_pod import endless
-from kinds import check_nodes
 from patience import until
 
 from components.launchers.backend import Phase
@@ -51,28 +50,6 @@ def ends(code, *lines):
 
 def runtimes(fake_cluster):
     return [name for resource, _, name in list(fake_cluster.objects) if resource == "trainingruntimes"]
-
-
-def test_ranks_nodes_and_how_many_are_needed(body):
-    index = "batch.kubernetes.io/job-completion-index"
-    assert [KIND.rank(body(), {index: "3"}), KIND.rank(body(), {})] == [3, 0]
-    check_nodes(KIND, body)
-
-
-@pytest.mark.parametrize(
-    ("held", "phase"),
-    [
-        ([], None), (["Failed"], Phase.FAILED), (["Complete"], Phase.SUCCEEDED),
-        (["Suspended"], Phase.SUSPENDED), (["Suspended", "Failed"], Phase.FAILED),
-    ],
-)  # fmt: skip
-def test_state_by_conditions(body, held, phase):
-    state = KIND.state(body(*held))
-    assert (state.phase, state.reason, state.message) == (
-        phase,
-        *(("R", "m") if phase else ("", "")),
-    )
-    assert KIND.state(body(kueue_queue="q")).phase is Phase.SUSPENDED
 
 
 def test_progress_is_read_from_the_status(backend, job, fake_cluster):

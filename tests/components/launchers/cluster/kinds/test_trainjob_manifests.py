@@ -9,7 +9,6 @@ from job_specs import ODD, job
 from kubeflow_trainer_api import models
 
 from components.launchers.cluster.kinds import KINDS, shared_runtime
-from components.launchers.render import render
 from components.launchers.spec import JobSpec, from_fields
 
 ROOT = Path(__file__).parents[5]
@@ -97,8 +96,3 @@ def test_a_job_in_a_queue_is_suspended_and_its_pods_have_a_label_of_their_own() 
         assert replicated["template"]["metadata"]["labels"] == {
             "trainer.kubeflow.org/trainjob-ancestor-step": "trainer"
         }
-
-
-def test_what_is_printed_is_the_runtime_and_the_job() -> None:
-    kinds = [document["kind"] for document in yaml.safe_load_all(render("trainjob", job(backoff=1)))]
-    assert kinds == ["TrainingRuntime", "TrainJob"]
