@@ -78,7 +78,7 @@ class Request:
         """
         own = {name: parameters[name] for name in PARAMETERS if name in parameters}
         for name, value in own.items():
-            if isinstance(value, str) and spec.is_number(name):
+            if isinstance(value, str) and spec.FIELDS[name].annotation is int:
                 with suppress(ValueError):  # `from_fields` reports it.
                     own[name] = json.loads(value)
         further = {name: value for name, value in parameters.items() if name not in PARAMETERS}

@@ -121,8 +121,8 @@ class Parameter:
 
 
 def _of_job(name: str, **settings: Any) -> Parameter:
-    kind = int if spec.is_number(name) else str
-    return Parameter(name, kind, spec.meaning(name), spec.default(name), metavar="N", **settings)
+    kind = int if spec.FIELDS[name].annotation is int else str
+    return Parameter(name, kind, spec.meaning(name), spec.FIELDS[name].default, metavar="N", **settings)
 
 
 _ALL = (

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 class Entry:
     """A launcher in the register."""
 
-    meaning: str
-    """What it does, in words."""
+    meaning: str  # What it does, in words.
     kinds: tuple[str, ...] = ()
     """Kinds of jobs that it may create in a cluster, the preferred one first; none runs on this machine."""
 
@@ -32,8 +31,7 @@ LAUNCHERS = {
     "pytorchjob": Entry("a PyTorchJob of the Training Operator", ("pytorchjob",)),
     "trainjob": Entry("a TrainJob of Kubeflow Trainer", ("trainjob",)),
 }
-DEFAULT = "kubernetes"
-"""The launcher of a run that names none."""
+DEFAULT = "kubernetes"  # The launcher of a run that names none.
 
 
 def entry(launcher: str) -> Entry:

@@ -4,12 +4,10 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from components.launchers.spec import JobSpec
-
-if TYPE_CHECKING:
-    from trainer.launching.job_status import Progress
+from trainer.launching.job_status import Progress
 
 
 class Phase(StrEnum):
@@ -89,19 +87,17 @@ class JobStatus:
     queue: str = ""  # Kueue's queue that admits it.
     workflow: str = ""  # Name of the Workflow of the run that it belongs to.
     orphaned: bool = False  # Whether it has not ended although its run has.
-    progress: "Progress | None" = None
+    progress: Progress | None = None
 
 
 class Identity(NamedTuple):
     """Tells a submitted job from others of its name; empty fields are not known."""
 
-    spec: str = ""
-    """Hash of its specification."""
+    spec: str = ""  # Hash of its specification.
     uid: str = ""
 
 
-Look = Callable[[JobStatus], None]
-"""Called with every status of a watched job."""
+Look = Callable[[JobStatus], None]  # Called with every status of a watched job.
 
 
 class LogLine(NamedTuple):
@@ -143,14 +139,9 @@ class Timings:
 
 
 class Backend(Protocol):
-    """A cluster's namespace or a project of Run:ai, where jobs run. Methods with a body are defaults."""
+    """A cluster's namespace or a project of Run:ai, for the watch. Methods with a body are defaults."""
 
     timings: Timings
-
-    @property
-    def place(self) -> str:
-        """Where the jobs are, for messages."""
-        ...
 
     @property
     def options(self) -> str:
@@ -174,14 +165,6 @@ class Backend(Protocol):
         Raises:
             LaunchError: there is no answer for longer than Timings.outage.
         """
-        ...
-
-    def pod_lines(self, name: str, pod: PodStatus, *, follow: bool, tail: int = 0) -> Iterator[str]:
-        """Yield the lines of one pod of a job; of existing ones only the last `tail`, or all (0)."""
-        ...
-
-    def execute(self, name: str, pod: PodStatus, arguments: list[str]) -> int:
-        """Run a command in a pod with this process's output and terminal; returns the exit code."""
         ...
 
     def stop(self, name: str, *, wait: bool = True) -> None:

@@ -20,7 +20,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from types import FrameType, TracebackType
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.1
@@ -85,9 +84,7 @@ class GuardedProcess:
     def __enter__(self) -> "GuardedProcess":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._lifeline)  # The guard takes it for our end, and stops what still runs.
         for _ in self.lines():
             pass  # Until the end: a process that cannot write its last lines may fail to save.
@@ -105,14 +102,11 @@ class _Guard:
         self._orphans: dict[int, float] = {}
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
+            signal.signal(number, self._stop)
         # A group of its own: the command may signal its whole group and not mean the guard.
         self._pid = subprocess.Popen(command, process_group=0, stdin=subprocess.DEVNULL).pid
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
+    def _stop(self, *_: object) -> None:
         self._stops += 1
         if self._stops == 1:
             self._deadline = time.monotonic() + self._grace

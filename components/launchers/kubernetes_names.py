@@ -7,8 +7,7 @@ Each function returns its text, or raises ValueError with the problem. Source: K
 import re
 from decimal import Decimal
 
-JOB_LENGTH = 50
-"""Characters of a job's name: its pods append `-worker-NNN`, and a label holds 63."""
+JOB_LENGTH = 50  # Characters of a job's name: its pods append `-worker-NNN`, and a label holds 63.
 
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from trainer.base.errors import LaunchError
 
-LAST_LINES = 20
-"""Lines that an error shows of a training that ended without a message of its own."""
+LAST_LINES = 20  # Lines that an error shows of a training that ended without a message of its own.
 
 _NO_MESSAGE = "To enable traceback see"  # From torchrun's message on a worker that crashed.
 
@@ -72,8 +71,7 @@ class Hints:
 
     def __init__(self, *, rdma: bool, pods: bool = True) -> None:
         self._rules = (*_ANYWHERE, *(_SETTINGS if pods else ()), *((_SOCKET,) if rdma else ()))
-        self.hints: list[str] = []
-        """The hints so far."""
+        self.hints: list[str] = []  # The hints so far.
 
     def line(self, text: str) -> str:
         """Match a log line; return its hint if it is new, or nothing."""

@@ -10,8 +10,7 @@ from typing import Any
 from components.launchers import kubernetes_names
 from components.launchers.spec import JobSpec
 
-Body = dict[str, Any]
-"""An object of the cluster, as it is written in YAML."""
+Body = dict[str, Any]  # An object of the cluster, as it is written in YAML.
 
 LABEL_SPEC = "kubedet/spec-hash"  # Hash of the specification, by which a job is adopted or replaced.
 LABEL_NAME = "app.kubernetes.io/instance"  # Name of the job, on each of its pods.

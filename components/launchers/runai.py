@@ -214,6 +214,7 @@ class RunaiBackend(Backend):
 
     @property
     def place(self) -> str:
+        """Where the jobs are, for messages."""
         return f"Run:ai's project {self.project or 'of this user'}"
 
     @property
@@ -286,10 +287,12 @@ class RunaiBackend(Backend):
                 yield LogLine(pod, line[stamp.end() :] if stamp else line)
 
     def pod_lines(self, name: str, pod: PodStatus, *, follow: bool, tail: int = 0) -> Iterator[str]:
+        """Yield the lines of one pod of a job; of existing ones only the last `tail`, or all (0)."""
         events = self.follow(name, once=not follow, rank=pod.rank)
         return (event.text for event in events if isinstance(event, LogLine))
 
     def execute(self, name: str, pod: PodStatus, arguments: list[str]) -> int:
+        """Run a command in a pod with this process's output and terminal; returns the exit code."""
         terminal = ["--stdin", "--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
         words = self._words(*self._about(name, "exec"), "--pod", pod.name, *terminal, "--", *arguments)
         return subprocess.run(words, check=False).returncode

@@ -274,23 +274,13 @@ class JobSpec:
 
 
 _ADAPTER = TypeAdapter(JobSpec)
-_FIELDS: Mapping[str, FieldInfo] = vars(JobSpec)["__pydantic_fields__"]
+FIELDS: Mapping[str, FieldInfo] = vars(JobSpec)["__pydantic_fields__"]
 
 
 def meaning(name: str) -> str:
     """Return what a field means as a phrase: without capital and full stop."""
-    text = " ".join((_FIELDS[name].description or "").split()).removesuffix(".")
+    text = " ".join((FIELDS[name].description or "").split()).removesuffix(".")
     return text if text[:2].isupper() else text[:1].lower() + text[1:]
-
-
-def default(name: str) -> Any:
-    """Return the default of a field."""
-    return _FIELDS[name].default
-
-
-def is_number(name: str) -> bool:
-    """Return whether a field is a whole number."""
-    return _FIELDS[name].annotation is int
 
 
 def training(arguments: tuple[str, ...] | list[str], options: tuple[str, ...] = ()) -> tuple[str, ...]:

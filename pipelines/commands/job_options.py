@@ -50,7 +50,7 @@ def add_specification(parser: CommandParser) -> None:
     text = "set one field, nested ones with dots: network.profile=rdma; may be repeated"
     option(parser, "--set FIELD=VALUE...", text, dest="fields")
     for name in FLAGS:
-        metavar = "N" if spec.is_number(name) else name.upper()
+        metavar = "N" if spec.FIELDS[name].annotation is int else name.upper()
         option(parser, f"--{name} {metavar}", spec.meaning(name), None)
     option(parser, "--env NAME=VALUE...", "an environment variable")
     option(parser, "--mount CLAIM:PATH...", "mount a PersistentVolumeClaim in every pod")

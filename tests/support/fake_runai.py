@@ -37,7 +37,7 @@ class FakeRunai:
         self.set_modes()
 
     def set_modes(self, *modes: str) -> None:
-        """Choose its faults: stranger (not logged in), no labels."""
+        """Choose its faults: stranger (not logged in), old (CLI v1), no labels."""
         (self.folder / "modes").write_text(json.dumps(modes))
 
     @property
@@ -95,6 +95,8 @@ def main(folder: Path, words: list[str]) -> int:
     modes = json.loads((folder / "modes").read_text())
     if "stranger" in modes:
         return _fail("Error: you are not logged in, please run 'runai login'")
+    if "old" in modes:
+        return _fail(f'Error: unknown command "{words[0]}" for "runai"')
     if words[:2] == ["training", "list"]:
         names = [path.stem for path in folder.glob("*.json")]
         print(json.dumps(names) if "--json" in words else "\n".join(["Workload", *names]))

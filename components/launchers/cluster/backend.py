@@ -61,6 +61,7 @@ class ClusterBackend(Backend):
 
     @property
     def place(self) -> str:
+        """Where the jobs are, for messages."""
         return f"namespace {self.cluster.namespace}"
 
     @property
@@ -97,8 +98,7 @@ class ClusterBackend(Backend):
     def _create_or_adopt(self, job: JobSpec) -> str:
         """Return the uid of a job that is created, or exists already."""
         manifests: list[Body] = []
-        lost: ApiError | None = None
-        """A creation whose response did not arrive: it may have succeeded."""
+        lost: ApiError | None = None  # A creation whose response did not arrive: it may have succeeded.
         for _ in range(_TRIES):
             try:
                 kind, existing = self.kinds.find(job.name)
@@ -245,9 +245,11 @@ class ClusterBackend(Backend):
             self._histories.pop(name, history).stop()
 
     def pod_lines(self, name: str, pod: PodStatus, *, follow: bool, tail: int = 0) -> Iterator[str]:
+        """Yield the lines of one pod of a job; of existing ones only the last `tail`, or all (0)."""
         return PodLog(self.cluster, pod.name, pod.uid, threading.Event(), tail=tail).lines(follow=follow)
 
     def execute(self, name: str, pod: PodStatus, arguments: list[str]) -> int:
+        """Run a command in a pod with this process's output and terminal; returns the exit code."""
         return pod_exec.interactive(self.cluster.core, self.cluster.namespace, pod, arguments)
 
     def list_jobs(self) -> list[JobStatus]:
@@ -291,7 +293,20 @@ class ClusterBackend(Backend):
                 return [str(kueue.release(self.cluster))]
             except ApiError as error:
                 return [f"the installed Kueue is not known: {error.message}"]
-        return pods.explain(self.cluster, self.kinds.kind_of(status.name), status)
+        lines = []
+        kind = self.kinds.kind_of(status.name)
+        if not status.pods:
+            lines.append(f"no pod was made: see that {kind.controller} runs, and the quota of the namespace")
+        elif len(status.pods) < status.nodes:
+            lines.append(f"{len(status.pods)} of {status.nodes} pods exist")
+        for pod in status.pods:
+            if pod.phase not in ("Running", "Succeeded"):
+                lines.append(f"pod {pod.name} is {pod.phase}{pods.describe(pod)}")
+                lines += [f"  the one before it ended: {pod.before}"] if pod.before else []
+                lines += [f"  {line}" for line in pods.events(self.cluster, "Pod", pod.name)]
+        for title, name in kind.event_objects(status.name):
+            lines += pods.events(self.cluster, title, name)
+        return lines
 
     def _status(self, name: str, kind: Kind, job: Body | None, patience: float | None) -> JobStatus:
         if job is None:

@@ -21,8 +21,7 @@ from trainer.base.errors import EXIT_USAGE, ConfigError, LaunchError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-Load = Callable[..., None]
-"""Puts address and credentials into its `client_configuration`."""
+Load = Callable[..., None]  # Puts address and credentials into its `client_configuration`.
 
 _PASSING = (410, 429, 500, 502, 503, 504)  # HTTP statuses that are worth another try.
 _TRAINER, _KUEUE = "trainer.kubeflow.org", "kueue.x-k8s.io"
@@ -53,15 +52,12 @@ class ApiError(LaunchError):
 
     def __init__(self, message: str, *, status: int = 0, absent: bool = False, fix: str = "") -> None:
         super().__init__(message, fix=fix, passing=status == 0 or status in _PASSING)
-        self.status = status
-        """The HTTP status; 0 is no answer."""
-        self.absent = absent
-        """Whether the object does not exist, while its resource and namespace do."""
+        self.status = status  # The HTTP status; 0 is no answer.
+        self.absent = absent  # Whether the object does not exist, while its resource and namespace do.
         self.unknown = status == 404 and not absent
         """Whether the resource is not installed, or the namespace does not exist."""
         by_others = "admission webhook" in message or "exceeded quota" in message
-        self.forbidden = status == 403 and not by_others
-        """Whether RBAC refuses it."""
+        self.forbidden = status == 403 and not by_others  # Whether RBAC refuses it.
         self.webhook_away = "failed calling webhook" in message or "no endpoints available" in message
         """Whether it failed only because an admission webhook, mostly a controller's, does not answer."""
         if not self.passing:

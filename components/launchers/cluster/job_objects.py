@@ -144,11 +144,9 @@ class Kinds:
 
     def __init__(self, cluster: Cluster, possible: tuple[Kind, ...]) -> None:
         self._cluster, self.possible = cluster, possible
-        self.by_name: dict[str, Kind] = {}
-        """The kinds of jobs that this process read or created."""
+        self.by_name: dict[str, Kind] = {}  # The kinds of jobs that this process read or created.
         self._chosen: Kind | None = possible[0] if len(possible) == 1 else None
-        self._answering: Kind | None = None
-        """The first kind whose resource the cluster has."""
+        self._answering: Kind | None = None  # The first kind whose resource the cluster has.
 
     def of_new(self) -> Kind:
         """Return the kind of a new job: the first that the cluster knows and whose controller answers.

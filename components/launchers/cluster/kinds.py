@@ -175,8 +175,7 @@ class PyTorchJob(Kind):
 
 GROUP = "trainer.kubeflow.org"
 API_VERSION = f"{GROUP}/v1alpha1"
-SHARED = "kubedet"
-"""Name of the runtime that deploy/ puts into a namespace."""
+SHARED = "kubedet"  # Name of the runtime that deploy/ puts into a namespace.
 _RUNTIME = "TrainingRuntime"
 _ELASTIC = "kubedet/elastic"  # Annotation of an elastic job: its fewest and most nodes, MIN:MAX.
 _NODE = "node"  # Name of the replicated job and of its container, which the controller requires.

@@ -16,8 +16,7 @@ from components.launchers.cluster.client import ApiError, Cluster
 from components.launchers.cluster.kinds import KINDS, Body, Kind, Resource, holding
 
 GROUP, VISIBILITY = "kueue.x-k8s.io", "visibility.kueue.x-k8s.io"
-VERSIONS = ("v1beta2", "v1beta1")
-"""Of both groups, the newest first; Kueue before 0.15 serves only the last."""
+VERSIONS = ("v1beta2", "v1beta1")  # Of both groups, the newest first; Kueue before 0.15 serves only the last.
 LABEL_JOB = f"{GROUP}/job-uid"
 
 # Reasons of suspended jobs.
@@ -180,10 +179,8 @@ _SETUP_PATIENCE = 2.0
 class Release:
     """The installed Kueue, as far as RBAC lets us read it."""
 
-    served: str = ""
-    """The newest version of its API; empty if there is no Kueue."""
-    ready: bool = True
-    """Whether its controller runs, if that may be read."""
+    served: str = ""  # The newest version of its API; empty if there is no Kueue.
+    ready: bool = True  # Whether its controller runs, if that may be read.
 
     def __str__(self) -> str:
         if not self.served:

@@ -9,27 +9,18 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from queue import Empty, Full, Queue
-from typing import NamedTuple
 
 from kubernetes.client import ApiException
 from urllib3.exceptions import HTTPError
 
 from components.launchers.backend import LogLine
 from components.launchers.cluster.client import ApiError, Cluster, api_error
-from components.launchers.cluster.pods import main_container, main_name
+from components.launchers.cluster.pods import main_container
 
 logger = logging.getLogger(__name__)
 
 _OVERLAP = timedelta(seconds=1)  # stdout and stderr may be a little out of order in a log.
 _PREVIOUS_TRIES = 5  # To read the log of a container's previous instance, which the node may have dropped.
-
-
-class _State(NamedTuple):
-    """The parts of a pod's status that concern its log."""
-
-    restarts: int
-    started: bool
-    ended: bool
 
 
 class PodLog:
@@ -50,8 +41,7 @@ class PodLog:
         self._recent: deque[tuple[datetime, bytes]] = deque()
         self._seen: Counter[bytes] = Counter()
         self._since: datetime | None = None
-        self._rest = b""
-        """What was read after the last end of a line."""
+        self._rest = b""  # What was read after the last end of a line.
         self._read_lines = 0
         self._container = ""
 
@@ -62,29 +52,28 @@ class PodLog:
         """
         timings = self._cluster.timings
         waits, progress, restarts, previous_tries, ends = timings.waits(), time.monotonic(), 0, 0, 0
-        while not self._stopped.is_set():
-            state = self._state()
-            if state is None or (state.ended and not state.started):
-                return
-            if not follow:
-                yield from self._present(state)
+        while not self._stopped.is_set() and (state := self._state()):
+            present_restarts, started, ended = state
+            if not follow or (ended and not started):
+                if started:
+                    yield from self._present()
                 return
             read_before, rest = self._read_lines, self._rest
-            if state.restarts > restarts:
+            if present_restarts > restarts:
                 # The last container may have printed lines after its stream was lost.
                 complete = yield from self._read(previous=True)
                 previous_tries += 1
                 if complete or previous_tries == _PREVIOUS_TRIES:
-                    restarts, previous_tries = state.restarts, 0
+                    restarts, previous_tries = present_restarts, 0
                     continue
             else:
-                complete = state.started and (yield from self._read(follow=not state.ended))
+                complete = started and (yield from self._read(follow=not ended))
             if self._read_lines > read_before:
                 waits, progress, ends = timings.waits(), time.monotonic(), 0
                 continue
-            if not state.ended:
+            if not ended:
                 progress = time.monotonic()  # A pod may print nothing for long.
-            if complete and state.ended:
+            if complete and ended:
                 # A stream that the server lost ends like a complete one, so it is read again.
                 ends = ends + 1 if self._rest == rest else 0
                 if ends > (1 if rest else 0):
@@ -93,17 +82,17 @@ class PodLog:
                     return
             if time.monotonic() - progress > timings.drain:
                 raise ApiError(f"the end of the log of pod {self._pod} cannot be read")
-            self._stopped.wait(min(next(waits), timings.backoff if state.ended else timings.poll))
+            self._stopped.wait(min(next(waits), timings.backoff if ended else timings.poll))
 
-    def _present(self, state: _State) -> Iterator[str]:
-        complete = state.started and (yield from self._read())
+    def _present(self) -> Iterator[str]:
+        complete = yield from self._read()
         if self._rest:
             yield _split(self._rest)[1]
-        if state.started and not complete:
+        if not complete:
             raise ApiError(f"the log of pod {self._pod} could not be read to its end", fix="try again")
 
-    def _state(self) -> _State | None:
-        """Return the state of the pod; None if it is gone."""
+    def _state(self) -> tuple[int, bool, bool] | None:
+        """Return restarts, and whether the container has started and the pod ended; None if it is gone."""
         cluster = self._cluster
         request = partial(cluster.core.read_namespaced_pod, self._pod, cluster.namespace)
         try:
@@ -114,13 +103,13 @@ class PodLog:
             raise
         if pod.metadata.uid != self._uid:
             return None
-        container, self._container = main_container(pod), main_name(pod)
+        self._container, container = main_container(pod)
         ended = pod.status.phase in ("Succeeded", "Failed")
         if container is None:
-            return _State(0, False, ended)
+            return 0, False, ended
         now, before = container.state, container.last_state
         started = bool((now and (now.running or now.terminated)) or (before and before.terminated))
-        return _State(container.restart_count, started, ended)
+        return container.restart_count, started, ended
 
     def _read(self, *, follow: bool = False, previous: bool = False) -> Generator[str, None, bool]:
         """Yield the new lines of one stream; returns whether it ended properly."""

@@ -12,8 +12,8 @@ import ssl
 import sys
 import termios
 import tty
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from io import BytesIO
 from typing import BinaryIO
 
@@ -34,8 +34,7 @@ from trainer.base.errors import ConfigError, LaunchError
 
 _TICK_SECONDS = 0.25  # Between two looks at the terminal's size.
 
-Outputs = Mapping[int, BinaryIO]
-"""Where the bytes of the channels 1 and 2 go."""
+Outputs = Mapping[int, BinaryIO]  # Where the bytes of the channels 1 and 2 go.
 
 
 def interactive(core: CoreV1Api, namespace: str, pod: PodStatus, command: Sequence[str]) -> int:
@@ -88,12 +87,16 @@ def _run(
         if status in ("400", "404"):
             raise ConfigError(text, fix="name a pod that runs") from None
         raise LaunchError(text, fix="try again") from None
+    attributes = termios.tcgetattr(terminal) if terminal is not None else []
     try:
-        with _raw(terminal):
-            ended = _pass_through(client, outputs, terminal)
+        if terminal is not None:
+            tty.setraw(terminal, termios.TCSADRAIN)  # What was typed ahead is the pod's too.
+        ended = _pass_through(client, outputs, terminal)
     except (OSError, WebSocketException) as error:
         raise LaunchError(f"the connection to {pod.name} broke: {error}", fix="run it again") from None
     finally:
+        if terminal is not None:
+            termios.tcsetattr(terminal, termios.TCSADRAIN, attributes)
         with suppress(OSError, WebSocketException):
             client.close()
     return _exit_code(ended, pod.name, command)
@@ -145,16 +148,3 @@ def _exit_code(status: bytes, pod: str, command: Sequence[str]) -> int:
     raise ConfigError(
         f"{pod} cannot run {command[0]}: {result.get('message', '')}", fix="name a program of the pod's image"
     )
-
-
-@contextmanager
-def _raw(terminal: int | None) -> Iterator[None]:
-    if terminal is None:
-        yield
-        return
-    attributes = termios.tcgetattr(terminal)
-    try:
-        tty.setraw(terminal, termios.TCSADRAIN)  # What was typed ahead is the pod's too.
-        yield
-    finally:
-        termios.tcsetattr(terminal, termios.TCSADRAIN, attributes)

@@ -38,10 +38,10 @@ def _ending(pod: PodStatus) -> Ending | None:
 def _status(pod: Any, kind: Kind, job: Body) -> PodStatus:
     labels = pod.metadata.labels or {}
     earlier_pods = int(labels.get(kind.attempt_label) or 0)
-    container = main_container(pod)
+    main, container = main_container(pod)
     end = container and container.state and container.state.terminated
     last_end = container and container.last_state and container.last_state.terminated
-    reason, message, culprit = _reason(pod)
+    reason, message, culprit = _reason(pod, main)
     containers = [*(pod.spec.init_containers or []), *(pod.spec.containers or [])]
     return PodStatus(
         name=pod.metadata.name,
@@ -58,22 +58,20 @@ def _status(pod: Any, kind: Kind, job: Body) -> PodStatus:
         ended=_rfc3339(end.finished_at) if end else "",
         image=next((item.image or "" for item in containers if item.name == culprit), ""),
         image_id=image_id(container),
-        container=main_name(pod),
+        container=main,
         before=last_end and Ending(last_end.reason or "", last_end.message or "", last_end.exit_code),
         leaving=bool(pod.metadata.deletion_timestamp) and pod.status.phase not in ("Succeeded", "Failed"),
     )
 
 
-def main_name(pod: Any) -> str:
-    """Return the name of the container that trains: the one in the pod's annotation, or the first."""
-    name = (pod.metadata.annotations or {}).get(MAIN)
-    return str(name or pod.spec.containers[0].name)
+def main_container(pod: Any) -> tuple[str, Any]:
+    """Return name and status (V1ContainerStatus; None if it has none yet) of the container that trains.
 
-
-def main_container(pod: Any) -> Any:
-    """Return the status of the container that trains (V1ContainerStatus), if it has one yet."""
-    container_statuses, name = pod.status.container_statuses or [], main_name(pod)
-    return next((item for item in container_statuses if item.name == name), None)
+    It is the one in the pod's annotation, or the first.
+    """
+    name = str((pod.metadata.annotations or {}).get(MAIN) or pod.spec.containers[0].name)
+    statuses = pod.status.container_statuses or []
+    return name, next((item for item in statuses if item.name == name), None)
 
 
 def image_id(container: Any) -> str:
@@ -84,10 +82,10 @@ def image_id(container: Any) -> str:
     return str((container and container.image_id) or "").rpartition("://")[2]
 
 
-def _reason(pod: Any) -> tuple[str, str, str]:
+def _reason(pod: Any, main: str) -> tuple[str, str, str]:
     """Return why a pod waits or failed, the message, and the container that it is about."""
     if pod.status.reason:  # Evicted, NodeLost, ...: the pod as a whole.
-        return pod.status.reason, pod.status.message or "", main_name(pod)
+        return pod.status.reason, pod.status.message or "", main
     for container in [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]:
         state = container.state
         terminated = state and state.terminated
@@ -97,24 +95,8 @@ def _reason(pod: Any) -> tuple[str, str, str]:
             return terminated.reason or "Error", terminated.message or "", container.name
     for condition in pod.status.conditions or []:
         if condition.type == "PodScheduled" and condition.status == "False":
-            return condition.reason or "Unschedulable", condition.message or "", main_name(pod)
-    return "", "", main_name(pod)
-
-
-def explain(cluster: Cluster, kind: Kind, status: JobStatus) -> list[str]:
-    """Explain why the pods of a job do not run: their waiting reasons and events."""
-    lines = []
-    if not status.pods:
-        lines.append(f"no pod was made: see that {kind.controller} runs, and the quota of the namespace")
-    elif len(status.pods) < status.nodes:
-        lines.append(f"{len(status.pods)} of {status.nodes} pods exist")
-    for pod in status.pods:
-        if pod.phase not in ("Running", "Succeeded"):
-            lines.append(f"pod {pod.name} is {pod.phase}{describe(pod)}")
-            lines += [f"  the one before it ended: {pod.before}"] if pod.before else []
-            lines += [f"  {line}" for line in events(cluster, "Pod", pod.name)]
-    objects = kind.event_objects(status.name)
-    return lines + [line for involved in objects for line in events(cluster, *involved)]
+            return condition.reason or "Unschedulable", condition.message or "", main
+    return "", "", main
 
 
 def describe(pod: PodStatus) -> str:
@@ -204,8 +186,7 @@ class PodHistory:
         """How pods ended, by rank and uid; None for a pod whose end was not observed."""
         self._suspended: set[str] = set()
         """Pods from before a suspension, which may take a while to terminate."""
-        self._observed: set[str] = set()
-        """Pods of the statuses since the last suspension."""
+        self._observed: set[str] = set()  # Pods of the statuses since the last suspension.
         self._news = threading.Condition()
         self._stopped = threading.Event()
         self._watching = False

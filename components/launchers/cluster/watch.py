@@ -188,8 +188,7 @@ class _StopRequest(BaseException):
     """A stop signal was received. Not an Exception: no handler of errors may catch it."""
 
 
-Out = Callable[[str], None]
-"""Takes a line."""
+Out = Callable[[str], None]  # Takes a line.
 _print = partial(print, flush=True)
 
 
@@ -255,8 +254,7 @@ class Watch:
         """Last lines, by rank: a pod that replaces another may have another name."""
         self._ranks: dict[str, int] = {}
         self._reported: set[tuple[str, ...]] = set()
-        self._reason_since: dict[tuple[str, ...], float] = {}
-        """Since when a pod has had a waiting reason."""
+        self._reason_since: dict[tuple[str, ...], float] = {}  # Since when a pod has had a waiting reason.
         self._restarts = Restarts()
         self._queue_message, self._queue_told = "", float("-inf")
         self._queue_reason, self._queue_since = "", 0.0
