@@ -90,13 +90,6 @@ class JobStatus:
     progress: Progress | None = None
 
 
-class Identity(NamedTuple):
-    """Tells a submitted job from others of its name; empty fields are not known."""
-
-    spec: str = ""  # Hash of its specification.
-    uid: str = ""
-
-
 Look = Callable[[JobStatus], None]  # Called with every status of a watched job.
 
 
@@ -148,8 +141,8 @@ class Backend(Protocol):
         """Options of `kubedet job` that choose this place, for messages."""
         ...
 
-    def submit(self, job: JobSpec) -> Identity:
-        """Start a job, or adopt the same one if it runs already."""
+    def submit(self, job: JobSpec) -> str:
+        """Start a job, or adopt the same one if it runs already; returns its hash if it is known."""
         ...
 
     def status(self, name: str) -> JobStatus:

@@ -58,6 +58,13 @@ def process_variables(job: JobSpec) -> dict[str, str]:
     return {name: value for name, value in values.items() if value} | dict(job.env)
 
 
+def limits(job: JobSpec) -> Body:
+    """Return the fields of a job, of whatever kind, by which it starts late, is stopped and is deleted."""
+    suspended = job.suspend or bool(job.kueue_queue) or None  # Kueue starts what it admits.
+    fields = {"ttlSecondsAfterFinished": job.ttl, "activeDeadlineSeconds": job.deadline or None}
+    return _without_empty({**fields, "suspend": suspended})
+
+
 PORT = 29400  # Of torchrun's c10d rendezvous.
 
 

@@ -76,12 +76,7 @@ def _indexed_job(job: JobSpec) -> list[Body]:
         lost = [{"type": "DisruptionTarget", "status": "True"}]
         rules = [{"action": "Ignore", "onPodConditions": lost}, {"action": "FailJob", "onExitCodes": codes}]
         spec["podFailurePolicy"] = {"rules": rules}
-    if job.ttl is not None:
-        spec["ttlSecondsAfterFinished"] = job.ttl
-    if job.deadline:
-        spec["activeDeadlineSeconds"] = job.deadline
-    if job.suspend or job.kueue_queue:
-        spec["suspend"] = True
+    spec |= pod_template.limits(job)
     spec["template"] = template
     return [
         {"apiVersion": "v1", "kind": "Service", "metadata": metadata(job), "spec": service},

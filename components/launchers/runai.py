@@ -18,11 +18,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import Any
 
 from components.launchers import pod_template
-from components.launchers.backend import Backend, Identity, JobStatus, LogLine, Phase, PodStatus, Timings
+from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus, Timings
 from components.launchers.kubernetes_names import amount
 from components.launchers.pod_template import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY
 from components.launchers.spec import JobSpec
@@ -39,7 +38,7 @@ _WITHOUT_AN_OPTION = ("name", "command", "namespace", "nproc", "gpu_resource", "
 """Fields that need no option: they are part of the command, the project or the environment."""
 
 
-def command(job: JobSpec, target: str, labels: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+def command(job: JobSpec, target: str, labels: Mapping[str, str] | None = None) -> list[str]:
     """Return the command that submits a job with further labels, as a list of arguments.
 
     `target` is `runai`, `runai-submit-dist` or `runai-submit-pytorch`.
@@ -50,7 +49,7 @@ def command(job: JobSpec, target: str, labels: Mapping[str, str] = MappingProxyT
             fix="leave out elastic, or apply the target pytorchjob with runai_queue set",
         )
     words = [*_OLDER.get(target, ["runai", "training", _kind(job), "submit"]), job.name]
-    job = replace(job, labels={**job.labels, **labels})
+    job = replace(job, labels={**job.labels, **(labels or {})})
     for _, option, values in _options(job, older=target in _OLDER):
         for value in values:
             if value is True:
@@ -221,7 +220,7 @@ class RunaiBackend(Backend):
     def options(self) -> str:
         return " --backend runai" + (f" --project {self.project}" if self.project else "")
 
-    def submit(self, job: JobSpec) -> Identity:
+    def submit(self, job: JobSpec) -> str:
         if job.namespace:
             raise ConfigError(
                 "Run:ai puts a job into its project's namespace", fix="leave namespace out; name --project"
@@ -234,7 +233,7 @@ class RunaiBackend(Backend):
             _check_managed(job.name, labels or {})
             if (labels or {}).get(LABEL_SPEC) == job.fingerprint and status.phase is not Phase.FAILED:
                 logger.info("the workload %s exists: adopting it", job.name)
-                return Identity()
+                return ""
             logger.info("the workload %s failed or has another specification: deleting it", job.name)
             self.stop(job.name)
         if ignored := left_out(job, "runai"):
@@ -242,7 +241,7 @@ class RunaiBackend(Backend):
         self._call(*words[1:], seconds=self.timings.submit)
         self._kinds[job.name] = _kind(job)
         logger.info("submitted the %s training %s", _kind(job), job.name)
-        return Identity()
+        return ""
 
     def status(self, name: str) -> JobStatus:
         return self._find(name)[0]
@@ -352,9 +351,8 @@ class RunaiBackend(Backend):
             return result.stdout
         output = result.stderr.strip() or result.stdout
         lines = "\n".join(output.strip().splitlines()[-10:]) or f"exit code {result.returncode}"
-        text = (
-            f"`runai {' '.join(words[:4])}` failed: {lines}"  # Without options, whose values may be private.
-        )
+        # Without options, whose values may be private.
+        text = f"`runai {' '.join(words[:4])}` failed: {lines}"
         if _ABSENT.search(output):
             raise _AbsentError(text, fix="see `kubedet job list --backend runai`")
         for pattern, fix in _REFUSALS.items():

@@ -11,7 +11,7 @@ from dataclasses import replace
 from subprocess import Popen
 from typing import Any
 
-from components.launchers.backend import Backend, Identity, JobStatus, LogLine, Phase, PodStatus, Timings
+from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus, Timings
 from components.launchers.cluster import client, job_objects, kueue, own_pod, pod_exec, pods
 from components.launchers.cluster.client import ApiError
 from components.launchers.cluster.job_objects import Kinds
@@ -45,7 +45,7 @@ class ClusterBackend(Backend):
         self._queues = kueue.Queues(cluster)
         self._own: OwnPod | None = None
         self._guard: Popen[bytes] | None = None
-        self._submitted: dict[str, Identity] = {}
+        self._submitted: dict[str, tuple[str, str]] = {}  # Hash and uid of each job.
         self._histories: dict[str, pods.PodHistory] = defaultdict(lambda: pods.PodHistory(cluster))
 
     @classmethod
@@ -68,7 +68,7 @@ class ClusterBackend(Backend):
     def options(self) -> str:
         return f" -n {self.cluster.namespace}"
 
-    def submit(self, job: JobSpec) -> Identity:
+    def submit(self, job: JobSpec) -> str:
         """See `Backend.submit`; namespace, image and queue default to those of the own pod.
 
         An existing job of that name is adopted if it is the same and has not failed; otherwise it is deleted
@@ -91,9 +91,12 @@ class ClusterBackend(Backend):
             self._guard = delete_with_run(
                 configuration, namespace, workflow["name"], own.name, resources, job.name
             )
-        self._submitted[job.name] = Identity(job.fingerprint)
-        self._submitted[job.name] = Identity(job.fingerprint, self._create_or_adopt(job))
-        return self._submitted[job.name]
+        self._submitted[job.name] = (
+            job.fingerprint,
+            "",
+        )  # Until it is known: a stop signal may come at any moment.
+        self._submitted[job.name] = job.fingerprint, self._create_or_adopt(job)
+        return job.fingerprint
 
     def _create_or_adopt(self, job: JobSpec) -> str:
         """Return the uid of a job that is created, or exists already."""
@@ -145,11 +148,11 @@ class ClusterBackend(Backend):
 
     def withdraw(self, name: str, *, wait: bool = True) -> None:
         """See `Backend.withdraw`; of a job whose uid is known it begins with the deletion."""
-        spec, uid = self._submitted.get(name, Identity())
+        spec, uid = self._submitted.get(name, ("", ""))
         kind = self.kinds.kind_of(name)
         if not uid:
             kind, existing = self.kinds.find(name)
-            if existing is None or _label(existing, LABEL_SPEC) != spec:
+            if existing is None or job_objects.label(existing, LABEL_SPEC) != spec:
                 return
             uid = existing["metadata"]["uid"]
         job_objects.remove(self.cluster, kind, name, uid, wait=wait, patience=self.timings.stop)
@@ -191,7 +194,7 @@ class ClusterBackend(Backend):
         title, name = kind.title, job.name
         if existing["metadata"].get("deletionTimestamp"):
             logger.info("%s %s is being deleted: waiting until it is gone", title, name)
-        elif _label(existing, LABEL_SPEC) != job.fingerprint:
+        elif job_objects.label(existing, LABEL_SPEC) != job.fingerprint:
             logger.info("%s %s exists with another specification: deleting it", title, name)
         elif kind.state(existing).phase is Phase.FAILED:
             logger.info("%s %s failed: deleting it, to create it again", title, name)
@@ -314,7 +317,3 @@ class ClusterBackend(Backend):
         job_pods = pods.of_job(self.cluster, kind, name, patience=patience)
         status = self._histories[name].completed(pods.job_status(kind, job, job_pods))
         return self._queues.with_positions([status], patience=patience)[0]
-
-
-def _label(job: Body, name: str) -> str:
-    return str((job["metadata"].get("labels") or {}).get(name, ""))

@@ -164,14 +164,8 @@ class Cluster:
 
         Temporary are 410, 429 (not before Retry-After), 5xx, lost connections and time-outs. At 401 the
         credentials are loaded again, once. A webhook that does not answer is waited for as long as an API
-        server: its controller may be starting.
-
-        Args:
-            verb: the verb for RBAC: get, list, create, patch, delete.
-            resource: the resource for RBAC, e.g. pods/log.
-            request: sends it; may be called several times.
-            name: the object's name.
-            patience: seconds until it gives up; 0 tries once; None is Timings.patience.
+        server: its controller may be starting. `verb` and `resource` (pods/log) are those of RBAC; `patience`
+        is how many seconds it is tried: 0 is once, None is Timings.patience.
         """
         began = time.monotonic()
         patience = self.timings.patience if patience is None else patience
@@ -202,10 +196,7 @@ class Cluster:
     def request(
         self, verb: str, resource: Resource, name: str = "", *, patience: float | None = None, **options: Any
     ) -> Any:
-        """Get, list, create, patch or delete objects of a resource; returns the answer as in JSON.
-
-        `options` are those of the method of CustomObjectsApi, e.g. body, label_selector. Raises as `call`.
-        """
+        """Get, list, create, patch or delete objects of a resource, with options as of CustomObjectsApi."""
         method = getattr(self.custom, f"{verb}_namespaced_custom_object")
         place = [resource.group, resource.version, self.namespace, resource.plural]
         place += [name] if verb in ("get", "patch", "delete") else []

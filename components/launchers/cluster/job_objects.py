@@ -21,9 +21,14 @@ _TRIES = 3  # To create an object while the cluster is deleting one of its name.
 _INSTALL = "install Kubeflow Trainer (v2.3) or the Training Operator (v1.9), or start what is installed"
 
 
+def label(body: Body, name: str) -> str:
+    """Return a label of an object; "" if it has none."""
+    return str((body["metadata"].get("labels") or {}).get(name, ""))
+
+
 def is_managed(body: Body) -> bool:
-    """Whether kubedet created an object, by its label."""
-    return bool((body["metadata"].get("labels") or {}).get(LABEL_MANAGED) == MANAGED_BY)
+    """Whether kubedet created an object."""
+    return label(body, LABEL_MANAGED) == MANAGED_BY
 
 
 def create_all(cluster: Cluster, manifests: list[Body]) -> str:

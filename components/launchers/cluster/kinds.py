@@ -8,6 +8,7 @@ pkg/runtime/framework; kubernetes-sigs/jobset v0.12, failure policies; Kubernete
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from components.launchers import pod_template
@@ -126,13 +127,7 @@ class PyTorchJob(Kind):
     pod_label = "training.kubeflow.org/job-name"
 
     def manifests(self, job: JobSpec, exists: Exists) -> list[Body]:
-        policy: Body = {"cleanPodPolicy": job.clean_pods, "backoffLimit": job.backoff}
-        if job.ttl is not None:
-            policy["ttlSecondsAfterFinished"] = job.ttl
-        if job.deadline:
-            policy["activeDeadlineSeconds"] = job.deadline
-        if job.suspend or job.kueue_queue:
-            policy["suspend"] = True  # Kueue starts what it admits.
+        policy = {"cleanPodPolicy": job.clean_pods, "backoffLimit": job.backoff, **pod_template.limits(job)}
         counts = {"Worker": job.nodes} if job.elastic else {"Master": 1, "Worker": job.nodes - 1}
         replicas = {
             role: {
@@ -194,8 +189,7 @@ _OF_TRAINER = {"image": "image", "command": "command", "env": "env", "resources"
 _FIXED = {"automountServiceAccountToken": False, "enableServiceLinks": False}
 
 _TRAINJOB_PHASES = {"Failed": Phase.FAILED, "Complete": Phase.SUCCEEDED, "Suspended": Phase.SUSPENDED}
-_LONGEST_NAME = 63
-_RANDOM = 6  # Characters that end a pod's name: -x8k2p.
+_LONGEST_NAME = 63 - 6  # A pod's name ends with 6 random characters: -x8k2p.
 _RESERVED = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 
 
@@ -226,10 +220,7 @@ class TrainJob(Kind):
                 "spec": {"replicatedJobs": [{"name": _NODE, "template": {"spec": {"template": patch}}}]}
             }
             spec["runtimePatches"] = [{"manager": _MANAGER, "trainingRuntimeSpec": {"template": jobset}}]
-        if job.suspend or job.kueue_queue:
-            spec["suspend"] = True  # Kueue starts what it admits.
-        if job.deadline:
-            spec["activeDeadlineSeconds"] = job.deadline
+        spec |= pod_template.limits(replace(job, ttl=None))  # A TrainJob has no time to live.
         if job.elastic:
             bounds = f"{job.elastic.min_nodes}:{job.elastic.max_nodes}"
             metadata = {**metadata, "annotations": {_ELASTIC: bounds}}
@@ -240,7 +231,7 @@ class TrainJob(Kind):
         job = manifests[-1]
         trainer, name = job["spec"]["trainer"], job["metadata"]["name"]
         nodes = trainer["numNodes"]
-        longest = _LONGEST_NAME - _RANDOM - len(f"-{_NODE}-0-{nodes - 1}")
+        longest = _LONGEST_NAME - len(f"-{_NODE}-0-{nodes - 1}")
         reserved = [item["name"] for item in trainer.get("env") or [] if item["name"] in _RESERVED]
         problems = [f"spec.trainer.env: {name} is set by the controller" for name in reserved]
         if len(name) > longest:

@@ -203,10 +203,7 @@ def _split(raw: bytes) -> tuple[datetime | None, str]:
 
 
 class MergedLogs:
-    """The lines of several pods, each log read by a thread; a context manager.
-
-    With `follow` it reads on as lines come, otherwise only those that exist now.
-    """
+    """The lines of several pods, each log read by a thread; without `follow` only those that exist now."""
 
     def __init__(self, cluster: Cluster, *, follow: bool = True) -> None:
         self._cluster, self._follow = cluster, follow
@@ -237,10 +234,8 @@ class MergedLogs:
     def rest(self, seconds: float, ended: Collection[str] | None = None) -> Iterator[LogLine]:
         """Yield lines until every log was read to its end; of one that does not end, for a while.
 
-        Args:
-            seconds: to wait for a further line; ten times as long in all.
-            ended: uids of pods that have ended. Logs of others are read while these are read, and for a
-                sixth of the time; None waits for all.
+        It waits `seconds` for a further line, and ten times as long in all. If the uids of the pods that have
+        `ended` are known, logs of others are read while these are read, and for a sixth of the time.
         """
         start = last_line_at = time.monotonic()
         while (now := time.monotonic()) < min(last_line_at + seconds, start + 10 * seconds):

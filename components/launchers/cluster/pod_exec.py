@@ -41,10 +41,6 @@ def interactive(core: CoreV1Api, namespace: str, pod: PodStatus, command: Sequen
     """Run a command in a pod with this process's output and terminal; returns its exit code.
 
     Without a terminal the command has no stdin: the protocol cannot say that it ended.
-
-    Raises:
-        ConfigError: there is no such pod, program or permission.
-        LaunchError: the connection broke.
     """
     terminal = sys.stdin.fileno() if sys.stdin.isatty() and sys.stdout.isatty() else None
     outputs = {STDOUT_CHANNEL: sys.stdout.buffer, STDERR_CHANNEL: sys.stderr.buffer}

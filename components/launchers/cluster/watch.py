@@ -11,7 +11,7 @@ from functools import partial
 from types import FrameType
 from typing import NoReturn
 
-from components.launchers.backend import Backend, Ending, Identity, JobStatus, Look, Phase, PodStatus
+from components.launchers.backend import Backend, Ending, JobStatus, Look, Phase, PodStatus
 from components.launchers.cluster import kueue
 from components.launchers.cluster.client import ApiError
 from components.launchers.cluster.pods import describe
@@ -29,7 +29,7 @@ _NOT_EXECUTABLE = re.compile(
 """Messages of a runtime that cannot execute the program; other messages may be about the node."""
 _MORE_STARTS = 2  # Further starts, maybe on other nodes, of a container that fails for another reason.
 _LASTING = ("CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull")
-_ROOT_REFUSED = ("runAsNonRoot", "breaks non-root policy")  # In messages of the kubelet.
+_ROOT_REFUSED = re.compile("runAsNonRoot|breaks non-root policy")  # In messages of the kubelet.
 _GOES_ON = "run the same again: it continues from its last checkpoint"
 _REMEDIES = {
     "InvalidImageName": "correct image: it is not the name of an image",
@@ -45,7 +45,7 @@ _REMEDIES = {
 
 def remedy(reason: str, message: str = "") -> str:
     """Return the fix for the reason and message of a container or pod; empty if there is none."""
-    if _is_root_refused(message):
+    if _ROOT_REFUSED.search(message):
         return (
             "set run_as_user to a number other than 0, e.g. 1000, or use an image whose user is a number "
             "(USER 1000:1000); run_as_non_root: false lets it run as root"
@@ -57,20 +57,7 @@ def remedy(reason: str, message: str = "") -> str:
     return "correct the command, or use an image that holds the program"
 
 
-def _is_root_refused(message: str) -> bool:
-    return any(words in message for words in _ROOT_REFUSED)
-
-
-def _start_failure(pod: PodStatus) -> Ending:
-    """Return how the pod, or the one before it, failed to start."""
-    if pod.before and pod.before.reason in _NO_PROGRAM and pod.reason not in _NO_PROGRAM:
-        return pod.before
-    return Ending(pod.reason, pod.message, pod.exit_code)
-
-
-_VARYING = re.compile(
-    r"position |\d\S*\s*"
-)  # In a queue: the position, which is not always known, and numbers.
+_VARYING = re.compile(r"position |\d\S*\s*")  # In a queue: its position, which may be unknown, and numbers.
 MEMORY_KILLS = 3
 """Kills for too much memory, without a newer checkpoint between, after which the job is given up."""
 
@@ -213,7 +200,7 @@ def run(backend: Backend, job: JobSpec, out: Out = _print, look: Look | None = N
             Watch(backend, job, submitted, out, look).to_the_end()
             return
         except ApiError as error:
-            if submitted and error.passing:
+            if submitted is not None and error.passing:
                 error.message += f"; the job {job.name} goes on by itself"
                 error.fix = f"run the same again to adopt it; `{delete}` ends it"
             raise
@@ -228,7 +215,7 @@ def run(backend: Backend, job: JobSpec, out: Out = _print, look: Look | None = N
         try:
             backend.withdraw(job.name, wait=False)
             # A creation that was under way may arrive late.
-            end = time.monotonic() + (0.0 if submitted else backend.timings.late)
+            end = time.monotonic() + (backend.timings.late if submitted is None else 0.0)
             while time.monotonic() < end:
                 time.sleep(backend.timings.backoff)
                 backend.withdraw(job.name, wait=False)
@@ -245,10 +232,10 @@ class Watch:
     """Watches one job and enforces its limits; `out` takes each line, and `look` each status."""
 
     def __init__(
-        self, backend: Backend, job: JobSpec, submitted: Identity, out: Out, look: Look | None = None
+        self, backend: Backend, job: JobSpec, fingerprint: str, out: Out, look: Look | None = None
     ) -> None:
         self._backend, self._job, self._out, self._onlooker = backend, job, out, look
-        self._hash, self._uid = submitted
+        self._hash = fingerprint
         self._hints = Hints(rdma=job.network.profile == "rdma")
         self._last: dict[int, deque[str]] = {}
         """Last lines, by rank: a pod that replaces another may have another name."""
@@ -345,9 +332,6 @@ class Watch:
                 f"kubedet/spec-hash is {status.spec}, ours was {self._hash})",
                 fix="give one of the two another name, and run this one again",
             )
-        if status.uid and self._uid and status.uid != self._uid:
-            self._say(f"job {self._job.name}: recreated by another launcher with the same specification")
-        self._uid = status.uid or self._uid
 
     def _report(self, pod: PodStatus) -> None:
         """Print what happened to a pod: a restart each time, its end and why it waits once."""
@@ -398,13 +382,15 @@ class Watch:
         given_up = f"the job {job.name} was given up"
         for pod in pods:
             lasted = now - self._reason_since.setdefault((pod.uid, pod.reason), now)
-            end = _start_failure(pod)
+            # How the pod, or the one before it, failed to start.
+            end = Ending(pod.reason, pod.message, pod.exit_code)
+            if pod.before and pod.before.reason in _NO_PROGRAM and pod.reason not in _NO_PROGRAM:
+                end = pod.before
             if end.reason in _NO_PROGRAM:
                 hopeless = bool(_NOT_EXECUTABLE.search(end.message)) or pod.restarts >= _MORE_STARTS
             else:
-                hopeless = pod.reason in _LASTING and (
-                    _is_root_refused(pod.message) or lasted > self._backend.timings.lasting
-                )
+                is_too_long = lasted > self._backend.timings.lasting
+                hopeless = pod.reason in _LASTING and bool(_ROOT_REFUSED.search(pod.message) or is_too_long)
             if hopeless or pod.reason == "InvalidImageName":
                 reason = ": ".join(filter(None, [end.reason, " ".join(end.message.split())]))
                 self._give_up(

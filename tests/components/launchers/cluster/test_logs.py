@@ -139,6 +139,7 @@ def test_a_restarted_containers_last_words_come_before_the_new_ones(start, fake_
     def life(pod):
         pod.run()
         pod.say(*"abcde")
+        until(lambda: fake_cluster.requests("GET", LOG))  # Otherwise only the next container's log is read.
         pod.sleep(0.1)
         pod.say("last words")
         pod.restart(137)
