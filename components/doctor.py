@@ -416,8 +416,7 @@ def check_pods(backend: ClusterBackend, job: str, needs: machine.Needs) -> Itera
         yield Check(f"job {job}", "missing", f"is {status.phase}, no pod runs", "name a job that runs")
     for pod in running:
         try:
-            namespace = backend.cluster.namespace
-            _, out = pod_exec.captured(backend.cluster.core, namespace, pod, command)
+            _, out = pod_exec.captured(backend.cluster, pod, command)
             for result in [Check(**item) for item in json.loads(out)]:
                 yield replace(result, title=f"{pod.name}: {result.title}")
         except KubedetError as error:

@@ -44,10 +44,8 @@ def entry(launcher: str) -> Entry:
 def run(launcher: str, job: JobSpec, look: Look | None = None) -> None:
     """Run a training job to its end, its output on stdout; `look` is called with each status of its pods.
 
-    Raises:
-        ConfigError: there is no such launcher, or it cannot run a job of this shape.
-        LaunchError: the job failed; the message holds its error or last lines, `exit_code` its code.
-        Interrupted: the job was stopped and resumes when it is run again.
+    If it failed, a LaunchError has its error or last lines and its `exit_code`; Interrupted means that it was
+    stopped and resumes when it is run again.
     """
     if entry(launcher).pods:
         from components.launchers.cluster import watch  # Kubernetes' client takes a second.

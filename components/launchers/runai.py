@@ -213,7 +213,6 @@ class RunaiBackend(Backend):
 
     @property
     def place(self) -> str:
-        """Where the jobs are, for messages."""
         return f"Run:ai's project {self.project or 'of this user'}"
 
     @property
@@ -254,7 +253,7 @@ class RunaiBackend(Backend):
         self, name: str, *, once: bool = False, rank: int | None = None
     ) -> Iterator[LogLine | JobStatus]:
         """See `Backend.follow`; with `rank` only the lines of that pod are read."""
-        read: dict[str, tuple[str, str]] = {}
+        read: dict[str, tuple[str, str]] = {}  # Of each pod the time of the last line: seconds and fraction.
         answered, final, began = time.monotonic(), False, datetime.now(UTC).isoformat()
         while True:
             try:
@@ -275,7 +274,7 @@ class RunaiBackend(Backend):
 
     def _new_lines(self, name: str, pod: str, read: dict[str, tuple[str, str]]) -> Iterator[LogLine]:
         """Yield the lines of a pod that are newer than the time in `read`, and update it."""
-        last = since = read.get(pod, ("", ""))  # To the second, with the zone; and the fraction.
+        last = since = read.get(pod, ("", ""))
         resumed = ["--since-time", since[0]] if since[0] else []
         text = self._call(*self._about(name, "logs"), "--pod", pod, "--timestamps", *resumed)
         for line in text.splitlines():
@@ -286,12 +285,10 @@ class RunaiBackend(Backend):
                 yield LogLine(pod, line[stamp.end() :] if stamp else line)
 
     def pod_lines(self, name: str, pod: PodStatus, *, follow: bool, tail: int = 0) -> Iterator[str]:
-        """Yield the lines of one pod of a job; of existing ones only the last `tail`, or all (0)."""
         events = self.follow(name, once=not follow, rank=pod.rank)
         return (event.text for event in events if isinstance(event, LogLine))
 
     def execute(self, name: str, pod: PodStatus, arguments: list[str]) -> int:
-        """Run a command in a pod with this process's output and terminal; returns the exit code."""
         terminal = ["--stdin", "--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
         words = self._words(*self._about(name, "exec"), "--pod", pod.name, *terminal, "--", *arguments)
         return subprocess.run(words, check=False).returncode

@@ -253,7 +253,7 @@ class ClusterBackend(Backend):
 
     def execute(self, name: str, pod: PodStatus, arguments: list[str]) -> int:
         """Run a command in a pod with this process's output and terminal; returns the exit code."""
-        return pod_exec.interactive(self.cluster.core, self.cluster.namespace, pod, arguments)
+        return pod_exec.interactive(self.cluster, pod, arguments)
 
     def list_jobs(self) -> list[JobStatus]:
         """Return the status of kubedet's jobs in the namespace, the newest first."""
@@ -280,9 +280,8 @@ class ClusterBackend(Backend):
         for pod in status.pods:
             # Any pod of an elastic job may have rank 0; the logs of others have no progress.
             if pod.phase == "Running" and (pod.rank == 0 or status.elastic):
-                with suppress(
-                    ApiError
-                ):  # Progress is optional: the log may be forbidden or not readable now.
+                # Progress is optional: the log may be forbidden or not readable now.
+                with suppress(ApiError):
                     lines = self.pod_lines(status.name, pod, follow=False, tail=_PROGRESS_LINES)
                     if progress := job_status.parse(list(lines)):
                         return replace(status, progress=progress)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from io import BytesIO
 from typing import BinaryIO
 
-from kubernetes.client import ApiException, CoreV1Api
+from kubernetes.client import ApiException
 from kubernetes.stream import stream
 from kubernetes.stream.ws_client import (
     ERROR_CHANNEL,
@@ -30,6 +30,7 @@ from kubernetes.stream.ws_client import (
 from websocket import ABNF, WebSocketException
 
 from components.launchers.backend import PodStatus
+from components.launchers.cluster.client import Cluster
 from trainer.base.errors import ConfigError, LaunchError
 
 _TICK_SECONDS = 0.25  # Between two looks at the terminal's size.
@@ -37,34 +38,29 @@ _TICK_SECONDS = 0.25  # Between two looks at the terminal's size.
 Outputs = Mapping[int, BinaryIO]  # Where the bytes of the channels 1 and 2 go.
 
 
-def interactive(core: CoreV1Api, namespace: str, pod: PodStatus, command: Sequence[str]) -> int:
+def interactive(cluster: Cluster, pod: PodStatus, command: Sequence[str]) -> int:
     """Run a command in a pod with this process's output and terminal; returns its exit code.
 
     Without a terminal the command has no stdin: the protocol cannot say that it ended.
     """
     terminal = sys.stdin.fileno() if sys.stdin.isatty() and sys.stdout.isatty() else None
     outputs = {STDOUT_CHANNEL: sys.stdout.buffer, STDERR_CHANNEL: sys.stderr.buffer}
-    return _run(core, namespace, pod, command, outputs, terminal)
+    return _run(cluster, pod, command, outputs, terminal)
 
 
-def captured(core: CoreV1Api, namespace: str, pod: PodStatus, command: Sequence[str]) -> tuple[int, str]:
+def captured(cluster: Cluster, pod: PodStatus, command: Sequence[str]) -> tuple[int, str]:
     """Run a command in a pod; returns its exit code and stdout. Raises as `interactive`."""
     outputs = {STDOUT_CHANNEL: BytesIO(), STDERR_CHANNEL: BytesIO()}
-    code = _run(core, namespace, pod, command, outputs)
+    code = _run(cluster, pod, command, outputs)
     return code, outputs[STDOUT_CHANNEL].getvalue().decode(errors="replace")
 
 
 def _run(
-    core: CoreV1Api,
-    namespace: str,
-    pod: PodStatus,
-    command: Sequence[str],
-    outputs: Outputs,
-    terminal: int | None = None,
+    cluster: Cluster, pod: PodStatus, command: Sequence[str], outputs: Outputs, terminal: int | None = None
 ) -> int:
     try:
         client: WSClient = stream(
-            core.connect_get_namespaced_pod_exec, pod.name, namespace,
+            cluster.core.connect_get_namespaced_pod_exec, pod.name, cluster.namespace,
             container=pod.container, command=list(command), stdin=terminal is not None, stdout=True,
             stderr=terminal is None, tty=terminal is not None, binary=True, _preload_content=False,
         )  # fmt: skip
@@ -77,7 +73,7 @@ def _run(
         with suppress(ValueError, LookupError):
             reason = json.loads(body[0])["message"] if body else reason
         if status in ("401", "403"):
-            fix = f"have verbs get and create on pods/exec allowed in namespace {namespace}"
+            fix = f"have verbs get and create on pods/exec allowed in namespace {cluster.namespace}"
             raise ConfigError(f"not allowed to run commands in {pod.name}: {reason}", fix=fix) from None
         text = f"cannot run a command in {pod.name}: {reason}"
         if status in ("400", "404"):

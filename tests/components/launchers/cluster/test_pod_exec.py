@@ -18,66 +18,66 @@ POD = PodStatus("p-master-0", "Running", 0, container="pytorch")
 
 
 @pytest.fixture
-def core(fake_cluster):
+def cluster(fake_cluster):
     """A client of a cluster that has the pod p-master-0."""
     give_exec(fake_cluster)
     fake_cluster.lives["p-master-0"] = endless
     pod = {"metadata": {}, "spec": {"containers": []}}
     replicas = {"Master": {"replicas": 1, "template": pod}}
     fake_cluster.create_job("default", {"metadata": {"name": "p"}, "spec": {"pytorchReplicaSpecs": replicas}})
-    return connect().core
+    return connect()
 
 
-def run(core, *command):
-    return pod_exec.captured(core, "default", POD, command)
+def run(cluster, *command):
+    return pod_exec.captured(cluster, POD, command)
 
 
-def test_a_command_runs_in_the_container_that_trains(core, fake_cluster):
-    assert run(core, "printf", "%s|", "a b", "$HOME", "ü") == (0, "a b|$HOME|ü|")
+def test_a_command_runs_in_the_container_that_trains(cluster, fake_cluster):
+    assert run(cluster, "printf", "%s|", "a b", "$HOME", "ü") == (0, "a b|$HOME|ü|")
     assert fake_cluster.executed == [("p-master-0", ["pytorch"], ["printf", "%s|", "a b", "$HOME", "ü"])]
 
 
-def test_a_large_output_arrives_whole(core):
-    code, out = run(core, "seq", "100000")
+def test_a_large_output_arrives_whole(cluster):
+    code, out = run(cluster, "seq", "100000")
     assert code == 0
     assert out.splitlines()[-1] == "100000"
     assert len(out) == sum(len(str(number)) + 1 for number in range(1, 100001))
 
 
-def test_the_exit_code_is_the_commands(core):
-    assert run(core, "sh", "-c", "exit 7") == (7, "")
+def test_the_exit_code_is_the_commands(cluster):
+    assert run(cluster, "sh", "-c", "exit 7") == (7, "")
 
 
-def test_without_a_terminal_both_outputs_are_passed_on(core, capfdbinary):
-    code = pod_exec.interactive(core, "default", POD, ["sh", "-c", "echo out; echo err >&2; exit 3"])
+def test_without_a_terminal_both_outputs_are_passed_on(cluster, capfdbinary):
+    code = pod_exec.interactive(cluster, POD, ["sh", "-c", "echo out; echo err >&2; exit 3"])
     assert code == 3
     assert capfdbinary.readouterr() == (b"out\n", b"err\n")
 
 
-def test_a_program_that_is_not_there_is_reported(core):
+def test_a_program_that_is_not_there_is_reported(cluster):
     with pytest.raises(ConfigError, match=r"p-master-0 cannot run nonsense.*executable file not found"):
-        run(core, "nonsense")
+        run(cluster, "nonsense")
 
 
-def test_a_missing_permission_names_the_verbs(core, fake_cluster):
+def test_a_missing_permission_names_the_verbs(cluster, fake_cluster):
     fake_cluster.denied.add(("create", "pods/exec"))
     with pytest.raises(ConfigError, match="is forbidden") as raised:
-        run(core, "true")
+        run(cluster, "true")
     assert "get and create on pods/exec" in raised.value.fix
 
 
-def test_a_connection_that_breaks_is_reported(core, monkeypatch):
+def test_a_connection_that_breaks_is_reported(cluster, monkeypatch):
     monkeypatch.setattr(fake_exec, "_serve", lambda connection, *_: connection.shutdown(socket.SHUT_RDWR))
     with pytest.raises(LaunchError, match="the connection to p-master-0 broke"):
-        run(core, "true")
+        run(cluster, "true")
 
 
 @pytest.mark.slow
-def test_on_a_terminal_the_keys_the_size_and_ctrl_c_are_the_pods(core, fake_cluster, monkeypatch):
+def test_on_a_terminal_the_keys_the_size_and_ctrl_c_are_the_pods(cluster, fake_cluster, monkeypatch):
     script = (
         "from components.launchers.cluster import pod_exec, client; import sys;"
         "from components.launchers.backend import PodStatus;"
-        "sys.exit(pod_exec.interactive(client.connect().core, 'default', "
+        "sys.exit(pod_exec.interactive(client.connect(), "
         "PodStatus('p-master-0', 'Running', 0, container='pytorch'), ['sh']))"
     )
     monkeypatch.setenv("PS1", "> ")
