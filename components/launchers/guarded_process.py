@@ -84,7 +84,7 @@ class GuardedProcess:
     def __enter__(self) -> "GuardedProcess":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         os.close(self._lifeline)  # The guard takes it for our end, and stops what still runs.
         for _ in self.lines():
             pass  # Until the end: a process that cannot write its last lines may fail to save.

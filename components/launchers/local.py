@@ -67,11 +67,9 @@ def command(job: JobSpec) -> list[str]:
 
 
 def environment(job: JobSpec, cores: int = 0) -> dict[str, str]:
-    """Return the environment of a job: this process's, the job's, and threads that share the cores.
-
-    LOGLEVEL is torchrun's: it warns of every stop. `cores` are those of the job; 0 is all of this process.
-    """
+    """Return the environment of a job: this process's, the job's, and threads that share `cores` (0: all)."""
     threads = str(threads_of_process(job.processes, cores))
+    # LOGLEVEL is torchrun's: it warns of every stop.
     defaults = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", "LOGLEVEL": "ERROR"}
     chosen = {**os.environ, **job.env}
     # As in pods: torchrun's own patience after SIGTERM is 30 s, whatever the job is given.

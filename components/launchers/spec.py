@@ -284,18 +284,12 @@ def meaning(name: str) -> str:
 
 
 def training(arguments: tuple[str, ...] | list[str], options: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return the command of a node whose every process runs `python -m trainer ARGUMENTS`.
-
-    `options` are those of `launch` itself.
-    """
+    """Return the command of a node that runs `python -m trainer ARGUMENTS`, with options of `launch`."""
     return ("python", "-m", "trainer", "launch", *options, "--", *arguments)
 
 
 def with_heartbeat(job: JobSpec, uri: str) -> JobSpec:
-    """Return a training that ends if the heartbeat at `uri` stops; the same job if it has no limit for that.
-
-    Its command is one of `training`; see `trainer.launching.heartbeat`.
-    """
+    """Return a job (of `training`) that ends if the heartbeat at `uri` stops, if it has a limit for that."""
     if not job.launcher_timeout:
         return job
     options = ["--heartbeat", uri, "--heartbeat-timeout", str(job.launcher_timeout)]

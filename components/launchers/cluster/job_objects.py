@@ -45,9 +45,8 @@ def create_all(cluster: Cluster, manifests: list[Body]) -> str:
         except ApiError as error:
             # A controller's cache lags behind; and the deletion of an earlier job may have taken it along.
             names = [dependency["metadata"]["name"] for dependency in dependencies]
-            # Trainer's and Kueue's webhooks quote names differently.
-            unseen = any(f'"{name}" not found' in error.message for name in names)
-            unseen = unseen or any(f"'{name}' not found" in error.message for name in names)
+            message = error.message.replace("'", '"')  # Trainer's and Kueue's webhooks quote differently.
+            unseen = any(f'"{name}" not found' in message for name in names)
             if unseen and time.monotonic() < end:
                 time.sleep(next(waits))
                 continue
@@ -64,15 +63,15 @@ def add_owner(cluster: Cluster, manifests: list[Body], uid: str) -> None:
     """Make the job of this uid the owner of what it refers to, so that they are deleted together."""
     *dependencies, job = manifests
     # Without blockOwnerDeletion: some clusters forbid it, and with it a job could wait for ever for its end.
-    owner = {
-        "apiVersion": job["apiVersion"],
-        "kind": job["kind"],
-        "name": job["metadata"]["name"],
-        "uid": uid,
-    }
+    owner = {**_type(job), "name": job["metadata"]["name"], "uid": uid}
     for dependency in dependencies:
         try:
-            _send(cluster, "patch", dependency, body=_of(dependency, {"ownerReferences": [owner]}))
+            _send(
+                cluster,
+                "patch",
+                dependency,
+                body={**_type(dependency), "metadata": {"ownerReferences": [owner]}},
+            )
         except ApiError as error:
             kind, name = dependency["kind"], dependency["metadata"]["name"]
             logger.warning("the %s %s stays when its job is deleted: %s", kind, name, error.message)
@@ -91,16 +90,16 @@ def _create_or_orphan(cluster: Cluster, dependency: Body, job: Body) -> None:
             if error.status != 409 or cluster.find(_resource(job), job["metadata"]["name"]) is not None:
                 raise
         try:
-            without_owner = {"ownerReferences": None, **dependency["metadata"]}
-            _send(cluster, "patch", dependency, body=_of(dependency, without_owner))
+            metadata = {"ownerReferences": None, **dependency["metadata"]}
+            _send(cluster, "patch", dependency, body={**_type(dependency), "metadata": metadata})
             return
         except ApiError as error:
             if not error.absent:
                 raise
 
 
-def _of(body: Body, metadata: Body) -> Body:
-    return {"apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": metadata}
+def _type(body: Body) -> Body:
+    return {"apiVersion": body["apiVersion"], "kind": body["kind"]}
 
 
 def _resource(body: Body) -> Resource:

@@ -129,15 +129,11 @@ class PyTorchJob(Kind):
     def manifests(self, job: JobSpec, exists: Exists) -> list[Body]:
         policy = {"cleanPodPolicy": job.clean_pods, "backoffLimit": job.backoff, **pod_template.limits(job)}
         counts = {"Worker": job.nodes} if job.elastic else {"Master": 1, "Worker": job.nodes - 1}
-        replicas = {
-            role: {
-                "replicas": count,
-                "restartPolicy": job.restart_policy,
-                "template": pod_template.template(job),
-            }
-            for role, count in counts.items()
-            if count
-        }
+        replicas = {}
+        for role, count in counts.items():
+            if count:
+                pods = {"restartPolicy": job.restart_policy, "template": pod_template.template(job)}
+                replicas[role] = {"replicas": count, **pods}
         spec = {"nprocPerNode": str(job.processes), "runPolicy": policy, "pytorchReplicaSpecs": replicas}
         if job.elastic:
             spec["elasticPolicy"] = {

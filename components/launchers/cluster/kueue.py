@@ -58,10 +58,7 @@ class Queues:
         self._positions_served = True
 
     def with_positions(self, jobs: Sequence[JobStatus], *, patience: float | None = None) -> list[JobStatus]:
-        """Return jobs, the suspended ones with their state and position in their queues; never fails.
-
-        `patience` is that of Cluster.call, at most a few seconds.
-        """
+        """Return jobs, the suspended ones with their state and position in their queues; never fails."""
         waiting = [job for job in jobs if job.phase is Phase.SUSPENDED and job.queue]
         if not waiting:
             return list(jobs)

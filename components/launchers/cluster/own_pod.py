@@ -55,7 +55,7 @@ def read_image_id(cluster: Cluster) -> str:
 
 def delete(cluster: Cluster) -> None:
     """Delete the pod of this process at once: Kubeflow then runs its step again."""
-    home, name = _home(cluster), _pod_name()
+    name, home = _self(cluster)
     request = partial(home.core.delete_namespaced_pod, name, home.namespace, grace_period_seconds=0)
     home.call("delete", "pods", request, name=name)
 
@@ -67,9 +67,9 @@ def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:
     evicted or deleted, the next attempt of the step adopts the job. Kubeflow leaves about a second for
     question and deletion; `termination` has mostly done both by then.
     """
-    if not _pod_name():
+    name, home = _self(cluster)
+    if not name:
         return True
-    home = _home(cluster)
     try:
         own = own or _read(cluster, glance=True)
         return own.workflow is None or run_has_ended(home, own.workflow["name"])
@@ -89,21 +89,19 @@ def read_workflow(cluster: Cluster) -> dict[str, Any]:
     owner = _read(cluster).workflow
     if owner is None:
         return {}
-    return _home(cluster).find(_WORKFLOWS, owner["name"], patience=0.0, _request_timeout=_GLANCE) or {}
+    return _self(cluster)[1].find(_WORKFLOWS, owner["name"], patience=0.0, _request_timeout=_GLANCE) or {}
 
 
-def _pod_name() -> str:
+def _self(cluster: Cluster) -> tuple[str, Cluster]:
+    """Return the name of this process's pod, "" outside of one, and its namespace of the cluster."""
     is_pod = "KUBERNETES_SERVICE_HOST" in os.environ
-    return os.environ.get("KFP_POD_NAME", "") or (socket.gethostname() if is_pod else "")
-
-
-def _home(cluster: Cluster) -> Cluster:
+    name = os.environ.get("KFP_POD_NAME", "") or (socket.gethostname() if is_pod else "")
     namespace = own_namespace() or cluster.namespace
-    return cluster if namespace == cluster.namespace else cluster.within(namespace)
+    return name, cluster if namespace == cluster.namespace else cluster.within(namespace)
 
 
 def _read(cluster: Cluster, *, glance: bool = False) -> OwnPod:
-    name, home = _pod_name(), _home(cluster)
+    name, home = _self(cluster)
     if not name:
         return OwnPod()
     options = {"_request_timeout": _GLANCE} if glance else {}

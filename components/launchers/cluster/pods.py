@@ -44,41 +44,28 @@ def _status(pod: Any, kind: Kind, job: Body) -> PodStatus:
     reason, message, culprit = _reason(pod, main)
     containers = [*(pod.spec.init_containers or []), *(pod.spec.containers or [])]
     return PodStatus(
-        name=pod.metadata.name,
-        phase=pod.status.phase or "Unknown",
-        rank=kind.rank(job, labels),
-        reason=reason,
-        message=message,
-        exit_code=end.exit_code if end else None,
-        restarts=earlier_pods + (container.restart_count if container else 0),
-        attempt=earlier_pods,
-        node=pod.spec.node_name or "",
-        uid=pod.metadata.uid,
-        created=_rfc3339(pod.metadata.creation_timestamp),
-        ended=_rfc3339(end.finished_at) if end else "",
+        pod.metadata.name, phase=pod.status.phase or "Unknown", rank=kind.rank(job, labels),
+        reason=reason, message=message, exit_code=end.exit_code if end else None,
+        restarts=earlier_pods + (container.restart_count if container else 0), attempt=earlier_pods,
+        node=pod.spec.node_name or "", uid=pod.metadata.uid,
+        created=_rfc3339(pod.metadata.creation_timestamp), ended=_rfc3339(end.finished_at) if end else "",
         image=next((item.image or "" for item in containers if item.name == culprit), ""),
-        image_id=image_id(container),
-        container=main,
+        image_id=image_id(container), container=main,
         before=last_end and Ending(last_end.reason or "", last_end.message or "", last_end.exit_code),
         leaving=bool(pod.metadata.deletion_timestamp) and pod.status.phase not in ("Succeeded", "Failed"),
-    )
+    )  # fmt: skip
 
 
 def main_container(pod: Any) -> tuple[str, Any]:
-    """Return name and status (V1ContainerStatus; None if it has none yet) of the container that trains.
-
-    It is the one in the pod's annotation, or the first.
-    """
+    """Return name and status (None if there is none yet) of the annotated container, or of the first."""
     name = str((pod.metadata.annotations or {}).get(MAIN) or pod.spec.containers[0].name)
     statuses = pod.status.container_statuses or []
     return name, next((item for item in statuses if item.name == name), None)
 
 
 def image_id(container: Any) -> str:
-    """Return what a container runs, given its status (V1ContainerStatus): `registry/name@sha256:...`.
-
-    Docker put a scheme before it; an image that was never in a registry is a digest alone.
-    """
+    """Return what a container with this status (V1ContainerStatus) runs: `registry/name@sha256:...`."""
+    # Docker put a scheme before it; an image that was never in a registry is a digest alone.
     return str((container and container.image_id) or "").rpartition("://")[2]
 
 
@@ -156,21 +143,12 @@ def job_status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
             reason, message = (waiting[0].reason, waiting[0].message) if waiting else ("", "")
     labels, owners = meta.get("labels") or {}, meta.get("ownerReferences") or ()
     return JobStatus(
-        name=meta["name"],
-        phase=phase,
-        reason=reason,
-        message=message,
-        pods=tuple(newest.values()),
-        created=created,
-        nodes=state.nodes,
-        elastic=state.elastic,
-        uid=meta.get("uid") or "",
-        spec=labels.get(LABEL_SPEC, ""),
-        kind=kind.title,
+        meta["name"], phase=phase, reason=reason, message=message, pods=tuple(newest.values()),
+        created=created, nodes=state.nodes, elastic=state.elastic, progress=state.progress,
+        uid=meta.get("uid") or "", spec=labels.get(LABEL_SPEC, ""), kind=kind.title,
         queue=labels.get(LABEL_QUEUE, ""),
         workflow=next((owner["name"] for owner in owners if owner["kind"] == "Workflow"), ""),
-        progress=state.progress,
-    )
+    )  # fmt: skip
 
 
 class PodHistory:

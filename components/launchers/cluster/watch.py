@@ -107,11 +107,7 @@ class Restarts:
 
 
 def of_job(status: JobStatus, last_lines: Mapping[str, Iterable[str]], hints: Hints) -> KubedetError:
-    """Return the error of a job that failed or is gone, from the last lines of its pods, by name.
-
-    A LaunchError with pod, reason, exit code and the training's own message or last lines; or Interrupted,
-    if the training was stopped after saving.
-    """
+    """Return the error of a job that failed, was stopped or is gone, from its pods' last lines, by name."""
     if status.phase is Phase.GONE:
         return LaunchError(
             f"the job {status.name} is gone: it, or the workflow it belonged to, was deleted", fix=_GOES_ON
