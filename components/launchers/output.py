@@ -26,43 +26,30 @@ def indented(lines: Iterable[str]) -> str:
     return "\n".join(f"  {line}" for line in lines)
 
 
-_ANYWHERE = (
-    (
-        re.compile(r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError: (CUDA|HIP)"),
-        "the GPU's memory is full: halve train.batch_size and double train.accumulate, which keeps the step "
-        "as it is; PYTORCH_ALLOC_CONF=expandable_segments:True (the default with GPUs) avoids fragmentation",
-    ),
-    (
-        re.compile(r"Watchdog caught collective operation timeout"),
-        "one rank waited for the others for too long: another one is stuck, gone or much slower; look at the "
-        "last lines of each (`kubedet job logs --rank`) and at the network (network.interface)",
-    ),
-)
-_SETTINGS = (
-    (
-        re.compile(r"ibv_reg_mr\w* failed|ibv_create_\w+ failed.*Cannot allocate memory"),
-        "RDMA memory cannot be locked: allow unlimited memlock on the nodes (LimitMEMLOCK of the container "
-        "runtime; deploy/ has the files) and the capability IPC_LOCK (network.profile rdma adds it)",
-    ),
-    (
-        re.compile(
-            r"[Bb]us error|unable to mmap|exit code:? 135|exitcode\s*:\s*-7|No space left on device.*/dev/shm"
-            r"|Error while creating shared memory segment"
-        ),
-        "shared memory (/dev/shm) is too small: set shared_memory higher, which counts towards memory_limit",
-    ),
-    (
-        re.compile(r"PermissionError: \[Errno 13\]"),
-        "the pods' user has no access: set fs_group to the group that owns the volume, or run_as_user to the "
-        "user that owns the folder",
-    ),
-)
-_SOCKET = (
-    re.compile(r"NET/Socket"),
-    "RDMA was asked for, but NCCL uses TCP (NET/Socket): give the pods the RDMA resource and its network "
-    "(resources, annotations), the capability IPC_LOCK and unlimited memlock, and check network.hca; "
-    "network.debug INFO shows the reason",
-)
+# Patterns of log lines, and the hints on them: of every job, of jobs in pods, and of those that ask for RDMA.
+_ANYWHERE = {
+    r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError: (CUDA|HIP)": "the GPU's memory is full: "
+    "halve train.batch_size and double train.accumulate, which keeps the step as it is; "
+    "PYTORCH_ALLOC_CONF=expandable_segments:True (the default with GPUs) avoids fragmentation",
+    r"Watchdog caught collective operation timeout": "one rank waited for the others for too long: another "
+    "one is stuck, gone or much slower; look at the last lines of each (`kubedet job logs --rank`) and at "
+    "the network (network.interface)",
+}
+_SETTINGS = {
+    r"ibv_reg_mr\w* failed|ibv_create_\w+ failed.*Cannot allocate memory": "RDMA memory cannot be locked: "
+    "allow unlimited memlock on the nodes (LimitMEMLOCK of the container runtime; deploy/ has the files) and "
+    "the capability IPC_LOCK (network.profile rdma adds it)",
+    r"[Bb]us error|unable to mmap|exit code:? 135|exitcode\s*:\s*-7|No space left on device.*/dev/shm"
+    r"|Error while creating shared memory segment": "shared memory (/dev/shm) is too small: set "
+    "shared_memory higher, which counts towards memory_limit",
+    r"PermissionError: \[Errno 13\]": "the pods' user has no access: set fs_group to the group that owns the "
+    "volume, or run_as_user to the user that owns the folder",
+}
+_SOCKET = {
+    r"NET/Socket": "RDMA was asked for, but NCCL uses TCP (NET/Socket): give the pods the RDMA resource and "
+    "its network (resources, annotations), the capability IPC_LOCK and unlimited memlock, and check "
+    "network.hca; network.debug INFO shows the reason",
+}
 _BUS_ERROR = 135  # 128 + SIGBUS
 
 
@@ -70,13 +57,13 @@ class Hints:
     """Collects hints, each once; on RDMA and on the settings of pods only if the job uses them."""
 
     def __init__(self, *, rdma: bool, pods: bool = True) -> None:
-        self._rules = (*_ANYWHERE, *(_SETTINGS if pods else ()), *((_SOCKET,) if rdma else ()))
+        self._rules = _ANYWHERE | (_SETTINGS if pods else {}) | (_SOCKET if rdma else {})
         self.hints: list[str] = []  # The hints so far.
 
     def line(self, text: str) -> str:
         """Match a log line; return its hint if it is new, or nothing."""
-        for pattern, hint in self._rules:
-            if hint not in self.hints and pattern.search(text):
+        for pattern, hint in self._rules.items():
+            if hint not in self.hints and re.search(pattern, text):
                 self.hints.append(hint)
                 return hint
         return ""
