@@ -4,11 +4,10 @@
 
     python -I guarded_process.py LIFELINE GRACE COMMAND [ARGUMENT ...]
 
-LIFELINE is the number of an inherited pipe whose other end only the caller holds: when the caller is gone,
-the pipe ends and the guard stops the command: SIGTERM, GRACE seconds to end, then SIGKILL to all that
-is left. A second SIGTERM to the guard ends the grace period. The guard is a "child subreaper": orphans become
-its children, so it finds every descendant, and it ends orphans while the command goes on, because they would
-keep pipes open. The exit code is the command's, or 128 + n if signal n ended it.
+LIFELINE is the number of an inherited pipe whose other end only the caller holds. When the caller is gone,
+the pipe ends and the guard stops the command: SIGTERM, GRACE seconds to end (a second SIGTERM ends them),
+then SIGKILL to all that is left. The guard is a "child subreaper": it becomes the parent of orphans, and ends
+them while the command goes on, because they would keep pipes open. Exit codes are the command's, or 128 + n.
 """
 
 import contextlib

@@ -39,10 +39,7 @@ _WITHOUT_AN_OPTION = ("name", "command", "namespace", "nproc", "gpu_resource", "
 
 
 def command(job: JobSpec, target: str, labels: Mapping[str, str] | None = None) -> list[str]:
-    """Return the command that submits a job with further labels, as a list of arguments.
-
-    `target` is `runai`, `runai-submit-dist` or `runai-submit-pytorch`.
-    """
+    """Return the arguments of the command of a target that submits a job, with further labels."""
     if job.elastic:
         raise ConfigError(
             "Run:ai's command line has no elastic jobs",

@@ -26,6 +26,7 @@ from trainer.launching import job_status
 
 logger = logging.getLogger(__name__)
 
+_ALL_KINDS = tuple(KINDS.values())
 _TRIES = 5  # To create a job whose name others delete and take.
 _PROGRESS_LINES = 200  # Of the end of a log: a validation may print many.
 _TAIL = 100  # Last lines that are shown of a failed pod other than rank 0's.
@@ -39,7 +40,7 @@ class ClusterBackend(Backend):
         kinds: what the jobs may be; of several a new job is the first that the cluster can run.
     """
 
-    def __init__(self, cluster: client.Cluster, kinds: Iterable[Kind] = tuple(KINDS.values())) -> None:
+    def __init__(self, cluster: client.Cluster, kinds: Iterable[Kind] = _ALL_KINDS) -> None:
         self.cluster, self.timings = cluster, cluster.timings
         self.kinds = Kinds(cluster, tuple(kinds))
         self._queues = kueue.Queues(cluster)
@@ -50,11 +51,7 @@ class ClusterBackend(Backend):
 
     @classmethod
     def connect(
-        cls,
-        namespace: str = "",
-        *,
-        kinds: Iterable[Kind] = tuple(KINDS.values()),
-        timings: Timings | None = None,
+        cls, namespace: str = "", *, kinds: Iterable[Kind] = _ALL_KINDS, timings: Timings | None = None
     ) -> "ClusterBackend":
         """Return a backend for the cluster of the kubeconfig or the own pod; see `client.connect`."""
         return cls(client.connect(namespace, timings=timings), kinds)

@@ -16,7 +16,7 @@ from urllib3.exceptions import HTTPError
 from yaml import YAMLError
 
 from components.launchers.backend import Timings
-from components.launchers.cluster.kinds import Resource
+from components.launchers.cluster.kinds import KINDS, Resource
 from trainer.base.errors import EXIT_USAGE, ConfigError, LaunchError
 
 logger = logging.getLogger(__name__)
@@ -30,8 +30,8 @@ _GROUPS = {
     "workflows": "argoproj.io", "workloads": _KUEUE, "localqueues": _KUEUE,
 }  # fmt: skip
 _INSTALL = {
-    "pytorchjobs": "install the Training Operator (v1.9): the cluster does not know PyTorchJobs",
-    "trainjobs": "install Kubeflow Trainer (v2.3): the cluster does not know TrainJobs",
+    kind.plural: f"install {kind.controller}: the cluster does not know {kind.title}s"
+    for kind in KINDS.values()
 }
 _SERVICE = re.compile(r"https://([a-z0-9-]+)\.([a-z0-9-]+)\.svc\b|service \"([a-z0-9-]+)\"")
 _CLUSTER_SCOPED = ("nodes", "namespaces", "version")
@@ -214,10 +214,7 @@ class Cluster:
 
 
 def connect(namespace: str = "", *, timings: Timings | None = None) -> Cluster:
-    """Return the cluster of the kubeconfig, or else that of this process's pod; sends no request.
-
-    An empty namespace is the kubeconfig's or the pod's own.
-    """
+    """Return the cluster of the kubeconfig or of this process's pod, and its namespace if none is given."""
     usual = Path("~/.kube/config").expanduser()
     path = os.environ.get("KUBECONFIG", "") or (str(usual) if usual.exists() else "")
     if not path and "KUBERNETES_SERVICE_HOST" not in os.environ:

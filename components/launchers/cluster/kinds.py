@@ -17,8 +17,7 @@ from components.launchers.pod_template import Body
 from components.launchers.spec import JobSpec
 from trainer.launching.job_status import Progress
 
-Exists = Callable[[str, str], bool]
-"""Whether the namespace has an object of kubedet's: by resource (of the kind's group) and name."""
+Exists = Callable[[str, str], bool]  # Whether kubedet has an object of this resource (plural) and name.
 
 
 class Resource(NamedTuple):

@@ -46,10 +46,7 @@ class PodLog:
         self._container = ""
 
     def lines(self, *, follow: bool = True) -> Iterator[str]:
-        """Yield the lines as they come, until the pod has ended and all are read, or it is gone.
-
-        Without `follow` it yields only what exists now.
-        """
+        """Yield the lines until the pod has ended or is gone; without `follow` only those that exist now."""
         timings = self._cluster.timings
         waits, progress, restarts, previous_tries, ends = timings.waits(), time.monotonic(), 0, 0, 0
         while not self._stopped.is_set() and (state := self._state()):

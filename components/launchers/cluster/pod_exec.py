@@ -18,15 +18,7 @@ from io import BytesIO
 from typing import BinaryIO
 
 from kubernetes.client import ApiException
-from kubernetes.stream import stream
-from kubernetes.stream.ws_client import (
-    ERROR_CHANNEL,
-    RESIZE_CHANNEL,
-    STDERR_CHANNEL,
-    STDIN_CHANNEL,
-    STDOUT_CHANNEL,
-    WSClient,
-)
+from kubernetes.stream import stream, ws_client
 from websocket import ABNF, WebSocketException
 
 from components.launchers.backend import PodStatus
@@ -44,22 +36,22 @@ def interactive(cluster: Cluster, pod: PodStatus, command: Sequence[str]) -> int
     Without a terminal the command has no stdin: the protocol cannot say that it ended.
     """
     terminal = sys.stdin.fileno() if sys.stdin.isatty() and sys.stdout.isatty() else None
-    outputs = {STDOUT_CHANNEL: sys.stdout.buffer, STDERR_CHANNEL: sys.stderr.buffer}
+    outputs = {ws_client.STDOUT_CHANNEL: sys.stdout.buffer, ws_client.STDERR_CHANNEL: sys.stderr.buffer}
     return _run(cluster, pod, command, outputs, terminal)
 
 
 def captured(cluster: Cluster, pod: PodStatus, command: Sequence[str]) -> tuple[int, str]:
     """Run a command in a pod; returns its exit code and stdout. Raises as `interactive`."""
-    outputs = {STDOUT_CHANNEL: BytesIO(), STDERR_CHANNEL: BytesIO()}
+    outputs = {ws_client.STDOUT_CHANNEL: BytesIO(), ws_client.STDERR_CHANNEL: BytesIO()}
     code = _run(cluster, pod, command, outputs)
-    return code, outputs[STDOUT_CHANNEL].getvalue().decode(errors="replace")
+    return code, outputs[ws_client.STDOUT_CHANNEL].getvalue().decode(errors="replace")
 
 
 def _run(
     cluster: Cluster, pod: PodStatus, command: Sequence[str], outputs: Outputs, terminal: int | None = None
 ) -> int:
     try:
-        client: WSClient = stream(
+        client: ws_client.WSClient = stream(
             cluster.core.connect_get_namespaced_pod_exec, pod.name, cluster.namespace,
             container=pod.container, command=list(command), stdin=terminal is not None, stdout=True,
             stderr=terminal is None, tty=terminal is not None, binary=True, _preload_content=False,
@@ -94,7 +86,7 @@ def _run(
     return _exit_code(ended, pod.name, command)
 
 
-def _pass_through(client: WSClient, outputs: Outputs, terminal: int | None) -> bytes:
+def _pass_through(client: ws_client.WSClient, outputs: Outputs, terminal: int | None) -> bytes:
     """Carry bytes both ways until the command has ended; returns how it ended, a Status as JSON.
 
     The client's own loop would wait for bytes that TLS has read already.
@@ -105,9 +97,11 @@ def _pass_through(client: WSClient, outputs: Outputs, terminal: int | None) -> b
         if terminal is not None:
             if (now := os.get_terminal_size(terminal)) != size:
                 size = now
-                client.write_channel(RESIZE_CHANNEL, json.dumps({"Width": now.columns, "Height": now.lines}))
+                client.write_channel(
+                    ws_client.RESIZE_CHANNEL, json.dumps({"Width": now.columns, "Height": now.lines})
+                )
             if select.select([terminal], [], [], 0)[0]:
-                client.write_channel(STDIN_CHANNEL, os.read(terminal, 4096))
+                client.write_channel(ws_client.STDIN_CHANNEL, os.read(terminal, 4096))
         socket = client.sock.sock
         is_read = isinstance(socket, ssl.SSLSocket) and socket.pending()
         watched = [socket] if terminal is None else [socket, terminal]
@@ -118,7 +112,7 @@ def _pass_through(client: WSClient, outputs: Outputs, terminal: int | None) -> b
             return status
         if opcode in (ABNF.OPCODE_TEXT, ABNF.OPCODE_BINARY) and frame.data:
             channel, data = frame.data[0], frame.data[1:]
-            if channel == ERROR_CHANNEL:
+            if channel == ws_client.ERROR_CHANNEL:
                 status += data
             elif data:
                 outputs[channel].write(data)

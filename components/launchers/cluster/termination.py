@@ -50,16 +50,11 @@ def has_ended(workflow: Mapping[str, Any]) -> bool:
 
 
 def delete_with_run(
-    configuration: Any,
-    namespace: str,
-    workflow: str,
-    pod: str,
-    kinds: Iterable[tuple[str, str, str]],
-    job: str,
+    client: Any, namespace: str, workflow: str, pod: str, kinds: Iterable[tuple[str, str, str]], job: str
 ) -> subprocess.Popen[bytes]:
     """Start the process, which ends with this one.
 
-    `configuration` is that of Kubernetes' client; `kinds` have group, version and plural of each kind.
+    `client` is the configuration of Kubernetes' client; `kinds` have group, version and plural of each kind.
     """
 
     def path(group: str, version: str, plural: str, name: str) -> str:
@@ -67,9 +62,9 @@ def delete_with_run(
 
     request = {
         "parent": os.getpid(),
-        "server": configuration.host,
-        "ca": configuration.ssl_ca_cert,
-        "authorization": configuration.get_api_key_with_prefix("authorization") or "",
+        "server": client.host,
+        "ca": client.ssl_ca_cert,
+        "authorization": client.get_api_key_with_prefix("authorization") or "",
         "workflow": path("argoproj.io", "v1alpha1", "workflows", workflow),
         "pod": f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(pod)}",
         "jobs": [path(*kind, job) for kind in kinds],
