@@ -17,9 +17,7 @@ from trainer.base.errors import DamagedError, FormError
 from trainer.config.parsing import with_overrides
 from trainer.config.schema import QUICK_MINUTES, Config
 
-FILE = "plan.json"
-"""In the run's folder: the settings, the values chosen for them, and the estimated time."""
-
+FILE = "plan.json"  # In the run's folder: the settings, the values chosen for them, and the estimated time.
 _REFERENCE = 300  # Images that a recipe's epochs are meant for; fewer get more epochs, up to three times.
 _STEPS = 10  # Steps that an epoch should have, if a smaller batch makes that possible.
 _SIDES = (1.0, 0.8, 0.6)  # Image sizes that are tried, relative to the recipe's.

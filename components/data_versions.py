@@ -23,8 +23,7 @@ from trainer.data.raw_folder import RawManifest, SplitCounts, sizes_uri
 
 logger = logging.getLogger(__name__)
 
-KEY = "data_version"
-"""Key of the version in manifests and metadata."""
+KEY = "data_version"  # Key of the version in manifests and metadata.
 
 SCHEDULED_TIME = "[[ScheduledTime]]"
 """Macro that Kubeflow replaces, in a parameter of a recurring run, by the time as 20261121020000 (UTC)."""

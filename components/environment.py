@@ -11,28 +11,18 @@ from pathlib import Path
 
 from trainer.base.errors import ConfigError, KubedetError, StorageError
 
-RUN_ID = "KUBEDET_RUN_ID"
-"""Variable with the id of the run that a step belongs to."""
+RUN_ID = "KUBEDET_RUN_ID"  # Variable with the id of the run that a step belongs to.
+RUN_LABEL = "pipeline/runid"  # Label of a run's pods in Kubeflow; its value is the run's id.
+CREDENTIALS = "kubedet-object-store"  # Default name of the Secret with the object store's keys.
 
-RUN_LABEL = "pipeline/runid"
-"""Label of a run's pods in Kubeflow; its value is the run's id."""
-
-CREDENTIALS = "kubedet-object-store"
-"""Default name of the Secret with the object store's keys."""
-
-SECRET_KEYS = {
-    **{
-        name: name
-        for name in (
-            "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL",
-            "AWS_REGION", "MINIO_ENDPOINT", "GOOGLE_SERVICE_ACCOUNT_KEY", "AZURE_STORAGE_ACCOUNT_NAME",
-            "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN",
-            "HF_TOKEN",  # Steps and trainings may start from private and gated models of the hub.
-        )
-    },
-    # The keys of Kubeflow's own Secret `mlpipeline-minio-artifact`.
-    "accesskey": "MINIO_ACCESS_KEY",
-    "secretkey": "MINIO_SECRET_KEY",
+_VARIABLES = (
+    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_REGION",
+    "MINIO_ENDPOINT", "GOOGLE_SERVICE_ACCOUNT_KEY", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "HF_TOKEN",  # Steps and trainings may start from private and gated models of the hub.
+)  # fmt: skip
+SECRET_KEYS = {name: name for name in _VARIABLES} | {
+    "accesskey": "MINIO_ACCESS_KEY", "secretkey": "MINIO_SECRET_KEY",  # Of `mlpipeline-minio-artifact`.
 }  # fmt: skip
 """Keys of that Secret, none of them required, and the variables they become."""
 
@@ -55,8 +45,7 @@ KUBEFLOW_STORES = ("seaweedfs.kubeflow:9000", "minio-service.kubeflow:9000")
 SIGNING = "kubedet-signing"
 """Default name of the Secret with the key that signs models. Without this Secret nothing is signed."""
 
-SIGNING_KEY = "private.pem"
-"""The key of that Secret whose value is the PEM file."""
+SIGNING_KEY = "private.pem"  # The key of that Secret whose value is the PEM file.
 
 SIGNING_FOLDER = "/etc/kubedet/signing"
 """Where the export step's pod mounts that Secret: no parameter, variable or artifact holds the key."""

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-GROUP = "kubedet.hooks"
-"""Group of entry points."""
+GROUP = "kubedet.hooks"  # Group of entry points.
 
 FAILED, STOPPED, PASSED, HELD_BACK, NOTHING_NEW = EVENTS = (
     "failed", "stopped", "passed", "held back", "nothing new"
@@ -31,8 +30,7 @@ FAILED, STOPPED, PASSED, HELD_BACK, NOTHING_NEW = EVENTS = (
 """Outcomes of a run: a step failed or the run reached its deadline; a user stopped it; its model was
 published; the gate refused it; there was no reason to train."""
 
-TRAIN = "train"
-"""What the step `prepare` returns if a training follows; otherwise it returns NOTHING_NEW."""
+TRAIN = "train"  # What the step `prepare` returns if a training follows; otherwise it returns NOTHING_NEW.
 
 
 @dataclass(frozen=True)

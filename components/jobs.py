@@ -20,8 +20,7 @@ from trainer.launching.usage import FOLDER
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-VOLUME = "/data"
-"""Mount path of the volume in the pods of a run, if they have one."""
+VOLUME = "/data"  # Mount path of the volume in the pods of a run, if they have one.
 
 PARAMETERS = ("image", "nodes", "nproc", "gpus")
 """Fields of a job that are parameters of the pipeline themselves."""
@@ -32,8 +31,7 @@ _TOLERATION_FIELDS = ("key", "operator", "value", "effect")
 _RUN_FIELDS = ("name", "namespace", "command")
 
 
-CONFIG_MAP = "kubedet-limits"
-"""Name of the ConfigMap in the namespace of the runs; `deploy/base` has one."""
+CONFIG_MAP = "kubedet-limits"  # Name of the ConfigMap in the namespace of the runs; `deploy/base` has one.
 
 LIMITS = {
     "secrets": "KUBEDET_ALLOWED_SECRETS",

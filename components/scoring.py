@@ -15,8 +15,7 @@ from trainer.evaluation.metrics import SUMMARY
 
 logger = logging.getLogger("gate")
 
-NOT_THERE = -1.0
-"""Value of COCO's metrics if there is nothing to score, e.g. no small object."""
+NOT_THERE = -1.0  # Value of COCO's metrics if there is nothing to score, e.g. no small object.
 
 
 def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdict: str) -> dict[str, Any]:

@@ -33,8 +33,7 @@ from trainer.model import recipes
 
 logger = logging.getLogger(__name__)
 
-MOST = 256
-"""Most pods and most parts: images are stored in 256 folders, and each folder belongs to one part."""
+MOST = 256  # Most pods and most parts: images are stored in 256 folders, and each folder belongs to one part.
 
 FETCH, WRITE = "fetch", "write"
 """Phases: fetch images, then write shards."""

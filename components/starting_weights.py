@@ -11,8 +11,7 @@ from trainer.weights.weights_mirror import look_up, obtain
 
 logger = logging.getLogger(__name__)
 
-CHAMPION = "champion"
-"""Value of `warm_start`: start from the current version of the model."""
+CHAMPION = "champion"  # Value of `warm_start`: start from the current version of the model.
 
 WEIGHTS, WIDTH = "model.weights", "model.backbone_width"
 NETWORK = ("model.architecture", "model.backbone", "model.norm", WEIGHTS, WIDTH)

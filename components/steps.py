@@ -46,9 +46,7 @@ STARTED, FINISHED = "step started", "step finished"
 
 _MESSAGE_BYTES = 4096  # Kubernetes keeps no more.
 _DELETION_SECONDS = 60.0  # Until the signal that follows the pod's own deletion.
-
-TRIES = "KUBEDET_STEP_TRIES"
-"""Environment variable: number of tries; by default 5 in a cluster, 1 elsewhere."""
+TRIES = "KUBEDET_STEP_TRIES"  # Environment variable: number of tries; by default 5 in a cluster, 1 elsewhere.
 
 _LOOK_SECONDS = 0.2
 

@@ -21,10 +21,8 @@ from trainer.launching.usage import Record
 logger = logging.getLogger(__name__)
 
 _HOUR = 3600.0
-VARIABLE = "KUBEDET_PRICES"
-"""Environment variable: URI of the file."""
-FILE = "prices.yaml"
-"""The file of a data root, if the variable names none."""
+VARIABLE = "KUBEDET_PRICES"  # Environment variable: URI of the file.
+FILE = "prices.yaml"  # The file of a data root, if the variable names none.
 
 _LONGEST = 10_000
 

@@ -21,8 +21,7 @@ from trainer.storage import environment
 
 logger = logging.getLogger(__name__)
 
-NOTIFY = "kubedet-notify"
-"""Default name of the Secret. Without it nothing is sent."""
+NOTIFY = "kubedet-notify"  # Default name of the Secret. Without it nothing is sent.
 
 URL, KIND, ON = "KUBEDET_NOTIFY_URL", "KUBEDET_NOTIFY_KIND", "KUBEDET_NOTIFY_ON"
 
@@ -43,7 +42,6 @@ _SHOWN_METRICS = ("coco/AP", "coco/AP50")
 _MOST_OF_A_REASON = 3000  # Characters of a reason in the text.
 _TIMEOUT = urllib3.Timeout(connect=5, read=10)
 _WAITS = (1.0, 3.0)  # Seconds before the second try and the third.
-
 _PASSING = (429, 500, 502, 503, 504)  # HTTP codes after which another try may succeed.
 
 

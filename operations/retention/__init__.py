@@ -12,8 +12,7 @@ trainings of a search's trials. It has the name of its folder or file below the 
 
 FOLDER = "retention"
 
-GRACE = 24 * 3600.0
-"""Seconds for which whatever was written is kept."""
+GRACE = 24 * 3600.0  # Seconds for which whatever was written is kept.
 
 UNENDED = 30 * 24 * 3600.0
 """Seconds for which a run without an end counts as running: so long may retries begin."""
