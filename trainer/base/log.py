@@ -132,39 +132,29 @@ def progress(task: str, total: int | None, unit: str, *, done: int = 0, shown: b
 
     The unit is a plural, e.g. "images"; `total` is None if unknown; `done` counts units of an earlier run.
     """
-    sink: Sink | None = None
-    info, path = logging.getLogger("kubedet").info, os.environ.get(PROGRESS_FILE)
+    path = os.environ.get(PROGRESS_FILE)
+    terminal = _Terminal() if shown and not path and sys.stderr.isatty() else None
+    next_time = time.monotonic() + (0.0 if path else _PLAIN_INTERVAL)
 
-    def append(event: dict[str, Any]) -> None:
-        # One short write to a file opened for appending is atomic between processes.
-        with open(str(path), "a") as file:
-            file.write(json.dumps(event) + "\n")
+    def show(bar: Bar, end: bool) -> None:
+        nonlocal next_time
+        if terminal:
+            terminal.show(bar, end)
+        elif end or time.monotonic() >= next_time:
+            next_time = time.monotonic() + (_FILE_INTERVAL if path else _PLAIN_INTERVAL)
+            event = bar.event(end=end)
+            if not path:
+                logging.getLogger("kubedet").info(describe(event))
+                return
+            # One short write to a file opened for appending is atomic between processes.
+            with open(path, "a") as file:
+                file.write(json.dumps(event) + "\n")
 
-    if shown and path:
-        sink = _periodic(append, _FILE_INTERVAL)
-    elif shown and sys.stderr.isatty():
-        sink = _Terminal().show
-    elif shown:
-        sink = _periodic(lambda event: info(describe(event)), _PLAIN_INTERVAL, delay=_PLAIN_INTERVAL)
-    bar = Bar(task, total, unit, sink, done)
+    bar = Bar(task, total, unit, show if shown else None, done)
     try:
         yield bar
     finally:
         bar.show(end=True)
-
-
-def _periodic(write: Callable[[dict[str, Any]], None], interval: float, delay: float = 0.0) -> Sink:
-    """Write events at intervals and at the end."""
-    next_time = time.monotonic() + delay
-
-    def show(bar: Bar, end: bool) -> None:
-        nonlocal next_time
-        now = time.monotonic()
-        if now >= next_time or end:
-            next_time = now + interval
-            write(bar.event(end=end))
-
-    return show
 
 
 class _Terminal:

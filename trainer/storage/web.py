@@ -150,17 +150,12 @@ def answers(uri: str, seconds: float) -> bool:
     return False
 
 
-def policy_of_user(uri: str) -> UrlPolicy:
+@lru_cache(maxsize=256)
+def _policy_of_origin(origin: str) -> UrlPolicy:
     """Return where a server that the user named may redirect to.
 
     A public server has no reason to lead into this process's network. A server in that network is trusted.
     """
-    refuse_userinfo(uri, "the address")
-    return _policy_of_origin("/".join(uri.split("/", 3)[:3]))
-
-
-@lru_cache(maxsize=256)
-def _policy_of_origin(origin: str) -> UrlPolicy:
     try:
         UrlPolicy().check_names(origin)
     except (Refused, OSError, UnicodeError):
@@ -173,7 +168,10 @@ def _answer(
     method: str, uri: str, policy: UrlPolicy | None = None, headers: Mapping[str, str] | None = None
 ) -> Iterator[tuple[urllib3.BaseHTTPResponse, str]]:
     """Follow redirects; give the answer that is none, and its address. Without policy, the user named it."""
-    hops, policy = [uri], policy or policy_of_user(uri)
+    if policy is None:
+        refuse_userinfo(uri, "the address")
+        policy = _policy_of_origin("/".join(uri.split("/", 3)[:3]))
+    hops = [uri]
     while True:
         response = _request(method, hops[-1], policy, headers or {})
         if method == "HEAD" and response.status in (405, 501):
