@@ -61,16 +61,6 @@ def no_pet(monkeypatch):
     return monkeypatch
 
 
-@pytest.mark.slow
-def test_two_machines_meet_without_a_cluster(node, port):
-    options = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", "--nproc", "1"]
-    pair = [node(["doctor"], *options) for _ in range(2)]
-    assert [each.wait() for each in pair] == [0, 0], pair[0].output + pair[1].output
-    for each in pair:
-        assert f"waiting for 2 nodes to meet at 127.0.0.1:{port}" in each.output
-        assert "shared memory" in each.output
-
-
 SLURM = Path(__file__).parents[3] / "deploy" / "examples" / "slurm" / "train.sbatch"
 FAKE_SLURM = {
     "scontrol": """#!/bin/sh
