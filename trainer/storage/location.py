@@ -177,7 +177,7 @@ def _new_location(name: str, uri: str) -> Location:
         if _pending.get(name) is future:  # Else the environment has changed.
             if not future.exception():
                 _locations[name] = future.result()
-            del _pending[name]
+            _pending.pop(name, None)
     return future.result()
 
 
