@@ -7,6 +7,7 @@ index; the size from seed and step, so that it is the same on all ranks.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
@@ -68,15 +69,15 @@ class Augmentation:
         self._plain = dataclasses.replace(
             config, scale=[1.0, 1.0], brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0
         )
-        self._plain_from = (
-            epochs - config.plain_epochs if epochs is not None and config.plain_epochs else None
-        )
+        self._plain_from = math.inf
+        if epochs is not None and config.plain_epochs:
+            self._plain_from = epochs - config.plain_epochs
         self._composes = bool(config.mosaic or config.mixup)
         self._reach = min(REACH, max(1, len(sizes) - 1))
 
     def plain(self, epoch: int) -> bool:
         """Return whether an epoch is one of the last, without strong augmentation."""
-        return self._plain_from is not None and epoch >= self._plain_from
+        return epoch >= self._plain_from
 
     def size(self, step: int, epoch: int) -> int:
         """Return the side of the square in a step (from 0) that begins in an epoch.
@@ -97,7 +98,8 @@ class Augmentation:
         if not self._composes or self.plain(place.epoch):
             return Plan(place)
         mosaic, mixup, *others, x, y, share = sample_draws(self._seed, *place, 0)
-        indices = [self._index(self._stream[position + 1 + int(draw * self._reach)]) for draw in others]
+        near = [self._stream[position + 1 + int(draw * self._reach)] for draw in others]
+        indices = [other.sample % len(self._sizes) for other in near]
         return Plan(
             place,
             tuple(indices[:3]) if mosaic < config.mosaic else (),
@@ -105,25 +107,21 @@ class Augmentation:
             (x, y, share),
         )
 
-    def _index(self, place: Place) -> int:
-        return place.sample % len(self._sizes)
-
     def config(self, epoch: int) -> LoaderConfig:
         """Return the limits for views and colours in an epoch."""
         return self._plain if self.plain(epoch) else self._config
 
-    def color(self, config: LoaderConfig, draws: Sequence[float]) -> np.ndarray | None:
-        """Return the colour map of a sample under what `config` returned; see `color_map`."""
-        if config is self._config:
-            return color_map(config, draws[5:])
+    def color(self, epoch: int, draws: Sequence[float]) -> np.ndarray | None:
+        """Return the colour map of a sample; see `color_map`."""
+        changed = color_map(self._config, draws[5:])
         # A batch that begins before the plain epochs needs a map for each of its images.
-        return None if color_map(self._config, draws[5:]) is None else _IDENTITY
+        return _IDENTITY if changed is not None and self.plain(epoch) else changed
 
     def compose(self, plan: Plan, size: int) -> Composition | None:
         """Return the picture of a sample in a square; None if the sample is alone in it."""
         if not plan.mosaic and plan.mixed < 0:
             return None
-        own, whole = self._index(plan.place), (0, 0, size, size)
+        own, whole = plan.place.sample % len(self._sizes), (0, 0, size, size)
         x, y, share = plan.draws
         if plan.mosaic:
             middle_x, middle_y = (round(size * (_CENTRE[0] + _CENTRE[1] * draw)) for draw in (x, y))

@@ -104,12 +104,9 @@ def normalize(
 ) -> NormalImage:
     """Return an image as baseline JPEG; one that is baseline JPEG loses its Exif block, and is not decoded.
 
-    Args:
-        data: a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC or AVIF file.
-        max_side: images with a longer side are shrunk to it, in pixels.
-        quality: of JPEGs that have to be written, 1 to 100.
-        orientation: Exif orientation to apply, 1 to 8; 0 takes the file's.
-        decode: decode all images, which finds damage between the headers and the end.
+    Images with a longer side than `max_side` are shrunk to it. `quality` is of JPEGs that have to be written,
+    `orientation` the Exif orientation to apply; 0 takes the file's. `decode` decodes all images, which finds
+    damage between the headers and the end.
     """
     image = _open(data)
     orientation = orientation or _orientation(image)

@@ -129,8 +129,7 @@ class TrainLoader:
                         moved, names = move_boxes(record["annotations"], tile.view, tile.area[2:])
                         boxes.append(moved + np.array(tile.area[:2] * 2, np.float32))
                         labels.append(names)
-            config = self._augmentation.config(plan.place.epoch)
-            color = self._augmentation.color(config, sample_draws(self._seed, *plan.place))
+            color = self._augmentation.color(plan.place.epoch, sample_draws(self._seed, *plan.place))
             verified = self._negatives([record for tiles in samples for _, record in tiles])
             image_id, scale = samples[0][0][1]["image_id"], picture.layers[0][0].view.scale
             targets = np.concatenate(boxes), np.concatenate(labels)
@@ -144,21 +143,20 @@ class TrainLoader:
         augmentation, count = self._augmentation, len(self._dataset)
         canvas = (squares.shape[1], squares.shape[1])
         indices = [index % count for _, index in places]
-        configs = [augmentation.config(epoch) for epoch, _ in places]
         samples = [self._dataset.read(index) for index in indices]
         # Only seed, epoch and index decide on the randomness of a sample, so that a resumed run, or one
         # on another number of ranks, sees the same pictures.
         draws = [sample_draws(self._seed, *place) for place in places]
         views = [
-            random_view(record["width"], record["height"], config, numbers[:5], canvas)
-            for (_, record), config, numbers in zip(samples, configs, draws, strict=True)
+            random_view(record["width"], record["height"], augmentation.config(epoch), numbers[:5], canvas)
+            for (_, record), (epoch, _), numbers in zip(samples, places, draws, strict=True)
         ]
         loaded = [
             Loaded(
                 record["image_id"], *move_boxes(record["annotations"], view, canvas), view.scale,
-                augmentation.color(config, numbers), self._negatives([record]),
+                augmentation.color(epoch, numbers), self._negatives([record]),
             )
-            for (_, record), config, view, numbers in zip(samples, configs, views, draws, strict=True)
+            for (_, record), (epoch, _), view, numbers in zip(samples, places, views, draws, strict=True)
         ]  # fmt: skip
         decoded = self._decoder.draw(indices, samples, views, squares)
         return [

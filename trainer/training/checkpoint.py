@@ -9,7 +9,6 @@ import hashlib
 import io
 import logging
 import os
-import pickle
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -100,16 +99,16 @@ def read(uri: str) -> State:
         except Exception as error:  # torch.load has no common error.
             sealed = hashing.result()
             check_resources(error, f"checkpoint {uri}")
-            text = first_line(error)
             if sealed:
                 raise CheckpointError(
-                    f"checkpoint {uri} cannot be loaded, though its bytes are unchanged: {text}",
+                    f"checkpoint {uri} cannot be loaded, though its bytes are unchanged: {first_line(error)}",
                     fix="use the kubedet that wrote it, or another file",
                 ) from None
-            reason = f"it is damaged ({text})"
-            if isinstance(error, pickle.UnpicklingError):  # Its text recommends loading it unsafely.
-                reason = "it is damaged, or contains more than data, which is not loaded"
-            raise DamagedCheckpoint(f"checkpoint {uri} cannot be read: {reason}", fix=_ANOTHER) from None
+            # Without torch's text, which may recommend loading it unsafely.
+            raise DamagedCheckpoint(
+                f"checkpoint {uri} cannot be read: it is damaged, or contains more than data, which is not "
+                "loaded", fix=_ANOTHER,
+            ) from None  # fmt: skip
         sealed = hashing.result()
     ours = isinstance(state, dict) and state.get("version") == VERSION and "model" in state
     if not ours or not isinstance(state.get("config"), str):

@@ -30,7 +30,7 @@ _TIMEOUT = 180.0
 """Seconds to wait for the results of all processes."""
 
 
-def images_per_second(config: Config, classes: int, device: torch.device, seconds: float = _SECONDS) -> float:
+def images_per_second(config: Config, classes: int, device: torch.device) -> float:
     """Measure forward and backward passes of one process; 0 if not even one pass fits into the GPU's memory.
 
     Nothing is compiled or downloaded.
@@ -40,12 +40,12 @@ def images_per_second(config: Config, classes: int, device: torch.device, second
     fused_functions.choose(False, device, tell=False)
     trial = Trial(config, TrainState(config, classes, World(0, 1, device)), memory(device), _BOXES)
     start, images = time.perf_counter(), config.train.batch_size
-    if device.type == "cpu" and trial(1) and time.perf_counter() - start > seconds:
+    if device.type == "cpu" and trial(1) and time.perf_counter() - start > _SECONDS:
         images = 1  # A slow CPU; the batch size makes little difference.
     elif not trial(images):  # The first pass chooses kernels, and is slower.
         return 0.0
     start, passes, elapsed = time.perf_counter(), 0, 0.0
-    while elapsed < seconds:
+    while elapsed < _SECONDS:
         trial(images)
         if device.type == "cuda":
             torch.cuda.synchronize(device)

@@ -4,20 +4,33 @@ The layout is the authors': groups of a positive and a negative query for each b
 The noise is a hash of seed, step and image, so it does not depend on other images, processes or state.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from trainer.data.batch import PADDING
-from trainer.model.architectures.detr.hungarian import Pairs
 from trainer.model.boxes import to_centre, to_corners
 from trainer.model.global_batch import uniform
 
 _NUMBERS = 10
 """Random numbers of a query: whether to redraw its label, the new label, sign and size for four sides."""
 _EPSILON = 1e-5
+
+
+class Pairs(NamedTuple):
+    """P pairs of a query and a target in each of S sets of predictions, or in all (S is 1).
+
+    NumPy arrays, or tensors on a device.
+    """
+
+    image: Any
+    """int64 [P]."""
+    query: Any
+    """int64 [S, P]."""
+    target: Any
+    """int64 [S, P]."""
 
 
 class Denoising(NamedTuple):

@@ -1,31 +1,37 @@
-"""The losses of D-FINE and RT-DETRv2, as their authors define them.
+"""The matching and losses of D-FINE and RT-DETRv2, as their authors define them.
 
 D-FINE (arXiv:2410.13842): `src/zoo/dfine/dfine_criterion.py`, `dfine_utils.py` and
 `configs/dfine/include/dfine_hgnetv2.yml` of github.com/Peterande/D-FINE (4a1f73a). RT-DETRv2:
 `src/zoo/rtdetr/rtdetrv2_criterion.py` and `configs/rtdetrv2/include/rtdetrv2_r50vd.yml` in `rtdetrv2_pytorch`
 of github.com/lyuwenyu/RT-DETR (068dfde).
 
-Every divisor is that of the whole global batch, like the authors' on one process, so the losses and gradients
-of slices add up to those of the whole.
+Queries and targets are matched as by Carion et al. 2020 (arXiv:2005.12872): the device computes the costs of
+all sets of predictions at once; scipy assigns on the host. Every divisor is that of the whole global batch,
+like the authors' on one process, so the losses and gradients of slices add up to those of the whole.
 """
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from trainer.data.batch import copy_to_host
-from trainer.model.architectures.detr import hungarian
-from trainer.model.architectures.detr.denoising import Denoising
-from trainer.model.architectures.detr.hungarian import Pairs
+from trainer.data import batch
+from trainer.model.architectures.detr.denoising import Denoising, Pairs
+from trainer.model.boxes import area
 from trainer.model.global_batch import Part
 
 _WEIGHTS = {"vfl": 1.0, "bbox": 5.0, "giou": 2.0, "fgl": 0.15, "ddf": 1.5}
 _ALPHA = 0.75
 """Weight of negatives in the varifocal loss; its exponent is 2."""
+_CLASS_COST, _DISTANCE_COST, _OVERLAP_COST = 2.0, 5.0, 2.0
+_COST_ALPHA = 0.25
+"""Balance of the focal cost; its exponent is 2."""
 _TEMPERATURE = 5.0
 """Temperature of the last layer's distributions, which teach the others."""
 _UP = 0.5
@@ -110,13 +116,13 @@ class Criterion:
 
         `outputs` are in fp32 or more; `counts` are the targets of each image.
         """
-        costs = hungarian.costs(*_with_encoder(outputs), targets.boxes, targets.labels)
-        arriving = copy_to_host(costs)
+        values = costs(*_with_encoder(outputs), targets.boxes, targets.labels)
+        arriving = batch.copy_to_host(values)
 
         @functools.cache
         def finish() -> Matches:
-            own = hungarian.assign(arriving(), counts)
-            return Matches(own, hungarian.union(own) if self._bins else None)
+            own = assign(arriving(), counts)
+            return Matches(own, any_matched(own) if self._bins else None)
 
         return finish
 
@@ -137,13 +143,13 @@ class Criterion:
         # Without a box in the step D-FINE's code has no denoising queries. Here they are padding.
         if noise and (part.targets or not self._bins):
             # The device computes these losses while the costs travel and are assigned.
-            (own,) = hungarian.to_device([noise.pairs], outputs.logits.device)
+            (own,) = to_device([noise.pairs], outputs.logits.device)
             predictions = outputs.logits[:, :, :first], outputs.boxes[:, :, :first]
             pairs = scalar((), part.targets * noise.groups)
             groups.append(_Group(*predictions, 0, own, own, boxes * noise.groups, pairs))
             terms.append(self._terms(outputs, targets, groups[0]))
         matches = matched()
-        own, union = hungarian.to_device(matches, outputs.logits.device)
+        own, union = to_device(matches, outputs.logits.device)
         pairs = part.sum_over_step(scalar((), matches.joined)) if union else scalar((), part.targets)
         groups.append(_Group(*_with_encoder(outputs), first, own, union or own, boxes, pairs))
         terms.append(self._terms(outputs, targets, groups[-1]))
@@ -157,7 +163,7 @@ class Criterion:
         image, query, target = group.learnt
         sets = torch.arange(group.logits.shape[1], device=image.device)[:, None]
         predicted, truth = group.boxes[image, sets, query], targets.boxes[image, target]
-        overlap, generalized = hungarian.overlaps(predicted, truth)
+        overlap, generalized = overlaps(predicted, truth)
         pairs = group.pairs.clamp(min=1)
         terms = {
             "vfl": self._varifocal(targets, group, sets, overlap.detach()),
@@ -172,7 +178,7 @@ class Criterion:
             sides = outputs.corners[image, layers, place].unflatten(-1, (4, -1))
             references = outputs.references[image, 0, place[0]].detach()
             values = _bin_values(self._bins, self._scale, references.dtype, references.device)
-            centre, box = references[:, :2], hungarian.corners(truth[0])
+            centre, box = references[:, :2], corners(truth[0])
             outward = torch.cat([centre - box[:, :2], box[:, 2:] - centre], dim=1)
             distance = outward / (references[:, 2:].repeat(1, 2) / self._scale + 1e-16) - self._scale / 2
             # The bins on both sides of the true distances, and their shares: both [P, 4, 2].
@@ -189,7 +195,7 @@ class Criterion:
         if group.learnt is not group.own:
             with torch.no_grad():
                 predicted, truth = group.boxes[image, sets, query], targets.boxes[image, target]
-                overlap, _ = hungarian.overlaps(predicted, truth)
+                overlap, _ = overlaps(predicted, truth)
         place = (image, sets, query, targets.labels[image, target])
         weight = _ALPHA * group.logits.detach().sigmoid() ** 2
         if targets.verified is not None:
@@ -249,3 +255,75 @@ def _bin_values(bins: int, scale: float, dtype: torch.dtype, device: torch.devic
 def at_least_fp32(values: Tensor) -> Tensor:
     """The same values in fp32 or fp64."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+@torch.no_grad()
+def costs(logits: Tensor, boxes: Tensor, targets: Tensor, labels: Tensor) -> Tensor:
+    """Cost of each pair of query and target, [B, S, Q, M], as D-FINE's and RT-DETRv2's `HungarianMatcher`.
+
+    Predictions are `logits` [B, S, Q, C] and `boxes` [B, S, Q, 4]; `targets` [B, M, 4] have `labels` [B, M].
+    """
+    index = labels.clamp(min=0)[:, None, None].expand(*logits.shape[:3], -1)
+    chance = logits.sigmoid().gather(3, index)
+    negative = (1 - _COST_ALPHA) * chance**2 * -(1 - chance + 1e-8).log()
+    positive = _COST_ALPHA * (1 - chance) ** 2 * -(chance + 1e-8).log()
+    distance = (boxes[:, :, :, None] - targets[:, None, None]).abs().sum(-1)
+    _, overlap = overlaps(boxes[:, :, :, None], targets[:, None, None])
+    total = _CLASS_COST * (positive - negative) + _DISTANCE_COST * distance - _OVERLAP_COST * overlap
+    # Values that are not finite match last; the loss reports them.
+    worst = torch.finfo(total.dtype).max
+    return torch.nan_to_num(total, nan=worst, posinf=worst, neginf=worst)
+
+
+def assign(values: Tensor, counts: Sequence[int]) -> Pairs:
+    """Assign queries to targets at the least cost, in each set of predictions.
+
+    `values` are the costs [B, S, Q, M] on the host, with padding behind the `counts` of targets.
+    """
+    found = [
+        np.array([linear_sum_assignment(one[:, :count]) for one in image])
+        for image, count in zip(values.double().numpy(), counts, strict=True)
+    ]
+    query, target = np.concatenate(found, axis=2).swapaxes(0, 1)
+    return Pairs(np.repeat(np.arange(len(found)), [each.shape[2] for each in found]), query, target)
+
+
+def any_matched(pairs: Pairs) -> Pairs:
+    """Each query that any set matches, with its most frequent target; of equally frequent ones the first.
+
+    D-FINE's authors do not define the order of equally frequent targets.
+    """
+    image = np.broadcast_to(pairs.image, pairs.query.shape)
+    each = np.stack([part.ravel() for part in (image, pairs.query, pairs.target)])
+    found, times = np.unique(each, axis=1, return_counts=True)
+    found = found[:, np.lexsort((found[2], -times, found[1], found[0]))]
+    first = np.ones(found.shape[1], dtype=bool)
+    first[1:] = (found[:2, 1:] != found[:2, :-1]).any(axis=0)
+    return Pairs(found[0, first], found[None, 1, first], found[None, 2, first])
+
+
+def to_device(groups: Sequence[Pairs | None], device: torch.device) -> list[Any]:
+    """Copy pairs to a device at once."""
+    arrays = [part for pairs in groups if pairs for part in pairs]
+    joined = batch.to_device(torch.from_numpy(np.concatenate([part.ravel() for part in arrays])), device)
+    sent = joined.split([part.size for part in arrays])
+    shaped = iter([part.view(array.shape) for part, array in zip(sent, arrays, strict=True)])
+    return [Pairs(*itertools.islice(shaped, 3)) if pairs else None for pairs in groups]
+
+
+def corners(boxes: Tensor) -> Tensor:
+    """x1 y1 x2 y2 of boxes [..., 4] given by centre and size; a negative size counts as 0."""
+    half = boxes[..., 2:].clamp(min=0) / 2
+    return torch.cat([boxes[..., :2] - half, boxes[..., :2] + half], dim=-1)
+
+
+def overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """IoU and GIoU (arXiv:1902.09630) of pairs of boxes given by centre and size: [..., 4] -> [...]."""
+    first, second = corners(boxes), corners(others)
+    low, high = torch.maximum(first[..., :2], second[..., :2]), torch.minimum(first[..., 2:], second[..., 2:])
+    shared = (high - low).clamp(min=0).prod(-1)
+    joined = area(first) + area(second) - shared
+    outer = torch.maximum(first[..., 2:], second[..., 2:]) - torch.minimum(first[..., :2], second[..., :2])
+    hull = outer.prod(-1)
+    overlap = shared / joined
+    return overlap, overlap - (hull - joined) / hull

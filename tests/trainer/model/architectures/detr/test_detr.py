@@ -2,13 +2,10 @@
 
 import pytest
 import torch
-from transformers import DFineForObjectDetection, RTDetrV2ForObjectDetection
 
 from trainer.config.schema import TrainConfig
 from trainer.model.architecture import build
 from trainer.model.architectures.detr.detr_options import DFineOptions, RTDetrOptions
-
-UPSTREAM = {"dfine": DFineForObjectDetection, "rtdetr": RTDetrV2ForObjectDetection}
 
 
 def whole_model(detector):

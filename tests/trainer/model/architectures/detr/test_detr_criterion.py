@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.model.architectures.detr import hungarian
 from trainer.model.architectures.detr.denoising import denoising
-from trainer.model.architectures.detr.detr_criterion import Criterion, Outputs, Targets, _with_encoder
+from trainer.model.architectures.detr.detr_criterion import Criterion, Outputs, Targets, _with_encoder, costs
 from trainer.model.global_batch import Part, uniform
 
 AUTHORS = json.loads(Path(__file__).with_name("authors.json").read_text())
@@ -163,10 +162,12 @@ def test_losses_and_gradients_are_the_authors(name):
 @pytest.mark.parametrize("name", CASES)
 def test_matches_are_the_authors(name):
     case, theirs, (outputs, targets, _) = CASES[name], AUTHORS[name], inputs(name)
-    costs = hungarian.costs(*_with_encoder(outputs), targets.boxes, targets.labels)
+    all_costs = costs(*_with_encoder(outputs), targets.boxes, targets.labels)
     matches = criterion(case).match(outputs, targets, case.counts)()
     for number, images in enumerate(theirs["matches"]):
-        real = [image[number, :, :count].flatten() for image, count in zip(costs, case.counts, strict=True)]
+        real = [
+            image[number, :, :count].flatten() for image, count in zip(all_costs, case.counts, strict=True)
+        ]
         same(figures(torch.cat(real)), theirs["costs"][number])
         for row, pairs in enumerate(images):
             chosen = matches.own.image == row

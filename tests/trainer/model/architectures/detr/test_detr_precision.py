@@ -2,10 +2,7 @@
 
 import pytest
 import torch
-from transformers import DFineForObjectDetection, RTDetrV2ForObjectDetection
 from transformers.models.hgnet_v2.modeling_hgnet_v2 import HGNetV2LearnableAffineBlock
-
-UPSTREAM = {"dfine": DFineForObjectDetection, "rtdetr": RTDetrV2ForObjectDetection}
 
 
 @pytest.fixture
@@ -18,7 +15,7 @@ def both(network, request):
         if buffer.is_floating_point():
             low = 0.5 if name.endswith(("weight", "running_var")) else -0.3
             buffer.copy_(low + torch.rand(buffer.shape, generator=draw))
-    theirs = UPSTREAM[architecture](ours.library_config).model.double().train()
+    theirs = ours.upstream(ours.library_config).model.double().train()
     theirs.load_state_dict(ours.model.state_dict())
     return theirs.backbone.model, ours.model.backbone.model
 

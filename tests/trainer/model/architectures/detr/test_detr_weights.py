@@ -3,12 +3,11 @@
 import pytest
 import safetensors.torch
 import torch
-from transformers import DFineForObjectDetection, HGNetV2Backbone, RTDetrV2ForObjectDetection
+from transformers import HGNetV2Backbone
 
 from trainer.base.errors import CheckpointError
 from trainer.model.architecture import build
 
-UPSTREAM = {"dfine": DFineForObjectDetection, "rtdetr": RTDetrV2ForObjectDetection}
 NAMES = ["red", "green", "blue"]
 
 
@@ -28,7 +27,7 @@ def file_of(tmp_path):
 def test_what_transformers_saves_loads_here(architecture, frozen, network, file_of, batch):
     detector = network(architecture)
     torch.manual_seed(5)
-    theirs = UPSTREAM[architecture](network(architecture, frozen_norm=frozen).library_config).eval()
+    theirs = detector.upstream(network(architecture, frozen_norm=frozen).library_config).eval()
     said = detector.load_upstream(file_of(theirs), "file")
     assert "tensors" in said and "new" not in said
     pixels = batch([1]).images / 255
@@ -47,7 +46,7 @@ def test_ours_load_in_transformers(architecture, network, tmp_path, batch):
     for name, content in written.files.items():
         (tmp_path / name).write_bytes(content)
     safetensors.torch.save_file(written.state, tmp_path / "model.safetensors", {"format": "pt"})
-    theirs, report = UPSTREAM[architecture].from_pretrained(tmp_path, output_loading_info=True)
+    theirs, report = detector.upstream.from_pretrained(tmp_path, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
     assert theirs.config.id2label == dict(enumerate(NAMES)) and written.num_classes == 3
     pixels = batch([1]).images / 255
