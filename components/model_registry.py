@@ -3,7 +3,6 @@
 import asyncio
 import os
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from trainer.base.errors import ConfigError, ExportError
@@ -14,14 +13,14 @@ _TOKEN_PATHS = ("KF_PIPELINES_SA_TOKEN_PATH", "/var/run/secrets/kubernetes.io/se
 _AUTHOR = "kubedet"
 
 
-def register_model(exported: dict[str, Any], server: str, run_id: str) -> dict[str, str]:
-    """Register an exported model's version and the URI of its bundle; returns their ids in the registry.
+def register_model(uri: str, server: str, run_id: str) -> dict[str, str]:
+    """Register the version of the bundle at a URI; returns their ids in the registry.
 
     Model, version and artifact are each looked up first: a retry completes an earlier attempt and creates
     nothing twice. `run_id` may be empty.
     """
     check_server(server)
-    metadata = bundle.load(exported["model"]).metadata
+    metadata = bundle.load(uri).metadata
     try:
         import aiohttp
         from mr_openapi.exceptions import ApiException
@@ -31,7 +30,7 @@ def register_model(exported: dict[str, Any], server: str, run_id: str) -> dict[s
             fix="pip install 'kubedet[registry]'",
         ) from None
     try:
-        return asyncio.run(_register(metadata, exported["model"], server, run_id))
+        return asyncio.run(_register(metadata, uri, server, run_id))
     except ApiException as error:
         refused = error.status in (401, 403)
         raise ExportError(

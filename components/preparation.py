@@ -82,10 +82,10 @@ def _make(
     in_use.end(data_root, [f"raw/{raw.fingerprint}", f"shards/{index.fingerprint}"], config.model.weights)
     manifest, record = raw.to_json(), index.to_json()
     label = data_versions.label(manifest)
-    raw_shown: dict[str, Any] = {"uri": raw.uri, "fingerprint": raw.fingerprint, "source": source}
+    raw_shown: dict[str, object] = {"uri": raw.uri, "fingerprint": raw.fingerprint, "source": source}
     for split, counts in raw.splits.items():
         raw_shown |= {f"{split}_{key}": number for key, number in vars(counts).items()}
-    shown: dict[str, Any] = {"uri": index.uri, "fingerprint": index.fingerprint}
+    shown: dict[str, object] = {"uri": index.uri, "fingerprint": index.fingerprint}
     for name, written in index.splits.items():
         shown |= {f"{name}_samples": written.samples, f"{name}_boxes": written.boxes}
     shown |= label

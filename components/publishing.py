@@ -41,7 +41,7 @@ def export_and_publish(
     if registry:
         from components.model_registry import register_model
 
-        register_model(exported, registry, run_id)
+        register_model(published.model, registry, run_id)
     reason, metrics = "", {}
     with suppress(KubedetError):  # The model is published; these are only for the notice.
         metrics = storage.read_json(storage.join(evaluation, SUMMARY))["metrics"]

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -270,7 +270,7 @@ def _watch_supervisor(supervisor: int, orphaned: Callable[[], None]) -> None:
     os._exit(EXIT_RETRY)
 
 
-def publish(artifact: Any, manifest: dict[str, Any], metadata: dict[str, Any]) -> None:
+def publish(artifact: Any, manifest: Mapping[str, object], metadata: Mapping[str, object]) -> None:
     """Write a small JSON manifest as an output artifact's file, and show `metadata` with it in the UI."""
     Path(artifact.path).write_text(json.dumps(manifest, indent=2) + "\n")
     artifact.metadata.update(metadata)

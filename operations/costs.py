@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from components import usage
 from trainer import storage
@@ -83,9 +83,9 @@ class Figure(NamedTuple):
         """Return it as a cell of a table."""
         return "-" if self.value is None else f"{'>=' if self.lacks else ''}{self.known:,.{digits}f}"
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         """Return it as JSON: its value, and `incomplete` if a part is unknown."""
-        return {"value": self.value} | ({"incomplete": True} if self.lacks else {})
+        return {"value": self.value, **({"incomplete": True} if self.lacks else {})}
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Used:
     written: int  # Bytes.
     money: Figure | None  # None if no price is known.
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         """Return it as JSON."""
         fields = {
             "step": self.step, "tries": self.tries, "node_hours": self.node_hours,
@@ -121,10 +121,10 @@ class Costs:
         """Whether anything is known."""
         return bool(self.steps)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         """Return it as JSON."""
-        parts = {"steps": [step.fields() for step in self.steps], "total": self.total.fields()}
-        return parts | ({"currency": self.currency} if self.currency else {})
+        steps, currency = [step.fields() for step in self.steps], self.currency
+        return {"steps": steps, "total": self.total.fields(), **({"currency": currency} if currency else {})}
 
     def table(self) -> list[tuple[str, ...]]:
         """Return a header, a row for each step and one for the total; nothing if nothing is known."""

@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 from urllib.parse import urlsplit
 
 import urllib3
@@ -114,7 +113,7 @@ def tell(outcome: Outcome, folder: str = "") -> bool:
     return not problem
 
 
-def _body(outcome: Outcome) -> dict[str, Any]:
+def _body(outcome: Outcome) -> dict[str, object]:
     """Return the content of a post; its kind follows from the environment, or else from the address."""
     lines = [f"kubedet: run {outcome.run} {_HEADLINES[outcome.event]}"]
     if outcome.model:

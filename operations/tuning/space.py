@@ -109,7 +109,7 @@ def parse(content: str | bytes, recipe: str, overrides: Mapping[str, Any], name:
     return space
 
 
-def to_json(space: Space) -> dict[str, dict[str, Any]]:
+def to_json(space: Space) -> dict[str, dict[str, object]]:
     """Return a space as JSON, without defaults."""
     return {
         key: {name: value for name, value in vars(one).items() if value is not None and value is not False}

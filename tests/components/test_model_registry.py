@@ -21,7 +21,7 @@ def server():
 
 @pytest.fixture
 def exported(tmp_path):
-    return {"model": make_bundle(tmp_path / "made")}
+    return make_bundle(tmp_path / "made")
 
 
 def test_model_version_and_artifact_are_registered(server, exported):
@@ -34,7 +34,7 @@ def test_model_version_and_artifact_are_registered(server, exported):
         "metadataType": "MetadataDoubleValue",
     }
     assert version["customProperties"]["shards"]["string_value"] == "f00d"
-    assert artifact["uri"] == exported["model"] and artifact["parent"] == "1"
+    assert artifact["uri"] == exported and artifact["parent"] == "1"
     assert (artifact["modelFormatName"], artifact["modelFormatVersion"]) == ("onnx", "1")
     assert (artifact["modelSourceKind"], artifact["modelSourceId"]) == ("kfp", "run-7")
 

@@ -91,9 +91,8 @@ def test_the_component_takes_the_model_and_the_name_of_a_secret(trained, exports
     monkeypatch.setattr(model_registry, "register_model", lambda *given: told_registry.append(given))
     given = {"model": model, "signing": "ours", "run_id": "r1", "credentials": "s", "exported": artifact}
     component.python_func(registry="http://registry", **given)
-    assert [(exported["model_version"], server, run) for exported, server, run in told_registry] == [
-        ("v1", "http://registry", "r1")
-    ]
+    (told,) = told_registry
+    assert told[0].endswith("/models/pets/v1") and told[1:] == ("http://registry", "r1")
     assert calls[0][-1] == "/mounted/ours/private.pem"
     assert artifact.metadata["model_version"] == "v1" and artifact.metadata["name"] == "pets"
     assert "private.pem" not in (tmp_path / "exported.json").read_text() + json.dumps(artifact.metadata)
