@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-_POLL_SECONDS = 0.2
-"""Interval at which the main thread handles signals that another thread received."""
+_POLL_SECONDS = 0.2  # interval at which the main thread handles signals that another thread received
 
 _Task = tuple["Future[Any]", Callable[[], Any]]
 

@@ -8,11 +8,9 @@ from contextlib import contextmanager
 
 from trainer.base.safe_text import has_userinfo, redacted
 
-EXIT_FAILURE = 1
-"""A failure that the user did not cause: a traceback was printed."""
+EXIT_FAILURE = 1  # a failure that the user did not cause: a traceback was printed
 
-EXIT_USAGE = 2
-"""Input, configuration or environment is wrong; running again does not help."""
+EXIT_USAGE = 2  # input, configuration or environment is wrong; running again does not help
 
 EXIT_RETRY = 143
 """Stopped by SIGTERM after saving (128 + 15): running the same command again continues the work.
@@ -28,8 +26,7 @@ class KubedetError(Exception):
     """
 
     exit_code = EXIT_USAGE
-    passing = False
-    """Whether a retry may succeed: a server was unavailable, a process was killed."""
+    passing = False  # whether a retry may succeed: a server was unavailable, a process was killed
 
     def __init__(self, message: str, *, fix: str = "", passing: bool | None = None) -> None:
         self.message = redacted(message)

@@ -27,8 +27,7 @@ unit, note, rate, eta (seconds or null), end (bool), worked (units that this pro
 _PLAIN_INTERVAL = 10.0
 _FILE_INTERVAL = 0.2
 _RATE_SECONDS = 30.0
-_TOO_FAST = 100_000.0
-"""A rate of the first moment, not worth showing."""
+_TOO_FAST = 100_000.0  # a rate of the first moment, not worth showing
 _OURS = ("trainer.", "components.", "operations.", "pipelines.", "kubedet.")
 _DESCRIBED = re.compile(
     r"(?:^|: )(?P<task>[^:/]+?) (?P<done>\d+)/(?P<total>\d+) (?P<unit>\w+) \d+%, "
@@ -65,8 +64,7 @@ def setup(level: int = logging.INFO) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-Sink = Callable[["Bar", bool], None]
-"""Shows the state of one task's bar; true marks the last call."""
+Sink = Callable[["Bar", bool], None]  # shows the state of one task's bar; true marks the last call
 
 
 class Bar:

@@ -7,10 +7,8 @@ from collections.abc import Hashable
 from functools import cache
 from typing import Any
 
-DEEPEST = 100
-"""Most levels of nested lists and mappings."""
-MOST_VALUES = 100_000
-"""Most values of a text; YAML aliases count each time."""
+DEEPEST = 100  # most levels of nested lists and mappings
+MOST_VALUES = 100_000  # most values of a text; YAML aliases count each time
 _TOO_DEEP = f"it is nested more than {DEEPEST} deep"
 _DIGITS = 18
 _SPACES = re.compile(r"(\s+)")
@@ -20,8 +18,7 @@ _SIGNATURE = re.compile(
     r"(?i)([?&](?:x-(?:amz|goog)-(?:signature|credential|security-token)|signature|sig|token|access_token)=)"
     r"[^&\s]+"
 )
-_JOINERS = {"\u200c", "\u200d"}
-"""Format characters that are part of words (Persian, Indic scripts) and emoji."""
+_JOINERS = {"\u200c", "\u200d"}  # format characters that are part of words (Persian, Indic scripts) and emoji
 
 
 class Unbounded(ValueError):

@@ -17,8 +17,7 @@ PREFIX = "kubedet-tmp-"
 _LOCK = ".lock"
 _FILES = "files"
 
-_swept: set[str] = set()
-"""The system's temporary folders that this process has swept."""
+_swept: set[str] = set()  # the system's temporary folders that this process has swept
 
 
 class TemporaryFolder:
@@ -27,7 +26,14 @@ class TemporaryFolder:
     def __init__(self) -> None:
         """Make it."""
         sweep()
-        outer, lock = _make_locked()
+        while True:
+            outer = Path(tempfile.mkdtemp(prefix=PREFIX))
+            with suppress(FileNotFoundError):  # Another process swept it before it was locked: make another.
+                lock = os.open(outer / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if os.path.exists(outer / _LOCK):
+                    break
+                os.close(lock)
         self.path = outer / _FILES
         """Folder for files."""
         self.path.mkdir()
@@ -56,17 +62,6 @@ def sweep() -> None:
             if entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False):
                 with suppress(OSError):
                     _remove_unlocked(Path(entry.path))
-
-
-def _make_locked() -> tuple[Path, int]:
-    while True:
-        outer = Path(tempfile.mkdtemp(prefix=PREFIX))
-        with suppress(FileNotFoundError):  # Another process swept it before it was locked: make another.
-            lock = os.open(outer / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if os.path.exists(outer / _LOCK):
-                return outer, lock
-            os.close(lock)
 
 
 def _remove_unlocked(outer: Path) -> None:

@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-FOLDER = "KUBEDET_TRAFFIC"
-"""Environment variable: the folder."""
+FOLDER = "KUBEDET_TRAFFIC"  # environment variable: the folder
 
 _PAIR = struct.Struct("=QQ")
 _lock = threading.Lock()

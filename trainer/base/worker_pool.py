@@ -21,8 +21,7 @@ from trainer.base.errors import DataError
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-_POLL_SECONDS = 0.5
-"""Interval at which the main thread handles signals."""
+_POLL_SECONDS = 0.5  # interval at which the main thread handles signals
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 

@@ -30,8 +30,7 @@ class World:
         return self.rank == 0
 
 
-SINGLE = World(rank=0, size=1, device=torch.device("cpu"))
-"""One process on the CPU, with no process group."""
+SINGLE = World(rank=0, size=1, device=torch.device("cpu"))  # one process on the CPU, with no process group
 
 
 @contextmanager

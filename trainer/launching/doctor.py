@@ -26,8 +26,7 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _CAP_IPC_LOCK = 14  # linux/capability.h
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
           "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}  # fmt: skip
-_LEAST_LIMITS = {"nofile": 65536, "nproc": 4096}
-"""Recommended limits of open files and of processes."""
+_LEAST_LIMITS = {"nofile": 65536, "nproc": 4096}  # recommended limits of open files and of processes
 _FREE_MEMORY, _FREE_DISK = 3 * 2**30, 2**30
 """Requirements of the recipe `debug` on the sample with two processes."""
 _PACKAGES = {

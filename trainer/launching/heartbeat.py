@@ -22,8 +22,7 @@ EXIT_ABANDONED = 75
 """Exit code of a training that saved its state because its launcher was gone (EX_TEMPFAIL). It is below 128:
 no controller restarts the pod."""
 
-SIGNAL = signal.SIGHUP
-"""Signal that ends the node at the time limit; torchrun handles it like SIGTERM."""
+SIGNAL = signal.SIGHUP  # signal that ends the node at the time limit; torchrun handles it like SIGTERM
 
 _LOG = logging.getLogger("launcher")
 

@@ -19,22 +19,16 @@ from urllib.parse import urlsplit
 from trainer.base import log
 from trainer.launching.job_status import Progress, percent
 
-URL = "KUBEFLOW_TRAINER_SERVER_URL"
-"""Environment variable: URL of this job's status."""
-CA = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
-"""Environment variable: path of the trusted certificates."""
+URL = "KUBEFLOW_TRAINER_SERVER_URL"  # environment variable: URL of this job's status
+CA = "KUBEFLOW_TRAINER_SERVER_CA_CERT"  # environment variable: path of the trusted certificates
 TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"  # noqa: S105 - a name of a variable
 """Environment variable: path of the token, which is replaced from time to time."""
 
 _INTERVAL = 10.0
-_TIMEOUT = 3.0
-"""Seconds to connect, and for each piece of the response."""
-_LAST = 4.0
-"""Seconds for the last state: a pod that is stopped has little time."""
-_REFUSALS = 3
-"""Refusals in a row after which no more requests are sent."""
-_LONGEST = 2**31 - 1
-"""Largest number of seconds that the status can hold."""
+_TIMEOUT = 3.0  # seconds to connect, and for each piece of the response
+_LAST = 4.0  # seconds for the last state: a pod that is stopped has little time
+_REFUSALS = 3  # refusals in a row after which no more requests are sent
+_LONGEST = 2**31 - 1  # largest number of seconds that the status can hold
 _LOG = logging.getLogger("train")
 
 

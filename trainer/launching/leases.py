@@ -19,11 +19,9 @@ from trainer.storage import records
 
 _LOG = logging.getLogger("storage")
 
-LAPSE = 60.0
-"""Seconds without a change after which a holder counts as dead."""
+LAPSE = 60.0  # seconds without a change after which a holder counts as dead
 
-_BEATS = 6
-"""Writes of a holder within LAPSE."""
+_BEATS = 6  # writes of a holder within LAPSE
 
 
 def of_data_root(data_root: str) -> str:

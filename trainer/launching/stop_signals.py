@@ -8,8 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
-ENDING = (signal.SIGTERM, signal.SIGINT)
-"""Signals that stop a process: from a cluster, and by Ctrl-C."""
+ENDING = (signal.SIGTERM, signal.SIGINT)  # signals that stop a process: from a cluster, and by Ctrl-C
 
 
 @contextlib.contextmanager

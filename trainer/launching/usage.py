@@ -22,12 +22,10 @@ from trainer.base.safe_text import whole_number
 from trainer.base.temporary_folders import TemporaryFolder
 from trainer.storage import records
 
-FOLDER = "KUBEDET_USAGE"
-"""Environment variable of a training's nodes: URI of the folder for their records."""
+FOLDER = "KUBEDET_USAGE"  # environment variable of a training's nodes: URI of the folder for their records
 _DEVICES = Path("/dev")
 _INTERVAL_SECONDS = 60.0
-_END_SECONDS = 15.0
-"""Longest time that the end of the work waits for the last record."""
+_END_SECONDS = 15.0  # longest time that the end of the work waits for the last record
 _LOG = logging.getLogger("usage")
 
 
@@ -131,18 +129,17 @@ class Meter:
         self._folder.close()
 
     def _keep_record(self) -> None:
-        while not self._is_over:
-            self._write(ended=False)
-            self._wake.wait(self._every)
-        self._write(ended=True)
-
-    def _write(self, *, ended: bool) -> None:
-        try:
-            storage.write_bytes(self.uri, self.record(ended=ended).encoded())
-        except (KubedetError, OSError) as error:
-            if not self._has_warned:
-                _LOG.warning("the usage of this step cannot be written to %s: %s", self.uri, error)
-            self._has_warned = True
+        is_last = False
+        while not is_last:
+            is_last = self._is_over
+            try:
+                storage.write_bytes(self.uri, self.record(ended=is_last).encoded())
+            except (KubedetError, OSError) as error:
+                if not self._has_warned:
+                    _LOG.warning("the usage of this step cannot be written to %s: %s", self.uri, error)
+                self._has_warned = True
+            if not is_last:
+                self._wake.wait(self._every)
 
 
 def begin(step: str) -> Meter | None:

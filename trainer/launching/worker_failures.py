@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable: path of the file in which torchrun expects a worker's error."""
-_EXIT_CODE = "exit_code"
-"""Key of our error files: the exit code of the process, unless it is killed before."""
+_EXIT_CODE = "exit_code"  # key of our error files: the exit code of the process, unless it is killed before
 _LOST_PEER = "lost_peer"
 """Key of our error files: whether the process failed only because another one is gone."""
 _PEER_GONE = (

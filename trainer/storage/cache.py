@@ -44,10 +44,8 @@ _COPY = re.compile(r"[0-9a-f]{64}")
 _PART = re.compile(r"-(\d+)\.part$")
 _WAIT_SECONDS = 0.05
 
-_IN_USE = 32
-"""Copies that stay locked by this process: a caller opens the path later, maybe more than once."""
-_held: deque[int] = deque()
-"""Their descriptors, the most recent last."""
+_IN_USE = 32  # copies that stay locked by this process: a caller opens the path later, maybe more than once
+_held: deque[int] = deque()  # their descriptors, the most recent last
 
 
 class Busy(Exception):

@@ -11,8 +11,7 @@ from trainer.base.os_errors import missing
 from trainer.storage.environment import IDENTITY
 from trainer.storage.uris import CLOUDS, scheme
 
-BUSY = (408, 429, 500, 502, 503, 504)
-"""HTTP statuses after which the same request may succeed."""
+BUSY = (408, 429, 500, 502, 503, 504)  # HTTP statuses after which the same request may succeed
 
 RUN_AGAIN = "check the network and the server, and run again: what is finished is kept"
 _NETWORK = (

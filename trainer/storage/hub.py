@@ -5,8 +5,7 @@ from urllib.parse import urlsplit
 
 from trainer.base.errors import StorageError
 
-ADDRESS = "HF_ENDPOINT"
-"""Environment variable: the address of a mirror of the hub."""
+ADDRESS = "HF_ENDPOINT"  # environment variable: the address of a mirror of the hub
 TOKEN = "HF_TOKEN"  # noqa: S105
 """Environment variable: a token for private models, and for gated ones whose conditions were accepted."""
 

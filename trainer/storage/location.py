@@ -19,8 +19,7 @@ from trainer.base.errors import MissingError, StorageError
 from trainer.storage import environment, failures, web
 from trainer.storage.uris import CLOUDS, WEB, check_place, scheme
 
-_CREDENTIAL_SECONDS = 10.0
-"""How long to wait for a cloud's metadata server."""
+_CREDENTIAL_SECONDS = 10.0  # how long to wait for a cloud's metadata server
 
 
 class Location:

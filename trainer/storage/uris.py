@@ -11,8 +11,7 @@ from urllib.parse import unquote
 
 from trainer.base.errors import MissingError, StorageError, refuse_userinfo
 
-CLOUDS = ("gs", "az")
-"""Object stores other than S3."""
+CLOUDS = ("gs", "az")  # object stores other than S3
 OBJECT_STORES = ("s3", "minio", *CLOUDS)
 WEB = ("http", "https")
 

@@ -36,10 +36,8 @@ _BLOCK = 1024 * 1024
 _TRIES = 4
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REDIRECTS = 5
-_CONNECTIONS = 64
-"""Connections to a server that are kept open."""
-_LEAST_RATE = 50_000.0
-"""Bytes a second, of an answer that takes longer than a request may."""
+_CONNECTIONS = 64  # connections to a server that are kept open
+_LEAST_RATE = 50_000.0  # bytes a second, of an answer that takes longer than a request may
 _BROKEN = (urllib3.exceptions.HTTPError, HTTPException, OSError)
 
 

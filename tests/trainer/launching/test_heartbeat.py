@@ -52,13 +52,6 @@ def passes(watch, clock, seconds):
     return None
 
 
-def test_a_launcher_that_renews_its_heartbeat_is_there(tmp_path, clock):
-    watch = Watch(str(tmp_path / "beat"), 180)
-    for _ in range(50):
-        beat(tmp_path / "beat", clock)
-        assert passes(watch, clock, 100) is None
-
-
 @pytest.mark.parametrize("age", [0, 100])
 def test_a_heartbeat_that_has_been_seen_to_change_expires_at_the_limit(tmp_path, clock, age):
     watch = Watch(str(tmp_path / "beat"), 180)

@@ -1,6 +1,5 @@
 """Progress in a job's status: the newest, seldom, with the token of now, and never at the training's cost."""
 
-import itertools
 import re
 import socket
 import time
@@ -74,17 +73,6 @@ def test_the_token_of_now_is_sent(server, reporting):
     each.show(at(2))
     server.wait_for(2)
     assert [token for _, token in server.asked] == ["Bearer first", "Bearer second"]
-
-
-def test_only_the_newest_is_sent_and_seldom(server, reporting):
-    each = reporting(interval=0.3)
-    begun = time.monotonic()
-    while time.monotonic() - begun < 1.0:
-        each.show(at(1 + int(50 * (time.monotonic() - begun))))
-        time.sleep(0.001)
-    times = [when for when, _ in server.asked]
-    assert 2 <= len(times) <= 4
-    assert all(later - earlier >= 0.25 for earlier, later in itertools.pairwise(times))
 
 
 def test_the_last_is_sent_at_once(server, reporting):

@@ -1,9 +1,6 @@
 """Google's and Azure's stores: who one is there, and what is told where nobody knows."""
 
-import json
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from prepared_server import Server
@@ -11,34 +8,6 @@ from prepared_server import Server
 from trainer import storage
 from trainer.base.errors import StorageError
 from trainer.storage import location, objects
-
-GOOGLE = {"client_email": "", "private_key": "", "private_key_id": "", "disable_oauth": True}
-
-
-@pytest.fixture
-def metadata_server(monkeypatch):
-    """Whoever listens where identities are given in Google's cloud; says what was asked for."""
-    asked = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            body = json.dumps({"access_token": "t", "expires_in": 3600, "token_type": "Bearer"}).encode()
-            self.send_response(200)
-            self.send_header("Metadata-Flavor", "Google")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
-    yield asked
-    server.shutdown()
-    server.server_close()
 
 
 @pytest.mark.parametrize(
@@ -86,15 +55,6 @@ def test_an_endpoint_that_cannot_be_used_is_named(bare_clouds, monkeypatch, kind
     with pytest.raises(StorageError, match=f"of {kind}:// cannot be used") as caught:
         storage.exists(f"{kind}://bucket/x")
     assert "https://host:port" in caught.value.fix
-
-
-def test_workload_identity_of_google_needs_no_variable(
-    bare_clouds, metadata_server, google_bucket, monkeypatch
-):
-    monkeypatch.delenv("GOOGLE_SERVICE_ACCOUNT")
-    storage.write_bytes(f"{google_bucket}/x", b"1")
-    assert storage.read_bytes(f"{google_bucket}/x") == b"1"
-    assert metadata_server and all("token" in path for path in metadata_server)
 
 
 def test_of_two_that_create_one_succeeds(any_cloud, monkeypatch):

@@ -94,18 +94,9 @@ def test_stale_temporary_files_are_removed_and_fresh_ones_left(tmp_path):
     assert storage.list_files(str(tmp_path)) == []
 
 
-def test_object_store_errors_name_the_object_and_the_remedy(bucket, monkeypatch):
-    with pytest.raises(StorageError, match="no such file: s3://bucket/none"):
-        storage.read_bytes("s3://bucket/none")
-    with pytest.raises(StorageError, match="no such bucket") as caught:
-        storage.write_bytes("s3://nowhere/x", b"")
-    assert "create the bucket" in caught.value.fix
+def test_an_address_of_no_object_is_named(bucket):
     with pytest.raises(StorageError, match="names no object"):
         storage.read_bytes("s3://bucket")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
-    with pytest.raises(StorageError, match="cannot list s3://bucket") as caught:
-        storage.list_files("s3://bucket/x")
-    assert "access keys" in caught.value.fix
 
 
 def test_minio_uris_take_their_own_endpoint(bucket, monkeypatch):

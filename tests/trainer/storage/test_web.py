@@ -102,11 +102,6 @@ def test_an_answer_that_is_cut_off_is_asked_for_again(server):
     assert storage.read_bytes(server.url) == b"hello"
 
 
-def test_what_is_known_of_a_file(server):
-    server.answers = [PLAIN.replace(b"OK", b'OK\r\nETag: "1"')]
-    assert storage.state(server.url) == (5, None, '"1"')
-
-
 @pytest.mark.parametrize(("status", "said"), [(b"404 No", "no such file"), (b"503 Busy", "answers 503")])
 def test_a_refusal_names_the_address(server, hurried, status, said):
     hurried(total=1.0)
