@@ -19,7 +19,8 @@ from torch import Tensor
 from trainer import storage
 from trainer.base.errors import DataError, EvaluationError
 from trainer.config.schema import DataConfig
-from trainer.data.data_views import Listing, RawImages, Shards, SourceRows, open_view
+from trainer.data import data_views
+from trainer.data.data_views import RawImages, Shards, View, open_view
 from trainer.data.inspection import cleaned_samples, is_sized
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import RawManifest
@@ -39,7 +40,6 @@ _BATCH = 16  # Bootstrap samples per call: memory grows with the number of boxes
 _PICTURES = 200
 _PLOTTED_CLASSES = 20
 
-View = Shards | RawImages | SourceRows
 Distance = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """From weights [n, S] of the n images of both sets in one and in the other to S distances."""
 Embed = Callable[[Image.Image], np.ndarray]
@@ -113,7 +113,14 @@ def compare_data(
 
 def compare_listings(one: RawManifest, other: RawManifest) -> dict[str, float]:
     """Return the distances between the annotations of two raw folders by name; reads no image."""
-    return _compare([Listing(one), Listing(other)], "", pictures=0, samples=0, seed=0, embed=None).metrics
+    return _compare(
+        [RawImages(one, all_listed=True), RawImages(other, all_listed=True)],
+        "",
+        pictures=0,
+        samples=0,
+        seed=0,
+        embed=None,
+    ).metrics
 
 
 def for_gate(request: DriftRequest) -> dict[str, float]:
@@ -239,7 +246,8 @@ def _measure_set(view: View, split: str, pictures: int, seed: int, embed: Embed 
             classes.append((number, view.names[box["category_id"]]))
             if sized:
                 sides.append((number, np.sqrt(box["bbox"][2] * box["bbox"][3])))
-    images = [each.image for each in view.pictures(split, pictures, random) if each.image is not None]
+    drawn = data_views.pictures(view, split, pictures, random)
+    images = [each.image for each in drawn if each.image is not None]
     if pictures and not images:
         raise DataError(
             f"none of the sampled images of {view.uri} can be read",
@@ -286,8 +294,8 @@ def _rows(view: View, split: str) -> Iterator[tuple[AnnotatedImage, bool]]:
             annotations = boxes[image["id"]]
             yield {"width": image["width"], "height": image["height"], "annotations": annotations}, True
         return
-    for block in view.blocks(split):
-        sound = [row for row in block if not row["fault_reason"]]
+    for batch in view.batches(split):
+        sound = [row for row in batch.to_pylist() if not row["fault_reason"]]
         samples = cleaned_samples(sound, len(view.names), Problems())
         yield from zip(samples, map(is_sized, sound), strict=True)
 

@@ -90,7 +90,9 @@ def _too_little(listing: Listing, uri: str, images: int) -> str | None:
         return None
     from operations import drift  # It imports torch; the waiting process of a step stays small.
 
-    moved = max(drift.compare_listings(raw_folder.read_plan(before), listing.planned).values())
+    moved = max(
+        drift.compare_listings(raw_folder.read_manifest(before, raw_folder.PLAN), listing.planned).values()
+    )
     few = f" (moved by {moved:.3f}, less than {listing.min_drift:g})"
     return few if moved < listing.min_drift else None
 

@@ -285,7 +285,7 @@ class _Plan:
             if not raw.why:
                 continue
             try:
-                plan = raw_folder.read_plan(raw.place)
+                plan = raw_folder.read_manifest(raw.place, raw_folder.PLAN)
                 images = plan.images.rstrip("/").rpartition("/")[2]
                 referred[images].append(_digests(plan))
                 self._keep(f"images/{images}", f"raw/{name} has its images")
@@ -325,7 +325,7 @@ def _digests(plan: RawManifest) -> np.ndarray:
     for split in plan.splits:
         table = plan.table(split)
         for block in range(table.blocks):
-            rows = table.columns(block, columns)
+            rows = table.batch(block, columns).to_pydict()
             described = zip(*(rows[name] for name in columns), strict=True)
             digests += [int(image_keys.place_digest(image_keys.place(*row)), 16) for row in described]
     return np.array(digests, np.uint64)

@@ -84,11 +84,12 @@ except KubedetError as error:
 """
 SHARD = """
 import json, sys
+from trainer.base import typed_json
 from trainer.config.schema import DataConfig
 from trainer.data.raw_folder import RawManifest
 from trainer.data.shards import shard
 
-raw = RawManifest.load(json.loads(sys.argv[1]), "raw")
+raw = typed_json.load(RawManifest, json.loads(sys.argv[1]), "raw", "")
 shard(raw, sys.argv[2], DataConfig(processes=2, shard_bytes=20000))
 """
 FULL = """

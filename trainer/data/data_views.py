@@ -17,9 +17,9 @@ from trainer.data.image_keys import place
 from trainer.data.images import UnreadableImage, normalize, place_box
 from trainer.data.plausibility import merged
 from trainer.data.problem_counts import Problems
-from trainer.data.raw_folder import ROW, RawManifest
+from trainer.data.raw_folder import RawManifest
 from trainer.data.samples import RawRow, bbox_of
-from trainer.data.shard_folder import INDEX, ShardIndex, listing_faults, read_index
+from trainer.data.shard_folder import INDEX, ShardIndex, read_index
 from trainer.data.shard_index import ShardDataset
 
 _LARGEST, _QUALITY = 1600, 95
@@ -40,7 +40,7 @@ class Picture(NamedTuple):
     fault: str = ""
 
 
-def open_view(text: str, config: DataConfig | None = None) -> "Shards | RawImages | SourceRows":
+def open_view(text: str, config: DataConfig | None = None) -> "View":
     """Open a folder of shards or of raw images by its URI, or a source as `trainer.data.sources` takes it.
 
     Raises:
@@ -87,80 +87,22 @@ class Shards:
         self.uri, self.index = index.uri, index
         self.names, self.splits = index.names, list(index.splits)
 
-    def absent(self) -> Problems:
-        """Return which files are missing or of another size, from a listing."""
-        problems = Problems()
-        states = storage.list_states(self.uri, recursive=True)
-        for name, fault in listing_faults(self.index, states).items():
-            reason, example = (
-                ("file of another size", f"{name}: {fault}") if fault else ("file missing", name)
-            )
-            problems.add(reason, example)
-        return problems
 
-    def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
-        """Return some samples of a split, chosen at random."""
-        dataset = ShardDataset(self.uri, split)
-        chosen = np.sort(generator.choice(len(dataset), min(count, len(dataset)), replace=False))
-        return [self._picture(dataset, int(index)) for index in chosen]
+class RawImages:
+    """A folder that the download step wrote; its rows are those of the available images.
 
-    def _picture(self, dataset: ShardDataset, index: int) -> Picture:
-        try:
-            pixels, record = read_sample(dataset, index)
-            image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
-        except (DataError, StorageError) as error:
-            return Picture(f"image id {dataset.samples[index]['image_id']}", None, [], error.message)
-        boxes = [(box["category_id"], box["bbox"], bool(box["iscrowd"])) for box in record["annotations"]]
-        return Picture(record["file_name"], image, boxes)
-
-
-class _Rows:
-    """Data whose images and boxes are rows of tables."""
-
-    kind: str
-    uri: str
-    names: list[str]
-    splits: list[str]
-    box_format = ""
-    sample_size: int
-    """Images of a split that `inspect` reads."""
-
-    def read(self, row: RawRow) -> bytes:
-        """Return the image of a row; raise StorageError if it cannot be read."""
-        raise NotImplementedError
-
-    def batches(self, split: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a split, a bounded number at a time."""
-        raise NotImplementedError
-
-    def blocks(self, split: str) -> Iterator[list[RawRow]]:
-        """Yield the rows of `batches` as dictionaries."""
-        yield from (batch.to_pylist() for batch in self.batches(split))
-
-    def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
-        """Return some images of a split, chosen at random in one pass."""
-        drawn: list[tuple[float, pa.RecordBatch]] = []
-        for batch in self.batches(split):
-            lots = generator.random(batch.num_rows)
-            drawn += [(float(lots[row]), batch.take([row])) for row in np.argsort(lots)[:count]]
-            drawn = sorted(drawn, key=lambda pair: pair[0])[:count]
-        return [as_picture(row.to_pylist()[0], self.read) for _, row in drawn]
-
-
-class RawImages(_Rows):
-    """A folder that the download step wrote; its rows are those of the available images."""
+    With `all_listed` the rows are those of all images that the source lists.
+    """
 
     kind = "raw images"
+    box_format = ""
 
-    def __init__(self, manifest: RawManifest) -> None:
-        self.uri, self.manifest = manifest.uri, manifest
+    def __init__(self, manifest: RawManifest, *, all_listed: bool = False) -> None:
+        self.uri, self.manifest, self._all_listed = manifest.uri, manifest, all_listed
         self.names = [category.name for category in manifest.categories]
         self.splits = list(manifest.splits)
         self.sample_size = LOCAL_SAMPLE if storage.is_local(manifest.images) else REMOTE_SAMPLE
-
-    def sizes(self) -> np.ndarray:
-        """Return the bytes of each image by id - 1; 0 if it is not available."""
-        return raw_folder.read_sizes(self.uri, self.manifest.content)
+        """Images of a split that `inspect` reads."""
 
     def place(self, row: RawRow) -> str:
         """Return the URI of a row's image."""
@@ -168,44 +110,30 @@ class RawImages(_Rows):
         return storage.join(self.manifest.images, name)
 
     def read(self, row: RawRow) -> bytes:
+        """Return the image of a row; raise StorageError if it cannot be read."""
         return storage.read_bytes(self.place(row))
 
     def batches(self, split: str) -> Iterator[pa.RecordBatch]:
-        table, sizes = self.manifest.table(split), self.sizes()
+        """Yield the rows of a split, a bounded number at a time."""
+        table = self.manifest.table(split)
+        sizes = None if self._all_listed else raw_folder.read_sizes(self.manifest)
         for block in range(table.blocks):
-            rows = table.batch(block, ROW.names)
-            stored = sizes[rows["image_id"].to_numpy() - 1] > 0
-            yield from rows.filter(pa.array(stored)).combine_chunks().to_batches()
+            rows = table.batch(block)
+            if sizes is not None:
+                rows = rows.filter(pa.array(sizes[rows["image_id"].to_numpy() - 1] > 0))
+            yield from rows.combine_chunks().to_batches()
 
     def problems(self) -> Problems:
         return Problems.of(self.manifest.problems)
 
 
-class Listing(RawImages):
-    """The tables of a folder of raw images, of which no image is read."""
-
-    kind = "listing"
-
-    def batches(self, split: str) -> Iterator[pa.RecordBatch]:
-        table = self.manifest.table(split)
-        for block in range(table.blocks):
-            yield from table.batch(block, ROW.names).combine_chunks().to_batches()
-
-    def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
-        return []
-
-
-class SourceRows(_Rows):
+class SourceRows:
     """A source, as it is published."""
 
     kind = "source"
 
     def __init__(self, text: str, config: DataConfig) -> None:
-        """List it.
-
-        Raises:
-            DataError: it is missing, empty or not of its format.
-        """
+        """List it; raise DataError if it is missing, empty or not of its format."""
         self._source = sources.parse(text, config)
         listing = self._source.listing()
         self._listing = merged(listing) if config.merge_classes else listing
@@ -226,6 +154,33 @@ class SourceRows(_Rows):
 
     def problems(self) -> Problems:
         return Problems.of(self._listing.problems.cases())
+
+
+View = Shards | RawImages | SourceRows
+
+
+def pictures(view: View, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
+    """Return some images of a split, chosen at random; rows are read in one pass."""
+    if not isinstance(view, Shards):
+        drawn: list[tuple[float, pa.RecordBatch]] = []
+        for batch in view.batches(split) if count else ():
+            lots = generator.random(batch.num_rows)
+            drawn += [(float(lots[row]), batch.take([row])) for row in np.argsort(lots)[:count]]
+            drawn = sorted(drawn, key=lambda pair: pair[0])[:count]
+        return [as_picture(row.to_pylist()[0], view.read) for _, row in drawn]
+    dataset = ShardDataset(view.uri, split)
+    found = []
+    for index in np.sort(generator.choice(len(dataset), min(count, len(dataset)), replace=False)).tolist():
+        try:
+            pixels, record = read_sample(dataset, index)
+            image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+        except (DataError, StorageError) as error:
+            name = f"image id {dataset.samples[index]['image_id']}"
+            found.append(Picture(name, None, [], error.message))
+            continue
+        boxes = [(box["category_id"], box["bbox"], bool(box["iscrowd"])) for box in record["annotations"]]
+        found.append(Picture(record["file_name"], image, boxes))
+    return found
 
 
 def as_picture(row: RawRow, read: Callable[[RawRow], bytes]) -> Picture:

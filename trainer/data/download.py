@@ -4,39 +4,90 @@
 <data_root>/raw/<fingerprint>/                             see `trainer.data.raw_folder`
 
 `download` does everything in one process. Several machines share the work by `plan`, `fetch_partition` for
-each part, and `join`.
+each part, and `join`. The first two hex digits of an image's path determine its partition, so each partition
+lists only its own folders. From the web only images are stored, and from a server that the user did not name
+only those that can be decoded.
 """
 
+import csv
 import hashlib
+import io
 import json
 import logging
-from dataclasses import replace
-from typing import Any
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from trainer import storage
-from trainer.base.errors import DataError
+from trainer.base import worker_pool
+from trainer.base.errors import DamagedError, DataError, FormError, MissingError, StorageError
+from trainer.base.log import Bar, progress
+from trainer.base.os_errors import check_resources
 from trainer.config.schema import DataConfig
-from trainer.data import annotations, exclusions, fetch, raw_folder, sources
+from trainer.data import annotations, exclusions, image_keys, images, raw_folder, sources
 from trainer.data import problem_counts as reasons
 from trainer.data.problem_counts import Problems
-from trainer.data.raw_folder import VERSION, RawManifest, SplitCounts
+from trainer.data.raw_folder import SUM, UNKNOWN_HASH, VERSION, RawManifest, SplitCounts
+from trainer.data.sources.source import Source
+from trainer.storage.url_policy import Refused, UrlPolicy
 
 logger = logging.getLogger(__name__)
 
 SETTINGS = (
-    "val_fraction",
-    "test_fraction",
-    "classes",
-    "max_images",
-    "empty_images",
-    "boxes_from",
-    "box_format",
-    "merge_classes",
-    "allow_hosts",
-)
+    "val_fraction", "test_fraction", "classes", "max_images", "empty_images", "boxes_from", "box_format",
+    "merge_classes", "allow_hosts",
+)  # fmt: skip
 """Keys of the section `data` that determine raw tables."""
+
+_BUDGET = 256 * 1024 * 1024
+"""Bytes of images in flight, estimated by their mean size."""
+_BLOCK_BYTES = 4 * 1024 * 1024
+_FOLDERS = [f"{number:02x}" for number in range(256)]
+_LISTERS = 16
+_FEW = 10_000
+"""Images up to which one listing is faster than one for each folder."""
+_DIGEST = re.compile(r"[0-9a-f]{16}")
+_PATIENCE = 50
+"""Images in a row (plus twice the connections) that fail before the source counts as down."""
+_PLACED_BY = ("key", "file_name", "origin", "version")
+_COLUMNS = ["image_id", *_PLACED_BY, "fault_reason", "fault_detail"]
+_REPORT = pa.schema(
+    [("image_id", pa.int64()), ("bytes", pa.int32()), *((name, pa.string()) for name in
+     ("split", "file_name", "origin", "reason", "detail")),
+     ("place", pa.uint64()), ("sha256", pa.binary(32)), ("requested", pa.bool_())]
+)  # fmt: skip
+
+
+class _SourceDown(StorageError):
+    """The source no longer answers."""
+
+
+class _Failure(NamedTuple):
+    """An image that could not be fetched."""
+
+    split: str
+    file_name: str
+    origin: str
+    reason: str
+    detail: str
+    requested: bool = True
+    """Whether the source was asked for it; False if its listing shows the fault."""
+
+
+class _Fetched(NamedTuple):
+    """The images of one or all partitions of a download."""
+
+    sums: np.ndarray
+    """Rows of SUM of all images of the plan by id - 1: 0 bytes if one was not fetched."""
+    failures: dict[int, _Failure]
+    """By id."""
 
 
 def fingerprint(*parts: Any) -> str:
@@ -86,10 +137,16 @@ def plan(source: str, data_root: str, config: DataConfig) -> RawManifest:
     left_out = [sorted(without)] if without else []
     name = fingerprint("raw", VERSION, origin.uri, listing.state, *choices(config), *left_out)
     uri = storage.join(root, "raw", name)
-    found = raw_folder.find_plan(uri)
-    if found and found.warnings is not None:
-        annotations.check_listed(Problems.of(found.problems), origin.uri, found.splits, config)
-        return found
+    if storage.exists(storage.join(uri, raw_folder.PLAN)):
+        try:
+            found = raw_folder.read_manifest(uri, raw_folder.PLAN)
+            for split in found.splits:
+                storage.local_copy(storage.join(uri, f"{split}.parquet"), sha256=found.tables.get(split, ""))
+            if found.warnings is not None:
+                annotations.check_listed(Problems.of(found.problems), origin.uri, found.splits, config)
+                return found
+        except (DamagedError, FormError, MissingError) as error:
+            logger.warning("%s; repairing it from the source", error.message)
     storage.remove_stale(uri)
     built = annotations.build(listing, config, uri, origin.uri, without)
     planned = RawManifest(
@@ -108,18 +165,33 @@ def plan(source: str, data_root: str, config: DataConfig) -> RawManifest:
 
 
 def finished(planned: RawManifest, config: DataConfig) -> RawManifest | None:
-    """Return the manifest if all images of the source are stored, else None.
-
-    Raises:
-        DataError: see `join`.
-        StorageError: the data root cannot be read.
-    """
-    manifest = raw_folder.find_manifest(planned)
-    if manifest is None or manifest.unfetched or fetch.count_absent(manifest):
+    """Return the manifest if all images of the source are stored, else None."""
+    manifest = _find_manifest(planned)
+    if manifest is None or manifest.unfetched:
         return None
+    sums = raw_folder.read_sums(manifest)
+    if sums is not None:
+        expected = sums[sums["bytes"] > 0]
+        stored = _StoredImages(manifest.images, _FOLDERS, at_once=len(sums) <= _FEW)
+        if (stored.sizes(expected["place"]) != expected["bytes"]).any():
+            return None
     check(manifest, config)
     logger.info("raw images of %s are there already: %s", manifest.source, manifest.uri)
     return manifest
+
+
+def _find_manifest(planned: RawManifest) -> RawManifest | None:
+    """Return the manifest of a finished download of a plan if it is complete, else None."""
+    if not storage.exists(storage.join(planned.uri, raw_folder.MANIFEST)):
+        return None
+    try:
+        manifest = raw_folder.read_manifest(planned.uri)
+        raw_folder.read_sizes(manifest)
+        raw_folder.read_sums(manifest)
+    except (DamagedError, FormError, MissingError) as error:
+        logger.warning("%s; repairing it", error.message)
+        return None
+    return manifest if manifest.tables == planned.tables else None
 
 
 def fetch_partition(
@@ -129,46 +201,65 @@ def fetch_partition(
 
     Images that failed in an earlier call are requested again. If the source is down, and an earlier download
     was good enough without them, they are left out again.
-
-    Raises:
-        DataError: far too many images cannot be fetched.
-        StorageError: the data root cannot be written.
     """
-    known = raw_folder.known_fetched(planned)
+    known = _read_reports(planned)
     try:
-        fetched = fetch.run(planned, config, partition, partitions, known._replace(failures={}))
-    except fetch.SourceDown as error:
-        if raw_folder.find_manifest(planned) is None:
+        fetched = _Fetch(planned, config, partition, partitions, known._replace(failures={})).run()
+    except _SourceDown as error:
+        if _find_manifest(planned) is None:
             raise
         logger.warning("%s; continuing without the images that an earlier download lacked", error.message)
-        fetched = fetch.run(planned, config, partition, partitions, known)
-    raw_folder.write_report(planned, partition, partitions, fetched)
+        fetched = _Fetch(planned, config, partition, partitions, known).run()
+    ids = np.flatnonzero(fetched.sums["bytes"]) + 1
+    mine = fetched.sums[ids - 1]
+    columns = {name: pa.array(np.ascontiguousarray(mine[name])) for name in ("bytes", "place")}
+    columns["image_id"] = pa.array(ids)
+    columns["sha256"] = pa.array(np.ascontiguousarray(mine["sha256"]).tolist(), pa.binary(32))
+    stored = pa.table([columns.get(one.name, pa.nulls(len(ids), one.type)) for one in _REPORT], _REPORT)
+    failed = pa.Table.from_pylist(
+        [{"image_id": key, "bytes": 0, **failure._asdict()} for key, failure in fetched.failures.items()],
+        _REPORT,
+    )
+    uri = storage.join(planned.uri, "fetched", f"{partition}-of-{partitions}.parquet")
+    with raw_folder.new_hashed_file(uri, note=True) as (path, _):
+        pq.write_table(pa.concat_tables([stored, failed]).sort_by("image_id"), path)
 
 
 def join(planned: RawManifest, config: DataConfig, partitions: int = 1) -> RawManifest:
-    """Write and return the manifest of the images that all partitions fetched.
-
-    Raises:
-        DataError: more images are missing than `data.max_bad_fraction` allows.
-        StorageError: a partition's report is missing.
-    """
-    sums, failed = raw_folder.read_reports(planned, partitions)
+    """Write and return the manifest of the images that all partitions fetched."""
+    sums, failed = _read_reports(planned, partitions)
     failures = sorted(failed.values())  # The examples are the same for any number of partitions.
     problems = Problems.of(planned.problems)
     for failure in failures:
-        problems.add(failure.reason, failure.message)
-    content, digest = raw_folder.write_arrays(planned.uri, sums, failures)
-    manifest = replace(
-        planned,
-        kind="raw",
-        content=content,
-        sums=digest,
-        unfetched=sum(failure.requested for failure in failures),
-        splits=_fetched_counts(planned, sums["bytes"]),
-        problems=problems.cases(),
+        problems.add(failure.reason, f"{failure.split}/{failure.file_name}: {failure.detail}")
+    splits, first = {}, 0
+    for split, listed in planned.splits.items():
+        is_stored = sums["bytes"][first : first + listed.images] > 0
+        first += listed.images
+        boxes = listed.boxes
+        if not is_stored.all():
+            table = planned.table(split)
+            lists = [table.batch(block, ["boxes"])["boxes"] for block in range(table.blocks)]
+            counts = np.concatenate([pc.list_value_length(of_block).to_numpy() for of_block in lists])
+            boxes = int(counts[is_stored].sum())
+        splits[split] = SplitCounts(int(is_stored.sum()), boxes)
+    content, sums_data = raw_folder.content_of(sums["bytes"]), raw_folder.npy_bytes(sums)
+    digest = hashlib.sha256(sums_data).hexdigest()
+    sizes = raw_folder.npy_bytes(sums["bytes"])
+    storage.write_bytes(raw_folder.sizes_uri(planned.uri, content), sizes, confirm=True)
+    storage.write_bytes(storage.join(planned.uri, f"sums-{digest[:16]}.npy"), sums_data, confirm=True)
+    text = io.StringIO()
+    columns = _Failure._fields[:-1]
+    csv.writer(text, lineterminator="\n").writerows(
+        [columns, *(failure[: len(columns)] for failure in failures)]
     )
+    storage.write_bytes(storage.join(planned.uri, "failed.csv"), text.getvalue().encode())
+    manifest = replace(
+        planned, kind="raw", content=content, sums=digest, splits=splits, problems=problems.cases(),
+        unfetched=sum(failure.requested for failure in failures),
+    )  # fmt: skip
     check(manifest, config)
-    if manifest == raw_folder.find_manifest(planned):
+    if manifest == _find_manifest(planned):
         logger.info("raw images of %s are there already: %s", manifest.source, manifest.uri)
         return manifest
     manifest.write()
@@ -183,36 +274,284 @@ def _image_counts(raw: RawManifest) -> str:
     return ", ".join(f"{split.images} {name}" for name, split in raw.splits.items())
 
 
-def _fetched_counts(planned: RawManifest, sizes: np.ndarray) -> dict[str, SplitCounts]:
-    """Return the numbers of fetched images and of their boxes by split."""
-    counts = {}
-    first = 0
-    for split, listed in planned.splits.items():
-        is_stored = sizes[first : first + listed.images] > 0
-        first += listed.images
-        boxes = listed.boxes
-        if not is_stored.all():
-            boxes = int(planned.table(split).box_counts()[is_stored].sum())
-        counts[split] = SplitCounts(int(is_stored.sum()), boxes)
-    return counts
-
-
 def check(manifest: RawManifest, config: DataConfig) -> None:
-    """Check raw images against the present configuration, and warn about classes without boxes.
-
-    Raises:
-        DataError: more images or boxes are bad than `data.max_bad_fraction` allows, or no image is left.
-    """
+    """Check raw images against the present configuration, and warn about classes without boxes."""
     problems = Problems.of(manifest.problems)
     manifest.check(manifest.source, problems, config.max_bad_fraction)
     if "train" not in manifest.splits or not manifest.splits["train"].images:
         raise DataError(f"{manifest.source}: no training image could be read", fix="check the source")
-    empty = problems.examples.get(reasons.CLASS_WITHOUT_BOXES, [])
-    if empty:
+    if count := problems.counts.get(reasons.CLASS_WITHOUT_BOXES, 0):
+        shown = problems.examples[reasons.CLASS_WITHOUT_BOXES]
         logger.warning(
             "%d classes have no box in train and cannot be learned: %s%s; add images of them, or leave "
             "them out with data.classes",
-            problems.counts[reasons.CLASS_WITHOUT_BOXES],
-            ", ".join(empty),
-            ", ..." if len(empty) < problems.counts[reasons.CLASS_WITHOUT_BOXES] else "",
-        )
+            count, ", ".join(shown), ", ..." if len(shown) < count else "",
+        )  # fmt: skip
+
+
+def _read_reports(planned: RawManifest, partitions: int = 0) -> _Fetched:
+    """Return the images that all partitions of a download fetched; 0 takes all readable reports.
+
+    If reports differ on why an image could not be fetched, a lasting reason is taken.
+    """
+    folder = storage.join(planned.uri, "fetched")
+    names = [f"{partition}-of-{partitions}.parquet" for partition in range(partitions)]
+    if not partitions:
+        names = [name for name in storage.list_files(folder) if name.endswith(".parquet")]
+    sums = np.zeros(planned.listed_images, SUM)
+    failed: list[dict[str, Any]] = []
+    for name in names:
+        try:
+            report = _read_report(storage.join(folder, name))
+        except DamagedError as error:
+            if partitions:
+                raise
+            logger.warning("%s; repairing it", error.message)
+            continue
+        is_known = pc.less_equal(report["image_id"], planned.listed_images)
+        stored = report.filter(pc.and_(pc.greater(report["bytes"], 0), is_known))
+        at = stored["image_id"].to_numpy() - 1
+        sums["bytes"][at] = stored["bytes"].to_numpy()
+        sums["place"][at] = pc.fill_null(stored["place"], 0).to_numpy()
+        hashes = b"".join(pc.fill_null(stored["sha256"], UNKNOWN_HASH).to_pylist())
+        sums["sha256"][at] = np.frombuffer(hashes, "V32")
+        failed += report.filter(pc.equal(report["bytes"], 0)).to_pylist()
+    failed.sort(key=lambda row: row["reason"] not in reasons.TRIED_AGAIN)
+    failures = {row["image_id"]: _Failure(*(row[name] for name in _Failure._fields)) for row in failed}
+    return _Fetched(sums, failures)
+
+
+def _read_report(uri: str) -> pa.Table:
+    path = raw_folder.noted_copy(uri)
+    try:
+        return pq.read_table(path).select(_REPORT.names).cast(_REPORT)
+    except (pa.ArrowException, OSError, KeyError) as error:
+        check_resources(error, uri)
+        raise DamagedError(
+            f"{uri} is damaged: {str(error).splitlines()[0]}", fix="run the download again: it replaces it"
+        ) from None
+
+
+@dataclass(frozen=True)
+class _Image:
+    """One image to fetch, or to hash if it is stored; afterwards the outcome."""
+
+    image_id: int
+    split: str
+    file_name: str
+    origin: str
+    target: str
+    place: int
+    """Digest of the target, see `image_keys.place_digest`."""
+    failure: _Failure | None
+    """Why it cannot be fetched."""
+    size: int
+    """Stored bytes; 0 if it has to be fetched."""
+    sha256: bytes = UNKNOWN_HASH
+    requested: bool = False
+    """Whether the source was asked for it now."""
+
+
+class _Fetch:
+    """Fetches a partition's images; those that fail are retried once at the end.
+
+    A stored image is fetched again if its size differs from the one in `known`, the result of earlier
+    downloads. Images that failed there are not requested again. Memory is 44 bytes per image.
+    """
+
+    def __init__(
+        self, planned: RawManifest, config: DataConfig, partition: int, partitions: int, known: _Fetched
+    ) -> None:
+        self._planned, self._config, self._known = planned, config, known
+        self._source = sources.parse(planned.source)
+        self._policy = UrlPolicy(tuple(sources.places(planned.source)), tuple(config.allow_hosts))
+        self._folders = _FOLDERS[partition::partitions]
+        total = planned.listed_images
+        self._stored = _StoredImages(planned.images, self._folders, at_once=partitions == 1 and total <= _FEW)
+        cores = config.processes or worker_pool.available_cores()
+        self._workers = cores if self._source.cpu_bound else config.threads
+        self._sums = np.zeros(total, SUM)
+        self._failures: dict[int, _Failure] = {}
+        self._retried: list[_Image] = []
+        self._in_a_row, self._patience = 0, _PATIENCE + 2 * self._workers
+        self._lost = 0
+        """Images that an earlier download fetched, and that are missing or of another size now."""
+
+    def run(self) -> _Fetched:
+        """Fetch them."""
+        total = self._planned.listed_images
+        with progress("download", round(total * len(self._folders) / len(_FOLDERS)), "images") as bar:
+            self._copy_all(self._to_copy(bar), min(self._workers, total), bar)
+            retried, self._retried = self._retried, []
+            bar.done -= len(retried)
+            self._patience = len(retried) + self._in_a_row + 1  # All may fail again.
+            for image in retried:
+                del self._failures[image.image_id]
+            self._copy_all(retried, self._workers, bar)
+            bar.total = bar.done  # A partition's share was an estimate.
+        if self._lost:
+            logger.warning(
+                "repaired %s: %d stored images were missing or cut off, and were fetched again",
+                self._planned.images, self._lost,
+            )  # fmt: skip
+        return _Fetched(self._sums, self._failures)
+
+    def _to_copy(self, bar: Bar) -> Iterator[_Image]:
+        """Yield the images that need work; count the stored ones."""
+        folders = set(self._folders)
+        for split in self._planned.splits:
+            table = self._planned.table(split)
+            for block in range(table.blocks):
+                rows = table.batch(block, _COLUMNS).to_pylist()
+                places = [image_keys.place(*(row[name] for name in _PLACED_BY)) for row in rows]
+                numbers = [int(image_keys.place_digest(place), 16) for place in places]
+                sizes = self._stored.sizes(numbers).tolist()
+                for row, place, number, size in zip(rows, places, numbers, sizes, strict=True):
+                    if place[:2] not in folders:
+                        continue
+                    image_id, before = row["image_id"], self._known.sums[row["image_id"] - 1]
+                    # One that failed in an earlier download may have been fetched by a later one.
+                    fault = None if size else self._known.failures.get(image_id)
+                    if row["fault_reason"]:
+                        reason, detail = row["fault_reason"], row["fault_detail"]
+                        fault = _Failure(split, row["file_name"], row["origin"], reason, detail, False)
+                    is_hashed = before["sha256"].tobytes() != UNKNOWN_HASH
+                    if size == before["bytes"] > 0 and is_hashed and not fault:
+                        self._sums[image_id - 1] = (number, size, before["sha256"])
+                        bar.skip()
+                        continue
+                    is_other = before["bytes"] not in (0, size)
+                    self._lost += is_other
+                    yield _Image(
+                        image_id, split, row["file_name"], row["origin"],
+                        storage.join(self._planned.images, place), number, fault, 0 if is_other else size,
+                    )  # fmt: skip
+
+    def _copy_all(self, images_to_copy: Iterable[_Image], workers: int, bar: Bar) -> None:
+        """Copy images, by threads, or by processes if the source is CPU-bound, and count the outcomes."""
+        mean_size, fetched = 1.0, 0
+        copied = worker_pool.run(
+            partial(_copy, self._source, self._policy), images_to_copy, workers,
+            processes=self._source.cpu_bound, most=lambda: _BUDGET / mean_size,
+        )  # fmt: skip
+        for image in copied:
+            if image.failure:
+                self._add_failure(image, image.failure)
+            else:
+                self._sums[image.image_id - 1] = (image.place, image.size, np.void(image.sha256))
+                if image.requested:
+                    self._in_a_row = 0
+                    fetched += 1
+                    mean_size += (image.size - mean_size) / min(fetched, 64)
+            if image.requested or image.failure:
+                bar.update(note=f"{len(self._failures)} failed" if self._failures else "")
+            else:
+                bar.skip()
+
+    def _add_failure(self, image: _Image, failure: _Failure) -> None:
+        self._failures[image.image_id] = failure
+        if image.requested and failure.reason == reasons.IMAGE_NOT_FETCHED:
+            self._retried.append(replace(image, failure=None))
+            self._in_a_row += 1
+            if self._in_a_row >= self._patience:
+                raise _SourceDown(
+                    f"{self._in_a_row} images in a row could not be fetched; the last: {failure.detail}",
+                    fix="check the source and the network, and run again: fetched images are kept",
+                )
+        problems, listed = Problems.of(self._planned.problems), self._planned.listed_images
+        allowed = max(reasons.EXAMPLES, self._config.max_bad_fraction * listed)
+        if len(self._failures) + problems.total(reasons.BAD_IMAGES) > allowed:
+            for one in self._failures.values():
+                problems.add(one.reason, f"{one.split}/{one.file_name}: {one.detail}")
+            problems.check(
+                self._planned.source, images=listed, boxes=0, max_bad_fraction=self._config.max_bad_fraction
+            )
+
+
+def _copy(source: Source, policy: UrlPolicy, image: _Image) -> _Image:
+    """Fetch one image, unless it is stored or known to fail; return it with the outcome."""
+    if image.failure:
+        return image
+    if image.size:  # By a killed download. The shard step replaces it if it is damaged.
+        actual = hashlib.sha256()
+        try:
+            with storage.open_reader(image.target) as file:
+                while block := file.read(_BLOCK_BYTES):
+                    actual.update(block)
+        except (DamagedError, MissingError):
+            return image
+        return replace(image, sha256=actual.digest())
+    is_named = policy.is_named(image.origin)
+    is_from_data = storage.scheme(image.origin) in storage.WEB and not source.composes_addresses
+    data: bytes | memoryview
+    try:
+        if not is_named or (source.origins_are_uris and is_from_data):
+            data = storage.read_within(image.origin, policy)
+        elif source.origins_are_uris:
+            data = storage.read_buffer(image.origin)
+        else:
+            data = source.read(image.origin)
+        reason, detail = reasons.IMAGE_UNREADABLE, _fault(image.origin, data, is_named)
+    except StorageError as error:
+        reason, detail = reasons.IMAGE_NOT_FETCHED, error.message
+        if isinstance(error, MissingError):
+            reason = reasons.IMAGE_MISSING
+        elif isinstance(error, Refused):
+            reason = reasons.IMAGE_REFUSED
+    if detail:
+        failure = _Failure(image.split, image.file_name, image.origin, reason, detail)
+        return replace(image, failure=failure, requested=True)
+    # Flushing each image to the disk would take longer than fetching it.
+    storage.write_bytes(image.target, data, sync=False)
+    return replace(image, size=len(data), sha256=hashlib.sha256(data).digest(), requested=True)
+
+
+def _fault(origin: str, data: bytes | memoryview, is_named: bool) -> str:
+    """Return why bytes are not stored as an image; "" if they are."""
+    try:
+        if not is_named:
+            images.check(bytes(data))
+        elif storage.scheme(origin) in storage.WEB:
+            images.measure(bytes(data))
+    except images.UnreadableImage as error:
+        return f"{origin} gave {len(data)} bytes: {error}"
+    return "" if data else "the file is empty"
+
+
+def read_again(source_text: str, origin: str, hosts: tuple[str, ...]) -> bytes:
+    """Return an image of a source that is lost or damaged now; `hosts` are those of data.allow_hosts."""
+    policy = UrlPolicy(tuple(sources.places(source_text)), hosts)
+    if policy.is_named(origin):
+        return sources.parse(source_text).read(origin)
+    data = storage.read_within(origin, policy)
+    fault = _fault(origin, data, is_named=False)
+    if fault:
+        raise StorageError(fault, fix="check what this address serves")
+    return data
+
+
+class _StoredImages:
+    """The stored images, in 12 bytes each: there may be millions."""
+
+    def __init__(self, images_uri: str, folders: list[str], *, at_once: bool) -> None:
+        uris = [images_uri] if at_once else [storage.join(images_uri, folder) for folder in folders]
+        listings = list(worker_pool.run(_list, uris, _LISTERS, processes=False))
+        digests = np.concatenate([digest for digest, _ in listings])
+        order = np.argsort(digests, kind="stable")
+        self._digests, self._sizes = digests[order], np.concatenate([size for _, size in listings])[order]
+
+    def sizes(self, places: np.ndarray | list[int]) -> np.ndarray:
+        """Return the bytes of the images at some places, see SUM; 0 if there is none or it is empty."""
+        places = np.asarray(places, np.uint64)
+        if not len(self._digests):
+            return np.zeros(places.shape, np.int32)
+        at = np.minimum(np.searchsorted(self._digests, places), len(self._digests) - 1)
+        return np.where(self._digests[at] == places, self._sizes[at], 0)
+
+
+def _list(uri: str) -> tuple[np.ndarray, np.ndarray]:
+    storage.remove_stale(uri)  # of downloads that were killed
+    states = storage.list_states(uri, recursive=True)
+    named = [(image_keys.place_digest(name), state.size) for name, state in states.items()]
+    ours = [(int(digest, 16), size) for digest, size in named if _DIGEST.fullmatch(digest)]
+    return np.array([digest for digest, _ in ours], np.uint64), np.array([size for _, size in ours], np.int32)

@@ -1,15 +1,12 @@
 """The cleaned annotations of a split in COCO's form, which evaluators read."""
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from trainer import storage
 from trainer.data.raw_folder import Category
 from trainer.data.samples import IndexedRecord, Record
-from trainer.data.shard_folder import StoredFile
 
 _IMAGE_KEYS = ("file_name", "width", "height", "original_id", "extra")
 
@@ -63,7 +60,7 @@ class Classes:
 
 
 class GroundTruthWriter:
-    """Writes the samples of a split as one JSON file; until then they are in memory as text."""
+    """The samples of a split as one JSON file; in memory they are text."""
 
     def __init__(self, classes: Classes) -> None:
         self._classes = classes
@@ -77,14 +74,12 @@ class GroundTruthWriter:
             self._block = block
         self._pending += rows
 
-    def write(self, uri: str) -> StoredFile:
-        """Write `ground_truth` of all samples."""
+    def json(self) -> bytes:
+        """Return `ground_truth` of all samples as JSON."""
         self._flush()
         lists = "".join(f', "{name}": [{", ".join(parts)}]' for name, parts in self._parts.items())
         header = json.dumps(self._classes.header, ensure_ascii=False)[:-1]
-        data = f"{header}{lists}}}".encode()
-        storage.write_bytes(uri, data, confirm=True)
-        return StoredFile(len(data), hashlib.sha256(data).hexdigest())
+        return f"{header}{lists}}}".encode()
 
     def _flush(self) -> None:
         truth = ground_truth(self._pending, self._classes, self._boxes)

@@ -1,7 +1,7 @@
 """Describes data: images, boxes and classes of each split, sizes and shapes, and problems."""
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,20 +14,13 @@ from trainer.config.schema import DataConfig
 from trainer.data import plausibility, statistics
 from trainer.data import problem_counts as reasons
 from trainer.data.data_views import RawImages, Shards, SourceRows, as_picture, open_view
-from trainer.data.images import (
-    SHARES,
-    SHARES_UPRIGHT,
-    NormalImage,
-    UnreadableImage,
-    normalize,
-    place_box,
-)
+from trainer.data.images import SHARES, SHARES_UPRIGHT, NormalImage, UnreadableImage, normalize, place_box
 from trainer.data.plausibility import AnnotationCheck, Findings, check_samples, note_image
 from trainer.data.preview import sheet
 from trainer.data.problem_counts import Cases, Problems
 from trainer.data.samples import AnnotatedImage, Annotation, RawRow, bbox_of
-from trainer.data.shard_folder import DuplicatePair
-from trainer.data.shard_writer import clean
+from trainer.data.shard_folder import DuplicatePair, listing_faults
+from trainer.data.shards import clean
 from trainer.data.statistics import SplitStatistics
 
 _OF_PIXELS = ("box_side", "box_share", "box_aspect", "image_side", "image_aspect")
@@ -99,23 +92,33 @@ def inspect(
         return _describe_shards(view)
     names = isinstance(view, SourceRows) and not (config and config.classes)
     meaning = AnnotationCheck(view.names, view.box_format, names=names)
-    sampled = _Sample(view, view.sample_size if images is None else images)
     in_rows = Problems()
-    described = {split: _describe(view, split, meaning, sampled, in_rows) for split in view.splits}
+    sample: dict[str, list[RawRow]] = {}
+    described = {}
+    for split in view.splits:
+        limit = view.sample_size if images is None else images
+        described[split], sample[split] = _read_rows(view, split, meaning, limit, in_rows)
     problems = view.problems()
     problems.merge(in_rows.cases())
-    in_images, hashes = sampled.look()
+    in_images, hashes = _read_images(view, sample)
     counts = problems.counts | in_images.counts
     problems.merge(in_images.cases())
     found = meaning.findings()
+    looked_at = LookedAt(sum(map(len, sample.values())), in_images.cases())
     if not found.errors:  # Their consequences would be reported as well.
-        of_images = check_samples(counts, described, sampled.count)
+        of_images = check_samples(counts, described, looked_at.images)
         found.errors += of_images.errors
         found.warnings += of_images.warnings
-    named, warnings = plausibility.near_duplicates(hashes, sampled.name)
+    named, warnings = plausibility.near_duplicates(hashes, lambda split, row: sample[split][row]["file_name"])
     found.warnings += warnings
     if pairs and named:
-        sampled.draw(named, pairs)
+        pictures = []
+        for pair in named:
+            for split, row in zip(pair.splits, pair.rows, strict=True):
+                picture = as_picture(sample[split][row], view.read)
+                pictures.append(picture._replace(file_name=f"{split}: {picture.file_name}"))
+        with storage.new_file(pairs, sync=False) as file:
+            sheet(pictures, view.names, columns=2).save(file, "PNG")
     return Report(
         kind=view.kind,
         uri=view.uri,
@@ -129,16 +132,12 @@ def inspect(
         warnings=found.warnings,
         errors=found.errors,
         near_duplicates=named,
-        looked_at=LookedAt(sampled.count, in_images.cases()),
+        looked_at=looked_at,
     )
 
 
 def check(report: Report, config: DataConfig) -> None:
-    """Refuse a source that could not be downloaded and sharded, without fetching its images.
-
-    Raises:
-        DataError: too many images or boxes are bad, there are none to train on, or annotations are wrong.
-    """
+    """Refuse a source that could not be downloaded and sharded, without fetching its images."""
     Findings(report.errors).check(report.uri)
     if report.kind != SourceRows.kind:
         return
@@ -163,20 +162,27 @@ def check(report: Report, config: DataConfig) -> None:
 
 def _describe_shards(view: Shards) -> Report:
     index = view.index
+    absent = Problems()
+    states = storage.list_states(view.uri, recursive=True)
+    for name, fault in listing_faults(index, states).items():
+        if fault:
+            absent.add("file of another size", f"{name}: {fault}")
+        else:
+            absent.add("file missing", name)
     left_out = [f"{item.file_name}: {item.reason}" for item in index.quarantined]
-    absent = view.absent()
     examples = {reasons.IMAGE_UNREADABLE: left_out[: reasons.EXAMPLES]} if left_out else {}
+    splits = {
+        name: SplitReport(
+            split.samples, split.boxes, len(split.shards), sum(shard.bytes for shard in split.shards)
+        )
+        for name, split in index.splits.items()
+    }
     return Report(
         kind=view.kind,
         uri=view.uri,
         fingerprint=index.fingerprint,
         classes=view.names,
-        splits={
-            name: SplitReport(
-                split.samples, split.boxes, len(split.shards), sum(s.bytes for s in split.shards)
-            )
-            for name, split in index.splits.items()
-        },
+        splits=splits,
         statistics=index.statistics,
         problems=index.problems | dict(sorted(absent.counts.items())),
         examples=examples | absent.examples,
@@ -185,75 +191,38 @@ def _describe_shards(view: Shards) -> Report:
     )
 
 
-class _Sample:
-    """Images of each split that are read, chosen by a hash of their sizes in bytes, if these are known.
+def _read_rows(
+    view: RawImages | SourceRows, split: str, meaning: AnnotationCheck, limit: int, problems: Problems
+) -> tuple[SplitStatistics, list[RawRow]]:
+    """Count and check the rows of a split, a block at a time, and choose those whose images are read.
 
-    So a file that is in two splits is chosen in both.
+    They are chosen by a hash of their sizes in bytes, if these are known, so that a file that is in two
+    splits is chosen in both.
     """
-
-    def __init__(self, view: RawImages | SourceRows, limit: int) -> None:
-        self._view, self._limit = view, limit
-        self._rows: dict[str, list[RawRow]] = {}
-        self.count = 0
-        """Images that were read."""
-
-    def add(self, split: str, rows: list[RawRow]) -> None:
-        """Take the rows of a split that belong to the sample."""
-        drawn = self._rows.setdefault(split, [])
-        drawn += [
-            row
-            for row in rows
-            if not row["fault_reason"] and storage.scheme(row["origin"]) not in storage.WEB
-        ]
-        drawn.sort(key=_order)
-        del drawn[self._limit :]
-
-    def look(self) -> tuple[Problems, dict[str, np.ndarray]]:
-        """Read the images; return their problems, and the hashes of each split."""
-        problems = Problems()
-        tasks = [(split, number) for split, drawn in self._rows.items() for number in range(len(drawn))]
-        hashes = {split: [plausibility.NO_HASH] * len(drawn) for split, drawn in self._rows.items()}
-        with log.progress("inspect images", len(tasks), "images") as bar:
-            for split, number, outcome in worker_pool.run(
-                self._look_at, tasks, max(_READERS, worker_pool.available_cores()), processes=False
-            ):
-                row = self._rows[split][number]
-                bar.update(1)
-                if isinstance(outcome, tuple):
-                    problems.add(outcome[0], f"{row['file_name']}: {outcome[1]}")
-                    continue
-                hashes[split][number] = plausibility.picture_hash(outcome.jpeg)
-                size = (row["width"], row["height"])
-                boxes = [place_box(bbox_of(box), outcome, *size) for box in row["boxes"]]
-                note_image(row["file_name"], outcome, size, boxes, problems)
-        self.count = len(tasks)
-        return problems, {split: plausibility.hashes_of(b"".join(one)) for split, one in hashes.items()}
-
-    def _look_at(self, task: tuple[str, int]) -> tuple[str, int, NormalImage | tuple[str, str]]:
-        row = self._rows[task[0]][task[1]]
-        try:
-            data = self._view.read(row)
-            return *task, normalize(data, _LARGEST, _QUALITY, row["orientation"])
-        except MissingError as error:
-            return *task, (reasons.IMAGE_MISSING, error.message)
-        except StorageError as error:
-            return *task, (reasons.IMAGE_NOT_FETCHED, error.message)
-        except (UnreadableImage, DataError) as error:
-            return *task, (reasons.IMAGE_UNREADABLE, str(error))
-
-    def name(self, split: str, row: int) -> str:
-        """Return the file name of an image of the sample."""
-        return self._rows[split][row]["file_name"]
-
-    def draw(self, pairs: Sequence[DuplicatePair], path: str) -> None:
-        """Draw near duplicates, two in a row."""
-        pictures = []
-        for pair in pairs:
-            for split, row in zip(pair.splits, pair.rows, strict=True):
-                picture = as_picture(self._rows[split][row], self._view.read)
-                pictures.append(picture._replace(file_name=f"{split}: {picture.file_name}"))
-        with storage.new_file(path, sync=False) as file:
-            sheet(pictures, self._view.names, columns=2).save(file, "PNG")
+    labels = len(view.names)
+    total = statistics.describe([], labels)
+    sample: list[RawRow] = []
+    count = view.manifest.splits[split].images if isinstance(view, RawImages) else None
+    with log.progress(f"inspect {split}", count, "images") as bar:
+        for batch in view.batches(split):
+            meaning.add(split, batch)
+            rows: list[RawRow] = batch.to_pylist()
+            sound = [row for row in rows if not row["fault_reason"]]
+            sample += [row for row in sound if storage.scheme(row["origin"]) not in storage.WEB]
+            sample.sort(key=_order)
+            del sample[limit:]
+            for row in rows:
+                if row["fault_reason"]:
+                    problems.add(row["fault_reason"], f"{row['file_name']}: {row['fault_detail']}")
+            for in_pixels in (True, False):
+                chosen = [row for row in sound if is_sized(row) is in_pixels]
+                part = statistics.describe(cleaned_samples(chosen, labels, problems), labels)
+                if not in_pixels:
+                    empty: dict[str, Any] = {name: [0] * len(part.histogram(name)) for name in _OF_PIXELS}
+                    part = replace(part, **empty)
+                total += part
+            bar.update(len(rows))
+    return total, sample
 
 
 def _order(row: RawRow) -> tuple[int, str]:
@@ -261,31 +230,38 @@ def _order(row: RawRow) -> tuple[int, str]:
     return zlib.crc32(size.encode()), row["file_name"]
 
 
-def _describe(
-    view: RawImages | SourceRows, split: str, meaning: AnnotationCheck, sampled: _Sample, problems: Problems
-) -> SplitStatistics:
-    """Count and check the rows of a split, a block at a time."""
-    labels = len(view.names)
-    total = statistics.describe([], labels)
-    count = view.manifest.splits[split].images if isinstance(view, RawImages) else None
-    with log.progress(f"inspect {split}", count, "images") as bar:
-        for batch in view.batches(split):
-            meaning.add(split, batch)
-            rows: list[RawRow] = batch.to_pylist()
-            sampled.add(split, rows)
-            sized: list[RawRow] = []
-            unsized: list[RawRow] = []
-            for row in rows:
-                if row["fault_reason"]:
-                    problems.add(row["fault_reason"], f"{row['file_name']}: {row['fault_detail']}")
-                else:
-                    (sized if is_sized(row) else unsized).append(row)
-            total += statistics.describe(cleaned_samples(sized, labels, problems), labels)
-            part = statistics.describe(cleaned_samples(unsized, labels, problems), labels)
-            empty: dict[str, Any] = {name: [0] * len(part.histogram(name)) for name in _OF_PIXELS}
-            total += replace(part, **empty)
-            bar.update(len(rows))
-    return total
+def _read_images(
+    view: RawImages | SourceRows, sample: dict[str, list[RawRow]]
+) -> tuple[Problems, dict[str, np.ndarray]]:
+    """Read the images of some rows of each split; return their problems, and the hashes of each split."""
+    problems = Problems()
+    tasks = [(split, number) for split, rows in sample.items() for number in range(len(rows))]
+    hashes = {split: [plausibility.NO_HASH] * len(rows) for split, rows in sample.items()}
+
+    def read(task: tuple[str, int]) -> tuple[str, int, NormalImage | tuple[str, str]]:
+        row = sample[task[0]][task[1]]
+        try:
+            return *task, normalize(view.read(row), _LARGEST, _QUALITY, row["orientation"])
+        except MissingError as error:
+            return *task, (reasons.IMAGE_MISSING, error.message)
+        except StorageError as error:
+            return *task, (reasons.IMAGE_NOT_FETCHED, error.message)
+        except (UnreadableImage, DataError) as error:
+            return *task, (reasons.IMAGE_UNREADABLE, str(error))
+
+    workers = max(_READERS, worker_pool.available_cores())
+    with log.progress("inspect images", len(tasks), "images") as bar:
+        for split, number, outcome in worker_pool.run(read, tasks, workers, processes=False):
+            row = sample[split][number]
+            bar.update(1)
+            if isinstance(outcome, tuple):
+                problems.add(outcome[0], f"{row['file_name']}: {outcome[1]}")
+                continue
+            hashes[split][number] = plausibility.picture_hash(outcome.jpeg)
+            size = (row["width"], row["height"])
+            boxes = [place_box(bbox_of(box), outcome, *size) for box in row["boxes"]]
+            note_image(row["file_name"], outcome, size, boxes, problems)
+    return problems, {split: plausibility.hashes_of(b"".join(one)) for split, one in hashes.items()}
 
 
 def is_sized(row: RawRow) -> bool:

@@ -12,7 +12,7 @@ from trainer.base.errors import ConfigError, DataError
 from trainer.config.schema import Config, DataConfig
 from trainer.data.batch import PADDING
 from trainer.data.box_labels import LabelledBox, draw_boxes, text_renderer
-from trainer.data.data_views import Picture, Shards, open_view
+from trainer.data.data_views import Picture, Shards, open_view, pictures
 from trainer.data.loader import TrainLoader
 from trainer.data.sample_order import image_weights
 from trainer.data.shard_index import ShardDataset
@@ -39,10 +39,10 @@ def contact_sheet(
     if split and split not in view.splits:
         raise DataError(f"no split {split!r} in {text}", fix=f"splits are: {', '.join(view.splits)}")
     split = split or view.splits[0]
-    pictures = view.pictures(split, count, np.random.default_rng(seed))
-    if not pictures:
+    drawn = pictures(view, split, count, np.random.default_rng(seed))
+    if not drawn:
         raise DataError(f"the split {split!r} of {text} has no images", fix="name another with --split")
-    return sheet(pictures, view.names), pictures, split
+    return sheet(drawn, view.names), drawn, split
 
 
 def training_sheet(
@@ -71,9 +71,9 @@ def training_sheet(
     )  # fmt: skip
     # The first step that begins in the epoch.
     batches = loader.batches(-(-epoch * samples // whole) * whole)
-    pictures: list[Picture] = []
+    drawn: list[Picture] = []
     try:
-        while len(pictures) < min(count, samples):
+        while len(drawn) < min(count, samples):
             batch = next(batches)
             for row, image_id in enumerate(batch.image_ids):
                 targets = zip(batch.labels[row].tolist(), batch.boxes[row].tolist(), strict=True)
@@ -89,11 +89,11 @@ def training_sheet(
                     pixels = np.clip(np.round(values), 0, 255).astype(np.uint8)
                 image = Image.fromarray(np.ascontiguousarray(pixels))
                 name = f"image id {image_id}, at {batch.images.shape[-1]} px"
-                pictures.append(Picture(name, image, boxes))
+                drawn.append(Picture(name, image, boxes))
     finally:
         batches.close()
         loader.close()
-    return sheet(pictures[:count], view.names), pictures[:count], f"train as epoch {epoch} sees them"
+    return sheet(drawn[:count], view.names), drawn[:count], f"train as epoch {epoch} sees them"
 
 
 def sheet(pictures: Sequence[Picture], names: Sequence[str], columns: int = 0) -> Image.Image:

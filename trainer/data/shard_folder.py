@@ -4,8 +4,6 @@ Whatever finds a damaged file leaves a note, `<file>.damaged`, so that the next 
 again without reading all shards to find the damage.
 """
 
-import hashlib
-import logging
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,7 +15,7 @@ import numpy as np
 
 from trainer import storage
 from trainer.base import typed_json
-from trainer.base.errors import DamagedError, DataError, FormError, KubedetError, StorageError
+from trainer.base.errors import DamagedError, StorageError
 from trainer.data.problem_counts import Cases
 from trainer.data.raw_folder import Category
 from trainer.data.statistics import SplitStatistics
@@ -28,23 +26,14 @@ VERSION = 5
 INDEX = "index.json"
 NOTE = ".damaged"
 REPAIR = "run `kubedet data verify --repair {}`, or again the command that wrote it"
-_BLOCK = 4 * 1024 * 1024
 _READERS = 8
-logger = logging.getLogger(__name__)
 
 SAMPLE = np.dtype(
     [
-        ("shard", "<i4"),
-        ("offset", "<i8"),
-        ("length", "<i4"),
-        ("json_offset", "<i8"),
-        ("json_length", "<i4"),
-        ("image_id", "<i8"),
-        ("width", "<i4"),
-        ("height", "<i4"),
-        ("crc32", "<u4"),
+        ("shard", "<i4"), ("offset", "<i8"), ("length", "<i4"), ("json_offset", "<i8"),
+        ("json_length", "<i4"), ("image_id", "<i8"), ("width", "<i4"), ("height", "<i4"), ("crc32", "<u4"),
     ]
-)
+)  # fmt: skip
 """A row of a split's table of samples: its shard, where its JPEG and its JSON are, the image's size, and the
 CRC-32 (ISO 3309, as in zlib) of both together."""
 
@@ -184,34 +173,6 @@ def read_index(uri: str) -> ShardIndex:
     return typed_json.load(ShardIndex, record | {"uri": storage.absolute(uri)}, place, remedy)
 
 
-def find_index(uri: str) -> ShardIndex | None:
-    """Return the index of a folder if all files are complete, else None; of the shards from a listing.
-
-    Raises:
-        DataError: the index is of a newer version.
-        StorageError: the folder cannot be read.
-    """
-    if not storage.exists(storage.join(uri, INDEX)):
-        return None
-    try:
-        index = read_index(uri)
-    except (DamagedError, FormError) as error:
-        logger.warning("%s; writing it again", error.message)
-        return None
-    states = storage.list_states(uri, recursive=True)
-    damaged = {*listing_faults(index, states), *noted(states)}
-    for name in index.files.keys() - damaged:
-        try:
-            read_known(uri, name, index.files[name])
-        except DamagedError:
-            damaged.add(name)
-    if damaged:
-        more = f" and {len(damaged) - 10} more" if len(damaged) > 10 else ""
-        shown = ", ".join(sorted(damaged)[:10])
-        logger.warning("%s: missing or damaged: %s%s; writing them again", uri, shown, more)
-    return None if damaged else index
-
-
 def listing_faults(index: ShardIndex, states: Mapping[str, storage.FileState]) -> dict[str, str]:
     """Return the files that are missing ("") or of another size (described), from a listing."""
     sizes: dict[str, int | None] = {name: file.bytes for name, file in index.files.items()}
@@ -227,26 +188,8 @@ def listing_faults(index: ShardIndex, states: Mapping[str, storage.FileState]) -
     return faults
 
 
-def is_complete(uri: str, name: str, states: Mapping[str, storage.FileState]) -> bool:
-    """Return whether a shard (named without extension) and its sidecar exist, are not noted as damaged, and
-    agree on the size, given the states of the files in the folder.
-    """
-    files = {f"{name}.tar", f"{name}.json"}
-    if not files <= states.keys() or {file + NOTE for file in files} & states.keys():
-        return False
-    try:
-        return read_sidecar(uri, name).bytes == states[f"{name}.tar"].size
-    except (DamagedError, FormError):
-        return False
-
-
 def read_sidecar(uri: str, name: str) -> Sidecar:
-    """Return the record of one shard (named without extension).
-
-    Raises:
-        StorageError: it is missing, cannot be read, or is damaged, which is noted.
-        DataError: it is of another form.
-    """
+    """Return the record of one shard (named without extension), and note if it is damaged."""
     place = storage.join(uri, f"{name}.json")
     try:
         return typed_json.load(Sidecar, storage.read_json(place), place, REPAIR.format(uri))
@@ -255,51 +198,20 @@ def read_sidecar(uri: str, name: str) -> Sidecar:
         raise
 
 
-def sidecars(uri: str, names: list[str]) -> Iterator[tuple[str, Sidecar]]:
-    """Yield names and sidecars of shards in order, read a little ahead."""
+def sidecars(uri: str, names: list[str]) -> Iterator[Sidecar]:
+    """Yield the sidecars of shards in order, read a little ahead."""
     with ThreadPoolExecutor(_READERS) as readers:
         for first in range(0, len(names), _READERS):
-            some = names[first : first + _READERS]
-            yield from zip(some, readers.map(partial(read_sidecar, uri), some), strict=True)
+            yield from readers.map(partial(read_sidecar, uri), names[first : first + _READERS])
 
 
-def read_known(uri: str, name: str, known: StoredFile | None) -> bytes:
-    """Return a file that the index names; `known` is its entry, None in older indexes.
-
-    Raises:
-        DamagedError: its hash differs.
-        StorageError: it is missing or cannot be read.
-    """
+def read_known(index: ShardIndex, name: str) -> bytes:
+    """Return a file of a folder, checked against the index; older indexes have no hashes."""
+    known = index.files.get(name)
     try:
-        return storage.read_bytes(storage.join(uri, name), sha256=known.sha256 if known else "")
+        return storage.read_bytes(storage.join(index.uri, name), sha256=known.sha256 if known else "")
     except DamagedError as error:
-        raise DamagedError(error.message, fix=REPAIR.format(uri)) from None
-
-
-def digest(uri: str) -> str:
-    """Return the sha256 of a file, read from start to end."""
-    actual = hashlib.sha256()
-    with storage.open_reader(uri) as file:
-        while block := file.read(_BLOCK):
-            actual.update(block)
-    return actual.hexdigest()
-
-
-def blame(uri: str, split: str, shard: Shard) -> KubedetError:
-    """Return the error for a sample whose bytes differ from its table: it names the file that changed.
-
-    Raises:
-        StorageError: the shard cannot be read.
-    """
-    actual = ""
-    with suppress(DamagedError):
-        actual = digest(storage.join(uri, shard.name))
-    name, reason = shard.name, "it differs from the index"
-    if actual == shard.sha256:
-        name, reason = f"{split}.samples.npy", f"{shard.name} is unchanged, and differs from it"
-    else:
-        note(uri, shard.name)
-    return DataError(f"{storage.join(uri, name)} is damaged: {reason}", fix=REPAIR.format(uri))
+        raise DamagedError(error.message, fix=REPAIR.format(index.uri)) from None
 
 
 def note(uri: str, name: str) -> None:

@@ -6,39 +6,28 @@ trainer/storage/cache.py).
 """
 
 import hashlib
-import io
 import json
 import logging
 import os
 import threading
 import time
 import zlib
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from enum import Enum
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from trainer import storage
-from trainer.base.errors import DamagedError, DataError, StorageError
+from trainer.base.errors import DataError, StorageError
 from trainer.base.os_errors import translate_oserror
 from trainer.data.ground_truth import Classes, ground_truth
+from trainer.data.raw_folder import npy_array
 from trainer.data.samples import Sample
-from trainer.data.shard_folder import (
-    REPAIR,
-    SAMPLE,
-    Shard,
-    ShardIndex,
-    Sidecar,
-    blame,
-    note,
-    read_index,
-    read_known,
-    sidecars,
-)
+from trainer.data.shard_folder import REPAIR, SAMPLE, Shard, Sidecar, note, read_index, read_known, sidecars
 from trainer.storage.cache import FOLDER, LIMIT, Busy, Copies
 from trainer.storage.records import decode
 
@@ -61,38 +50,43 @@ class _Cancelled(Exception):
     """The shard is not needed any more."""
 
 
-class ShardCache:
+class ShardCache(Copies):
     """Copies of shards in one folder, for any number of objects, threads and processes."""
 
-    def __init__(self, folder: Path | None = None, limit: int | None = None) -> None:
-        """Set folder and most bytes of the copies, by default as the environment says.
-
-        Raises:
-            ConfigError: the environment's limit is no number.
-            StorageError: the default folder was made by another user.
-        """
-        self._copies = Copies(folder, limit)
-        self._warned = False
-
-    def open(self, sha256: str, size: int) -> int | None:
-        """Return a descriptor of the copy of a shard, which is kept as long as that is open; or None."""
-        return self._copies.open(f"{sha256}.tar", size)
+    _warned = False
 
     def fetch(
         self, uri: str, sha256: str, size: int, is_cancelled: Callable[[], bool] = lambda: False
     ) -> Fetched:
-        """Copy a shard here, unless it is here or there is no room; `is_cancelled` is called now and then.
+        """Copy a shard here, unless it is here or there is no room; `is_cancelled` is called now and then."""
 
-        Raises:
-            StorageError: it cannot be read, or is damaged each time it is read.
-        """
+        def copy(path: Path) -> None:
+            """Read it piece by piece in this thread: ending the process waits for no other thread."""
+            for _ in range(_TIMES):
+                digest = hashlib.sha256()
+                with path.open("wb") as file:
+                    for start in range(0, size, _PIECE):
+                        if is_cancelled():
+                            raise _Cancelled
+                        data = storage.read_range(uri, start, min(_PIECE, size - start))
+                        digest.update(data)
+                        file.write(data)
+                if digest.hexdigest() == sha256:
+                    return
+            folder, _, tar = uri.rpartition("/")
+            note(folder, tar)
+            raise StorageError(
+                f"{uri} is damaged: its sha256 is {digest.hexdigest()}, not {sha256}, each time it is read",
+                fix=REPAIR.format(folder),
+            )
+
         name = f"{sha256}.tar"
-        if (self._copies.folder / name).exists():
+        if (self.folder / name).exists():
             return Fetched.STORED
-        if self._copies.asked == 0:
+        if self.asked == 0:
             return Fetched.FULL
         try:
-            os.close(self._copies.add(name, size, lambda path: _copy(uri, sha256, size, path, is_cancelled)))
+            os.close(self.add(name, size, copy))
         except (Busy, _Cancelled):
             return Fetched.BUSY
         except OSError as error:  # From the folder: errors of the store are StorageErrors.
@@ -101,35 +95,10 @@ class ShardCache:
                 logger.warning(
                     "shards are not cached in %s: %s; images are read from the store one by one instead "
                     "(%s sets the folder, %s the most gigabytes)",
-                    self._copies.folder, error.strerror or error, FOLDER, LIMIT,
+                    self.folder, error.strerror or error, FOLDER, LIMIT,
                 )  # fmt: skip
             return Fetched.FULL
         return Fetched.STORED
-
-    def drop(self, sha256: str) -> None:
-        """Remove a damaged copy; open descriptors stay readable."""
-        self._copies.drop(f"{sha256}.tar")
-
-
-def _copy(uri: str, sha256: str, size: int, path: Path, is_cancelled: Callable[[], bool]) -> None:
-    """Read a shard piece by piece, in this thread, so that ending the process waits for no other thread."""
-    for _ in range(_TIMES):
-        digest = hashlib.sha256()
-        with path.open("wb") as file:
-            for start in range(0, size, _PIECE):
-                if is_cancelled():
-                    raise _Cancelled
-                data = storage.read_range(uri, start, min(_PIECE, size - start))
-                digest.update(data)
-                file.write(data)
-        if digest.hexdigest() == sha256:
-            return
-    folder, _, name = uri.rpartition("/")
-    note(folder, name)
-    raise StorageError(
-        f"{uri} is damaged: its sha256 is {digest.hexdigest()}, not {sha256}, each time it is read",
-        fix=REPAIR.format(folder),
-    )
 
 
 _OPEN_FILES = 256
@@ -147,37 +116,26 @@ class ShardFiles:
         self._shards, self._cache = shards, cache
         self._local = storage.is_local(uri)
         self._files: OrderedDict[int, _File] = OrderedDict()
-        self._wrong: Counter[int] = Counter()
         self._failed: dict[int, StorageError] = {}
         self._expected: list[int] = []
         self._in_flight: set[int] = set()
         self._fetchers = 0
         self._lock = threading.Lock()
 
-    def read(self, shard: int, *spans: tuple[int, int]) -> list[bytes]:
-        """Return adjacent ranges (start, length) of a shard; they are shorter if a local file ends before.
-
-        Raises:
-            StorageError: it is missing, cannot be read, or was damaged when it was fetched.
-        """
+    def read(self, shard: int, start: int, stop: int) -> bytes:
+        """Return a range of a shard, which is shorter if a local file ends before."""
         file = self._open(shard)
         if file is not None:
-            return [os.pread(file.descriptor, length, start) for start, length in spans]
+            return os.pread(file.descriptor, stop - start, start)
         if shard in self._failed:
             raise self._failed[shard]
-        first, last = spans[0][0], sum(spans[-1])
-        data = storage.read_range(self._uris[shard], first, last - first)
-        return [data[start - first : start - first + length] for start, length in spans]
+        return storage.read_range(self._uris[shard], start, stop - start)
 
-    def distrust(self, shard: int) -> bool:
-        """Drop the copy of a shard that had wrong bytes; return whether to read again."""
-        if self._local:
-            return False
+    def drop(self, shard: int) -> None:
+        """Drop the copy of a shard that had wrong bytes."""
         with self._lock:
-            self._wrong[shard] += 1
-            if self._files.pop(shard, None) is not None:
-                self._cache.drop(self._shards[shard].sha256)
-            return self._wrong[shard] < _TRIES
+            if self._files.pop(shard, None) is not None and not self._local:
+                self._cache.drop(f"{self._shards[shard].sha256}.tar")
 
     def expect(self, shards: Sequence[int]) -> None:
         """Fetch these shards in this order, and close all others."""
@@ -194,7 +152,13 @@ class ShardFiles:
     def _fetch(self) -> None:
         """Fetch the expected shards until all are here, or one does not fit."""
         try:
-            while (shard := self._next()) is not None:
+            while True:
+                with self._lock:
+                    begun = self._files.keys() | self._failed.keys() | self._in_flight
+                    shard = next((one for one in self._expected if one not in begun), None)
+                    if shard is None:
+                        return
+                    self._in_flight.add(shard)
                 outcome = None
                 try:
                     outcome = self._cache.fetch(
@@ -216,15 +180,6 @@ class ShardFiles:
             with self._lock:
                 self._fetchers -= 1
 
-    def _next(self) -> int | None:
-        """Return the first expected shard that is not here and not being fetched."""
-        with self._lock:
-            for shard in self._expected:
-                if shard not in self._files and shard not in self._failed and shard not in self._in_flight:
-                    self._in_flight.add(shard)
-                    return shard
-        return None
-
     def _open(self, shard: int) -> "_File | None":
         with self._lock:
             file = self._files.get(shard)
@@ -236,7 +191,8 @@ class ShardFiles:
                 path = storage.local_path(self._uris[shard])
                 file = _File(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         else:
-            descriptor = self._cache.open(self._shards[shard].sha256, self._shards[shard].bytes)
+            expected = self._shards[shard]
+            descriptor = self._cache.open(f"{expected.sha256}.tar", expected.bytes)
             if descriptor is None:
                 return None
             file = _File(descriptor)
@@ -267,12 +223,7 @@ class ShardDataset:
     """The samples of one split, read at random by any number of threads."""
 
     def __init__(self, uri: str, split: str, cache: ShardCache | None = None) -> None:
-        """Open the index of a folder; `cache` is for shards in an object store.
-
-        Raises:
-            StorageError: there is no index.
-            DataError: it has no such split, or its table of samples is damaged.
-        """
+        """Open the index of a folder; `cache` is for shards in an object store."""
         self.uri, self.split = uri, split
         self._cache = cache
         index = read_index(uri)
@@ -287,7 +238,11 @@ class ShardDataset:
         """In COCO's form, with original_id."""
         self.fingerprint = index.fingerprint
         self.shards = index.splits[split].shards
-        self.samples = _read_table(index, split)
+        name = f"{split}.samples.npy"
+        where = storage.join(uri, name)
+        self.samples = npy_array(where, read_known(index, name), REPAIR.format(uri))
+        if self.samples.dtype != SAMPLE or len(self.samples) != index.splits[split].samples:
+            raise DataError(f"{where} is damaged: it differs from the index", fix=REPAIR.format(uri))
         self._files = ShardFiles(uri, self.shards, cache or ShardCache())
 
     def __len__(self) -> int:
@@ -315,17 +270,14 @@ class ShardDataset:
         """Return the cleaned ground truth of the split in COCO's form; that of train is assembled."""
         if self.split != "train":
             name = f"annotations/{self.split}.json"
-            where = storage.join(self.uri, name)
             form = storage.Form(shape={"images": [{}], "annotations": [{}], "categories": [{}]})
-            truth: dict[str, Any] = decode(
-                where, read_known(self.uri, name, self.index.files.get(name)), form
-            )
+            data = read_known(self.index, name)
+            truth: dict[str, Any] = decode(storage.join(self.uri, name), data, form)
             return truth
-        return ground_truth([row for sidecar in self._sidecars() for row in sidecar.rows], self.names)
+        return ground_truth(chain.from_iterable(part.rows for part in self._sidecars()), self.names)
 
     def _sidecars(self) -> Iterator[Sidecar]:
-        names = [shard.name.removesuffix(".tar") for shard in self.shards]
-        return (sidecar for _, sidecar in sidecars(self.uri, names))
+        return sidecars(self.uri, [shard.name.removesuffix(".tar") for shard in self.shards])
 
     def classes(self) -> tuple[np.ndarray, np.ndarray]:
         """Return pairs of a sample and a class that it has (no crowds): indices and labels, int64 [K]."""
@@ -351,41 +303,23 @@ class ShardDataset:
             StorageError: it is missing or cannot be read.
         """
         row = self.samples[index]
-        shard, start, length, json_start, json_length = row.item()[:5]
-        while True:
-            data = self._files.read(shard, (start, length), (json_start, json_length))
-            sample = parse_sample(row, *data)
+        shard, start, _, json_start, json_length = row.item()[:5]
+        for _ in range(_TRIES):
+            sample = parse_sample(row, self._files.read(shard, start, json_start + json_length))
             if sample is not None:
                 return sample
-            if not self._files.distrust(shard):
-                raise blame(self.uri, self.split, self.shards[shard])
+            self._files.drop(shard)
+        name = self.shards[shard].name
+        note(self.uri, name)
+        uri = storage.join(self.uri, name)
+        raise DataError(f"{uri} is damaged: it differs from the index", fix=REPAIR.format(self.uri))
 
 
-def _read_table(index: ShardIndex, split: str) -> np.ndarray:
-    """Read the rows of SAMPLE of a split."""
-    uri, name = index.uri, f"{split}.samples.npy"
-    where, known = storage.join(uri, name), index.files.get(name)
-    table = None
-    with suppress(ValueError, EOFError):
-        if storage.is_local(where):
-            # Straight into the array: two more copies of millions of samples would be slow.
-            try:
-                path = storage.local_copy(where, sha256=known.sha256 if known else "")
-            except DamagedError as error:
-                raise DamagedError(error.message, fix=REPAIR.format(uri)) from None
-            with translate_oserror(where, "read"):
-                table = np.load(path, allow_pickle=False)
-        else:
-            table = np.load(io.BytesIO(read_known(uri, name, known)), allow_pickle=False)
-    if table is None or table.dtype != SAMPLE or len(table) != index.splits[split].samples:
-        raise DataError(f"{where} is damaged: it differs from the index", fix=REPAIR.format(uri))
-    return table
-
-
-def parse_sample(row: np.void, jpeg: bytes, text: bytes) -> Sample | None:
-    """Return a sample from its JPEG and JSON; None if these are not the bytes of its row of SAMPLE."""
-    _, _, length, _, json_length, image_id, _, _, crc32 = row.item()
-    if len(jpeg) != length or len(text) != json_length or zlib.crc32(text, zlib.crc32(jpeg)) != crc32:
+def parse_sample(row: np.void, data: bytes) -> Sample | None:
+    """Return a sample from the bytes between both ends of its row of SAMPLE; None if they are others."""
+    _, offset, length, json_offset, json_length, image_id, _, _, crc32 = row.item()
+    jpeg, text = data[:length], data[json_offset - offset :]
+    if len(text) != json_length or zlib.crc32(text, zlib.crc32(jpeg)) != crc32:
         return None
     try:
         record = json.loads(text)

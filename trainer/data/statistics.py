@@ -89,16 +89,16 @@ def describe(samples: Iterable[AnnotatedImage], labels: int) -> SplitStatistics:
         "image_aspect": np.log2(image[:, 1] / image[:, 0]),
         "boxes_per_image": np.array(per_image, float),
     }
+    histograms = {}
+    for name, numbers in values.items():
+        edges = BINS[name]
+        inside = np.clip(numbers, edges[0], np.nextafter(edges[-1], -np.inf))
+        histograms[name] = np.histogram(inside, edges)[0].tolist()
     return SplitStatistics(
         images=len(sizes),
         images_without_boxes=per_image.count(0),
         crowds=crowds,
         boxes_of_class=boxes_of_class.tolist(),
         images_of_class=images_of_class.tolist(),
-        **{name: _histogram(numbers, BINS[name]) for name, numbers in values.items()},
+        **histograms,
     )
-
-
-def _histogram(values: np.ndarray, edges: list[float]) -> list[int]:
-    inside = np.clip(values, edges[0], np.nextafter(edges[-1], -np.inf))
-    return np.histogram(inside, edges)[0].tolist()

@@ -5,14 +5,11 @@ image, and what changed in a source since. Its hash is in `<shards>.parquet.sha2
 """
 
 import hashlib
-import io
 import json
 import logging
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import repeat
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +21,8 @@ from trainer.base import typed_json
 from trainer.base.errors import DamagedError
 from trainer.base.os_errors import check_resources
 from trainer.data import exclusions, image_keys
-from trainer.data.raw_folder import RawManifest, Table, new_hashed_file, noted_copy
-from trainer.data.shard_folder import ShardIndex
+from trainer.data.raw_folder import RawManifest, new_hashed_file, noted_copy, npy_array
+from trainer.data.shard_folder import ShardIndex, read_known
 
 logger = logging.getLogger(__name__)
 
@@ -104,22 +101,13 @@ def place(data_root: str, shards: str) -> str:
 
 
 def listed(data_root: str) -> list[str]:
-    """Return the fingerprints of all shards that have a record.
-
-    Raises:
-        StorageError: the data root cannot be read.
-    """
+    """Return the fingerprints of all shards that have a record."""
     names = storage.list_files(storage.join(data_root, FOLDER))
     return [name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)]
 
 
 def write(raw: RawManifest, index: ShardIndex, data_root: str) -> None:
-    """Write the record of shards, unless a sound one exists.
-
-    Raises:
-        DataError: the raw tables are damaged.
-        StorageError: the data root cannot be read or written.
-    """
+    """Write the record of shards, unless a sound one exists."""
     uri = place(data_root, index.fingerprint)
     try:
         if storage.exists(uri) and _open(uri):
@@ -135,27 +123,17 @@ def write(raw: RawManifest, index: ShardIndex, data_root: str) -> None:
         for split in raw.splits:
             checksums: dict[int, int] = {}
             if split in index.splits:
-                data = storage.read_bytes(storage.join(index.uri, f"{split}.samples.npy"))
-                samples = np.load(io.BytesIO(data), allow_pickle=False)
+                name = f"{split}.samples.npy"
+                samples = npy_array(f"{index.uri}/{name}", read_known(index, name), _REMEDY)
                 checksums = dict(zip(samples["image_id"].tolist(), samples["crc32"].tolist(), strict=True))
-            for ids, keys, names, images, annotations in _rows(raw.table(split)):
-                columns = [
-                    pa.array(keys),
-                    pa.array(["" if n == f"{k}.jpg" else n for k, n in zip(keys, names, strict=True)]),
-                    pa.array([split] * len(keys)).dictionary_encode().cast(ROW.field("split").type),
-                    pa.array(images),
-                    pa.array(annotations),
-                    pa.array([checksums.get(image_id) for image_id in ids], pa.uint32()),
-                ]
-                file.write_table(pa.Table.from_arrays(columns, schema=schema))
+            for rows in _blocks(raw, split):
+                ids = rows["image_id"].to_pylist()
+                crc32 = pa.array([checksums.get(image_id) for image_id in ids], pa.uint32())
+                file.write_table(rows.drop("image_id").append_column("crc32", crc32).cast(schema))
 
 
 def header(uri: str) -> Header:
-    """Return the origin of a record.
-
-    Raises:
-        StorageError: it cannot be read or is damaged.
-    """
+    """Return the origin of a record."""
     content = json.loads(_open(uri).schema_arrow.metadata[_HEADER])
     return typed_json.load(Header, content, uri, _REMEDY)
 
@@ -169,94 +147,58 @@ def diff(planned: RawManifest, uri: str, excluded: frozenset[str] = frozenset())
         DataError: a table is damaged.
         StorageError: something cannot be read; DamagedError: the record is damaged.
     """
-    now = _sorted(
-        (_numbers(repeat(split), rows.keys), rows.images, rows.annotations)
-        for split in planned.splits
-        for rows in _rows(planned.table(split))
-    )
-    before = _sorted(
-        (
-            _numbers(batch["split"].to_pylist(), batch["key"].to_pylist()),
-            batch["image"].to_numpy(),
-            batch["annotations"].to_numpy(),
-        )
-        for batch in _open(uri).iter_batches(columns=["key", "split", "image", "annotations"])
-    )
+    now = _digests(rows for split in planned.splits for rows in _blocks(planned, split))
+    before = _digests(_open(uri).iter_batches(columns=["key", "split", "image", "annotations"]))
     both, at_now, at_before = np.intersect1d(now[0], before[0], assume_unique=True, return_indices=True)
-    same = (now[1][at_now] == before[1][at_before]) & (now[2][at_now] == before[2][at_before])
+    changed = (now[1:, at_now] != before[1:, at_before]).any(axis=0)
     return DatasetDiff(
-        new=len(now[0]) - len(both),
-        changed=int((~same).sum()),
-        removed=len(before[0]) - len(both),
+        new=now.shape[1] - len(both),
+        changed=int(changed.sum()),
+        removed=before.shape[1] - len(both),
         other_classes=header(uri).classes != [category.name for category in planned.categories],
         excluded=sum(image.seen for image in find(uri, excluded)),
     )
 
 
-def find(uri: str, names: frozenset[str]) -> Iterator[RecordedImage]:
-    """Yield the images with one of these names: key, file name, or digest of image or annotations.
+def _digests(blocks: Iterable[pa.RecordBatch | pa.Table]) -> np.ndarray:
+    """Return, by rows, a number for split and key, and digests of image and annotations; uint64 [3, images].
 
-    Raises:
-        StorageError: the record cannot be read or is damaged.
+    The images are sorted by their number, which is unique.
     """
-    if not names:
-        return
-    digests = pa.array([int(name, 16) for name in names if re.fullmatch("[0-9a-f]{16}", name)], pa.uint64())
-    # The file name KEY.jpg is not stored.
-    keys = pa.array(sorted({*names, *(name.removesuffix(".jpg") for name in names)}), pa.string())
-    for batch in _open(uri).iter_batches():
-        chosen = pc.or_(pc.is_in(batch["key"], keys), pc.is_in(batch["file_name"], keys))
-        for name in ("image", "annotations"):
-            chosen = pc.or_(chosen, pc.is_in(batch[name], digests))
-        for row in batch.filter(chosen).to_pylist():
-            key, file_name, split, image, annotations, crc32 = row.values()
-            found = RecordedImage(
-                key,
-                file_name or f"{key}.jpg",
-                split,
-                f"{image:016x}",
-                f"{annotations:016x}",
-                crc32 is not None,
-            )
-            if {key, found.file_name, found.image, found.annotations} & names:
-                yield found
+    parts = [np.zeros((3, 0), np.uint64)]
+    for rows in blocks:
+        names = zip(rows["split"].to_pylist(), rows["key"].to_pylist(), strict=True)
+        numbers = np.array([image_keys.number(f"{split}/{key}") for split, key in names], np.uint64)
+        parts.append(np.stack([numbers, rows["image"].to_numpy(), rows["annotations"].to_numpy()]))
+    columns = np.concatenate(parts, axis=1)
+    return columns[:, np.unique(columns[0], return_index=True)[1]]
 
 
-def excluded_in(data_root: str, shards: str) -> int:
-    """Return how many excluded images the shards with this fingerprint had."""
-    uri = place(data_root, shards)
-    if not exclusions.read(data_root) or not storage.exists(uri):
-        return 0
-    return sum(image.seen for image in find(uri, exclusions.names(data_root, header(uri).source)))
-
-
-class _Rows(NamedTuple):
-    """A block of a raw table; the digests of images and annotations are uint64."""
-
-    ids: list[int]
-    keys: list[str]
-    names: list[str]
-    images: np.ndarray
-    annotations: np.ndarray
-
-
-def _rows(table: Table) -> Iterator[_Rows]:
+def _blocks(raw: RawManifest, split: str) -> Iterator[pa.Table]:
+    """Yield rows of ROW for the blocks of a raw table, with image_id instead of crc32."""
+    table = raw.table(split)
     for block in range(table.blocks):
-        columns = table.columns(block, ["image_id", *_OF_IMAGE])
-        described = zip(*(columns[name] for name in _OF_IMAGE), strict=True)
-        images = [int(image_keys.place_digest(image_keys.place(*row)), 16) for row in described]
-        annotations = _annotations(table.batch(block, _OF_ANNOTATIONS))
-        ids, keys, names = columns["image_id"], columns["key"], columns["file_name"]
-        yield _Rows(ids, keys, names, np.array(images, np.uint64), annotations)
+        rows = table.batch(block, ["image_id", *_OF_IMAGE, *_OF_ANNOTATIONS])
+        keys, names, *others = (rows[name].to_pylist() for name in _OF_IMAGE)
+        places = [image_keys.place(*row) for row in zip(keys, names, *others, strict=True)]
+        images = [int(image_keys.place_digest(place), 16) for place in places]
+        columns = {
+            "image_id": rows["image_id"],
+            "key": keys,
+            "file_name": ["" if n == f"{k}.jpg" else n for k, n in zip(keys, names, strict=True)],
+            "split": pa.array([split] * len(keys)).dictionary_encode().cast(ROW.field("split").type),
+            "image": np.array(images, np.uint64),
+            "annotations": _annotation_digests(rows),
+        }
+        yield pa.table(columns)
 
 
-def _annotations(rows: pa.Table) -> np.ndarray:
+def _annotation_digests(rows: pa.Table) -> np.ndarray:
     """Return a digest of what the source says of each image, uint64 [rows]; the order of boxes is ignored."""
     lists = rows.column("boxes").combine_chunks()
     boxes = lists.flatten()
     fields = [np.asarray(boxes.field(n), np.float64) for n in range(boxes.type.num_fields)]
-    values = np.stack(fields, axis=1).astype("<f8") if fields else np.zeros((0, 0))
-    values += 0.0  # Turns -0 into 0.
+    values = (np.stack(fields, axis=1) + 0.0).astype("<f8")  # Adding 0 turns -0 into 0.
     ends = np.append(0, np.cumsum(lists.value_lengths().to_numpy(zero_copy_only=False)))
     texts = zip(*(rows.column(name).to_pylist() for name in _OF_ANNOTATIONS[:-1]), strict=True)
     digests = np.empty(len(rows), np.uint64)
@@ -268,21 +210,31 @@ def _annotations(rows: pa.Table) -> np.ndarray:
     return digests
 
 
-Columns = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Of each image, uint64: a number for split and key, digest of the image, digest of its annotations."""
+def find(uri: str, names: frozenset[str]) -> Iterator[RecordedImage]:
+    """Yield the images with one of these names: key, file name, or digest of image or annotations."""
+    if not names:
+        return
+    digests = pa.array([int(name, 16) for name in names if re.fullmatch("[0-9a-f]{16}", name)], pa.uint64())
+    # The file name KEY.jpg is not stored.
+    keys = pa.array(sorted({*names, *(name.removesuffix(".jpg") for name in names)}), pa.string())
+    for batch in _open(uri).iter_batches():
+        chosen = pc.or_(pc.is_in(batch["key"], keys), pc.is_in(batch["file_name"], keys))
+        for name in ("image", "annotations"):
+            chosen = pc.or_(chosen, pc.is_in(batch[name], digests))
+        for key, name, split, image, annotations, crc32 in map(dict.values, batch.filter(chosen).to_pylist()):
+            found = RecordedImage(
+                key, name or f"{key}.jpg", split, f"{image:016x}", f"{annotations:016x}", crc32 is not None
+            )
+            if {key, found.file_name, found.image, found.annotations} & names:
+                yield found
 
 
-def _sorted(parts: Iterator[Columns]) -> Columns:
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    if not columns:
-        return (np.zeros(0, np.uint64),) * 3
-    number, first = np.unique(columns[0], return_index=True)
-    return number, columns[1][first], columns[2][first]
-
-
-def _numbers(splits: Iterable[str], keys: list[str]) -> np.ndarray:
-    pairs = zip(splits, keys, strict=False)
-    return np.array([image_keys.number(f"{split}/{key}") for split, key in pairs], np.uint64)
+def excluded_in(data_root: str, shards: str) -> int:
+    """Return how many excluded images the shards with this fingerprint had."""
+    uri = place(data_root, shards)
+    if not exclusions.read(data_root) or not storage.exists(uri):
+        return 0
+    return sum(image.seen for image in find(uri, exclusions.names(data_root, header(uri).source)))
 
 
 def _open(uri: str) -> pq.ParquetFile:

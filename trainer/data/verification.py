@@ -3,12 +3,11 @@
 import hashlib
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import IO, NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 from PIL import Image
 
 from trainer import storage
@@ -24,9 +23,10 @@ from trainer.base.errors import (
 )
 from trainer.base.os_errors import check_resources
 from trainer.config.schema import DataConfig
-from trainer.data import download, fetch, raw_folder
+from trainer.data import raw_folder
 from trainer.data.data_views import RawImages, Shards, open_view
 from trainer.data.decoding import decode
+from trainer.data.download import download, read_again
 from trainer.data.samples import RawRow
 from trainer.data.shard_folder import INDEX, note, read_index, read_sidecar
 from trainer.data.shard_index import ShardDataset, data_root_of, parse_sample
@@ -75,10 +75,18 @@ def verify(text: str, threads: int = 0) -> Verified:
     """
     view = open_view(text)
     if isinstance(view, Shards):
-        parts = _verify_shards(view, threads)
+        parts = _verify_shards(view, threads or worker_pool.available_cores())
         total = sum(view.index.samples.values())
     elif isinstance(view, RawImages):
-        parts = _verify_raw(view, threads)
+        sizes, sums = raw_folder.read_sizes(view.manifest), raw_folder.read_sums(view.manifest)
+        tasks = (
+            (view, row, int(sizes[row["image_id"] - 1]), raw_folder.known_hash(sums, row["image_id"]))
+            for split in view.splits
+            for batch in view.batches(split)
+            for row in batch.to_pylist()
+        )
+        workers = threads or 4 * worker_pool.available_cores()
+        parts = worker_pool.run(_verify_image, tasks, workers, processes=False)
         total = view.manifest.listed_images
     else:
         raise ConfigError(
@@ -111,30 +119,25 @@ def check(result: Verified) -> None:
     raise DataError(f"{result.uri}: {count}:{shown}{more}", fix=fix)
 
 
-def _verify_shards(view: Shards, threads: int) -> Iterator[_Part]:
-    datasets, unread = [], []
+def _verify_shards(view: Shards, workers: int) -> Iterable[_Part]:
+    tables: list[_Part] = []
+    truths: list[_Part] = []
+    tasks = []
     for split in view.splits:
         try:
-            datasets.append(ShardDataset(view.uri, split))
+            dataset = ShardDataset(view.uri, split)
         except (DamagedError, MissingError, DataError) as error:
-            unread.append(_Part(f"{split}.samples.npy", [error.message]))
-    tasks = [(dataset, shard) for dataset in datasets for shard in range(len(dataset.shards))]
-    workers = threads or worker_pool.available_cores()
-    shards = worker_pool.run(_verify_shard, tasks, workers, processes=False)
-    truths = (_verify_truth(dataset) for dataset in datasets if dataset.split != "train")
-    return chain(unread, shards, truths)
-
-
-def _verify_truth(dataset: ShardDataset) -> _Part:
-    """Compare the ground truth of an evaluated split with the index."""
-    name = f"annotations/{dataset.split}.json"
-    try:
-        dataset.annotations()
-    except ResourceError:
-        raise
-    except (StorageError, DataError) as error:
-        return _Part(name, [error.message])
-    return _Part(name, [])
+            tables.append(_Part(f"{split}.samples.npy", [error.message]))
+            continue
+        tasks += [(dataset, shard) for shard in range(len(dataset.shards))]
+        if split != "train":
+            try:
+                dataset.annotations()
+            except ResourceError:
+                raise
+            except (StorageError, DataError) as error:
+                truths.append(_Part(f"annotations/{split}.json", [error.message]))
+    return chain(tables, truths, worker_pool.run(_verify_shard, tasks, workers, processes=False))
 
 
 def _verify_shard(task: tuple[ShardDataset, int]) -> _Part:
@@ -149,27 +152,32 @@ def _verify_shard(task: tuple[ShardDataset, int]) -> _Part:
         problems.append(error.message)
     digest = hashlib.sha256()
     size = images = lost = 0
-
-    def take(file: IO[bytes], count: int) -> bytes:
-        nonlocal size
-        data = file.read(count)
-        digest.update(data)
-        size += len(data)
-        return data
-
     try:
         with storage.open_reader(storage.join(dataset.uri, shard.name)) as file:
             for row in rows:
-                take(file, int(row["offset"]) - size)
                 stop = int(row["json_offset"]) + int(row["json_length"])
-                data = take(file, stop - size)
+                header = file.read(int(row["offset"]) - size)
+                data = file.read(stop - size - len(header))
+                digest.update(header + data)
+                size += len(header) + len(data)
                 images += 1
                 if size < stop:
                     lost += 1
-                elif problem := _sample_problem(row, data):
+                    continue
+                problem = ""
+                sample = parse_sample(row, data)
+                if sample is None:
+                    problem = "its bytes differ from the index"
+                else:
+                    try:
+                        decode(sample[0], int(row["width"]), int(row["height"]))
+                    except ValueError as error:
+                        problem = f"{_UNDECODABLE}: {error}"
+                if problem:
                     problems.append(f"{shard.name}, image id {row['image_id']}: {problem}")
-            while take(file, _BLOCK):
-                pass
+            while block := file.read(_BLOCK):
+                digest.update(block)
+                size += len(block)
     except ResourceError:  # The shard may be sound.
         raise
     except StorageError as error:
@@ -181,31 +189,6 @@ def _verify_shard(task: tuple[ShardDataset, int]) -> _Part:
         note(dataset.uri, shard.name)
         problems.insert(0, f"{shard.name}: its sha256 is {digest.hexdigest()}, not {shard.sha256}")
     return _Part(shard.name, problems, 1, images, size)
-
-
-def _sample_problem(row: np.void, data: bytes) -> str:
-    """Return the problem of a sample, or ""."""
-    start = int(row["json_offset"]) - int(row["offset"])
-    sample = parse_sample(row, data[: int(row["length"])], data[start:])
-    if sample is None:
-        return "its bytes differ from the index"
-    try:
-        decode(sample[0], int(row["width"]), int(row["height"]))
-    except ValueError as error:
-        return f"{_UNDECODABLE}: {error}"
-    return ""
-
-
-def _verify_raw(view: RawImages, threads: int) -> Iterator[_Part]:
-    sizes, sums = view.sizes(), raw_folder.read_sums(view.manifest)
-    tasks = (
-        (view, row, int(sizes[row["image_id"] - 1]), raw_folder.known_hash(sums, row["image_id"]))
-        for split in view.splits
-        for rows in view.blocks(split)
-        for row in rows
-    )
-    workers = threads or 4 * worker_pool.available_cores()
-    return worker_pool.run(_verify_image, tasks, workers, processes=False)
 
 
 def _verify_image(task: tuple[RawImages, RawRow, int, str]) -> _Part:
@@ -220,7 +203,7 @@ def _verify_image(task: tuple[RawImages, RawRow, int, str]) -> _Part:
     problem = ""
     if len(data) != size:
         problem = f"{len(data):,} bytes, not {size:,}"
-    elif sha256 and (actual := raw_folder.hash_of(data)) != sha256:
+    elif sha256 and (actual := hashlib.sha256(data).hexdigest()) != sha256:
         problem = f"its sha256 is {actual}, not {sha256}"
     else:
         try:
@@ -254,8 +237,7 @@ def _repair_shards(folder: str, threads: int) -> None:
     problems = verify(folder, threads).problems
     if not problems:
         return
-    if index.settings is None or not index.content:
-        raise _without_settings(folder)
+    config = _config(folder, index.settings if index.content else None)
     data_root = data_root_of(folder)
     raw = raw_folder.read_manifest(storage.join(data_root, "raw", index.raw_fingerprint))
     if raw.content != index.content:
@@ -266,48 +248,38 @@ def _repair_shards(folder: str, threads: int) -> None:
         for item in part.shards:
             if any(item.name.removesuffix(".tar") in problem for problem in problems):
                 note(folder, item.name)
-    shard(raw, data_root, replace(DataConfig(), **index.settings, max_bad_fraction=1.0))
+    shard(raw, data_root, config)
 
 
 def _repair_raw(folder: str, threads: int) -> None:
     try:
-        planned = raw_folder.read_plan(folder)
+        planned = raw_folder.read_manifest(folder, raw_folder.PLAN)
     except (DamagedError, FormError):
         planned = raw_folder.read_manifest(folder)
-    if planned.settings is None:
-        raise _without_settings(folder)
-    config = replace(DataConfig(), **planned.settings, max_bad_fraction=1.0)
+    config = _config(folder, planned.settings)
     data_root = data_root_of(folder)
-    raw = download.download(planned.source, data_root, config)
+    raw = download(planned.source, data_root, config)
     if raw.uri != folder:
         raise DataError(f"{planned.source} has changed since {folder} was made of it", fix=_AGAIN)
-    verified = verify(folder, threads)
-    if verified.problems and _fetch_damaged(verified, tuple(config.allow_hosts)):
-        # The source has other bytes now: count and hash the stored images again.
+    damaged = {problem.partition(": ")[0]: problem for problem in verify(folder, threads).problems}
+    view, sums = RawImages(raw), raw_folder.read_sums(raw)
+    changed = False
+    for split in view.splits if damaged else ():
+        for row in chain.from_iterable(batch.to_pylist() for batch in view.batches(split)):
+            place = view.place(row)
+            if place in damaged:
+                _LOG.warning("repairing %s", damaged[place])
+                data = read_again(raw.source, row["origin"], tuple(config.allow_hosts))
+                changed |= hashlib.sha256(data).hexdigest() != raw_folder.known_hash(sums, row["image_id"])
+                storage.write_bytes(place, data, confirm=True)
+    if changed:  # The source has other bytes now: count and hash the stored images again.
         for name in storage.list_files(storage.join(folder, "fetched")):
             storage.delete(storage.join(folder, "fetched", name))
         storage.delete(storage.join(folder, raw_folder.MANIFEST))
-        download.download(planned.source, data_root, config)
+        download(planned.source, data_root, config)
 
 
-def _without_settings(folder: str) -> DataError:
-    return DataError(f"{folder} was written by an older version, without its settings", fix=_AGAIN)
-
-
-def _fetch_damaged(verified: Verified, hosts: tuple[str, ...]) -> bool:
-    """Fetch the damaged images again; return whether the source has other bytes now."""
-    view = open_view(verified.uri)
-    assert isinstance(view, RawImages)
-    damaged = {problem.partition(": ")[0]: problem for problem in verified.problems}
-    sums = raw_folder.read_sums(view.manifest)
-    changed = False
-    for split in view.splits:
-        for rows in view.blocks(split):
-            for row in rows:
-                place = view.place(row)
-                if place in damaged:
-                    _LOG.warning("repairing %s", damaged[place])
-                    data = fetch.read_again(view.manifest.source, row["origin"], hosts)
-                    changed |= raw_folder.hash_of(data) != raw_folder.known_hash(sums, row["image_id"])
-                    storage.write_bytes(place, data, confirm=True)
-    return changed
+def _config(folder: str, settings: dict[str, Any] | None) -> DataConfig:
+    if settings is None:
+        raise DataError(f"{folder} was written by an older version, without its settings", fix=_AGAIN)
+    return replace(DataConfig(), **settings, max_bad_fraction=1.0)

@@ -36,7 +36,7 @@ def rows(tmp_path):
         read = {}
         for split, counts in built.splits.items():
             kept = Table(str(tmp_path / folder / f"{split}.parquet"))
-            read[split] = [row for block in range(kept.blocks) for row in kept.rows(block)]
+            read[split] = [row for block in range(kept.blocks) for row in kept.batch(block).to_pylist()]
             boxes = sum(len(row["boxes"]) for row in read[split])
             assert counts == SplitCounts(len(read[split]), boxes) and len(kept) == len(read[split])
         return built.categories, read

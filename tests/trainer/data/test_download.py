@@ -23,7 +23,7 @@ def raw_folder(manifest: dict) -> Path:
 
 def rows_of(manifest: dict, split: str) -> list[dict]:
     table = Table(f"{manifest.uri}/{split}.parquet")
-    return [row for block in range(table.blocks) for row in table.rows(block)]
+    return [row for block in range(table.blocks) for row in table.batch(block).to_pylist()]
 
 
 def image_of(manifest: dict, row: dict) -> str:

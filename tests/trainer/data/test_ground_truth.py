@@ -17,30 +17,27 @@ def row(number: int, boxes: int) -> dict:
     return {**size, **extra, "annotations": annotations, "offset": 1}
 
 
-def test_what_is_written_block_by_block_is_what_all_at_once_gives(tmp_path):
+def test_what_is_written_block_by_block_is_what_all_at_once_gives():
     rows = [row(number, number % 3) for number in range(1, 30)]
     writer = GroundTruthWriter(CLASSES)
     for begin in range(0, 29, 10):
         block = rows[begin : begin + 10][::-1]
         for shard in (block[::2], block[1::2]):
             writer.add(begin // 10, shard)
-    writer.write(str(tmp_path / "truth.json"))
-    written = json.loads((tmp_path / "truth.json").read_text(encoding="utf-8"))
+    written = json.loads(writer.json())
     assert written == ground_truth(rows, CLASSES)
     assert [box["id"] for box in written["annotations"]] == list(range(1, 31))
     assert written["images"][0]["verified"] == [0] and "verified" not in written["images"][1]
 
 
-def test_what_is_verified_holds_for_classes_above_or_below(tmp_path):
+def test_what_is_verified_holds_for_classes_above_or_below():
     names = ["Animal", "Cat", "Dog", "Tree"]
     categories = [Category(label, name, f"/m/{label}") for label, name in enumerate(names)]
     classes = Classes(categories, {"1": [0], "2": [0]})
     assert classes.verified({"Cat": 1, "gone": 1}) == [0, 1]
     assert classes.verified({"Animal": 0}) == [0, 1, 2]
     assert classes.verified({"Animal": 1, "Dog": 0, "Tree": 0}) == [0, 2, 3]
-    writer = GroundTruthWriter(classes)
-    writer.write(str(tmp_path / "truth.json"))
-    written = json.loads((tmp_path / "truth.json").read_text())
+    written = json.loads(GroundTruthWriter(classes).json())
     assert written == ground_truth([], classes)
     assert written["hierarchy"] == {"1": [0], "2": [0]} and "hierarchy" not in ground_truth([], CLASSES)
 

@@ -1,6 +1,3 @@
-import numpy as np
-
-from trainer.data import statistics
 from trainer.data.statistics import BINS, SplitStatistics, describe
 
 
@@ -41,10 +38,3 @@ def test_what_is_counted():
 def test_parts_add_up_to_the_whole():
     for cut in range(4):
         assert describe(SAMPLES[:cut], 3) + describe(SAMPLES[cut:], 3) == describe(SAMPLES, 3)
-
-
-def test_nothing_is_nothing():
-    described = describe([], 2)
-    assert described.images == 0 and described.boxes_of_class == [0, 0]
-    assert all(described.histogram(name) == [0] * (len(edges) - 1) for name, edges in BINS.items())
-    assert all(np.all(np.diff(edges) > 0) for edges in statistics.BINS.values())

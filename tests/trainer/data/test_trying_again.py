@@ -74,15 +74,6 @@ def test_where_it_fails_again_everything_stays(source, tmp_path, caplog):
     assert (Path(first.uri) / "manifest.json").stat().st_mtime_ns == written
 
 
-def test_a_source_that_is_down_fails_no_download_that_was_good_enough(source, tmp_path, monkeypatch, caplog):
-    uri, faults, _ = source
-    faults |= {f"{number}.jpg": StorageError("refused") for number in range(4)}
-    first = download(uri, str(tmp_path), CONFIG)
-    monkeypatch.setattr("trainer.data.fetch._PATIENCE", -6)
-    assert download(uri, str(tmp_path), CONFIG) == first
-    assert "could not be fetched; the last: refused; continuing without" in caplog.text
-
-
 def brought(uri, root, partitions):
     """Download with a number of partitions; return the manifest."""
     planned = plan(uri, str(root), CONFIG)
@@ -117,7 +108,7 @@ def test_what_one_number_of_partitions_found_missing_is_missing_for_another(sour
         reasons.IMAGE_MISSING: 1, reasons.IMAGE_NOT_FETCHED: 1
     }  # fmt: skip
     with monkeypatch.context() as down:
-        down.setattr("trainer.data.fetch._PATIENCE", -8)
+        down.setattr("trainer.data.download._PATIENCE", -8)
         assert brought(uri, tmp_path, 1) == images
     faults.clear()
     reads.clear()

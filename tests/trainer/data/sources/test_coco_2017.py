@@ -43,7 +43,7 @@ def mirror(make_coco, tmp_path) -> Path:
 
 def rows_of(raw: dict, split: str) -> list[dict]:
     table = Table(f"{raw.uri}/{split}.parquet")
-    return [row for block in range(table.blocks) for row in table.rows(block)]
+    return [row for block in range(table.blocks) for row in table.batch(block).to_pylist()]
 
 
 def test_images_come_one_by_one_from_zips_in_a_store(mirror, bucket, proxy, tmp_path):
