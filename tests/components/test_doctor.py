@@ -306,7 +306,7 @@ def two_pods(fake_cluster):
 
 def test_every_pod_is_looked_into(two_pods, monkeypatch):
     output = json.dumps([{"title": "GPUs", "state": "missing", "detail": "0 of 8", "fix": "ask for them"}])
-    monkeypatch.setattr(doctor.pod_exec, "captured", lambda core, namespace, pod, command: (0, output))
+    monkeypatch.setattr(doctor.pod_exec, "captured", lambda cluster, pod, command: (0, output))
     assert list(doctor.check_pods(two_pods, "two", machine.Needs(gpus=8))) == [
         Check(f"{pod}: GPUs", "missing", "0 of 8", "ask for them") for pod in ("two-master-0", "two-worker-0")
     ]
