@@ -20,7 +20,7 @@ from trainer import storage
 from trainer.base.errors import DataError
 from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import DataConfig
-from trainer.data import exclusions, image_keys
+from trainer.data import image_keys
 from trainer.data import problem_counts as reasons
 from trainer.data.plausibility import DROPPED, AnnotationCheck, merged, relabelled
 from trainer.data.problem_counts import Problems
@@ -136,7 +136,9 @@ def _draft(rows: Rows, labels: np.ndarray, path: Path, without: frozenset[str]) 
             batch = listed
             if without:
                 names = listed.column("file_name").to_pylist()
-                batch = listed.filter(pa.array([not exclusions.matches(name, without) for name in names]))
+                named = zip(names, map(image_keys.stem, names), strict=True)
+                keys = [(name, stem, image_keys.distinct(stem, name)) for name, stem in named]
+                batch = listed.filter(pa.array([without.isdisjoint(each) for each in keys]))
             boxes = relabelled(batch.column("boxes"), labels)
             stems = [image_keys.stem(name) for name in batch.column("file_name").to_pylist()]
             numbers.extend(map(image_keys.number, stems))

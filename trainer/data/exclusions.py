@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 
 from trainer import storage
 from trainer.base import typed_json
-from trainer.data import image_keys
 
 FILE = "forgotten.json"
 
@@ -52,9 +51,3 @@ def names(data_root: str, source: str) -> frozenset[str]:
     """Return keys and file names that are left out of a source."""
     listed = [item for item in read(data_root) if item.source in ("", source)]
     return frozenset(name for item in listed for name in (item.key, item.file_name) if name)
-
-
-def matches(file_name: str, excluded: frozenset[str]) -> bool:
-    """Tell whether an image is excluded by its file name or its key."""
-    stem = image_keys.stem(file_name)
-    return not excluded.isdisjoint((file_name, stem, image_keys.distinct(stem, file_name)))

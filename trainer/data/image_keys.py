@@ -28,12 +28,6 @@ def distinct(key: str, file_name: str) -> str:
     return f"{key[: MAX_KEY - 9]}-{hashlib.sha256(normal).hexdigest()[:8]}"
 
 
-def extension(file_name: str) -> str:
-    """Return a file name's extension in lower case with its dot, or nothing."""
-    suffix = PurePosixPath(file_name.lower()).suffix
-    return suffix if _EXTENSION.fullmatch(suffix) else ""
-
-
 def number(key: str) -> int:
     """Return a number below 2**64 by which keys that differ only in case are equal."""
     return int.from_bytes(hashlib.sha256(key.lower().encode()).digest()[:8], "big")
@@ -50,7 +44,8 @@ def place(key: str, file_name: str, origin: str, version: str) -> str:
     It begins with a folder of two hex digits, so that no folder holds more than 1/256 of them.
     """
     digest = hashlib.sha256(f"{origin}\n{version}".encode()).hexdigest()[:16]
-    return f"{digest[:2]}/{key}-{digest}{extension(file_name)}"
+    suffix = PurePosixPath(file_name.lower()).suffix
+    return f"{digest[:2]}/{key}-{digest}{suffix if _EXTENSION.fullmatch(suffix) else ''}"
 
 
 def place_digest(name: str) -> str:

@@ -30,16 +30,11 @@ from trainer.data.statistics import SplitStatistics
 _CELLS = 16
 _CONTRAST = 1  # Grey levels by which a cell must be brighter: more than noise in flat areas.
 _FEWEST = 8  # Least bits of a hash: a picture with fewer is too flat to be recognised.
-_MOST, _RELATIVE = 24, 0.25
-"""Most bits in which near duplicates differ, also relative to the bits that are set."""
-
+_MOST, _RELATIVE = 24, 0.25  # Most bits in which near duplicates differ, also relative to those set.
 _BUCKET = 64  # Most pictures with the same part of the hash that are compared.
 _NAMED_PAIRS = 12
 
-WORDS = 4
-"""64-bit words of a hash."""
-
-NO_HASH = bytes(8 * WORDS)
+NO_HASH = bytes(32)
 
 
 def picture_hash(jpeg: bytes) -> bytes:
@@ -59,8 +54,8 @@ def picture_hash(jpeg: bytes) -> bytes:
 
 
 def hashes_of(data: bytes) -> np.ndarray:
-    """Return concatenated hashes as an array, uint64 [N, WORDS]."""
-    return np.frombuffer(data, np.uint64).reshape(-1, WORDS)
+    """Return concatenated hashes as an array, uint64 [N, 4]."""
+    return np.frombuffer(data, np.uint64).reshape(-1, 4)
 
 
 def near_duplicates(
@@ -122,10 +117,7 @@ _SLACK = 0.01  # Fraction of the side by which a box may leave its image; one pi
 _FEW = 0.05  # Share of boxes that leave the image from which they are suspicious.
 _NEARLY_ALL = 0.98
 _ENOUGH = 20  # With fewer boxes a wrong form of the boxes is a warning, and no error.
-_SMALL_BOXES = 0.1
-"""Share of boxes under 4 pixels (the first bin of `statistics.BINS`) from which they are suspicious."""
-
-_CLIPPED = 0.2
+_SMALL_BOXES, _CLIPPED = 0.1, 0.2  # Shares of boxes under 4 pixels, and of clipped ones, that are suspicious.
 
 
 @dataclass
