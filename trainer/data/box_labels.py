@@ -96,7 +96,6 @@ Corners = tuple[float, float, float, float]
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#000000")
 """Of the labels, in turn: the palette of Okabe and Ito."""
-_LIGHT, _DARK = "#ffffff", "#000000"
 _SIDE, _EDGE = 3, 2  # Margin of a name at its sides, and above and below it, in pixels.
 _ROWS = 4  # Rows above and below a box that are tried for its name.
 
@@ -115,7 +114,7 @@ class LabelledBox:
 def ink(paper: str) -> str:
     """Return the colour of letters, white or black, that has the higher contrast to a colour."""
     brightness = _luminance(paper)
-    return _LIGHT if 1.05 / (brightness + 0.05) >= (brightness + 0.05) / 0.05 else _DARK
+    return "#ffffff" if 1.05 / (brightness + 0.05) >= (brightness + 0.05) / 0.05 else "#000000"
 
 
 def _luminance(paper: str) -> float:

@@ -5,9 +5,7 @@ import re
 import unicodedata
 from pathlib import PurePosixPath
 
-MAX_KEY = 80
-"""Longest key: a tar header holds 100 bytes of name, ".json" included."""
-
+MAX_KEY = 80  # Longest key: a tar header holds 100 bytes of name, ".json" included.
 _EXTENSION = re.compile(r"\.[A-Za-z0-9]{1,5}$")
 
 

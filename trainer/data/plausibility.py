@@ -311,8 +311,7 @@ def folded(name: str) -> str:
     return "".join(char for char in text if not char.isspace() and unicodedata.category(char)[0] != "C")
 
 
-DROPPED = -2
-"""The label of a class that data.classes leaves out."""
+DROPPED = -2  # The label of a class that data.classes leaves out.
 
 
 def merged(listing: Listing) -> Listing:

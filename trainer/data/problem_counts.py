@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 
 from trainer.base.errors import DataError
 
-EXAMPLES = 10
-"""Examples of each reason."""
-
+EXAMPLES = 10  # Examples of each reason.
 IMAGE_MISSING = "image missing"
 IMAGE_NOT_FETCHED = "image not fetched"
 IMAGE_UNREADABLE = "image unreadable"
@@ -84,10 +82,7 @@ class Problems:
 
     def add(self, reason: str, example: str, count: int = 1) -> None:
         """Count one more case."""
-        self.counts[reason] = self.counts.get(reason, 0) + count
-        kept = self.examples.setdefault(reason, [])
-        if len(kept) < EXAMPLES:
-            kept.append(example)
+        self.merge({reason: Cases(count, [example])})
 
     @classmethod
     def of(cls, cases: Mapping[str, Cases]) -> "Problems":
@@ -117,15 +112,12 @@ class Problems:
             bad = self.total(reasons)
             if bad == 0 or bad <= max_bad_fraction * listed:
                 continue
-            cases = [
-                f"{reason}: {example}" for reason in reasons for example in self.examples.get(reason, [])
-            ]
-            shown = "".join(f"\n    {case}" for case in cases[:EXAMPLES])
+            cases = [f"\n    {reason}: {one}" for reason in reasons for one in self.examples.get(reason, [])]
             often = max(reasons, key=lambda reason: self.counts.get(reason, 0))
             remedy = _REMEDIES.get(often, "repair the source")
             raise DataError(
                 f"{where}: {bad} of {listed} {noun} are bad, more than data.max_bad_fraction "
-                f"{max_bad_fraction:g} allows; the first ten:{shown}",
+                f"{max_bad_fraction:g} allows; the first ten:{''.join(cases[:EXAMPLES])}",
                 fix=f"{remedy}, or let more pass with data.max_bad_fraction",
             )
 

@@ -1,3 +1,4 @@
+import math
 import re
 
 import pytest
@@ -68,7 +69,7 @@ def test_ids_are_unique_over_splits_and_blocks(rows, monkeypatch):
 
 def test_a_row_holds_all_that_the_source_tells(rows):
     given = Entry(
-        "a/é.JPG", "s3://b/a", 7, 9, [Box(1, (1.0, 2.0, 3.0, 4.0), 6.5, 1), Box(UNKNOWN, (), 0.0, 0)],
+        "a/é.JPG", "s3://b/a", 7, 9, [Box(1, (1.0, 2.0, 3.0, 4.0), 6.5, 1), Box(UNKNOWN, (math.nan,) * 4, 0.0, 0)],
         "id 1", ("image missing", "gone"), "v1", {"verified": [2]}, 6,
     )  # fmt: skip
     _, tables = rows(listing(train=[given, entry("b.jpg", 0)]), DataConfig(val_fraction=0.0))

@@ -263,10 +263,8 @@ class ArchiveSource(Source):
                 return kind, root
         if self.kind:
             return self.kind, roots[-1]
-        raise DataError(
-            f"{self.location} holds no data set that is known",
-            fix="pack a folder with a COCO JSON, VOC's XML files, or a YOLO data.yaml, and its images",
-        )
+        fix = "pack a folder with a COCO JSON, VOC's XML files, or a YOLO data.yaml, and its images"
+        raise DataError(f"{self.location} holds no data set that is known", fix=fix)
 
 
 _GENERAL = re.compile(

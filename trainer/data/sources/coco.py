@@ -47,7 +47,6 @@ from trainer.data.sources.source import (
     split_of,
 )
 
-_LISTS = ("images", "annotations", "categories")
 FIX = "name a file with the lists images, annotations and categories"
 _BLOCK = 1024 * 1024
 _NO_NUMBER = re.compile(rb"(?:(?<=[:,\[\s])|\A)-?(?:NaN|Infinity)(?=\s*[,\]}])")
@@ -85,8 +84,9 @@ class CocoFile:
                 with self.open() as file:
                     events = ijson.parse(_LenientReader(file, self.uri))
                     lists = {path for path, event, _ in events if event == "start_array"}
-                if absent := next((one for one in _LISTS if one not in lists), ""):
-                    raise DataError(f"{self.uri} is not COCO JSON: it has no list {absent!r}", fix=FIX)
+                for one in ("images", "annotations", "categories"):
+                    if one not in lists:
+                        raise DataError(f"{self.uri} is not COCO JSON: it has no list {one!r}", fix=FIX)
         except (ijson.JSONError, ValueError, RecursionError) as error:
             # The parser's message continues with an excerpt of the text over several lines.
             raise DataError(f"{self.uri} is not JSON: {first_line(error)}", fix=FIX) from None
@@ -141,10 +141,9 @@ def _database_errors() -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:  # That of a temporary file is the disk's.
-        raise StorageError(
-            f"cannot use {tempfile.gettempdir()} for temporary files: {error}",
-            fix="free space there, or let TMPDIR name another folder, and run again",
-        ) from error
+        fix = "free space there, or let TMPDIR name another folder, and run again"
+        problem = f"cannot use {tempfile.gettempdir()} for temporary files: {error}"
+        raise StorageError(problem, fix=fix) from error
 
 
 class CocoImages:

@@ -49,14 +49,10 @@ def _read(uri: str) -> tuple[str, bytes | MissingError]:
         return uri, error
 
 
-def read_lines(uri: str) -> list[str]:
+def lines_of(uri: str) -> list[str]:
     """Return the lines of a file that are not blank, stripped."""
-    return lines_of(storage.read_bytes(uri))
-
-
-def lines_of(data: bytes) -> list[str]:
-    """Return the lines of a text that are not blank, stripped."""
-    return [text for line in data.decode("utf-8-sig", "replace").splitlines() if (text := line.strip())]
+    text = storage.read_bytes(uri).decode("utf-8-sig", "replace")
+    return [stripped for line in text.splitlines() if (stripped := line.strip())]
 
 
 def version_of(state: FileState) -> str:
@@ -100,7 +96,6 @@ def _fold(name: str) -> str:
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 """Of archives that can be unpacked."""
 
-_DAMAGED = (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError)
 _RATIO, _HARMLESS = 200, 16 * 1024 * 1024  # Compression ratio and bytes from which content counts as a bomb.
 _RESERVE = 256 * 1024 * 1024  # Bytes of the disk that are left free.
 _BLOCK = 1024 * 1024
@@ -147,7 +142,7 @@ def _archive_errors(failure: str, kind: type[DataError] | type[StorageError] = D
     except NotImplementedError as error:
         # zipfile does not know the method or version: fetching it again would not help.
         raise kind(f"{failure}: {error}", fix="pack it again with deflate, as zip -r does") from None
-    except (*_DAMAGED, OSError) as error:
+    except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         # gzip and bz2 raise OSError for damaged bytes; those of the system have a number.
         if isinstance(error, OSError) and error.errno is not None:
             raise

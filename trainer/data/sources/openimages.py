@@ -67,12 +67,8 @@ Wine, Wine glass, Woman, Zebra, Zucchini
 """
 CLASSES = tuple(" ".join(_CLASSES.split()).split(", "))
 
-BASE = "https://storage.googleapis.com/openimages"
-"""Where the CSV files are."""
-
-PIXELS = "https://open-images-dataset.s3.amazonaws.com"
-"""The bucket with the images, read anonymously."""
-
+BASE = "https://storage.googleapis.com/openimages"  # Where the CSV files are.
+PIXELS = "https://open-images-dataset.s3.amazonaws.com"  # The bucket with the images, read anonymously.
 DESCRIPTIONS = "v7/oidv7-class-descriptions-boxable.csv"
 HIERARCHY = "2018_04/bbox_labels_600_hierarchy.json"
 BOXES = {
@@ -187,8 +183,7 @@ class OpenImagesSource(Source):
             )  # fmt: skip
             splits["train" if len(names) == 1 else _SPLITS[split]] = Rows(read)
         state = hashlib.sha256(json.dumps(states).encode()).hexdigest()
-        hierarchy = {} if self.hierarchy == "expand" else above
-        return Listing(kept, splits, state, exhaustive=False, hierarchy=hierarchy)
+        return Listing(kept, splits, state, exhaustive=False, hierarchy={} if expanded else above)
 
 
 def read_image_list(uri: str) -> dict[str, frozenset[str]]:

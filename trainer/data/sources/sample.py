@@ -22,9 +22,7 @@ from trainer.data.sources.source import Box, Category, Entry, Listing, Rows, Sou
 
 CLASSES = ("circle", "square", "triangle", "star", "ring")
 
-MIN_VISIBLE = 0.2
-"""Objects with a smaller visible share have no box."""
-
+MIN_VISIBLE = 0.2  # Objects with a smaller visible share have no box.
 _SUPERSAMPLING = 3
 _CROWD_SHARE = 0.06
 _EMPTY_SHARE = 0.04
@@ -237,9 +235,7 @@ def _color(hue: float, saturation: float, value: float) -> Color:
     return round(red * 255), round(green * 255), round(blue * 255)
 
 
-VERSION = 1
-"""Raise it when the same parameters draw other images."""
-
+VERSION = 1  # Raise it when the same parameters draw other images.
 _LIMITS = {"images": (6, 1_000_000), "seed": (0, 2**31 - 1), "size": (96, 1024)}
 
 

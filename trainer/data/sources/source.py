@@ -17,8 +17,7 @@ import pyarrow as pa
 from trainer import storage
 from trainer.data.problem_counts import IMAGE_IN_TWO_SPLITS, Problems
 
-UNKNOWN = -1
-"""Category of a box whose category the source does not list."""
+UNKNOWN = -1  # Category of a box whose category the source does not list.
 
 
 class Box(NamedTuple):
@@ -27,7 +26,7 @@ class Box(NamedTuple):
     category: int
     """Position in the listing's categories, or UNKNOWN."""
     bbox: tuple[float, ...]
-    """[x, y, width, height] in pixels from the image's top left corner; empty if it is not four numbers."""
+    """[x, y, width, height] in pixels from the image's top left corner."""
     area: float
     """Of the object, in square pixels; 0 is unknown."""
     iscrowd: int
@@ -120,8 +119,7 @@ class Reading(NamedTuple):
     box_format: str = "auto"
 
 
-AS_PUBLISHED = Reading()
-"""COCO's own form."""
+AS_PUBLISHED = Reading()  # COCO's own form.
 
 
 class Source:
@@ -178,12 +176,9 @@ class SplitOverlaps:
         self._hashes[split] = np.unique(np.array(added))
 
 
-_SPLIT = re.compile(r"(?:^|[^a-z])(train|val|test)", re.IGNORECASE)
-
-
 def split_of(name: str) -> str | None:
     """Return train, val or test for a source's name of a split (val2017, validation), or None."""
-    match = _SPLIT.search(name)
+    match = re.search(r"(?:^|[^a-z])(train|val|test)", name, re.IGNORECASE)
     return match.group(1).lower() if match else None
 
 
@@ -191,7 +186,7 @@ BOX = pa.struct(
     [("category", pa.int32()), *((name, pa.float64()) for name in "xywh"), ("area", pa.float64()),
      ("iscrowd", pa.int8())]
 )  # fmt: skip
-"""A box in pixels as the source has it; NaN where the source's is not four numbers."""
+"""A box in pixels as the source has it; NaN where a number is missing."""
 
 _TEXT = pa.string()
 SOURCE_ROW = pa.schema(
@@ -200,9 +195,6 @@ SOURCE_ROW = pa.schema(
      ("fault_detail", _TEXT), ("extra", _TEXT), ("boxes", pa.list_(BOX))]
 )  # fmt: skip
 """The fields of `Entry`; `original_id` and `extra` as JSON texts."""
-
-_NAN = (float("nan"),) * 4
-
 
 Item = TypeVar("Item")
 
@@ -227,7 +219,7 @@ def batch_of(entries: list[Entry]) -> pa.RecordBatch:
             "fault_reason": entry.fault[0] if entry.fault else "",
             "fault_detail": _text(entry.fault[1]) if entry.fault else "",
             "extra": json.dumps(entry.extra) if entry.extra else "",
-            "boxes": [(box.category, *(box.bbox or _NAN), box.area, box.iscrowd) for box in entry.boxes],
+            "boxes": [(box.category, *box.bbox, box.area, box.iscrowd) for box in entry.boxes],
         }
         for entry in entries
     ]

@@ -27,7 +27,7 @@ from trainer.base.errors import DataError, MissingError
 from trainer.data import problem_counts as reasons
 from trainer.data.images import IMAGE_SUFFIXES
 from trainer.data.problem_counts import Problems
-from trainer.data.sources.files import read_all, read_lines, version_of
+from trainer.data.sources.files import lines_of, read_all, version_of
 from trainer.data.sources.source import (
     UNKNOWN,
     Box,
@@ -77,26 +77,18 @@ def parse_xml(data: bytes) -> VocAnnotation:
     annotation = VocAnnotation(width, height, name)
     for number, item in enumerate(root.iterfind("object"), 1):
         label = (item.findtext("name") or "").strip()
-        box = _box(item.find("bndbox"))
-        if isinstance(box, str):
-            annotation.bad_objects.append((box, f"object {number} ({label})"))
-        else:
-            difficult = (item.findtext("difficult") or "").strip() == "1"
-            annotation.objects.append((label, box, int(difficult)))
+        texts = [item.findtext(f"bndbox/{name}") for name in ("xmin", "ymin", "xmax", "ymax")]
+        sides = [value for value in map(_number, texts) if value is not None]
+        if len(sides) < 4:
+            reason = reasons.BOX_NOT_FINITE if any(texts) else reasons.BOX_ABSENT
+            annotation.bad_objects.append((reason, f"object {number} ({label})"))
+            continue
+        xmin, ymin, xmax, ymax = sides
+        box_width = xmax - xmin + 1 if xmax > xmin else 0.0
+        box_height = ymax - ymin + 1 if ymax > ymin else 0.0
+        difficult = (item.findtext("difficult") or "").strip() == "1"
+        annotation.objects.append((label, (xmin - 1, ymin - 1, box_width, box_height), int(difficult)))
     return annotation
-
-
-def _box(corners: ET.Element | None) -> tuple[float, ...] | str:
-    """Return [x, y, width, height], or the reason why there is none."""
-    texts = [] if corners is None else [corners.findtext(name) for name in ("xmin", "ymin", "xmax", "ymax")]
-    if not any(texts):
-        return reasons.BOX_ABSENT
-    xmin, ymin, xmax, ymax = map(_number, texts)
-    if xmin is None or ymin is None or xmax is None or ymax is None:
-        return reasons.BOX_NOT_FINITE
-    width = xmax - xmin + 1 if xmax > xmin else 0.0
-    height = ymax - ymin + 1 if ymax > ymin else 0.0
-    return xmin - 1, ymin - 1, width, height
 
 
 def _number(text: str | None) -> float | None:
@@ -298,7 +290,7 @@ class _Layout:
         folder = storage.join(self.root, "ImageSets", "Main")
         files = storage.list_states(folder)
         lists = {
-            split: [_stem(line, keys_of) for line in read_lines(storage.join(folder, f"{split}.txt"))]
+            split: [_stem(line, keys_of) for line in lines_of(storage.join(folder, f"{split}.txt"))]
             for split in (*_ORDER, "trainval")
             if f"{split}.txt" in files
         }

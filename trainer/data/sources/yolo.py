@@ -29,7 +29,7 @@ from trainer.base.safe_text import whole_number, yaml_value
 from trainer.data import problem_counts as reasons
 from trainer.data.images import IMAGE_SUFFIXES, SHARES_UPRIGHT
 from trainer.data.problem_counts import Problems
-from trainer.data.sources.files import Folders, lines_of, read_all, read_lines, version_of
+from trainer.data.sources.files import Folders, lines_of, read_all, version_of
 from trainer.data.sources.source import Box, Category, Entry, Listing, Rows, Source, SplitOverlaps, split_of
 from trainer.storage.url_policy import UrlPolicy
 
@@ -177,7 +177,7 @@ class YoloSource(Source):
         if storage.size(uri) > _LARGEST:
             raise DataError(f"{uri} is too large to describe a data set", fix=FIX)
         content = storage.read_bytes(uri)
-        description = self._of_yaml(uri, content) if uri.lower().endswith(YAML) else _of_lines(uri, content)
+        description = self._of_yaml(uri, content) if uri.lower().endswith(YAML) else _of_lines(uri)
         if not description.names:
             raise DataError(f"{uri} names no classes", fix=FIX)
         for name, count in Counter(description.names.values()).items():
@@ -254,7 +254,7 @@ class YoloSource(Source):
         """Yield URI and version of the images that a list names; the version is "" for missing ones."""
         bases = list(dict.fromkeys([storage.parent(uri), root]))
         found = {"": bases[0]}
-        for line in (line.replace("\\", "/") for line in read_lines(uri)):
+        for line in (line.replace("\\", "/") for line in lines_of(uri)):
             folder, _, name = line.rpartition("/")
             if folder not in found:
                 found[folder] = self._resolve(folder, bases)
@@ -325,9 +325,9 @@ def file_of(folder: str) -> str:
     return next((uri for uri in places if storage.exists(uri)), "")
 
 
-def _of_lines(uri: str, content: bytes) -> Description:
+def _of_lines(uri: str) -> Description:
     """Return the description by classes.txt or obj.names: the splits are lists, or folders, or all images."""
-    root = storage.parent(uri)
+    classes, root = lines_of(uri), storage.parent(uri)
     holder = next((path for path in reversed(_NAMES_FOLDERS) if root.endswith(f"/{path}")), "")
     root = root.removesuffix(f"/{holder}")
     names, images = storage.list_states(root), storage.join(root, "images")
@@ -347,9 +347,9 @@ def _of_lines(uri: str, content: bytes) -> Description:
     # The numbers would mean something else in a folder with other classes.
     folders = [place for places in splits.values() for place in places if not place.endswith(".txt")]
     for other in (storage.join(folder, _NAMES[0]) for folder in folders):
-        if storage.exists(other) and read_lines(other) != lines_of(content):
+        if storage.exists(other) and lines_of(other) != classes:
             raise DataError(f"{uri} and {other} name different classes", fix="give both the same lines")
-    return Description(root, dict(enumerate(lines_of(content))), splits)
+    return Description(root, dict(enumerate(classes)), splits)
 
 
 def _names(uri: str, form: Mapping[str, Any]) -> dict[int, str]:
