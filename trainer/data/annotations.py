@@ -229,10 +229,8 @@ def _select_classes(listing: Listing, chosen_names: list[str]) -> tuple[list[Cat
     kept = [by_name[name] for name in chosen_names or names if name in by_name]
     twice = [category.name for category, count in Counter(kept).items() if count > 1]
     if unknown or twice:
-        problem = (
-            f"classes unknown: {', '.join(unknown)}" if unknown else f"classes twice: {', '.join(twice)}"
-        )
-        raise DataError(f"data.classes names {problem}", fix=f"the source has: {', '.join(names[:100])}")
+        problem = f"unknown: {', '.join(unknown)}" if unknown else f"twice: {', '.join(twice)}"
+        raise DataError(f"data.classes names classes {problem}", fix=f"known are: {', '.join(names[:100])}")
     position = {category: label for label, category in enumerate(kept)}
     categories = [Category(label, *category) for label, category in enumerate(kept)]
     labels = [position.get(category, DROPPED) for category in listing.categories]

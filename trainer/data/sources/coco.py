@@ -70,7 +70,7 @@ class CocoFile:
     def open(self) -> AbstractContextManager[BufferedIOBase]:
         return open_member(self.path, self.member) if self.member else Path(self.path).open("rb")
 
-    def items(self, name: str) -> Iterator[dict[str, Any]]:
+    def items(self, name: str) -> Iterator[Mapping[str, Any]]:
         """Yield the objects of one of the lists images, annotations and categories."""
         item = None
         try:

@@ -218,7 +218,7 @@ def read_hierarchy(uri: str) -> dict[str, set[str]]:
     """Return the MIDs above each MID, from the JSON of nested Subcategory lists."""
     above: dict[str, set[str]] = {}
 
-    def visit(node: dict[str, Any], path: tuple[str, ...]) -> None:
+    def visit(node: Mapping[str, Any], path: tuple[str, ...]) -> None:
         mid = node["LabelName"]
         above.setdefault(mid, set()).update(path)
         for child in node.get("Subcategory", []):

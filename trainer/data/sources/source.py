@@ -51,10 +51,6 @@ class Entry:
     """(reason, detail) if the listing shows that the image cannot be used."""
     version: str = ""
     """Changes with the image: an ETag, size and time; "" is unknown."""
-    extra: dict[str, Any] | None = None
-    """Further data about the image for the ground truth."""
-    orientation: int = 0
-    """Exif orientation (1 to 8) to apply; 0: that of the file."""
 
 
 class Rows:
@@ -194,7 +190,8 @@ SOURCE_ROW = pa.schema(
      ("height", pa.int32()), ("orientation", pa.int8()), ("original_id", _TEXT), ("fault_reason", _TEXT),
      ("fault_detail", _TEXT), ("extra", _TEXT), ("boxes", pa.list_(BOX))]
 )  # fmt: skip
-"""The fields of `Entry`; `original_id` and `extra` as JSON texts."""
+"""The fields of `Entry` (`original_id` as JSON), the Exif `orientation` to apply (0: the file's), and
+`extra`, JSON for the ground truth."""
 
 Item = TypeVar("Item")
 
@@ -214,11 +211,11 @@ def batch_of(entries: list[Entry]) -> pa.RecordBatch:
             "version": entry.version,
             "width": entry.width,
             "height": entry.height,
-            "orientation": entry.orientation,
+            "orientation": 0,
             "original_id": json.dumps(entry.original_id),
             "fault_reason": entry.fault[0] if entry.fault else "",
             "fault_detail": _text(entry.fault[1]) if entry.fault else "",
-            "extra": json.dumps(entry.extra) if entry.extra else "",
+            "extra": "",
             "boxes": [(box.category, *box.bbox, box.area, box.iscrowd) for box in entry.boxes],
         }
         for entry in entries
