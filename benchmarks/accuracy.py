@@ -73,7 +73,7 @@ def run(config: Config, shards: str, output: str, device: torch.device, *, stock
         result = train(config, shards, output)
     detector, _ = checkpoint.load_model(result["checkpoint"], device)
     test = ShardDataset(shards, "test")
-    predictions = predict_split(detector, test, config, World(0, 1, device))
+    predictions = predict_split(detector.predict, test, config, World(0, 1, device))
     metrics = evaluate(test.annotations(), predictions).metrics
     return {name: metrics[name] for name in METRICS}
 

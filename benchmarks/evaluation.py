@@ -193,7 +193,7 @@ def reference(model: Any, dataset: ShardDataset, threads: int) -> Predictions:
 def ours(detector: Any, dataset: ShardDataset, config: Config, threads: int) -> Predictions:
     """Score as `evaluate` does, with the same annotations read."""
     torch.set_num_threads(threads)
-    detections = predict_split(detector, dataset, config, SINGLE)
+    detections = predict_split(detector.predict, dataset, config, SINGLE)
     coco.evaluate(Truth.from_coco(dataset.annotations()), detections)
     return detections
 

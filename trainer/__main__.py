@@ -68,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
-    def verb(name: str, run: Callable[[argparse.Namespace], int | None], *options: str) -> None:
+    def verb(
+        name: str, run: Callable[[argparse.Namespace], int | None], *options: str
+    ) -> argparse.ArgumentParser:
         sub = verbs.add_parser(name)
         sub.set_defaults(run=run)
         if name not in ("launch", "doctor", "weights"):
@@ -80,44 +82,37 @@ def _parser() -> argparse.ArgumentParser:
             )  # fmt: skip
         for option in options:
             sub.add_argument(f"--{option}", required=True, metavar="URI", help=_REQUIRED[option])
+        return sub
 
-    verb("download", _download, "source", "data-root")
-    verb("shard", _shard, "raw", "data-root")
-    verb("train", _train, "shards", "output")
-    verb("evaluate", _evaluate, "checkpoint", "shards", "output")
-    verb("export", _export, "checkpoint", "shards", "output")
-    verb("weights", _weights, "checkpoint", "output")
-    verb("launch", _launch)
-    verb("doctor", _doctor)
-    choices = verbs.choices
-    choices["train"].add_argument(
+    verb("download", _step, "source", "data-root")
+    verb("shard", _step, "raw", "data-root")
+    verb("train", _train, "shards", "output").add_argument(
         "--resume", choices=["auto", "none"], default="auto",
         help="auto: resume from the newest checkpoint in the output; none: start again (default: auto)",
     )  # fmt: skip
-    choices["launch"].add_argument("--nproc", help="processes on this machine (else PET_NPROC_PER_NODE)")
-    choices["launch"].add_argument(
-        "--nnodes", help="machines, or MIN:MAX of an elastic run (else PET_NNODES)"
-    )
-    choices["launch"].add_argument(
+    verb("evaluate", _step, "checkpoint", "shards", "output")
+    verb("export", _step, "checkpoint", "shards", "output")
+    verb("weights", _step, "checkpoint", "output")
+    launch, doctor = verb("launch", _launch), verb("doctor", _doctor)
+    launch.add_argument("--nproc", help="processes on this machine (else PET_NPROC_PER_NODE)")
+    launch.add_argument("--nnodes", help="machines, or MIN:MAX of an elastic run (else PET_NNODES)")
+    launch.add_argument(
         "--node-rank", type=int, metavar="N", help="number of this machine, from 0 (else PET_NODE_RANK); the "
         "first hosts the rendezvous. With --rdzv-endpoint alone the machines number themselves",
     )  # fmt: skip
-    choices["launch"].add_argument(
+    launch.add_argument(
         "--rdzv-endpoint", metavar="HOST[:PORT]", help="name of the first machine and a free port on it "
         "(default: 29500; else PET_RDZV_ENDPOINT or PET_MASTER_ADDR)",
     )  # fmt: skip
-    choices["launch"].add_argument(
-        "--heartbeat", metavar="URI", help="file that the launcher of this job rewrites"
-    )
-    choices["launch"].add_argument(
+    launch.add_argument("--heartbeat", metavar="URI", help="file that the launcher of this job rewrites")
+    launch.add_argument(
         "--heartbeat-timeout", type=float, default=240, metavar="SECONDS",
         help="save a checkpoint and end if the heartbeat has not changed for this long (default: 240)",
     )  # fmt: skip
-    choices["launch"].add_argument(
+    launch.add_argument(
         "--heartbeat-exit", type=int, default=75, metavar="CODE", help="exit code in that case (default: 75)"
     )
-    choices["launch"].add_argument("arguments", nargs="+", metavar="-- VERB ...", help="verb to run")
-    doctor = choices["doctor"]
+    launch.add_argument("arguments", nargs="+", metavar="-- VERB ...", help="verb to run")
     doctor.add_argument("--gpus", type=int, default=0, help="required GPUs")
     doctor.add_argument("--rdma", action="store_true", help="require RDMA: a device, locked memory")
     doctor.add_argument("--interface", default="", help="required network interface, with an address")
@@ -135,23 +130,32 @@ def _config(options: argparse.Namespace) -> Config:
     return parsing.with_overrides(config, overrides, where="--set")
 
 
-def _show(result: dict[str, Any]) -> None:
+def _step(options: argparse.Namespace) -> None:
+    """Run a step in this process, and print its result as JSON."""
+    result: dict[str, Any] = {}
+    if options.verb == "download":
+        from trainer.data.download import download
+
+        result = download(options.source, options.data_root, _config(options).data).to_json()
+    elif options.verb == "shard":
+        from trainer.data.raw_folder import read_manifest
+        from trainer.data.shards import shard
+
+        result = shard(read_manifest(options.raw), options.data_root, _config(options).data).to_json()
+    elif options.verb == "evaluate":
+        from trainer.evaluation.evaluate import evaluate
+
+        result = evaluate(options.checkpoint, options.shards, options.output, _config(options))
+    elif options.verb == "export":
+        from trainer.export.export import export
+
+        result = export(options.checkpoint, options.shards, options.output, _config(options))
+    else:
+        from trainer.training.checkpoint import write_weights
+
+        result = write_weights(options.checkpoint, options.output)
     if result:
         print(json.dumps(result, indent=2, default=str))
-
-
-def _download(options: argparse.Namespace) -> None:
-    from trainer.data.download import download
-
-    _show(download(options.source, options.data_root, _config(options).data).to_json())
-
-
-def _shard(options: argparse.Namespace) -> None:
-    from trainer.data.raw_folder import read_manifest
-    from trainer.data.shards import shard
-
-    raw = read_manifest(options.raw)
-    _show(shard(raw, options.data_root, _config(options).data).to_json())
 
 
 def _train(options: argparse.Namespace) -> None:
@@ -161,24 +165,6 @@ def _train(options: argparse.Namespace) -> None:
     from trainer.training.loop import train
 
     train(_config(options), options.shards, options.output, resume=options.resume)
-
-
-def _evaluate(options: argparse.Namespace) -> None:
-    from trainer.evaluation.evaluate import evaluate
-
-    _show(evaluate(options.checkpoint, options.shards, options.output, _config(options)))
-
-
-def _export(options: argparse.Namespace) -> None:
-    from trainer.export.export import export
-
-    _show(export(options.checkpoint, options.shards, options.output, _config(options)))
-
-
-def _weights(options: argparse.Namespace) -> None:
-    from trainer.training.checkpoint import write_weights
-
-    _show(write_weights(options.checkpoint, options.output))
 
 
 def _check_output(uri: str) -> None:

@@ -107,14 +107,9 @@ class _Side:
 
 
 def _assign(
-    groups: np.ndarray,
-    rank: np.ndarray,
-    boxes: np.ndarray,
-    truth_groups: np.ndarray,
-    truth_boxes: np.ndarray,
-    crowd: np.ndarray,
-    thresholds: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    groups: np.ndarray, rank: np.ndarray, boxes: np.ndarray, truth_groups: np.ndarray,
+    truth_boxes: np.ndarray, crowd: np.ndarray, thresholds: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
     count = len(thresholds)
     partners = np.full(len(groups), -1)
     right = np.zeros((len(groups), count), bool)

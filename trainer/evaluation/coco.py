@@ -39,18 +39,16 @@ class CocoResult:
 
 
 def evaluate(
-    ground_truth: Truth | Mapping[str, Any],
-    detections: Predictions | Sequence[Mapping[str, Any]],
-    *,
+    ground_truth: Truth | Mapping[str, Any], detections: Predictions | Sequence[Mapping[str, Any]], *,
     engine: str = "hotcoco",
-) -> CocoResult:
+) -> CocoResult:  # fmt: skip
     """Score detections against ground truth, as columns or in COCO's JSON form."""
     truth = ground_truth if isinstance(ground_truth, Truth) else Truth.from_coco(ground_truth)
     predictions = detections if isinstance(detections, Predictions) else Predictions.from_coco(detections)
     check(truth, truth, "ground truth")
     check(truth, predictions, "detections")
-    arrays = engines.run(engine, truth, predictions)
-    precision, recall = arrays.precision[..., -1], arrays.recall
+    precision, recall = engines.run(engine, truth, predictions)
+    precision = precision[..., -1]
     numbers = [_mean(precision[..., 0]), _mean(precision[0, ..., 0]), _mean(precision[5, ..., 0])]
     numbers += [_mean(precision[..., size]) for size in (1, 2, 3)]
     numbers += [_mean(recall[:, :, 0, limit]) for limit in (0, 1, 2)]

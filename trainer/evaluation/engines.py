@@ -6,7 +6,7 @@ hotcoco: https://github.com/derekallman/hotcoco; pycocotools: https://github.com
 import contextlib
 import importlib
 import io
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,17 +18,12 @@ ENGINES = ("hotcoco", "pycocotools")
 _AT_ONCE = 1_000_000  # Predictions in one call of hotcoco, which needs about 300 bytes for each.
 
 
-@dataclass(frozen=True)
-class Arrays:
-    """T IoU thresholds x R recalls x K classes x A sizes x M limits of detections an image.
+Arrays = tuple[np.ndarray, np.ndarray]
+"""Precision [T, R, K, A, M] and recall [T, K, A, M], -1 without ground truth.
 
-    Sizes are all, small, medium, large; limits 1, 10, 100; classes in the order of their ids.
-    """
-
-    precision: np.ndarray
-    """[T, R, K, A, M], -1 without ground truth."""
-    recall: np.ndarray
-    """[T, K, A, M], -1 without ground truth."""
+T IoU thresholds, R recalls, K classes in the order of their ids, A sizes (all, small, medium, large), and M
+limits of detections an image (1, 10, 100).
+"""
 
 
 def run(engine: str, truth: Truth, predictions: Predictions) -> Arrays:
@@ -79,7 +74,7 @@ def _hotcoco(truth: Truth, predictions: Predictions) -> Arrays:
         arrays = coco_eval.eval  # Copied by each access, and large.
         precision.append(np.asarray(arrays["precision"]))
         recall.append(np.asarray(arrays["recall"]))
-    return Arrays(np.concatenate(precision, axis=2), np.concatenate(recall, axis=1))
+    return np.concatenate(precision, axis=2), np.concatenate(recall, axis=1)
 
 
 def _loaded(truth: Truth, predictions: Predictions) -> Any:
@@ -120,4 +115,4 @@ def _pycocotools(truth: Truth, predictions: Predictions) -> Arrays:
         coco_eval = COCOeval(*datasets, "bbox")
         coco_eval.evaluate()
         coco_eval.accumulate()
-    return Arrays(coco_eval.eval["precision"], coco_eval.eval["recall"])
+    return coco_eval.eval["precision"], coco_eval.eval["recall"]

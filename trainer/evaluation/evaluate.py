@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer import storage
 from trainer.base.errors import EvaluationError, MissingError
-from trainer.config.schema import Config, EvaluationConfig
+from trainer.config.schema import Config
 from trainer.data import training_record
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset, data_root_of
@@ -85,12 +85,12 @@ def evaluate(
 ) -> dict[str, Any]:  # fmt: skip
     """Score a model; the processes that torchrun started share the images.
 
+    Mistakes of the user are errors before any prediction.
+
     Args:
-        model_uri: best.pt of a run (metrics.jsonl in the same folder gives the curves), the folder of an
-            exported model, or a file in it, see `loading.load`.
+        model_uri: best.pt of a run, next to metrics.jsonl for the curves, or see `loading.load`.
         shards_uri: folder that the shard step wrote.
-        output_uri: folder for metrics.json, predictions.parquet (or .json), gate.json, table.txt,
-            report.html, report.md.
+        output_uri: folder for metrics.json, the predictions, and what `write_results` writes.
         config: the evaluation section, workers of the loader, and the model's name.
         rules: rules of the gate; None takes the configuration's.
         used: returns the run's usage so far, for the report.
@@ -98,11 +98,6 @@ def evaluate(
 
     Returns:
         On rank 0 the content of metrics.json, elsewhere {}.
-
-    Raises:
-        EvaluationError: the model was trained for other classes, there is nothing to score, or the
-            evaluator, the baseline or a rule of the gate cannot be used.
-        StorageError: the folder for the results cannot be written. Both are raised before any prediction.
     """
     rules = list(config.evaluation.gate if rules is None else rules)
     gate.check(rules)
@@ -121,7 +116,8 @@ def evaluate(
             "checkpoint": storage.absolute(model.uri), "sha256": model.sha256,
         }  # fmt: skip
         base, obstacle = _baseline_predictions(baseline, dataset, config, world)
-        predictions_uri = predictions_file(output_uri, config.evaluation)
+        file = f"predictions.{config.evaluation.predictions}"
+        predictions_uri = storage.join(storage.absolute(output_uri), file)
         predictions = _earlier_predictions(predictions_uri, identity) if world.is_main else None
         if not broadcast(predictions is not None, world):
             predictions = _predict(model, dataset, config, world)
@@ -200,7 +196,7 @@ def _load(uri: str, dataset: ShardDataset, config: Config, world: World) -> Scor
 
 def _predict(model: ScoredModel, dataset: ShardDataset, config: Config, world: World) -> Predictions:
     changed = replace(config, loader=replace(config.loader, image_size=model.image_size))
-    return predict_split(model, dataset, changed, world, reentrant=model.reentrant)
+    return predict_split(model.predict, dataset, changed, world, reentrant=model.reentrant)
 
 
 def _earlier_predictions(uri: str, identity: dict[str, str]) -> Predictions | None:
@@ -224,12 +220,8 @@ def _baseline_predictions(
     """Return the baseline's predictions, or the reason why it cannot be compared."""
     if baseline is None:
         return None, ""
-    earlier = baseline.summary
-    is_same = earlier is not None and (earlier.fingerprint, earlier.split) == (
-        dataset.fingerprint,
-        dataset.split,
-    )
-    if is_same and storage.exists(earlier.predictions):
+    earlier, images = baseline.summary, (dataset.fingerprint, dataset.split)
+    if earlier and (earlier.fingerprint, earlier.split) == images and storage.exists(earlier.predictions):
         return Predictions.read(earlier.predictions)[0], ""
     _LOG.info("scoring the baseline %s first: it has no predictions of these images", baseline.name)
     try:
@@ -306,11 +298,6 @@ def _drift(
     ):
         obstacle = f"the shards of the baseline {baseline.name} are missing"
     return {"metrics": {}, "obstacle": obstacle}
-
-
-def predictions_file(output_uri: str, config: EvaluationConfig) -> str:
-    """Return the URI of an evaluation's predictions."""
-    return storage.join(storage.absolute(output_uri), f"predictions.{config.predictions}")
 
 
 def write_results(

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,26 +40,14 @@ class ScoredModel:
     """Configuration of its training."""
 
 
-class Predictor(Protocol):
-    """A detector, or the runtime of an exported one."""
-
-    @property
-    def predict(self) -> Callable[[Tensor], Detections]: ...
-
-
 def predict_split(
-    detector: Predictor, dataset: ShardDataset, config: Config, world: World, *, task: str = "evaluate",
-    reentrant: bool = True,
+    predict: Callable[[Tensor], Detections], dataset: ShardDataset, config: Config, world: World, *,
+    task: str = "evaluate", reentrant: bool = True,
 ) -> Predictions:  # fmt: skip
-    """Detect objects in all images of a split.
+    """Detect objects in all images of a split; the processes of `world` share them.
 
-    Args:
-        detector: in evaluation mode, on the world's device.
-        dataset: the split.
-        config: image size, batch size, precision.
-        world: the processes that share the images.
-        task: name for the progress display.
-        reentrant: whether several threads may call the detector at once.
+    `predict` is that of a detector or ScoredModel on the world's device, `reentrant` says whether several
+    threads may call it at once. `task` is the name in the progress display.
 
     Returns:
         On rank 0 all predictions, by image id, with boxes in pixels of the stored image; on other ranks
@@ -76,7 +64,7 @@ def predict_split(
     def detect(batch: Batch) -> tuple[int, Predictions]:
         # Both contexts hold for the thread that enters them.
         with torch.inference_mode(), autocast(world.device, config.evaluation.precision):
-            detections = detector.predict(batch.images)
+            detections = predict(batch.images)
         return len(batch.image_ids), in_images(detections, batch.image_ids, batch.scales, sizes)
 
     collected = [Predictions.from_coco([])]
@@ -115,13 +103,9 @@ def _in_parallel(
 def in_images(
     detections: Detections, image_ids: list[int], scales: list[float], sizes: dict[int, np.ndarray]
 ) -> Predictions:
-    """Convert a batch of detections to pixels of the stored images.
+    """Convert a batch of detections from pixels of the network's square to those of the stored images.
 
-    Args:
-        detections: boxes in pixels of the network's square.
-        image_ids: [B] ids.
-        scales: [B] side of the square over the longer side of the image.
-        sizes: width and height of each image, by id.
+    `scales` are the sides of the square over the longer sides of the images, `sizes` width and height by id.
     """
     boxes, scores, labels, num = (part.cpu().numpy() for part in detections)
     rows = np.repeat(np.arange(len(image_ids)), num)

@@ -7,7 +7,7 @@ verified in the image are ignored; the area under the curve is exact, as in VOC 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,29 +19,16 @@ IOU = 0.5
 """Overlap that makes a prediction right; with a group, the share of its area inside."""
 
 
-@dataclass(frozen=True)
-class OpenImagesResult:
-    """AP at IoU 0.5 by class, and the mean over the classes with objects; -1 without objects."""
-
-    average: float
-    per_class: dict[str, float]
-
-
 def evaluate(
-    truth: Truth,
-    predictions: Predictions,
-    *,
-    verified: np.ndarray | None = None,
-    ancestors: Mapping[int, Sequence[int]] | None = None,
-    group_weight: float = 1.0,
-) -> OpenImagesResult:
-    """Score checked predictions.
+    truth: Truth, predictions: Predictions, *, verified: np.ndarray | None = None,
+    ancestors: Mapping[int, Sequence[int]] | None = None, group_weight: float = 1.0,
+) -> tuple[float, dict[str, float]]:  # fmt: skip
+    """Return the mean AP at IoU 0.5 over the classes with objects, and AP by class; -1 without objects.
 
     Args:
-        truth: ground truth; crowds are the groups.
-        predictions: one for each class that it counts for.
-        verified: [V, 2] image id and label of each image-level label, present or absent; None
-            counts all predictions.
+        truth: checked ground truth; crowds are the groups.
+        predictions: checked predictions, one for each class that it counts for.
+        verified: [V, 2] image id and label of each image-level label; None counts all predictions.
         ancestors: ids of the classes above each class.
         group_weight: weight of a group relative to an object, above 0; 1 in the Challenge.
     """
@@ -83,7 +70,7 @@ def _best(truth: Truth, predictions: Predictions, mask: np.ndarray) -> tuple[np.
 
 def _summary(
     truth: Truth, predictions: Predictions, right: np.ndarray, group: np.ndarray, weight: float
-) -> OpenImagesResult:
+) -> tuple[float, dict[str, float]]:
     rows, starts = _by_label(predictions.labels, truth.category_ids)
     objects, object_starts = _by_label(truth.labels, truth.category_ids)
     per_class = {}
@@ -107,7 +94,7 @@ def _summary(
         total = float(np.where(groups_here, weight, 1.0).sum())
         per_class[category["name"]] = float((envelope * gained).sum() / total)
     defined = [value for value in per_class.values() if value >= 0]
-    return OpenImagesResult(float(np.mean(defined)) if defined else -1.0, per_class)
+    return float(np.mean(defined)) if defined else -1.0, per_class
 
 
 def _by_label(labels: np.ndarray, category_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

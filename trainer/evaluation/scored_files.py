@@ -17,7 +17,6 @@ from trainer.evaluation.evaluate import (
     NO_BASELINE,
     EvaluationSummary,
     find_summary,
-    predictions_file,
     program_versions,
     write_results,
 )
@@ -71,7 +70,8 @@ def evaluate(
     summary: dict[str, Any] = {
         "images": len(truth.images), **scores.to_json(), "fingerprint": truth_digest, "split": split,
         "checkpoint": storage.absolute(detections_uri), "sha256": _sha256(detections_uri), "step": None,
-        "truth": storage.absolute(truth_uri), "predictions": predictions_file(output_uri, config),
+        "truth": storage.absolute(truth_uri),
+        "predictions": storage.absolute(storage.join(output_uri, f"predictions.{config.predictions}")),
     }  # fmt: skip
     compared = None
     if base is not None:

@@ -112,8 +112,8 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
         confusion = Confusion([*matrix["cat_names"], "background"], matrix["matrix"].astype(np.int64))
         del evaluator  # It holds gigabytes.
     verified, ancestors = openimages_metric.image_labels(dataset)
-    open_images = openimages_metric.evaluate(truth, predictions, verified=verified, ancestors=ancestors)
-    metrics = {**result.metrics, OPEN_IMAGES: open_images.average}
+    open_images, _ = openimages_metric.evaluate(truth, predictions, verified=verified, ancestors=ancestors)
+    metrics = {**result.metrics, OPEN_IMAGES: open_images}
     matches = match(truth, predictions, coco.IOU_THRESHOLDS)
     points, curves = {}, {}
     for place, name in enumerate(truth.names):

@@ -272,14 +272,9 @@ def _parse(data: bytes, uri: str) -> dict[str, str]:
     return checksums
 
 
-def check_key(private_key: str) -> None:
-    """Raise ExportError if a key cannot sign, before minutes of work."""
-    _signer(private_key)
-
-
 def sign(folder: Path, private_key: str) -> None:
     """Write model.sig over all files of a sealed folder."""
-    _signer(private_key).set_hashing_config(_hashing(folder)).sign(folder, folder / SIGNATURE)
+    signer(private_key).set_hashing_config(_hashing(folder)).sign(folder, folder / SIGNATURE)
 
 
 def check_signature(source: Bundle, public_key: str) -> None:
@@ -301,7 +296,8 @@ def check_signature(source: Bundle, public_key: str) -> None:
             config.set_hashing_config(_hashing(folder)).verify(folder, folder / SIGNATURE)
 
 
-def _signer(private_key: str) -> Any:
+def signer(private_key: str) -> Any:
+    """Return the configuration that signs with a key."""
     fix = (
         "give an unencrypted PEM file of an elliptic-curve private key "
         "(openssl ecparam -name prime256v1 -genkey -noout)"

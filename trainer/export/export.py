@@ -18,7 +18,7 @@ from trainer.data.shard_index import ShardDataset
 from trainer.evaluation.truth_and_predictions import name_difference
 from trainer.export import bundle
 from trainer.export.description import describe, read_scores, versions
-from trainer.export.formats import FORMATS, Maker, check_formats
+from trainer.export.formats import FORMATS, Maker, import_openvino
 from trainer.export.published_models import name_for
 from trainer.export.verify import verify
 from trainer.storage import check_writable
@@ -33,16 +33,11 @@ def export(
     checkpoint_uri: str, shards_uri: str, output_uri: str, config: Config, *,
     evaluation_uri: str = "", signing_key: str = "",
 ) -> dict[str, Any]:  # fmt: skip
-    """Write a bundle of the formats in config.export.
+    """Write a bundle of the formats in config.export to `output_uri`.
 
-    Args:
-        checkpoint_uri: best.pt of a run.
-        shards_uri: shards whose validation images (else test, else train) check the export, and
-            whose training images calibrate int8.
-        output_uri: folder to publish to.
-        config: the export section is used.
-        evaluation_uri: folder of the run's evaluation, or "".
-        signing_key: path of the PEM file that signs the bundle; "" means that of KUBEDET_SIGNING_KEY.
+    The validation images of the shards (else test, else train) check the export, training images calibrate
+    int8. `evaluation_uri` is the folder of the run's evaluation, or ""; `signing_key` the path of the PEM
+    file that signs the bundle, by default that of KUBEDET_SIGNING_KEY.
 
     Returns:
         model (the bundle's URI), name, model_version, files (name -> URI), bytes (name -> size),
@@ -52,10 +47,11 @@ def export(
         ExportError: among others, an exported model does not match the trained one; nothing is published.
     """
     names = list(dict.fromkeys(config.export.formats))
-    check_formats(names)
+    if "openvino" in names:
+        import_openvino()  # A missing package is an error before any work.
     key = signing_key or os.environ.get(SIGNING_KEY, "")
     if key:
-        bundle.check_key(key)
+        bundle.signer(key)  # A key that cannot sign is refused before minutes of work.
     check_writable(output_uri)
     scores = read_scores(evaluation_uri)
     inputs = [

@@ -3,7 +3,7 @@
 import copy
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -124,13 +124,12 @@ def _nms_keep(boxes: Any, scores: Any, labels: Any, classes: int, overlap: float
     return op.ScatterND(nothing, where, ones)
 
 
+_ANY_BATCH: Any = ({0: torch.export.Dim("batch", min=1)},)
+
+
 def _example(image_size: int) -> torch.Tensor:
     # Two images: a batch of one would be taken for a constant.
     return torch.zeros(2, 3, image_size, image_size, dtype=torch.uint8)
-
-
-def _any_batch() -> Any:
-    return ({0: torch.export.Dim("batch", min=1)},)
 
 
 def write_onnx(graph: Graph, path: Path, opset: int) -> None:
@@ -146,7 +145,7 @@ def write_onnx(graph: Graph, path: Path, opset: int) -> None:
                 opset_version=opset,
                 input_names=[INPUT],
                 output_names=list(graph.names),
-                dynamic_shapes=_any_batch(),
+                dynamic_shapes=_ANY_BATCH,
                 custom_translation_table={torch.ops.kubedet.nms_keep.default: _nms_keep},
                 verbose=False,
             )
@@ -196,7 +195,7 @@ class Maker:
         fix = "use the version of torch in constraints.txt, or leave out torch-export"
         with translated(ExportError, "torch.export cannot write the model", fix=fix), quiet():
             example = (_example(self.image_size),)
-            torch.export.save(torch.export.export(self.graph, example, dynamic_shapes=_any_batch()), path)
+            torch.export.save(torch.export.export(self.graph, example, dynamic_shapes=_ANY_BATCH), path)
 
     def openvino(self, path: Path) -> None:
         openvino = import_openvino()
@@ -269,15 +268,3 @@ def check_trust(kind: str, uri: str, run_code: bool, *, fix: str) -> None:
             f"{FORMATS[kind].files[0]} of {uri} is a program, which runs only if you allow it",
             fix=f"if you trust its author, {fix}; otherwise use another format, such as onnx",
         )
-
-
-def check_formats(names: Sequence[str]) -> None:
-    """Raise ExportError if a format is unknown, or needs a package that is not installed."""
-    unknown = [name for name in names if name not in FORMATS]
-    if unknown or not names:
-        raise ExportError(
-            f"unknown format {', '.join(unknown)}" if unknown else "no format to export to",
-            fix=f"export.formats takes: {', '.join(FORMATS)}",
-        )
-    if "openvino" in names:
-        import_openvino()

@@ -150,7 +150,10 @@ class _Guarded:
 
     def _refusal(self, method: str, headers: Headers) -> Response | None:
         own = _host_and_port(headers.get("host", ""))
-        if not self._is_allowed(own[0]):
+        is_allowed = any(fnmatchcase(own[0], name) for name in self._hosts)
+        with suppress(ValueError):
+            is_allowed |= bool(ip_address(own[0]))
+        if not is_allowed:
             error = f"this server is not called {headers.get('host', '')!r}"
             return JSONResponse({"error": error, "fix": "start it with --allow-host NAME"}, 400)
         if method in ("GET", "HEAD"):
@@ -164,11 +167,6 @@ class _Guarded:
         if is_own and len(headers.getlist("host")) == 1:
             return None
         return JSONResponse({"error": "pages of other sites cannot use this server"}, 403)
-
-    def _is_allowed(self, host: str) -> bool:
-        with suppress(ValueError):
-            return bool(ip_address(host))
-        return any(fnmatchcase(host, name) for name in self._hosts)
 
 
 def _host_and_port(text: str) -> tuple[str, str]:

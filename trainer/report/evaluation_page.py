@@ -5,7 +5,7 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,10 +59,6 @@ class ReportData:
     """Usage of the run: a row for each step, and one for all."""
 
     @property
-    def nothing_found(self) -> bool:
-        return not self.scores.calibration.count.any()
-
-    @property
     def subtitle(self) -> str:
         rows = self.scores.coco.per_class
         boxes = sum(int(row["boxes"]) for row in rows.values())
@@ -100,17 +96,18 @@ def html(data: ReportData) -> str:
     script = (Path(__file__).parent / "evaluation_page.js.jinja").read_text()
     scores = data.scores
     errors = [plots.tide(scores.tide)] if scores.tide else []
-    if not data.nothing_found:
+    nothing_found = not scores.calibration.count.any()
+    if not nothing_found:
         errors.append(plots.calibration(scores.calibration))
     return render(
         "evaluation_page.html.jinja",
         data=data,
+        nothing_found=nothing_found,
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         meanings=METRICS,
         others={name: value for name, value in scores.metrics.items() if name not in METRICS},
         number=number,
-        columns=_columns(data),
         classes=_class_rows(data),
         class_verdicts=count_verdicts(data.compared.changes) if data.compared else "",
         verdicts=VERDICTS,
@@ -165,20 +162,10 @@ def _escaped(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Column:
-    key: str
-    title: str
-    hint: str
-    wide: bool = False
-    """Hidden on narrow screens."""
-    shown: Callable[[float], str] = number
-
-
-@dataclass(frozen=True)
 class _ClassRow:
     name: str
     values: dict[str, float]
-    """By the keys of columns."""
+    """By the keys of the page's columns."""
     spark: str
     """Points of precision over recall."""
     change: Change | None
@@ -186,23 +173,6 @@ class _ClassRow:
     @property
     def verdict(self) -> str:
         return self.change.verdict if self.change else ""
-
-
-def _columns(data: ReportData) -> list[_Column]:
-    shown = [_Column("boxes", "boxes", "boxes in the ground truth", shown="{:,}".format)]
-    if data.trained_boxes:
-        hint = "boxes of the class in the training split"
-        shown.append(_Column("trained", "trained on", hint, wide=True, shown="{:,}".format))
-    shown += [_Column("AP", "AP", "mean over IoU 0.50 to 0.95"), _Column("AP50", "AP50", "at IoU 0.50")]
-    for key, size in {"APs": "small", "APm": "medium", "APl": "large"}.items():
-        shown.append(_Column(key, key[-1].upper(), f"AP of {size} objects", wide=True))
-    if data.scores.points:
-        shown.append(_Column("threshold", "threshold", "score with the best F1 at IoU 0.5", wide=True))
-        shown.append(_Column("F1", "F1", "F1 at that threshold", wide=True))
-    if data.compared and data.compared.changes:
-        hint = "of AP against the baseline, with its 95 % interval"
-        shown.append(_Column("change", "change", hint, shown="{:+.3f}".format))
-    return shown
 
 
 def _class_rows(data: ReportData) -> list[_ClassRow]:

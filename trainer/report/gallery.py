@@ -44,16 +44,6 @@ class Marked:
 
 
 @dataclass(frozen=True)
-class Label:
-    """A text in an image; x, y is the left end of its baseline."""
-
-    x: float
-    y: float
-    kind: str
-    text: str
-
-
-@dataclass(frozen=True)
 class GalleryImage:
     """An image with its objects and detections."""
 
@@ -85,9 +75,12 @@ class GalleryImage:
         return round(_FONT * max(self.width, self.height), 1)
 
     @property
-    def labels(self) -> list[Label]:
-        """Names of the first wrong boxes of each side that do not overlap another name."""
-        placed: list[Label] = []
+    def labels(self) -> list[tuple[float, float, str, str]]:
+        """Names of the first wrong boxes of each side that do not overlap another name.
+
+        Each with the left end of its baseline, x and y, and its CSS classes.
+        """
+        placed: list[tuple[float, float, str, str]] = []
         taken: list[tuple[float, float, float]] = []
         line = _LINE * self.letters
         for side in (self.truth, self.predictions):
@@ -101,7 +94,7 @@ class GalleryImage:
                 ):
                     taken.append((left, left + width, top))
                     x, y = round(left + 0.15 * self.letters, 1), round(top + self.letters, 1)
-                    placed.append(Label(x, y, box.kind, text))
+                    placed.append((x, y, box.kind, text))
         return placed
 
 

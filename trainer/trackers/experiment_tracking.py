@@ -71,15 +71,12 @@ class Tracker(Protocol):
 
     def start(self, run: TrackedRun, run_id: str) -> str:
         """Start a run, or resume the one with that id; returns its id. Called again after a failure."""
-        ...
 
     def write(self, rows: Sequence[Row]) -> None:
         """Write rows. After a failure it is called with the same rows again."""
-        ...
 
     def finish(self, state: State, summary: Mapping[str, Any]) -> None:
         """End the run, with the metrics of its best weights."""
-        ...
 
 
 def names_of(config: Config) -> list[str]:

@@ -170,7 +170,7 @@ class _Run:
                         state.share_buffers()
                         # Rank 0 scores the predictions while training continues.
                         predictions = predict_split(
-                            state.evaluated(), self.val_set, self.config, self.world, task="validate"
+                            state.evaluated().predict, self.val_set, self.config, self.world, task="validate"
                         )
                         state.detector.train()
                         state.validated = state.step

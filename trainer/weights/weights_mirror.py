@@ -276,7 +276,13 @@ def _fetch(uri: str, data_root: str) -> PublishedFile:
         remedy += f", or put the file at {storage.join(place, file.name)}" if is_torchvision else ""
     try:
         with temporary_folder() as temporary:
-            cached = _in_torchvisions_cache(file) if is_torchvision else None
+            cached = None
+            if is_torchvision:
+                import torch.hub
+
+                cached = Path(torch.hub.get_dir()) / "checkpoints" / file.name
+                if not file.sha256 or not cached.is_file() or _fault(cached, file):
+                    cached = None
             if cached is None:
                 # Without internet, fail at once.
                 if not web.answers(address, ANSWER_SECONDS):
@@ -291,7 +297,12 @@ def _fetch(uri: str, data_root: str) -> PublishedFile:
             file = replace(file, sha256=file.sha256 or _hash_of(path), size=path.stat().st_size)
     except StorageError as error:
         if uri.startswith(HUB) and isinstance(error, (RefusedError, MissingError)):
-            remedy = _hub_remedy(f"{hub.address()}/{name}")
+            remedy = (
+                f"see whether {hub.address()}/{name} is there; for a private or gated model set {hub.TOKEN}, "
+                "in a cluster as a key of the Secret that `credentials` names. Its account must be able to "
+                "read the model: conditions are accepted there, and a fine-grained token needs the right to "
+                "read gated repositories"
+            )
         raise StorageError(
             f"model.weights: {uri} is not in {mirror_of(data_root)}, and cannot be fetched from "
             f"{address}: {error.message.removeprefix(f'cannot read {address}: ')}",
@@ -302,24 +313,3 @@ def _fetch(uri: str, data_root: str) -> PublishedFile:
         listing = {"kind": "weights", "version": 1, "uri": uri, "files": [asdict(file)]}
         storage.write_json(storage.join(place, _MANIFEST), listing)
     return file
-
-
-def _in_torchvisions_cache(file: PublishedFile) -> Path | None:
-    """The file in the cache of torchvision's own downloads, if it is there and undamaged."""
-    import torch.hub
-
-    path = Path(torch.hub.get_dir()) / "checkpoints" / file.name
-    return path if path.is_file() and file.sha256 and _fault(path, file) is None else None
-
-
-def _hub_remedy(page: str) -> str:
-    """Advice if the hub refuses or hides a model."""
-    if not os.environ.get(hub.TOKEN, "").strip():
-        return (
-            f"see whether {page} is there; for a private or gated model set {hub.TOKEN}, in a cluster "
-            "as a key of the Secret that `credentials` names"
-        )
-    return (
-        f"see on {page} whether the account of {hub.TOKEN} may read it: a gated model's conditions are "
-        "accepted there, a fine-grained token needs the right to read gated repositories"
-    )

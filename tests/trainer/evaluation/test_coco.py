@@ -3,10 +3,12 @@
 import copy
 import json
 import math
+import random
 import re
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -221,3 +223,27 @@ def test_a_mistake_in_the_ground_truth_names_that_file(files):
     )
     with pytest.raises(MissingError, match="absent"):
         evaluate_files(Path("absent.json"), paths[1])
+
+
+def test_no_flipped_bit_is_believed(tmp_path):
+    chance = np.random.default_rng(1)
+    found = Predictions(
+        np.arange(40), np.arange(40) % 3, chance.uniform(0, 90, (40, 4)), chance.uniform(0, 1, 40)
+    )
+    path = tmp_path / "predictions.parquet"
+    origin = {"fingerprint": "f00d", "split": "test"}
+    found.write(str(path), origin)
+    data, random_bits = path.read_bytes(), random.Random(2)
+    read, made_of = Predictions.read(str(path))
+    assert made_of == origin and read.to_coco() == found.to_coco()
+    refused = 0
+    for _ in range(300):
+        damaged = bytearray(data)
+        damaged[random_bits.randrange(len(data))] ^= 1 << random_bits.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            assert Predictions.read(str(path))[0].to_coco() == found.to_coco()
+        except EvaluationError as error:
+            refused += 1
+            assert path.name in error.message
+    assert refused > 100

@@ -58,8 +58,8 @@ def test_all_agree_with_pycocotools(fifth: int) -> None:
         truth, detections = odd_case(seed)
         oracle = engines.run("pycocotools", truth, detections)
         arrays = engines.run("hotcoco", truth, detections)
-        for name in ("precision", "recall"):
-            assert np.abs(getattr(arrays, name) - getattr(oracle, name)).max() <= 1e-12, (seed, name)
+        for ours, expected in zip(arrays, oracle, strict=True):
+            assert np.abs(ours - expected).max() <= 1e-12, seed
         result = coco.evaluate(truth, detections)
         fallback = coco.evaluate(truth, detections, engine="pycocotools")
         for name, value in fallback.metrics.items():
@@ -97,8 +97,8 @@ def test_a_few_classes_after_the_others_give_the_same(monkeypatch) -> None:
         with monkeypatch.context() as small:
             small.setattr(engines, "_AT_ONCE", 20)
             apart = engines.run("hotcoco", truth, detections)
-        for name in ("precision", "recall"):
-            assert np.array_equal(getattr(apart, name), getattr(whole, name)), (seed, name)
+        for one, other in zip(apart, whole, strict=True):
+            assert np.array_equal(one, other), seed
 
 
 def test_an_unknown_evaluator() -> None:

@@ -52,21 +52,10 @@ def test_the_best_threshold_is_where_f1_is_largest() -> None:
     assert scores.f1["cat"][0] == pytest.approx(6 / 9) and not scores.f1["dog"].any()
 
 
-def test_thresholds_against_trying_every_score() -> None:
-    for seed in range(30):
-        truth, detections = odd_case(seed)
-        scores = scored(truth, detections)
-        matches = scores.matches
-        for name, point in scores.points.items():
-            rows = matches.of_class(truth.names.index(name))
-            counted = ~matches.ignored[rows, 0]
-            found, right = matches.scores[rows][counted], matches.right[rows, 0][counted]
-            objects = len(matches.objects(truth.names.index(name)))
-            tried = [2 * right[found >= s].sum() / ((found >= s).sum() + objects) for s in found]
-            assert point.f1 == pytest.approx(max(tried))
-            assert point.f1 == pytest.approx(
-                2 * right[found >= point.threshold].sum() / ((found >= point.threshold).sum() + objects)
-            )
+def test_equal_scores_are_above_a_threshold_together() -> None:
+    truth = scene([0])
+    detections = predictions([(0, place(truth, 0), 0.5), (0, FAR, 0.5), (0, FAR, 0.5)])
+    assert scored(truth, detections).points["cat"] == scoring.OperatingPoint(0.5, 0.5)
 
 
 def test_calibration_of_an_honest_and_a_boastful_detector() -> None:

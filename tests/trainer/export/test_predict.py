@@ -13,7 +13,7 @@ from PIL import Image
 from trainer.base.errors import DataError, EvaluationError, ExportError
 from trainer.data.images import normalize
 from trainer.export import bundle, loading
-from trainer.export.predict import Detection, as_json, decode_image, draw, open_bundle, open_image
+from trainer.export.predict import as_json, decode_image, open_bundle, open_image
 from trainer.export.preprocess import preprocess
 
 SIZE = 96
@@ -28,14 +28,6 @@ def test_boxes_come_back_in_pixels_of_the_image(bundle_uri):
     assert detection.score == pytest.approx(0.25 + 0.75 * 114 / 255)  # A quarter white, the rest padding.
     assert detection.box == (24.0, 12.0, 96.0, 48)  # 60 is beyond the image.
     assert json.loads(json.dumps(as_json([detection], image)))["detections"][0]["box"] == [24, 12, 96, 48]
-
-
-def test_a_format_that_is_not_in_the_bundle(bundle_uri):
-    with (
-        pytest.raises(ExportError, match="no format openvino"),
-        open_bundle(bundle.load(bundle_uri), "openvino"),
-    ):
-        pass
 
 
 class _Marks:
@@ -71,16 +63,6 @@ def test_a_program_is_opened_only_on_request(bundle_uri, tmp_path, kind):
     with pytest.raises(EvaluationError, match="is a program") as caught:
         loading.load(str(made / "model.pt2"), torch.device("cpu"))
     assert "evaluation.run_code" in caught.value.fix
-
-
-def test_drawing_changes_a_copy_alone():
-    image = Image.new("RGB", (100, 80))
-    drawn = draw(
-        image, [Detection(0, "cat", 0.9, (20.0, 30.0, 60.0, 70.0)), Detection(1, "x", 0.1, (5.0, 5, 5, 9))]
-    )
-    assert not np.asarray(image).any()
-    assert drawn.getpixel((20, 50)) != (0, 0, 0) and drawn.getpixel((40, 50)) == (0, 0, 0)
-    assert np.asarray(drawn)[:5].sum() == 0  # A box of no width is not drawn.
 
 
 def test_files_that_are_no_images(tmp_path):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from trainer.base.errors import ConfigError, ExportError, StorageError
+from trainer.base.errors import ConfigError, ExportError
 from trainer.export import bundle
 from trainer.export.server_layouts import kserve_service, write_triton
 
@@ -25,14 +25,6 @@ def test_a_triton_repository(bundle_uri, tmp_path):
         '{ name: "labels" data_type: TYPE_INT64 dims: [ 5 ] label_filename: "labels.txt" }, '
         '{ name: "num" data_type: TYPE_INT64 dims: [ 1 ] reshape { shape: [ ] } } ] dynamic_batching { }'
     )
-
-
-def test_a_damaged_bundle_is_refused(bundle_uri, tmp_path):
-    with (tmp_path / "made" / "model.onnx").open("ab") as file:
-        file.write(b"x")
-    with pytest.raises(StorageError, match=r"model\.onnx"):
-        write_triton(bundle.load(bundle_uri), str(tmp_path / "triton"))
-    assert not (tmp_path / "triton").exists()
 
 
 def test_files_of_another_format_are_deleted(bundle_uri, tmp_path):

@@ -9,7 +9,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -188,31 +187,6 @@ def test_one_request_is_computed_at_a_time_and_few_wait(monkeypatch):
     answers = asyncio.run(ask())
     assert answers[:4] == [0, 1, 2, 3] and order == [0, 1, 2, 3] and set(most) == {1}
     assert all(isinstance(answer, RequestRefused) and answer.status == 503 for answer in answers[4:])
-
-
-def test_waiting_requests_are_refused_when_the_server_ends(monkeypatch):
-    monkeypatch.setattr(serving_limits, "GRACE_SECONDS", 0.1)
-    begun, release = threading.Event(), threading.Event()
-
-    def job():
-        begun.set()
-        release.wait()
-
-    async def ask():
-        thread = ModelThread()
-        first = asyncio.create_task(thread.run(job))
-        second = asyncio.create_task(thread.run(lambda: 2))
-        await asyncio.to_thread(begun.wait, PATIENCE)
-        thread.end()
-        for task in (second, first):
-            with pytest.raises(RequestRefused, match="ending"):
-                await task
-        with pytest.raises(RequestRefused, match="ending"):
-            await thread.run(lambda: 3)
-        assert not thread.idle
-        release.set()
-
-    asyncio.run(ask())
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from trainer.config.schema import Config, ExportConfig
 from trainer.data.shard_index import ShardDataset
 from trainer.export import verify
 from trainer.export.formats import FORMATS, Served
-from trainer.export.quantize import evenly_spread
 from trainer.export.verify import Matches
 from trainer.model.architecture import build
 
@@ -79,12 +78,6 @@ def test_a_file_that_its_runtime_does_not_open_is_refused(shards, tiny, tmp_path
         verify.verify(tmp_path, ["onnx"], detector, ShardDataset(shards, "val"), config, SIZE)
 
 
-def test_evenly_spread():
-    spread = evenly_spread(5000, 500)
-    assert len(set(spread)) == 500 and spread[[0, -1]].tolist() == [0, 4999]
-    assert evenly_spread(33, 500).tolist() == list(range(33))
-
-
 @pytest.mark.parametrize(
     ("name", "change", "matched", "message"),
     [
@@ -101,9 +94,3 @@ def test_large_changes_are_refused(name, change, matched, message):
     config = Config(export=ExportConfig(formats=["onnx", "onnx-int8"]))
     with pytest.raises(ExportError, match=message) if message else nullcontext():
         verify._judge(name, change, Matches(10, matched, 0.0, 0.0), 500, config)
-
-
-def test_latency():
-    timing = verify.latency(Runtime(), np.zeros((1, 3, SIZE, SIZE), np.uint8))
-    assert 0 < timing.p50_ms <= timing.p95_ms and timing.runs >= 10
-    assert timing.threads == 1 and timing.cpu

@@ -47,10 +47,6 @@ def test_many_classes_show_the_weakest_and_stay_small():
     assert len(plot.svg) < 60_000
 
 
-def test_no_class_with_boxes_gives_no_plot():
-    assert draw({"a": {"AP": -1.0, "AP50": -1.0, "boxes": 0}}) is None
-
-
 def test_training_curves():
     loss, validation, rate = plots.training(ROWS)
     assert [plot.title for plot in (loss, validation, rate)] == ["Loss", "Validation", "Learning rate"]

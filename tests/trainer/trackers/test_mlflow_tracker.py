@@ -63,12 +63,3 @@ def test_a_run_that_kubeflow_began_gets_the_metrics_and_is_left_open(
     train(tiny(train__epochs=1), shards, str(tmp_path))
     run = client.get_run(theirs.info.run_id)
     assert "best/AP" in run.data.metrics and run.info.status == "RUNNING" and not runs_of(client)
-
-
-def test_a_server_that_is_down_is_one_warning(tiny, shards, tmp_path, monkeypatch, caplog, port):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    result = train(tiny(train__epochs=1), shards, str(tmp_path / "train"))
-    assert result["steps"] == 6 and (tmp_path / "train/result.json").is_file()
-    warnings = [record.message for record in caplog.records if record.name == "trackers"]
-    assert len(warnings) == 1 and "mlflow does not accept metrics" in warnings[0]
