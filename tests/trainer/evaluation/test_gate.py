@@ -28,18 +28,12 @@ def test_parse(text, metric, comparison, bound):
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "coco/AP50", "coco/AP50 >=", ">= 0.5", "coco/AP50 == 0.5", "coco/AP50 => 0.5"),
-        *("coco/AP50 >= half", "coco/AP50 >= nan", "coco/AP50 >= 0x1", "coco/AP50 >= 0.5 please"),
-        *(
-            "coco/AP >= baseline -",
-            "coco/AP >= baseline 0.1",
-            "AP[] >= 0.1",
-            "AP[a >= 0.1",
-            "coco/AP >= base",
-        ),
-        *("0.1 < coco/AP50 < 0.5", "coco/AP >= 0.1, coco/AP50 >= 0.2", "coco/AP50 > = 0.5"),
+        "", "coco/AP50", "coco/AP50 >=", ">= 0.5", "coco/AP50 == 0.5", "coco/AP50 => 0.5",
+        "coco/AP50 >= half", "coco/AP50 >= nan", "coco/AP50 >= 0x1", "coco/AP50 >= 0.5 please",
+        "coco/AP >= baseline -", "coco/AP >= baseline 0.1", "AP[] >= 0.1", "AP[a >= 0.1", "coco/AP >= base",
+        "0.1 < coco/AP50 < 0.5", "coco/AP >= 0.1, coco/AP50 >= 0.2", "coco/AP50 > = 0.5",
     ],
-)
+)  # fmt: skip
 def test_parse_refuses(text):
     with pytest.raises(EvaluationError, match="cannot be read"):
         gate.parse(text)

@@ -115,11 +115,6 @@ def test_images_are_decoded_as_for_training(kind, mode):
     assert np.abs(square[:, :16].permute(1, 2, 0).numpy().astype(int) - np.asarray(seen)).mean() < 6
 
 
-def test_transparent_parts_are_white():
-    image = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
-    assert decode_image(_written(image, "PNG"), "it").getpixel((0, 0)) == (255, 255, 255)
-
-
 def test_preprocessing_turns_by_exif_and_keeps_the_scale():
     square, scale = preprocess(Image.open(_turned()), SIZE)
     assert scale == pytest.approx(SIZE / 40)

@@ -49,12 +49,6 @@ def test_counts_right_false_and_missed():
     assert [(item.score, item.matched) for item in image.predictions] == [(0.9, True), (0.8, False)]
 
 
-def test_detections_in_a_crowd_are_left_out():
-    crowd = (0, 0, [0, 0, 100, 80], 1)
-    assert worst_images(truth(crowd), [detection(0, 0, BOX)]) == []
-    assert worst_images(truth(crowd), [detection(0, 1, BOX)])[0].false == 1
-
-
 def test_worst_come_first_and_faultless_images_not_at_all():
     annotations = [(image, 0, BOX, 0) for image in range(4)] + [(2, 0, [60, 10, 20, 20], 0)]
     detections = [detection(1, 0, BOX), detection(3, 0, BOX), detection(3, 0, [60, 10, 20, 20])]

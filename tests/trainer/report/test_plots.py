@@ -33,12 +33,6 @@ def test_svg_takes_size_and_colours_from_the_page():
     assert "<style" not in plot.svg and "http:" not in plot.svg.replace("http://www.w3.org", "")
 
 
-def test_class_names_are_text_of_the_legend_only():
-    plot = draw(PER_CLASS)
-    assert [label for _, label in plot.legend] == ["cat", "$x_1$ <dog>", "mean"]
-    assert "dog" not in plot.svg
-
-
 def test_many_classes_show_the_weakest_and_stay_small():
     per_class = {f"c{i}": {"AP": i / 601, "AP50": i / 601, "boxes": 1} for i in range(601)}
     plot = draw(per_class)
