@@ -73,9 +73,8 @@ def evaluate(
         "truth": storage.absolute(truth_uri),
         "predictions": storage.absolute(storage.join(output_uri, f"predictions.{config.predictions}")),
     }  # fmt: skip
-    compared = None
+    name, compared = config.baseline, None
     if base is not None:
-        name = config.baseline
         compared = scoring.compare(name, name, base, truth, scores, samples=config.bootstrap)
     report = _report(
         f"{_stem(detections_uri)} on {split}", split, truth, scores, summary["checkpoint"],

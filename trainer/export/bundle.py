@@ -175,24 +175,16 @@ def load(uri: str) -> Bundle:
     checksums = _parse(content, sums)
     with _verified(uri, checksums, [METADATA]):
         record = storage.read_json(storage.join(uri, METADATA), FORM)
+    origin, scored = record["trained_on"], record["metrics"]
     metadata = Metadata(
-        name=record["name"],
-        model_version=record["model_version"],
-        created=record["created"],
-        classes=record["classes"],
-        input_size=record["input"]["input_size"],
-        rows=record["outputs"].get("rows", 0),
-        thresholds=record["thresholds"],
+        name=record["name"], model_version=record["model_version"], created=record["created"],
+        classes=record["classes"], input_size=record["input"]["input_size"],
+        rows=record["outputs"].get("rows", 0), thresholds=record["thresholds"],
         formats={name: entry["files"] for name, entry in record["formats"].items()},
-        shards=record["trained_on"]["shards"],
-        checkpoint=record["trained_on"]["checkpoint"],
-        step=record["trained_on"].get("step"),
-        evaluation=record["metrics"]["evaluation"],
-        metrics=record["metrics"]["values"],
-        versions=record["versions"],
-        config=record["config"],
-        record=record,
-    )
+        shards=origin["shards"], checkpoint=origin["checkpoint"], step=origin.get("step"),
+        evaluation=scored["evaluation"], metrics=scored["values"], versions=record["versions"],
+        config=record["config"], record=record,
+    )  # fmt: skip
     size, ids = metadata.input_size, [category["id"] for category in metadata.classes]
     problems = []
     try:

@@ -209,7 +209,6 @@ def write_sbom(folder: Path, target: Path, name: str, release: str) -> None:
         )
         for package, release in sorted(packages.items())
     ]  # fmt: skip
-    for part in parts:
-        bom.components.add(part)
+    bom.components.update(parts)
     bom.register_dependency(model, parts)
     target.write_text(JsonV1Dot6(bom).output_as_string(indent=2) + "\n")

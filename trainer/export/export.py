@@ -119,8 +119,7 @@ def _result(output_uri: str) -> dict[str, Any]:
 
 
 def _is_exported(output_uri: str, made_from: str) -> bool:
-    signed = storage.exists(storage.join(output_uri, bundle.SIGNATURE))
-    if signed or not bundle.exists(output_uri):
+    if storage.exists(storage.join(output_uri, bundle.SIGNATURE)) or not bundle.exists(output_uri):
         return False
     try:
         earlier = bundle.load(output_uri)

@@ -1,4 +1,4 @@
-"""The export formats, each with its writer, its runtime, and its tolerance."""
+"""The export formats, each with its writer and its runtime."""
 
 import copy
 import logging

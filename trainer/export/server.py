@@ -202,12 +202,11 @@ class WebServer(uvicorn.Server):
             # ClientDisconnect: the response goes nowhere.
             exception_handlers={KubedetError: refused, LookupError: refused, ClientDisconnect: refused},
         )
-        super().__init__(
-            uvicorn.Config(
-                app, port=0, http=LimitedConnection, ws="none", log_level="error", access_log=False,
-                timeout_graceful_shutdown=_CLOSING,
-            )
+        config = uvicorn.Config(
+            app, port=0, http=LimitedConnection, ws="none", log_level="error", access_log=False,
+            timeout_graceful_shutdown=_CLOSING,
         )  # fmt: skip
+        super().__init__(config)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse waiting and later requests; the running one has 2.5 seconds."""

@@ -212,7 +212,5 @@ class _Sender:
             self._failed = True
             self._next_try = time.monotonic() + RETRY_SECONDS
             return False
-        if self._failed:
-            _LOG.info("%s accepts metrics again", self._name)
-            self._failed = False
+        self._failed = False
         return True
