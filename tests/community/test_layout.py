@@ -157,19 +157,6 @@ def test_its_ruff_is_content(folders):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_argument_has_a_row_of_one_line(folders):
-    """Its generator copies a docstring's lines: an argument that is told in two would break the table."""
-    for name, folder in folders.items():
-        page = (folder / "README.md").read_text()
-        table = page[page.index("## Inputs") :].split("\n\n")[1].splitlines()[2:]
-        component = getattr(importlib.import_module(module_of(name)), name)
-        function = component.python_func.__code__
-        arguments = function.co_varnames[: function.co_argcount]
-        assert [re.match(r"\| `(\w+)` \| `[\w.\[\]]+` \| `None` \| \S.* \|$", row)[1] for row in table] == [
-            *arguments
-        ]
-
-
 def test_the_image_has_what_our_own_image_of_the_steps_has(folders):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     text = (folders["train"] / "Containerfile").read_text()
