@@ -102,11 +102,7 @@ def yaml_value(text: str | bytes, longest: int, *, plain_text: bool = False) -> 
     """Parse YAML strictly: JSON's values only, and no duplicate keys. Dates remain text.
 
     At most `longest` characters or bytes: parsing 100,000 may take a second. With `plain_text` numbers,
-    `true` and `null` remain text too.
-
-    Raises:
-        Unbounded: it is too long, nested too deeply, recursive, or holds too many values.
-        ValueError: it is not YAML, or holds values that JSON does not have.
+    `true` and `null` remain text too. Other texts are ValueErrors, and too large ones Unbounded.
     """
     import yaml
 

@@ -54,11 +54,8 @@ def run(
     """Yield function(task) of each task as it finishes, in no fixed order.
 
     The workers are threads or spawned processes, to which function, tasks and results are pickled; one worker
-    is this thread. Tasks are consumed as workers become free; at most `most()` are in flight.
-
-    Raises:
-        DataError: a worker process was killed.
-        Exception: of a task; tasks that have not begun are dropped.
+    is this thread. Tasks are consumed as workers become free; at most `most()` are in flight. After an error
+    of a task those that have not begun are dropped.
     """
     if workers <= 1:
         yield from map(function, tasks)

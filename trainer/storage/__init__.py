@@ -86,10 +86,7 @@ def size(uri: str) -> int:
 
 
 def read_bytes(uri: str, *, sha256: str = "") -> bytes:
-    """Return a file's content.
-
-    Its hash must be `sha256`, or, without one, the hash that the store has, if any.
-    """
+    """Return a file's content; its hash must be `sha256` or, without one, that of the store, if any."""
     return bytes(_content(uri, sha256))
 
 
@@ -125,10 +122,7 @@ def read_range(uri: str, start: int, length: int) -> bytes:
 
 
 def open_reader(uri: str) -> IO[bytes]:
-    """Open a file for reading, with seek; its methods raise StorageErrors too.
-
-    Only a few pieces of 4 MiB of a file on a server are in memory.
-    """
+    """Open a file for reading, with seek; only a few pieces of a file on a server are in memory."""
     if not is_local(uri):
         return _server(uri).open_reader(uri)
     with translate_oserror(uri, "read"):
@@ -146,11 +140,9 @@ def open_file(path: Path) -> BufferedReader:
 
 
 def read_json(uri: str, form: Form | None = None) -> Any:
-    """Return the content of a JSON file, checked by its own hash if it has one.
+    """Return the content of a JSON file; it must have its own hash, if it has one, and the `form`.
 
-    Raises:
-        StorageError: it is missing or cannot be reached; DamagedError: it is not JSON or its hash differs.
-        DataError: it does not have the `form`, or a newer version of it.
+    Raises DamagedError if it is not JSON or its hash differs, and DataError for another form or version.
     """
     for _ in range(0 if is_local(uri) else 3):
         with suppress(DamagedError):  # Damaged during the transfer, perhaps.
@@ -237,10 +229,9 @@ def upload(source: str | Path, uri: str, *, confirm: bool = False) -> None:
 
 
 def local_copy(uri: str, *, sha256: str = "") -> Path:
-    """Return a local file with the URI's content: itself if local, else a cached download.
+    """Return a local file with the URI's content: itself if local, else a cached download of this version.
 
-    Its hash must be `sha256`, or, without one, the hash that the store has, if any. A file that changed on
-    the server is downloaded again.
+    Its hash must be `sha256`, or, without one, the hash that the store has, if any; else it is damaged.
     """
     if is_local(uri):
         path = local_path(uri)

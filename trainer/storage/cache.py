@@ -57,10 +57,7 @@ class Full(OSError):
 
 
 def local_copy(uri: str, state: FileState, sha256: str) -> Path:
-    """Return the copy of a file; download it if there is none of this version.
-
-    Old copies make room, except those that this process got last.
-    """
+    """Return the copy of a file; download it if there is none of this version."""
     from trainer.storage import objects
 
     copies, name = Copies(), _name(uri, state)
@@ -94,7 +91,10 @@ def _name(uri: str, state: FileState) -> str:
 
 
 class Copies:
-    """The copies in a folder (by default see FOLDER) with at most `limit` bytes (by default see LIMIT)."""
+    """The copies in a folder (by default see FOLDER) with at most `limit` bytes (by default see LIMIT).
+
+    The name of a copy is 64 hexadecimal digits, which identify the content, and any suffix.
+    """
 
     def __init__(self, folder: Path | None = None, limit: int | None = None) -> None:
         named, text = os.environ.get(FOLDER), os.environ.get(LIMIT, "").strip()
@@ -118,10 +118,7 @@ class Copies:
                 raise StorageError(message, fix=f"set {FOLDER} to a folder that only you can write")
 
     def open(self, name: str, size: int) -> int | None:
-        """Return a descriptor that keeps a copy from being evicted; None if there is none of this size.
-
-        A name is 64 hexadecimal digits that identify the content, and any suffix.
-        """
+        """Return a descriptor that keeps a copy from being evicted; None if there is none of this size."""
         try:
             descriptor = os.open(self.folder / name, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -140,11 +137,8 @@ class Copies:
     def add(self, name: str, size: int, write: Callable[[Path], object], *, needed: bool = False) -> int:
         """Write a copy, unless there is one, and return a descriptor as `open` does.
 
-        A needed copy waits for another writer, and exceeds the limit if all copies are in use.
-
-        Raises:
-            Busy: another process or thread writes it, and it is not needed.
-            OSError: the folder cannot be written; Full if there is no room, and it is not needed.
+        A needed copy waits for another writer, and exceeds the limit if all copies are in use; others raise
+        Busy or Full.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         part = self.folder / f"{name}-{size}.part"
@@ -192,10 +186,7 @@ class Copies:
         return min(_DEFAULT_LIMIT, room // 2, max(room - spared, room // 10))
 
     def _copies(self) -> list[tuple[float, int, Path]]:
-        """Return time of last use, size and path of all copies, the least recently used first.
-
-        A copy that is being written counts with its final size.
-        """
+        """Return last use, size (the final one, if it is being written) and path of all copies, in order."""
         copies = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
@@ -207,10 +198,7 @@ class Copies:
         return sorted(copies)
 
     def _make_room(self, size: int) -> bool:
-        """Evict the least recently used copies until a new one fits; return whether it does.
-
-        The new one, of `size` bytes, is there already, and locked.
-        """
+        """Evict copies until a new one, which is there and locked, fits; return whether it does."""
         copies = self._copies()
         disk = shutil.disk_usage(self.folder)
         excess = sum(length for _, length, _ in copies) - self.limit()

@@ -26,15 +26,13 @@ _NAMES = {int: "an integer", float: "a number", str: "a text", bool: "true or fa
 class Form:
     """What a JSON file of kubedet must contain."""
 
-    kind: str = ""
-    """The value of `kind`; "" for files without it."""
+    kind: str = ""  # the value of `kind`; "" for files without it
     version: int = 0  # the newest `version` that can be read; 0 for files without it
+    # A type; [shape] for a list; {"*": shape} for a mapping; {"key": shape, "key?": shape} for an object with
+    # a required and an optional key, and any others.
     shape: Any = None
-    """A type; [shape] for a list; {"*": shape} for a mapping; {"key": shape, "key?": shape} for an object
-    with a required and an optional key, and any others."""
     remedy: str = _AGAIN
-    version_key: str = "version"
-    """The key of the version, if `version` means something else. Files of earlier versions lack it."""
+    version_key: str = "version"  # another key of the version, which files of earlier versions lack
 
 
 def encode(obj: Any, indent: int | None = None) -> bytes:

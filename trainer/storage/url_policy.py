@@ -48,17 +48,11 @@ class Refused(StorageError):
 
 @dataclass(frozen=True)
 class UrlPolicy:
-    """Which addresses from data are allowed.
+    """Which addresses from data are allowed."""
 
-    Args:
-        named: URIs that the user named; their servers and buckets may be read.
-        allowed: others: `host`, `host:port`, `10.0.0.0/8`, `s3://bucket`.
-        anywhere: whether all servers may be read.
-    """
-
-    named: tuple[str, ...] = ()
-    allowed: tuple[str, ...] = ()
-    anywhere: bool = False
+    named: tuple[str, ...] = ()  # URIs that the user named; their servers and buckets may be read
+    allowed: tuple[str, ...] = ()  # others: `host`, `host:port`, `10.0.0.0/8`, `s3://bucket`
+    anywhere: bool = False  # whether all servers may be read
 
     def __post_init__(self) -> None:
         for text in self.allowed:

@@ -76,10 +76,7 @@ def stream(uri: str) -> Iterator[bytes]:
 
 
 def state(uri: str) -> FileState | None:
-    """Return a file's size, time and ETag as the server reports them, or None if it is missing.
-
-    The size is 0 if the server does not report it.
-    """
+    """Return a file's size (0 if unknown), time and ETag as reported, or None if it is missing."""
     try:
         with _answer("HEAD", uri) as (response, _):
             pass
@@ -124,10 +121,7 @@ def read_within(uri: str, policy: UrlPolicy, most: int = MOST_BYTES) -> bytes:
 
 
 def problem_of(server: str, uri: str, connect: float, silence: float) -> StorageError | None:
-    """Ask a server once for any answer; return the error about a URI if there is none.
-
-    `connect` and `silence` are seconds to wait for a connection and for an answer.
-    """
+    """Ask a server for any answer within some seconds; return the error about a URI if there is none."""
     try:
         timeout = urllib3.Timeout(connect=max(connect, 0.1), read=max(silence, 0.1))
         client = environment.web_client(server)
