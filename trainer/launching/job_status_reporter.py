@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from trainer.base import log
-from trainer.launching.job_status import Progress, percent
+from trainer.launching.job_status import percent
 
 URL = "KUBEFLOW_TRAINER_SERVER_URL"  # environment variable: URL of this job's status
 CA = "KUBEFLOW_TRAINER_SERVER_CA_CERT"  # environment variable: path of the trusted certificates
@@ -40,8 +40,8 @@ class Reporter:
         self._url, self._ca, self._token = url, ca, token
         self._lock = threading.Lock()
         self._metrics: dict[str, float] = {}
-        self._state: tuple[Progress, datetime.datetime] | None = None
-        self._fresh = False
+        self._place: tuple[int, int | None] | None = None  # percent and remaining seconds
+        self._status: dict[str, object] | None = None  # to be sent
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._warned = False
@@ -58,9 +58,7 @@ class Reporter:
         if self._url:
             total = bar.total or 0
             eta = 0.0 if bar.done >= total else bar.eta
-            self._renew(
-                Progress(percent(bar.done, total), None if eta is None else min(round(eta), _LONGEST))
-            )
+            self._renew((percent(bar.done, total), None if eta is None else min(round(eta), _LONGEST)))
 
     def measure(self, metrics: Mapping[str, float]) -> None:
         """Report metrics in addition to earlier ones. It is thread-safe."""
@@ -68,9 +66,9 @@ class Reporter:
             return
         with self._lock:
             self._metrics.update(metrics)
-            state = self._state
-        if state:
-            self._renew(state[0])
+            place = self._place
+        if place:
+            self._renew(place)
 
     def close(self) -> None:
         """Send the last state, for a few seconds at most, and end."""
@@ -78,11 +76,17 @@ class Reporter:
         if self._thread:
             self._thread.join(_LAST)
 
-    def _renew(self, place: Progress) -> None:
+    def _renew(self, place: tuple[int, int | None]) -> None:
+        """Compose Kubeflow Trainer's `trainerStatus`, for the thread to send."""
+        now = datetime.datetime.now(datetime.UTC)
         with self._lock:
-            now = datetime.datetime.now(datetime.UTC)
-            self._state = Progress(place.percent, place.remaining_seconds, dict(self._metrics)), now
-            self._fresh = True
+            self._place = place
+            self._status = {
+                "progressPercentage": place[0],
+                **({} if place[1] is None else {"estimatedRemainingSeconds": place[1]}),
+                "metrics": [{"name": name, "value": f"{value:.6g}"} for name, value in self._metrics.items()],
+                "lastUpdatedTime": f"{now:%Y-%m-%dT%H:%M:%SZ}",
+            }
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="status", daemon=True)
             self._thread.start()
@@ -92,21 +96,15 @@ class Reporter:
         while not ending and self._refusals < _REFUSALS:
             ending = self._closing.is_set()
             with self._lock:
-                state, self._fresh = self._state if self._fresh else None, False
-            if state and not self._sent(*state):
-                self._fresh = True  # Retry, unless there is a newer one by then.
+                status, self._status = self._status, None
+            if status and not self._sent(status):
+                with self._lock:
+                    self._status = self._status or status  # Retry, unless there is a newer one.
             if not ending:
                 self._closing.wait(_INTERVAL)
 
-    def _sent(self, progress: Progress, when: datetime.datetime) -> bool:
-        """Send a state as Kubeflow Trainer's `trainerStatus`; return whether the server took it."""
-        seconds = progress.remaining_seconds
-        status = {
-            "progressPercentage": progress.percent,
-            **({} if seconds is None else {"estimatedRemainingSeconds": seconds}),
-            "metrics": [{"name": name, "value": f"{value:.6g}"} for name, value in progress.metrics.items()],
-            "lastUpdatedTime": f"{when:%Y-%m-%dT%H:%M:%SZ}",
-        }
+    def _sent(self, status: dict[str, object]) -> bool:
+        """Send a status; return whether the server took it."""
         try:
             place = urlsplit(self._url)
             if place.scheme != "https":

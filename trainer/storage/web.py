@@ -289,5 +289,3 @@ def _blocks(response: urllib3.BaseHTTPResponse, uri: str) -> Iterator[bytes]:
                 raise StorageError(message, fix=failures.RUN_AGAIN, passing=True)
     except _BROKEN as error:
         raise failures.cut_off(uri, error) from error
-    if _content_length(response) not in (None, received):
-        raise failures.cut_off(uri, f"{received} of {_content_length(response)} bytes came")
