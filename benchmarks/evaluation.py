@@ -8,7 +8,7 @@
 `large` measures seconds and peak memory in separate processes: `evaluate` is the COCO metrics with all
 checks, `report` everything after inference, with a baseline. `inference` compares with torchvision's
 reference loop (image by image, PIL, pycocotools) with one thread, as its script sets it, and with all cores,
-on square images and the same weights; the detections of both are compared.
+on square images and the same weights.
 """
 
 import argparse
@@ -40,11 +40,9 @@ from trainer.data.shards import shard
 from trainer.evaluation import coco
 from trainer.evaluation.inference import predict_split
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
-from trainer.export.verify import EXACT, Comparison, Matches
 from trainer.launching.distributed import SINGLE
 from trainer.model import recipes
 from trainer.model.architecture import build
-from trainer.model.postprocess import Detections
 
 CLASSES = 80
 LIMITS = {"evaluate": 15.0, "report": 60.0}
@@ -101,18 +99,16 @@ def inference(options: argparse.Namespace) -> None:
             "reference": lambda: reference(stock, dataset, options.threads),
             "ours": lambda: ours(detector, dataset, config, options.threads),
         }
-        matched = _compared(candidates["reference"](), candidates["ours"]())
         seconds: dict[str, list[float]] = {name: [] for name in candidates}
-        for _ in range(options.rounds):
+        for number in range(options.rounds + 1):
             for name, candidate in candidates.items():
                 start = CLOCKS[options.clock]()
                 candidate()
-                seconds[name].append(CLOCKS[options.clock]() - start)
+                seconds[name] += [CLOCKS[options.clock]() - start] * bool(number)  # The first warms up.
     rates = {name: len(dataset) / statistics.median(values) for name, values in seconds.items()}
     figures: dict[str, Any] = {f"{name}_images_per_second": rate for name, rate in rates.items()}
     figures["ratio"] = rates["ours"] / rates["reference_1_thread"]
     figures["ratio_at_equal_threads"] = rates["ours"] / rates["reference"]
-    figures |= {"detections": matched.detections, "matched": matched.matched}
     report("evaluation-inference", figures["ratio"], figures, options, at_least={"ratio": 1.5})
 
 
@@ -143,23 +139,6 @@ def _confident(model: Any) -> Any:
         last.weight.mul_(3)
         last.bias.view(-1, CLASSES + 1)[:, 0] = -20
     return model
-
-
-def _compared(one: Predictions, other: Predictions) -> Matches:
-    """Pair the detections of both, image by image."""
-    comparison = Comparison(EXACT)
-    for image_id in np.unique(np.r_[one.image_ids, other.image_ids]):
-        per_side = [_detections(side.take(side.image_ids == image_id)) for side in (one, other)]
-        comparison.add(*per_side)
-    return comparison.result()
-
-
-def _detections(detections: Predictions) -> Detections:
-    corners = np.concatenate(
-        [detections.boxes[:, :2], detections.boxes[:, :2] + detections.boxes[:, 2:]], axis=1
-    )
-    parts = (torch.from_numpy(part)[None] for part in (corners, detections.scores, detections.labels))
-    return Detections(*parts, torch.tensor([len(detections)]))
 
 
 @torch.inference_mode()

@@ -2,25 +2,22 @@
 
     python -m benchmarks.loss
 
-`focal` is the classification loss with its gradient, `loss` adds matching and box loss, `conv_loss` is the
-class head's last convolution with its loss. `saved` is what `conv_loss` keeps for the backward pass, in MB
-per image.
+`focal` is the classification loss with its gradient, `loss` adds matching and box loss.
 """
 
 import sys
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.ops import box_iou
 
-from benchmarks.common import arguments, interleaved, random_batch, report, run, saved_bytes, stock_model
+from benchmarks.common import arguments, interleaved, random_batch, report, run, stock_model
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet import (
     Matches,
     assign,
     box_loss,
-    classification_loss,
     pad_targets,
 )
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
@@ -50,13 +47,6 @@ class Case:
         self.logits = [level.requires_grad_() for level in logits]
         self.stock_logits = torch.cat(logits, dim=1).detach().requires_grad_()
         self.offsets = (torch.randn(images, sum(self.sizes), 4, device=device) * 0.1).requires_grad_()
-        self.last: nn.Conv2d = self.stock.head.classification_head.cls_logits
-        self.features = [
-            torch.randn(images, 256, side, side, device=device)
-            .to(memory_format=torch.channels_last)
-            .requires_grad_()
-            for side in sides
-        ]
 
     def stock_focal(self) -> None:
         matched = self.matched_lists
@@ -82,27 +72,6 @@ class Case:
         for level in self.logits:
             level.grad = None
 
-    def stock_conv_loss(self) -> None:
-        self.stock_conv_forward().backward()
-        self._clear()
-
-    def conv_loss(self) -> None:
-        self.conv_forward().backward()
-        self._clear()
-
-    def stock_conv_forward(self) -> Tensor:
-        logits = []
-        for level in self.features:
-            out = self.last(level)
-            height, width = out.shape[-2:]
-            out = out.view(self.images, -1, self.classes, height, width).permute(0, 3, 4, 1, 2)
-            logits.append(out.reshape(self.images, -1, self.classes))
-        head, outputs = self.stock.head.classification_head, {"cls_logits": torch.cat(logits, dim=1)}
-        return head.compute_loss(self.lists, outputs, self.matched_lists)
-
-    def conv_forward(self) -> Tensor:
-        return classification_loss(self.features, self.last, self.matches, self.sizes)
-
     def prepare(self) -> None:
         """Match once, for the candidates that only compute the classification loss."""
         self.matches = assign(*pad_targets(self.boxes, self.labels), self.together)
@@ -120,11 +89,6 @@ class Case:
         labels, weights = (part.split(self.sizes, dim=1) for part in (matches.labels, matches.weights))
         return [part.flatten() for part in labels], [part.flatten() for part in weights]
 
-    def _clear(self) -> None:
-        self.last.weight.grad = self.last.bias.grad = None
-        for level in self.features:
-            level.grad = None
-
 
 def main() -> None:
     """Measure at 91 and 601 classes and print the ratios."""
@@ -133,14 +97,12 @@ def main() -> None:
     for classes in (91, 601):
         case = Case(classes, options.size, options.images, options.device)
         case.prepare()
-        for part in ("focal", "loss", "conv_loss"):
+        for part in ("focal", "loss"):
             candidates = {"stock": getattr(case, f"stock_{part}"), "ours": getattr(case, part)}
             seconds = interleaved(candidates, options.rounds, options.device, options.clock)
             for who, value in seconds.items():
                 figures[f"{part}_{classes}_{who}_s"] = value
             figures[f"{part}_{classes}_ratio"] = seconds["stock"] / seconds["ours"]
-        for who, forward in (("stock", case.stock_conv_forward), ("ours", case.conv_forward)):
-            figures[f"saved_{classes}_{who}_mb_per_image"] = saved_bytes(forward) / 1e6 / options.images
     report("loss", figures["loss_601_ratio"], figures, options, at_least=GOALS[options.device.type])
 
 

@@ -16,20 +16,22 @@ import argparse
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from benchmarks.common import arguments, interleaved, random_batch, report, run, saved_bytes
+from benchmarks.common import arguments, interleaved, random_batch, report, run, saved_bytes, stock_model
 from benchmarks.operators import Operators
-from benchmarks.stock_step import Candidate, stock
 from benchmarks.training import PHOTOGRAPHS, batch_of, color_maps, step_of, without_weights
 from trainer.base.errors import ConfigError
-from trainer.config.schema import Config
+from trainer.config.schema import Config, ModelConfig
 from trainer.launching.distributed import World
 from trainer.model import recipes
+from trainer.model.architecture import build
+from trainer.model.architectures.detr.detr_options import DetrOptions
+from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.training.state import TrainState
 
 GOALS = {
@@ -57,6 +59,90 @@ STOCK: dict[str, torch.dtype | None] = {
 }
 """Autocast type; None is fp32."""
 RATIOS = {"stock": "ratio", "stock_bf16": "ratio_to_bf16", "stock_amp": "ratio_to_amp"}
+
+
+_CLIP = 0.1
+"""Largest norm of the gradient in D-FINE's and RT-DETR's own training."""
+
+
+class Candidate(NamedTuple):
+    """What is measured."""
+
+    step: Callable[[], Any]
+    """One training step."""
+    forward: Callable[[], Any]
+    """Its loss alone."""
+
+
+def stock(batch: Any, config: ModelConfig, classes: int, dtype: torch.dtype | None) -> Candidate:
+    """The library's network in a plain step, with autocast to `dtype`.
+
+    Raises:
+        ConfigError: the library has no such network.
+    """
+    if isinstance(config, DetrOptions):
+        model, loss = _transformers(batch, config, classes)
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(_trained(model), lr=1e-6)
+    elif isinstance(config, RetinaNetOptions):
+        model, loss = _torchvision(batch, config, classes)
+        optimizer = torch.optim.SGD(_trained(model), lr=1e-6, momentum=0.9, weight_decay=1e-4)
+    else:
+        raise ConfigError(
+            f"there is no step of a library to compare {config.architecture} with",
+            fix="measure a recipe of retinanet, dfine or rtdetr",
+        )
+    if dtype == torch.bfloat16:
+        model = model.to(memory_format=torch.channels_last)
+    device = batch[0].device.type
+    scaler = torch.amp.GradScaler(device, enabled=dtype == torch.float16)
+    clips = isinstance(config, DetrOptions)
+
+    def forward() -> Tensor:
+        with torch.autocast(device, dtype, enabled=dtype is not None):
+            return loss()
+
+    def step() -> None:
+        total = forward()
+        total.item()  # Both scripts look in every step whether it is finite.
+        scaler.scale(total).backward()
+        if clips:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), _CLIP)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+
+    return Candidate(step, forward)
+
+
+def _torchvision(
+    batch: Any, config: RetinaNetOptions, classes: int
+) -> tuple[nn.Module, Callable[[], Tensor]]:
+    """The model of torchvision and its loss, as in its references/detection/engine.py."""
+    pixels, _, _, lists = batch
+    model = stock_model(classes, pixels.shape[-1], pixels.device, config)
+    return model, lambda: sum(model([image / 255 for image in pixels], lists).values())
+
+
+def _transformers(batch: Any, config: DetrOptions, classes: int) -> tuple[nn.Module, Callable[[], Tensor]]:
+    """The model of transformers and its loss; what ours has frozen is frozen."""
+    pixels, boxes, labels, _ = batch
+    ours = build(config, classes)
+    model = ours.upstream(ours.library_config)
+    frozen = {name for name, weight in ours.named_parameters() if not weight.requires_grad}
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(name not in frozen)
+    model = model.to(pixels.device).train()
+    size = pixels.shape[-1]
+    centred = (
+        torch.cat([(boxes[..., :2] + boxes[..., 2:]) / 2, boxes[..., 2:] - boxes[..., :2]], dim=-1) / size
+    )
+    targets = [{"class_labels": names, "boxes": rows} for names, rows in zip(labels, centred, strict=True)]
+    return model, lambda: model(pixel_values=pixels / 255, labels=targets).loss
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 class Case(NamedTuple):
@@ -167,19 +253,16 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Measure every case and print the ratios."""
-    compare("step", __doc__, "91:256,601:256,601:512")
-
-
-def compare(name: str, description: str | None, cases: str) -> None:
-    """Measure the cases of the command line, `cases` by default, and print the ratios."""
-    options = arguments(description, trains=True, images=2, cases=cases, network=("off", "model", "graphs"))
+    options = arguments(
+        __doc__, trains=True, images=2, cases="91:256,601:256,601:512", network=("off", "model", "graphs")
+    )
     chosen = [parse(text) for text in options.cases.split(",")]
     figures: dict[str, Any] = {}
     for case in chosen:
         figures |= {f"{key}_{case.label}": value for key, value in measure(case, options).items()}
         print(f"{case.label}: {headline([case], figures):.2f}", flush=True)
     goals = GOALS[options.device.type]
-    report(name, headline(chosen, figures), figures, options, at_least=goals, at_most=MEMORY)
+    report("step", headline(chosen, figures), figures, options, at_least=goals, at_most=MEMORY)
 
 
 def headline(cases: Sequence[Case], figures: dict[str, Any]) -> float:

@@ -17,28 +17,11 @@ ROOT = Path(__file__).parents[2]
 TRAINS = ["--no-compile"]
 CASES = {
     "loss": ["--size", "128", "--images", "1", *TRAINS],
-    "step": ["--cases", "5:128,4:96:mlperf@2", "--images", "1", *TRAINS],
-    "detr_step": ["--cases", "4:128:dfine_small@1", "--images", "1", *TRAINS],
+    "step": ["--cases", "5:128,4:96:mlperf@2,4:128:dfine_small@1", "--images", "1", *TRAINS],
     "postprocess": ["--size", "128", "--images", "1"],
     "scaling": ["--size", "128", "--images", "1", "--classes", "3", "--steps", "1", *TRAINS],
     "checkpoint": ["--classes", "3"],
     "accuracy": ["--source", "sample:images=48,seed=3,size=96", "--epochs", "4", "--seeds", "1", *TRAINS],
-    "same_time": [
-        "--source",
-        "sample:images=48,seed=3,size=96",
-        "--image-size",
-        "96",
-        "--first",
-        "debug",
-        "--second",
-        "debug",
-        "--second-set",
-        "train.lr=2e-3 train.ema_decay=0.9",
-        "--seconds",
-        "2",
-        "--trial",
-        "1",
-    ],
     "loader": ["--cases", "", "--images", "16", "--cold-images", "16", "--workers", "1"],
     "download": ["--images", "20", "--connections", "4"],
     "storage": ["--megabytes", "17", "--small", "20"],
@@ -49,17 +32,15 @@ CASES = {
 }
 """The smallest form of each."""
 FIGURES = {
-    "loss": {"focal_91_ratio", "loss_601_ratio", "saved_601_ours_mb_per_image"},
+    "loss": {"focal_91_ratio", "loss_601_ratio"},
     "step": {
         "ratio_5_128px", "ratio_to_bf16_4_96px_mlperf", "ours_saved_gb_per_image_5_128px",
-        "augmented_share_5_128px",
+        "augmented_share_5_128px", "ratio_4_128px_dfine_small",
     },
-    "detr_step": {"ratio_4_128px_dfine_small", "ratio_to_bf16_4_128px_dfine_small"},
     "postprocess": {"ratio_91", "ratio_601", "differing_images_91", "differing_images_601"},
     "scaling": {"processes", "images_per_second_together", "limit_of_the_machine", "ratio"},
     "checkpoint": {"written_s", "held_s"},
     "accuracy": {"ours_AP", "stock_AP"},
-    "same_time": {"first_val_AP", "second_test_AP50", "first_images_seen", "second_seconds"},
     "loader": {
         "share_of_limit_640x480_to_512", "augmented_share_640x480_to_512", "decode_ms_640x480_to_512",
         "resize_ms_640x480_to_512", "loader_wall_640x480_to_512", "augmented_wall_640x480_to_512",
@@ -67,7 +48,7 @@ FIGURES = {
     },
     "download": {"plain_images_per_s", "ours_images_per_s", "lowest_ratio"},
     "storage": {
-        "single_mb_s", "storage_mb_s", "lowest_ratio", "large_to_disk_ms", "put_cpu_ms", "get_64_ms",
+        "single_mb_s", "storage_mb_s", "lowest_ratio", "get_64_cpu_ms",
     },
     "conversion": {
         "headers_images_per_cpu_s", "decoding_images_per_cpu_s", "download_peak_mb_of_2000_rows",
@@ -79,7 +60,7 @@ FIGURES = {
 }  # fmt: skip
 """Figures that documents and goals mention."""
 OTHERS_CALL = {"large_split", "local_store", "slow_link", "slow_server"}
-LONG = {"accuracy", "same_time"}
+LONG = {"accuracy"}
 """What `make bench` leaves out."""
 
 
