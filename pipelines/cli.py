@@ -49,7 +49,8 @@ _SUCCESSORS = {
 }  # fmt: skip
 """Successors of commands and options of earlier versions, which still work."""
 
-_SHARED = {"serve": "predict", "compare": "evaluate"}  # Modules that declare a second command.
+_SHARED = {"serve": "predict", "compare": "evaluate", "tune": "submit", "weights": "recipes"}
+"""Modules whose `add_COMMAND` declares a second command."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -132,7 +133,7 @@ def make_parser(command: str = "") -> Parser:
     for name in (command,) if command else SUMMARIES:
         with_summary = SimpleNamespace(add_parser=partial(commands.add_parser, help=SUMMARIES[name]))
         module = importlib.import_module(f"pipelines.commands.{_SHARED.get(name, name)}")
-        (module.add_second if name in _SHARED else module.add)(with_summary)
+        getattr(module, f"add_{name}" if name in _SHARED else "add")(with_summary)
     return parser
 
 

@@ -160,7 +160,7 @@ def _overrides(options: argparse.Namespace, rules: list[str]) -> dict[str, objec
     return given | parse_overrides(options.overrides)
 
 
-def add_second(commands: Commands) -> None:
+def add_compare(commands: Commands) -> None:
     """Declare `kubedet compare`."""
     parser = commands.add_parser(
         "compare",

@@ -98,7 +98,7 @@ def _images(patterns: list[str]) -> list[Path]:
     return list(dict.fromkeys(paths))
 
 
-def add_second(commands: Commands) -> None:
+def add_serve(commands: Commands) -> None:
     """Declare `kubedet serve`."""
     parser = commands.add_parser(
         "serve",

@@ -1,17 +1,28 @@
-"""`kubedet submit`: one run of the pipeline in a cluster."""
+"""`kubedet submit` runs the pipeline in a cluster; `kubedet tune` searches hyper-parameters there or here."""
 
 import argparse
 import os
 import sys
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines import Access, parameters
 from pipelines.commands import Commands, option, options
+from pipelines.parameters import Values
+from trainer import storage
+from trainer.base.errors import ConfigError
 
 if TYPE_CHECKING:
+    from operations.tuning.space import Space
+    from operations.tuning.study import Trial
     from pipelines.submission import Submission
+
+
+_IN_CLUSTER = ("claim", "credentials", "data_version", "notify", "prune", "step_cpu", "step_memory")
+"""Parameters of a search in Kubeflow only."""
+_HERE = ("recipe", "source", "data_root", "output")
 
 
 def add(commands: Commands) -> None:
@@ -21,14 +32,14 @@ def add(commands: Commands) -> None:
         "code is 1 if the run fails.",
     )
     option(parser, "--name NAME", "name of the run (default: the recipe and the time)")
-    add_sending(parser)
+    _add_sending(parser)
     options.add_run(parser)
     options.add_compile_options(parser)
     options.add_access(parser)
     parser.set_defaults(command=_submit)
 
 
-def add_sending(parser: options.Group) -> None:
+def _add_sending(parser: options.Group) -> None:
     """Declare --wait and --dry-run."""
     option(parser, "--wait", "follow the run to its end")
     option(parser, "--dry-run", "print what would be sent, and send nothing")
@@ -37,13 +48,13 @@ def add_sending(parser: options.Group) -> None:
 def _submit(arguments: argparse.Namespace) -> int:
     recipe = Path(arguments.recipe or parameters.default("recipe")).stem
     name = arguments.name or f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
-    return send(arguments, options.submission(arguments, name))
+    return _send(arguments, options.submission(arguments, name))
 
 
-def send(arguments: argparse.Namespace, submission: "Submission") -> int:
+def _send(arguments: argparse.Namespace, submission: "Submission") -> int:
     """Start a run, or print what would be sent; returns the exit code.
 
-    `arguments` are those of `add_sending` and `options.add_access`.
+    `arguments` are those of `_add_sending` and `options.add_access`.
     """
     access = Access.find(arguments.host, arguments.namespace, arguments.ca)
     compiled = submission.options
@@ -94,3 +105,114 @@ def _describe(submission: "Submission", access: Access) -> None:
         print(f"  {parameter}={argument(value)}")
     print("the same with kfp:")
     print("".join(f"  {line}\n" for line in submission.commands(access)), end="", flush=True)
+
+
+def add_tune(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "tune",
+        description="Train trials of a recipe on the same shards, with values from Optuna's TPE, stop those "
+        "that fall behind (ASHA), and write the best as a recipe file. Repeat the command to continue a "
+        "stopped search.",
+    )
+    for name in _HERE:
+        options.add_parameter(parser, parameters.LOCAL[name])
+    text = "YAML with the keys to search and their ranges (default: the recipe's space)"
+    option(parser, "--space FILE", text)
+    option(parser, "--show-space", "print the space as such a file, and exit")
+    option(parser, "--trials N", "number of trials, with those of earlier calls", 20)
+    option(parser, "--parallel M", "trainings at the same time", 1)
+    option(parser, "--name NAME", "name of the search (default: tune-RECIPE)")
+    options.add_overrides(parser)
+    group = parser.add_argument_group(
+        "in Kubeflow", "With --submit the search is one run of Kubeflow Pipelines, with a pod for each trial."
+    )
+    option(group, "--submit", "search in Kubeflow")
+    _add_sending(group)
+    text = "GPUs of each trial's pod, a training process each (default: 0)"
+    option(group, "--gpus N", text, 0, dest="trial_gpus")
+    for name in _IN_CLUSTER[:-2]:
+        options.add_parameter(group, parameters.TABLE[name])
+    options.add_sizes(group, options.BY_SOURCE)
+    option(group, "--experiment NAME", "experiment of the runs", "kubedet")
+    options.add_limits(group)
+    options.add_access(parser)
+    parser.set_defaults(command=_tune)
+
+
+def _tune(arguments: argparse.Namespace) -> int:
+    from operations.tuning import space, study_name
+
+    overrides = options.read_recipe(arguments)
+    recipe = arguments.recipe or parameters.LOCAL["recipe"].default
+    for name in ("trials", "parallel"):
+        if (value := getattr(arguments, name)) < 1:
+            raise ConfigError(f"--{name} must be 1 or more, not {value}", fix=f"use --{name} 1")
+    if arguments.submit and arguments.output is not None:
+        raise ConfigError(
+            "--output has no effect with --submit: a search is stored in its data root",
+            fix="leave it out",
+        )
+    further = ("wait", "dry_run", "trial_gpus", "size", "deadline", "ttl", "host", "namespace", "ca")
+    given = [name for name in (*_IN_CLUSTER, *further) if getattr(arguments, name)]
+    if given and not arguments.submit:
+        words = ", ".join(f"--{name.replace('trial_', '').replace('_', '-')}" for name in given)
+        raise ConfigError(
+            f"{words}: no effect in a search on this machine", fix="add --submit to search in Kubeflow"
+        )
+    name = study_name(arguments.name, recipe)
+    content = storage.read_bytes(arguments.space) if arguments.space else ""
+    searched = space.parse(content, recipe, overrides, arguments.space or f"the space of {recipe}")
+    if arguments.show_space:
+        print(space.text(searched), end="")
+        return 0
+    if arguments.submit:
+        # Options of `kubedet submit` that this command lacks or names differently.
+        arguments.study, arguments.space, arguments.job = name, space.text(searched, one_line=True), []
+        arguments.output, arguments.until, arguments.partitions = None, "", 1
+        submission = options.submission(
+            arguments, f"{name}-{datetime.now():%Y%m%d-%H%M%S}", overrides=overrides,
+            trials=arguments.trials, gpus=arguments.trial_gpus, parallelism=arguments.parallel,
+        )  # fmt: skip
+        root = submission.parameters.get("data_root") or parameters.default("data_root", submission.options)
+        print(f"the search's page and best configuration: {root}/tuning/{name}", flush=True)
+        return _send(arguments, submission)
+    return _search_here(arguments, name, overrides, searched)
+
+
+def _search_here(arguments: argparse.Namespace, name: str, overrides: Values, space: "Space") -> int:
+    try:
+        import optuna as _optuna  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "a search needs Optuna, which is not installed", fix="pip install 'kubedet[tune]'"
+        ) from None
+    from components import preparation
+    from operations.tuning import search
+    from operations.tuning.study import Search, Study
+
+    given = {name: getattr(arguments, name) or parameters.LOCAL[name].default for name in _HERE}
+    folder = Path(given["output"]).absolute() / name
+    folder.mkdir(parents=True, exist_ok=True)
+    root = storage.absolute(given["data_root"])
+    _, (shards, _) = preparation.prepare(
+        given["source"], given["recipe"], overrides, root, "", str(folder / "shards.html"), trains=True
+    )
+    searched = Search(given["recipe"], overrides, space, shards["uri"])
+    study = Study(storage.join(root, "tuning", name), searched, arguments.trials)
+
+    def start(trial: "Trial", stack: ExitStack) -> search.LocalTraining:
+        of_trial = folder / "trials" / f"{trial.number:05d}"
+        of_trial.mkdir(parents=True, exist_ok=True)
+        return search.LocalTraining(
+            searched, trial, str(of_trial), stack, parallel=arguments.parallel, log=of_trial / "log.txt"
+        )
+
+    def shown(line: str) -> None:
+        print(line, flush=True)
+        search.publish(study, str(folder))
+
+    search.train(study, range(arguments.trials), arguments.parallel, start, shown)
+    best = search.finish(study, str(folder))
+    print(f"best: {best}\npage: {folder / search.PAGE}")
+    print(f"kubedet run --recipe {folder / search.BEST}")
+    return 0
