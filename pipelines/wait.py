@@ -82,15 +82,6 @@ class Cause:
         return cls(step, *_FIX.split(printed, maxsplit=1))
 
 
-@dataclass(frozen=True)
-class Wait:
-    """Why a step does not start."""
-
-    step: Step
-    reason: str
-    text: str
-
-
 class Pods:
     """The pods of one run. An empty namespace is that of the kubeconfig or of this pod, or `kubeflow`."""
 
@@ -104,15 +95,15 @@ class Pods:
         names = [cluster.namespace] if namespace else [_STANDALONE, cluster.namespace]
         self._places = [cluster.within(name) for name in dict.fromkeys(names)]
 
-    def waiting(self) -> Iterator[Wait]:
-        """Yield why pods of the run and of its training job do not start."""
+    def waiting(self) -> Iterator[tuple[Step, str, str]]:
+        """Yield steps of the run, and pods of its training, that do not start: each with a reason and a text."""
         pods = [(cluster, pod, _step_of(pod)) for cluster, pod in self._newest()]
         for cluster, pod in self._all(f"{LABEL_NAME}={jobs.name_of(self._run_id)}") if pods else ():
             pods.append((cluster, pod, Step(f"{TITLES['train']}: pod {pod.metadata.name}")))
         for cluster, pod, step in pods:
             if pod.status.phase == "Pending" and (found := _obstacle(cluster, pod)):
                 reason, text = found
-                yield Wait(step, reason, _short(text))
+                yield step, reason, _short(text)
 
     def failed(self) -> Iterator[Cause]:
         """Yield why steps failed: those whose last pod failed."""
@@ -251,7 +242,7 @@ def follow(
     its object store's keys, if one was named.
     """
     shown: dict[str, str] = {}
-    reported: set[tuple[str, str]] = set()
+    reported: set[tuple[Step, str]] = set()
     pods = Pods(run_id, server.namespace)
     start = last_answer = time.monotonic()
     away = False
@@ -287,10 +278,10 @@ def follow(
             if conditional and TITLES["train"] not in shown:
                 show("nothing new: nothing was trained; see the step that prepares the data")
             return
-        for wait in pods.waiting():
-            if (str(wait.step), wait.reason) not in reported:
-                reported.add((str(wait.step), wait.reason))
-                show(f"{wait.step} waits: {wait.reason}: {wait.text}")
+        for step, reason, text in pods.waiting():
+            if (step, reason) not in reported:
+                reported.add((step, reason))
+                show(f"{step} waits: {reason}: {text}")
         time.sleep(SECONDS)
 
 

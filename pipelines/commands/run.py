@@ -1,14 +1,55 @@
-"""`kubedet run`: the whole pipeline on this machine."""
+"""`kubedet run`: the pipeline on this machine, its record, and the report at its end."""
 
 import argparse
-from dataclasses import replace
-from datetime import datetime
+import fcntl
+import json
+import os
+import platform
+import queue
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
 
-from pipelines import parameters
-from pipelines.commands import Commands, option
+from components import auto_schedule, environment, starting_weights
+from components.hooks import Outcome
+from components.launchers.guarded_process import GuardedProcess
+from operations import costs, notifications, retrain_condition, tuning
+from operations.costs import Costs
+from pipelines import display, parameters
+from pipelines.commands import Commands, columns, option
 from pipelines.commands.options import add_overrides, add_parameter, add_prices, read_recipe, use_prices
+from pipelines.display import RunProgress
+from pipelines.parameters import Values
+from trainer import storage
+from trainer.base import log
+from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY, ConfigError, DamagedError, FormError, StorageError
+from trainer.base.log import clock
+from trainer.base.safe_text import redacted
+from trainer.base.temporary_folders import temporary_folder
+from trainer.config.parsing import parse_value
 from trainer.config.schema import MINUTES, QUICK_MINUTES
+from trainer.data import sources
+from trainer.evaluation.gate import parse, split_rules
+from trainer.launching.stop_signals import ENDING, handling
+from trainer.model import recipes
+
+_PACKAGES = ("kubedet", "torch", "torchvision", "kfp", "pycocotools", "onnx", "onnxruntime")
+# Longer than a training launcher's grace period, which then kills the training.
+_GRACE_SECONDS = 90.0
+_TICK_SECONDS = 0.2
+_STOPPING = "stopping: the running step saves what it can and ends; Ctrl-C again kills it"
 
 
 def add(commands: Commands) -> None:
@@ -32,20 +73,380 @@ def add(commands: Commands) -> None:
     parser.set_defaults(command=_run)
 
 
-def _run(options: argparse.Namespace) -> int:
-    from pipelines.run import Options, run
-
-    overrides = read_recipe(options)
-    if options.quick:
+def _run(arguments: argparse.Namespace) -> int:
+    overrides = read_recipe(arguments)
+    if arguments.quick:
         overrides = {MINUTES: QUICK_MINUTES} | overrides
-    values = {name: getattr(options, name) for name in parameters.LOCAL} | {"overrides": overrides}
+    values = {name: getattr(arguments, name) for name in parameters.LOCAL} | {"overrides": overrides}
     # Without importing torch, which takes seconds, on a machine without GPUs.
-    if options.nproc is None and any(Path("/dev").glob("nvidia[0-9]*")):
+    if arguments.nproc is None and any(Path("/dev").glob("nvidia[0-9]*")):
         import torch
 
         values["nproc"] = torch.cuda.device_count() or None
     values = {name: value for name, value in values.items() if value is not None}
-    request = Options(options.name, values, options.verbose, use_prices(options))
-    if not request.name:
-        request = replace(request, name=f"{request['recipe']}-{datetime.now():%Y%m%d-%H%M%S}")
-    return run(request)
+    recipe = values.get("recipe", parameters.LOCAL["recipe"].default)
+    name = arguments.name or f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
+    return run(Options(name, values, arguments.verbose, use_prices(arguments)))
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `kubedet run`."""
+
+    name: str  # Name of the run and of its folder.
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Values of parameters in `parameters.LOCAL`; the others have their default there."""
+    verbose: bool = False  # Show the local runner's log too.
+    prices: str = ""  # Absolute URI of a file of prices; empty is that of the data root.
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a parameter's value."""
+        return self.given.get(name, parameters.LOCAL[name].default)
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder, absolute."""
+        return Path(self["output"]).absolute() / self.name
+
+    def command(self) -> str:
+        """Return the command line that starts or continues this run."""
+        words = ["kubedet", "run", "--name", self.name]
+        for name, item in parameters.LOCAL.items():
+            if name != "overrides" and self[name] != item.default:
+                words += [item.option, str(self[name])]
+        words += ["--prices", self.prices] if self.prices else []
+        for key, value in self["overrides"].items():
+            plain = isinstance(value, str) and parse_value(value) == value
+            words += ["--set", f"{key}={value if plain else json.dumps(value)}"]
+        return shlex.join(words)
+
+    def arguments(self) -> Values:
+        """Return the pipeline's parameters."""
+        values = {name: self[name] for name in parameters.LOCAL}
+        folders = {"data_root": storage.absolute(self["data_root"]), "output": str(self.folder)}
+        retrain_condition.of_form(values)
+        return values | folders | {"nodes": 1, "launcher": "local"}
+
+
+@dataclass
+class RunRecord:
+    """A run as `summary.json` in its folder; empty fields are left out of the file."""
+
+    name: str
+    arguments: Values  # The pipeline's parameters.
+    status: str = "running"  # running, succeeded, failed or interrupted.
+    started: str = ""
+    ended: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    machine: Values = field(default_factory=dict)
+    steps: list[Values] = field(default_factory=list)
+    training: Values = field(default_factory=dict)
+    plan: Values = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    data_warnings: list[str] = field(default_factory=list)
+    gate: Values = field(default_factory=dict)
+    used: Values = field(default_factory=dict)
+    nothing_new_since: str = ""
+    """The model version since which the source has not changed, if training was skipped for that."""
+    paths: dict[str, str] = field(default_factory=dict)
+    error: Values = field(default_factory=dict)  # step, message and exit_code, unless the run succeeded.
+
+    def write(self, folder: Path) -> None:
+        """Write the record into the run's folder, indented for people."""
+        tree = {"kind": "run", "version": 1} | {key: value for key, value in asdict(self).items() if value}
+        storage.write_json(str(folder / "summary.json"), tree, indent=2)
+
+    def end(self, progress: RunProgress, *, stopped: bool = False, broken: str = "") -> None:
+        """Record the steps, and an error unless the run succeeded; `broken` is an error of this process."""
+        failed = progress.failed
+        done = {step.name for step in progress.steps.values() if step.state == "done"}
+        # Without an export the run is complete if the gate failed.
+        held_back = self.gate and not self.gate["passed"]
+        optional = {"train", "evaluate", "export"} if progress.since else {"export"} if held_back else set()
+        succeeded = failed is None and not broken and set(progress.steps) - done <= optional
+        interrupted = not succeeded and (stopped or (failed is not None and failed.state == "stopped"))
+        self.status = "succeeded" if succeeded else "interrupted" if interrupted else "failed"
+        self.ended, self.nothing_new_since = _now(), progress.since
+        self.steps = [
+            {"name": step.name, "status": step.state, "seconds": round(step.seconds, 2),
+             "reused": step.reused}
+            for step in progress.steps.values()
+        ]  # fmt: skip
+        if succeeded:
+            return
+        message, code = broken or ("stopped" if interrupted else "the pipeline ended before a step began"), 0
+        if failed is not None:
+            message = failed.message or "its process ended without a message (killed, or out of memory)"
+            code = failed.exit_code
+        self.error = {
+            "step": failed.name if failed else "",
+            "message": redacted(message),
+            "exit_code": EXIT_RETRY if interrupted else code or EXIT_FAILURE,
+        }
+
+    def read_results(self, progress: RunProgress, folder: Path) -> None:
+        """Read the results of the finished steps; files of an earlier run are not read."""
+        done = {step.name for step in progress.steps.values() if step.state == "done"}
+        if "train" in done:
+            self.training = storage.read_json(str(folder / "train" / "result.json"))
+            plan = str(folder / auto_schedule.FILE)
+            self.plan = storage.read_json(plan) if storage.exists(plan) else {}
+        if "evaluate" in done:
+            metrics = storage.read_json(str(folder / "evaluation" / "metrics.json"))
+            self.metrics, self.data_warnings = metrics["metrics"], metrics.get("data_warnings", [])
+            self.gate = storage.read_json(str(folder / "evaluation" / "gate.json"))
+        outputs = {
+            "checkpoint": ("train", "train/best.pt"),
+            "tensorboard": ("train", "train/tensorboard"),
+            "metrics": ("evaluate", "evaluation/metrics.json"),
+            "report": ("evaluate", "evaluation/report.html"),
+            "model": ("export", "model"),
+            "summary": ("", "summary.json"),
+            "log": ("", "log.txt"),
+        }
+        self.paths = {
+            name: str(folder / path) for name, (step, path) in outputs.items() if not step or step in done
+        }
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def check(options: Options) -> None:
+    """Refuse a run that cannot work before anything is started or written."""
+
+    def processes() -> None:
+        if options["nproc"] < 1:
+            raise ConfigError(f"--nproc must be 1 or more, not {options['nproc']}", fix="use --nproc 1")
+
+    def gate_of_recipe() -> None:
+        config = recipes.load_here(options["recipe"], options["overrides"])
+        for rule in [] if options["gate"] else config.evaluation.gate:
+            parse(rule)
+
+    parameters.check_all(
+        [
+            partial(tuning.check_name, options.name),
+            processes,
+            partial(retrain_condition.check, options["min_new_images"], options["min_drift"]),
+            partial(starting_weights.check_warm_start, options["warm_start"]),
+            partial(sources.parse, options["source"]),
+            partial(storage.check_place, options["data_root"]),
+            gate_of_recipe,
+            *(partial(parse, rule) for rule in split_rules(options["gate"])),
+        ]
+    )
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions that affect results, and the commit if the code is a checkout."""
+    installed = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):  # An extra that is not installed.
+            installed[package] = version(package)
+    root = Path(__file__).parents[2]
+    if (root / ".git").exists():
+        command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+        with suppress(OSError):
+            commit = subprocess.run(command, check=False, capture_output=True, text=True)
+            installed["commit"] = commit.stdout.strip()
+    return {name: text for name, text in installed.items() if text}
+
+
+def report(
+    record: RunRecord, progress: RunProgress, folder: Path, *, again: str, used: Costs | None = None
+) -> None:
+    """Print the results of a run on stdout, and its error on stderr; `again` is the command to continue."""
+    if used:
+        print(f"\nwhat it used\n{used.text()}")
+    if record.nothing_new_since:
+        print(f"\nnothing new since {record.nothing_new_since}: nothing was trained")
+    if record.metrics:
+        metrics = json.loads((folder / "evaluation" / "metrics.json").read_text())
+        table = (folder / "evaluation" / "table.txt").read_text()
+        print(f"\n{metrics['images']} images of the {metrics['split']} split\n\n{table.rstrip()}")
+    for warning in record.data_warnings:
+        print(f"\nwarning: data: {warning}")
+    training, gate = record.training, record.gate
+    if training or gate:
+        print()
+    if training.get("images_per_second"):
+        before = training.get("resumed_from") or 0
+        text = (
+            f"training: {training['steps'] - before} steps in {clock(training['seconds'])}, "
+            f"{training['images_per_second']:.1f} images/s on {training['processes']} processes"
+        )
+        print(text + (f"; with the {before} before {training['steps']} in all" if before else ""))
+        if training.get("advice"):
+            print(f"  warning: {training['advice']}")
+    if gate:
+        print(f"gate: {'passed' if gate['passed'] else 'failed, no model was exported'}")
+        print("".join(f"  {line}\n" for line in gate["reason"].splitlines()), end="")
+    took = datetime.fromisoformat(record.ended) - datetime.fromisoformat(record.started)
+    print(f"\nrun {record.name}: {record.status} in {clock(took.total_seconds())}")
+    print(columns([(f"  {name}", _short(path)) for name, path in record.paths.items()]))
+    if "model" in record.paths:
+        model = shlex.quote(_short(record.paths["model"]))
+        print("\ntry the model")
+        print(f"  on images     kubedet predict {model} IMAGES... -o DIR")
+        print(f"  in a browser  kubedet serve {model}")
+    sys.stdout.flush()
+    error, step = record.error, progress.failed
+    if record.status == "interrupted":
+        at = f" in step {error['step']}" if error["step"] else ""
+        print(f"\ninterrupted{at}; to continue:\n  {again}", file=sys.stderr)
+    elif error:
+        lines = [
+            f"\nerror in step {step.name}: {error['message']}" if step else f"\nerror: {error['message']}"
+        ]
+        if not (step and step.known) and (last := step.lines if step else progress.outside):
+            lines += ["the last lines of its log:", *(f"  {line}" for line in last)]
+        print("\n".join(lines), file=sys.stderr)
+
+
+def _short(path: str) -> str:
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
+
+
+def run(options: Options) -> int:
+    """Run the pipeline, report its results, and return the exit code.
+
+    It is 0 also if the gate failed, and 143 if the run was stopped and can be continued.
+    """
+    check(options)
+    folder = options.folder
+    with _lock(folder) as lock:
+        _check_same(folder, options)
+        storage.remove_stale(str(folder))
+        cores = len(os.sched_getaffinity(0))
+        record = RunRecord(
+            options.name, options.arguments(), started=_now(), versions=_versions(),
+            machine={"cores": cores, "system": platform.platform()},
+        )  # fmt: skip
+        record.write(folder)
+        print(f"run {options.name}: recipe {options['recipe']}, source {options['source']}", flush=True)
+        if options["nproc"] > cores:
+            print(f"warning: {options['nproc']} training processes share {cores} cores", file=sys.stderr)
+        with temporary_folder() as temporary:
+            progress, used = RunProgress(temporary / "progress.jsonl"), None
+            stopped, broken = False, ""
+            try:
+                stopped = _execute(options, progress, temporary, lock.fileno())
+                used = costs.of_run(record.arguments["data_root"], options.name)
+            except BaseException as error:  # E.g. stdout was closed.
+                broken = repr(error)
+                raise
+            finally:  # The record must not stay at "running".
+                progress.finish()
+                record.used = used.fields() if used else {}
+                record.read_results(progress, folder)
+                record.end(progress, stopped=stopped, broken=broken)
+                record.write(folder)
+                if record.status == "failed":
+                    message = record.error["message"]
+                    notifications.tell(Outcome(notifications.FAILED, record.name, message))
+        report(record, progress, folder, again=options.command(), used=used)
+        return record.error.get("exit_code", 0)
+
+
+def _execute(options: Options, progress: RunProgress, temporary: Path, lock: int) -> bool:
+    """Start the local runner and show its progress until it ends; return whether it was stopped."""
+    folder = options.folder
+    artifacts = folder / "artifacts"
+    shutil.rmtree(artifacts, ignore_errors=True)  # Of an earlier try.
+    file, arguments = str(folder / "pipeline.yaml"), json.dumps(options.arguments())
+    command = [sys.executable, "-m", "pipelines.local", file, str(artifacts), arguments]
+    env = {
+        **os.environ,
+        environment.RUN_ID: options.name,
+        log.PROGRESS_FILE: str(temporary / "progress.jsonl"),
+        "PYTHONUNBUFFERED": "1",  # Otherwise a step's lines arrive when it has ended.
+        "TMPDIR": str(temporary),  # The runner leaves one folder for each step.
+    }
+    stopped: list[int] = []
+    lines: queue.Queue[str | None] = queue.Queue()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopped.append(number)
+        process.stop()
+
+    def read() -> None:
+        for line in process.lines():
+            lines.put(line)
+        lines.put(None)
+
+    with (
+        GuardedProcess(command, env=env, grace_seconds=_GRACE_SECONDS, keep_open=[lock]) as process,
+        handling(stop, (*ENDING, signal.SIGHUP)),  # Ctrl-C, SIGTERM, a closed terminal.
+        (folder / "log.txt").open("ab", buffering=0) as log_file,
+        display.choose(progress) as shown,
+    ):
+        threading.Thread(target=read, daemon=True).start()
+        shown_signals, ended = 0, False
+        while not ended:
+            line = None
+            with suppress(queue.Empty):
+                line = lines.get(timeout=_TICK_SECONDS)
+                ended = line is None
+            if len(stopped) > shown_signals:
+                shown_signals, progress.stopping = len(stopped), True
+                shown.line(_STOPPING if shown_signals == 1 else "killing what still runs")
+            if line is not None:
+                with suppress(OSError):  # A full disk ends the log, not the run.
+                    log_file.write(f"{line}\n".encode())
+                step_line = progress.read_line(line)
+                text = line if options.verbose else step_line
+                if text is not None:
+                    shown.line(text)
+            progress.read_events()
+            shown.tick()
+        process.wait()
+        progress.stopping = bool(stopped)
+        progress.finish()
+    return bool(stopped)
+
+
+def _lock(folder: Path) -> TextIO:
+    """Create the run's folder, and return the file whose closing ends its lock."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("a")
+    except OSError as error:
+        raise StorageError(
+            f"cannot write the run's folder {folder}: {error.strerror}", fix="choose another --output"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise ConfigError(
+            f"a run named {folder.name!r} is in progress in {folder}",
+            fix="wait for its end, stop it, or choose another --name",
+        ) from None
+    return lock
+
+
+def _check_same(folder: Path, options: Options) -> None:
+    """Refuse to continue a run with other settings: its checkpoint would not fit, or would mislead."""
+    path = folder / "summary.json"
+    if not path.exists() or not (folder / "train").exists():
+        return  # A mistake that ended it before the training may be corrected under the same name.
+    form = storage.Form("run", 1, {"arguments?": {}})
+    try:
+        before = storage.read_json(str(path), form).get("arguments", {})
+    except (DamagedError, FormError) as error:
+        # The checkpoints contain the settings too, and compare them.
+        print(f"warning: {error.message}; it is replaced", file=sys.stderr, flush=True)
+        return
+    changed = [
+        f"  {key}: was {json.dumps(before[key])}, now {json.dumps(value)}"
+        for key, value in options.arguments().items()
+        if key in ("source", "recipe", "overrides", "nproc") and key in before and before[key] != value
+    ]
+    if changed:
+        raise ConfigError(
+            f"the run {folder.name!r} was started with other settings:\n" + "\n".join(changed),
+            fix=f"choose another --name, or give the same settings to continue, or delete {folder}",
+        )

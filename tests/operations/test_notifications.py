@@ -11,8 +11,8 @@ from webhook import Webhook
 from components import publishing, run_end, scoring
 from operations import notifications
 from operations.notifications import EVENTS, FAILED, HELD_BACK, PASSED, Outcome, tell
-from pipelines import run
-from pipelines.run import Options
+from pipelines.commands import run
+from pipelines.commands.run import Options
 from trainer.base import log
 from trainer.base.errors import StorageError
 from trainer.config import parsing

@@ -6,8 +6,9 @@ import shlex
 import pytest
 
 from operations import costs
-from pipelines import cli, run
-from pipelines.run import Options, check
+from pipelines import cli
+from pipelines.commands import run
+from pipelines.commands.run import Options, check
 from trainer.base.errors import ConfigError
 
 

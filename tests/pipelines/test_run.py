@@ -18,7 +18,7 @@ from webhook import Webhook
 
 from operations import costs
 from pipelines import cli
-from pipelines.run import Options, _check_same
+from pipelines.commands.run import Options, _check_same
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError
 
@@ -69,7 +69,7 @@ def test_a_damaged_summary_is_only_a_warning(tmp_path, capsys):
 
 def test_a_quick_run_is_one_of_few_minutes(monkeypatch):
     asked = []
-    monkeypatch.setattr("pipelines.run.run", lambda request: asked.append(request) or 0)
+    monkeypatch.setattr("pipelines.commands.run.run", lambda request: asked.append(request) or 0)
     assert cli.main(["run", "--quick", "--recipe", "small", "--set", "train.lr=0.1"]) == 0
     assert asked[0]["overrides"] == {"train.minutes": 4, "train.lr": 0.1}
     # The command that goes on with it has the value itself.

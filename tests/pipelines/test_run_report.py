@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from pipelines.commands.run import RunRecord, report
 from pipelines.display import RunProgress, describe_step
-from pipelines.run import RunRecord, report
 
 AGAIN = "kubedet run --name first"
 
