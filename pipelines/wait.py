@@ -96,7 +96,7 @@ class Pods:
         self._places = [cluster.within(name) for name in dict.fromkeys(names)]
 
     def waiting(self) -> Iterator[tuple[Step, str, str]]:
-        """Yield steps of the run, and pods of its training, that do not start: each with a reason and a text."""
+        """Yield the steps, and the pods of the training, that do not start, each with reason and text."""
         pods = [(cluster, pod, _step_of(pod)) for cluster, pod in self._newest()]
         for cluster, pod in self._all(f"{LABEL_NAME}={jobs.name_of(self._run_id)}") if pods else ():
             pods.append((cluster, pod, Step(f"{TITLES['train']}: pod {pod.metadata.name}")))

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks import __main__ as runner
 from trainer.data.sources import openimages
@@ -89,19 +88,6 @@ goals = [
 print(json.dumps(dict(name="good", ratio=float(sys.argv[1]), figures=dict(speed=4, size=2.5), goals=goals)))
 """,
 }
-
-
-@pytest.mark.parametrize("gpus", [1, 2])
-def test_scaling_is_left_out_on_a_single_gpu(gpus, monkeypatch):
-    names = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(
-        runner, "run", lambda name, _: names.append(name) or runner.Run(name, {"ratio": 2.0}, "", 1.0, 0.5)
-    )
-    monkeypatch.setattr(sys, "argv", ["benchmarks", "--set", "gpu"])
-    assert runner.main() == 0
-    assert names == [name for name in runner.SETS["gpu"] if gpus > 1 or name != "scaling"]
 
 
 @pytest.mark.slow

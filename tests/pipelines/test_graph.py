@@ -113,12 +113,3 @@ def test_a_search_whose_trials_have_a_pod_each(fake_cluster, tmp_path):
     records = [path.name.split("-")[0] for path in (tmp_path / "data" / "usage" / "the-run").iterdir()]
     assert sorted(records) == ["best", "prepare", "trial", "trial"]
     assert "nothing to clean up" not in output and "Executing task 'cleanup'" in output
-
-
-@pytest.mark.slow
-def test_the_clean_up_follows_a_step_that_failed(fake_cluster, tmp_path):
-    done = run(tmp_path, fake_cluster.environment, launcher="kubernetes", source="coco:/nonexistent")
-    output = words(done)
-    assert done.returncode != 0 and "/nonexistent does not exist" in output
-    assert output.index("does not exist") < output.index("nothing to clean up: the job")
-    assert "Executing task 'prepare'" in output and "Executing task 'train'" not in output

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pipelines import Access
-from pipelines.kubeflow import TESTED, Server, Unavailable, check_version
+from pipelines.kubeflow import Server, Unavailable
 from trainer.base.errors import ConfigError
 
 
@@ -92,24 +92,6 @@ def test_a_page_to_log_in_at_is_not_taken_for_an_answer(kfp_server):
     kfp_server.failures = [("POST", "/experiments", 200, "<html>Log in to Dex</html>")]
     with pytest.raises(ConfigError, match="not as the API of Kubeflow Pipelines"):
         server.experiment("nightly")
-
-
-@pytest.mark.parametrize("tag", ["2.15.3", "2.14.0-rc.1", "v2.5.0"])
-def test_a_version_that_refuses_the_pipeline_is_refused(tag):
-    with pytest.raises(ConfigError, match=tag):
-        check_version(tag)
-
-
-@pytest.mark.parametrize(
-    ("tag", "warning"),
-    [
-        (TESTED, ""), (f"v{TESTED}", ""), (f"{TESTED}-rc.1", "tested with"), ("2.16.0", "version 2.16.0"),
-        ("3.0", "version 3.0"), ("master", "unknown version (master)"), ("", "unknown version"),
-    ],
-)  # fmt: skip
-def test_an_untested_version_is_warned_of(tag, warning):
-    assert check_version(tag).startswith(warning) or warning in check_version(tag)
-    assert bool(check_version(tag)) is bool(warning)
 
 
 def test_an_absent_server_is_an_error(kfp_server, monkeypatch, tmp_path):

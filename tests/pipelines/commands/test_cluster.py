@@ -25,13 +25,6 @@ def test_what_is_there_is_left_alone(kubedet, tmp_path):
     assert files(folder) == {"kustomization.yaml": b"mine"}
 
 
-def test_a_folder_that_cannot_be_written(kubedet, tmp_path):
-    (tmp_path / "file").write_text("")
-    code, _, err = kubedet("cluster", "manifests", "-o", tmp_path / "file" / "deploy")
-    assert code == 2
-    assert err.startswith(f"error: cannot write {tmp_path}/file/deploy: ")
-
-
 def test_doctor_says_where_the_files_come_from_unless_they_are_there(
     kubedet, fake_cluster, monkeypatch, tmp_path
 ):

@@ -51,12 +51,6 @@ def running(fake_cluster, kind, number=2):
     until(run)
 
 
-def fails(pod):
-    pod.run()
-    pod.say("loading", "error: the loss is nan", "  fix: lower train.lr")
-    pod.exit(3)
-
-
 def test_a_job_from_its_beginning_to_its_end(kubedet, submit, fake_cluster, kind, backend):
     assert submit(endless, endless)[0] == 0
     running(fake_cluster, kind)
@@ -89,13 +83,3 @@ def test_the_log_of_one_rank_and_a_command_in_it(kubedet, submit, fake_cluster, 
     assert kubedet(*words)[:2] == (5, "x\n")
     ((name, containers, _),) = fake_cluster.executed
     assert plain(name) == second and containers == [fake_cluster.pod(second).container]
-
-
-def test_waiting_ends_as_the_job_does(kubedet, submit, kind, backend):
-    submit(endless, fails)
-    code, _, err = kubedet("job", "wait", "train", *backend)
-    assert code == 3
-    assert f"pod {pod_name(kind, 1)} (rank 1) failed with exit code 3: the loss is nan" in plain(err)
-    assert "fix: lower train.lr" in err
-    out = kubedet("job", "status", "train", *backend)[1]
-    assert out.startswith("train  failed") and "the loss is nan" in out

@@ -52,13 +52,6 @@ def test_the_flags_are_fields():
     assert [(mount.claim, mount.path) for mount in spec.mounts] == [("data", "/data"), ("models", "/models")]
 
 
-def test_everything_after_two_dashes_is_the_command():
-    words = ("python", "-m", "trainer", "launch", "--", "train", "--image", "x")
-    spec = job("--name", "a", command=("--", *words))
-    assert spec.command == words
-    assert spec.image == "i:1"
-
-
 @pytest.mark.parametrize(
     ("text", "field", "value"),
     [

@@ -240,13 +240,6 @@ def test_the_history_has_use_and_cost_of_each_run(past, tmp_path, capsys, monkey
     assert cli.main([*command, "--prices", str(tmp_path / "prices.yaml")]) == 2
 
 
-def test_the_history_says_where_it_could_not_look(past, tmp_path, capsys):
-    assert cli.main(["schedule", "history", "--name", "weekly", "--data-root", f"{tmp_path}/none"]) == 0
-    shown = capsys.readouterr()
-    assert "verdicts, APs and costs could not be read: this machine has no folder" in shown.err
-    assert "id-1" in shown.out and "0.4000" not in shown.out
-
-
 @pytest.mark.parametrize(
     ("text", "sent", "times"),
     [

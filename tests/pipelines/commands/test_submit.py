@@ -103,13 +103,6 @@ def test_a_secret_that_was_named_and_is_missing_is_reported(kfp_server, fake_clu
     assert "other" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("state", "message"), [("CANCELED", "was stopped"), ("SKIPPED", "ended as skipped")])
-def test_a_run_that_was_stopped_has_not_succeeded(kfp_server, capsys, state, message):
-    kfp_server.states = [state]
-    assert cli.main([*ARGUMENTS, "--wait"]) == 1
-    assert message in capsys.readouterr().err
-
-
 def test_a_terminated_run_was_stopped_and_has_not_failed(kfp_server, capsys):
     history = [{"state": state} for state in ("PENDING", "RUNNING", "CANCELING", "FAILED")]
     train = [{"display_name": "train", "state": "FAILED"}]
