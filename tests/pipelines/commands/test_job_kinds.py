@@ -9,14 +9,8 @@ from kinds import plain, pod_name
 from patience import until
 
 from components.launchers.cluster.kinds import KINDS
-from pipelines.commands import job
 
 SUBMIT = ["job", "submit", "--name", "train", "--image", "i:1"]
-
-
-@pytest.fixture(autouse=True)
-def in_haste(monkeypatch):
-    monkeypatch.setattr(job, "_POLL_SECONDS", 0.02)
 
 
 @pytest.fixture(params=["pytorchjob", "trainjob"])
