@@ -16,14 +16,11 @@ DEFAULT = "retinanet"
 class Entry(NamedTuple):
     """Location of an architecture."""
 
-    options: str
-    """`module:Class` of its options, a subclass of `config.ModelConfig`."""
-    network: str
-    """`module:Class` of its network, a subclass of `model.architecture.Architecture`."""
+    options: str  # `module:Class` of its options, a subclass of `config.ModelConfig`
+    network: str  # `module:Class` of its network, a subclass of `model.architecture.Architecture`
     extra: str = ""
     """The extra that it needs, if any."""
-    packages: tuple[str, ...] = ()
-    """Packages of that extra."""
+    packages: tuple[str, ...] = ()  # packages of that extra
 
 
 _FOLDER = "trainer.model.architectures"

@@ -73,9 +73,37 @@ def _read(text: str | bytes) -> tuple[Config | None, list[str]]:
     problems += others
     if config is None or model is None:
         return None, problems
-    config = replace(config, model=model)
-    problems = _conflicts(config)
-    return (None if problems else config), problems
+    # What the architecture does not support.
+    size = config.loader.image_size
+    if size % model.stride:
+        below = size // model.stride * model.stride
+        problems.append(
+            f"  loader.image_size: {model.architecture} takes multiples of {model.stride}, not {size}; "
+            f"the next are {below} and {below + model.stride}"
+        )
+    if config.train.negatives == "verified" and not model.federated:
+        problems.append(
+            f"  train.negatives: {model.architecture} cannot leave out classes: only 'all', not \"verified\""
+        )
+    if lacking := [name for name in config.export.formats if name in model.left_out_formats]:
+        problems.append(f"  export.formats: {model.architecture} has no form {', '.join(lacking)}")
+    scheme, colon, name = model.weights.partition(":")
+    library = _LIBRARIES.get(scheme, "") if colon else ""
+    published_for = [
+        architecture
+        for architecture in (architectures.ARCHITECTURES if library == "torchvision" else ())
+        if (published := architectures.options_class(architecture).published) != model.published
+        and published
+        and name.startswith(published)
+    ]
+    misfit = model.misfit()
+    if library and model.library not in ("", library):
+        misfit = f"{model.weights} are weights of {library}, not of {model.architecture}"
+    elif published_for:
+        misfit = f"{model.weights} are of the architecture {published_for[0]}, not of {model.architecture}"
+    if misfit:
+        problems.append(f"  model.weights: {misfit}")
+    return (None if problems else replace(config, model=model)), problems
 
 
 def _validated(adapter: TypeAdapter[Any], text: str | bytes, section: str = "") -> tuple[Any, list[str]]:
@@ -109,41 +137,6 @@ def _read_model(tree: Any) -> tuple[ModelConfig | None, list[str]]:
     rest = {key: value for key, value in tree.items() if key not in foreign}
     model, others = _validated(TypeAdapter(kind), json.dumps(rest), "model.")
     return (None if problems else model), problems + others
-
-
-def _conflicts(config: Config) -> list[str]:
-    """Return what the architecture does not support."""
-    model, size = config.model, config.loader.image_size
-    problems = []
-    if size % model.stride:
-        below = size // model.stride * model.stride
-        problems.append(
-            f"  loader.image_size: {model.architecture} takes multiples of {model.stride}, not {size}; "
-            f"the next are {below} and {below + model.stride}"
-        )
-    if config.train.negatives == "verified" and not model.federated:
-        problems.append(
-            f"  train.negatives: {model.architecture} cannot leave out classes: only 'all', not \"verified\""
-        )
-    if lacking := [name for name in config.export.formats if name in model.left_out_formats]:
-        problems.append(f"  export.formats: {model.architecture} has no form {', '.join(lacking)}")
-    scheme, colon, name = model.weights.partition(":")
-    library = _LIBRARIES.get(scheme, "") if colon else ""
-    others = [
-        architecture
-        for architecture in (architectures.ARCHITECTURES if library == "torchvision" else ())
-        if (published := architectures.options_class(architecture).published) != model.published
-        and published
-        and name.startswith(published)
-    ]
-    misfit = model.misfit()
-    if library and model.library not in ("", library):
-        misfit = f"{model.weights} are weights of {library}, not of {model.architecture}"
-    elif others:
-        misfit = f"{model.weights} are of the architecture {others[0]}, not of {model.architecture}"
-    if misfit:
-        problems.append(f"  model.weights: {misfit}")
-    return problems
 
 
 def parse_value(text: str) -> Any:

@@ -24,10 +24,8 @@ from trainer.config.types import (
     integral,
 )
 
-MINUTES = "train.minutes"
-"""Key of a run's time limit."""
-QUICK_MINUTES = 4
-"""Its value for `kubedet run --quick`."""
+MINUTES = "train.minutes"  # key of a run's time limit
+QUICK_MINUTES = 4  # its value for `kubedet run --quick`
 
 
 @dataclass(config=STRICT, frozen=True)

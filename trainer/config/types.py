@@ -10,8 +10,7 @@ from trainer.base.errors import StorageError
 URI_CHECK = "check of URIs"
 """Key of the validation context: a function that checks a URI and raises StorageError."""
 
-NO_WEIGHTS = "none"
-"""Value of model.weights for random ones; as an override it also unfreezes all layers."""
+NO_WEIGHTS = "none"  # value of model.weights for random ones; as an override it also unfreezes all layers
 
 Overrides = dict[str, Any]
 """Dotted configuration keys and their values, e.g. {"train.lr": 0.02}."""

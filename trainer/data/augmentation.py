@@ -20,10 +20,8 @@ from trainer.data.transforms import View, color_map, random_view, sample_draws
 
 REACH = 256
 """The other samples of a picture come from this many next positions of the stream, so from near shards."""
-_CENTRE = (0.3, 0.4)
-"""Least position of a mosaic's centre, and the range above it, as shares of the side."""
-_BLEND = (0.4, 0.2)
-"""Least share of the first image in mix-up, and the range above it."""
+_CENTRE = (0.3, 0.4)  # least position of a mosaic's centre, and the range above it, as shares of the side
+_BLEND = (0.4, 0.2)  # least share of the first image in mix-up, and the range above it
 _IDENTITY = np.eye(3, 4, dtype=np.float32)
 
 
@@ -31,31 +29,24 @@ class Plan(NamedTuple):
     """A sample of a batch, and the samples that share its picture."""
 
     place: Place
-    mosaic: tuple[int, ...] = ()
-    """Indices in the split of the three others of a mosaic; empty if it is none."""
-    mixed: int = -1
-    """Index in the split of what is blended in; -1 for nothing."""
-    draws: tuple[float, ...] = ()
-    """Numbers in [0, 1): the mosaic's centre (x, y), and the share in mix-up."""
+    mosaic: tuple[int, ...] = ()  # indices in the split of the three others of a mosaic; empty if it is none
+    mixed: int = -1  # index in the split of what is blended in; -1 for nothing
+    draws: tuple[float, ...] = ()  # numbers in [0, 1): the mosaic's centre (x, y), and the share in mix-up
 
 
 class Tile(NamedTuple):
     """A view of an image in a part of the square."""
 
-    sample: int
-    """Index in the split."""
-    view: View
-    """In pixels of the tile."""
-    area: tuple[int, int, int, int]
-    """Left, top, width, height of the tile in the square."""
+    sample: int  # index in the split
+    view: View  # in pixels of the tile
+    area: tuple[int, int, int, int]  # left, top, width, height of the tile in the square
 
 
 class Composition(NamedTuple):
     """A picture of several samples, in one layer or two that are blended."""
 
     layers: tuple[tuple[Tile, ...], ...]
-    share: int
-    """Of the first layer, in 1/256."""
+    share: int  # of the first layer, in 1/256
 
 
 class Augmentation:

@@ -7,27 +7,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-PADDING = -1
-"""Label of a target that is only padding."""
+PADDING = -1  # label of a target that is only padding
 
 
 class Batch(NamedTuple):
     """What a training step or an evaluation step reads."""
 
-    images: Tensor
-    """uint8 [B, 3, S, S], in the memory format channels_last."""
-    boxes: Tensor
-    """fp32 [B, M, 4] in pixels of the square; zeros where padded."""
-    labels: Tensor
-    """int64 [B, M]; PADDING where padded."""
-    color: Tensor | None
-    """fp32 [B, 3, 4] colour maps, or None."""
-    image_ids: list[int]
-    """Ids of the images, on the host."""
-    scales: list[float]
-    """Pixels of the square for one pixel of each stored image."""
-    counts: list[int]
-    """Targets of each image, on the host."""
+    images: Tensor  # uint8 [B, 3, S, S], in the memory format channels_last
+    boxes: Tensor  # fp32 [B, M, 4] in pixels of the square; zeros where padded
+    labels: Tensor  # int64 [B, M]; PADDING where padded
+    color: Tensor | None  # fp32 [B, 3, 4] colour maps, or None
+    image_ids: list[int]  # ids of the images, on the host
+    scales: list[float]  # pixels of the square for one pixel of each stored image
+    counts: list[int]  # targets of each image, on the host
     verified: Tensor | None = None
     """bool [B, C]: the classes whose absence is known where an image has no box of them; None where that is
     known of all."""

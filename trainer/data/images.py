@@ -44,17 +44,14 @@ _PLUGINS = (
     HeifImageFile,
 )  # fmt: skip
 _FORMATS = [plugin.format for plugin in _PLUGINS]
-_BITS_PER_SAMPLE = 258
-"""TIFF tag."""
+_BITS_PER_SAMPLE = 258  # TIFF tag
 
 _RANGE = (0.1, 99.9)
 """Percentiles of a 16-bit image that become black and white, so that a few broken pixels do not matter."""
 
-SHARES = (1, 1)
-"""Annotated size of an image whose boxes are fractions of its stored sides."""
+SHARES = (1, 1)  # annotated size of an image whose boxes are fractions of its stored sides
 
-SHARES_UPRIGHT = (-1, -1)
-"""Annotated size of an image whose boxes are fractions of its displayed sides."""
+SHARES_UPRIGHT = (-1, -1)  # annotated size of an image whose boxes are fractions of its displayed sides
 
 _ORIENTATION = 0x0112
 _TRANSPOSES = {
@@ -82,16 +79,12 @@ class NormalImage:
     """A baseline JPEG, greyscale or RGB, and its relation to the original image."""
 
     jpeg: bytes
-    width: int
-    """Of the JPEG, in pixels."""
+    width: int  # of the JPEG, in pixels
     height: int
-    stored_width: int
-    """Of the original image in pixels, before its orientation was applied."""
+    stored_width: int  # of the original image in pixels, before its orientation was applied
     stored_height: int
-    orientation: int
-    """Exif orientation that was applied, 1 to 8; 1 is none."""
-    deep: bool = False
-    """Whether the original has 16 bits a channel."""
+    orientation: int  # Exif orientation that was applied, 1 to 8; 1 is none
+    deep: bool = False  # whether the original has 16 bits a channel
 
     @property
     def turned(self) -> bool:

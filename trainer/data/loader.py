@@ -23,12 +23,9 @@ from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import move_boxes, random_view, sample_draws, whole_view
 from trainer.launching.distributed import World
 
-_ANNOUNCEMENTS = 8
-"""How often in a window of shards the next ones are announced."""
-_BATCHES_AHEAD = 64
-"""Batches of an evaluation after which the next shards are announced."""
-_RUN = 8
-"""Most images of a thread's task."""
+_ANNOUNCEMENTS = 8  # how often in a window of shards the next ones are announced
+_BATCHES_AHEAD = 64  # batches of an evaluation after which the next shards are announced
+_RUN = 8  # most images of a thread's task
 _NO_TARGETS = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
 
 
@@ -36,16 +33,11 @@ class Loaded(NamedTuple):
     """A sample in a batch, without its pixels."""
 
     image_id: int
-    boxes: np.ndarray
-    """fp32 [M, 4], x1 y1 x2 y2 in pixels of the square."""
-    labels: np.ndarray
-    """int64 [M]."""
-    scale: float
-    """Pixels of the square for one pixel of the stored image."""
-    color: np.ndarray | None
-    """fp32 [3, 4], or None."""
-    verified: np.ndarray | None = None
-    """bool [C], or None."""
+    boxes: np.ndarray  # fp32 [M, 4], x1 y1 x2 y2 in pixels of the square
+    labels: np.ndarray  # int64 [M]
+    scale: float  # pixels of the square for one pixel of the stored image
+    color: np.ndarray | None  # fp32 [3, 4], or None
+    verified: np.ndarray | None = None  # bool [C], or None
 
 
 class TrainLoader:

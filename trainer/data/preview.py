@@ -18,13 +18,11 @@ from trainer.data.sample_order import image_weights
 from trainer.data.shard_index import ShardDataset
 from trainer.launching.distributed import World
 
-TILE = 320
-"""Side of a picture's field on the sheet, pixels."""
+TILE = 320  # side of a picture's field on the sheet, pixels
 _CAPTION, _GAP = 18, 8
 _LETTERS, _LINES = 46, 10
 """Of the text in the field of an unreadable image."""
-_LETTER = 12
-"""Size of all letters, pixels."""
+_LETTER = 12  # size of all letters, pixels
 _PAPER, _INK, _MISSING = (250, 250, 250), (40, 40, 40), (160, 30, 30)
 
 

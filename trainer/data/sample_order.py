@@ -16,16 +16,14 @@ from trainer.data.shard_index import ShardDataset
 if TYPE_CHECKING:
     from trainer.launching.distributed import World
 
-WINDOW = 64
-"""Shards whose samples are mixed."""
+WINDOW = 64  # shards whose samples are mixed
 
 
 class Place(NamedTuple):
     """A sample in the stream."""
 
     epoch: int
-    sample: int
-    """Index in its split, plus the number of samples for each earlier time in the same epoch."""
+    sample: int  # index in its split, plus the number of samples for each earlier time in the same epoch
 
 
 def epoch_order(
@@ -143,8 +141,7 @@ def rank_positions(start: int, whole: int, batch_size: int, *, world_size: int, 
     return [range(*edge) for edge in pairwise(edges)]
 
 
-_LOOKED_AT = 64
-"""Images that `check_verified` reads."""
+_LOOKED_AT = 64  # images that `check_verified` reads
 
 
 def image_weights(

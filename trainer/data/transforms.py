@@ -16,10 +16,8 @@ from torch import Tensor
 from trainer.config.schema import LoaderConfig
 from trainer.data.samples import Annotation
 
-FILL = 114
-"""Grey of the padding, 0..255."""
-MIN_VISIBLE = 0.25
-"""A cropped box is kept while at least this share of its area is visible."""
+FILL = 114  # grey of the padding, 0..255
+MIN_VISIBLE = 0.25  # a cropped box is kept while at least this share of its area is visible
 _DRAWS = struct.Struct("<9I")
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
 
@@ -29,14 +27,11 @@ class View(NamedTuple):
 
     divisor: int
     """The decoder divides the sides by it: 1, 2, 4 or 8. The crop is in pixels of the divided image."""
-    crop: tuple[int, int, int, int]
-    """Left, top, width, height."""
-    place: tuple[int, int, int, int]
-    """Left, top, width, height in pixels of the square."""
+    crop: tuple[int, int, int, int]  # left, top, width, height
+    place: tuple[int, int, int, int]  # left, top, width, height in pixels of the square
     flip: bool
     flip_vertical: bool
-    scale: float
-    """Pixels of the square for one pixel of the stored image."""
+    scale: float  # pixels of the square for one pixel of the stored image
 
 
 def letterbox(image: Tensor, size: int) -> tuple[Tensor, float]:

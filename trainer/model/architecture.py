@@ -22,10 +22,8 @@ from trainer.model.postprocess import Detections
 class UpstreamWeights(NamedTuple):
     """Weights in the layout of the library that an architecture comes from."""
 
-    state: dict[str, Tensor]
-    """Tensors by name."""
-    num_classes: int
-    """Number of classes to build the library's model with."""
+    state: dict[str, Tensor]  # tensors by name
+    num_classes: int  # number of classes to build the library's model with
     files: Mapping[str, bytes] = {}
     """Other files that the library reads, by name: then the weights are a folder, else one file."""
 
@@ -38,10 +36,8 @@ class Architecture(nn.Module, ABC):
     changes, under the names of the architecture's library.
     """
 
-    config: ModelConfig
-    """Options of the architecture."""
-    loss_names: ClassVar[tuple[str, ...]]
-    """Names of the losses, in the order in which they are added."""
+    config: ModelConfig  # options of the architecture
+    loss_names: ClassVar[tuple[str, ...]]  # names of the losses, in the order in which they are added
     needs_part: ClassVar[bool] = False
     """Whether `forward` takes an argument `part`, the batch's part in the step (`global_batch.Part`)."""
     needs_survey: ClassVar[bool] = False

@@ -40,8 +40,7 @@ class NormedConv2d(nn.Conv2d):
     32, be cast again for the next convolution, and be kept in both types for the backward pass.
     """
 
-    norm: tuple[AppliedNorm]
-    """The layer behind it; in a tuple, which hides it from `state_dict`."""
+    norm: tuple[AppliedNorm]  # the layer behind it; in a tuple, which hides it from `state_dict`
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolution and normalisation of [B, C, H, W]."""

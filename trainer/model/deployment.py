@@ -21,12 +21,9 @@ class Graph(nn.Module):
     uint8 [B, 3, S, S] in; the tensors of `postprocess.Detections` out, or `RAW_OUTPUTS` of a raw graph.
     """
 
-    names: tuple[str, ...] = OUTPUTS
-    """Names of the outputs."""
-    image_size: int
-    """S, pixels."""
-    rows: int
-    """K, the rows of the padded outputs."""
+    names: tuple[str, ...] = OUTPUTS  # names of the outputs
+    image_size: int  # S, pixels
+    rows: int  # K, the rows of the padded outputs
 
     @abstractmethod
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:

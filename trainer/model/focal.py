@@ -15,10 +15,8 @@ from torch.autograd.function import once_differentiable
 from trainer.model.fused_functions import fused
 
 ALPHA = 0.25
-BACKGROUND = -1
-"""Label of an anchor without an object: all its classes are negative."""
-IGNORED = -2
-"""Label of an anchor that adds nothing to the loss."""
+BACKGROUND = -1  # label of an anchor without an object: all its classes are negative
+IGNORED = -2  # label of an anchor that adds nothing to the loss
 CHUNK_BYTES = 128 * 1024 * 1024
 """Logits that exist at once in `conv_focal_loss`, unless one image of one level has more."""
 

@@ -22,22 +22,14 @@ _MIX = ((30, -4658895280553007687), (27, -7723592293110705685), (31, 1))
 class Part(NamedTuple):
     """One batch of a step."""
 
-    keys: Tensor
-    """int64 [B], seeds of the random numbers of each image: a hash of seed, step and image."""
-    counts: list[int]
-    """Targets of each image."""
-    targets: int
-    """Targets of the global batch."""
-    most: int
-    """Largest number of targets of an image of the global batch."""
-    images: int
-    """Images of the global batch."""
-    world: World = SINGLE
-    """The processes that share the global batch."""
-    surveyed: Any = None
-    """Result of `Architecture.survey` for this batch, if the step has several passes."""
-    counted: Tensor | None = None
-    """The count of `survey`, over the global batch."""
+    keys: Tensor  # int64 [B], seeds of the random numbers of each image: a hash of seed, step and image
+    counts: list[int]  # targets of each image
+    targets: int  # targets of the global batch
+    most: int  # largest number of targets of an image of the global batch
+    images: int  # images of the global batch
+    world: World = SINGLE  # the processes that share the global batch
+    surveyed: Any = None  # result of `Architecture.survey` for this batch, if the step has several passes
+    counted: Tensor | None = None  # the count of `survey`, over the global batch
 
     def sum_over_step(self, count: Tensor) -> Tensor:
         """The sum of a scalar over the global batch, of which this is the only batch of this process.

@@ -8,21 +8,16 @@ from torchvision.ops import nms
 
 from trainer.model.pyramid_options import PyramidOptions
 
-_FIRST_PREFIX = 4
-"""Candidates that the suppression tries first, as a multiple of detections_per_image."""
+_FIRST_PREFIX = 4  # candidates that the suppression tries first, as a multiple of detections_per_image
 
 
 class Detections(NamedTuple):
     """Detections of a batch, best first, padded to K = detections_per_image rows."""
 
-    boxes: Tensor
-    """[B, K, 4] in pixels of the network's input; zeros where padded."""
-    scores: Tensor
-    """[B, K] fp32; zero where padded."""
-    labels: Tensor
-    """[B, K] int64 contiguous labels; -1 where padded."""
-    num: Tensor
-    """[B] int64: rows that are not padding."""
+    boxes: Tensor  # [B, K, 4] in pixels of the network's input; zeros where padded
+    scores: Tensor  # [B, K] fp32; zero where padded
+    labels: Tensor  # [B, K] int64 contiguous labels; -1 where padded
+    num: Tensor  # [B] int64: rows that are not padding
 
 
 def postprocess(

@@ -11,8 +11,7 @@ from trainer.launching.distributed import World, broadcast
 from trainer.model.architecture import Architecture, build
 from trainer.weights.weights_mirror import obtain
 
-DATA_ROOT = "./data_root"
-"""Default data root of the weights' mirror, as for `kubedet run`."""
+DATA_ROOT = "./data_root"  # default data root of the weights' mirror, as for `kubedet run`
 
 _LOG = logging.getLogger("weights")
 

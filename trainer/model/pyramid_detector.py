@@ -18,10 +18,8 @@ from trainer.model.deployment import RAW_OUTPUTS, Graph, best_pairs, nms_keep, s
 from trainer.model.postprocess import Detections, postprocess
 from trainer.model.pyramid_options import PyramidOptions
 
-MEAN = (0.485, 0.456, 0.406)
-"""Mean of the ImageNet images, RGB in 0..1 (torchvision's presets)."""
-STD = (0.229, 0.224, 0.225)
-"""Standard deviation of the same."""
+MEAN = (0.485, 0.456, 0.406)  # mean of the ImageNet images, RGB in 0..1 (torchvision's presets)
+STD = (0.229, 0.224, 0.225)  # standard deviation of the same
 
 NormLayer = Callable[[int], nn.Module]
 
@@ -144,8 +142,7 @@ class DenseDetector(PyramidDetector):
 class DenseGraph(Graph):
     """uint8 [B, 3, S, S] in, detections out; anchors and thresholds are constants of the graph."""
 
-    anchors: Tensor
-    """fp32 [N, 4] of all levels, x1 y1 x2 y2."""
+    anchors: Tensor  # fp32 [N, 4] of all levels, x1 y1 x2 y2
 
     def __init__(self, detector: DenseDetector, image_size: int) -> None:
         super().__init__()

@@ -11,8 +11,7 @@ from torchvision.models.detection import RetinaNet_ResNet50_FPN_V2_Weights
 
 from trainer.base.errors import CheckpointError
 
-BODY = "backbone.body."
-"""Prefix of the names of a backbone's tensors in torchvision's detectors."""
+BODY = "backbone.body."  # prefix of the names of a backbone's tensors in torchvision's detectors
 COUNTER = "num_batches_tracked"
 """End of the name of a BatchNorm's counter; FrozenBatchNorm has none, and nothing depends on it."""
 _SHOWN = 5
@@ -23,8 +22,7 @@ COCO_PLACES = {name: place for place, name in enumerate(_COCO_NAMES) if name not
 """The output of each class of COCO in them."""
 LAYER = "head.classification_head.cls_logits."
 """Prefix of the weight and bias of a dense detector's last classification convolution."""
-UNUSED_BIAS = -20.0
-"""Bias of an output that is never detected: a score of 2e-9."""
+UNUSED_BIAS = -20.0  # bias of an output that is never detected: a score of 2e-9
 
 
 def as_detector(

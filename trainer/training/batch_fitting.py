@@ -22,12 +22,9 @@ from trainer.model import fused_functions
 from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
 
-_SHARE = 0.9
-"""Share of the memory that a pass may take, because the allocator wastes some."""
-_TARGETS = 64
-"""Boxes of an image in a trial."""
-_OPTIMIZER_COPIES = {"sgd": 1, "adam": 2, "adamw": 2}
-"""Tensors of the optimiser for each weight."""
+_SHARE = 0.9  # share of the memory that a pass may take, because the allocator wastes some
+_TARGETS = 64  # boxes of an image in a trial
+_OPTIMIZER_COPIES = {"sgd": 1, "adam": 2, "adamw": 2}  # tensors of the optimiser for each weight
 _LOG = logging.getLogger("train")
 
 
@@ -81,8 +78,7 @@ class Trial:
     def __init__(self, config: Config, state: TrainState, memory_bytes: int, boxes: int = _TARGETS) -> None:
         """Prepare; `memory_bytes` is the device's memory, `boxes` (at most 64) the number in an image."""
         self._config, self._state, self._bytes, self._boxes = config, state, memory_bytes, boxes
-        self.side = max([config.loader.image_size, *config.loader.sizes])
-        """Side of the square in pixels."""
+        self.side = max([config.loader.image_size, *config.loader.sizes])  # side of the square in pixels
 
     def __call__(self, images: int) -> bool:
         """Return whether a pass of so many images fits. Restores the state."""

@@ -29,8 +29,7 @@ from trainer.storage.records import check_shape
 
 VERSION = 2
 BEST = "best.pt"
-WEIGHTS = "model.safetensors"
-"""File of the tensors if weights are a folder."""
+WEIGHTS = "model.safetensors"  # file of the tensors if weights are a folder
 _PREFIX, _SUFFIX = "step-", ".pt"
 _SEAL = b"sha256:"
 _SEAL_BYTES = len(_SEAL) + 64

@@ -39,8 +39,7 @@ from trainer.training.step import TrainStep, compile_detector, compress_gradient
 _LOG = logging.getLogger("train")
 _COMPILED = "compiled.bin"
 _METRIC = "coco/AP50"
-_GAIN = 0.02
-"""A smaller gain may be chance on a small validation split."""
+_GAIN = 0.02  # a smaller gain may be chance on a small validation split
 
 
 def train(config: Config, shards_uri: str, output_uri: str, *, resume: str = "auto") -> dict[str, Any]:
@@ -307,8 +306,7 @@ class CheckpointSchedule:
         """Follow `state` through a training split of so many images."""
         self._config, self._state = config, state
         self._images, self._global_batch = images, global_batch
-        self.steps = math.ceil(config.epochs * images / global_batch)
-        """Of the whole training."""
+        self.steps = math.ceil(config.epochs * images / global_batch)  # of the whole training
 
     @property
     def epoch(self) -> int:

@@ -19,8 +19,7 @@ from trainer.trackers.training_log import TrainingLog
 from trainer.training import checkpoint
 from trainer.training.checkpoint import State
 
-CHECKPOINTS = "checkpoints"
-"""Folder of checkpoints in a run's folder."""
+CHECKPOINTS = "checkpoints"  # folder of checkpoints in a run's folder
 _DESCRIPTION = ("config", "categories", "fingerprint", "global_batch")
 """Keys of a state that best.pt and the weights of an epoch contain too."""
 _UNUSABLE = (MissingError, checkpoint.DamagedCheckpoint, DamagedError)
@@ -47,8 +46,7 @@ class Recorder:
         reporter: Reporter | None = None,
     ) -> None:  # fmt: skip
         """Continue from the best weights so far. Scores go to the log and the `reporter`."""
-        self.best = best
-        """The best weights so far; read it after `wait`."""
+        self.best = best  # the best weights so far; read it after `wait`
         self._config, self._output, self._log = config, output_uri, log
         self._folder = storage.join(output_uri, CHECKPOINTS)
         self._reporter = reporter or Reporter()
@@ -100,15 +98,14 @@ class Recorder:
         self._thread.shutdown(wait=True)
 
     def _start(self, job: Callable[[], object]) -> None:
-        self._jobs.append(self._thread.submit(self._run_guarded, job))
+        def run() -> None:
+            if not self._error:
+                try:
+                    job()
+                except Exception as error:
+                    self._error = error
 
-    def _run_guarded(self, job: Callable[[], object]) -> None:
-        if self._error:
-            return
-        try:
-            job()
-        except Exception as error:
-            self._error = error
+        self._jobs.append(self._thread.submit(run))
 
     def _write(self) -> None:
         self._log.publish()

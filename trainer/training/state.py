@@ -58,16 +58,12 @@ class TrainState:
         self.ema = MovingAverage(self.detector, config.train.ema_decay) if config.train.ema_decay else None
         self.scaler = scaler(world.device, config.train.precision)
         self.parameters = [p for p in self.detector.parameters() if p.requires_grad]
-        self.step = 0
-        """Optimiser steps done."""
-        self.samples = 0
-        """Samples read: the position in the stream, for any number of processes."""
-        self.validated = 0
-        """Step of the last validation."""
+        self.step = 0  # optimiser steps done
+        self.samples = 0  # samples read: the position in the stream, for any number of processes
+        self.validated = 0  # step of the last validation
         self.sums = torch.zeros(len(self.detector.loss_names) + 2, device=world.device)
         """Sums of this process since the last logged row: total, each loss, the gradient's norm."""
-        self.summed = 0
-        """Steps in `sums`."""
+        self.summed = 0  # steps in `sums`
 
     def distributed(self) -> nn.Module:
         """Return the detector that exchanges gradients. Call it after `load_state_dict`."""

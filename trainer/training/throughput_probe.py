@@ -22,12 +22,9 @@ from trainer.model import fused_functions
 from trainer.training.batch_fitting import Trial, memory
 from trainer.training.state import TrainState
 
-_SECONDS = 3.0
-"""Duration of the measurement, after a first pass."""
-_BOXES = 8
-"""Boxes of an image, as in photographs."""
-_TIMEOUT = 180.0
-"""Seconds to wait for the results of all processes."""
+_SECONDS = 3.0  # duration of the measurement, after a first pass
+_BOXES = 8  # boxes of an image, as in photographs
+_TIMEOUT = 180.0  # seconds to wait for the results of all processes
 
 
 def images_per_second(config: Config, classes: int, device: torch.device) -> float:

@@ -1,7 +1,6 @@
 """Geometry and colour of a sample, followed on pictures whose answer is known."""
 
 import dataclasses
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from trainer.data.transforms import (
     color_map,
     letterbox,
     move_boxes,
-    random_view,
     render,
     sample_draws,
 )
@@ -22,42 +20,10 @@ from trainer.data.transforms import (
 CONFIG = LoaderConfig(image_size=96, flip=0.0)
 
 
-class Sample(NamedTuple):
-    image: torch.Tensor
-    boxes: np.ndarray
-    labels: np.ndarray
-
-
-def augment(image, boxes, labels, config, seed):
-    """A view of an image; boxes are corners, as those in the square."""
-    view = random_view(image.shape[-1], image.shape[-2], config, sample_draws(seed, 0, 0)[:5], (96, 96))
-    # What a decoder that divides the sides gives, nearly: means of squares.
-    small = torch.nn.functional.avg_pool2d(image.float(), view.divisor, ceil_mode=True).to(torch.uint8)
-    annotations = [
-        {"bbox": [x1, y1, x2 - x1, y2 - y1], "category_id": label, "iscrowd": 0}
-        for (x1, y1, x2, y2), label in zip(boxes, labels, strict=True)
-    ]
-    return Sample(drawn(small, view, 96), *move_boxes(annotations, view, (96, 96)))
-
-
 def drawn(image, view, size):
     pixels = np.full((size, size, 3), 7, np.uint8)
     render(image.flip(0) if view.flip else image, view, pixels)
     return torch.from_numpy(pixels).permute(2, 0, 1)
-
-
-def picture(height, width, box):
-    """A black image with a white rectangle where the box is."""
-    image = torch.zeros(3, height, width, dtype=torch.uint8)
-    x1, y1, x2, y2 = box
-    image[:, y1:y2, x1:x2] = 255
-    return image, [box], [1]
-
-
-def white_box(image):
-    """Extent of what is bright in a square."""
-    rows, columns = torch.nonzero(image[0] > 180, as_tuple=True)
-    return [int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1]
 
 
 @pytest.mark.parametrize(("height", "width", "scale"), [(48, 96, 1.0), (200, 100, 0.48), (30, 20, 3.2)])
@@ -67,17 +33,6 @@ def test_letterbox_keeps_the_aspect_and_fills_the_rest(height, width, scale):
     inside_height, inside_width = round(height * scale), round(width * scale)
     assert (square[:, :inside_height, :inside_width] == 200).all()
     assert (square[:, inside_height:] == FILL).all() and (square[:, :, inside_width:] == FILL).all()
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("flips", [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)])
-def test_boxes_follow_the_pixels(seed, flips):
-    config = dataclasses.replace(CONFIG, flip=flips[0], flip_vertical=flips[1], scale=[0.6, 1.6])
-    image, boxes, labels = picture(120, 90, (20, 30, 60, 70))
-    sample = augment(image, boxes, labels, config, seed)
-    if len(sample.boxes):
-        assert sample.boxes[0].tolist() == pytest.approx(white_box(sample.image), abs=1.6)
-        assert (sample.boxes >= 0).all() and (sample.boxes <= 96).all()
 
 
 def plainly(image, view, size):

@@ -110,12 +110,3 @@ def test_many_copies_of_one_object_do_not_hide_the_others(stock):
     detections = assert_like_torchvision(stock, CONFIG, logits, offsets)
     assert detections.labels[0, : detections.num[0]].tolist() == [1, 0, 0, 0]
     assert detections.num.tolist() == [4, 0]
-
-
-def test_the_batch_changes_nothing():
-    logits, offsets = outputs(3, 91, shift=-4.0, seed=5, like=0.2)
-    together = detect(CONFIG, logits, offsets)
-    for row in range(3):
-        alone = detect(CONFIG, [x[row : row + 1] for x in logits], [x[row : row + 1] for x in offsets])
-        for one, other in zip(alone, together, strict=True):
-            assert torch.equal(one[0], other[row])

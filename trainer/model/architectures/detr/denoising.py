@@ -25,25 +25,18 @@ class Pairs(NamedTuple):
     NumPy arrays, or tensors on a device.
     """
 
-    image: Any
-    """int64 [P]."""
-    query: Any
-    """int64 [S, P]."""
-    target: Any
-    """int64 [S, P]."""
+    image: Any  # int64 [P]
+    query: Any  # int64 [S, P]
+    target: Any  # int64 [S, P]
 
 
 class Denoising(NamedTuple):
     """Q denoising queries of each image, which come before the other queries."""
 
-    labels: Tensor
-    """int64 [B, Q]; the number of classes where a query is padding."""
-    references: Tensor
-    """[B, Q, 4] centre and size relative to the image, as logits."""
-    pairs: Pairs
-    """The positive queries and their targets, on the host."""
-    groups: int
-    """How often each target occurs among the positive queries."""
+    labels: Tensor  # int64 [B, Q]; the number of classes where a query is padding
+    references: Tensor  # [B, Q, 4] centre and size relative to the image, as logits
+    pairs: Pairs  # the positive queries and their targets, on the host
+    groups: int  # how often each target occurs among the positive queries
 
     def visible(self, queries: int) -> Tensor:
         """Attention mask, bool [Q + queries, Q + queries]: groups see themselves and the other `queries`.

@@ -55,10 +55,8 @@ _LABEL_NOISE, _BOX_NOISE = 0.5, 1.0
 """Noise of denoising queries; see `denoising`."""
 _ANCHOR = 0.05
 """Side of a query's first box on the finest level, relative to the image; twice that on the next."""
-_MARGIN = 0.01
-"""Places whose first box is nearer to a border than this become no query."""
-_CHANCE = 0.01
-"""First score of every class (Lin et al. 2017), for any number of classes."""
+_MARGIN = 0.01  # places whose first box is nearer to a border than this become no query
+_CHANCE = 0.01  # first score of every class (Lin et al. 2017), for any number of classes.
 _AS_TRANSFORMERS = ("sampling_offsets", "attention_weights", "gate", "value_proj", "output_proj")
 """Layers that transformers draws like the authors."""
 _BOXES = re.compile(r"(enc_bbox_head|pre_bbox_head|bbox_embed\.\d+|lqe_layers\.\d+\.reg_conf)")
@@ -86,10 +84,8 @@ class Detr(Architecture):
 
     config: DetrOptions
     needs_part = True
-    upstream: Any
-    """transformers' class of the whole detector."""
-    unfolds_boxes: ClassVar[bool] = False
-    """See `denoising`."""
+    upstream: Any  # transformers' class of the whole detector
+    unfolds_boxes: ClassVar[bool] = False  # see `denoising`
 
     def __init__(self, config: DetrOptions, num_classes: int) -> None:
         super().__init__(config, num_classes)

@@ -27,15 +27,11 @@ from trainer.model.boxes import area
 from trainer.model.global_batch import Part
 
 _WEIGHTS = {"vfl": 1.0, "bbox": 5.0, "giou": 2.0, "fgl": 0.15, "ddf": 1.5}
-_ALPHA = 0.75
-"""Weight of negatives in the varifocal loss; its exponent is 2."""
+_ALPHA = 0.75  # weight of negatives in the varifocal loss; its exponent is 2
 _CLASS_COST, _DISTANCE_COST, _OVERLAP_COST = 2.0, 5.0, 2.0
-_COST_ALPHA = 0.25
-"""Balance of the focal cost; its exponent is 2."""
-_TEMPERATURE = 5.0
-"""Temperature of the last layer's distributions, which teach the others."""
-_UP = 0.5
-"""Bounds of the distances, relative to the scale of the distributions."""
+_COST_ALPHA = 0.25  # balance of the focal cost; its exponent is 2
+_TEMPERATURE = 5.0  # temperature of the last layer's distributions, which teach the others
+_UP = 0.5  # bounds of the distances, relative to the scale of the distributions
 
 
 class Outputs(NamedTuple):
@@ -44,18 +40,13 @@ class Outputs(NamedTuple):
     Sets are the decoder's L layers; D-FINE has one more in front: boxes and logits before refinement.
     """
 
-    logits: Tensor
-    """[B, S, Q, C]."""
-    boxes: Tensor
-    """[B, S, Q, 4] centre and size, relative to the image."""
-    corners: Tensor | None
-    """[B, L, Q, 4 * bins] distributions of the sides' distances; None for RT-DETRv2."""
+    logits: Tensor  # [B, S, Q, C]
+    boxes: Tensor  # [B, S, Q, 4] centre and size, relative to the image
+    corners: Tensor | None  # [B, L, Q, 4 * bins] distributions of the sides' distances; None for RT-DETRv2
     references: Tensor | None
     """[B, L, Q, 4] reference boxes of the distances, the same in all layers; None for RT-DETRv2."""
-    encoder_logits: Tensor
-    """[B, Q - D, C] of the places that became queries."""
-    encoder_boxes: Tensor
-    """[B, Q - D, 4] of the same."""
+    encoder_logits: Tensor  # [B, Q - D, C] of the places that became queries
+    encoder_boxes: Tensor  # [B, Q - D, 4] of the same
 
     def exact(self) -> "Outputs":
         """The same in fp32 or more."""
@@ -66,10 +57,8 @@ class Outputs(NamedTuple):
 class Targets(NamedTuple):
     """Targets of a slice of the global batch."""
 
-    boxes: Tensor
-    """[B, M, 4] centre and size, relative to the image."""
-    labels: Tensor
-    """int64 [B, M], PADDING where a row is padding."""
+    boxes: Tensor  # [B, M, 4] centre and size, relative to the image
+    labels: Tensor  # int64 [B, M], PADDING where a row is padding
     verified: Tensor | None = None
     """bool [B, C], the classes that may be negatives of each image; None for all."""
 
@@ -77,8 +66,7 @@ class Targets(NamedTuple):
 class Matches(NamedTuple):
     """Targets of the queries without noise, on the host."""
 
-    own: Pairs
-    """The assignment of each set of predictions, the encoder's last."""
+    own: Pairs  # the assignment of each set of predictions, the encoder's last
     union: Pairs | None
     """Pairs for the boxes and distributions of all sets; None for RT-DETRv2, which uses `own`."""
 
@@ -93,15 +81,11 @@ class _Group(NamedTuple):
 
     logits: Tensor
     boxes: Tensor
-    first: int
-    """Number of the first of these queries in a layer."""
+    first: int  # number of the first of these queries in a layer
     own: Pairs
-    learnt: Pairs
-    """Pairs for boxes and distributions."""
-    targets: int
-    """Divisor of the varifocal loss."""
-    pairs: Tensor
-    """Divisor of the other losses, if it is above 0: a scalar."""
+    learnt: Pairs  # pairs for boxes and distributions
+    targets: int  # divisor of the varifocal loss
+    pairs: Tensor  # divisor of the other losses, if it is above 0: a scalar
 
 
 class Criterion:

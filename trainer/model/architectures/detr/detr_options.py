@@ -9,8 +9,7 @@ from pydantic.dataclasses import dataclass
 from trainer.config.schema import Config, DataConfig, EvaluationConfig, LoaderConfig, ModelConfig, TrainConfig
 from trainer.config.types import STRICT, Count, Fraction, Positive
 
-_UNIT = 8
-"""Channels of a narrower network are multiples of it; the queries' of four times that, for 8 heads."""
+_UNIT = 8  # channels of a narrower network are multiples of it; the queries' of four times that, for 8 heads
 _HUB = "hf:"
 _NAMES = {"nano": "n", "small": "s", "medium": "m", "large": "l", "xlarge": "x"}
 """Sizes in the names of the hub."""

@@ -26,18 +26,13 @@ from trainer.model.global_batch import Part, uniform
 from trainer.model.postprocess import Detections
 from trainer.model.pyramid_detector import PyramidDetector, build_backbone, group_norm
 
-PREDICTOR = "roi_heads.box_predictor."
-"""Prefix of the names of the layers that depend on the classes."""
-_POOLED = 7
-"""Side of a proposal's features."""
-_CANONICAL = 224.0
-"""Side of a box whose features are taken from P4 (Lin et al. 2017, arXiv:1612.03144)."""
+PREDICTOR = "roi_heads.box_predictor."  # prefix of the names of the layers that depend on the classes
+_POOLED = 7  # side of a proposal's features
+_CANONICAL = 224.0  # side of a box whose features are taken from P4 (Lin et al. 2017, arXiv:1612.03144).
 _EPSILON = 1e-6
 _SMALLEST_PROPOSAL = 1e-3
-_SMALLEST_DETECTION = 1e-2
-"""Sides below which torchvision drops a box of either stage, in pixels."""
-_EMPTY = 0.0
-"""Score of an empty box; real proposals have more."""
+_SMALLEST_DETECTION = 1e-2  # sides below which torchvision drops a box of either stage, in pixels
+_EMPTY = 0.0  # score of an empty box; real proposals have more
 
 
 class FasterRcnn(PyramidDetector):
@@ -146,8 +141,7 @@ class FasterRcnn(PyramidDetector):
 class BalancedDraw(BalancedPositiveNegativeSampler):
     """torchvision's draw of positives and negatives, by random numbers of each image."""
 
-    keys: Tensor
-    """int64 [B], of the images of the next call, see `global_batch.Part`."""
+    keys: Tensor  # int64 [B], of the images of the next call, see `global_batch.Part`
 
     def __init__(self, stock: BalancedPositiveNegativeSampler, stage: int) -> None:
         """Draw as many as `stock`; the draws of two stages are independent of each other."""
@@ -212,10 +206,8 @@ class FasterRcnnGraph(Graph):
     An image always has P proposals; if it has fewer, the others are empty boxes without a score.
     """
 
-    anchors: Tensor
-    """fp32 [N, 4] of all levels, x1 y1 x2 y2."""
-    levels: Tensor
-    """int64 [N], the level of each anchor."""
+    anchors: Tensor  # fp32 [N, 4] of all levels, x1 y1 x2 y2
+    levels: Tensor  # int64 [N], the level of each anchor
 
     def __init__(self, detector: FasterRcnn, image_size: int) -> None:
         super().__init__()

@@ -20,8 +20,7 @@ from trainer.model.focal import BACKGROUND, focal_loss
 from trainer.model.pyramid_detector import DenseDetector, build_backbone, group_norm, shape_of
 
 STRIDES = (8, 16, 32, 64, 128)
-_PLACES = 1
-"""Predictions at each place of a level."""
+_PLACES = 1  # predictions at each place of a level
 _LARGEST, _LEAST = 1e8, 1e-5
 """torchvision's bounds: a place takes the object with the greatest `_LARGEST` - area, if that is `_LEAST`."""
 
@@ -29,12 +28,9 @@ _LARGEST, _LEAST = 1e8, 1e-5
 class Matches(NamedTuple):
     """Targets of N places in each of B images."""
 
-    labels: Tensor
-    """int64 [B, N]: a class, or BACKGROUND."""
-    boxes: Tensor
-    """fp32 [B, N, 4]: the object's box, or the place's square if there is none."""
-    positive: Tensor
-    """bool [B, N]: whether there is an object."""
+    labels: Tensor  # int64 [B, N]: a class, or BACKGROUND
+    boxes: Tensor  # fp32 [B, N, 4]: the object's box, or the place's square if there is none
+    positive: Tensor  # bool [B, N]: whether there is an object
 
 
 class Fcos(DenseDetector):

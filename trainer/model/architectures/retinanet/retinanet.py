@@ -162,12 +162,9 @@ def _coarser_levels(version: str, channels: int, width: int) -> LastLevelP6P7:
 class Matches(NamedTuple):
     """The targets of every anchor of every image."""
 
-    labels: Tensor
-    """[B, N] int32: class of the matched target, BACKGROUND or IGNORED."""
-    boxes: Tensor
-    """[B, N, 4] fp32: the matched target, or the anchor itself without one."""
-    positive: Tensor
-    """[B, N] bool: whether a target is matched."""
+    labels: Tensor  # [B, N] int32: class of the matched target, BACKGROUND or IGNORED
+    boxes: Tensor  # [B, N, 4] fp32: the matched target, or the anchor itself without one
+    positive: Tensor  # [B, N] bool: whether a target is matched
     weights: Tensor
     """[B, N] fp32: factor that turns a sum over anchors into the mean over images of the sum per
     matched anchor."""

@@ -7,7 +7,6 @@ import pytest
 
 from trainer.base.errors import ConfigError
 from trainer.model import recipes
-from trainer.training.optim import learning_rate
 
 DFINE = {"model.architecture": "dfine"}
 
@@ -43,29 +42,6 @@ def test_weights_whose_name_tells_nothing_or_fits_are_taken():
         "s3://bucket/dfine-large-coco",
     ):
         assert recipes.load("debug", {**DFINE, "model.weights": weights}).model.weights == weights
-
-
-def test_the_recipes_are_the_authors():
-    """github.com/Peterande/D-FINE, 4a1f73a: configs/dfine/dfine_hgnetv2_{s,l}_coco.yml."""
-    small, large = recipes.load("dfine_s"), recipes.load("dfine_l")
-    assert [config.train.epochs for config in (small, large)] == [120 + 12, 72 + 8]
-    assert [config.loader.plain_epochs for config in (small, large)] == [12, 8]
-    assert (small.train.lr, small.train.lr * small.model.backbone_lr) == (2e-4, 1e-4)
-    assert (large.train.lr, large.train.lr * large.model.backbone_lr) == (2.5e-4, 1.25e-5)
-    assert (small.train.weight_decay, large.train.weight_decay) == (1e-4, 1.25e-4)
-    for config in (small, large):
-        assert (config.train.global_batch, config.train.clip_norm, config.train.ema_decay) == (
-            32,
-            0.1,
-            0.9999,
-        )
-        # The rate stays: their milestone lies behind the end.
-        rates = [learning_rate(step, 1000, config.train) for step in (200, 999)]
-        assert rates == [config.train.lr] * 2
-    assert large.model.freezing() == {"frozen_norm": False, "frozen_stem": False}
-    assert not small.model.freezing()
-    assert recipes.load("dfine_finetune").loader.plain_epochs == 4
-    assert recipes.load("dfine_small").model.weights == ""
 
 
 def test_the_trainer_reads_its_options_without_transformers():
