@@ -243,15 +243,12 @@ class _Pending:
             )
 
         return Batch(
-            self._squares.permute(0, 3, 1, 2),
-            tensor(boxes),
-            tensor(labels),
+            self._squares.permute(0, 3, 1, 2), tensor(boxes), tensor(labels),
             tensor(np.stack(colors)) if colors else None,
-            [sample.image_id for sample in loaded],
-            [sample.scale for sample in loaded],
-            [len(sample.labels) for sample in loaded],
-            tensor(np.stack(verified)) if verified else None,
-        ).to(device)
+            image_ids=[sample.image_id for sample in loaded], scales=[sample.scale for sample in loaded],
+            counts=[len(sample.labels) for sample in loaded],
+            verified=tensor(np.stack(verified)) if verified else None,
+        ).to(device)  # fmt: skip
 
     def cancel(self) -> None:
         """Cancel the tasks that have not begun."""

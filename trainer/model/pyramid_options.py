@@ -9,14 +9,9 @@ from trainer.config.schema import ModelConfig
 from trainer.config.types import STRICT, Fraction, Positive, integral
 
 Backbone = Literal[
-    "resnet18",
-    "resnet34",
-    "resnet50",
-    "resnet101",
-    "resnext50_32x4d",
-    "resnext101_32x8d",
-    "resnext101_64x4d",
-]
+    "resnet18", "resnet34", "resnet50", "resnet101",
+    "resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d",
+]  # fmt: skip
 
 _STAGES = 5
 

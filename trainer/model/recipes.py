@@ -15,23 +15,13 @@ from trainer.model.architectures.faster_rcnn.faster_rcnn_options import faster_r
 from trainer.model.architectures.fcos.fcos_options import fcos_r50
 from trainer.model.architectures.retinanet import retinanet_options
 
-RECIPES = {
-    recipe.__name__: recipe
-    for recipe in (
-        retinanet_options.debug,
-        retinanet_options.small,
-        retinanet_options.coco_r50,
-        retinanet_options.openimages_r50,
-        retinanet_options.mlperf,
-        retinanet_options.finetune,
-        fcos_r50,
-        faster_rcnn_r50,
-        detr_options.dfine_small,
-        detr_options.dfine_s,
-        detr_options.dfine_l,
-        detr_options.dfine_finetune,
-    )
-}
+_RECIPES = (
+    retinanet_options.debug, retinanet_options.small, retinanet_options.coco_r50,
+    retinanet_options.openimages_r50, retinanet_options.mlperf, retinanet_options.finetune,
+    fcos_r50, faster_rcnn_r50,
+    detr_options.dfine_small, detr_options.dfine_s, detr_options.dfine_l, detr_options.dfine_finetune,
+)  # fmt: skip
+RECIPES = {recipe.__name__: recipe for recipe in _RECIPES}
 """Recipes by name: functions that return a configuration, defined next to their detector."""
 
 WITH_WEIGHTS: dict[str, dict[str, Any]] = {

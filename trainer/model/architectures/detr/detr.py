@@ -206,16 +206,13 @@ class Detr(Architecture):
             )
             references = torch.cat([noise.references.to(references.dtype), references], dim=1)
             mask = noise.visible(first.shape[1])
+        # Python's integers: the layers' comparisons must neither wait for the device nor be exported.
+        integers = np.array(shapes, dtype=object)
         decoded = self.model.decoder(
-            inputs_embeds=content,
-            encoder_hidden_states=memory,
-            encoder_attention_mask=mask,
-            reference_points=references,
-            # Python's integers: the layers' comparisons must neither wait for the device nor be exported.
-            spatial_shapes=np.array(shapes, dtype=object),
-            spatial_shapes_list=shapes,
+            inputs_embeds=content, encoder_hidden_states=memory, encoder_attention_mask=mask,
+            reference_points=references, spatial_shapes=integers, spatial_shapes_list=shapes,
             level_start_index=None,
-        )
+        )  # fmt: skip
         return Outputs(
             logits=decoded.intermediate_logits,
             boxes=self.refined(decoded.intermediate_reference_points),

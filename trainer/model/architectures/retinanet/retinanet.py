@@ -74,17 +74,13 @@ class RetinaNet(DenseDetector):
     ) -> dict[str, Tensor]:  # fmt: skip
         """Losses of a batch: focal loss of the classes, regression loss of the boxes."""
         features, offsets = (self._compiled_trunk or self.trunk)(self.normalize(images, color))
-        return retinanet_loss(
-            self.box_loss,
-            features,
-            self.head.classification_head.cls_logits,
-            offsets,
-            self.anchors([shape_of(level) for level in features], images.shape[-1]),
-            boxes,
-            torch.where(labels == PADDING, PADDING, labels + self.label_offset),
+        anchors = self.anchors([shape_of(level) for level in features], images.shape[-1])
+        labels = torch.where(labels == PADDING, PADDING, labels + self.label_offset)
+        if verified is not None:
             # The background output, if there is one, is never an object.
-            verified if verified is None else F.pad(verified, (self.label_offset, 0), value=True),
-        )
+            verified = F.pad(verified, (self.label_offset, 0), value=True)
+        last = self.head.classification_head.cls_logits
+        return retinanet_loss(self.box_loss, features, last, offsets, anchors, boxes, labels, verified)
 
     def trunk(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
         """The network up to the last classification convolution, for the loss.
@@ -220,15 +216,9 @@ def pad_targets(boxes: Tensor, labels: Tensor, *, least: int = 8) -> tuple[Tenso
 
 
 def retinanet_loss(
-    kind: str,
-    features: list[Tensor],
-    last: nn.Conv2d,
-    offsets: Tensor,
-    anchors: list[Tensor],
-    boxes: Tensor,
-    labels: Tensor,
-    verified: Tensor | None = None,
-) -> dict[str, Tensor]:
+    kind: str, features: list[Tensor], last: nn.Conv2d, offsets: Tensor, anchors: list[Tensor],
+    boxes: Tensor, labels: Tensor, verified: Tensor | None = None,
+) -> dict[str, Tensor]:  # fmt: skip
     """`classification` and `boxes`: means over the images of the sum over anchors per matched anchor.
 
     Call it under the autocast of the network. `features` [B, F, h, w] of each level are the input of the
