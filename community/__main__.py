@@ -18,8 +18,7 @@ from pipelines.parameters import STEP_ARGUMENTS
 
 ROOT = Path(__file__).parents[1]
 
-GROUP = "kubedet"
-"""The folder of our components below each category."""
+GROUP = "kubedet"  # The folder of our components below each category.
 
 IMAGE = f"ghcr.io/kubeflow/pipelines-components-{GROUP}:main"
 """The image that the community builds from our Containerfile; its checks allow no other registry."""

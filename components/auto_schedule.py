@@ -27,9 +27,7 @@ _OVERHEAD = 1.2  # Duration of a training relative to its passes: loading, the o
 _FORWARD = 3.0  # Images that are predicted in the time in which one is trained.
 _REST_SECONDS = 60.0  # The rest of a run: start of its processes, the files of the exported model.
 _EXPORT_PASSES = 2  # The export predicts the validation images with the model and with the file.
-
-Speed = Callable[[Config], float]
-"""Measures images per second of a configuration; 0 if it cannot."""
+Speed = Callable[[Config], float]  # Measures images per second of a configuration; 0 if it cannot.
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,7 @@ from trainer.model import recipes
 logger = logging.getLogger(__name__)
 
 MOST = 256  # Most pods and most parts: images are stored in 256 folders, and each folder belongs to one part.
-
-FETCH, WRITE = "fetch", "write"
-"""Phases: fetch images, then write shards."""
+FETCH, WRITE = "fetch", "write"  # Phases: fetch images, then write shards.
 
 PATIENCE = 300.0
 """Seconds for which an assistant waits for a leader that has not begun, or that died and is started again."""

@@ -42,8 +42,7 @@ _PLOTTED_CLASSES = 20
 
 Distance = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """From weights [n, S] of the n images of both sets in one and in the other to S distances."""
-Embed = Callable[[Image.Image], np.ndarray]
-"""From an image to its features [D]."""
+Embed = Callable[[Image.Image], np.ndarray]  # From an image to its features [D].
 
 
 @dataclass(frozen=True)

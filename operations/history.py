@@ -18,8 +18,7 @@ _READERS = 16
 NOTHING_KNOWN = costs.summed([])
 _METRIC = "coco/AP"
 _USED = ("node h", "GPU h", "cost")
-HEADER = ("began", "hours", "state", "verdict", "AP", *_USED, "run")
-"""Names of the cells of a run."""
+HEADER = ("began", "hours", "state", "verdict", "AP", *_USED, "run")  # Names of the cells of a run.
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,7 @@ class Choices:
             raise ValueError("choices must have at least 1 value")
 
 
-Space = dict[str, Range | Choices]
-"""By key of the configuration."""
+Space = dict[str, Range | Choices]  # By key of the configuration.
 _FIX = (
     "write `train.lr: {low: 0.0001, high: 0.01, log: true}` or `loader.mosaic: {choices: [0.0, 0.5]}`, "
     "a line a key; YAML reads 1.0e-4 as a number, but not 1e-4"
