@@ -53,11 +53,7 @@ def post(
     url: str, body: bytes, variable: str, *, timeout: urllib3.Timeout, waits: Sequence[float],
     headers: Mapping[str, str] | None = None,
 ) -> str:  # fmt: skip
-    """Post JSON; return the problem, without the address, or nothing.
-
-    `variable` names the address in the result; `waits` are seconds before the second try, the third, and so
-    on.
-    """
+    """Post JSON; return the problem, in which `variable` replaces the address, or nothing."""
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
         return f"{variable} is no address that begins with https://"
     client = environment.web_client(url)
