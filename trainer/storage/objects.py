@@ -249,23 +249,20 @@ class _Reader(io.RawIOBase):
         super().close()
 
 
+@web.retried
 def state(uri: str) -> FileState | None:
     """Return a file's size, time and ETag as the server reports them, or None if it is missing."""
     if scheme(uri) in WEB:
         return web.state(uri)
     location, key = locate(uri)
-
-    def look() -> FileState | None:
-        with suppress(MissingError), translated(location, uri, "read"):
-            try:
-                return _file_state(obstore.head(location.reader, key))
-            except Exception as error:
-                if failures.status_of(error) in (301, 307, 400, 403):
-                    obstore.get(location.reader, key)  # The answer to a HEAD has no reason.
-                raise
-        return None
-
-    return in_background(look)
+    with suppress(MissingError), translated(location, uri, "read"):
+        try:
+            return _file_state(obstore.head(location.reader, key))
+        except Exception as error:
+            if failures.status_of(error) in (301, 307, 400, 403):
+                obstore.get(location.reader, key)  # The answer to a HEAD has no reason.
+            raise
+    return None
 
 
 def scan(uri: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
@@ -316,15 +313,12 @@ def _file_state(meta: "obstore.ObjectMeta") -> FileState:
     return FileState(meta["size"], modified.timestamp() or None, (meta["e_tag"] or "").strip('"'))
 
 
+@web.retried
 def delete(uri: str) -> None:
     """Delete an object, if it exists."""
     location, key = locate(uri)
-
-    def request() -> None:
-        with suppress(MissingError), translated(location, uri, "delete"):
-            obstore.delete(location.reader, key)
-
-    in_background(request)
+    with suppress(MissingError), translated(location, uri, "delete"):
+        obstore.delete(location.reader, key)
 
 
 def write(
