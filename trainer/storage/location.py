@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -47,19 +47,20 @@ class Location:
                 raise problem
             time.sleep(min(1.0, waits.wait))
         options = _s3_options(settings, bucket) if settings else {}
-        self.reader = self._store(kind, bucket, waits.silence, waits.total / 2, options)
-        self.writer = self._store(kind, bucket, waits.total, 86_400.0, options)
-        if kind not in CLOUDS:
-            return
-        with DaemonThreadPool(1, "credentials") as thread:
-            try:  # obstore itself waits for minutes for a missing metadata server.
-                thread.submit(obstore.head, self.reader, "kubedet").result(timeout=_CREDENTIAL_SECONDS)
-            except FileNotFoundError:
-                pass
-            except Exception as error:
-                if not failures.status_of(error):
-                    problem = web.problem_of(self.server, uri, 5.0, 5.0)
-                    raise problem or _no_credentials(kind, error) from error
+        try:
+            self.reader = self._store(kind, bucket, waits.silence, waits.total / 2, options)
+            self.writer = self._store(kind, bucket, waits.total, 86_400.0, options)
+            if kind in CLOUDS:  # obstore itself waits for minutes for a missing metadata server.
+                with DaemonThreadPool(1, "credentials") as thread, suppress(FileNotFoundError):
+                    thread.submit(obstore.head, self.reader, "kubedet").result(timeout=_CREDENTIAL_SECONDS)
+        except BaseException as error:
+            is_known = isinstance(error, StorageError) or kind not in CLOUDS
+            if is_known or not (isinstance(error, Exception) or failures.is_panic(error)):
+                raise
+            if not failures.status_of(error):  # Otherwise the server knows us.
+                reason = str(error).partition("\n")[0].strip()[:300] or "no server gives credentials"
+                problem = StorageError(f"cannot use {kind}://: {reason}", fix=environment.IDENTITY[kind])
+                raise web.problem_of(self.server, uri, 5.0, 5.0) or problem from error
 
     def _store(
         self, kind: str, bucket: str, silence: float, longest: float, options: dict[str, Any]
@@ -87,18 +88,8 @@ class Location:
             },
         }
         make: Any = {"gs": GCSStore, "az": AzureStore}.get(kind, S3Store)
-        try:
-            store: ObjectStore = make(bucket, client_options=client, retry_config=retries, **options)
-            return store
-        except BaseException as error:
-            if kind not in CLOUDS or not (isinstance(error, Exception) or failures.is_panic(error)):
-                raise
-            raise _no_credentials(kind, error) from error
-
-
-def _no_credentials(kind: str, error: BaseException) -> StorageError:
-    reason = str(error).partition("\n")[0].strip()[:300] or "no server gives credentials"
-    return StorageError(f"cannot use {kind}://: {reason}", fix=environment.IDENTITY[kind])
+        store: ObjectStore = make(bucket, client_options=client, retry_config=retries, **options)
+        return store
 
 
 def _s3_options(settings: environment.Settings, bucket: str) -> dict[str, Any]:
