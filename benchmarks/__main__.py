@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-LIMIT = 1800
-"""Seconds after which a benchmark is killed."""
+LIMIT = 1800  # Seconds after which a benchmark is killed.
 
 SETS: dict[str, dict[str, str]] = {
     "cpu": {
@@ -58,12 +57,10 @@ class Run:
     """A finished benchmark."""
 
     name: str
-    result: dict[str, Any] | None
-    """Its last line; None if it failed."""
+    result: dict[str, Any] | None  # Its last line; None if it failed.
     failure: str
     seconds: float
-    cpu: float
-    """CPU seconds, including child processes."""
+    cpu: float  # CPU seconds, including child processes.
 
 
 def main() -> int:

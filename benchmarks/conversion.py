@@ -38,10 +38,8 @@ from trainer.data.sources.openimages import BOXES, DESCRIPTIONS
 
 GOALS = {"headers": 900, "decoding": 350}
 """Images of 640x480 pixels per CPU second on a machine that decodes DECODED of them."""
-DECODED = 894
-"""Images per CPU second of simplejpeg with its fast flags on the goals' machine."""
-MEMORY_GOAL = 1000
-"""MB of download or sharding, whatever the size."""
+DECODED = 894  # Images per CPU second of simplejpeg with its fast flags on the goals' machine.
+MEMORY_GOAL = 1000  # MB of download or sharding, whatever the size.
 _BEGIN = """
 import sys
 from trainer.config.schema import DataConfig

@@ -28,8 +28,7 @@ from trainer.data.download import download
 from trainer.data.sources.openimages import BOXES, DESCRIPTIONS
 
 GOAL = 10
-_MEAN_SIZE = 294_000
-"""Bytes of a training image of Open Images: 513 GB / 1,743,042."""
+_MEAN_SIZE = 294_000  # Bytes of a training image of Open Images: 513 GB / 1,743,042.
 
 
 def plain(lines: list[str], address: str, folder: Path, *, head: bool) -> None:

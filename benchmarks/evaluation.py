@@ -45,8 +45,7 @@ from trainer.model import recipes
 from trainer.model.architecture import build
 
 CLASSES = 80
-LIMITS = {"evaluate": 15.0, "report": 60.0}
-"""Seconds for the parts of `large`."""
+LIMITS = {"evaluate": 15.0, "report": 60.0}  # Seconds for the parts of `large`.
 
 
 def metrics(options: argparse.Namespace) -> None:

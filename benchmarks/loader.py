@@ -53,10 +53,8 @@ from trainer.launching.distributed import World
 
 CPU = torch.device("cpu")
 BATCH = 8
-FIRST = "640x480:512"
-"""The case that is always measured, also against torchvision."""
-KEEPS_UP = 505
-"""Images a second at 800 px from 16 cores: more than a step on one H200 takes."""
+FIRST = "640x480:512"  # The case that is always measured, also against torchvision.
+KEEPS_UP = 505  # Images a second at 800 px from 16 cores: more than a step on one H200 takes.
 CLOCK_ROUNDS = 3
 
 

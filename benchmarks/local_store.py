@@ -15,12 +15,10 @@ from pathlib import Path
 
 from trainer.storage.location import forget_locations
 
-KEYS = ("key", "secretsecret")
-"""Who may do everything there: access key and secret key."""
+KEYS = ("key", "secretsecret")  # Who may do everything there: access key and secret key.
 
 _SECONDS = 60.0
-_ABOVE = 10_000
-"""How far above its port a server of SeaweedFS listens for gRPC."""
+_ABOVE = 10_000  # How far above its port a server of SeaweedFS listens for gRPC.
 
 
 def program() -> str | None:

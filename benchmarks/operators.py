@@ -26,10 +26,8 @@ class Operators:
     """
 
     def __init__(self) -> None:
-        self.operators = 0
-        """That launch work: views do not count."""
-        self.waits = 0
-        """Times that the host needs values."""
+        self.operators = 0  # That launch work: views do not count.
+        self.waits = 0  # Times that the host needs values.
         self._modes = (_Dispatched(self), _Called(self))
 
     def __enter__(self) -> Self:

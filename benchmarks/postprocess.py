@@ -16,8 +16,7 @@ from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.postprocess import Detections, postprocess
 
-GOALS = {"cpu": {"ratio_601": 5}, "cuda": {}}
-"""Of 800 px."""
+GOALS = {"cpu": {"ratio_601": 5}, "cuda": {}}  # Of 800 px.
 
 
 def outputs(

@@ -10,11 +10,9 @@ from contextlib import contextmanager
 
 from PIL import Image
 
-DELAY = 0.020
-"""Seconds from a request to the first byte of its answer."""
+DELAY = 0.020  # Seconds from a request to the first byte of its answer.
 
-SPEED = 60e6
-"""Bytes a second of each connection."""
+SPEED = 60e6  # Bytes a second of each connection.
 
 _CHUNK = 256 * 1024
 

@@ -61,17 +61,14 @@ STOCK: dict[str, torch.dtype | None] = {
 RATIOS = {"stock": "ratio", "stock_bf16": "ratio_to_bf16", "stock_amp": "ratio_to_amp"}
 
 
-_CLIP = 0.1
-"""Largest norm of the gradient in D-FINE's and RT-DETR's own training."""
+_CLIP = 0.1  # Largest norm of the gradient in D-FINE's and RT-DETR's own training.
 
 
 class Candidate(NamedTuple):
     """What is measured."""
 
-    step: Callable[[], Any]
-    """One training step."""
-    forward: Callable[[], Any]
-    """Its loss alone."""
+    step: Callable[[], Any]  # One training step.
+    forward: Callable[[], Any]  # Its loss alone.
 
 
 def stock(batch: Any, config: ModelConfig, classes: int, dtype: torch.dtype | None) -> Candidate:
@@ -149,12 +146,9 @@ class Case(NamedTuple):
     """A case of `--cases`; see above."""
 
     classes: int
-    size: int
-    """Side of the images, pixels."""
-    recipe: str
-    """Empty: the default network."""
-    rounds: int
-    """0: `--rounds`."""
+    size: int  # Side of the images, pixels.
+    recipe: str  # Empty: the default network.
+    rounds: int  # 0: `--rounds`.
 
     @property
     def label(self) -> str:

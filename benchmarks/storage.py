@@ -23,8 +23,7 @@ from benchmarks.slow_link import slow_link
 from trainer import storage
 
 GOAL = 4.0
-_SMALL = 140_000
-"""Bytes of a small object: an image of COCO."""
+_SMALL = 140_000  # Bytes of a small object: an image of COCO.
 
 
 def main() -> None:

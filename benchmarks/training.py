@@ -15,8 +15,7 @@ from trainer.training.step import TrainStep
 
 PHOTOGRAPHS = recipes.load("finetune").loader
 """The strongest augmentation that a recipe for photographs has: sizes, crops, flips, colours."""
-_PLANNED = 100_000
-"""Steps of the training that those measured begin: all of them belong to its warm-up."""
+_PLANNED = 100_000  # Steps of the training that those measured begin: all of them belong to its warm-up.
 
 
 def batch_of(images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None) -> Batch:

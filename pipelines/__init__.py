@@ -7,8 +7,7 @@ seconds to start.
 import os
 from dataclasses import dataclass
 
-NAME = "kubedet"
-"""Name of the pipeline."""
+NAME = "kubedet"  # Name of the pipeline.
 
 TITLES = {
     "prepare": "Prepare the data",
@@ -24,17 +23,14 @@ ASSIST = {"assist": "Help to prepare the data"}
 SEARCH = {"trial": "Train a trial", "best": "Choose the best"}
 """The steps that follow the data in a search for hyper-parameters."""
 
-CLEANUP = {"cleanup": "Clean up"}
-"""The step that ends every run in a cluster."""
+CLEANUP = {"cleanup": "Clean up"}  # The step that ends every run in a cluster.
 
 HOSTS = ("KFP_ENDPOINT", "KF_PIPELINES_ENDPOINT")
 """Variables with the API's URL: of kfp's command line, and of its client."""
 
-UI = "KF_PIPELINES_UI_ENDPOINT"
-"""Variable with the URL of the UI if it differs, as in kfp's client."""
+UI = "KF_PIPELINES_UI_ENDPOINT"  # Variable with the URL of the UI if it differs, as in kfp's client.
 
-NAMESPACE = "KFP_NAMESPACE"
-"""Variable with the namespace, as in kfp's command line."""
+NAMESPACE = "KFP_NAMESPACE"  # Variable with the namespace, as in kfp's command line.
 
 
 @dataclass(frozen=True)

@@ -68,10 +68,8 @@ def pass_parameters(spec: Spec) -> None:
             for task in graph.get("dag", {}).get("tasks", {}).values():
                 inner = components[task["componentRef"]["name"]]
                 tasks = inner.get("dag", {}).get("tasks", {}).values()
-                given = [
-                    source for of in tasks for source in of.get("inputs", {}).get("parameters", {}).values()
-                ]
-                needed = {source[_FROM_OUTSIDE] for source in given if _FROM_OUTSIDE in source}
+                given = [item for of in tasks for item in of.get("inputs", {}).get("parameters", {}).values()]
+                needed = {item[_FROM_OUTSIDE] for item in given if _FROM_OUTSIDE in item}
                 for name in needed - set(task.get("inputs", {}).get("parameters", {})):
                     outer = name.removeprefix("pipelinechannel--")
                     if outer not in pipeline_parameters:

@@ -9,6 +9,7 @@ import re
 import sys
 import time
 from collections import deque
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -65,10 +66,8 @@ class RunProgress:
         self.steps = {name: Step(name, title) for name, title in TITLES.items()}
         self.running: Step | None = None
         self.outside: deque[str] = deque(maxlen=_LAST_LINES)  # Last lines of the runner between steps.
-        self.stopping = False
-        """The run was asked to stop, so a step fails."""
-        self.since = ""
-        """The model version since which nothing is new, if the run skips training for that."""
+        self.stopping = False  # The run was asked to stop, so a step fails.
+        self.since = ""  # The model version since which nothing is new, if the run skips training for that.
         self._events = events
         self._position = 0
         self._in_step = False
@@ -172,7 +171,7 @@ def choose(run: RunProgress) -> "PlainDisplay | TerminalDisplay":
     return TerminalDisplay(run) if drawn else PlainDisplay(run)
 
 
-class PlainDisplay:
+class PlainDisplay(AbstractContextManager["PlainDisplay"]):
     """Lines: each step's start, output and end, and its progress when it prints nothing."""
 
     def __init__(self, run: RunProgress) -> None:
@@ -202,9 +201,6 @@ class PlainDisplay:
     def _print(self, text: str) -> None:
         print(text, flush=True)
         self._last_print = time.monotonic()
-
-    def __enter__(self) -> "PlainDisplay":
-        return self
 
     def __exit__(self, *exception: Any) -> None:
         self.tick()

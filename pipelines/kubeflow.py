@@ -34,8 +34,7 @@ _TOKEN_FIX = (
     f"put a token into {TOKEN}, e.g. of `kubectl create token default-editor --namespace NAMESPACE "
     "--audience pipelines.kubeflow.org`"
 )
-TESTED = "2.17.0"
-"""The tested version."""
+TESTED = "2.17.0"  # The tested version.
 
 OLDEST = (2, 16)
 """Earlier versions refuse `literals` in the compiled pipeline, and end the runs of a deleted schedule."""
@@ -46,8 +45,7 @@ _MESSAGE_LIMIT = 500  # Characters of a message.
 _SECONDS = (10, 60)  # To connect, and to wait for an answer.
 _PAGE = 100
 
-ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
-"""States of runs that have ended."""
+ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")  # States of runs that have ended.
 
 
 def stopped(run: Any) -> bool:

@@ -18,21 +18,18 @@ from operations.notifications import NOTIFY
 from trainer.base.errors import ConfigError, KubedetError
 from trainer.model import recipes
 
-REQUIRED = inspect.Parameter.empty
-"""The default of a parameter that has none."""
+REQUIRED = inspect.Parameter.empty  # The default of a parameter that has none.
 
 Values: TypeAlias = dict[str, Any]
 """Values of the pipeline's parameters, or of a recipe's keys, by name."""
 
-PARALLELISM = 16
-"""Default number of trials that train at the same time."""
+PARALLELISM = 16  # Default number of trials that train at the same time.
 
 SIZES = {"small": ("500m", "2Gi"), "medium": ("2", "8Gi"), "large": ("6", "24Gi")}
 """Cores and memory that the pods of the heavy steps request. Too small a request packs steps onto a node that
 cannot hold them; one too large stays pending forever."""
 
-DEFAULT_SIZE = SIZES["small"]
-"""The requests in the compiled file."""
+DEFAULT_SIZE = SIZES["small"]  # The requests in the compiled file.
 
 _WORD = re.compile(r"`([^`\s]+|<[^`]+>)`")
 
@@ -60,10 +57,8 @@ class CompileOptions:
             from components import sharing  # Imports libraries that commands do not need to start.
 
             sharing.check(self.partitions)
-        numbers = ("parallelism", "deadline", "ttl", "trials", "gpus")
-        problems = [
-            f"{name} {value} is less than zero" for name in numbers if (value := getattr(self, name)) < 0
-        ]
+        limits = ("parallelism", "deadline", "ttl", "trials", "gpus")
+        problems = [f"{key} {value} is less than zero" for key in limits if (value := getattr(self, key)) < 0]
         if self.until not in ("", "shards"):
             problems.append(f"until {self.until!r} is not a step to end at; use shards")
         if self.conditional and self.until:
@@ -250,8 +245,7 @@ _ALL = (
     ),
 )  # fmt: skip
 
-TABLE: Mapping[str, Parameter] = {item.name: item for item in _ALL}
-"""The parameters by name."""
+TABLE: Mapping[str, Parameter] = {item.name: item for item in _ALL}  # The parameters by name.
 
 LOCAL: Mapping[str, Parameter] = {
     item.name: replace(item, **item.local) for item in _ALL if item.local is not None

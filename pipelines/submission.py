@@ -25,8 +25,7 @@ from trainer.data import sources
 from trainer.evaluation.gate import parse, split_rules
 from trainer.model import recipes
 
-FILE = "pipeline.yaml"
-"""Name of the compiled pipeline in the commands that are shown."""
+FILE = "pipeline.yaml"  # Name of the compiled pipeline in the commands that are shown.
 
 
 @dataclass(frozen=True)

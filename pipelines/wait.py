@@ -24,11 +24,9 @@ from pipelines.kubeflow import ENDED, Server, Unavailable, stopped
 from trainer.base.errors import ConfigError, LaunchError
 from trainer.base.log import clock
 
-SECONDS = 5.0
-"""Between two requests."""
+SECONDS = 5.0  # Between two requests.
 
-PATIENCE = 900.0
-"""Seconds of an outage of Kubeflow Pipelines after which `follow` gives up."""
+PATIENCE = 900.0  # Seconds of an outage of Kubeflow Pipelines after which `follow` gives up.
 
 _STEPS = TITLES | ASSIST | SEARCH | CLEANUP
 _NAMES = _STEPS | {title: title for title in _STEPS.values()}

@@ -9,8 +9,7 @@ from pipelines.commands import Commands, option, options, verb
 from pipelines.parameters import PARALLELISM, CompileOptions
 from trainer.base.errors import ConfigError, StorageError
 
-MANIFESTS = Path(__file__).parents[1] / "deploy"
-"""`deploy/` in the wheel; in a checkout a link to it."""
+MANIFESTS = Path(__file__).parents[1] / "deploy"  # `deploy/` in the wheel; in a checkout a link to it.
 
 
 def add(commands: Commands) -> None:

@@ -199,9 +199,7 @@ def _stop(options: argparse.Namespace) -> int:
 
 def _exec(options: argparse.Namespace) -> int:
     if not options.arguments:
-        raise ConfigError(
-            "no command is given", fix=f"write it last: kubedet job exec {options.name} -- bash"
-        )
+        raise ConfigError("no command is given", fix=f"append it: kubedet job exec {options.name} -- bash")
     backend = _backend(options)
     pod = _pod(_existing(backend, options.name), options)
     if pod.phase != "Running":

@@ -18,8 +18,7 @@ from trainer.base.safe_text import whole_number, yaml_value
 if TYPE_CHECKING:
     from components.launchers.spec import JobSpec
 
-FLAGS = ("name", *PARAMETERS)
-"""Fields of JobSpec that have an option of their own."""
+FLAGS = ("name", *PARAMETERS)  # Fields of JobSpec that have an option of their own.
 
 _LONGEST = 200_000  # Characters of a specification; most have a thousand.
 

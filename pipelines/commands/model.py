@@ -142,11 +142,9 @@ def _trace(arguments: argparse.Namespace) -> int:
         for item in found["seen"]:
             print(f"{item['shards']}  of {item['source']}")
             for row in item["images"]:
-                in_split = (
-                    f"in {row['split']}" if row["seen"] else f"listed in {row['split']}, but not usable"
-                )
+                where = f"in {row['split']}" if row["seen"] else f"listed in {row['split']}, but not usable"
                 mark = ", to be forgotten" if row["forgotten"] else ""
-                print(f"  {row['key']} ({row['file_name']}) {in_split}{mark}")
+                print(f"  {row['key']} ({row['file_name']}) {where}{mark}")
                 print(f"    image {row['image']}, annotations {row['annotations']}")
             print(f"  runs    {', '.join(item['runs']) or 'none known'}")
             models = [f"{name} (freed)" if name in item["freed"] else name for name in item["models"]]

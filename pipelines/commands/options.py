@@ -113,9 +113,7 @@ def add_inference(parser: Group) -> None:
         parser, "--format F", "format of the model to run: onnx, openvino, onnx-int8, torch-export (default: "
         "the first available)", dest="kind",
     )  # fmt: skip
-    option(
-        parser, "--run-code", "open torch-export's model.pt2 too, which is a program with your permissions"
-    )
+    option(parser, "--run-code", "open torch-export's model.pt2 too, a program that has your permissions")
 
 
 def checked_pixel_limit(options: Options) -> int:

@@ -297,9 +297,8 @@ def report(
         at = f" in step {error['step']}" if error["step"] else ""
         print(f"\ninterrupted{at}; to continue:\n  {again}", file=sys.stderr)
     elif error:
-        lines = [
-            f"\nerror in step {step.name}: {error['message']}" if step else f"\nerror: {error['message']}"
-        ]
+        head = f"error in step {step.name}" if step else "error"
+        lines = [f"\n{head}: {error['message']}"]
         if not (step and step.known) and (last := step.lines if step else progress.outside):
             lines += ["the last lines of its log:", *(f"  {line}" for line in last)]
         print("\n".join(lines), file=sys.stderr)

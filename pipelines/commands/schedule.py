@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from pipelines.kubeflow import Server
     from pipelines.submission import Submission
 
-NAME = "kubedet"
-"""Default name of a schedule."""
+NAME = "kubedet"  # Default name of a schedule.
 
 _MARK = "made by kubedet schedule, "
 """Starts the description of kubedet's recurring runs, before a fingerprint."""
@@ -190,9 +189,8 @@ def _put(server: "Server", submission: "Submission", cron: str) -> tuple[str, st
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    schedules = [
-        item for item in _server(arguments).schedules() if (item.description or "").startswith(_MARK)
-    ]
+    found = _server(arguments).schedules()
+    schedules = [item for item in found if (item.description or "").startswith(_MARK)]
     for item in sorted(schedules, key=lambda item: item.display_name):
         cron = item.trigger.cron_schedule.cron if item.trigger and item.trigger.cron_schedule else ""
         print(f"{item.display_name}: {cron}, {(item.status or 'unknown').lower()}")
