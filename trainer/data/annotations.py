@@ -42,13 +42,7 @@ class Built:
     warnings: list[str]
 
 
-def build(
-    listing: Listing,
-    config: DataConfig,
-    folder: str,
-    where: str = "the source",
-    without: frozenset[str] = frozenset(),
-) -> Built:
+def build(listing: Listing, config: DataConfig, folder: str, where: str, without: frozenset[str]) -> Built:
     """Write `<folder>/<split>.parquet` for each split of a source's listing, whose `problems` grow.
 
     Images whose key or file name is in `without` are left out; `where` names the source in messages.
@@ -119,12 +113,9 @@ class _Draft:
     """A labelled split without ids; several images may have the same key."""
 
     path: Path
-    keys: np.ndarray
-    """uint64 [rows]: `image_keys.number` of each key."""
-    fractions: np.ndarray
-    """float64 [rows]: hashes that decide which rows go to val."""
-    kept: np.ndarray
-    """bool [rows]: rows with a labelled box, or with none if that is allowed."""
+    keys: np.ndarray  # uint64 [rows]: `image_keys.number` of each key.
+    fractions: np.ndarray  # float64 [rows]: hashes that decide which rows go to val.
+    kept: np.ndarray  # bool [rows]: rows with a labelled box, or with none if that is allowed.
 
 
 def _draft(rows: Rows, labels: np.ndarray, path: Path, without: frozenset[str]) -> _Draft:

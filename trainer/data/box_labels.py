@@ -19,8 +19,7 @@ class TextRenderer:
         self._size = size
         _, top, _, bottom = _font(_dejavu(), size).getbbox("ÅÉgj", anchor="ls")
         self._ascent = -int(top)
-        self.height = self._ascent + int(bottom)
-        """Pixels of a line of any text."""
+        self.height = self._ascent + int(bottom)  # Pixels of a line of any text.
 
     def width(self, text: str) -> int:
         """Return the width of a text in pixels."""
@@ -104,10 +103,8 @@ _ROWS = 4  # Rows above and below a box that are tried for its name.
 class LabelledBox:
     """A box to be drawn."""
 
-    corners: Corners
-    """x1, y1, x2, y2 in pixels of the image."""
-    label: int
-    """Class, which determines the colour."""
+    corners: Corners  # x1, y1, x2, y2 in pixels of the image.
+    label: int  # Class, which determines the colour.
     text: str
 
 

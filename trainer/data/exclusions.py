@@ -17,12 +17,9 @@ class Exclusion:
     """One image that is left out."""
 
     key: str
-    file_name: str
-    """As its source has it."""
-    source: str = ""
-    """The only one that it is left out of; empty is all."""
-    since: str = ""
-    """When it was requested."""
+    file_name: str  # As its source has it.
+    source: str = ""  # The only one that it is left out of; empty is all.
+    since: str = ""  # When it was requested.
 
 
 def read(data_root: str) -> list[Exclusion]:

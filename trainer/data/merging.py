@@ -39,12 +39,9 @@ _LARGEST, _QUALITY = 65_535, 95
 class WrittenBox(NamedTuple):
     """A box of the new set."""
 
-    name: str
-    """Of the class."""
-    bbox: tuple[float, ...]
-    """[x, y, width, height] in pixels of the image as it is displayed."""
-    area: float
-    """Square pixels; 0 if unknown."""
+    name: str  # Of the class.
+    bbox: tuple[float, ...]  # [x, y, width, height] in pixels of the image as it is displayed.
+    area: float  # Square pixels; 0 if unknown.
     iscrowd: int
 
 
@@ -115,22 +112,18 @@ class Merged:
     """Counts of the new set, and what was special."""
 
     folder: str
-    images: dict[str, int] = field(default_factory=dict)
-    """Of the new set, by split."""
+    images: dict[str, int] = field(default_factory=dict)  # Of the new set, by split.
     boxes: dict[str, int] = field(default_factory=dict)
     corrected: Counter[str] = field(default_factory=Counter)
     """Images with the boxes of a correction, by split."""
-    added: int = 0
-    """Images of the corrections that the set did not have."""
+    added: int = 0  # Images of the corrections that the set did not have.
     new_classes: list[str] = field(default_factory=list)
     contested: list[str] = field(default_factory=list)
     """Images with different boxes in several corrections: the last one is used."""
     renamed: list[str] = field(default_factory=list)
     """Images of the corrections whose name another image of the set has."""
-    left_out: list[str] = field(default_factory=list)
-    """Unreadable images of the set, with the reason."""
-    boxes_left_out: int = 0
-    """Boxes of the set that are not four finite numbers, or of an unknown class."""
+    left_out: list[str] = field(default_factory=list)  # Unreadable images of the set, with the reason.
+    boxes_left_out: int = 0  # Boxes of the set that are not four finite numbers, or of an unknown class.
     boxes_kept: int = 0
     """Boxes that corrected images keep: crowds, and of classes that the corrections do not have."""
 
@@ -229,7 +222,11 @@ def _refuse_overlaps(corrections: Iterable[_Correction]) -> None:
         single = [box for box in boxes if not box.iscrowd]
         names: set[str] = set()
         for one, other in combinations(single, 2):
-            if one.name != other.name and _overlap(one.bbox, other.bbox) >= SAME_PLACE:
+            (x, y, width, height), (left, top, wide, high) = one.bbox, other.bbox
+            shared_width = max(min(x + width, left + wide) - max(x, left), 0.0)
+            shared = shared_width * max(min(y + height, top + high) - max(y, top), 0.0)
+            union = width * height + wide * high - shared
+            if one.name != other.name and shared and shared >= SAME_PLACE * union:
                 names |= {one.name, other.name}
         if names:
             found.append(f"{row['file_name']} of {origin.text} ({', '.join(sorted(names))})")
@@ -240,16 +237,6 @@ def _refuse_overlaps(corrections: Iterable[_Correction]) -> None:
             fix="keep one box of each place; if the classes do overlap (such as person and woman), "
             "add --keep-overlaps",
         )
-
-
-def _overlap(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the intersection over union of two boxes [x, y, width, height]."""
-    sides = [
-        min(one[axis] + one[axis + 2], other[axis] + other[axis + 2]) - max(one[axis], other[axis])
-        for axis in (0, 1)
-    ]
-    both = max(sides[0], 0.0) * max(sides[1], 0.0)
-    return both / (one[2] * one[3] + other[2] * other[3] - both)
 
 
 def _write_base(base: _Set, by_digest: dict[str, _Correction], writer: CocoWriter, merged: Merged) -> None:

@@ -124,8 +124,7 @@ _SMALL_BOXES, _CLIPPED = 0.1, 0.2  # Shares of boxes under 4 pixels, and of clip
 class Findings:
     """Problems of data."""
 
-    errors: list[tuple[str, str]] = field(default_factory=list)
-    """Problems and remedies."""
+    errors: list[tuple[str, str]] = field(default_factory=list)  # Problems and remedies.
     warnings: list[str] = field(default_factory=list)
 
     def check(self, where: str) -> None:

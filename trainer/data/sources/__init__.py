@@ -188,10 +188,8 @@ def refuse_foreign(uri: str, kind: str) -> None:
 class ArchiveSource(Source):
     """A data set of any kind in a zip or tar, which is unpacked into a temporary folder."""
 
-    kind: str
-    """coco, voc or yolo; "" is recognised when it is unpacked."""
-    location: str
-    """URI of the archive."""
+    kind: str  # coco, voc or yolo; "" is recognised when it is unpacked.
+    location: str  # URI of the archive.
     reading: Reading = AS_PUBLISHED
     origins_are_uris = False
 

@@ -59,13 +59,10 @@ _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 class CocoFile:
     """A COCO JSON that can be opened again and again."""
 
-    uri: str
-    """For messages."""
-    path: str
-    """On this machine; or the URI of the zip that holds `member`."""
+    uri: str  # For messages.
+    path: str  # On this machine; or the URI of the zip that holds `member`.
     member: str = ""
-    confined: bool = True
-    """Whether absolute names of images are refused: not if the file is this machine's."""
+    confined: bool = True  # Whether absolute names of images are refused: not if the file is this machine's.
 
     def open(self) -> AbstractContextManager[BufferedIOBase]:
         return open_member(self.path, self.member) if self.member else Path(self.path).open("rb")
@@ -426,8 +423,7 @@ class CocoSource(Source):
 
     location: str
     reading: Reading = AS_PUBLISHED
-    confined: str = ""
-    """Folder that no file_name may lead out of; "" if absolute ones are taken."""
+    confined: str = ""  # Folder that no file_name may lead out of; "" if absolute ones are taken.
 
     @property
     def uri(self) -> str:

@@ -107,8 +107,7 @@ class Unpacked:
     """A temporary folder with the content of an archive."""
 
     folder: str
-    keeper: TemporaryFolder
-    """Removes the folder when it is garbage-collected."""
+    keeper: TemporaryFolder  # Removes the folder when it is garbage-collected.
     versions: dict[str, str] = field(default_factory=dict)
     """Bytes and checksum of each file, by its relative name."""
 

@@ -96,22 +96,17 @@ _URIS = ("images", "base", "pixels")
 class OpenImagesSource(Source):
     """Open Images, or a part of it."""
 
-    splits: str = "train+validation+test"
-    """Joined by +; an image list has its own."""
+    splits: str = "train+validation+test"  # Joined by +; an image list has its own.
     images: str = ""
     """URI of a list of images, a line `split/image_id` each, in the format of the official downloader."""
-    subset: Literal["all", "mlperf"] = "all"
-    """mlperf: the 264 classes of MLPerf's detector."""
+    subset: Literal["all", "mlperf"] = "all"  # mlperf: the 264 classes of MLPerf's detector.
     hierarchy: Literal["keep", "expand", "none"] = "keep"
     """keep: for evaluation; expand: each object also has a box of every class above its own."""
-    rotation: Literal["none", "apply"] = "none"
-    """apply: turn images and boxes upright."""
+    rotation: Literal["none", "apply"] = "none"  # apply: turn images and boxes upright.
     labels: Literal["keep", "all", "none"] = "keep"
     """The verified classes of validation and test images (keep), also those of train (all)."""
-    base: str = BASE
-    """URI of the folder with the CSV files."""
-    pixels: str = PIXELS
-    """URI of the folder with <split>/<image id>.jpg."""
+    base: str = BASE  # URI of the folder with the CSV files.
+    pixels: str = PIXELS  # URI of the folder with <split>/<image id>.jpg.
     composes_addresses = True
 
     @classmethod

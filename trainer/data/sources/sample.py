@@ -38,8 +38,7 @@ class Shape:
 
     label: int
     outline: list[Point]
-    hole: list[Point]
-    """The inside of a ring; empty for other shapes."""
+    hole: list[Point]  # The inside of a ring; empty for other shapes.
     fill: Color
     edge: Color
 
@@ -56,8 +55,7 @@ class Scene:
     seed: tuple[int, int]
     shapes: list[Shape] = field(default_factory=list)
     """In the order of drawing: later ones cover earlier ones."""
-    objects: list[Box] = field(default_factory=list)
-    """Visible objects with their boxes."""
+    objects: list[Box] = field(default_factory=list)  # Visible objects with their boxes.
 
 
 def layout(seed: int, number: int, size: int) -> Scene:
@@ -245,8 +243,7 @@ class SampleSource(Source):
 
     images: int = 480
     seed: int = 0
-    size: int = 160
-    """Typical side of an image, in pixels."""
+    size: int = 160  # Typical side of an image, in pixels.
     cpu_bound = True
     origins_are_uris = False
 

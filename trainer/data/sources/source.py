@@ -23,24 +23,18 @@ UNKNOWN = -1  # Category of a box whose category the source does not list.
 class Box(NamedTuple):
     """One annotated object as the source has it, before cleaning."""
 
-    category: int
-    """Position in the listing's categories, or UNKNOWN."""
-    bbox: tuple[float, ...]
-    """[x, y, width, height] in pixels from the image's top left corner."""
-    area: float
-    """Of the object, in square pixels; 0 is unknown."""
-    iscrowd: int
-    """1 for a region of several objects: ignored in scoring."""
+    category: int  # Position in the listing's categories, or UNKNOWN.
+    bbox: tuple[float, ...]  # [x, y, width, height] in pixels from the image's top left corner.
+    area: float  # Of the object, in square pixels; 0 is unknown.
+    iscrowd: int  # 1 for a region of several objects: ignored in scoring.
 
 
 @dataclass(slots=True)
 class Entry:
     """One image of a source."""
 
-    file_name: str
-    """Relative name in the source, unique in its split."""
-    origin: str
-    """Location of its bytes, for `Source.read`."""
+    file_name: str  # Relative name in the source, unique in its split.
+    origin: str  # Location of its bytes, for `Source.read`.
     width: int
     """As annotated, in pixels; 0 is unknown. SHARES and SHARES_UPRIGHT of `trainer.data.images`: boxes are
     fractions of the image's sides."""
@@ -49,8 +43,7 @@ class Entry:
     original_id: int | str | None = None
     fault: tuple[str, str] | None = None
     """(reason, detail) if the listing shows that the image cannot be used."""
-    version: str = ""
-    """Changes with the image: an ETag, size and time; "" is unknown."""
+    version: str = ""  # Changes with the image: an ETag, size and time; "" is unknown.
 
 
 class Rows:
@@ -92,20 +85,15 @@ class Listing:
     """The content of a source except the pixels."""
 
     categories: list[Category]
-    splits: Mapping[str, Rows]
-    """By the names train, val, test."""
-    state: str
-    """Digest that changes when annotations or images change."""
-    problems: Problems = field(default_factory=Problems)
-    """Complete when all rows have been read."""
+    splits: Mapping[str, Rows]  # By the names train, val, test.
+    state: str  # Digest that changes when annotations or images change.
+    problems: Problems = field(default_factory=Problems)  # Complete when all rows have been read.
     exhaustive: bool = True
     """Whether every object is annotated, so that an image without boxes is a negative example."""
     hierarchy: Mapping[Any, Collection[int | str]] = field(default_factory=dict)
     """Original ids of all categories above one, for evaluation."""
-    box_format: str = ""
-    """See `trainer.config.schema.DataConfig`; "" if the source's format defines it."""
-    read_as: str = ""
-    """Recognised layout and splits, for people."""
+    box_format: str = ""  # See `trainer.config.schema.DataConfig`; "" if the source's format defines it.
+    read_as: str = ""  # Recognised layout and splits, for people.
 
 
 class Reading(NamedTuple):
@@ -121,10 +109,8 @@ AS_PUBLISHED = Reading()  # COCO's own form.
 class Source:
     """A place that images and boxes come from."""
 
-    cpu_bound: ClassVar[bool] = False
-    """Whether `read` computes, so that processes help rather than threads."""
-    origins_are_uris: ClassVar[bool] = True
-    """Whether `read` only returns the content of the URI `origin`."""
+    cpu_bound: ClassVar[bool] = False  # Whether `read` computes, so that processes help rather than threads.
+    origins_are_uris: ClassVar[bool] = True  # Whether `read` only returns the content of the URI `origin`.
     composes_addresses: ClassVar[bool] = False
     """Whether each `origin` is below an address that the user named, and none is from the source's data."""
 

@@ -50,8 +50,7 @@ class VocAnnotation:
     file_name: str = ""
     objects: list[tuple[str, tuple[float, ...], int]] = field(default_factory=list)
     """(class name, bbox, iscrowd)"""
-    fault: str = ""
-    """Why the file cannot be used."""
+    fault: str = ""  # Why the file cannot be used.
     bad_objects: list[tuple[str, str]] = field(default_factory=list)
     """(reason, description) of objects without a usable box."""
 
@@ -194,8 +193,7 @@ _ORDER = ("train", "val", "test")
 class _Image:
     """An image file."""
 
-    path: str
-    """Relative to the set's folder."""
+    path: str  # Relative to the set's folder.
     version: str
 
     @property
@@ -217,10 +215,8 @@ class _Layout:
 
     def __init__(self, root: str) -> None:
         self.root = root
-        self.xml: dict[str, str] = {}
-        """Path of the XML file of each key."""
-        self.images: dict[str, list[_Image]] = defaultdict(list)
-        """Images by their stem in lower case."""
+        self.xml: dict[str, str] = {}  # Path of the XML file of each key.
+        self.images: dict[str, list[_Image]] = defaultdict(list)  # Images by their stem in lower case.
         for name, state in sorted(storage.scan(root), key=lambda item: item[0]):
             path = PurePosixPath(name)
             if any(part.startswith(".") or part == "__MACOSX" for part in path.parts):

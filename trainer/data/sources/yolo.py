@@ -91,25 +91,19 @@ def _number(word: str) -> float:
 class _Image(NamedTuple):
     """An image of a split."""
 
-    file_name: str
-    """Relative to the set's root."""
+    file_name: str  # Relative to the set's root.
     origin: str
-    version: str
-    """"" if there is no such file."""
-    labels: str
-    """URI of its label file; "" if there is none."""
+    version: str  # "" if there is no such file.
+    labels: str  # URI of its label file; "" if there is none.
 
 
 class Description(NamedTuple):
     """The classes of a set, and where its splits are."""
 
-    root: str
-    """Folder that names of images are relative to."""
+    root: str  # Folder that names of images are relative to.
     names: dict[int, str]
-    splits: dict[str, list[str]]
-    """URIs of each split's folders and lists of images."""
-    keypoints: bool = False
-    """Whether key points follow the box in each line."""
+    splits: dict[str, list[str]]  # URIs of each split's folders and lists of images.
+    keypoints: bool = False  # Whether key points follow the box in each line.
 
 
 @dataclass(frozen=True)
@@ -119,8 +113,7 @@ class YoloSource(Source):
     location: str
     confined: str = ""
     """Folder that nothing in it may lead out of; "" if paths may lead anywhere on this machine."""
-    allow_hosts: tuple[str, ...] = ()
-    """Buckets besides its own, see `trainer.config.schema.DataConfig`."""
+    allow_hosts: tuple[str, ...] = ()  # Buckets besides its own, see `trainer.config.schema.DataConfig`.
 
     @property
     def uri(self) -> str:
