@@ -74,9 +74,8 @@ def build(listing: Listing, config: DataConfig, folder: str, where: str, without
             first += splits[split].images
             boxes_of_train = boxes_of_label if split == "train" else boxes_of_train
     if "train" not in splits:
-        raise DataError(
-            "no training images", fix="name a source with a train split that has boxes of data.classes"
-        )
+        fix = "name a source with a train split that has boxes of data.classes"
+        raise DataError("no training images", fix=fix)
     check_listed(listing.problems, where, splits, config)
     without_boxes = [category.name for category in categories if not boxes_of_train[category.id]]
     for name in without_boxes:

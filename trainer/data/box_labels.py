@@ -48,8 +48,7 @@ class TextRenderer:
         return _font(_font_with(frozenset(one_line(text)) - {"…"}), self._size)
 
 
-text_renderer = cache(TextRenderer)
-"""Returns the renderer of text of a size in pixels."""
+text_renderer = cache(TextRenderer)  # By the size of the letters in pixels.
 
 
 @cache

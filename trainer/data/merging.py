@@ -203,10 +203,8 @@ def _categories(base: _Set, others: Sequence[_Set], merged: Merged) -> list[Cate
             elif owner is other:
                 merged.new_classes.append(name)
     if clashes:
-        raise DataError(
-            "classes differ in capitals or blanks alone: " + "; ".join(clashes),
-            fix="give a class the same name in all sets",
-        )
+        problem = f"classes differ in capitals or blanks alone: {'; '.join(clashes)}"
+        raise DataError(problem, fix="give a class the same name in all sets")
     ids = [category.original_id for category in base.listing.categories]
     numbers = [one for one in ids if isinstance(one, int)]
     kept = numbers if len(numbers) == len(ids) else list(range(1, len(ids) + 1))
@@ -231,12 +229,9 @@ def _refuse_overlaps(corrections: Iterable[_Correction]) -> None:
         if names:
             found.append(f"{row['file_name']} of {origin.text} ({', '.join(sorted(names))})")
     if found:
-        raise DataError(
-            f"{len(found)} corrected images have boxes of different classes in the same place: "
-            + ", ".join(found[:10]),
-            fix="keep one box of each place; if the classes do overlap (such as person and woman), "
-            "add --keep-overlaps",
-        )
+        problem = f"{len(found)} corrected images have boxes of different classes in the same place"
+        fix = "keep one box of each place; if classes such as person and woman overlap, add --keep-overlaps"
+        raise DataError(f"{problem}: {', '.join(found[:10])}", fix=fix)
 
 
 def _write_base(base: _Set, by_digest: dict[str, _Correction], writer: CocoWriter, merged: Merged) -> None:
@@ -259,11 +254,9 @@ def _write_base(base: _Set, by_digest: dict[str, _Correction], writer: CocoWrite
         writer.add(split, image, boxes)
     total = sum(writer.count("images").values()) + len(merged.left_out)
     if len(merged.left_out) > _MOST_BAD * total:
-        raise DataError(
-            f"{len(merged.left_out)} of {total} images of {base.text} cannot be read: "
-            + "; ".join(merged.left_out[:10]),
-            fix="repair the set: `kubedet data inspect` names its problems",
-        )
+        problem = f"{len(merged.left_out)} of {total} images of {base.text} cannot be read"
+        fix = "repair the set: `kubedet data inspect` names its problems"
+        raise DataError(f"{problem}: {'; '.join(merged.left_out[:10])}", fix=fix)
     for digest in used:
         del by_digest[digest]
 

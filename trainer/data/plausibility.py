@@ -202,11 +202,9 @@ class AnnotationCheck:
         alike = [names for key, names in groups.items() if len(names) > 1 and len(key) > 1]
         if alike:
             shown = "; ".join(" and ".join(map(repr, names)) for names in alike[:10])
-            found.errors.append(
-                (f"classes whose names differ only by case, spaces or Unicode form: {shown}",
-                 "add --merge-classes (data.merge_classes=true), or name all classes in data.classes if they "
-                 "are different")
-            )  # fmt: skip
+            problem = f"classes whose names differ only by case, spaces or Unicode form: {shown}"
+            remedy = "add --merge-classes (data.merge_classes=true), or name all of them in data.classes"
+            found.errors.append((problem, remedy))
         for split in self._scored:
             held_out = bool(splits) and split not in splits
             _check_scored(split, self._scored[split], self._crowds[split], found, held_out=held_out)

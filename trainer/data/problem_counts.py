@@ -114,12 +114,9 @@ class Problems:
                 continue
             cases = [f"\n    {reason}: {one}" for reason in reasons for one in self.examples.get(reason, [])]
             often = max(reasons, key=lambda reason: self.counts.get(reason, 0))
-            remedy = _REMEDIES.get(often, "repair the source")
-            raise DataError(
-                f"{where}: {bad} of {listed} {noun} are bad, more than data.max_bad_fraction "
-                f"{max_bad_fraction:g} allows; the first ten:{''.join(cases[:EXAMPLES])}",
-                fix=f"{remedy}, or let more pass with data.max_bad_fraction",
-            )
+            problem = f"{bad} of {listed} {noun} are bad, data.max_bad_fraction allows {max_bad_fraction:g}"
+            fix = f"{_REMEDIES.get(often, 'repair the source')}, or let more pass with data.max_bad_fraction"
+            raise DataError(f"{where}: {problem}; the first ten:{''.join(cases[:EXAMPLES])}", fix=fix)
 
     def summary(self) -> str:
         """Return one line: "box without area: 2, image missing: 1", or ""."""

@@ -33,9 +33,8 @@ def rows(tmp_path):
     """Build a listing; return its categories and the rows of each split."""
 
     def made(source_listing, config=None, folder="raw"):
-        built = build(
-            source_listing, config or DataConfig(), str(tmp_path / folder), "the source", frozenset()
-        )
+        uri = str(tmp_path / folder)
+        built = build(source_listing, config or DataConfig(), uri, "the source", frozenset())
         read = {}
         for split, counts in built.splits.items():
             kept = Table(str(tmp_path / folder / f"{split}.parquet"))

@@ -240,7 +240,5 @@ def test_corrections_with_several_classes_in_one_place_are_refused_unless_asked_
             with pytest.raises(DataError, match=r"x\.jpg of .*0\.zip \(cat, dog\)"):
                 merge(base, [corrections], output)
             assert not Path(output).exists()
-        merge(base, [corrections], output, keep_overlaps=True) if refused else merge(
-            base, [corrections], output
-        )
+        merge(base, [corrections], output, keep_overlaps=refused)
         assert len(content(output)["train"]["a.jpg"]) == len(boxes)
