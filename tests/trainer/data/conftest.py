@@ -12,6 +12,8 @@ from faulty_store import hurried, proxy
 from openimages_mirror import mirror
 from PIL import Image
 
+from pipelines import cli
+
 __all__ = ["hurried", "mirror", "proxy"]
 
 
@@ -111,3 +113,13 @@ def make_yolo(tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return make
+
+
+@pytest.fixture
+def inspect(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run `kubedet data inspect`; return the exit code and what it printed."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        return cli.main(["data", "inspect", *map(str, words)]), *capsys.readouterr()
+
+    return run

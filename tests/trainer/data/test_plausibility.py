@@ -11,7 +11,6 @@ import pillow_heif
 import pytest
 from PIL import Image
 
-from pipelines import cli
 from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig
 from trainer.data import plausibility, shards
@@ -64,14 +63,6 @@ def make(tmp_path, scenes) -> Callable[..., Path]:
         return root
 
     return write
-
-
-@pytest.fixture
-def inspect(capsys):
-    def run(*words: object) -> tuple[int, str, str]:
-        return cli.main(["data", "inspect", *map(str, words)]), *capsys.readouterr()
-
-    return run
 
 
 def written(convert: Callable[[list[float]], list[float]]) -> Callable[[str, Form], None]:

@@ -10,7 +10,6 @@ import pytest
 from pycocotools import mask as runs
 from source_rows import rows_of
 
-from pipelines import cli
 from trainer.base.errors import DataError, StorageError
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
@@ -379,15 +378,6 @@ def test_without_a_segmentation_the_bbox_counts():
     assert box_of({"segmentation": [], "bbox": [1, 2, 3, 4]}, FROM_SEGMENTATION) == (1, 2, 3, 4)
     assert box_of({}, FROM_SEGMENTATION) == reasons.BOX_ABSENT
     assert box_of({"segmentation": [[1, 2, 3, 4]]}) == reasons.BOX_ONLY_SEGMENTATION
-
-
-@pytest.fixture
-def inspect(capsys):
-    def run(*words):
-        code = cli.main(["data", "inspect", *map(str, words)])
-        return code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,10 @@ def test_corners_become_boxes(make_voc, corners, bbox):
 
 def test_difficult_objects_are_ignored_in_scoring(make_voc):
     hard = "<difficult>1</difficult>"
-    (entry,) = entries(make_voc({"a": xml(obj(), obj(extra=hard), obj(extra="<difficult>0</difficult>"))}))
-    assert [box.iscrowd for box in entry.boxes] == [0, 1, 0]
+    (entry,) = entries(
+        make_voc({"a": xml(obj(), obj("", extra=hard), obj(extra="<difficult>0</difficult>"))})
+    )
+    assert [(box.category, box.iscrowd) for box in entry.boxes] == [(0, 0), (UNKNOWN, 1), (0, 0)]
 
 
 def test_classes_are_those_of_all_splits_in_alphabetical_order(make_voc):
@@ -84,11 +86,6 @@ def test_objects_without_a_box_are_named(make_voc, item, reason):
     listing = VocSource(str(root)).listing()
     assert [len(entry.boxes) for entry in entries_of(listing.splits["train"])] == [1, 1]
     assert listing.problems.examples == {reason: [f"object 2 (cat) in {root}/Annotations/a.xml"]}
-
-
-def test_an_object_without_name(make_voc):
-    (entry,) = entries(make_voc({"a": xml(obj(), obj(name=""))}))
-    assert entry.boxes[1].category == UNKNOWN
 
 
 def test_split_lists(make_voc):
