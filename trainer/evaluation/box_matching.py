@@ -19,25 +19,16 @@ LIMIT = 100  # Counted predictions of one class in an image, as in COCO.
 class Matches:
     """N predictions, class after class, best score first within each."""
 
-    thresholds: np.ndarray
-    """[T] IoU thresholds."""
-    starts: np.ndarray
-    """[K + 1] first row of each class, in the order of category ids."""
-    rows: np.ndarray
-    """[N] row of each in the original predictions."""
-    partners: np.ndarray
-    """[N] row of the object that each matches at the first threshold; -1 without one."""
-    images: np.ndarray
-    """[N] index of each prediction's image among the I images in the order of their ids."""
+    thresholds: np.ndarray  # [T] IoU thresholds
+    starts: np.ndarray  # [K + 1] first row of each class, in the order of category ids
+    rows: np.ndarray  # [N] row of each in the original predictions
+    partners: np.ndarray  # [N] row of the object that it matches at the first threshold, or -1
+    images: np.ndarray  # [N] index of the image among the I images in the order of their ids
     scores: np.ndarray
-    right: np.ndarray
-    """[N, T] bool: matches an object."""
-    ignored: np.ndarray
-    """[N, T] bool: is in a crowd and matches no object."""
-    truth_starts: np.ndarray
-    """[K + 1] first object of each class; crowds are left out."""
-    truth_images: np.ndarray
-    """[G] index of the image of each object."""
+    right: np.ndarray  # [N, T] bool: matches an object
+    ignored: np.ndarray  # [N, T] bool: is in a crowd and matches no object
+    truth_starts: np.ndarray  # [K + 1] first object of each class; crowds are left out
+    truth_images: np.ndarray  # [G] index of the image of each object
     image_count: int
 
     def of_class(self, index: int) -> slice:

@@ -19,18 +19,15 @@ from trainer.evaluation.truth_and_predictions import Predictions, Truth, check, 
 
 _LOG = logging.getLogger(__name__)
 
-IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)
-"""The T IoU thresholds."""
-RECALLS = np.linspace(0.0, 1.0, 101)
-"""The R recalls at which precision is taken."""
+IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)  # the T IoU thresholds
+RECALLS = np.linspace(0.0, 1.0, 101)  # the R recalls at which precision is taken
 
 
 @dataclass(frozen=True)
 class CocoResult:
     """COCO metrics of one evaluation."""
 
-    metrics: dict[str, float]
-    """The twelve numbers, by the names in METRICS."""
+    metrics: dict[str, float]  # the twelve numbers, by the names in METRICS
     per_class: dict[str, dict[str, float]]
     """For each class by name: AP, AP50, AP75, APs, APm, APl, AR100 (-1 without boxes of the
     size) and boxes (crowds not counted)."""

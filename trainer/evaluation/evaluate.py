@@ -31,8 +31,7 @@ _LOG = logging.getLogger("evaluate")
 
 _PACKAGES = ("kubedet", "torch", "torchvision", "hotcoco", "pycocotools", "numpy")
 _IDENTITY = ("fingerprint", "split", "checkpoint", "sha256")
-NO_BASELINE = "none"
-"""Value of evaluation.baseline for no comparison."""
+NO_BASELINE = "none"  # value of evaluation.baseline for no comparison
 _MODEL_FILES = (".pt", ".safetensors", ".onnx", ".pt2", ".xml")
 
 
@@ -42,12 +41,10 @@ class EvaluationSummary:
 
     fingerprint: str
     split: str
-    predictions: str
-    """URI, as the following fields."""
+    predictions: str  # URI, as the following fields
     checkpoint: str
     shards: str = ""
-    truth: str = ""
-    """Ground truth, if there are no shards."""
+    truth: str = ""  # ground truth, if there are no shards
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,7 @@ class Baseline:
     """A model and its evaluation, if any."""
 
     name: str
-    model: str
-    """URI of a checkpoint or exported model; may be empty."""
+    model: str  # URI of a checkpoint or exported model; may be empty
     summary: EvaluationSummary | None = None
 
 
@@ -65,15 +61,11 @@ class DriftRequest:
     """A request to measure the drift metrics `names` between two sets of shards."""
 
     names: set[str]
-    before: str
-    """URI of the baseline's shards."""
-    now: str
-    """URI of the shards that are scored."""
-    model: str
-    """URI of the baseline."""
+    before: str  # URI of the baseline's shards
+    now: str  # URI of the shards that are scored
+    model: str  # URI of the baseline
     seed: int
-    output: str
-    """URI of the evaluation's folder."""
+    output: str  # URI of the evaluation's folder
 
 
 MeasureDrift = Callable[[DriftRequest], dict[str, float]]

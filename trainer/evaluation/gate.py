@@ -48,8 +48,7 @@ class Rule:
 
     metric: str
     comparison: str
-    bound: float
-    """The number, or the margin that is added to the baseline's value."""
+    bound: float  # the number, or the margin that is added to the baseline's value
     baseline: bool = False
 
     def __str__(self) -> str:
@@ -68,8 +67,7 @@ class Evidence:
     """AP, AP50, ... of each class by name, as in CocoResult."""
     changes: Mapping[str, Change] = field(default_factory=dict)
     """Change of coco/AP, coco/AP50 and AP[class]; empty without a baseline."""
-    obstacle: str = ""
-    """Reason why the model cannot be compared with the baseline."""
+    obstacle: str = ""  # reason why the model cannot be compared with the baseline
     drift_obstacle: str = _NOT_MEASURED
     """Reason why the drift is not known; empty if there is no baseline yet."""
 
@@ -89,8 +87,7 @@ class Verdict:
     """Decision of the gate."""
 
     passed: bool
-    reason: str
-    """One line for each rule with the measured value, e.g. `coco/AP50 0.482 >= 0.5: failed`."""
+    reason: str  # one line for each rule with the measured value, e.g. `coco/AP50 0.482 >= 0.5: failed`
 
 
 def split_rules(text: str) -> list[str]:

@@ -26,18 +26,13 @@ class ScoredModel:
     """A loaded model with its origin."""
 
     uri: str
-    predict: Callable[[Tensor], Detections]
-    """Detections in uint8 squares [B, 3, S, S]."""
-    reentrant: bool
-    """Whether several threads may call it at once."""
-    categories: list[dict[str, Any]]
-    """Classes in the order of its labels."""
+    predict: Callable[[Tensor], Detections]  # detections in uint8 squares [B, 3, S, S]
+    reentrant: bool  # whether several threads may call it at once
+    categories: list[dict[str, Any]]  # classes in the order of its labels
     image_size: int
     sha256: str
-    step: int | None
-    """Optimiser steps of its training."""
-    config: dict[str, Any]
-    """Configuration of its training."""
+    step: int | None  # optimiser steps of its training
+    config: dict[str, Any]  # configuration of its training
 
 
 def predict_split(

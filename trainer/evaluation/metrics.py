@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
-SUMMARY = "metrics.json"
-"""File of an evaluation's results; written last."""
+SUMMARY = "metrics.json"  # file of an evaluation's results; written last
 
 METRICS = {
     "coco/AP": "mean over IoU 0.50 to 0.95",
@@ -23,11 +22,9 @@ METRICS = {
 }
 """The twelve COCO numbers in pycocotools' order, with their meaning."""
 
-OPEN_IMAGES = "oid/AP50"
-"""The metric that follows the Open Images Challenge."""
+OPEN_IMAGES = "oid/AP50"  # the metric that follows the Open Images Challenge
 
-PER_CLASS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")
-"""Metrics of each class."""
+PER_CLASS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")  # metrics of each class
 
 DRIFT = {
     "drift/classes": "frequencies of the classes",
@@ -65,15 +62,12 @@ class Change:
 class Compared:
     """The comparison of a model with a baseline."""
 
-    name: str
-    """The baseline's name."""
+    name: str  # the baseline's name
     changes: Mapping[str, Change] = field(default_factory=dict)
     """Of coco/AP, coco/AP50 and AP[class], from bootstrap.compare; empty if there is an obstacle."""
     samples: int = 0
-    obstacle: str = ""
-    """Reason why there is no comparison."""
-    model: str = ""
-    """URI of the baseline."""
+    obstacle: str = ""  # reason why there is no comparison
+    model: str = ""  # URI of the baseline
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Compared":

@@ -15,8 +15,7 @@ import numpy as np
 from trainer.evaluation.box_matching import overlaps
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
-IOU = 0.5
-"""Overlap that makes a prediction right; with a group, the share of its area inside."""
+IOU = 0.5  # overlap that makes a prediction right; with a group, the share of its area inside
 
 
 def evaluate(

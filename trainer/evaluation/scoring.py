@@ -13,8 +13,7 @@ from trainer.evaluation.metrics import OPEN_IMAGES, Compared
 from trainer.evaluation.truth_and_predictions import Predictions, Truth, check
 
 BINS = 10
-GRID = np.linspace(0.0, 1.0, 101)
-"""Thresholds of the F1 curves."""
+GRID = np.linspace(0.0, 1.0, 101)  # thresholds of the F1 curves
 SHOWN_SCORE = 0.3
 """Detections below this score are left out of the confusion matrix and of the report's gallery."""
 TIDE = {
@@ -78,19 +77,14 @@ class Scores:
     """Metrics, matches and analyses of a model's predictions of a split."""
 
     coco: CocoResult
-    metrics: dict[str, float]
-    """The twelve COCO numbers and oid/AP50, by name."""
-    matches: Matches
-    """At coco.IOU_THRESHOLDS."""
-    points: dict[str, OperatingPoint]
-    """The best threshold of each class that has objects and predictions."""
-    f1: dict[str, np.ndarray]
-    """F1 at IoU 0.5 over GRID, of each class that has objects."""
+    metrics: dict[str, float]  # the twelve COCO numbers and oid/AP50, by name
+    matches: Matches  # at coco.IOU_THRESHOLDS
+    points: dict[str, OperatingPoint]  # the best threshold of each class with objects and predictions
+    f1: dict[str, np.ndarray]  # F1 at IoU 0.5 over GRID, of each class that has objects
     calibration: Calibration
-    tide: dict[str, tuple[float, int]] | None
-    """Cost in AP at IoU 0.5 and count of each kind of error; None with the evaluator pycocotools."""
-    confusion: Confusion | None
-    """Matched at IoU 0.5 across classes; None with the evaluator pycocotools."""
+    # Both None with the evaluator pycocotools:
+    tide: dict[str, tuple[float, int]] | None  # cost in AP at IoU 0.5 and count of each kind of error
+    confusion: Confusion | None  # matched at IoU 0.5 across classes
 
     def to_json(self) -> dict[str, Any]:
         return {

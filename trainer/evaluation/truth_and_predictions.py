@@ -16,10 +16,8 @@ from trainer import storage
 from trainer.base.errors import EvaluationError, first_line
 from trainer.base.os_errors import check_resources
 
-EXAMPLES = 5
-"""Examples of each problem that an error lists."""
-OUTSIDE = 1.0
-"""Pixels by which a detection may extend beyond its image."""
+EXAMPLES = 5  # examples of each problem that an error lists
+OUTSIDE = 1.0  # pixels by which a detection may extend beyond its image
 
 _CONTENT = "content_sha256"
 _END = 2**63  # Numbers must be smaller: ids are stored as int64; integers in JSON may have any length.
@@ -121,10 +119,8 @@ class Truth:
     image_ids: np.ndarray
     labels: np.ndarray
     boxes: np.ndarray
-    areas: np.ndarray
-    """[M] float64, square pixels."""
-    crowd: np.ndarray
-    """[M] bool: a group of objects; detections in it are neither right nor wrong."""
+    areas: np.ndarray  # [M] float64, square pixels
+    crowd: np.ndarray  # [M] bool: a group of objects; detections in it are neither right nor wrong
 
     @classmethod
     def from_coco(cls, dataset: Mapping[str, Any]) -> "Truth":

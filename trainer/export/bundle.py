@@ -62,25 +62,19 @@ class Metadata:
     name: str
     model_version: str
     created: str
-    classes: list[dict[str, Any]]
-    """id, name and original_id of each class."""
+    classes: list[dict[str, Any]]  # id, name and original_id of each class
     input_size: int
-    rows: int
-    """Detections of an image."""
+    rows: int  # detections of an image
     thresholds: dict[str, float]
-    formats: dict[str, list[str]]
-    """Files of each format; the first one is opened."""
-    shards: str
-    """Fingerprint of the training data."""
+    formats: dict[str, list[str]]  # files of each format; the first one is opened
+    shards: str  # fingerprint of the training data
     checkpoint: str
     step: int | None
     evaluation: str
     metrics: dict[str, float]
     versions: dict[str, str]
-    config: dict[str, Any]
-    """Configuration of the training."""
-    record: dict[str, Any]
-    """All of the JSON."""
+    config: dict[str, Any]  # configuration of the training
+    record: dict[str, Any]  # all of the JSON
 
 
 @dataclass(frozen=True)
@@ -89,10 +83,8 @@ class Bundle:
 
     uri: str
     metadata: Metadata
-    checksums: dict[str, str]
-    """sha256 of each file by name, except SHA256SUMS and the signature."""
-    digest: str
-    """sha256 of SHA256SUMS: of all files except the signature."""
+    checksums: dict[str, str]  # sha256 of each file by name, except SHA256SUMS and the signature
+    digest: str  # sha256 of SHA256SUMS: of all files except the signature
 
     @property
     def class_names(self) -> list[str]:

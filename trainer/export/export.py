@@ -24,8 +24,7 @@ from trainer.export.verify import verify
 from trainer.storage import check_writable
 from trainer.training import checkpoint
 
-SIGNING_KEY = "KUBEDET_SIGNING_KEY"
-"""Environment variable: path of the PEM file that signs bundles."""
+SIGNING_KEY = "KUBEDET_SIGNING_KEY"  # environment variable: path of the PEM file that signs bundles
 _LOG = logging.getLogger("export")
 
 

@@ -29,10 +29,8 @@ _LOG = logging.getLogger("export")
 class Runtime(Protocol):
     """A loaded exported file."""
 
-    name: str
-    """The library and its version, such as `onnxruntime 1.31.1`."""
-    threads: int
-    """Threads that compute one request."""
+    name: str  # the library and its version, such as `onnxruntime 1.31.1`
+    threads: int  # threads that compute one request
 
     def run(self, images: np.ndarray) -> list[np.ndarray]:
         """Return outputs, in the graph's order, of uint8 images [B, 3, S, S]."""
@@ -206,15 +204,11 @@ class Maker:
 class Format:
     """One export format."""
 
-    files: tuple[str, ...]
-    """Its files; the first one is opened."""
-    write: Callable[[Maker, Path], None]
-    """Writes them, given the path of the first."""
+    files: tuple[str, ...]  # its files; the first one is opened
+    write: Callable[[Maker, Path], None]  # writes them, given the path of the first
     open: Callable[[Path], Runtime]
-    raw: bool = False
-    """Whether it gives boxes and scores of all anchors, not detections."""
-    is_code: bool = False
-    """Whether its file is a program, which runs the code of its author."""
+    raw: bool = False  # whether it gives boxes and scores of all anchors, not detections
+    is_code: bool = False  # whether its file is a program, which runs the code of its author
 
 
 FORMATS = {

@@ -35,11 +35,9 @@ def describe_tensors(metadata: Metadata) -> dict[str, list[dict[str, Any]]]:
 class InferenceRequest:
     """A request that was read."""
 
-    images: np.ndarray
-    """uint8 [B, 3, S, S]."""
+    images: np.ndarray  # uint8 [B, 3, S, S]
     id: Any
-    outputs: dict[str, bool]
-    """Requested outputs, and whether each is sent as binary data."""
+    outputs: dict[str, bool]  # requested outputs, and whether each is sent as binary data
 
 
 def read_request(body: bytes, json_length: int | None, size: int) -> InferenceRequest:

@@ -31,8 +31,7 @@ class Detection:
     label: int
     name: str
     score: float
-    box: tuple[float, float, float, float]
-    """x1, y1, x2, y2 in pixels of the image, upright."""
+    box: tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels of the image, upright
 
 
 class Predictor:

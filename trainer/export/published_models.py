@@ -38,22 +38,15 @@ class CurrentModel:
 
     name: str
     version: str
-    digest: str
-    """See `Bundle`."""
-    model: str
-    """URI of the bundle."""
+    digest: str  # see `Bundle`
+    model: str  # URI of the bundle
     checkpoint: str
-    evaluation: str
-    """URI of the evaluation's folder, or ""."""
-    fingerprint: str
-    """Fingerprint of the shards."""
+    evaluation: str  # URI of the evaluation's folder, or ""
+    fingerprint: str  # fingerprint of the shards
     metrics: dict[str, float]
-    classes: list[str]
-    """Names by label."""
-    history: list[str]
-    """Versions that were current before, oldest first."""
-    promoted: str = ""
-    """Time of the promotion."""
+    classes: list[str]  # names by label
+    history: list[str]  # versions that were current before, oldest first
+    promoted: str = ""  # time of the promotion
 
 
 def _is_name(text: str) -> bool:

@@ -13,16 +13,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trainer.base.errors import DataError
 
-MOST_BYTES = 256 * 1024 * 1024
-"""Largest body of a request."""
-BODY_SECONDS = 60.0
-"""Time within which a body must arrive."""
-MOST_WAITING = 32
-"""Largest number of waiting requests."""
-GRACE_SECONDS = 2.5
-"""Time for the running request after the server begins to end."""
-_MOST_HELD = 2 * MOST_BYTES
-"""Largest total of the bodies in memory."""
+MOST_BYTES = 256 * 1024 * 1024  # largest body of a request
+BODY_SECONDS = 60.0  # time within which a body must arrive
+MOST_WAITING = 32  # largest number of waiting requests
+GRACE_SECONDS = 2.5  # time for the running request after the server begins to end
+_MOST_HELD = 2 * MOST_BYTES  # largest total of the bodies in memory
 
 _NO_ROOM = b"too many connections to this server: try again"
 T = TypeVar("T")
@@ -39,8 +34,7 @@ class RequestRefused(DataError):
 class LimitedConnection(H11Protocol):
     """uvicorn's connection with a time limit for each of its phases: header, and request with its answer."""
 
-    most = 100
-    """Connections at a time."""
+    most = 100  # connections at a time
     header_seconds = 10.0
     request_seconds = 300.0
     _timer: asyncio.TimerHandle | None = None

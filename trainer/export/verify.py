@@ -46,8 +46,7 @@ class Tolerance:
 
     iou: float
     score: float
-    binding: bool
-    """Whether too few matches fail the export."""
+    binding: bool  # whether too few matches fail the export
 
 
 EXACT = Tolerance(iou=0.99, score=1e-3, binding=True)
@@ -58,14 +57,10 @@ QUANTIZED = Tolerance(iou=0.75, score=0.1, binding=False)
 class Matches:
     """Comparison of the detections of two models."""
 
-    detections: int
-    """Detections of the first model."""
-    matched: float
-    """Share of the detections of both that have a partner; 1 if neither detects anything."""
-    score_error: float
-    """Largest difference of score between partners."""
-    box_error: float
-    """Largest difference of a coordinate between partners, pixels."""
+    detections: int  # detections of the first model
+    matched: float  # share of the detections of both that have a partner; 1 if neither detects anything
+    score_error: float  # largest difference of score between partners
+    box_error: float  # largest difference of a coordinate between partners, pixels
 
 
 class Comparison:
@@ -128,10 +123,8 @@ class Check:
 
     runtime: str
     images: int
-    ap: float
-    """COCO AP of the file; -1 if the images have no boxes."""
-    ap_change: float
-    """The difference to the AP of the trained model."""
+    ap: float  # COCO AP of the file; -1 if the images have no boxes
+    ap_change: float  # the difference to the AP of the trained model
     matches: Matches
     latency: Latency
 

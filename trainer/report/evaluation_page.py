@@ -23,8 +23,7 @@ from trainer.report import gallery, plots
 from trainer.report.figures import render
 from trainer.report.gallery import GalleryImage
 
-Table = Sequence[Sequence[str]]
-"""Rows of cells; the first row is the header."""
+Table = Sequence[Sequence[str]]  # rows of cells; the first row is the header
 
 FILES = ("table.txt", "report.html", "report.md", "classes.csv", "confusions.csv")
 
@@ -41,22 +40,17 @@ class ReportData:
     scores: Scores
     verdict: Verdict | None = None
     compared: Compared | None = None
-    training: Sequence[Mapping[str, Any]] = ()
-    """Rows of metrics.jsonl."""
-    gallery: Sequence[GalleryImage] | None = None
-    """From gallery.worst_images; None omits the gallery."""
+    training: Sequence[Mapping[str, Any]] = ()  # rows of metrics.jsonl
+    gallery: Sequence[GalleryImage] | None = None  # from gallery.worst_images; None omits the gallery
     dataset: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Counts of each split, e.g. {"train": {"images": 205, "boxes": 2600}}."""
-    warnings: Sequence[str] = ()
-    """Warnings about the data."""
+    warnings: Sequence[str] = ()  # warnings about the data
     statistics: Mapping[str, SplitStatistics] = field(default_factory=dict)
-    trained_boxes: Mapping[str, int] = field(default_factory=dict)
-    """Training boxes of each class."""
+    trained_boxes: Mapping[str, int] = field(default_factory=dict)  # training boxes of each class
     config: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of libraries, code, data and checkpoint, by name."""
-    used: Table = ()
-    """Usage of the run: a row for each step, and one for all."""
+    used: Table = ()  # usage of the run: a row for each step, and one for all
 
     @property
     def subtitle(self) -> str:
@@ -164,10 +158,8 @@ def _escaped(text: str) -> str:
 @dataclass(frozen=True)
 class _ClassRow:
     name: str
-    values: dict[str, float]
-    """By the keys of the page's columns."""
-    spark: str
-    """Points of precision over recall."""
+    values: dict[str, float]  # by the keys of the page's columns
+    spark: str  # points of precision over recall
     change: Change | None
 
     @property

@@ -53,8 +53,7 @@ class Plot:
 
     title: str
     svg: str
-    legend: tuple[tuple[str, str], ...] = ()
-    """Pairs of a CSS colour and a label."""
+    legend: tuple[tuple[str, str], ...] = ()  # pairs of a CSS colour and a label
 
 
 def render(template: str, **values: Any) -> str:

@@ -13,8 +13,7 @@ from trainer.evaluation.scoring import SHOWN_SCORE
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.report.figures import thumbnail
 
-IOU = 0.5
-"""IoU of a right detection."""
+IOU = 0.5  # IoU of a right detection
 _SIDE = 560  # Longer side of the images, pixels.
 _NAMED, _LONGEST = 8, 24  # Named wrong boxes of truth and of predictions; characters of a name.
 # Font size as a share of the image's longer side; a character's width and a line's height as shares of it.
@@ -25,12 +24,10 @@ _FONT, _CHARACTER, _LINE = 0.034, 0.6, 1.25
 class Marked:
     """A box of the ground truth or of the predictions."""
 
-    box: tuple[float, float, float, float]
-    """x, y, width, height in pixels of the image."""
+    box: tuple[float, float, float, float]  # x, y, width, height in pixels of the image
     name: str
     matched: bool
-    score: float | None = None
-    """None for ground truth."""
+    score: float | None = None  # None for ground truth
 
     @property
     def kind(self) -> str:
@@ -51,8 +48,7 @@ class GalleryImage:
     file_name: str
     width: int
     height: int
-    source: str
-    """A thumbnail as a data URI."""
+    source: str  # a thumbnail as a data URI
     truth: tuple[Marked, ...]
     predictions: tuple[Marked, ...]
 

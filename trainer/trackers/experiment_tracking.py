@@ -20,15 +20,12 @@ from trainer.base.errors import KubedetError
 from trainer.config.parsing import flat
 from trainer.config.schema import Config
 
-State = Literal["finished", "stopped", "failed"]
-"""How a run ended; a stopped one can be resumed."""
+State = Literal["finished", "stopped", "failed"]  # how a run ended; a stopped one can be resumed
 
-RUN_IDS = "trackers.json"
-"""File in the run's folder: the run's id at each tracker, for a resumed run."""
+RUN_IDS = "trackers.json"  # file in the run's folder: the run's id at each tracker, for a resumed run
 _FORM = storage.Form("trackers", 1, {"ids": {"*": str}})
 
-RETRY_SECONDS = 60.0
-"""Pause after a failure of a tracker."""
+RETRY_SECONDS = 60.0  # pause after a failure of a tracker
 END_SECONDS: dict[State, float] = {"finished": 60.0, "stopped": 5.0, "failed": 5.0}
 """Longest time that the end of a training waits for trackers."""
 _MOST_ROWS = 100_000
@@ -48,10 +45,8 @@ class TrackedRun:
     """Description of a run for trackers."""
 
     name: str
-    output: str
-    """URI of its folder."""
-    parameters: Mapping[str, Any]
-    """The configuration, by dotted keys."""
+    output: str  # URI of its folder
+    parameters: Mapping[str, Any]  # the configuration, by dotted keys
     tags: Mapping[str, str]
 
 
@@ -60,10 +55,8 @@ class Row:
     """Metrics at one step."""
 
     step: int
-    values: Mapping[str, float]
-    """Metrics by their names in TensorBoard, e.g. val/AP."""
-    time: float
-    """Seconds since 1970."""
+    values: Mapping[str, float]  # metrics by their names in TensorBoard, e.g. val/AP
+    time: float  # seconds since 1970
 
 
 class Tracker(Protocol):

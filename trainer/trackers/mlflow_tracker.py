@@ -13,12 +13,10 @@ from mlflow.tracking import MlflowClient
 
 from trainer.trackers.experiment_tracking import Row, State, TrackedRun
 
-EXPERIMENT = "kubedet"
-"""Default name of the experiment."""
+EXPERIMENT = "kubedet"  # default name of the experiment
 _CLIENT_DEFAULTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 """MLflow's client would retry for minutes."""
-_MOST_METRICS, _MOST_PARAMETERS, _LONGEST_VALUE = 1000, 100, 500
-"""MLflow's limits of a request."""
+_MOST_METRICS, _MOST_PARAMETERS, _LONGEST_VALUE = 1000, 100, 500  # MLflow's limits of a request
 _STATES: dict[State, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 

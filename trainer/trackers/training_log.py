@@ -13,8 +13,7 @@ from trainer import storage
 from trainer.base.os_errors import translate_oserror
 from trainer.base.temporary_folders import TemporaryFolder
 
-METRICS = "metrics.jsonl"
-"""File of the rows, in the run's folder."""
+METRICS = "metrics.jsonl"  # file of the rows, in the run's folder
 _SEALED = re.compile(r', "([^"]*)": "([^"]{8})"\}$')
 """End of a row, with the CRC-32 of its beginning; matches damaged ones too."""
 _LOG = logging.getLogger("train")

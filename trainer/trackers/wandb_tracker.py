@@ -15,8 +15,7 @@ from trainer import storage
 from trainer.base.temporary_folders import TemporaryFolder
 from trainer.trackers.experiment_tracking import Row, State, TrackedRun
 
-PROJECT = "kubedet"
-"""Default name of the project."""
+PROJECT = "kubedet"  # default name of the project
 
 _START_SECONDS = 30.0
 

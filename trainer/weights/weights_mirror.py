@@ -45,10 +45,8 @@ TORCHVISION = "torchvision:"
 HUB = "hf:"
 TORCHVISION_URL = "KUBEDET_TORCHVISION_URL"
 """Environment variable: your mirror of torchvision's folder of files."""
-SUFFIXES = (".safetensors", ".pth", ".pt")
-"""Suffixes of files of tensors, the preferred one first."""
-ANSWER_SECONDS = 5.0
-"""Timeout of a publisher's first answer."""
+SUFFIXES = (".safetensors", ".pth", ".pt")  # suffixes of files of tensors, the preferred one first
+ANSWER_SECONDS = 5.0  # timeout of a publisher's first answer
 _TORCHVISION_HOME = "https://download.pytorch.org/models"
 _MODEL = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?")
 _TENSORS = "model.safetensors"
