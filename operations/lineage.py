@@ -55,7 +55,7 @@ class Version:
     run: str  # "" if it is not known.
     current: bool
     checkpoint: str
-    code: dict[str, Any]
+    code: dict[str, str]
     registry: str
 
     @property

@@ -5,7 +5,6 @@ import json
 
 import pytest
 from fake_api import Fault
-from fake_exec import give_exec
 from fake_kueue import give_kueue
 from fake_pod import endless
 
@@ -295,7 +294,6 @@ def test_jobs_that_wait_in_vain_are_named(queue, backend_of_both, fake_cluster):
 @pytest.fixture
 def two_pods(fake_cluster):
     """A cluster with the job `two`, both of whose pods run."""
-    give_exec(fake_cluster)
     fake_cluster.lives |= {"two-master-0": endless, "two-worker-0": endless}
     backend = connect()
     backend.submit(JobSpec(name="two", image="i:1", nodes=2, command=("true",)))
