@@ -13,7 +13,6 @@ from trainer.base.errors import DataError, StorageError
 from trainer.config.schema import DataConfig
 from trainer.data import raw_folder, sources
 from trainer.data.decoding import read_sample
-from trainer.data.image_keys import place
 from trainer.data.images import UnreadableImage, normalize, place_box
 from trainer.data.plausibility import merged
 from trainer.data.problem_counts import Problems
@@ -99,19 +98,13 @@ class RawImages:
 
     def __init__(self, manifest: RawManifest, *, all_listed: bool = False) -> None:
         self.uri, self.manifest, self._all_listed = manifest.uri, manifest, all_listed
-        self.names = [category.name for category in manifest.categories]
-        self.splits = list(manifest.splits)
+        self.names, self.splits = manifest.names, list(manifest.splits)
         self.sample_size = LOCAL_SAMPLE if storage.is_local(manifest.images) else REMOTE_SAMPLE
         """Images of a split that `inspect` reads."""
 
-    def place(self, row: RawRow) -> str:
-        """Return the URI of a row's image."""
-        name = place(row["key"], row["file_name"], row["origin"], row["version"])
-        return storage.join(self.manifest.images, name)
-
     def read(self, row: RawRow) -> bytes:
         """Return the image of a row; raise StorageError if it cannot be read."""
-        return storage.read_bytes(self.place(row))
+        return storage.read_bytes(self.manifest.image_uri(row))
 
     def batches(self, split: str) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a split, a bounded number at a time."""

@@ -301,12 +301,17 @@ def _read_reports(planned: RawManifest, partitions: int = 0) -> _Fetched:
     sums = np.zeros(planned.listed_images, SUM)
     failed: list[dict[str, Any]] = []
     for name in names:
+        uri = storage.join(folder, name)
         try:
-            report = _read_report(storage.join(folder, name))
-        except DamagedError as error:
+            report = pq.read_table(raw_folder.noted_copy(uri)).select(_REPORT.names).cast(_REPORT)
+        except (DamagedError, pa.ArrowException, OSError, KeyError) as error:
+            check_resources(error, uri)
+            damage = str(error).splitlines()[0]
+            if not isinstance(error, DamagedError):
+                damage = f"{uri} is damaged: {damage}"
             if partitions:
-                raise
-            logger.warning("%s; repairing it", error.message)
+                raise DamagedError(damage, fix="run the download again: it replaces it") from None
+            logger.warning("%s; repairing it", damage)
             continue
         is_known = pc.less_equal(report["image_id"], planned.listed_images)
         stored = report.filter(pc.and_(pc.greater(report["bytes"], 0), is_known))
@@ -319,17 +324,6 @@ def _read_reports(planned: RawManifest, partitions: int = 0) -> _Fetched:
     failed.sort(key=lambda row: row["reason"] not in reasons.TRIED_AGAIN)
     failures = {row["image_id"]: _Failure(*(row[name] for name in _Failure._fields)) for row in failed}
     return _Fetched(sums, failures)
-
-
-def _read_report(uri: str) -> pa.Table:
-    path = raw_folder.noted_copy(uri)
-    try:
-        return pq.read_table(path).select(_REPORT.names).cast(_REPORT)
-    except (pa.ArrowException, OSError, KeyError) as error:
-        check_resources(error, uri)
-        raise DamagedError(
-            f"{uri} is damaged: {str(error).splitlines()[0]}", fix="run the download again: it replaces it"
-        ) from None
 
 
 @dataclass(frozen=True)

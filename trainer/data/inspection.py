@@ -164,11 +164,8 @@ def _describe_shards(view: Shards) -> Report:
     index = view.index
     absent = Problems()
     states = storage.list_states(view.uri, recursive=True)
-    for name, fault in listing_faults(index, states).items():
-        if fault:
-            absent.add("file of another size", f"{name}: {fault}")
-        else:
-            absent.add("file missing", name)
+    for reason, example in listing_faults(index, states).values():
+        absent.add(reason, example)
     left_out = [f"{item.file_name}: {item.reason}" for item in index.quarantined]
     examples = {reasons.IMAGE_UNREADABLE: left_out[: reasons.EXAMPLES]} if left_out else {}
     splits = {

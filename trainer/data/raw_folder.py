@@ -28,7 +28,9 @@ from trainer import storage
 from trainer.base import typed_json
 from trainer.base.errors import DamagedError, DataError
 from trainer.base.os_errors import check_resources
+from trainer.data import image_keys
 from trainer.data.problem_counts import BAD_IMAGES, UNLISTED_BOXES, Cases, Problems
+from trainer.data.samples import RawRow
 from trainer.data.sources.source import SOURCE_ROW
 
 VERSION = 5
@@ -186,6 +188,16 @@ class RawManifest:
             boxes=sum(split.boxes for split in self.splits.values()) + before.total(UNLISTED_BOXES),
             max_bad_fraction=max_bad_fraction,
         )
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the classes, by label."""
+        return [category.name for category in self.categories]
+
+    def image_uri(self, row: RawRow) -> str:
+        """Return the URI of the image of a row of a table."""
+        name = image_keys.place(row["key"], row["file_name"], row["origin"], row["version"])
+        return storage.join(self.images, name)
 
     def table(self, split: str) -> Table:
         """Open the table of a split; see `Table`."""

@@ -173,8 +173,8 @@ def read_index(uri: str) -> ShardIndex:
     return typed_json.load(ShardIndex, record | {"uri": storage.absolute(uri)}, place, remedy)
 
 
-def listing_faults(index: ShardIndex, states: Mapping[str, storage.FileState]) -> dict[str, str]:
-    """Return the files that are missing ("") or of another size (described), from a listing."""
+def listing_faults(index: ShardIndex, states: Mapping[str, storage.FileState]) -> dict[str, tuple[str, str]]:
+    """Return the files that are missing or of another size in a listing: reason and example by name."""
     sizes: dict[str, int | None] = {name: file.bytes for name, file in index.files.items()}
     for split in index.splits.values():
         for shard in split.shards:
@@ -182,9 +182,10 @@ def listing_faults(index: ShardIndex, states: Mapping[str, storage.FileState]) -
     faults = {}
     for name, size in sizes.items():
         if name not in states:
-            faults[name] = ""
+            faults[name] = ("file missing", name)
         elif size not in (None, states[name].size):
-            faults[name] = f"{states[name].size:,} bytes, not {size:,}"
+            fault = f"{name}: {states[name].size:,} bytes, not {size:,}"
+            faults[name] = ("file of another size", fault)
     return faults
 
 

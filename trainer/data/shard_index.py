@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from trainer import storage
+from trainer.base.daemon_threads import DaemonThreadPool
 from trainer.base.errors import DataError, StorageError
 from trainer.base.os_errors import translate_oserror
 from trainer.data.ground_truth import Classes, ground_truth
@@ -117,9 +118,9 @@ class ShardFiles:
         self._local = storage.is_local(uri)
         self._files: OrderedDict[int, _File] = OrderedDict()
         self._failed: dict[int, StorageError] = {}
-        self._expected: list[int] = []
+        self._expected: set[int] = set()
         self._in_flight: set[int] = set()
-        self._fetchers = 0
+        self._fetchers = DaemonThreadPool(_FETCHERS, "fetch-shards")
         self._lock = threading.Lock()
 
     def read(self, shard: int, start: int, stop: int) -> bytes:
@@ -142,43 +143,31 @@ class ShardFiles:
         if self._local:
             return
         with self._lock:
-            self._expected = list(shards)
-            for shard in self._files.keys() - set(shards):
+            self._expected = set(shards)
+            for shard in self._files.keys() - self._expected:
                 del self._files[shard]
-            while self._fetchers < min(_FETCHERS, len(self._expected)):
-                self._fetchers += 1
-                threading.Thread(target=self._fetch, name="fetch-shards", daemon=True).start()
-
-    def _fetch(self) -> None:
-        """Fetch the expected shards until all are here, or one does not fit."""
-        try:
-            while True:
-                with self._lock:
-                    begun = self._files.keys() | self._failed.keys() | self._in_flight
-                    shard = next((one for one in self._expected if one not in begun), None)
-                    if shard is None:
-                        return
+            for shard in shards:
+                if shard not in self._files.keys() | self._failed.keys() | self._in_flight:
                     self._in_flight.add(shard)
-                outcome = None
-                try:
-                    outcome = self._cache.fetch(
-                        self._uris[shard], self._shards[shard].sha256, self._shards[shard].bytes,
-                        lambda shard=shard: shard not in self._expected,  # type: ignore[misc]
-                    )  # fmt: skip
-                    if outcome is Fetched.STORED and shard in self._expected:
-                        self._open(shard)  # An open copy is not evicted.
-                except StorageError as error:
-                    self._failed[shard] = error
-                finally:
-                    with self._lock:
-                        self._in_flight.discard(shard)
-                if outcome is Fetched.FULL:
-                    return
+                    self._fetchers.submit(self._fetch, shard)
+
+    def _fetch(self, shard: int) -> None:
+        """Fetch a shard as long as it is expected, unless it does not fit."""
+        wanted, outcome = self._shards[shard], Fetched.BUSY
+        try:
+            while outcome is Fetched.BUSY and shard in self._expected:
+                outcome = self._cache.fetch(
+                    self._uris[shard], wanted.sha256, wanted.bytes, lambda: shard not in self._expected
+                )
                 if outcome is Fetched.BUSY:
                     time.sleep(_BUSY_SECONDS)
+            if outcome is Fetched.STORED and shard in self._expected:
+                self._open(shard)  # An open copy is not evicted.
+        except StorageError as error:
+            self._failed[shard] = error
         finally:
             with self._lock:
-                self._fetchers -= 1
+                self._in_flight.discard(shard)
 
     def _open(self, shard: int) -> "_File | None":
         with self._lock:

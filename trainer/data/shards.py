@@ -33,7 +33,7 @@ from trainer.base.errors import DamagedError, DataError, FormError, MissingError
 from trainer.base.log import progress
 from trainer.base.os_errors import name_resource_errors
 from trainer.config.schema import DataConfig
-from trainer.data import image_keys, plausibility, raw_folder, shard_folder, statistics, training_record
+from trainer.data import plausibility, raw_folder, shard_folder, statistics, training_record
 from trainer.data import problem_counts as reasons
 from trainer.data.download import fingerprint, read_again
 from trainer.data.ground_truth import Classes, GroundTruthWriter
@@ -290,8 +290,7 @@ def _read_image(task: ShardTask, row: RawRow, size: int, sha256: str) -> bytes:
 
     An image that cannot be read now is not a bad image: leaving it out would lose it for good.
     """
-    name = image_keys.place(row["key"], row["file_name"], row["origin"], row["version"])
-    uri = storage.join(task.raw.images, name)
+    uri = task.raw.image_uri(row)
     try:
         data = storage.read_bytes(uri, sha256=sha256)
         if len(data) == size:
@@ -433,7 +432,6 @@ def join(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
         for sidecar in part.gather():
             problems.merge(sidecar.problems)
     warnings, duplicates = _check(splits, problems, raw, uri, config)
-    class_names = [category.name for category in raw.categories]
     index = ShardIndex(
         fingerprint=uri.rpartition("/")[2],
         source=raw.source,
@@ -442,7 +440,7 @@ def join(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
         splits={split: part.entry for split, part in splits.items()},
         problems=dict(sorted(problems.counts.items())),
         class_counts={
-            split: dict(zip(class_names, part.statistics.boxes_of_class, strict=True))
+            split: dict(zip(raw.names, part.statistics.boxes_of_class, strict=True))
             for split, part in splits.items()
         },
         uri=uri,

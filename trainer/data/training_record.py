@@ -155,7 +155,7 @@ def diff(planned: RawManifest, uri: str, excluded: frozenset[str] = frozenset())
         new=now.shape[1] - len(both),
         changed=int(changed.sum()),
         removed=before.shape[1] - len(both),
-        other_classes=header(uri).classes != [category.name for category in planned.categories],
+        other_classes=header(uri).classes != planned.names,
         excluded=sum(image.seen for image in find(uri, excluded)),
     )
 

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from trainer.data import raw_folder
 from trainer.data.data_views import RawImages, Shards, open_view
 from trainer.data.decoding import decode
 from trainer.data.download import download, read_again
+from trainer.data.raw_folder import RawManifest
 from trainer.data.samples import RawRow
 from trainer.data.shard_folder import INDEX, note, read_index, read_sidecar
 from trainer.data.shard_index import ShardDataset, data_root_of, parse_sample
@@ -74,27 +74,49 @@ def verify(text: str, threads: int = 0) -> Verified:
         StorageError: the folder cannot be reached.
     """
     view = open_view(text)
+    damaged: list[_Part] = []
     if isinstance(view, Shards):
-        parts = _verify_shards(view, threads or worker_pool.available_cores())
+        shards = []
+        for split in view.splits:
+            try:
+                dataset = ShardDataset(view.uri, split)
+            except (DamagedError, MissingError, DataError) as error:
+                damaged.append(_Part(f"{split}.samples.npy", [error.message]))
+                continue
+            shards += [(dataset, number) for number in range(len(dataset.shards))]
+            try:
+                if split != "train":
+                    dataset.annotations()
+            except ResourceError:
+                raise
+            except (StorageError, DataError) as error:
+                damaged.append(_Part(f"annotations/{split}.json", [error.message]))
+        cores = threads or worker_pool.available_cores()
+        parts = worker_pool.run(_verify_shard, shards, cores, processes=False)
         total = sum(view.index.samples.values())
     elif isinstance(view, RawImages):
-        sizes, sums = raw_folder.read_sizes(view.manifest), raw_folder.read_sums(view.manifest)
+        raw = view.manifest
+        sizes, sums = raw_folder.read_sizes(raw), raw_folder.read_sums(raw)
         tasks = (
-            (view, row, int(sizes[row["image_id"] - 1]), raw_folder.known_hash(sums, row["image_id"]))
+            (
+                view.manifest,
+                row,
+                int(sizes[row["image_id"] - 1]),
+                raw_folder.known_hash(sums, row["image_id"]),
+            )
             for split in view.splits
             for batch in view.batches(split)
             for row in batch.to_pylist()
         )
         workers = threads or 4 * worker_pool.available_cores()
         parts = worker_pool.run(_verify_image, tasks, workers, processes=False)
-        total = view.manifest.listed_images
+        total = raw.listed_images
     else:
         raise ConfigError(
             f"{text} is a source: there is nothing to compare it with",
             fix=f"{_FOLDERS}; `kubedet data inspect` counts a source's problems",
         )
     result = Verified(view.kind, view.uri)
-    damaged: list[_Part] = []
     with log.progress("verify", total, "images") as bar:
         for part in parts:
             result.files += part.files
@@ -117,27 +139,6 @@ def check(result: Verified) -> None:
         fix += "; with data.decode_check=true, which leaves out the images that cannot be decoded"
     count = f"{len(result.problems):,} problem{'s' * (len(result.problems) != 1)}"
     raise DataError(f"{result.uri}: {count}:{shown}{more}", fix=fix)
-
-
-def _verify_shards(view: Shards, workers: int) -> Iterable[_Part]:
-    tables: list[_Part] = []
-    truths: list[_Part] = []
-    tasks = []
-    for split in view.splits:
-        try:
-            dataset = ShardDataset(view.uri, split)
-        except (DamagedError, MissingError, DataError) as error:
-            tables.append(_Part(f"{split}.samples.npy", [error.message]))
-            continue
-        tasks += [(dataset, shard) for shard in range(len(dataset.shards))]
-        if split != "train":
-            try:
-                dataset.annotations()
-            except ResourceError:
-                raise
-            except (StorageError, DataError) as error:
-                truths.append(_Part(f"annotations/{split}.json", [error.message]))
-    return chain(tables, truths, worker_pool.run(_verify_shard, tasks, workers, processes=False))
 
 
 def _verify_shard(task: tuple[ShardDataset, int]) -> _Part:
@@ -191,9 +192,9 @@ def _verify_shard(task: tuple[ShardDataset, int]) -> _Part:
     return _Part(shard.name, problems, 1, images, size)
 
 
-def _verify_image(task: tuple[RawImages, RawRow, int, str]) -> _Part:
-    view, row, size, sha256 = task
-    place = view.place(row)
+def _verify_image(task: tuple[RawManifest, RawRow, int, str]) -> _Part:
+    raw, row, size, sha256 = task
+    place = raw.image_uri(row)
     try:
         data = storage.read_bytes(place)
     except ResourceError:
@@ -223,32 +224,25 @@ def repair(text: str, threads: int = 0) -> Verified:
         DataError, StorageError: the raw images or the source are not available, or have changed since.
     """
     folder = storage.absolute(text)
-    if storage.exists(storage.join(folder, INDEX)):
-        _repair_shards(folder, threads)
-    elif storage.exists(storage.join(folder, raw_folder.PLAN)):
+    if storage.exists(storage.join(folder, raw_folder.PLAN)):
         _repair_raw(folder, threads)
-    else:
+    elif not storage.exists(storage.join(folder, INDEX)):
         raise ConfigError(f"{text} is neither shards nor raw images", fix=_FOLDERS)
+    elif problems := verify(folder, threads).problems:
+        index = read_index(folder)
+        config = _config(folder, index.settings if index.content else None)
+        data_root = data_root_of(folder)
+        raw = raw_folder.read_manifest(storage.join(data_root, "raw", index.raw_fingerprint))
+        if raw.content != index.content:
+            raise DataError(f"{raw.uri} has other images now than {folder} was made of", fix=_AGAIN)
+        for problem in problems:
+            _LOG.warning("repairing %s", problem)
+        for part in index.splits.values():
+            for item in part.shards:
+                if any(item.name.removesuffix(".tar") in problem for problem in problems):
+                    note(folder, item.name)
+        shard(raw, data_root, config)
     return verify(folder, threads)
-
-
-def _repair_shards(folder: str, threads: int) -> None:
-    index = read_index(folder)
-    problems = verify(folder, threads).problems
-    if not problems:
-        return
-    config = _config(folder, index.settings if index.content else None)
-    data_root = data_root_of(folder)
-    raw = raw_folder.read_manifest(storage.join(data_root, "raw", index.raw_fingerprint))
-    if raw.content != index.content:
-        raise DataError(f"{raw.uri} has other images now than {folder} was made of", fix=_AGAIN)
-    for problem in problems:
-        _LOG.warning("repairing %s", problem)
-    for part in index.splits.values():
-        for item in part.shards:
-            if any(item.name.removesuffix(".tar") in problem for problem in problems):
-                note(folder, item.name)
-    shard(raw, data_root, config)
 
 
 def _repair_raw(folder: str, threads: int) -> None:
@@ -266,7 +260,7 @@ def _repair_raw(folder: str, threads: int) -> None:
     changed = False
     for split in view.splits if damaged else ():
         for row in chain.from_iterable(batch.to_pylist() for batch in view.batches(split)):
-            place = view.place(row)
+            place = raw.image_uri(row)
             if place in damaged:
                 _LOG.warning("repairing %s", damaged[place])
                 data = read_again(raw.source, row["origin"], tuple(config.allow_hosts))

@@ -162,7 +162,7 @@ def test_without_room_nothing_waits(remote, tmp_path):
     dataset = ShardDataset(remote, "train", ShardCache(tmp_path / "cache", 6000))
     dataset.expect(np.arange(20))
     assert len({dataset.read(position)[1]["image_id"] for position in range(20)}) == 20
-    wait_for(lambda: not dataset._files._fetchers)
+    wait_for(lambda: not dataset._files._in_flight)
     assert sum(path.stat().st_size for path in copies(tmp_path / "cache")) <= 6000
 
 
