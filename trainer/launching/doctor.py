@@ -68,8 +68,7 @@ def examine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
     yield _shared_memory(needs, root)
     yield _interfaces(needs)
     yield _gpus(needs, root)
-    yield _limits()
-    yield _locked_memory(needs, root)
+    yield from _limits(needs, root)
     yield from _rdma(needs, root)
     if needs.output:
         yield writable(needs.output)
@@ -77,9 +76,31 @@ def examine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
 
 def check_machine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
     """Run the checks of a local run, without warnings about devices and limits of clusters."""
-    yield _packages()
-    yield _memory(root)
-    yield _disk(needs)
+    missing = {extra: [name for name in names if not find_spec(name)] for extra, names in _PACKAGES.items()}
+    if names := [name for group in missing.values() for name in group]:
+        extras = ",".join(extra for extra, group in missing.items() if group and extra)
+        fix = f"pip install 'kubedet{f'[{extras}]' if extras else ''}'"
+        yield Check("packages", "missing", f"not installed: {', '.join(names)}", fix)
+    else:
+        shown = ", ".join(f"{name} {version(name)}" for name in ("kubedet", "torch", "torchvision", "kfp"))
+        yield Check("packages", "ok", f"{shown}, Python {platform.python_version()}")
+    match = re.search(r"MemAvailable:\s*(\d+) kB", _text(root / "proc/meminfo"))
+    free = int(match[1]) * 1024 if match else 0
+    yield _check(
+        "machine", f"{len(os.sched_getaffinity(0))} cores, {free / 2**30:.1f} GiB of memory free",
+        good=free >= _FREE_MEMORY,
+        fix="end other programs, or use --nproc 1: a run of the recipe debug takes "
+        f"{_FREE_MEMORY / 2**30:.0f} GiB",
+    )  # fmt: skip
+    is_local = needs.output and storage.is_local(needs.output)
+    folder = Path(storage.absolute(needs.output)) if is_local else Path.cwd()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    yield _check(
+        "disk", f"{free / 2**30:.1f} GiB free at {folder}", good=free >= _FREE_DISK,
+        fix="free space there, or choose another --data-root and --output",
+    )  # fmt: skip
     if not find_spec("torch"):
         return
     for check in examine(needs, root):
@@ -197,16 +218,13 @@ def _gpus(needs: Needs, root: Path) -> Check:
     )  # fmt: skip
 
 
-def _limits() -> Check:
+def _limits(needs: Needs, root: Path) -> Iterator[Check]:
     numbers = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
     limits = {name: resource.getrlimit(number)[0] for name, number in numbers.items()}
     low = [f"{name} {least}" for name, least in _LEAST_LIMITS.items() if 0 <= limits[name] < least]
     detail = ", ".join(f"{name} {'unlimited' if n < 0 else n}" for name, n in limits.items())
     fix = f"raise them on the nodes (ulimits of the container runtime) to at least {', '.join(low)}"
-    return _check("limits", detail, good=not low, fix=fix)
-
-
-def _locked_memory(needs: Needs, root: Path) -> Check:
+    yield _check("limits", detail, good=not low, fix=fix)
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     capabilities = re.search(r"CapEff:\s*([0-9a-f]+)", _text(root / "proc/self/status"))
     exempt = bool(capabilities and int(capabilities[1], 16) >> _CAP_IPC_LOCK & 1)
@@ -214,7 +232,7 @@ def _locked_memory(needs: Needs, root: Path) -> Check:
     detail = "unlimited" if endless else f"{limit // 1024} KiB"
     if exempt and not endless:
         detail += ", not applied: the process has IPC_LOCK"
-    return _check(
+    yield _check(
         "locked memory", detail, good=endless or exempt, needed=needs.rdma,
         fix="RDMA registers memory (ibv_reg_mr): set the container runtime's limit memlock to unlimited "
         "on the nodes; IPC_LOCK has no effect for users other than root",
@@ -245,38 +263,3 @@ def _rdma(needs: Needs, root: Path) -> Iterator[Check]:
             "GPUDirect RDMA", how if peermem or is_open else lost, good=peermem or is_open,
             fix="load it on the nodes: `modprobe nvidia-peermem`, or driver.rdma.enabled of the GPU operator",
         )  # fmt: skip
-
-
-def _packages() -> Check:
-    missing = {extra: [name for name in names if not find_spec(name)] for extra, names in _PACKAGES.items()}
-    names = [name for group in missing.values() for name in group]
-    if names:
-        extras = ",".join(extra for extra, group in missing.items() if group and extra)
-        fix = f"pip install 'kubedet{f'[{extras}]' if extras else ''}'"
-        return Check("packages", "missing", f"not installed: {', '.join(names)}", fix)
-    shown = ", ".join(f"{name} {version(name)}" for name in ("kubedet", "torch", "torchvision", "kfp"))
-    return Check("packages", "ok", f"{shown}, Python {platform.python_version()}")
-
-
-def _memory(root: Path) -> Check:
-    match = re.search(r"MemAvailable:\s*(\d+) kB", _text(root / "proc/meminfo"))
-    free = int(match[1]) * 1024 if match else 0
-    return _check(
-        "machine", f"{len(os.sched_getaffinity(0))} cores, {free / 2**30:.1f} GiB of memory free",
-        good=free >= _FREE_MEMORY,
-        fix="end other programs, or use --nproc 1: a run of the recipe debug takes "
-        f"{_FREE_MEMORY / 2**30:.0f} GiB",
-    )  # fmt: skip
-
-
-def _disk(needs: Needs) -> Check:
-    """Check the free space for local data and runs."""
-    is_local = needs.output and storage.is_local(needs.output)
-    folder = Path(storage.absolute(needs.output)) if is_local else Path.cwd()
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    return _check(
-        "disk", f"{free / 2**30:.1f} GiB free at {folder}", good=free >= _FREE_DISK,
-        fix="free space there, or choose another --data-root and --output",
-    )  # fmt: skip
