@@ -9,9 +9,7 @@ from contextlib import contextmanager
 from trainer.base.safe_text import has_userinfo, redacted
 
 EXIT_FAILURE = 1  # a failure that the user did not cause: a traceback was printed
-
 EXIT_USAGE = 2  # input, configuration or environment is wrong; running again does not help
-
 EXIT_RETRY = 143
 """Stopped by SIGTERM after saving (128 + 15): running the same command again continues the work.
 

@@ -12,7 +12,6 @@ _NO_ACCESS = (
     "to one that has it"
 )
 _NO_FOLDER = "a file is in the place of a folder: move it or choose another folder"
-
 _REMEDIES = {
     errno.ENOSPC: "the disk is full: free space there, or choose another folder, and run again",
     errno.EDQUOT: "the quota is used up: free space there, or choose another folder, and run again",

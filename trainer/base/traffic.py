@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 FOLDER = "KUBEDET_TRAFFIC"  # environment variable: the folder
-
 _PAIR = struct.Struct("=QQ")
 _lock = threading.Lock()
 _counters: list[mmap.mmap | None] = []

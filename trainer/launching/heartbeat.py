@@ -23,7 +23,6 @@ EXIT_ABANDONED = 75
 no controller restarts the pod."""
 
 SIGNAL = signal.SIGHUP  # signal that ends the node at the time limit; torchrun handles it like SIGTERM
-
 _LOG = logging.getLogger("launcher")
 
 

@@ -18,9 +18,7 @@ from trainer.base.errors import StorageError
 from trainer.storage import records
 
 _LOG = logging.getLogger("storage")
-
 LAPSE = 60.0  # seconds without a change after which a holder counts as dead
-
 _BEATS = 6  # writes of a holder within LAPSE
 
 

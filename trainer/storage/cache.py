@@ -43,7 +43,6 @@ system that holds containers (its default for imagefs.available)."""
 _COPY = re.compile(r"[0-9a-f]{64}")
 _PART = re.compile(r"-(\d+)\.part$")
 _WAIT_SECONDS = 0.05
-
 _IN_USE = 32  # copies that stay locked by this process: a caller opens the path later, maybe more than once
 _held: deque[int] = deque()  # their descriptors, the most recent last
 

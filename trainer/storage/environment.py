@@ -21,7 +21,6 @@ from urllib3 import PoolManager, ProxyManager
 from trainer.base.errors import StorageError, refuse_userinfo
 
 AMAZON = "https://s3.amazonaws.com"  # the endpoint if none is set
-
 IDENTITY = {
     "gs": "name a service account's key file in GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS, "
     "give its JSON as GOOGLE_SERVICE_ACCOUNT_KEY, or run under GKE's workload identity; for a public "

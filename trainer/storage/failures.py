@@ -12,7 +12,6 @@ from trainer.storage.environment import IDENTITY
 from trainer.storage.uris import CLOUDS, scheme
 
 BUSY = (408, 429, 500, 502, 503, 504)  # HTTP statuses after which the same request may succeed
-
 RUN_AGAIN = "check the network and the server, and run again: what is finished is kept"
 _NETWORK = (
     "check the address (the endpoint in the environment), HTTP_PROXY and NO_PROXY, this machine's DNS, and "
@@ -128,6 +127,8 @@ def web_refusal(status: int, uri: str) -> StorageError:
     """Return the error for a status of a web server."""
     if status in (404, 410):
         return missing(uri)
+    if status in (412, 416):
+        return changed(uri, status)
     kind = RefusedError if status in (401, 403) else StorageError
     busy = status in BUSY
     fix = "run again later" if busy else "check the address and who may read it"

@@ -35,16 +35,12 @@ PIECE = 4 * 1024 * 1024
 """Bytes of one read request: large enough to hide 20 ms of latency, small enough to repeat."""
 
 THREADS = 16  # pieces of one file that are read at the same time
-
 AHEAD = 8  # pieces that a file that is read step by step fetches ahead
-
 PART = 8 * 1024 * 1024  # bytes of one write request; more if an object would have too many parts
-
 _MOST_PARTS = 10_000
 _SENDERS = 6
 _TRIES = 4
 _ABORT_SECONDS = 5.0  # how long an interrupted upload may take to remove its parts, which no listing shows
-
 _BLOCK = 1024 * 1024
 
 

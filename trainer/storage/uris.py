@@ -14,7 +14,6 @@ from trainer.base.errors import MissingError, StorageError, refuse_userinfo
 CLOUDS = ("gs", "az")  # object stores other than S3
 OBJECT_STORES = ("s3", "minio", *CLOUDS)
 WEB = ("http", "https")
-
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
 _AUTHORITY = re.compile(r"https?://([^/?#]*)", re.IGNORECASE)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::([0-9]*))?")

@@ -17,7 +17,6 @@ from trainer.base.safe_text import has_userinfo
 from trainer.storage.uris import OBJECT_STORES, WEB, host_and_port, scheme
 
 MOST_BYTES = 64 * 1024 * 1024  # of a file whose address comes from data; a server could send without end
-
 _ALLOWED = re.compile(
     r"(s3|minio|gs|az)://[^/]+/?|([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[1-9][0-9]{0,4})?", re.IGNORECASE
 )

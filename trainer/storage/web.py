@@ -178,8 +178,6 @@ def _answer(
                 response.drain_conn()  # Then the connection can be used again.
         finally:
             response.close()
-        if not target and response.status in (412, 416):
-            raise failures.changed(uri, response.status)
         if not target and response.status >= 300:
             raise failures.web_refusal(response.status, uri)
         if not target:
