@@ -14,12 +14,7 @@ from torchvision.ops import box_iou
 
 from benchmarks.common import arguments, interleaved, random_batch, report, run, stock_model
 from trainer.model.architecture import build
-from trainer.model.architectures.retinanet.retinanet import (
-    Matches,
-    assign,
-    box_loss,
-    pad_targets,
-)
+from trainer.model.architectures.retinanet.retinanet import Matches, assign, box_loss, pad_targets
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.focal import focal_and_gradient_, focal_loss
 

@@ -224,8 +224,7 @@ def _wait(options: argparse.Namespace) -> int:
         remaining = options.timeout - (time.monotonic() - started) if options.timeout else _POLL_SECONDS
         if remaining <= 0:
             raise LaunchError(
-                f"{job.name} is still {job.phase} after {options.timeout:g} s",
-                fix="wait longer, or stop it",
+                f"{job.name} is still {job.phase} after {options.timeout:g} s", fix="wait longer, or stop it"
             )
         time.sleep(min(_POLL_SECONDS, remaining))
         job = backend.status(job.name)

@@ -149,8 +149,7 @@ def _tune(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"--{name} must be 1 or more, not {value}", fix=f"use --{name} 1")
     if arguments.submit and arguments.output is not None:
         raise ConfigError(
-            "--output has no effect with --submit: a search is stored in its data root",
-            fix="leave it out",
+            "--output has no effect with --submit: a search is stored in its data root", fix="leave it out"
         )
     further = ("wait", "dry_run", "trial_gpus", "size", "deadline", "ttl", "host", "namespace", "ca")
     given = [name for name in (*_IN_CLUSTER, *further) if getattr(arguments, name)]

@@ -11,6 +11,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from pipelines import NAMESPACE, UI
+
 NOW = "2026-11-21T07:00:00Z"
 KINDS = {"NUMBER_INTEGER": (int, float), "STRING": str, "STRUCT": dict, "LIST": list, "BOOLEAN": bool}
 
@@ -175,14 +177,8 @@ def _handler(fake):
 @pytest.fixture
 def kfp_server(monkeypatch, tmp_path):
     """A fake Kubeflow Pipelines, to which the environment points."""
-    for name in (
-        "KUBECONFIG",
-        "KUBERNETES_SERVICE_HOST",
-        "KF_PIPELINES_ENDPOINT",
-        "KF_PIPELINES_UI_ENDPOINT",
-        "KFP_EXISTING_TOKEN",
-        "KFP_NAMESPACE",
-    ):
+    cluster = ("KUBECONFIG", "KUBERNETES_SERVICE_HOST")
+    for name in (*cluster, "KF_PIPELINES_ENDPOINT", UI, "KFP_EXISTING_TOKEN", NAMESPACE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     # Kubernetes' client reads the variable when it is imported.

@@ -109,11 +109,6 @@ def test_a_folder_that_cannot_be_used_is_an_error(data, tmp_path, name, content,
         assert code == 2 and not out and message in err and "  fix: " in err
 
 
-def test_a_source_cannot_be_verified(data):
-    code, _, err = data("verify", SOURCE)
-    assert code == 2 and "is a source: there is nothing to compare it with" in err
-
-
 @pytest.mark.parametrize("which", ["source", "raw", "shards"])
 def test_a_sheet_shows_images_with_boxes(data, prepared, tmp_path, which):
     uri = {"source": SOURCE, "raw": prepared[0], "shards": prepared[1]}[which]
@@ -155,6 +150,7 @@ def test_mistakes_are_refused(data, prepared, tmp_path):
     assert "-n 0 is less than one" in data("preview", prepared[1], "-n", 0)[2]
     assert "is no PNG" in data("preview", prepared[1], "-o", "x.jpg")[2]
     assert "--threads -1" in data("verify", prepared[1], "--threads", -1)[2]
+    assert "is a source: there is nothing to compare it with" in data("verify", SOURCE)[2]
     code, _, err = data("inspect", tmp_path / "nothing")
     assert code == 2 and "does not exist" in err
 

@@ -73,15 +73,6 @@ def test_a_command_where_none_belongs_is_refused(kubedet, fake_cluster):
     assert not fake_cluster.seen
 
 
-def test_the_log_of_one_pod(kubedet, submit, fake_cluster):
-    submit("two", endless, "--nodes", 2)
-    until(lambda: len(fake_cluster.pod("two-worker-0").containers[0]) == 1)
-    assert kubedet("job", "logs", "--pod", "two-worker-0", "two")[1] == "hello from two-worker-0\n"
-    code, _, err = kubedet("job", "logs", "two", "--rank", 5)
-    assert code == 2
-    assert "two has no pod of rank 5\n  fix: its pods: two-master-0, two-worker-0" in err
-
-
 def test_without_a_cluster_the_message_says_what_to_set(kubedet, monkeypatch, tmp_path):
     monkeypatch.delenv("KUBECONFIG")
     monkeypatch.setenv("HOME", str(tmp_path))

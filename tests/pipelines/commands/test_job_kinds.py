@@ -50,12 +50,8 @@ def test_a_job_from_its_beginning_to_its_end(kubedet, submit, fake_cluster, kind
     running(fake_cluster, kind)
     head, row = kubedet("job", "list", *backend)[1].splitlines()
     cells = dict(zip(head.split(), row.split(), strict=True))
-    assert (cells["NAME"], cells["KIND"], cells["PHASE"], cells["PODS"]) == (
-        "train",
-        kind.title,
-        "running",
-        "2/2",
-    )
+    shown = [cells[head] for head in ("NAME", "KIND", "PHASE", "PODS")]
+    assert shown == ["train", kind.title, "running", "2/2"]
     (status,) = json.loads(kubedet("job", "list", "-o", "json", *backend)[1])
     assert (status["kind"], [pod["rank"] for pod in status["pods"]]) == (kind.title, [0, 1])
     out = plain(kubedet("job", "status", "train", *backend)[1])
