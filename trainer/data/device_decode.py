@@ -33,14 +33,12 @@ class DeviceDecoder(Decoder):
         self._drawing = threading.Lock()
 
     def squares(self, count: int, size: int) -> Tensor:
-        """Return squares on the device; see `Decoder.squares`."""
         with torch.cuda.stream(self._stream):
             return torch.empty((count, size, size, 3), dtype=torch.uint8, device=self._device)
 
     def draw(
         self, indices: Sequence[int], samples: Sequence[Sample], views: Sequence[View], squares: Tensor
     ) -> list[bool]:
-        """Decode some samples and draw them on the device; see `Decoder.draw`."""
         with self._drawing, torch.cuda.stream(self._stream):
             size = squares.shape[1]
             for sample, view, square in zip(samples, views, squares, strict=True):
@@ -51,7 +49,6 @@ class DeviceDecoder(Decoder):
     def compose(
         self, samples: Sequence[Sequence[Sample]], picture: Composition, square: Tensor
     ) -> list[list[bool]]:
-        """Decode the samples of a picture and draw it on the device; see `Decoder.compose`."""
         with self._drawing, torch.cuda.stream(self._stream):
             for number, (tiles, layer_samples) in enumerate(zip(picture.layers, samples, strict=True)):
                 layer = torch.empty_like(square) if number else square

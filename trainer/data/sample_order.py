@@ -4,6 +4,7 @@ Shards are permuted, then samples are shuffled within windows of shards: random 
 enough to read from object storage. So a run resumes from one number, the samples read so far.
 """
 
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -73,9 +74,9 @@ class SampleStream:
 
     def __init__(self, shard_sizes: list[int], seed: int, weights: np.ndarray | None = None) -> None:
         """See `epoch_order`."""
-        self._shard_sizes, self._seed, self._weights = shard_sizes, seed, weights
-        self._samples = sum(shard_sizes)
-        self._orders: dict[int, np.ndarray] = {}
+        self._shards, self._samples, self._weighted = len(shard_sizes), sum(shard_sizes), weights is not None
+        # A batch touches two epochs at most.
+        self._order = lru_cache(2)(lambda epoch: epoch_order(shard_sizes, seed, epoch, weights))
 
     def __getitem__(self, position: int) -> Place:
         epoch, offset = divmod(position, self._samples)
@@ -84,18 +85,11 @@ class SampleStream:
     def ahead(self, position: int) -> np.ndarray:
         """Return the indices of the samples of a window of shards from a position on, int64 [N]."""
         epoch, offset = divmod(position, self._samples)
-        count = -(-self._samples * min(WINDOW, len(self._shard_sizes)) // len(self._shard_sizes))
+        count = -(-self._samples * min(WINDOW, self._shards) // self._shards)
         indices = self._order(epoch)[offset : offset + count]
         if len(indices) < count:
             indices = np.concatenate([indices, self._order(epoch + 1)[: count - len(indices)]])
-        return indices if self._weights is None else indices % self._samples
-
-    def _order(self, epoch: int) -> np.ndarray:
-        if epoch not in self._orders:
-            # A batch touches two epochs at most; older orders are no longer needed.
-            self._orders = {key: order for key, order in self._orders.items() if abs(key - epoch) <= 1}
-            self._orders[epoch] = epoch_order(self._shard_sizes, self._seed, epoch, self._weights)
-        return self._orders[epoch]
+        return indices % self._samples if self._weighted else indices
 
 
 def global_batch(

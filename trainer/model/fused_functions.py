@@ -19,7 +19,7 @@ import torch
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _LOG = logging.getLogger("compile")
-_NAMES = {"cpu": "CPU", "cuda": "GPU"}
+_CONTRACTED = {"cpp.enable_floating_point_contract_flag": "fast"}
 _EXACT = {
     "cpp.enable_floating_point_contract_flag": "off",
     # For GPUs. The first is for casts to bf16, which do not occur here, and turns off Triton's fma as well.
@@ -41,17 +41,13 @@ def choose(enabled: bool, device: torch.device, *, tell: bool = True) -> bool:
     if _Choice.compiles and device.type == "cuda":
         # torch warns that with `_EXACT` functions like pow may still differ; none is used here.
         warnings.filterwarnings("ignore", message=".*using Triton's bundled libdevice")
-    if not tell:
-        return _Choice.compiles
-    if missing:
+    if tell and missing:
         _LOG.warning(
             "nothing is compiled, and the loss takes several times as long: %s; install it, or set "
             "train.compile=off", missing,
         )  # fmt: skip
-    elif enabled:
-        _LOG.info("the first step compiles the loss for the %s and takes longer", _NAMES[device.type])
-    else:
-        _LOG.info("computing without compilation (train.compile=off)")
+    elif tell and enabled:
+        _LOG.info("the first step compiles the loss and takes longer")
     return _Choice.compiles
 
 
@@ -69,7 +65,7 @@ def missing_tool(device_type: str) -> str | None:
     return None
 
 
-def fused(function: _Function) -> _Function:
+def fused(function: _Function, options: dict[str, Any] = _CONTRACTED) -> _Function:
     """Decorate a function, whose first argument is a tensor, to be compiled if `choose` decides so.
 
     Shapes are dynamic in every dimension, with two exceptions of torch.compile that compile again: a
@@ -77,18 +73,6 @@ def fused(function: _Function) -> _Function:
     coordinates). If the compiler fails, the function runs uncompiled. Contraction is on: a * b + c may
     be rounded once, which on a CPU saves a quarter of the focal loss.
     """
-    return _fused(function, {"cpp.enable_floating_point_contract_flag": "fast"})
-
-
-def fused_exactly(function: _Function) -> _Function:
-    """Like `fused`, with results that equal the uncompiled function's to the last bit.
-
-    There is no multiply-add, and a GPU rounds divisions to nearest instead of approximating them.
-    """
-    return _fused(function, _EXACT)
-
-
-def _fused(function: _Function, options: dict[str, Any]) -> _Function:
     compiled: Callable[..., Any] | None = None
 
     @functools.wraps(function)
@@ -102,6 +86,14 @@ def _fused(function: _Function, options: dict[str, Any]) -> _Function:
         return compiled(*arguments)
 
     return call  # type: ignore[return-value]
+
+
+def fused_exactly(function: _Function) -> _Function:
+    """Like `fused`, with results that equal the uncompiled function's to the last bit.
+
+    There is no multiply-add, and a GPU rounds divisions to nearest instead of approximating them.
+    """
+    return fused(function, _EXACT)
 
 
 def guarded(compiled: Callable[..., Any], function: _Function) -> _Function:

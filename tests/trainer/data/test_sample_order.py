@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from trainer.base.errors import ConfigError, DataError
@@ -51,6 +51,7 @@ def test_the_global_batch_is_the_one_asked_for_or_the_product():
         global_batch(9, batch_size=4, accumulate=1, processes=1, configured=10)
 
 
+patient = settings(deadline=None)  # other processes may need the processor
 SHARDS = some.lists(some.integers(1, 9), min_size=1, max_size=90)
 
 
@@ -68,6 +69,7 @@ def read(sizes, seed, start, steps, whole, batch, world):
     return indices
 
 
+@patient
 @given(SHARDS, some.integers(0, 5), some.integers(1, 7), some.integers(1, 5), some.data())
 def test_every_sample_is_read_once_an_epoch_at_any_world_size(sizes, seed, world, batch, data):
     samples = sum(sizes)
@@ -77,6 +79,7 @@ def test_every_sample_is_read_once_an_epoch_at_any_world_size(sizes, seed, world
         assert sorted(index for e, index in indices if e == epoch) == list(range(samples))
 
 
+@patient
 @given(SHARDS, some.integers(0, 5), some.lists(some.integers(1, 7), min_size=1, max_size=4), some.data())
 def test_a_run_that_stops_anywhere_goes_on_at_any_world_size(sizes, seed, worlds, data):
     whole = data.draw(some.integers(max(worlds), max(worlds) + 20), "global batch")
@@ -89,6 +92,7 @@ def test_a_run_that_stops_anywhere_goes_on_at_any_world_size(sizes, seed, worlds
     assert indices == [stream[position] for position in range(start)]
 
 
+@patient
 @given(SHARDS, some.integers(0, 5), some.integers(0, 300))
 def test_what_is_announced_is_what_comes(sizes, seed, position):
     stream = SampleStream(sizes, seed)
