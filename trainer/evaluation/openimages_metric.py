@@ -31,15 +31,16 @@ def evaluate(
         ancestors: ids of the classes above each class.
         group_weight: weight of a group relative to an object, above 0; 1 in the Challenge.
     """
-    known, rows, labels = set(truth.category_ids.tolist()), [np.arange(len(truth.labels))], [truth.labels]
+    known, parts = set(truth.category_ids.tolist()), [np.zeros((0, 2), np.int64)]
     for label, above in (ancestors or {}).items():
-        members = np.flatnonzero(truth.labels == label)
-        for ancestor in known.intersection(above):
-            rows.append(members)
-            labels.append(np.full(len(members), ancestor))
-    every = np.concatenate(rows)
+        rows = np.flatnonzero(truth.labels == label)
+        parts += [np.stack([rows, np.full(len(rows), one)], axis=1) for one in above if one in known]
+    copies = np.concatenate(parts)
+    # In the order of the objects: of equal overlaps the first one counts.
+    copies = copies[np.argsort(copies[:, 0], kind="stable")]
+    every = np.concatenate([np.arange(len(truth.labels)), copies[:, 0]])
     truth = replace(
-        truth, image_ids=truth.image_ids[every], labels=np.concatenate(labels),
+        truth, image_ids=truth.image_ids[every], labels=np.concatenate([truth.labels, copies[:, 1]]),
         boxes=truth.boxes[every], areas=truth.areas[every], crowd=truth.crowd[every],
     )  # fmt: skip
     if verified is not None:
