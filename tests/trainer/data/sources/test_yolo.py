@@ -149,6 +149,8 @@ def test_from_a_bucket_to_shards(make_yolo, bucket, tmp_path):
     assert (record["width"], record["height"]) == (30, 40)
     assert record["annotations"][0]["bbox"] == [0, 0, 15, 10]
     assert index.problems == {reasons.CLASS_WITHOUT_BOXES: 1}
+    shutil.copytree(root, bucket, dirs_exist_ok=True)
+    assert names("s3://bucket") == names(root)
     with pytest.raises(DataError, match="on the web cannot be listed"):
         YoloSource("https://example.org/set").listing()
 
