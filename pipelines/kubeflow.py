@@ -9,7 +9,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -81,7 +81,7 @@ class _Client(kfp.Client):
         health = self.health()
         return kfp_server_api.V2beta1GetHealthzResponse(multi_user=bool(health.get("multi_user")))
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> Mapping[str, object]:
         """Return the server's health response; kfp's model of it leaves out the version."""
         health = self.healthzs.api_client.call_api(
             "/apis/v2beta1/healthz", "GET", header_params={"Accept": "application/json"},
@@ -141,7 +141,7 @@ class Server:
         return self._create(f"the experiment {name}", create, "experiment_id", experiment=body)
 
     def create_run(
-        self, name: str, experiment: str, package: dict[str, Any], parameters: Values,
+        self, name: str, experiment: str, package: Mapping[str, object], parameters: Values,
         description: str = "",
     ) -> str:  # fmt: skip
         """Start a run of a compiled pipeline in the experiment of an id; return its id."""

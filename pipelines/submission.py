@@ -68,7 +68,7 @@ class Submission:
             ]
         )
 
-    def package(self) -> dict[str, Any]:
+    def package(self) -> Mapping[str, object]:
         """Return the compiled pipeline as the API takes it."""
         spec, platform = yaml.safe_load_all(_compiled(self.options))
         return {"pipeline_spec": spec, "platform_spec": platform}

@@ -203,7 +203,7 @@ def submission(
     from pipelines.commands.job_options import set_field
     from pipelines.submission import Submission
 
-    job: dict[str, Any] = {}  # As `kubedet job` reads the fields: strings of JobSpec stay strings.
+    job: Values = {}  # As `kubedet job` reads the fields: strings of JobSpec stay strings.
     parse_overrides(options.job, "--job")
     if problems := [problem for text in options.job for problem in set_field(job, JobSpec, text)]:
         raise ConfigError(

@@ -214,7 +214,7 @@ def _choose(names: list[str]) -> dict[str, list[str]]:
     return needed
 
 
-def _row(mirrored: "MirroredWeights", needed_by: list[str]) -> dict[str, Any]:
+def _row(mirrored: "MirroredWeights", needed_by: list[str]) -> Mapping[str, object]:
     file, files = mirrored.file, []
     if file:
         there = mirrored.complete
