@@ -27,8 +27,8 @@ Kinds = Mapping[type, Mapping[str, type]]
 """Subclasses of a section's dataclass, by name."""
 
 
-_NAMES = "recipes, or weights: torchvision:NAME, hf:ORG/NAME, https://... (default: those of all recipes)"
-_ROOT = "where data is kept: a folder or e.g. s3://bucket/prefix; weights are in weights/"
+_NAME_HELP = "recipes, or weights: torchvision:NAME, hf:ORG/NAME, https://... (default: those of all recipes)"
+_ROOT_HELP = "where data is kept: a folder or e.g. s3://bucket/prefix; weights are in weights/"
 
 
 def add(commands: Commands) -> None:
@@ -143,32 +143,32 @@ def add_weights(commands: Commands) -> None:
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     fetch = verb(
-        verbs, "fetch", _fetch, "fetch weights into DATA_ROOT/weights",
+        verbs, "fetch", _fetch_weights, "fetch weights into DATA_ROOT/weights",
         "Fetch weights into DATA_ROOT/weights and check their hashes; damaged files are fetched again. For a "
         "cluster, fetch into a folder and copy its weights/ into the cluster's data root.",
     )  # fmt: skip
     listing = verb(
-        verbs, "list", _list, "list the weights of recipes",
+        verbs, "list", _list_weights, "list the weights of recipes",
         "List weights with their size, hash, recipes, and whether DATA_ROOT/weights has them.",
     )  # fmt: skip
     for parser in (fetch, listing):
-        parser.add_argument("names", nargs="*", metavar="NAME", help=_NAMES)
-        add_published(parser, _ROOT)
+        parser.add_argument("names", nargs="*", metavar="NAME", help=_NAME_HELP)
+        add_published(parser, _ROOT_HELP)
         option(parser, "-o --output text|json", "default: text", "text")
 
 
-def _fetch(options: argparse.Namespace) -> int:
+def _fetch_weights(options: argparse.Namespace) -> int:
     from trainer.base import log
     from trainer.weights import weights_mirror
 
     log.setup()
     rows = []
-    for uri, needed_by in _choose(options.names).items():
+    for uri, needed_by in _needed_weights(options.names).items():
         weights_mirror.obtain(uri, options.data_root)
         mirrored = weights_mirror.look_up(uri, options.data_root)
-        rows.append(_row(mirrored, needed_by))
+        rows.append(_weights_row(mirrored, needed_by))
         if options.output == "text":
-            print(f"{uri}: {_size(mirrored)} in {weights_mirror.place_of(uri, options.data_root)}")
+            print(f"{uri}: {_size_of(mirrored)} in {weights_mirror.place_of(uri, options.data_root)}")
     if options.output == "json":
         print(json.dumps(rows, indent=2))
     elif not rows:
@@ -176,26 +176,26 @@ def _fetch(options: argparse.Namespace) -> int:
     return 0
 
 
-def _list(options: argparse.Namespace) -> int:
+def _list_weights(options: argparse.Namespace) -> int:
     from trainer.weights import weights_mirror
 
     weights = [
         (weights_mirror.look_up(uri, options.data_root), needed_by)
-        for uri, needed_by in _choose(options.names).items()
+        for uri, needed_by in _needed_weights(options.names).items()
     ]
     if options.output == "json":
-        print(json.dumps([_row(*one) for one in weights], indent=2))
+        print(json.dumps([_weights_row(*one) for one in weights], indent=2))
         return 0
     rows = [("weights", "recipes", "size", "SHA-256", "state")]
     for mirrored, needed_by in weights:
         digits = mirrored.file.sha256[:8] if mirrored.file else "-"
         state = "there" if mirrored.complete else "missing"
-        rows.append((mirrored.uri, ", ".join(needed_by), _size(mirrored), digits, state))
+        rows.append((mirrored.uri, ", ".join(needed_by), _size_of(mirrored), digits, state))
     print(f"{weights_mirror.mirror_of(options.data_root)}\n\n{columns(rows, right={2})}")
     return 0
 
 
-def _choose(names: list[str]) -> dict[str, list[str]]:
+def _needed_weights(names: list[str]) -> dict[str, list[str]]:
     from trainer.weights.weights_mirror import is_published
 
     needed: dict[str, list[str]] = {}
@@ -214,7 +214,7 @@ def _choose(names: list[str]) -> dict[str, list[str]]:
     return needed
 
 
-def _row(mirrored: "MirroredWeights", needed_by: list[str]) -> Mapping[str, object]:
+def _weights_row(mirrored: "MirroredWeights", needed_by: list[str]) -> Mapping[str, object]:
     file, files = mirrored.file, []
     if file:
         there = mirrored.complete
@@ -222,6 +222,6 @@ def _row(mirrored: "MirroredWeights", needed_by: list[str]) -> Mapping[str, obje
     return {"weights": mirrored.uri, "recipes": needed_by, "complete": mirrored.complete, "files": files}
 
 
-def _size(mirrored: "MirroredWeights") -> str:
+def _size_of(mirrored: "MirroredWeights") -> str:
     size = mirrored.file.size if mirrored.file else 0
     return f"{size / 1e6:,.1f} MB" if size else "-"
