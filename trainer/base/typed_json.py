@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from trainer.base.errors import FormError
 
 T = TypeVar("T")
-_NAMES = {int: "an integer", float: "a number", str: "a text", bool: "true or false", list: "a list"}
+NAMES = {int: "an integer", float: "a number", str: "a text", bool: "true or false", list: "a list"}
 _EXCERPT = 60
 
 
@@ -44,13 +44,19 @@ def load(kind: type[T], value: Any, where: str, remedy: str) -> T:
         if kind is int and isinstance(value, float) and value.is_integer():
             return int(value)
         if not _is_plain(kind, value):
-            text = repr(value)
-            shown = text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
-            raise error(f": {_shown(place)} is {shown}, not {_NAMES.get(origin or kind, 'an object')}")
+            raise error(
+                f": {_shown(place)} is {excerpt(value)}, not {NAMES.get(origin or kind, 'an object')}"
+            )
         return value
 
     whole: T = part(kind, value, "")
     return whole
+
+
+def excerpt(value: Any) -> str:
+    """Return the beginning of a value's representation."""
+    text = repr(value)
+    return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
 
 
 @cache

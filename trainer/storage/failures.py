@@ -70,11 +70,6 @@ def changed(uri: str, status: int = 0) -> Transient:
     return kind(f"{uri} changed while it was read", fix="run again when nobody writes to it")
 
 
-def cut_off(uri: str, reason: object) -> Transient:
-    """Return the error for an answer that ended too early."""
-    return Transient(f"cannot read {uri}: the connection broke off ({reason})", fix=RUN_AGAIN)
-
-
 def is_panic(error: BaseException) -> bool:
     """Return whether obstore crashed on its input; its exception class cannot be imported."""
     return type(error).__name__ == "PanicException"

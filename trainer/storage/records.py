@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.base.errors import DamagedError, DataError, FormError
+from trainer.base.typed_json import NAMES, excerpt
 
 _KEY = "file_sha256"
 _ZEROS = "0" * 64
@@ -19,7 +20,6 @@ _ZEROS = "0" * 64
 _LAST = re.compile(rb'"([^"]{11})":\s*"([^"]{64})"\s*\}\s*$')
 _TAIL = 400
 _AGAIN = "run the command that writes it again"
-_NAMES = {int: "an integer", float: "a number", str: "a text", bool: "true or false", list: "a list"}
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,12 @@ def decode(uri: str, data: bytes, form: Form | None = None) -> Any:
     if not isinstance(obj, dict):
         raise FormError(f"{uri}: a JSON object was expected", fix=remedy)
     if form.kind and obj.get("kind") != form.kind:
-        raise FormError(f"{uri}: its kind is {_short(obj.get('kind'))}, not {form.kind!r}", fix=remedy)
+        raise FormError(f"{uri}: its kind is {excerpt(obj.get('kind'))}, not {form.kind!r}", fix=remedy)
     if form.version:
         key = form.version_key
         version = obj.get(key, 1 if key != "version" else None)
         if type(version) is not int or version < 1:
-            raise FormError(f"{uri}: {key} is {_short(version)}, not a number from 1 on", fix=remedy)
+            raise FormError(f"{uri}: {key} is {excerpt(version)}, not a number from 1 on", fix=remedy)
         if version > form.version:
             message = f"{uri} was written by a newer kubedet: its {key} is {version}"
             fix = f"use the newer kubedet, or another data root; {form.version} is known here"
@@ -97,8 +97,8 @@ def check_shape(uri: str, value: Any, shape: Any, remedy: str = _AGAIN, place: s
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = is_number if kind is float else isinstance(value, kind) and (is_number or kind is not int)
     if not fits:
-        where, expected = place.removeprefix(".") or "its content", _NAMES.get(kind, "an object")
-        raise FormError(f"{uri}: {where} is {_short(value)}, not {expected}", fix=remedy)
+        where, expected = place.removeprefix(".") or "its content", NAMES.get(kind, "an object")
+        raise FormError(f"{uri}: {where} is {excerpt(value)}, not {expected}", fix=remedy)
     if isinstance(shape, list):
         for number, item in enumerate(value):
             check_shape(uri, item, shape[0], remedy, f"{place}[{number}]")
@@ -109,8 +109,3 @@ def check_shape(uri: str, value: Any, shape: Any, remedy: str = _AGAIN, place: s
                 raise FormError(f"{uri} lacks {f'{place}.{key}'.removeprefix('.')}", fix=remedy)
             for one in value if name == "*" else {key} & value.keys():
                 check_shape(uri, value[one], part, remedy, f"{place}.{one}")
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -286,4 +286,5 @@ def _blocks(response: urllib3.BaseHTTPResponse, uri: str) -> Iterator[bytes]:
                 message = f"cannot read {uri}: the server is too slow"
                 raise StorageError(message, fix=failures.RUN_AGAIN, passing=True)
     except _BROKEN as error:
-        raise failures.cut_off(uri, error) from error
+        message = f"cannot read {uri}: the connection broke off ({error})"
+        raise failures.Transient(message, fix=failures.RUN_AGAIN) from error
