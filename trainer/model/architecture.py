@@ -18,6 +18,8 @@ from trainer.config.schema import ModelConfig, TrainConfig
 from trainer.model.deployment import Graph
 from trainer.model.postprocess import Detections
 
+ParameterGroups = list[dict[str, Any]]  # as an optimiser takes them
+
 
 class UpstreamWeights(NamedTuple):
     """Weights in the layout of the library that an architecture comes from."""
@@ -116,7 +118,7 @@ class Architecture(nn.Module, ABC):
         """
         return False
 
-    def parameter_groups(self, config: TrainConfig) -> list[dict[str, Any]]:
+    def parameter_groups(self, config: TrainConfig) -> ParameterGroups:
         """Groups of the trained parameters, as an optimiser takes them.
 
         `lr_scale` of a group, if given, is its learning rate relative to the training's.
@@ -138,9 +140,7 @@ def recolored(pixels: Tensor, color: Tensor | None, white: int) -> Tensor:
     return mapped.clamp_(0, white).view_as(pixels)
 
 
-def split_by_decay(
-    parameters: Iterable[nn.Parameter], weight_decay: float, **more: Any
-) -> list[dict[str, Any]]:
+def split_by_decay(parameters: Iterable[nn.Parameter], weight_decay: float, **more: Any) -> ParameterGroups:
     """Two groups of the trained ones of `parameters`, with `more` settings: norms and biases do not decay."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return [

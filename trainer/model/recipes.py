@@ -1,7 +1,5 @@
 """Recipes: named configurations, and files with a recipe and overrides."""
 
-from typing import Any
-
 import yaml
 
 from trainer import storage
@@ -10,6 +8,7 @@ from trainer.base.safe_text import yaml_value
 from trainer.config import architectures
 from trainer.config.parsing import check_frozen, with_overrides
 from trainer.config.schema import Config
+from trainer.config.types import Overrides
 from trainer.model.architectures.detr import detr_options
 from trainer.model.architectures.faster_rcnn.faster_rcnn_options import faster_rcnn_r50
 from trainer.model.architectures.fcos.fcos_options import fcos_r50
@@ -24,13 +23,13 @@ _RECIPES = (
 RECIPES = {recipe.__name__: recipe for recipe in _RECIPES}
 """Recipes by name: functions that return a configuration, defined next to their detector."""
 
-WITH_WEIGHTS: dict[str, dict[str, Any]] = {
+WITH_WEIGHTS: dict[str, Overrides] = {
     "small": {"model.weights": "torchvision:ResNet18_Weights.IMAGENET1K_V1", "train.lr": 1e-3}
 }
 """Overrides of recipes if their published weights are available."""
 
 
-def load(name: str, overrides: dict[str, Any] | None = None) -> Config:
+def load(name: str, overrides: Overrides | None = None) -> Config:
     """Return the recipe of that name with dotted overrides applied; refuse to freeze random weights."""
     if name not in RECIPES:
         raise ConfigError(f"no recipe {name!r}", fix=f"use one of: {', '.join(RECIPES)}")
@@ -43,7 +42,7 @@ _LONGEST = 100_000
 _FILE_FIX = "write `recipe: small` and below it `set:` with lines like `  train.lr: 0.001`"
 
 
-def named(name: str) -> tuple[str, dict[str, Any]]:
+def named(name: str) -> tuple[str, Overrides]:
     """Return the recipe's name and the overrides of a recipe or a file (*.yaml, *.yml).
 
     A file contains `recipe: NAME` and `set:`, dotted keys with their values, as `kubedet tune` writes it.
@@ -65,12 +64,12 @@ def named(name: str) -> tuple[str, dict[str, Any]]:
     return recipe, overrides
 
 
-def file_text(name: str, overrides: dict[str, Any]) -> str:
+def file_text(name: str, overrides: Overrides) -> str:
     """Return the text of a file that `named` reads."""
     return yaml.safe_dump({"recipe": name, "set": overrides}, sort_keys=False)
 
 
-def load_here(name: str, overrides: dict[str, Any] | None = None) -> Config:
+def load_here(name: str, overrides: Overrides | None = None) -> Config:
     """Load a recipe and check that its detector's packages are installed, before hours of other work."""
     config = load(name, overrides)
     architectures.require(config.model.architecture)

@@ -9,7 +9,6 @@ import functools
 import itertools
 import logging
 import operator
-from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +18,7 @@ from trainer.config.schema import Config
 from trainer.data.batch import Batch
 from trainer.launching.distributed import gather
 from trainer.model import fused_functions
+from trainer.training.checkpoint import State
 from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
 
@@ -29,7 +29,7 @@ _LOG = logging.getLogger("train")
 
 
 def fitting_batch(
-    config: Config, state: TrainState, global_batch: int, saved: dict[str, Any] | None
+    config: Config, state: TrainState, global_batch: int, saved: State | None
 ) -> dict[str, int]:
     """Return the images of a forward pass: as configured, or with train.find_batch_size the most that fit.
 

@@ -4,14 +4,13 @@ import copy
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from trainer.config.schema import TrainConfig
-from trainer.model.architecture import Architecture
+from trainer.model.architecture import Architecture, ParameterGroups
 
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 
@@ -26,7 +25,7 @@ def build_optimizer(detector: Architecture, config: TrainConfig) -> torch.optim.
             if isinstance(module, _NORMS)
             for parameter in module.parameters(recurse=False)
         }
-        parts: list[dict[str, Any]] = []
+        parts: ParameterGroups = []
         for group in groups:
             small = [p for p in group["params"] if p.ndim <= 1]
             parts.append({**group, "params": [p for p in group["params"] if p.ndim > 1]})

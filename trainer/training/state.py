@@ -16,6 +16,7 @@ from trainer.config.schema import Config
 from trainer.launching.distributed import World, gather
 from trainer.model.architecture import Architecture, build, has_running_statistics
 from trainer.model.pretrained import DATA_ROOT, load_in_every_process
+from trainer.training.checkpoint import State
 from trainer.training.optim import MovingAverage, build_optimizer
 
 _LOG = logging.getLogger("train")
@@ -93,7 +94,7 @@ class TrainState:
         """Return the detector whose weights are scored and exported, in evaluation mode."""
         return self.ema.model if self.ema else self.detector.eval()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return everything needed to resume. A collective."""
         random = {"cpu": torch.get_rng_state()}
         if self.world.device.type == "cuda":
@@ -111,7 +112,7 @@ class TrainState:
             "summed": self.summed,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore a state, which may come from another number of processes."""
         self.detector.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

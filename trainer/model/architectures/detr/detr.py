@@ -31,7 +31,13 @@ from trainer.base.errors import CheckpointError
 from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import TrainConfig
 from trainer.data.batch import PADDING
-from trainer.model.architecture import Architecture, UpstreamWeights, recolored, split_by_decay
+from trainer.model.architecture import (
+    Architecture,
+    ParameterGroups,
+    UpstreamWeights,
+    recolored,
+    split_by_decay,
+)
 from trainer.model.architectures.detr.denoising import Denoising, denoising
 from trainer.model.architectures.detr.detr_criterion import Criterion, Outputs, Targets, at_least_fp32
 from trainer.model.architectures.detr.detr_options import (
@@ -259,7 +265,7 @@ class Detr(Architecture):
         self._compiled = run
         return True
 
-    def parameter_groups(self, config: TrainConfig) -> list[dict[str, Any]]:
+    def parameter_groups(self, config: TrainConfig) -> ParameterGroups:
         """The backbone's, with their learning rate, and the rest."""
         backbone = dict(self.model.backbone.named_parameters(prefix="backbone"))
         rest = [value for name, value in self.model.named_parameters() if name not in backbone]
