@@ -1,6 +1,5 @@
 """Faults of stores and servers in download and sharding."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,14 +8,13 @@ from fault_table import cells, contents, each
 from faulty_store import go_away, upload_folder
 from prepared_data import BOTH, CONFIG, SOME_BAD, Prepared, images_of
 
-from tests.trainer.data.test_fetch import form_of_urls, image_server
 from tests.trainer.data.test_foreign_addresses import SECRET, servers, stored, write_set
 from trainer.base.errors import DataError, StorageError
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download
 from trainer.data.shards import shard
 
-__all__ = ["image_server", "servers"]
+__all__ = ["servers"]
 
 WRITTEN = [
     *("plan.json", "train.parquet", "manifest.json", "sums-", ".tar", "train-00000.json", "samples.npy"),
@@ -94,13 +92,14 @@ def test_a_store_that_stays_away(in_store, proxy, hurried, bucket):
 
 
 @cells("missing", "download")
-def test_images_missing_on_the_server(image_server, tmp_path, injected):
-    (tmp_path / "x.json").write_text(json.dumps(form_of_urls(image_server[0], range(81, 101))))
+def test_images_missing_on_the_server(servers, tmp_path, injected):
+    server, _ = servers("127.0.0.1", {f"/{number}.jpg": None for number in range(10)})
+    source = write_set(tmp_path / "x.json", [f"{server}/{number}.jpg" for number in range(20)])
     config = replace(SOME_BAD, allow_hosts=["127.0.0.1"])
-    manifest = download(str(tmp_path / "x.json"), str(tmp_path / "data"), config)
+    manifest = download(source, str(tmp_path / "data"), config)
     assert images_of(manifest) == 10 and manifest.problems[reasons.IMAGE_MISSING].count == 10
     with pytest.raises(DataError, match="no such file"):
-        download(str(tmp_path / "x.json"), str(tmp_path / "strict"), replace(config, max_bad_fraction=0.1))
+        download(source, str(tmp_path / "strict"), replace(config, max_bad_fraction=0.1))
     injected(10)
 
 

@@ -1,5 +1,7 @@
 import logging
+import os
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,14 +9,16 @@ import numpy as np
 import pytest
 
 from trainer import storage
-from trainer.base.errors import DataError
+from trainer.base.errors import DataError, MissingError, StorageError
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
-from trainer.data.download import download
+from trainer.data.download import download, fetch_partition, join, plan
 from trainer.data.image_keys import place
 from trainer.data.raw_folder import SplitCounts, Table, read_manifest
+from trainer.data.shards import shard
 
 CONFIG = DataConfig(processes=1, threads=4)
+SOME_BAD = replace(CONFIG, max_bad_fraction=0.2)
 
 
 def raw_folder(manifest: dict) -> Path:
@@ -152,3 +156,143 @@ def test_boxes_of_unlisted_categories_are_named(make_coco, edit_json, tmp_path):
     ) as caught:
         download(str(root), str(tmp_path / "data"), CONFIG)
     assert "`categories`" in caught.value.fix
+
+
+def test_what_a_killed_download_left_is_cleared_away(make_coco, tmp_path):
+    root = make_coco(train=["1.jpg", "2.jpg"])
+    images = Path(plan(str(root), str(tmp_path / "data"), CONFIG).images)
+    old, new = images / "ab" / ".1.jpg.7-aa.tmp", images / "ab" / ".2.jpg.8-bb.tmp"
+    for path in (old, new):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    download(str(root), str(tmp_path / "data"), CONFIG)
+    assert not old.exists() and new.exists()  # which another download may be writing
+
+
+@pytest.fixture
+def faulty_reads(monkeypatch):
+    """What reading some images of a COCO folder raises, by name, and how often each image was read."""
+    faults: dict[str, Exception] = {}
+    reads: Counter[str] = Counter()
+    read_buffer = storage.read_buffer
+
+    def read(uri: str, **options: str) -> memoryview:
+        name = uri.rpartition("/")[2]
+        if "/coco/" in uri and name.endswith(".jpg"):
+            reads[name] += 1
+            if name in faults:
+                raise faults[name]
+        return read_buffer(uri, **options)
+
+    monkeypatch.setattr(storage, "read_buffer", read)
+    return faults, reads
+
+
+@pytest.fixture
+def source(make_coco, faulty_reads):
+    """A COCO folder of 30 images, and `faulty_reads`."""
+    return str(make_coco(train=[f"{number}.jpg" for number in range(30)])), *faulty_reads
+
+
+def test_a_source_that_goes_down_ends_it_early_and_keeps_what_came(make_coco, faulty_reads, tmp_path):
+    names = [f"{number}.jpg" for number in range(400)]
+    root, (faults, reads) = make_coco(train=names), faulty_reads
+    faults |= dict.fromkeys(names[100:], StorageError("refused"))
+    config = replace(CONFIG, max_bad_fraction=1.0)
+    with pytest.raises(StorageError, match="58 images in a row could not be fetched") as caught:
+        download(str(root), str(tmp_path / "data"), config)
+    assert "run again" in caught.value.fix and 150 < len(reads) < 300
+    came = len(list((tmp_path / "data").rglob("*.jpg")))
+    reads.clear()
+    faults.clear()
+    download(str(root), str(tmp_path / "data"), config)
+    assert 80 < came <= 100 and len(reads) == 400 - came
+
+
+def test_many_that_fail_among_others_do_not_end_it(make_coco, faulty_reads, tmp_path):
+    names = [f"{number}.jpg" for number in range(210)]
+    faulty_reads[0].update(dict.fromkeys(names[::3], StorageError("refused")))
+    config = replace(CONFIG, max_bad_fraction=0.5)
+    manifest = download(str(make_coco(train=names)), str(tmp_path / "data"), config)
+    assert manifest.problems[reasons.IMAGE_NOT_FETCHED].count == 70
+
+
+def images_of(manifest: dict) -> int:
+    return sum(part.images for part in manifest.splits.values())
+
+
+def test_what_was_not_had_is_asked_for_again_and_the_shards_follow(source, tmp_path):
+    uri, faults, reads = source
+    faults |= {"1.jpg": StorageError("refused"), "2.jpg": MissingError("404")}
+    first = download(uri, str(tmp_path), SOME_BAD)
+    assert (reads["1.jpg"], reads["2.jpg"], reads["3.jpg"]) == (2, 1, 1)
+    before = shard(first, str(tmp_path), SOME_BAD)
+    reads.clear()
+    del faults["1.jpg"]
+    second = download(uri, str(tmp_path), SOME_BAD)
+    assert reads == {"1.jpg": 1, "2.jpg": 1} and (images_of(first), images_of(second)) == (28, 29)
+    assert list(second.problems) == [reasons.IMAGE_MISSING]
+    after = shard(second, str(tmp_path), SOME_BAD)
+    assert before.uri != after.uri
+    assert sum(part.samples for part in after.splits.values()) == 29
+    assert download(uri, str(tmp_path), SOME_BAD) == second and reads == {"1.jpg": 1, "2.jpg": 2}
+    faults.clear()  # The source is mended, and the same command takes what is there now.
+    assert images_of(download(uri, str(tmp_path), SOME_BAD)) == 30 and reads == {"1.jpg": 1, "2.jpg": 3}
+    assert download(uri, str(tmp_path), SOME_BAD).problems == {} and reads == {"1.jpg": 1, "2.jpg": 3}
+    # An earlier run that shards only now takes the images that it found.
+    late = shard(first, str(tmp_path), replace(SOME_BAD, jpeg_quality=80))
+    assert sum(part.samples for part in late.splits.values()) == 28
+
+
+def test_where_it_fails_again_everything_stays(source, tmp_path, caplog):
+    uri, faults, reads = source
+    faults["1.jpg"] = StorageError("refused")
+    first = download(uri, str(tmp_path), SOME_BAD)
+    written = (Path(first.uri) / "manifest.json").stat().st_mtime_ns
+    reads.clear()
+    with caplog.at_level("INFO"):
+        assert download(uri, str(tmp_path), SOME_BAD) == first
+    assert reads == {"1.jpg": 2} and "are there already" in caplog.text
+    assert (Path(first.uri) / "manifest.json").stat().st_mtime_ns == written
+
+
+def brought(uri, root, partitions):
+    """Download with a number of partitions; return the manifest."""
+    planned = plan(uri, str(root), SOME_BAD)
+    for number in range(partitions):
+        fetch_partition(planned, SOME_BAD, number, partitions)
+    return join(planned, SOME_BAD, partitions)
+
+
+@pytest.mark.parametrize("numbers", [(1, 3), (3, 1)])
+def test_the_number_of_partitions_may_change(source, tmp_path, numbers):
+    uri, faults, reads = source
+    faults |= {"1.jpg": StorageError("refused"), "2.jpg": MissingError("404"), "3.jpg": MissingError("404")}
+    brought(uri, tmp_path / "a", numbers[0])
+    brought(uri, tmp_path / "b", numbers[0])
+    del faults["1.jpg"]
+    reads.clear()
+    other = brought(uri, tmp_path / "a", numbers[1])
+    assert reads == {"1.jpg": 1, "2.jpg": 1, "3.jpg": 1}, "nothing that is there is asked for again"
+    same = brought(uri, tmp_path / "b", numbers[0])
+    for key in ("content", "splits", "problems"):
+        assert getattr(other, key) == getattr(same, key)
+    assert images_of(other) == 28 and list(other.problems) == [reasons.IMAGE_MISSING]
+
+
+def test_what_one_number_of_partitions_found_missing_is_missing_for_another(source, tmp_path, monkeypatch):
+    uri, faults, reads = source
+    faults |= {"1.jpg": StorageError("refused"), "2.jpg": StorageError("refused")}
+    brought(uri, tmp_path, 1)
+    faults["1.jpg"] = MissingError("404")
+    images = brought(uri, tmp_path, 3)
+    assert {name: problem.count for name, problem in images.problems.items()} == {
+        reasons.IMAGE_MISSING: 1, reasons.IMAGE_NOT_FETCHED: 1
+    }  # fmt: skip
+    with monkeypatch.context() as down:
+        down.setattr("trainer.data.download._PATIENCE", -8)
+        assert brought(uri, tmp_path, 1) == images
+    faults.clear()
+    reads.clear()
+    assert images_of(brought(uri, tmp_path, 1)) == 30 and reads == {"1.jpg": 1, "2.jpg": 1}

@@ -21,7 +21,7 @@ CONFIG = DataConfig(processes=1, threads=4, max_bad_fraction=0.9)
 
 @pytest.fixture
 def servers(make_jpeg) -> Iterator[Callable[[str, dict], str]]:
-    """Start servers of answers by path: bytes, or where a redirect leads; with the paths asked for."""
+    """Start servers of answers by path: bytes, where a redirect leads, or None; with the paths asked for."""
     running = []
 
     def start(host: str, answers: dict) -> tuple[str, list[str]]:
@@ -33,14 +33,13 @@ def servers(make_jpeg) -> Iterator[Callable[[str, dict], str]]:
             def do_GET(self) -> None:
                 asked.append(self.path)
                 answer = answers.get(self.path, make_jpeg(seed=3))
-                is_redirect = isinstance(answer, str)
-                self.send_response(302 if is_redirect else 200)
-                if is_redirect:
+                body = answer if isinstance(answer, bytes) else b""
+                self.send_response(200 if body else 404 if answer is None else 302)
+                if isinstance(answer, str):
                     self.send_header("Location", answer)
-                self.send_header("Content-Length", str(0 if is_redirect else len(answer)))
+                self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                if not is_redirect:
-                    self.wfile.write(answer)
+                self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
                 pass
