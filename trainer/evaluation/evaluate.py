@@ -274,7 +274,7 @@ def find_summary(uri: str) -> EvaluationSummary | None:
 def _drift(
     rules: Sequence[str], baseline: Baseline | None, dataset: ShardDataset, config: Config, output_uri: str,
     measure: MeasureDrift | None,
-) -> dict[str, Any] | None:  # fmt: skip
+) -> dict[str, object] | None:  # fmt: skip
     names = gate.drift_metrics(rules)
     if not names:
         return None

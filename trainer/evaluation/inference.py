@@ -1,7 +1,7 @@
 """Detects objects in a split; processes share the images."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +32,7 @@ class ScoredModel:
     image_size: int
     sha256: str
     step: int | None  # optimiser steps of its training
-    config: dict[str, Any]  # configuration of its training
+    config: Mapping[str, Any]  # configuration of its training
 
 
 def predict_split(

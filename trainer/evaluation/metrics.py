@@ -77,7 +77,7 @@ class Compared:
             record["baseline"], changes, record["samples"], record["obstacle"], record.get("model", "")
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         changes = {name: list(astuple(change)) for name, change in self.changes.items()}
         return {
             "baseline": self.name, "model": self.model, "obstacle": self.obstacle, "samples": self.samples,

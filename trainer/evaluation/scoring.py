@@ -86,7 +86,7 @@ class Scores:
     tide: dict[str, tuple[float, int]] | None  # cost in AP at IoU 0.5 and count of each kind of error
     confusion: Confusion | None  # matched at IoU 0.5 across classes
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             "metrics": self.metrics,
             "per_class": self.coco.per_class,

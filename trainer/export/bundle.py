@@ -13,7 +13,7 @@ import hashlib
 import importlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -73,8 +73,8 @@ class Metadata:
     evaluation: str
     metrics: dict[str, float]
     versions: dict[str, str]
-    config: dict[str, Any]  # configuration of the training
-    record: dict[str, Any]  # all of the JSON
+    config: Mapping[str, Any]  # configuration of the training
+    record: Mapping[str, Any]  # all of the JSON
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ _ROOTS = ("kubedet", "onnx", "onnxscript", "onnxruntime", "openvino")
 """Packages of the bill of materials, with their dependencies."""
 
 
-def read_scores(evaluation_uri: str) -> dict[str, Any]:
+def read_scores(evaluation_uri: str) -> dict[str, object]:
     """Return the section `metrics` of the metadata: results of the evaluation, if there was one."""
     uri = storage.join(evaluation_uri, SUMMARY) if evaluation_uri else ""
     scored = storage.read_json(uri) if uri and storage.exists(uri) else {}
@@ -51,8 +51,8 @@ def read_scores(evaluation_uri: str) -> dict[str, Any]:
 
 
 def describe(
-    folder: Path, detector: Architecture, meta: dict[str, Any], *, name: str, checkpoint_uri: str,
-    index: ShardIndex, checks: dict[str, Check], rows: int, scores: dict[str, Any], made_from: str,
+    folder: Path, detector: Architecture, meta: Mapping[str, Any], *, name: str, checkpoint_uri: str,
+    index: ShardIndex, checks: dict[str, Check], rows: int, scores: Mapping[str, object], made_from: str,
 ) -> None:  # fmt: skip
     """Write the metadata, the card and the bill of materials of the files in a folder.
 

@@ -5,6 +5,7 @@ Formats: https://github.com/kserve/open-inference-protocol and Triton's binary t
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ _TYPES = {"FP32": np.float32, "INT64": np.int64}
 _OUTPUT_TYPES = dict(zip(OUTPUTS, ("FP32", "FP32", "INT64", "INT64"), strict=True))
 
 
-def describe_tensors(metadata: Metadata) -> dict[str, list[dict[str, Any]]]:
+def describe_tensors(metadata: Metadata) -> dict[str, list[dict[str, object]]]:
     """Describe inputs and outputs in the protocol's model metadata; -1 is the batch."""
     size, rows = metadata.input_size, metadata.rows
     shapes = ([-1, rows, 4], [-1, rows], [-1, rows], [-1])
@@ -80,7 +81,7 @@ def read_request(body: bytes, json_length: int | None, size: int) -> InferenceRe
     return InferenceRequest(np.frombuffer(data[:length], np.uint8).reshape(shape), request.get("id"), outputs)
 
 
-def _parameter(holder: dict[str, Any], key: str, default: Any) -> Any:
+def _parameter(holder: Mapping[str, Any], key: str, default: Any) -> Any:
     parameters = holder.get("parameters") or {}
     if not isinstance(parameters, dict):
         raise DataError("parameters must be an object of names and values")
@@ -96,7 +97,7 @@ def write_response(
     for output, binary in request.outputs.items():
         datatype = _OUTPUT_TYPES[output]
         values = np.ascontiguousarray(by_name[output], _TYPES[datatype])
-        tensor: dict[str, Any] = {"name": output, "datatype": datatype, "shape": list(values.shape)}
+        tensor: dict[str, object] = {"name": output, "datatype": datatype, "shape": list(values.shape)}
         if binary:
             blobs.append(values.tobytes())
             tensor["parameters"] = {"binary_data_size": len(blobs[-1])}

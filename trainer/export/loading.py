@@ -1,7 +1,7 @@
 """Loads a model to score: a checkpoint or an exported model."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -57,7 +57,7 @@ def load(uri: str, device: torch.device, *, run_code: bool = False) -> ScoredMod
     )  # fmt: skip
 
 
-def trained_with(uri: str) -> dict[str, Any]:
+def trained_with(uri: str) -> Mapping[str, Any]:
     """Return the configuration of a model's training without loading the model; raises as `load`."""
     exported = _find_exported(uri)
     if exported:

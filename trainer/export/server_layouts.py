@@ -2,7 +2,6 @@
 
 import json
 import re
-from typing import Any
 
 from trainer import storage
 from trainer.base.errors import ConfigError, ExportError
@@ -62,7 +61,7 @@ def _tensor(name: str, kind: str, rest: str) -> str:
     return f"  {{\n    name: {json.dumps(name)}\n    data_type: {kind}\n    {rest}\n  }}"
 
 
-def kserve_service(metadata: Metadata, storage_uri: str, service_account: str = "") -> dict[str, Any]:
+def kserve_service(metadata: Metadata, storage_uri: str, service_account: str = "") -> dict[str, object]:
     """Return a KServe InferenceService that serves a Triton repository by the v2 protocol.
 
     `storage_uri` is the repository: s3://, gs://, https:// or pvc://; minio:// becomes s3://. The Secret of

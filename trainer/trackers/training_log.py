@@ -6,7 +6,7 @@ import re
 import shutil
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer import storage
@@ -28,7 +28,7 @@ class TrainingLog:
 
     def __init__(
         self, output_uri: str, step: int, validated: int = 0,
-        listener: Callable[[str, dict[str, Any]], None] | None = None,
+        listener: Callable[[str, Mapping[str, Any]], None] | None = None,
     ) -> None:  # fmt: skip
         """Open the log of a run and drop training rows after `step` and validations after `validated`.
 
@@ -53,7 +53,7 @@ class TrainingLog:
             board = self._folder / "tensorboard"
             self._board = SummaryWriter(str(board), purge_step=step + 1 if step else None)
 
-    def add(self, kind: str, row: dict[str, Any]) -> None:
+    def add(self, kind: str, row: Mapping[str, Any]) -> None:
         """Write one row; `kind` is "train" or "val", row["step"] the optimiser steps done."""
         with self._lock, translate_oserror(self._uri, "write"):
             self._file.write(_line({"kind": kind, **row}))
@@ -109,7 +109,7 @@ def read_rows(output_uri: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _line(row: dict[str, Any]) -> str:
+def _line(row: Mapping[str, Any]) -> str:
     """Return a row with its hash; the file as a whole cannot have one, because it grows."""
     text = json.dumps(row)[:-1]
     return f'{text}, "crc32": "{_crc(text)}"}}\n'
