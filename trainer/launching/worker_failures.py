@@ -23,15 +23,9 @@ _EXIT_CODE = "exit_code"  # key of our error files: the exit code of the process
 _LOST_PEER = "lost_peer"
 """Key of our error files: whether the process failed only because another one is gone."""
 _PEER_GONE = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Connection refused",
-    "Broken pipe",
-    "Timed out waiting",
-    "Application timeout",
-    "Gloo connectFullMesh failed",
-    "remote process exited",
-)
+    "Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe",
+    "Timed out waiting", "Application timeout", "Gloo connectFullMesh failed", "remote process exited",
+)  # fmt: skip
 """Messages of gloo and NCCL if a peer is gone, or never came."""
 _SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """Environment variable: seconds that torchrun may take to stop its workers."""
@@ -142,16 +136,14 @@ def explain(rank: int, failure: "ProcessFailure") -> str:
     if _EXIT_CODE in facts:
         return f"error: {failure.message}"
     process = f"error: the training process of rank {rank}"
-    if code == -signal.SIGKILL:
-        return (
-            f"{process} was killed (SIGKILL); all others were stopped\n"
-            "  fix: mostly memory ran out: lower train.batch_size or loader.image_size, or give more memory; "
-            "the same command resumes from the last checkpoint"
-        )
     if code < 0:
+        how, advice = f"died of {signal.Signals(-code).name}", "look at the lines above"
+        if code == -signal.SIGKILL:
+            how = "was killed (SIGKILL)"
+            advice = "mostly memory ran out: lower train.batch_size or loader.image_size, or give more memory"
         return (
-            f"{process} died of {signal.Signals(-code).name}; all others were stopped\n"
-            "  fix: look at the lines above; the same command resumes from the last checkpoint"
+            f"{process} {how}; all others were stopped\n"
+            f"  fix: {advice}; the same command resumes from the last checkpoint"
         )
     if code == EXIT_FAILURE:
         return f"{process} failed; see the traceback above"

@@ -173,9 +173,8 @@ def authorities() -> str:
 
 def _value(kind: str, name: str, minio_name: str = "") -> str:
     """Return a setting: for minio:// under MinIO's name, else under Amazon's."""
-    return (kind == "minio" and os.environ.get(f"MINIO_{minio_name or name}")) or os.environ.get(
-        f"AWS_{name}", ""
-    )
+    own = os.environ.get(f"MINIO_{minio_name or name}") if kind == "minio" else ""
+    return own or os.environ.get(f"AWS_{name}", "")
 
 
 def _is_set(name: str) -> bool:
