@@ -1,7 +1,10 @@
+import csv
 import json
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import source_rows
@@ -166,6 +169,7 @@ def test_the_state_follows_the_files(mirror):
 
 
 HEADER = "ImageID,LabelName,XMin,XMax,YMin,YMax,IsGroupOf\n"
+PUBLISHED = Path(__file__).parents[5] / "shared" / "data" / "openimages_csv"
 
 
 def read(uri: Path, categories: list[Category]) -> list[dict]:
@@ -173,6 +177,25 @@ def read(uri: Path, categories: list[Category]) -> list[dict]:
     return source_rows.rows_of(
         Rows(partial(read_boxes, str(uri), "s3://images", categories, meaning, meaning, None, "", ""))
     )
+
+
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="needs rows of the published file")
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_published_rows(split):
+    path = PUBLISHED / f"{split}-annotations-bbox.csv"
+    with path.open(newline="") as file:
+        rows = sorted(csv.DictReader(file), key=lambda row: row["ImageID"])
+    mids = sorted({row["LabelName"] for row in rows})
+    entries = read(path, [Category(f"class {number}", mid) for number, mid in enumerate(mids)])
+    ids = [json.loads(entry["original_id"]) for entry in entries]
+    assert ids == list(dict.fromkeys(row["ImageID"] for row in rows))
+    boxes = [box for entry in entries for box in entry["boxes"]]
+    assert [mids[box["category"]] for box in boxes] == [row["LabelName"] for row in rows]
+    crowds = Counter(int(row["IsGroupOf"] == "1") for row in rows)
+    assert Counter(box["iscrowd"] for box in boxes) == crowds and crowds[1] > 0
+    corners = [[box["x"], box["x"] + box["w"], box["y"], box["y"] + box["h"]] for box in boxes]
+    expected = [[float(row[name]) for name in ("XMin", "XMax", "YMin", "YMax")] for row in rows]
+    np.testing.assert_allclose(corners, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("sortable", [0, 2**30])
