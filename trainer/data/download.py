@@ -81,13 +81,8 @@ class _Failure(NamedTuple):
     """Whether the source was asked for it; False if its listing shows the fault."""
 
 
-class _Fetched(NamedTuple):
-    """The images of one or all partitions of a download."""
-
-    sums: np.ndarray
-    """Rows of SUM of all images of the plan by id - 1: 0 bytes if one was not fetched."""
-    failures: dict[int, _Failure]
-    """By id."""
+_Outcome = tuple[np.ndarray, dict[int, _Failure]]
+"""Rows of SUM of all images of a plan by id - 1 (0 bytes if one was not fetched), and failures by id."""
 
 
 def fingerprint(*parts: Any) -> str:
@@ -202,22 +197,23 @@ def fetch_partition(
     Images that failed in an earlier call are requested again. If the source is down, and an earlier download
     was good enough without them, they are left out again.
     """
-    known = _read_reports(planned)
+    known_sums, known_failures = _read_reports(planned)
     try:
-        fetched = _Fetch(planned, config, partition, partitions, known._replace(failures={})).run()
+        sums, failures = _Fetch(planned, config, partition, partitions, (known_sums, {})).run()
     except _SourceDown as error:
         if _find_manifest(planned) is None:
             raise
         logger.warning("%s; continuing without the images that an earlier download lacked", error.message)
-        fetched = _Fetch(planned, config, partition, partitions, known).run()
-    ids = np.flatnonzero(fetched.sums["bytes"]) + 1
-    mine = fetched.sums[ids - 1]
+        known = (known_sums, known_failures)
+        sums, failures = _Fetch(planned, config, partition, partitions, known).run()
+    ids = np.flatnonzero(sums["bytes"]) + 1
+    mine = sums[ids - 1]
     columns = {name: pa.array(np.ascontiguousarray(mine[name])) for name in ("bytes", "place")}
     columns["image_id"] = pa.array(ids)
     columns["sha256"] = pa.array(np.ascontiguousarray(mine["sha256"]).tolist(), pa.binary(32))
     stored = pa.table([columns.get(one.name, pa.nulls(len(ids), one.type)) for one in _REPORT], _REPORT)
     failed = pa.Table.from_pylist(
-        [{"image_id": key, "bytes": 0, **failure._asdict()} for key, failure in fetched.failures.items()],
+        [{"image_id": key, "bytes": 0, **failure._asdict()} for key, failure in failures.items()],
         _REPORT,
     )
     uri = storage.join(planned.uri, "fetched", f"{partition}-of-{partitions}.parquet")
@@ -289,7 +285,7 @@ def check(manifest: RawManifest, config: DataConfig) -> None:
         )  # fmt: skip
 
 
-def _read_reports(planned: RawManifest, partitions: int = 0) -> _Fetched:
+def _read_reports(planned: RawManifest, partitions: int = 0) -> _Outcome:
     """Return the images that all partitions of a download fetched; 0 takes all readable reports.
 
     If reports differ on why an image could not be fetched, a lasting reason is taken.
@@ -322,8 +318,7 @@ def _read_reports(planned: RawManifest, partitions: int = 0) -> _Fetched:
         sums["sha256"][at] = np.frombuffer(hashes, "V32")
         failed += report.filter(pc.equal(report["bytes"], 0)).to_pylist()
     failed.sort(key=lambda row: row["reason"] not in reasons.TRIED_AGAIN)
-    failures = {row["image_id"]: _Failure(*(row[name] for name in _Failure._fields)) for row in failed}
-    return _Fetched(sums, failures)
+    return sums, {row["image_id"]: _Failure(*(row[name] for name in _Failure._fields)) for row in failed}
 
 
 @dataclass(frozen=True)
@@ -354,9 +349,9 @@ class _Fetch:
     """
 
     def __init__(
-        self, planned: RawManifest, config: DataConfig, partition: int, partitions: int, known: _Fetched
+        self, planned: RawManifest, config: DataConfig, partition: int, partitions: int, known: _Outcome
     ) -> None:
-        self._planned, self._config, self._known = planned, config, known
+        self._planned, self._config, (self._known_sums, self._known_failures) = planned, config, known
         self._source = sources.parse(planned.source)
         self._policy = UrlPolicy(tuple(sources.places(planned.source)), tuple(config.allow_hosts))
         self._folders = _FOLDERS[partition::partitions]
@@ -371,7 +366,7 @@ class _Fetch:
         self._lost = 0
         """Images that an earlier download fetched, and that are missing or of another size now."""
 
-    def run(self) -> _Fetched:
+    def run(self) -> _Outcome:
         """Fetch them."""
         total = self._planned.listed_images
         with progress("download", round(total * len(self._folders) / len(_FOLDERS)), "images") as bar:
@@ -388,7 +383,7 @@ class _Fetch:
                 "repaired %s: %d stored images were missing or cut off, and were fetched again",
                 self._planned.images, self._lost,
             )  # fmt: skip
-        return _Fetched(self._sums, self._failures)
+        return self._sums, self._failures
 
     def _to_copy(self, bar: Bar) -> Iterator[_Image]:
         """Yield the images that need work; count the stored ones."""
@@ -403,9 +398,9 @@ class _Fetch:
                 for row, place, number, size in zip(rows, places, numbers, sizes, strict=True):
                     if place[:2] not in folders:
                         continue
-                    image_id, before = row["image_id"], self._known.sums[row["image_id"] - 1]
+                    image_id, before = row["image_id"], self._known_sums[row["image_id"] - 1]
                     # One that failed in an earlier download may have been fetched by a later one.
-                    fault = None if size else self._known.failures.get(image_id)
+                    fault = None if size else self._known_failures.get(image_id)
                     if row["fault_reason"]:
                         reason, detail = row["fault_reason"], row["fault_detail"]
                         fault = _Failure(split, row["file_name"], row["origin"], reason, detail, False)

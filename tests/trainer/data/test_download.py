@@ -207,7 +207,8 @@ def test_a_source_that_goes_down_ends_it_early_and_keeps_what_came(make_coco, fa
     reads.clear()
     faults.clear()
     download(str(root), str(tmp_path / "data"), config)
-    assert 80 < came <= 100 and len(reads) == 400 - came
+    # The four threads may have finished an image each after the error.
+    assert 80 < came <= 100 and 396 - came <= len(reads) <= 400 - came
 
 
 def test_many_that_fail_among_others_do_not_end_it(make_coco, faulty_reads, tmp_path):
