@@ -77,7 +77,7 @@ def test_every_module_has_a_page_of_its_docstrings(site):
     assert "trainer.storage.uris" in text
     config = (site / "api/trainer/config/schema.html").read_text()
     assert "Share of the training images held out for validation" in config
-    assert "Raises:" in re.sub("<[^>]+>", "", (site / "api/pipelines/compile.html").read_text())
+    assert "Raises:" in re.sub("<[^>]+>", "", (site / "api/trainer/evaluation/coco.html").read_text())
 
 
 def test_no_page_loads_anything_from_another_host(site):
