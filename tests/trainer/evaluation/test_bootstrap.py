@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from benchmarks.large_split import synthetic
 from tests.trainer.evaluation.test_engines import average_precision, odd_case
 from trainer.evaluation import bootstrap, coco
 from trainer.evaluation.box_matching import match
@@ -84,6 +85,14 @@ def test_a_clear_change_is_sure_and_none_is_not() -> None:
     same = bootstrap.compare(matched(truth, good), matched(truth, good), truth.names)
     assert (same["coco/AP"].delta, same["coco/AP"].low, same["coco/AP"].high) == (0, 0, 0)
     assert same["coco/AP"].verdict == same["AP[cat]"].verdict == "not sure"
+
+
+def test_the_change_lies_in_its_interval_where_samples_are_off() -> None:
+    """A few objects of each class among many detections: samples show larger changes than there is."""
+    truth, good = synthetic(40, 80, 40)
+    _, bad = synthetic(40, 80, 40, seed=1)
+    overall = bootstrap.compare(matched(truth, bad), matched(truth, good), truth.names)["coco/AP"]
+    assert overall.low < overall.delta - 0.02 and overall.delta + 0.02 < overall.high
 
 
 def of_classes(counts: list[int], qualities: list[float], seed: int) -> tuple[Truth, Predictions]:

@@ -91,14 +91,20 @@ def test_a_class_scores_as_if_it_were_alone() -> None:
 
 
 def test_a_few_classes_after_the_others_give_the_same(monkeypatch) -> None:
+    loaded, calls = engines._loaded, []
+    monkeypatch.setattr(engines, "_loaded", lambda *given: calls[-1].append(given) or loaded(*given))
     for seed in range(60):
         truth, detections = odd_case(seed)
+        calls.append([])
         whole = engines.run("hotcoco", truth, detections)
+        assert len(calls[-1]) == 1
+        calls.append([])
         with monkeypatch.context() as small:
             small.setattr(engines, "_AT_ONCE", 20)
             apart = engines.run("hotcoco", truth, detections)
         for one, other in zip(apart, whole, strict=True):
             assert np.array_equal(one, other), seed
+    assert max(map(len, calls)) >= 4  # What keeps the memory small.
 
 
 def test_an_unknown_evaluator() -> None:

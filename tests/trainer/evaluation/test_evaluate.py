@@ -14,7 +14,7 @@ from trainer import storage
 from trainer.base.errors import EvaluationError, StorageError
 from trainer.config.parsing import to_json
 from trainer.data.shard_index import ShardDataset
-from trainer.evaluation import coco
+from trainer.evaluation import coco, scored_files
 from trainer.evaluation.evaluate import Baseline, evaluate, find_baseline
 from trainer.evaluation.inference import predict_split
 from trainer.evaluation.truth_and_predictions import Predictions
@@ -175,6 +175,13 @@ def test_a_rule_about_drift_compares_with_the_shards_of_the_baseline(saved, shar
     storage.write_json(str(output / "metrics.json"), {**summary, "shards": str(tmp_path / "gone")})
     third = scored("g", compare, drift=drift)
     assert not third["passed"] and "are missing" in third["reason"]
+
+
+def test_a_run_is_compared_with_a_file_of_detections(saved, shards, config, tmp_path):
+    summary = evaluate(saved(), shards, str(tmp_path / "run" / "evaluation"), config)
+    comparison = scored_files.compare(str(tmp_path / "run"), summary["predictions"], samples=5)
+    assert comparison["verdict"] == "too few to tell" and comparison["images"] == 4
+    assert comparison["metrics"]["coco/AP"] == [summary["metrics"]["coco/AP"]] * 2
 
 
 def test_other_classes_are_refused_by_name(saved, shards, config, tmp_path):

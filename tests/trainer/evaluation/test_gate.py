@@ -45,6 +45,7 @@ def test_verdict_names_each_rule_and_value():
     assert verdict.reason == "coco/AP50 0.482 >= 0.5: failed\ncoco/AP 0.300 >= 0.3: passed"
     assert gate.decide(gate.Evidence(METRICS), ["coco/AP >= 0.3", "coco/AP50 < 0.9"]).passed
     assert not gate.decide(gate.Evidence(METRICS), ["coco/AP > 0.3"]).passed
+    assert gate.decide(gate.Evidence(METRICS), []).passed
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,20 @@ def test_parallel_passes_give_the_same_and_restore_the_thread_count(shards, tiny
     assert shared.scores == pytest.approx(alone.scores, abs=1e-5)
 
 
+def test_an_error_in_a_thread_is_raised(shards, tiny):
+    def fail(images):
+        raise ValueError("no memory")
+
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with pytest.raises(ValueError, match="no memory"):
+            predict_split(fail, ShardDataset(shards, "train"), tiny(), SINGLE)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_boxes_come_back_to_the_image_and_are_clipped():
     detections = Detections(
         torch.tensor([[[10.0, 20.0, 30.0, 96.0], [0.0, 0.0, 0.0, 0.0]]]), torch.tensor([[0.5, 0.0]]),

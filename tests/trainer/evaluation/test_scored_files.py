@@ -182,3 +182,10 @@ def test_evaluations_of_other_images_are_not_compared(evaluated, tmp_path):
         scored_files.evaluate(
             str(evaluated / "truth.json"), str(evaluated / "bad.json"), str(tmp_path / "f"), config
         )
+
+
+def test_missing_images_are_refused_before_anything_is_scored(drawn, tmp_path):
+    paths = str(drawn / "truth.json"), str(drawn / "bad.json")
+    with pytest.raises(EvaluationError, match=r"there is no image .*0\.jpg"):
+        scored_files.evaluate(*paths, str(tmp_path / "e"), CONFIG, images_uri=str(tmp_path))
+    assert not (tmp_path / "e").exists()

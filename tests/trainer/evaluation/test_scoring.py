@@ -58,6 +58,19 @@ def test_equal_scores_are_above_a_threshold_together() -> None:
     assert scored(truth, detections).points["cat"] == scoring.OperatingPoint(0.5, 0.5)
 
 
+def test_thresholds_against_trying_every_score() -> None:
+    for seed in range(30):
+        truth, detections = odd_case(seed)
+        scores = scored(truth, detections)
+        for name, point in scores.points.items():
+            place = truth.names.index(name)
+            rows, objects = scores.matches.of_class(place), len(scores.matches.objects(place))
+            counted = ~scores.matches.ignored[rows, 0]
+            found, right = scores.matches.scores[rows][counted], scores.matches.right[rows, 0][counted]
+            tried = [2 * right[found >= s].sum() / ((found >= s).sum() + objects) for s in found]
+            assert point.f1 == pytest.approx(max(tried))
+
+
 def test_calibration_of_an_honest_and_a_boastful_detector() -> None:
     truth = scene([0] * 10, classes=1)
     right = [(0, place(truth, number), 0.75) for number in range(3)]
