@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import subprocess
 
 import pytest
 
@@ -14,6 +15,18 @@ def _change_a_byte(path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
+
+
+def test_the_checksums_are_those_of_sha256sum(bundle_uri):
+    done = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=bundle_uri, capture_output=True, check=False)
+    assert done.returncode == 0
+
+
+def test_a_changed_file_is_not_copied(bundle_uri, tmp_path):
+    _change_a_byte(tmp_path / "made" / "model.safetensors")
+    with pytest.raises(StorageError, match="safetensors"):
+        bundle.copy(bundle.load(bundle_uri), str(tmp_path / "copy"))
+    assert not (tmp_path / "copy").exists()
 
 
 def test_all_problems_are_listed(bundle_uri, tmp_path):

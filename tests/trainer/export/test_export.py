@@ -3,7 +3,9 @@
 import json
 import sys
 
+import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import safetensors.torch
 import torch
@@ -15,6 +17,7 @@ from trainer.config.parsing import to_json
 from trainer.data.shard_index import ShardDataset
 from trainer.export import bundle, formats
 from trainer.export import export as exporting
+from trainer.model import boxes as box_ops
 from trainer.model.architecture import build
 from trainer.training import checkpoint
 
@@ -119,6 +122,24 @@ def test_tensorrt_supports_the_raw_graph(exported):
     }
     anchors = 9 * sum(side * side for side in (12, 6, 3, 2, 1))
     assert shapes == {"boxes": ["batch", anchors, 4], "scores": ["batch", anchors, 5]}
+
+
+@pytest.mark.slow
+def test_the_raw_graphs_outputs_are_the_models_boxes_and_scores(exported, trained):
+    detector, _ = checkpoint.load_model(trained)
+    images = np.random.default_rng(0).integers(0, 256, (2, 3, SIZE, SIZE), dtype=np.uint8)
+    session = onnxruntime.InferenceSession(str(exported / "model.raw.onnx"))
+    boxes, scores = session.run(None, {"images": images})
+    with torch.inference_mode():
+        features = detector.features(detector.normalize(torch.from_numpy(images)))
+        logits, offsets = detector.outputs(features)
+        logits = torch.cat([level.permute(0, 3, 1, 2).flatten(1, 2) for level in logits], dim=1)
+        anchors = detector.anchors([level.shape[-2:] for level in features], SIZE)
+    # For every anchor and class, without threshold and limit: the plugin applies those.
+    assert np.abs(scores - torch.sigmoid(logits).numpy()).max() < 1e-4
+    expected = box_ops.decode(offsets, torch.cat(anchors)).clamp(0, SIZE)
+    assert np.abs(boxes - expected.numpy()).max() < 0.01
+    assert (boxes[..., 2:] >= boxes[..., :2]).all() and boxes.min() >= 0 and boxes.max() <= SIZE
 
 
 def test_a_missing_package_is_refused_before_any_work(tiny, tmp_path, monkeypatch):

@@ -52,6 +52,21 @@ def test_several_images_with_a_damaged_one(visit):
     assert page.inner_text("#name") == "a.jpg"
 
 
+def test_images_can_be_removed(visit):
+    page = visit()
+    drop(page, ("a.jpg", jpeg()), ("b.jpg", jpeg(size=(96, 96))), ("c.jpg", jpeg()))
+    page.keyboard.press(".")
+    page.get_by_role("button", name="All boxes are right").click()
+    page.get_by_role("button", name="Take the image away").click()
+    assert page.locator("#images li span:nth-of-type(1)").all_inner_texts() == ["a.jpg", "c.jpg"]
+    assert page.inner_text("#name") == "c.jpg" and page.locator("#export").is_disabled()
+    for _ in range(2):
+        page.get_by_role("button", name="Take the image away").click()
+    assert page.locator("#work").is_hidden() and page.evaluate("document.activeElement.id") == "file"
+    drop(page, ("d.jpg", jpeg()))
+    assert page.inner_text("#name") == "d.jpg" and page.locator(BOXES).count() == 1
+
+
 def test_detections_are_copied_as_json(visit):
     page = visit(permissions=["clipboard-read", "clipboard-write"])
     drop(page, ("a.jpg", jpeg()))
@@ -89,6 +104,17 @@ def test_without_a_camera_the_page_says_why(visit, change, sentence):
     page.get_by_role("button", name="Use the camera").click()
     page.locator("#message.wrong", has_text=sentence).wait_for()
     assert page.locator("#live").is_hidden()
+
+
+def test_a_touch_chooses_a_box_and_draws_one(visit):
+    page = visit(has_touch=True, is_mobile=True)
+    drop(page, ("a.jpg", jpeg()))
+    frame = page.locator("#boxes").bounding_box()
+    scale = frame["width"] / 192
+    page.touchscreen.tap(frame["x"] + 60 * scale, frame["y"] + 40 * scale)
+    assert page.locator(f"{BOXES}.selected").count() == 1
+    page.get_by_role("button", name="Delete the box").tap()
+    assert page.locator(BOXES).count() == 0
 
 
 def test_boxes_are_corrected_with_a_mouse_and_exported_as_coco(visit, tmp_path):

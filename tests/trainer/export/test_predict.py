@@ -13,7 +13,7 @@ from PIL import Image
 from trainer.base.errors import DataError, EvaluationError, ExportError
 from trainer.data.images import normalize
 from trainer.export import bundle, loading
-from trainer.export.predict import as_json, decode_image, open_bundle, open_image
+from trainer.export.predict import Detection, as_json, decode_image, draw, open_bundle, open_image
 from trainer.export.preprocess import preprocess
 
 SIZE = 96
@@ -63,6 +63,13 @@ def test_a_program_is_opened_only_on_request(bundle_uri, tmp_path, kind):
     with pytest.raises(EvaluationError, match="is a program") as caught:
         loading.load(str(made / "model.pt2"), torch.device("cpu"))
     assert "evaluation.run_code" in caught.value.fix
+
+
+def test_a_box_of_no_width_is_not_drawn():
+    detections = [Detection(0, "cat", 0.9, (20.0, 30.0, 60.0, 70.0)), Detection(1, "x", 0.1, (5.0, 5, 5, 9))]
+    image = Image.new("RGB", (100, 80))
+    drawn = np.asarray(draw(image, detections))
+    assert drawn[50, 20].any() and not drawn[:5].any() and not np.asarray(image).any()
 
 
 def test_files_that_are_no_images(tmp_path):

@@ -45,6 +45,13 @@ def test_promote_and_roll_back(tmp_path, root):
         published_models.promote(root, "pets", "v9")
 
 
+def test_a_retried_step_changes_nothing(tmp_path, root):
+    source = _bundle(tmp_path, "v1")
+    published_models.publish(_bundle(tmp_path, "v0"), root, "pets")
+    first = published_models.publish(source, root, "pets")
+    assert replace(published_models.publish(source, root, "pets"), promoted="") == replace(first, promoted="")
+
+
 def test_a_damaged_version_does_not_become_current(tmp_path, root):
     published_models.publish(_bundle(tmp_path, "v1"), root, "pets")
     published_models.publish(_bundle(tmp_path, "v2"), root, "pets")

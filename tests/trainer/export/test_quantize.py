@@ -7,6 +7,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from trainer.base.errors import ExportError
 from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import letterbox
@@ -106,3 +107,11 @@ def test_large_convolutions_are_products_of_matrices_and_equal(networks):
     assert smallest["fine"] == smallest["coarse"] < smallest["c"]
     for one, other in zip(moved, plain, strict=True):
         assert np.array_equal(one, other)
+
+
+def test_a_failed_quantisation_leaves_no_file(tmp_path):
+    (tmp_path / "fp32.onnx").write_bytes(b"no model")
+    with pytest.raises(ExportError, match="the model cannot be quantised") as caught:
+        quantize.quantize(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", _Given([]))
+    assert "leave out onnx-int8" in caught.value.fix
+    assert [path.name for path in tmp_path.iterdir()] == ["fp32.onnx"]

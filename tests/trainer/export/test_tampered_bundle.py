@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from trainer import storage
 from trainer.base.errors import ExportError, FormError, KubedetError, StorageError
 from trainer.export import bundle, published_models
+from trainer.export.predict import open_bundle
 from trainer.storage import records
 
 pytest.importorskip("model_signing")
@@ -126,6 +127,13 @@ def test_irregular_and_huge_files_are_refused(root, keys, name, alter):
     with pytest.raises(StorageError) as caught:
         verify("pets@v2", root, keys[1])
     assert caught.value.fix
+
+
+def test_prediction_opens_regular_files_only(root):
+    _fifo(root / "models" / "pets" / "v2", "model.onnx")
+    chosen = published_models.load("pets", str(root))
+    with pytest.raises(StorageError, match=r"model\.onnx"), open_bundle(chosen):
+        pass
 
 
 @pytest.mark.parametrize(
