@@ -49,6 +49,14 @@ def test_counts_right_false_and_missed():
     assert [(item.score, item.matched) for item in image.predictions] == [(0.9, True), (0.8, False)]
 
 
+def test_class_must_agree_and_detections_in_a_crowd_are_left_out():
+    (image,) = worst_images(truth((0, 0, BOX, 0)), [detection(0, 1, BOX)])
+    assert (image.f1, image.missed, image.false) == (0.0, 1, 1)
+    crowd = truth((0, 0, [0, 0, 100, 80], 1))
+    assert worst_images(crowd, [detection(0, 0, BOX)]) == []
+    assert worst_images(crowd, [detection(0, 1, BOX)])[0].false == 1
+
+
 def test_worst_come_first_and_faultless_images_not_at_all():
     annotations = [(image, 0, BOX, 0) for image in range(4)] + [(2, 0, [60, 10, 20, 20], 0)]
     detections = [detection(1, 0, BOX), detection(3, 0, BOX), detection(3, 0, [60, 10, 20, 20])]

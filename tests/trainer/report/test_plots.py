@@ -25,6 +25,7 @@ def draw(per_class):
 def test_svg_takes_size_and_colours_from_the_page():
     plot = draw(PER_CLASS)
     root = ElementTree.fromstring(plot.svg)
+    assert [label for _, label in plot.legend] == ["cat", "$x_1$ <dog>", "mean"] and "dog" not in plot.svg
     assert root.get("width") is None and root.get("height") is None and root.get("viewBox")
     assert not re.search(r"#[0-9a-f]{6}\b", plot.svg)
     assert {"var(--text)", "var(--grid)", "var(--series-1)", "var(--series-2)"} <= set(
