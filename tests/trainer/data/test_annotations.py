@@ -216,3 +216,10 @@ def test_images_without_boxes(rows, what, exhaustive, kept):
     _, read = rows(source_listing, DataConfig(classes=["cat"], empty_images=what))
     assert len(read["train"]) == kept
     assert source_listing.problems.counts.get(reasons.IMAGE_WITHOUT_BOXES, 0) == 3 - kept
+
+
+def test_the_share_for_val_is_of_the_images_that_are_kept(rows):
+    train = [entry(f"{number}.jpg", *([0] if number % 2 else [])) for number in range(40)]
+    _, read = rows(listing(train=train), DataConfig(empty_images="drop", val_fraction=0.25))
+    assert len(read["train"]) + len(read["val"]) == 20 and all(row["boxes"] for row in read["val"])
+    assert 1 <= len(read["val"]) <= 10

@@ -1,6 +1,9 @@
 import logging
 import os
 import shutil
+import subprocess
+import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -244,6 +247,46 @@ def test_what_was_not_had_is_asked_for_again_and_the_shards_follow(source, tmp_p
     # An earlier run that shards only now takes the images that it found.
     late = shard(first, str(tmp_path), replace(SOME_BAD, jpeg_quality=80))
     assert sum(part.samples for part in late.splits.values()) == 28
+
+
+def test_what_fails_once_is_had_in_the_end(source, tmp_path, monkeypatch):
+    uri, _, reads = source
+    read_buffer = storage.read_buffer
+
+    def read(place: str, **options: str) -> memoryview:
+        data = read_buffer(place, **options)
+        if reads["1.jpg"] == 1 and place.endswith("/1.jpg"):
+            raise StorageError("reset")
+        return data
+
+    monkeypatch.setattr(storage, "read_buffer", read)
+    manifest = download(uri, str(tmp_path), CONFIG)
+    assert manifest.problems == {} and images_of(manifest) == 30 and reads["1.jpg"] == 2
+
+
+@pytest.mark.slow
+def test_a_killed_download_goes_on_where_it_was(make_coco, tmp_path):
+    root, data = make_coco(train=[f"{number}.jpg" for number in range(90)]), tmp_path / "data"
+    code = (
+        "import sys, time; from trainer.data import download as d\n"
+        "from trainer.config.schema import DataConfig\n"
+        "copy = d._copy\n"
+        "d._copy = lambda *given: time.sleep(0.01) or copy(*given)\n"
+        "d.download(sys.argv[1], sys.argv[2], DataConfig(threads=2))\n"
+    )
+    for count in (10, 40, 70):
+        with subprocess.Popen([sys.executable, "-c", code, str(root), str(data)]) as process:
+            while len(list(data.rglob("*.jpg"))) < count:
+                assert process.poll() is None
+                time.sleep(0.005)
+            process.kill()
+        assert not list(data.rglob("manifest.json"))
+    before = {path: path.stat().st_mtime_ns for path in data.rglob("*.jpg")}
+    manifest = download(str(root), str(data), CONFIG)
+    assert images_of(manifest) == 90 and 70 <= len(before) < 90
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    for row in (row for split in manifest.splits for row in rows_of(manifest, split)):
+        assert Path(image_of(manifest, row)).read_bytes() == Path(row["origin"]).read_bytes()
 
 
 def test_where_it_fails_again_everything_stays(source, tmp_path, caplog):

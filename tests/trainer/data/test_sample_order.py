@@ -60,12 +60,15 @@ def read(sizes, seed, start, steps, whole, batch, world):
     streams = [SampleStream(sizes, seed) for _ in range(world)]
     indices = []
     for step in range(steps):
+        shares = []
         for rank, stream in enumerate(streams):
             passes = rank_positions(start + step * whole, whole, batch, world_size=world, rank=rank)
             # Every rank makes as many, and none without an image: SyncBatchNorm would wait for ever.
             assert len(passes) == forward_passes(whole, batch, world)
             assert all(1 <= len(turn) <= max(batch, 2) for turn in passes)
             indices += [stream[position] for turn in passes for position in turn]
+            shares.append(sum(map(len, passes)))
+        assert max(shares) - min(shares) <= 1
     return indices
 
 

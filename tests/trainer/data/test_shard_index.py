@@ -2,6 +2,8 @@
 
 import hashlib
 import resource
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -129,6 +131,7 @@ def wait_for(condition):
 def test_expected_shards_are_read_from_their_copies(remote, bucket, tmp_path):
     dataset = ShardDataset(remote, "train", ShardCache(tmp_path / "cache"))
     whole = [dataset.read(position) for position in range(20)]
+    assert {sample["file_name"] for _, sample in whole} == set(NAMES) and not copies(tmp_path / "cache")
     dataset.expect(np.arange(20))
     wait_for(lambda: len(dataset._files._files) == len(dataset.shards))
     for shard_of in dataset.shards:
@@ -206,6 +209,25 @@ def test_what_arrives_damaged_always_is_named_and_not_kept(store, tmp_path):
     with pytest.raises(StorageError, match=r"0\.tar is damaged: its sha256 is"):
         ShardCache(tmp_path / "cache", SIZE).fetch(uri, sha256, size)
     assert not names(tmp_path / "cache") and not list((tmp_path / "cache").glob("*.part"))
+
+
+def test_what_a_killed_process_left_is_removed_and_its_room_free(store, tmp_path):
+    two = shards(store, 2)
+    script = (
+        "import sys, time; from trainer.data import shard_index as s; from pathlib import Path\n"
+        "def read(*_):\n    print('reading', flush=True); time.sleep(60)\n"
+        "s.storage.read_range = read\n"
+        "s.ShardCache(Path(sys.argv[1]), 1000).fetch(sys.argv[2], sys.argv[3], 1000)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path), *two[0][:2]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        assert ShardCache(tmp_path, SIZE).fetch(*two[0]) is Fetched.BUSY
+        assert ShardCache(tmp_path, SIZE).fetch(*two[1]) is Fetched.FULL
+        process.kill()
+    assert list(tmp_path.glob("*.part"))
+    assert ShardCache(tmp_path, SIZE).fetch(*two[1]) is Fetched.STORED
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_a_full_disk_ends_nothing_and_is_told(store, tmp_path, caplog):

@@ -325,6 +325,19 @@ def test_boxes_that_stick_out_are_clipped():
     problems.check("x", images=1, boxes=1, max_bad_fraction=0.0)
 
 
+def test_the_area_of_the_source_is_kept():
+    kept = clean([annotation(0, 0, 5, 5, area=7.5), annotation(0, 0, 5, 5)], 20, 10, 1, Problems(), "x")
+    assert [box["area"] for box in kept] == [7.5, 25]
+
+
+def test_boxes_below_a_side_are_counted_and_are_no_error():
+    problems = Problems()
+    boxes = [annotation(1, 1, 3, 9), annotation(1, 1, 4, 4), annotation(18, 1, 4, 9)]
+    kept = clean(boxes, 20, 10, 2, problems, "x.jpg", min_side=4)
+    assert [box["bbox"] for box in kept] == [[1, 1, 4, 4]]
+    assert problems.counts == {reasons.BOX_SMALL: 2} and reasons.BOX_SMALL not in reasons.BAD_BOXES
+
+
 def test_what_arithmetic_leaves_outside_is_not_counted():
     problems = Problems()
     box = {"category_id": 0, "bbox": [0.1, -1e-13, 9.9, 10 + 2e-13], "area": 0.0, "iscrowd": 0}

@@ -27,6 +27,7 @@ XML = (
     "<name>cat</name><bndbox><xmin>1</xmin><ymin>2</ymin><xmax>3</xmax><ymax>4</ymax></bndbox></object>"
     "</annotation>"
 )
+METHODS = {"zip": zipfile.ZIP_DEFLATED, "stored.zip": zipfile.ZIP_STORED, "lzma.zip": zipfile.ZIP_LZMA}
 FORMS = ("zip", "tar", "tar.gz", "tgz", "tar.bz2", "tar.xz")
 
 
@@ -34,8 +35,8 @@ def pack(folder: Path, form: str, top: str = "") -> Path:
     """Pack the files of a folder, below a folder `top`, as operating systems do."""
     path = folder.parent / f"{folder.name}.{form}"
     files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
-    if form == "zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    if form in METHODS:
+        with zipfile.ZipFile(path, "w", METHODS[form]) as archive:
             for file in files:
                 archive.write(file, f"{top}{file.relative_to(folder).as_posix()}")
             archive.writestr(f"__MACOSX/{top}._data.yaml", b"x")
@@ -104,6 +105,13 @@ def test_what_is_found_does_not_depend_on_the_machine(make_set, tmp_path, monkey
     assert rows(str(archive)) == before and again.listing().state == state
     assert before[0]["origin"] == f"{archive}#train/a.jpg" and str(tmp_path / "yolo") in str(archive)
     assert again.read(before[0]["origin"])
+
+
+def test_an_archive_in_a_bucket(make_set, bucket):
+    (bucket / "set.zip").write_bytes(pack(make_set("voc"), "zip").read_bytes())
+    (row,) = rows("s3://bucket/set.zip")
+    assert row["origin"] == "s3://bucket/set.zip#train/a.jpg"
+    assert sources.parse("voc:s3://bucket/set.zip").read(row["origin"])
 
 
 def test_messages_name_the_archive(make_set, tmp_path):
@@ -189,7 +197,7 @@ def packed(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("form", ["zip", "tar.gz", "tar.bz2"])
+@pytest.mark.parametrize("form", [*METHODS, "tar.gz", "tar.bz2"])
 @pytest.mark.parametrize("place", [0.3, 0.9])
 def test_a_changed_byte_is_damage(form, place, packed):
     archive = packed(form)
@@ -350,6 +358,23 @@ def test_links_encrypted_and_overlapping_members_are_refused(zip_path):
     patch(zip_path, b"a/stored.jpg", 20, "<L", 2**20)  # Its bytes would be those of the next ones as well.
     with pytest.raises(DataError, match="within another member"):
         Zip(str(zip_path))
+
+
+def test_a_local_header_with_a_longer_extra_field_than_the_directory_tells(zip_path):
+    data, name = bytearray(zip_path.read_bytes()), "a/é deflated.jpg".encode()
+    entry = data.rindex(name) - 46
+    struct.pack_into("<H", data, entry + 30, 0)  # The directory's extra field goes; the local one stays.
+    del data[entry + 46 + len(name) : entry + 46 + len(name) + 304]
+    end = data.rindex(b"PK\x05\x06")
+    struct.pack_into("<L", data, end + 12, struct.unpack_from("<L", data, end + 12)[0] - 304)
+    zip_path.write_bytes(data)
+    assert Zip(str(zip_path)).read("a/é deflated.jpg") == b"abc" * 1000
+
+
+def test_what_is_too_large_for_an_image_is_not_read(zip_path, monkeypatch):
+    monkeypatch.setattr(files, "_LARGEST", 2000)
+    with pytest.raises(StorageError, match="2304 bytes are too many for an image"):
+        Zip(str(zip_path)).read("a/stored.jpg")
 
 
 def test_a_bomb_that_says_to_be_small_is_not_unpacked(zip_path):

@@ -92,17 +92,17 @@ def test_one_json_is_train_whatever_its_name(make_coco):
 
 
 def test_subfolders_backslashes_cases_and_accents(make_coco, edit_json):
-    names = ["city/a.jpg", "B.JPG", "e\u0301.jpg"]
+    names = ["city/a.jpg", "B.JPG", "e\u0301.jpg", "c.jpg", "c.JPG", "C.jpg"]  # The exact name comes first.
     root = make_coco(train=names)
 
     def change(form):
-        written = ["city\\a.jpg", "b.jpg", "\u00e9.jpg"]
+        written = ["city\\a.jpg", "b.jpg", "\u00e9.jpg", *names[3:]]
         for image, name in zip(form["images"], written, strict=True):
             image["file_name"] = name
 
     edit_json(root / "annotations" / "instances_train.json", change)
     rows = rows_of(listing(root).splits["train"])
-    assert [row["fault_reason"] for row in rows] == [""] * 3
+    assert [row["fault_reason"] for row in rows] == [""] * 6
     assert [Path(row["origin"]).relative_to(root / "train").as_posix() for row in rows] == names
 
 
@@ -233,6 +233,13 @@ def test_urls_that_cannot_be_fetched_are_not_followed(make_coco, edit_json):
     root = make_coco(train=["a.jpg", "b.jpg"])
     path = root / "annotations" / "instances_train.json"
     edit_json(path, lambda form: form["images"][1].update(coco_url="file:///etc/passwd", file_name="x.jpg"))
+    assert rows_of(listing(root).splits["train"])[1]["fault_reason"] == reasons.IMAGE_MISSING
+
+
+def test_bytes_of_json_with_surrogates(make_coco, edit_json):
+    root = make_coco(train=["a.jpg"])
+    path = root / "annotations" / "instances_train.json"
+    edit_json(path, lambda form: form["images"].append({"id": 1, "file_name": "\ud800.jpg"}))
     assert rows_of(listing(root).splits["train"])[1]["fault_reason"] == reasons.IMAGE_MISSING
 
 

@@ -1,16 +1,21 @@
+import http.server
 import json
+import re
 import shutil
+import threading
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faulty_store import Proxy, go_away
 
 from trainer import storage
 from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import raw_folder, sources
-from trainer.data.download import download
+from trainer.data.download import download, fetch_partition, join, plan
 from trainer.data.raw_folder import SplitCounts, Table
 from trainer.data.sources.coco import ANNOTATIONS
 from trainer.data.sources.source import Category
@@ -41,6 +46,39 @@ def mirror(make_coco, tmp_path) -> Path:
     return folder
 
 
+@pytest.fixture
+def server(mirror) -> Iterator[str]:
+    """The mirror on the web, with ranges."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            path = mirror / self.path.strip("/")
+            data = path.read_bytes() if path.is_file() else b""
+            part = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+            self.send_response(404 if not data else 206 if part else 200)
+            if part and data:
+                start, stop = int(part[1]), min(int(part[2] or len(data) - 1), len(data) - 1)
+                self.send_header("Content-Range", f"bytes {start}-{stop}/{len(data)}")
+                data = data[start : stop + 1]
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(data)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        httpd.daemon_threads = True
+        threading.Thread(target=httpd.serve_forever, args=(0.02,), daemon=True).start()
+        yield f"http://127.0.0.1:{httpd.server_port}"
+        httpd.shutdown()
+
+
 def rows_of(raw: dict, split: str) -> list[dict]:
     table = Table(f"{raw.uri}/{split}.parquet")
     return [row for block in range(table.blocks) for row in table.batch(block).to_pylist()]
@@ -64,6 +102,43 @@ def test_images_come_one_by_one_from_zips_in_a_store(mirror, bucket, proxy, tmp_
     requests = [one for one in proxy.requests if one.startswith("GET") and "zips/train2017.zip" in one]
     assert 12 <= len(requests) <= 18
     assert download(f"coco:2017,base={address}", str(tmp_path / "data"), CONFIG) == raw
+
+
+@pytest.mark.parametrize("kind", ["none", "corrupt", "death"])
+def test_a_web_server_of_zips_that_fails_now_and_then(kind, server, mirror, hurried, tmp_path):
+    hurried(first=10.0)
+    calm = download(f"coco:2017,base={mirror}", str(tmp_path / "calm"), CONFIG)
+    proxy = Proxy(server, mirror)
+    planned = plan(f"coco:2017,base={proxy.url}", str(tmp_path / "data"), CONFIG)
+    proxy.requests.clear()
+    if kind == "death":
+        go_away(proxy, 5, 0.3)
+    elif kind == "corrupt":
+        proxy.fail(kind, times=6, after=300)
+    fetch_partition(planned, CONFIG)
+    raw = join(planned, CONFIG)
+    proxy.stop()
+    assert raw.problems == {} and raw.splits == calm.splits and proxy.faults == []
+    assert len(proxy.requests) >= 16
+    assert kind != "none" or (len(proxy.requests) <= 28 and all("-" in one for one in proxy.requests))
+    images, expected = (
+        {path.name.partition("-")[0]: path.read_bytes() for path in Path(manifest.images).rglob("*.jpg")}
+        for manifest in (raw, calm)
+    )
+    assert images == expected and len(images) == 16
+
+
+def test_a_changed_zip_fetches_what_changed(mirror, make_jpeg, tmp_path):
+    source, zips = f"coco:2017,base={mirror}", mirror / "zips"
+    before = download(source, str(tmp_path / "data"), CONFIG)
+    with zipfile.ZipFile(zips / "val2017.zip") as old, zipfile.ZipFile(zips / "new", "w") as new:
+        for item in old.infolist():
+            changed = item.filename.endswith("21.jpg")
+            new.writestr(item.filename, make_jpeg(50, 50) if changed else old.read(item))
+    (zips / "new").rename(zips / "val2017.zip")
+    after = download(source, str(tmp_path / "data"), CONFIG)
+    assert after.fingerprint != before.fingerprint and after.images == before.images
+    assert len(list(Path(after.images).rglob("*.jpg"))) == 17
 
 
 def test_damaged_and_missing_members_are_reported(mirror, tmp_path):

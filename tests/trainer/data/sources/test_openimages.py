@@ -215,6 +215,8 @@ def test_images_are_whole_wherever_a_block_ends(tmp_path, monkeypatch, sortable)
 
 
 def test_fields_that_are_empty_or_unknown(tmp_path):
+    (tmp_path / "none.csv").write_text(HEADER)
+    assert read(tmp_path / "none.csv", [Category("Cat", "/m/01yrx")]) == []
     lines = ["a,/m/01yrx,,1,0,1,-1", "b,,0,1,0,1,", "c,/m/x,0,1,0,1,1"]
     (tmp_path / "x.csv").write_text(HEADER + "\n".join(lines))
     first, second, third = (

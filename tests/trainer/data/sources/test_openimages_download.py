@@ -1,12 +1,13 @@
 """Open Images from a mirror to shards."""
 
 import http.server
+import shutil
 import threading
 from functools import partial
 from pathlib import Path
 
 import pytest
-from openimages_mirror import IDS, MIDS, source
+from openimages_mirror import CLICKS, IDS, MIDS, box, source
 
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
@@ -14,6 +15,7 @@ from trainer.data.download import download
 from trainer.data.raw_folder import Category
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
+from trainer.data.sources.openimages import BOXES
 from trainer.evaluation.openimages_metric import image_labels
 
 
@@ -85,6 +87,22 @@ def test_from_a_mirror_on_the_web(mirror, monkeypatch, tmp_path):
     assert counts == {"train": 3, "val": 2, "test": 2} and raw.problems[reasons.IMAGE_MISSING].count == 1
     (part,) = Path(raw.images).rglob(f"{IDS['test'][1]}-*.jpg")
     assert part.read_bytes() == (mirror / "pixels" / "test" / f"{IDS['test'][1]}.jpg").read_bytes()
+
+
+def test_more_images_and_other_parts_fetch_only_what_is_new(mirror):
+    ids, fetched = mirror / "ids.txt", []
+    ids.write_text("\n".join(f"train/{image_id}" for image_id in IDS["train"][:2]))
+    for text in (f"images={ids}", "splits=train", "splits=train,hierarchy=expand", "splits=train"):
+        if len(fetched) == 3:
+            row = box("0000ffffffffffff", "Cat") + [0.5] * len(CLICKS)
+            with (mirror / "base" / BOXES["train"]).open("a") as file:
+                file.write(",".join(map(str, row)) + "\n")
+            images = mirror / "pixels" / "train"
+            shutil.copy(images / f"{IDS['train'][0]}.jpg", images / f"{row[0]}.jpg")
+        raw = download(source(mirror, text).uri, str(mirror / "data"), DataConfig(val_fraction=0.5))
+        fetched.append({path.name: path.stat().st_mtime_ns for path in Path(raw.images).rglob("*.jpg")})
+    assert [len(images) for images in fetched] == [2, 4, 4, 5]
+    assert fetched[0].items() < fetched[1].items() == fetched[2].items() < fetched[3].items()
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):

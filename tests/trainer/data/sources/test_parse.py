@@ -75,7 +75,12 @@ def test_empty_and_other_folders(tmp_path):
 def test_folders_in_a_bucket_are_recognised(make_coco, make_jpeg, bucket):
     shutil.copytree(make_coco(train=["a.jpg"], val=["b.jpg"]), bucket / "my" / "coco")
     source = sources.parse("s3://bucket/my/coco/")
-    assert source == CocoSource("s3://bucket/my/coco") and list(source.listing().splits) == ["train", "val"]
+    listed = source.listing()
+    assert source == CocoSource("s3://bucket/my/coco") and list(listed.splits) == ["train", "val"]
+    (entry,) = entries_of(listed.splits["val"])
+    assert source.read(entry.origin) == make_jpeg()
+    (bucket / "my" / "coco" / "val" / "b.jpg").write_bytes(b"other")
+    assert source.listing().state != listed.state
     for folder, name, data in (
         ("Annotations", "x.xml", VOC_XML.encode()), ("JPEGImages", "x.jpg", make_jpeg()),
         ("ImageSets/Main", "train.txt", b"x\n"),
