@@ -59,7 +59,7 @@ def test_a_suspended_job_waits_for_its_queue_however_long(run, quick, fake_clust
         f"job train: suspended, position 1 in queue gpus: {QUOTA}",
     ]
     assert "job train: succeeded" in lines
-    assert sum("suspended" in line for line in lines) == 2, lines
+    assert sum("suspended" in line and "no line for" not in line for line in lines) == 2, lines
 
 
 def test_its_position_is_reported_rarely_and_a_new_reason_at_once(run, backend, fake_cluster, meanwhile):
