@@ -235,7 +235,7 @@ class ArchiveSource(Source):
             for row, origin in enumerate(origins):
                 if origin.startswith(folder):
                     name = origin.removeprefix(folder)
-                    origins[row], versions[row] = f"{self.location}#{name}", unpacked.versions[name]
+                    origins[row], versions[row] = f"{self.location}#{name}", unpacked.versions.get(name, "")
             details = pc.replace_substring(batch["fault_detail"], unpacked.folder, self.location)
             changed = {"origin": pa.array(origins, pa.string()), "version": pa.array(versions, pa.string())}
             changed["fault_detail"] = details

@@ -114,6 +114,14 @@ def test_an_archive_in_a_bucket(make_set, bucket):
     assert sources.parse("voc:s3://bucket/set.zip").read(row["origin"])
 
 
+def test_an_image_that_is_listed_and_not_in_the_archive_is_missing(make_set):
+    folder = make_set("yolo")
+    (folder / "data.yaml").write_text("train: train.txt\nnames: [cat]\n")
+    (folder / "train.txt").write_text("train/a.jpg\ntrain/gone.jpg\n")
+    sound, gone = rows(str(pack(folder, "zip")))
+    assert (sound["fault_reason"], gone["fault_reason"], gone["version"]) == ("", "image missing", "")
+
+
 def test_messages_name_the_archive(make_set, tmp_path):
     folder = make_set("yolo")
     (folder / "train" / "a.txt").write_text("0 0.5 0.5\n")
