@@ -21,6 +21,11 @@ CASES = {
     "scaling": ["--size", "128", "--images", "1", "--classes", "3", "--steps", "1", *TRAINS],
     "checkpoint": ["--classes", "3"],
     "accuracy": ["--source", "sample:images=48,seed=3,size=96", "--epochs", "4", "--seeds", "1", *TRAINS],
+    "same_time": [
+        *("--source", "sample:images=48,seed=3,size=96", "--image-size", "96", "--first", "debug"),
+        *("--second", "debug", "--second-set", "train.lr=2e-3 train.ema_decay=0.9"),
+        *("--seconds", "2", "--trial", "1"),
+    ],
     "loader": ["--cases", "", "--images", "16", "--cold-images", "16", "--workers", "1"],
     "download": ["--images", "20", "--connections", "4"],
     "storage": ["--megabytes", "17", "--small", "20"],
@@ -40,6 +45,7 @@ FIGURES = {
     "scaling": {"processes", "images_per_second_together", "limit_of_the_machine", "ratio"},
     "checkpoint": {"written_s", "held_s"},
     "accuracy": {"ours_AP", "stock_AP"},
+    "same_time": {"first_val_AP", "second_test_AP50", "first_images_seen", "second_seconds"},
     "loader": {
         "share_of_limit_640x480_to_512", "augmented_share_640x480_to_512", "decode_ms_640x480_to_512",
         "resize_ms_640x480_to_512", "loader_wall_640x480_to_512", "augmented_wall_640x480_to_512",
