@@ -22,7 +22,7 @@ from components import (
 )
 from components.images import COMPONENT_IMAGE
 from operations.tuning import best, trial
-from trainer.base.errors import DataError
+from trainer.base.errors import DataError, StorageError
 
 COMPONENTS = [
     module.__dict__[module.__name__.split(".")[-1]]
@@ -97,6 +97,14 @@ def test_in_a_pod_kubernetes_learns_what_the_step_said(monkeypatch, tmp_path, ca
     assert written.startswith("grün grün".encode()) and len(written) <= 4096
     # The message is the end of the log, for whoever looks there.
     assert capfd.readouterr().err.rstrip().endswith("fix: mend it")
+
+
+def test_keys_that_are_missing_are_told_with_the_secrets_name(capfd, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    error = StorageError("cannot read s3://bucket/x: the name 's3.amazonaws.com' is not known")
+    with pytest.raises(SystemExit):
+        steps.run("prepare", FAILS, error, secret="team-keys")
+    assert "the Secret team-keys is not in its namespace" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("component", COMPONENTS, ids=lambda component: component.name)

@@ -1,16 +1,20 @@
 """Jobs of Run:ai, against a program of its name."""
 
+import os
+import signal
+import threading
 from itertools import pairwise
 
 import pytest
 from fake_runai import FakeRunai
+from patience import until
 
 from components.launchers.backend import Phase, Timings
 from components.launchers.cluster import watch
 from components.launchers.pod_template import LABEL_MANAGED, LABEL_SPEC
 from components.launchers.runai import RunaiBackend
 from components.launchers.spec import from_fields
-from trainer.base.errors import ConfigError, LaunchError
+from trainer.base.errors import ConfigError, Interrupted, LaunchError
 
 HASTY = Timings(poll=0.05, removal=2, submit=20, replaced=0.1)
 
@@ -171,3 +175,16 @@ def test_a_failed_job_is_reported_with_the_pod_that_caused_it(backend, runai):
         "pod train-worker-0 (rank 1) failed with exit code 3: the loss is nan\n  fix: lower it"
     )
     assert error.value.exit_code == 3
+
+
+def test_a_stop_signal_deletes_the_job(backend, runai):
+    output = []
+
+    def end():
+        until(lambda: any("hello" in line for line in output))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end, daemon=True).start()
+    with pytest.raises(Interrupted, match="the training was stopped"):
+        watch.run(backend, job(), output.append)
+    assert runai.verbs() == ["standard submit", "standard delete"]

@@ -48,7 +48,9 @@ def test_what_is_needed_stays_whole_and_the_rest_is_gone(root):
     assert sorted(path.name for path in root.joinpath("runs").iterdir()) == [
         "night-03", "night-04", "night-05",
     ]  # fmt: skip
+    assert sorted(path.name for path in root.joinpath("models/sample").glob("v*")) == ["v3", "v4"]
     assert [path.name for path in root.joinpath("shards").iterdir()] == [new["fingerprint"]]
+    assert [len(list(root.joinpath(kind).iterdir())) for kind in ("raw", "images")] == [1, 1]
     assert readable(root, new)
     assert not root.joinpath("shards", old["fingerprint"]).exists()
     assert published_models.current(str(root), "sample").version == "v4"

@@ -7,6 +7,7 @@ from fake_pod import endless
 
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError
+from components.launchers.cluster.kinds import KINDS
 from trainer.base.errors import ConfigError
 
 
@@ -128,3 +129,13 @@ def test_a_job_of_the_other_kind_is_replaced_by_one_of_the_preferred(knows, job,
     backend.submit(job(env={"A": "1"}))
     assert backend.status("train").kind == "PyTorchJob"
     assert [status.kind for status in backend.list_jobs()] == ["PyTorchJob"]
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+@pytest.mark.parametrize(
+    ("held", "phase"), [([], "suspended"), (["Failed"], "failed"), (["Suspended", "Failed"], "failed")]
+)
+def test_an_end_counts_more_than_a_suspension(job, kind, held, phase):
+    *_, body = kind.manifests(job(kueue_queue="q"), lambda *_: False)
+    conditions = [{"type": name, "status": "True"} for name in held]
+    assert kind.state({**body, "status": {"conditions": conditions}}).phase == phase

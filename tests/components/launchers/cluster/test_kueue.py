@@ -35,6 +35,11 @@ def test_a_job_that_waits_for_quota_reports_position_and_reason(waiting, kueue):
     assert waiting().message.startswith("position 2 in queue gpus: ")
 
 
+def test_a_job_that_never_fits_is_told_so(waiting, kueue):
+    kueue.waits("train", "insufficient quota: request (300m) > maximum capacity (200m)")
+    assert "capacity (200m); it never fits unless it asks for less" in waiting().message
+
+
 @pytest.mark.parametrize(
     ("message", "reason", "word"),
     [

@@ -5,14 +5,18 @@ import re
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from fake_kueue import BOTH, QUOTA, give_kueue
 from fake_pod import endless, fine
 from kinds import both
 
+from components.launchers.backend import JobStatus, Phase, PodStatus
 from components.launchers.cluster.backend import ClusterBackend
+from components.launchers.cluster.kinds import KINDS
 from components.launchers.cluster.kueue import framework
+from components.launchers.cluster.pods import PodHistory
 from trainer.base.errors import LaunchError
 
 
@@ -99,6 +103,12 @@ def test_a_job_that_no_controller_releases_is_given_up(run, quick, fake_cluster,
     assert fake_cluster.job("train") is None
 
 
+def test_so_is_one_where_there_is_no_kueue(run, quick, fake_cluster):
+    with pytest.raises(LaunchError, match="no Kueue is installed: the cluster does not know its Workloads"):
+        run(quick, kueue_queue="gpus", start_timeout=600)
+    assert fake_cluster.job("train") is None
+
+
 @pytest.mark.parametrize(
     ("spoil", "message", "fix"),
     [
@@ -153,3 +163,17 @@ def test_a_job_that_is_taken_back_resumes_and_that_counts_as_no_restart(
     assert [phase for phase in kept if phase in ("suspended", "running")][:6] == ["suspended", "running"] * 3
     assert set(kept) <= {*once, "succeeded"}
     assert not [line for line in lines if "restarted" in line]
+
+
+@pytest.mark.parametrize("kind", [kind.title for kind in KINDS.values()])
+def test_pods_that_end_slowly_when_their_job_is_taken_back_are_no_restarts(kind):
+    """A TrainJob's pods have other names each time: old ones and new ones are there side by side."""
+    count = PodHistory(None).completed
+    of = partial(JobStatus, "train", kind=kind, queue="gpus")
+    first, second, third = (PodStatus(f"train-{uid}", "Running", 0, uid=uid) for uid in "123")
+    count(of(Phase.RUNNING, pods=(first,)))
+    count(of(Phase.SUSPENDED, pods=(first,)))
+    both = count(of(Phase.PENDING, pods=(first, second)))
+    assert (both.phase, [item.restarts for item in both.pods]) == (Phase.PENDING, [0, 0])
+    lost = count(of(Phase.PENDING, pods=(third,)))
+    assert (lost.phase, lost.pods[0].restarts) == (Phase.RESTARTING, 1)

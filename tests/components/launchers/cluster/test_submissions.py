@@ -1,5 +1,6 @@
 """Jobs are created, adopted, replaced and deleted."""
 
+import threading
 import time
 from dataclasses import replace
 
@@ -45,6 +46,14 @@ def test_the_same_job_is_adopted(backend, fake_cluster, job, endless_pods, caplo
     assert uid(fake_cluster) == first
     assert not fake_cluster.requests("DELETE")
     assert "adopting it" in caplog.text
+
+
+def test_a_finished_job_is_adopted_too(backend, fake_cluster, job):
+    backend.submit(job())
+    until(lambda: backend.status("train").phase is Phase.SUCCEEDED)
+    first = uid(fake_cluster)
+    backend.submit(job())
+    assert uid(fake_cluster) == first
 
 
 @both
@@ -100,6 +109,7 @@ def test_a_foreign_job_is_left_alone(backend, fake_cluster, job, kind):
         with pytest.raises(LaunchError, match="not made by kubedet"):
             act()
     assert fake_cluster.job("train") and not fake_cluster.requests("DELETE")
+    assert backend.list_jobs() == []
 
 
 @pytest.mark.parametrize("patience", [2.0, 0.0])
@@ -179,3 +189,12 @@ def test_a_stopped_operator_is_waited_for_as_an_outage(job, kind, fake_cluster, 
     fake_cluster.faults.append(Fault("POST", kind.plural, status=500, message=AWAY, times=6))
     backend.submit(job())
     assert len(fake_cluster.requests("POST", kind.plural)) == 7
+
+
+def test_any_of_several_controllers_is_waited_for(job, fake_cluster, timings):
+    fake_cluster.installed = {"pytorchjobs", "trainjobs", "trainingruntimes"}
+    fake_cluster.operator, fake_cluster.trainer.away = False, True
+    backend = ClusterBackend.connect(timings=replace(timings, outage=60))
+    threading.Timer(0.5, lambda: setattr(fake_cluster, "operator", True)).start()
+    backend.submit(job())
+    assert backend.status("train").kind == "PyTorchJob"
