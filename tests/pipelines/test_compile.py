@@ -17,6 +17,7 @@ from pipelines import ASSIST, CLEANUP, SEARCH, TITLES
 from pipelines.compile import compile_pipeline, inline_conditions, pass_parameters
 from pipelines.local import for_this_machine
 from pipelines.parameters import SIZES, CompileOptions
+from trainer.base.errors import StorageError
 
 OPTIONS = {
     "bucket": CompileOptions(),
@@ -309,6 +310,13 @@ def test_the_image_can_be_another_registrys_and_no_secret_is_compiled(tmp_path):
     containers = [executor["container"] for executor in spec["deploymentSpec"]["executors"].values()]
     assert {container["image"] for container in containers} == {image}
     assert job_request(spec)["default_image"] == image
+
+
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot write"):
+        compile_pipeline(tmp_path / "file" / "pipeline.yaml")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_local_runs_neither_retry_nor_clean_up(spec):

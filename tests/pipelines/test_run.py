@@ -40,6 +40,16 @@ TINY = {
 SOURCE = ["--source", "sample:images=12,seed=5,size=96"]
 
 
+@pytest.mark.parametrize(
+    "words", [("--set", "train.epochs=1.5"), ("--source", "coco:/nonexistent"), ("--prices", "/nonexistent")]
+)
+def test_mistakes_are_refused_before_anything_starts(words, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["run", *words, "--output", str(tmp_path / "runs")]) == 2
+    assert words[1].removeprefix("coco:").partition("=")[0] in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_other_settings_are_refused_once_it_has_trained(tmp_path):
     before = Options("a", {"output": str(tmp_path), "overrides": {"train.epochs": 1}})
     after = replace(before, given={**before.given, "overrides": {"train.epochs": 2}})

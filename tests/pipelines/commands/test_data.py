@@ -92,6 +92,17 @@ def test_what_is_wrong_with_a_source_is_counted_with_examples(data, tmp_path):
     assert "gone.jpg: " in out
 
 
+def test_everything_that_is_damaged_is_named_at_once(data, broken):
+    flip_a_byte(broken / "train-00000.tar", 700)
+    os.truncate(broken / "val-00000.tar", 3000)
+    (broken / "test-00000.tar").unlink()
+    code, out, err = data("verify", broken)
+    assert code == 2 and not out and "train-00000.tar: its sha256 is" in err
+    assert re.search(r"val-00000.tar: 3,000 bytes, not [\d,]+; 2 of its 2 images are not in it\n", err)
+    assert err.count("val-00000.tar") == 1, "once, and not for each of its images"
+    assert "test-00000.tar" in err and f"fix: run `kubedet data verify --repair {broken}`" in err
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

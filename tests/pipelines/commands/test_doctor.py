@@ -1,6 +1,9 @@
 """`kubedet doctor`."""
 
 import pytest
+from fake_exec import give_exec
+from fake_pod import endless
+from patience import until
 
 
 def test_all_is_well(kubedet, tmp_path):
@@ -31,6 +34,19 @@ def test_this_machine_alone_is_looked_at(kubedet, fake_cluster):
     assert code == 0
     assert "ok       packages: " in out
     assert not fake_cluster.seen
+
+
+@pytest.mark.slow
+def test_a_running_job_is_looked_into(kubedet, fake_cluster):
+    give_exec(fake_cluster)
+    fake_cluster.lives["a-master-0"] = endless
+    kubedet("job", "submit", "--name", "a", "--image", "i:1", "--", "true")
+    until(lambda: fake_cluster.pod("a-master-0").body["status"]["phase"] == "Running")
+    words = ["--shared-memory", "1", "--interface", "net77", "--rdma", "--gpus", 4096]
+    code, out, _ = kubedet("doctor", "--job", "a", *words)
+    assert code == 1 and "ok       a-master-0: shared memory: " in out
+    assert "missing  a-master-0: network interfaces: net77 required" in out
+    assert "missing  a-master-0: GPUs: " in out
 
 
 @pytest.mark.parametrize(

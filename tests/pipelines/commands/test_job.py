@@ -1,6 +1,7 @@
 """`kubedet job`, against a fake API server."""
 
 import pytest
+from fake_kueue import give_kueue
 from fake_pod import endless
 from patience import until
 
@@ -71,6 +72,45 @@ def test_a_command_where_none_belongs_is_refused(kubedet, fake_cluster):
     assert code == 2
     assert "takes no command: rm x" in err
     assert not fake_cluster.seen
+
+
+def test_the_log_of_one_pod(kubedet, submit, fake_cluster):
+    submit("two", endless, "--nodes", 2)
+    until(lambda: len(fake_cluster.pod("two-worker-0").containers[0]) == 1)
+    assert kubedet("job", "logs", "--pod", "two-worker-0", "two")[1] == "hello from two-worker-0\n"
+    said = kubedet("job", "logs", "two", "--rank", 5)[2]
+    assert "two has no pod of rank 5\n  fix: its pods: two-master-0, two-worker-0" in said
+
+
+def test_wait_ends_as_the_job_does_or_notices_that_it_is_gone(kubedet, submit, fake_cluster):
+    submit("bad", fails)
+    code, _, err = kubedet("job", "wait", "bad")
+    assert code == 3 and "exit code 3: the loss is nan" in err and "fix: lower train.lr" in err
+    assert kubedet("job", "status", "bad")[1].startswith("bad  failed")
+    submit("good", lambda pod: (pod.run(), pod.exit(0)))
+    assert kubedet("job", "wait", "good")[0] == 0
+    before = []
+
+    def life(pod):
+        pod.run()
+        while not before or len(fake_cluster.requests("GET", "pytorchjobs/a")) < before[0] + 2:
+            pod.sleep(0.01)
+        fake_cluster.delete_job("default", "a")
+
+    submit("a", life)
+    before.append(len(fake_cluster.requests("GET", "pytorchjobs/a")))
+    code, _, err = kubedet("job", "wait", "a")
+    assert code == 1 and "a is gone" in err
+
+
+def test_the_status_of_a_job_that_kueue_does_not_serve_has_a_remedy(kubedet, submit, fake_cluster):
+    give_kueue(fake_cluster, serves=())
+    submit("a", endless, "--backend", "pytorchjob", "--set", "kueue_queue=gpus")
+    assert "fix: " not in kubedet("job", "status", "a")[1]  # It is there since a moment.
+    fake_cluster.job("a")["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    out = kubedet("job", "status", "a")[1]
+    assert "a: in queue gpus: Kueue has no Workload for it" in out
+    assert "fix: name kubeflow.org/pytorchjob in integrations.frameworks" in out
 
 
 def test_without_a_cluster_the_message_says_what_to_set(kubedet, monkeypatch, tmp_path):

@@ -64,6 +64,13 @@ def test_status(job, runai):
     assert "pod a-0-0 (rank 0) failed: the loss is nan" in job("status", "a")[1]
 
 
+def test_logs_and_exec(job, runai):
+    job("submit", *SUBMIT, "--nodes", 2, "--", "true")
+    assert job("logs", "a")[1] == "a-master-0: hello from a-master-0\n"
+    assert job("logs", "a", "--rank", 1)[1] == "hello from a-worker-0\n"
+    assert job("exec", "a", "--rank", 1, "--", "sh", "-c", "echo $0; exit 5", "a b") == (5, "a b\n", "")
+
+
 def test_mistakes(job, kubedet, runai, monkeypatch):
     code, _, err = job("status", "none", "--project", "team")
     assert code == 2

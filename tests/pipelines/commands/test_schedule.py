@@ -219,6 +219,13 @@ def test_the_history_has_the_result_of_each_run(past, capsys):
     assert shown.err == ""
 
 
+def test_the_history_says_where_it_could_not_look(past, tmp_path, capsys):
+    assert cli.main(["schedule", "history", "--name", "weekly", "--data-root", f"{tmp_path}/none"]) == 0
+    shown = capsys.readouterr()
+    assert "verdicts, APs and costs could not be read: this machine has no folder" in shown.err
+    assert "id-1" in shown.out and "0.4000" not in shown.out
+
+
 def test_the_history_has_use_and_cost_of_each_run(past, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv(costs.VARIABLE, "")  # It is set, and must not stay.
     for run, seconds in (("id-1", 7200.0), ("id-2", 3600.0), ("other", 9e9)):

@@ -43,6 +43,17 @@ def test_a_dry_run_needs_no_cluster(kfp_server, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
+    "command", [ARGUMENTS, ["schedule", "create", "--cron", "0 2 * * *", *ARGUMENTS[1:3]]]
+)
+def test_a_server_that_is_too_old_is_refused_before_anything_is_sent(kfp_server, capsys, command):
+    for kfp_server.tag in ("2.15.3", "2.14.0-rc.1", "v2.5.0"):
+        assert cli.main(command) == 2
+        shown = capsys.readouterr().err
+        assert f"{kfp_server.tag} is too old" in shown and "fix: upgrade it to 2.17.0" in shown
+    assert kfp_server.asked("POST") == [] and kfp_server.experiments == []
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--recipe", "nope"], "no recipe 'nope'"),
@@ -82,6 +93,24 @@ def test_a_run_without_new_images_reports_it(kfp_server, capsys, condition, coun
     kfp_server.states = [("RUNNING", prepared), ("SUCCEEDED", prepared)]
     assert cli.main([*ARGUMENTS, *condition, "--wait"]) == 0
     assert capsys.readouterr().out.count("nothing new: nothing was trained") == count
+
+
+def test_a_failed_run_ends_with_the_words_of_the_step_and_its_remedy(kfp_server, fake_cluster, capsys):
+    kfp_server.states = ["RUNNING", ("FAILED", [{"display_name": "train", "state": "FAILED"}])]
+    ended = {"exitCode": 1, "reason": "Error", "message": "no recipe 'nope'\n  fix: use debug"}
+    kfp_server.started = lambda run: run_pods.put(
+        fake_cluster, run["run_id"], "train(0).executor(0)", main={"terminated": ended}
+    )
+    assert cli.main([*ARGUMENTS, "--wait"]) == 1
+    error = "error: the run try failed\n  Train: no recipe 'nope'\n  fix: use debug\n"
+    assert capsys.readouterr().err == error
+
+
+@pytest.mark.parametrize(("state", "message"), [("CANCELED", "was stopped"), ("SKIPPED", "ended as skipped")])
+def test_a_run_that_was_stopped_has_not_succeeded(kfp_server, capsys, state, message):
+    kfp_server.states = [state]
+    assert cli.main([*ARGUMENTS, "--wait"]) == 1
+    assert message in capsys.readouterr().err
 
 
 def test_a_secret_that_was_named_and_is_missing_is_reported(kfp_server, fake_cluster, capsys):
@@ -139,3 +168,13 @@ def test_waiting_outlives_a_server_that_is_away(kfp_server, capsys):
     kfp_server.failures = [("GET", "/runs/", 503, "no upstream"), ("GET", "/runs/", 429, "slow down")]
     assert cli.main([*ARGUMENTS, "--wait"]) == 0
     assert capsys.readouterr().out.count("no answer, trying again") == 1
+
+
+def test_interrupted_waiting_says_that_the_run_continues(kfp_server, capsys, monkeypatch):
+    def interrupted(seconds):
+        raise KeyboardInterrupt
+
+    kfp_server.states = ["RUNNING"]
+    monkeypatch.setattr(wait.time, "sleep", interrupted)
+    assert cli.main([*ARGUMENTS, "--wait"]) == 130
+    assert "the run continues: http" in capsys.readouterr().err

@@ -59,3 +59,9 @@ def test_weights_of_a_recipe_are_fetched_and_then_listed(weights, recipe, weight
     assert recipe in line and line.split()[-1] == "there"
     assert weights("fetch", recipe, "--data-root", tmp_path)[0] == 0
     assert len(weights_server.requests) == requests
+
+
+def test_what_cannot_be_fetched_is_one_message_and_code_2(weights, weights_server, tmp_path):
+    code, _, said = weights("fetch", "torchvision:ResNet50_Weights.IMAGENET1K_V2", "--data-root", tmp_path)
+    assert code == 2 and said.count("error:") == 1 and "resnet50-11ad3fa6.pth" in said
+    assert "neither a recipe nor the name of published weights" in weights("list", "coco_r51")[2]
