@@ -122,7 +122,11 @@ def _submit(options: argparse.Namespace) -> int:
     if options.wait:
         from components.launchers.cluster import watch
 
-        watch.run(backend, job)
+        try:
+            watch.run(backend, job)
+        except BrokenPipeError:
+            print(f"the job continues: kubedet job logs{backend.options} -f {job.name}", file=sys.stderr)
+            raise
         return 0
     try:
         backend.submit(job)
