@@ -74,6 +74,7 @@ def test_deleted_data_come_back_only_as_they_were(source, tmp_path):
         fetch(source(3), root, CONFIG, "monday")
 
 
+@pytest.mark.slow
 def test_what_a_later_run_gets_belongs_to_later_versions(source, tmp_path, monkeypatch):
     root, uri, config = str(tmp_path / "data"), source(20), replace(CONFIG, max_bad_fraction=0.2)
     refused = {"3.png"}

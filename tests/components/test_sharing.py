@@ -22,6 +22,7 @@ from trainer.model import recipes
 
 __all__ = ["weights_server"]
 
+pytestmark = pytest.mark.slow
 GIVEN = {"data.processes": 1, "data.threads": 2, "data.shard_bytes": 20_000}
 CONFIG = recipes.load("debug", GIVEN).data
 ASKED = ("debug", GIVEN)

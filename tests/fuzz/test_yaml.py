@@ -35,6 +35,7 @@ READERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS)
 def test_values_of_all_kinds(reader, tmp_path):
     path = tmp_path / "data.yaml"

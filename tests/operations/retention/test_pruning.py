@@ -58,6 +58,7 @@ def test_what_is_needed_stays_whole_and_the_rest_is_gone(root):
     assert published_models.rollback(str(root), "sample").version == "v3"
 
 
+@pytest.mark.slow
 def test_killed_in_any_moment_it_leaves_what_is_needed_and_goes_on(root, tmp_path, monkeypatch):
     root, _, new = root
     whole = pruning.plan(str(root), 1, now=time.time() + LATER)

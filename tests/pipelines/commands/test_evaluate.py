@@ -76,6 +76,7 @@ def test_mistakes_are_refused_before_any_work(kubedet, model, shards, tmp_path):
     assert not (tmp_path / "e").exists()
 
 
+@pytest.mark.slow
 def test_files_of_detections_are_scored_and_compared(kubedet, tmp_path):
     truth, found = tmp_path / "truth.json", tmp_path / "found.json"
     box = {"image_id": 1, "category_id": 3, "bbox": [10, 10, 40, 40]}

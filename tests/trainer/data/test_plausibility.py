@@ -130,6 +130,7 @@ def test_wrong_annotations_end_inspect_and_the_first_step_of_a_run(
         assert "--set data." in out.splitlines()[-1], "the suggested command repeats the options"
 
 
+@pytest.mark.slow
 def test_the_remedies_give_the_boxes_and_classes_of_the_sound_set(make, tmp_path):
     read = []
     for change, options in (
@@ -159,6 +160,7 @@ def test_classes_that_were_chosen_by_name_may_be_alike(make, inspect):
     assert inspect(root, "--set", 'data.classes=["Cat", "cat ", "\uff23A\u200bT"]')[0] == 0
 
 
+@pytest.mark.slow
 def test_heic_is_read(make, inspect):
     root = make(suffix=".heic")
     code, out, _ = inspect(root)

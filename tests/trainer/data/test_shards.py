@@ -241,6 +241,7 @@ def test_workers_do_not_import_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_a_data_root_in_an_object_store_gives_the_same_shards(make_coco, bucket, tmp_path):
     root = make_coco(train=[f"{number}.jpg" for number in range(6)])
     local = made(root, tmp_path / "data")

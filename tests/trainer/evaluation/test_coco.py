@@ -249,6 +249,7 @@ def test_a_mistake_in_the_ground_truth_names_that_file(files):
         evaluate_files(Path("absent.json"), paths[1])
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_is_believed(tmp_path):
     chance = np.random.default_rng(1)
     found = Predictions(

@@ -153,6 +153,7 @@ def test_every_form_of_an_exported_model_is_scored_like_its_checkpoint(
         assert (scored["images"], scored["step"]) == (expected["images"], expected["step"])
 
 
+@pytest.mark.slow
 def test_a_rule_about_drift_compares_with_the_shards_of_the_baseline(saved, shards, config, tmp_path):
     output, rules, requests = tmp_path / "e", ["drift/classes <= 0.001"], []
 

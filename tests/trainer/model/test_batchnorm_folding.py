@@ -64,6 +64,7 @@ def pixels():
     return torch.rand(2, 3, 64, 64, dtype=torch.float64)
 
 
+@pytest.mark.slow
 def test_applied_anew_outputs_gradients_and_names_are_those_of_torchvision(both, pixels):
     for network in both:
         network(pixels).square().sum().backward()

@@ -44,6 +44,7 @@ def test_published_weights_are_trimmed_to_the_real_classes(monkeypatch):
     assert torch.equal(other.state_dict()["head.classification_head.cls_logits.bias"], before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "outputs"), [(80, 91), (600, 601), (3, 4)])
 def test_weights_go_to_torchvision_and_back(count, outputs, tmp_path):
     torch.manual_seed(7)

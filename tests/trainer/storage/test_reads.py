@@ -137,6 +137,7 @@ def test_an_answer_that_there_is_nothing_is_not_believed_at_once(proxy, data, ti
     assert storage.read_bytes("s3://bucket/big") == data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["stall", "drip"])
 def test_there_is_an_end_to_waiting(proxy, data, hurried, kind, copies):
     assert storage.exists("s3://bucket/big")

@@ -26,6 +26,7 @@ def runs_of(client):
     return list(client.search_runs(experiments)) if experiments else []
 
 
+@pytest.mark.slow
 def test_a_training_is_a_run_with_parameters_metrics_by_step_and_its_best(client, tiny, shards, tmp_path):
     output = tmp_path / "first/train"
     result = train(tiny(train__epochs=1), shards, str(output))

@@ -138,6 +138,7 @@ def flipped(contents, tmp_path):
     return flip
 
 
+@pytest.mark.slow
 def test_any_flipped_bit_is_noticed_and_named(flipped):
     shares = [0.0, *torch.rand(16, generator=torch.Generator().manual_seed(0)).tolist(), 1.0]
     for number, share in enumerate(shares):

@@ -52,6 +52,7 @@ def batch(images):
     return pixels, torch.rand(images, 8, 4), torch.zeros(images, 8).long(), torch.rand(images, 3, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
 @pytest.mark.usefixtures("fake")

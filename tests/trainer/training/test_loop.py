@@ -43,6 +43,7 @@ def test_a_run_leaves_what_it_says(unbroken, shards):
     assert sorted(os.listdir(f"{output}/checkpoints")) == ["step-00000006.pt", "step-00000012.pt"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("signalled", "stopped"), [(2, 3), (6, 6), (7, 8)])
 def test_resumed_bit_for_bit(signalled, stopped, unbroken, shards, tiny, tmp_path, monkeypatch):
     """Stopped within an epoch, at its end (before the validation), and after it."""
@@ -78,6 +79,7 @@ def test_training_goes_on_while_a_validation_is_scored(unbroken, shards, tiny, t
     assert rows.index(("val", 6)) > rows.index(("train", 8))
 
 
+@pytest.mark.slow
 def test_a_validation_that_was_cut_off_is_repeated(unbroken, shards, tiny, tmp_path):
     """Killed after the state was saved and before it was scored, or in the middle of that."""
     output = shutil.copytree(unbroken[0], tmp_path / "run")
@@ -98,6 +100,7 @@ def test_a_finished_run_is_found_finished(unbroken, shards, tiny):
     assert losses(output) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("whole", "parts"),
     [

@@ -72,6 +72,7 @@ def test_empty_and_other_folders(tmp_path):
     assert os.listdir(tmp_path) == ["photo.jpg"]
 
 
+@pytest.mark.slow
 def test_folders_in_a_bucket_are_recognised(make_coco, make_jpeg, bucket):
     shutil.copytree(make_coco(train=["a.jpg"], val=["b.jpg"]), bucket / "my" / "coco")
     source = sources.parse("s3://bucket/my/coco/")

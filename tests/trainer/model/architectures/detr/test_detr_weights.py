@@ -22,6 +22,7 @@ def file_of(tmp_path):
     return write
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["dfine", "rtdetr"])
 @pytest.mark.parametrize("frozen", [True, False])
 def test_what_transformers_saves_loads_here(architecture, frozen, network, file_of, batch):
@@ -103,6 +104,7 @@ def test_a_backbones_weights(by_its_authors, network, file_of):
             assert torch.equal(detector.model.backbone.model.state_dict()[name], value), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loaded", "named"),
     [
