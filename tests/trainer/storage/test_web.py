@@ -116,3 +116,9 @@ def test_a_file_that_is_gone(server):
     assert storage.state(server.url) is None
     with pytest.raises(StorageError, match="no such file"):
         storage.read_bytes(server.url)
+
+
+def test_an_empty_answer_is_not_the_file_of_a_hash(server):
+    server.answers = [b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]
+    with pytest.raises(StorageError, match="is damaged"):
+        storage.local_copy(server.url, sha256="0" * 64)
