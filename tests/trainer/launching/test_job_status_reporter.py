@@ -1,6 +1,8 @@
 """Progress in a job's status: the newest, seldom, with the token of now, and never at the training's cost."""
 
+import os
 import re
+import signal
 import socket
 import time
 
@@ -8,8 +10,11 @@ import pytest
 from status_server import StatusServer
 
 from trainer.base import log
+from trainer.base.errors import Interrupted
 from trainer.launching import job_status_reporter
 from trainer.launching.job_status_reporter import Reporter
+from trainer.trackers.training_log import TrainingLog
+from trainer.training.loop import train
 
 
 @pytest.fixture
@@ -141,3 +146,27 @@ def test_a_server_that_never_answers_does_not_hold_up_the_end(monkeypatch, serve
         each.close()
         assert time.monotonic() - begun < 30
     each._thread.join(60)  # It hears that the server is gone.
+
+
+def test_a_training_that_is_stopped_and_goes_on_shows_where(shards, tiny, tmp_path, monkeypatch, server):
+    for name, value in server.variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(job_status_reporter, "_INTERVAL", 60)
+    output, add = str(tmp_path / "run"), TrainingLog.add
+
+    def adding(self, kind, row):
+        add(self, kind, row)
+        if kind == "train" and row["step"] == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(TrainingLog, "add", adding)
+        train(tiny(), shards, output)
+    assert [state["progressPercentage"] for state in server.states] == [0, 75]
+    train(tiny(), shards, output)
+    _, stopped, first, *_, last = server.states
+    assert first["progressPercentage"] == 75 and "estimatedRemainingSeconds" not in first
+    assert [metric["name"] for metric in first["metrics"]] == ["coco/AP"]
+    assert first["metrics"][0] in stopped["metrics"]
+    assert last["progressPercentage"] == 100
+    assert {each["name"] for each in last["metrics"]} == {"loss", "images_per_second", "coco/AP"}

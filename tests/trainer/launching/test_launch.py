@@ -45,6 +45,21 @@ def test_a_node_that_lost_another_ends_with_143_and_both_resume(node, port, trai
 
 
 @pytest.mark.slow
+@pytest.mark.extra
+@pytest.mark.usefixtures("impatient")
+def test_a_real_failure_on_one_node_is_its_own_and_the_other_lost_a_peer(node, port, training, tmp_path):
+    """Rank 0 cannot write: a user's mistake ends the job, the other node's code does not hide it."""
+    arguments, output = training
+    (tmp_path / "run" / "metrics.jsonl").mkdir(parents=True)
+    place = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": port}
+    pair = [node(arguments(), node_rank=rank, **place) for rank in (0, 1)]
+    assert [each.wait() for each in pair] == [2, 143], pair[0].output + pair[1].output
+    assert f"error: cannot write {output}/metrics.jsonl" in pair[0].output
+    assert "fix: this is a folder" in pair[0].output
+    assert "Traceback" not in pair[0].output + pair[1].output
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_processes")
 def test_a_folder_that_cannot_be_written_is_an_error_before_the_nodes_meet(node, port, training, tmp_path):
     arguments, output = training
@@ -80,6 +95,19 @@ def test_a_node_that_waits_for_others_stops_at_once(node, port):
     waiting.process.send_signal(signal.SIGTERM)
     assert waiting.wait(60) == 143
     assert "stopped by SIGTERM" in waiting.output
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_processes")
+def test_a_node_that_lets_another_end_first_stops_when_it_is_asked_to(node, port):
+    alone = node(["train"], nnodes=2, node_rank=0, master_addr="127.0.0.1", master_port=port,
+                 rdzv_conf="timeout=2")  # fmt: skip
+    alone.wait_for("did not meet")
+    time.sleep(0.5)
+    assert alone.process.poll() is None, "it did not wait"
+    alone.process.send_signal(signal.SIGTERM)
+    assert alone.wait(60) == 143
+    assert "stopped by SIGTERM" in alone.output and "Traceback" not in alone.output
 
 
 @pytest.mark.slow

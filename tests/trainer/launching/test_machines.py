@@ -9,6 +9,7 @@ import pytest
 
 from trainer.base.errors import ConfigError
 from trainer.launching.launch import rendezvous_options
+from trainer.training import checkpoint
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
@@ -61,6 +62,16 @@ def no_pet(monkeypatch):
     return monkeypatch
 
 
+@pytest.mark.slow
+def test_two_machines_meet_without_a_cluster(node, port):
+    options = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", "--nproc", "1"]
+    pair = [node(["doctor"], *options) for _ in range(2)]
+    assert [each.wait() for each in pair] == [0, 0], pair[0].output + pair[1].output
+    for each in pair:
+        assert f"waiting for 2 nodes to meet at 127.0.0.1:{port}" in each.output
+        assert "shared memory" in each.output
+
+
 SLURM = Path(__file__).parents[3] / "deploy" / "examples" / "slurm" / "train.sbatch"
 FAKE_SLURM = {
     "scontrol": """#!/bin/sh
@@ -72,6 +83,10 @@ exit 0
     "srun": """#!/bin/bash
 shift
 for id in 0 1; do SLURM_NODEID=$id setsid "$@" & done
+if [ -n "${TERM_AFTER:-}" ]; then
+  until ls "$TERM_AFTER"/step-*[1-9].pt > /dev/null 2>&1; do sleep 0.1; done  # not that of step 0
+  for job in $(jobs -p); do kill -TERM -- "-$job"; done
+fi
 worst=0
 for job in $(jobs -p); do wait "$job"; code=$?; [ $code -gt $worst ] && worst=$code; done
 exit $worst
@@ -124,3 +139,14 @@ def test_slurm_is_asked_to_run_a_stopped_training_again(sbatch, tmp_path, codes,
     python.chmod(0o755)
     done, calls = sbatch("train")
     assert (done.returncode, calls[1:]) == (ended, again)
+
+
+@pytest.mark.slow
+@pytest.mark.extra
+def test_slurms_signal_lets_the_training_save(sbatch, training):
+    """As srun does, to the launcher and the shell around it."""
+    arguments, output = training
+    done, calls = sbatch(*arguments(train__epochs=200), TERM_AFTER=f"{output}/checkpoints")
+    assert done.returncode == 143, done.stdout + done.stderr
+    assert calls[1:] == ["requeue 17"]
+    assert checkpoint.read_latest(f"{output}/checkpoints")["step"] >= 2
