@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -145,6 +146,14 @@ def test_any_flipped_bit_is_noticed_and_named(flipped):
         with pytest.raises(checkpoint.DamagedCheckpoint, match=r"best\.pt (is damaged|cannot be)") as caught:
             checkpoint.read(flipped(share, number % 8))
         assert "delete" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_flip_in_the_seal_itself_is_noticed(flipped):
+    length = Path(flipped(0.0)).stat().st_size
+    for place in range(length - 93, length, 8):
+        with pytest.raises(checkpoint.DamagedCheckpoint):
+            checkpoint.read(flipped(place / (length - 1) + 1e-12))
 
 
 def test_a_checkpoint_without_a_hash_is_read_as_before(contents, tmp_path):

@@ -129,3 +129,15 @@ def test_nodes_go_and_come_and_no_image_is_lost_or_repeated(shards, tiny, tmp_pa
     for epoch in epochs[:-1]:
         assert sorted(epoch) == everything
     assert len(set(epochs[-1])) == len(epochs[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_processes")
+def test_a_mistake_of_the_user_is_not_tried_again(shards, tiny, tmp_path, node):
+    (tmp_path / "config.json").write_text(to_json(tiny(train__global_batch=100)))
+    command = ["train", "--config", str(tmp_path / "config.json"), "--shards", shards]
+    alone = node([*command, "--output", str(tmp_path / "run")], nnodes="1:2", rdzv_backend="c10d",
+                 rdzv_endpoint="127.0.0.1:0", max_restarts=50, rdzv_conf="last_call_timeout=1")  # fmt: skip
+    assert alone.wait() == 2
+    assert "fewer than one step reads: train.global_batch = 100" in alone.output
+    assert list((tmp_path / "run").iterdir()) == []

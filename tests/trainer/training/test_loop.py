@@ -9,7 +9,7 @@ import torch
 from finished_runs import assert_same_weights, final_weights, losses, stop_after
 
 from trainer import storage
-from trainer.base.errors import CheckpointError, Interrupted, StorageError
+from trainer.base.errors import CheckpointError, Interrupted, StorageError, TrainingError
 from trainer.config.parsing import to_json
 from trainer.model.architecture import build
 from trainer.trackers.training_log import TrainingLog, read_rows
@@ -60,6 +60,21 @@ def test_resumed_bit_for_bit(signalled, stopped, unbroken, shards, tiny, tmp_pat
     ]
     assert_same_weights(final_weights(output), final_weights(unbroken[0]))
     assert result["metrics"] == unbroken[1]["metrics"]
+
+
+@pytest.mark.slow
+def test_a_row_that_spans_a_stop_is_that_of_all_its_steps(shards, tiny, tmp_path, monkeypatch):
+    config, rows = tiny(train__log_every=4), {}
+    for name in ("whole", "parts"):
+        output = str(tmp_path / name)
+        if name == "parts":
+            with monkeypatch.context() as patch, pytest.raises(Interrupted):
+                stop_after(patch, 4)  # It stops after step 6: the row of step 8 has two more.
+                train(config, shards, output)
+        train(config, shards, output)
+        rows[name] = [row | {"images_per_second": 0} for row in read_rows(output) if row["kind"] == "train"]
+    assert [row["step"] for row in rows["parts"]] == [4, 8, 12]
+    assert rows["parts"] == rows["whole"]
 
 
 def test_training_goes_on_while_a_validation_is_scored(unbroken, shards, tiny, tmp_path, monkeypatch):
@@ -209,3 +224,11 @@ def test_resume_none_starts_anew(shards, tiny, tmp_path):
     config = tiny(train__epochs=1)
     train(config, shards, str(tmp_path))
     assert train(config, shards, str(tmp_path), resume="none")["resumed_from"] is None
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_optimiser(shards, tiny, tmp_path):
+    config = tiny(**FP32, train__lr=1e12, train__optimizer="sgd", train__clip_norm=0.0, train__warmup_steps=0)
+    with pytest.raises(TrainingError, match=r"not finite at step .*image ids \[") as caught:
+        train(config, shards, str(tmp_path))
+    assert f"at step {len(losses(str(tmp_path))) + 1} of 12" in caught.value.message
+    assert "train.lr" in caught.value.fix
