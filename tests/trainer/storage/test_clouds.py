@@ -57,6 +57,18 @@ def test_an_endpoint_that_cannot_be_used_is_named(bare_clouds, monkeypatch, kind
     assert "https://host:port" in caught.value.fix
 
 
+def test_workload_identity_of_google_needs_no_variable(google_bucket, monkeypatch):
+    server, token = Server(), '{"access_token": "t", "expires_in": 3600, "token_type": "Bearer"}'
+    head = f"HTTP/1.1 200 OK\r\nMetadata-Flavor: Google\r\nContent-Length: {len(token)}\r\n\r\n"
+    server.answers = [f"{head}{token}".encode()]
+    monkeypatch.setenv("GCE_METADATA_HOST", server.url.split("/")[2])
+    monkeypatch.delenv("GOOGLE_SERVICE_ACCOUNT")
+    storage.write_bytes(f"{google_bucket}/x", b"1")
+    assert storage.read_bytes(f"{google_bucket}/x") == b"1"
+    assert server.requests and all(b"token" in request.split()[1] for request in server.requests)
+    server.stop()
+
+
 def test_of_two_that_create_one_succeeds(any_cloud, monkeypatch):
     storage.write_bytes(f"{any_cloud}/lock", b"first")
     monkeypatch.setattr(objects, "state", lambda uri: None)  # both looked before either wrote

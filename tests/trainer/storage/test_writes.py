@@ -4,6 +4,11 @@ import base64
 import errno
 import hashlib
 import os
+import re
+import socket
+import threading
+import time
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -83,6 +88,35 @@ def test_a_failed_upload_leaves_nothing(proxy, bucket, small_parts, hurried):
     assert sent(proxy, "DELETE", "uploadId")
     assert unfinished() == []
     assert (bucket / "x").read_bytes() == b"before"
+
+
+@pytest.mark.slow
+def test_a_slow_link_takes_a_large_part(bucket, hurried, monkeypatch):
+    """Two seconds of a link with 12 MB a second: longer than it may be silent."""
+    hurried(connect=0.2, silence=1.5, total=20.0)
+    content, taken = os.urandom(24 * 2**20), bytearray()
+    answer = b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n'
+
+    def serve(listener):
+        while listener.fileno() >= 0:
+            with suppress(OSError), listener.accept()[0] as connection:
+                head = b""
+                while b"\r\n\r\n" not in head:
+                    head += connection.recv(1)
+                length = int((re.search(rb"(?i)content-length: (\d+)", head) or [0, 0])[1])
+                del taken[:]
+                while len(taken) < length and (more := connection.recv(64 * KB)):
+                    taken.extend(more)
+                    time.sleep(0.005)
+                connection.sendall(answer)
+
+    monkeypatch.setattr(objects, "PART", 12 * 2**20)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * KB)
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        storage.write_bytes("s3://bucket/x", content)
+    assert taken == content
 
 
 @pytest.mark.parametrize("links", [True, False])
