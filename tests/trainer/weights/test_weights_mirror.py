@@ -11,8 +11,10 @@ from torchvision.models import ResNet18_Weights, ResNet50_Weights
 from weights_server import COMMIT, WeightsServer, weights_server
 
 from trainer.base.errors import ConfigError, StorageError
+from trainer.model import recipes
 from trainer.weights.weights_mirror import (
     check_available,
+    is_published,
     look_up,
     obtain,
     place_of,
@@ -32,6 +34,12 @@ def test_a_name_of_torchvision_is_the_file_of_its_enumeration(monkeypatch):
     assert described.size / 2**20 == pytest.approx(weights.meta["_file_size"], abs=0.01)
     monkeypatch.setenv("KUBEDET_TORCHVISION_URL", "https://mirror.example/tv/")
     assert torchvision_file(uri).url == f"https://mirror.example/tv/{described.name}"
+
+
+def test_every_recipe_names_weights_that_exist():
+    uris = {recipe().model.weights for recipe in recipes.RECIPES.values()} - {""}
+    assert uris and all(map(is_published, uris))
+    assert all(torchvision_file(uri).sha256 for uri in uris if uri.startswith("torchvision:"))
 
 
 def test_a_model_of_the_hub_is_pinned_to_a_commit_and_described_with_its_hash(weights_server):

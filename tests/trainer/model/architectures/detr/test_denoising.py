@@ -53,6 +53,11 @@ def test_an_image_has_the_same_noise_in_any_batch(made):
     assert not torch.equal(together.references[0, :2], together.references[2, :2])
 
 
+def test_more_targets_than_queries_are_one_group(made):
+    _, ours = made(queries=3)
+    assert ours.groups == 1 and ours.labels.shape == (3, 10)
+
+
 def test_sides_that_passed_each_other_are_a_box_of_dfine_and_a_line_of_rtdetr(made):
     """Opposite sides pass each other in a quarter of the negative queries, in each direction."""
     boxes = [made(queries=2000, unfold=unfold)[1].references.sigmoid()[0] for unfold in (True, False)]
