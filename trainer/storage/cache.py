@@ -15,8 +15,8 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -44,7 +44,8 @@ _COPY = re.compile(r"[0-9a-f]{64}")
 _PART = re.compile(r"-(\d+)\.part$")
 _WAIT_SECONDS = 0.05
 _IN_USE = 32  # copies that stay locked by this process: a caller opens the path later, maybe more than once
-_held: deque[int] = deque()  # their descriptors, the most recent last
+_held: dict[Path, int] = {}  # their descriptors, the most recent last
+_lock = threading.Lock()
 
 
 class Busy(Exception):
@@ -73,9 +74,12 @@ def local_copy(uri: str, state: FileState, sha256: str) -> Path:
         with translate_oserror(str(copies.folder), "write"):
             write = lambda path: objects.copy(uri, path, sha256)  # noqa: E731
             descriptor = copies.add(name, state.size, write, needed=True)
-    _held.append(descriptor)
-    if len(_held) > _IN_USE:
-        os.close(_held.popleft())
+    with _lock:
+        if path in _held:
+            os.close(_held.pop(path))
+        _held[path] = descriptor
+        if len(_held) > _IN_USE:
+            os.close(_held.pop(next(iter(_held))))
     return path
 
 
