@@ -3,13 +3,13 @@
 import functools
 import inspect
 import json
-import threading
 import uuid
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from unittest import mock
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from web_server import WebServer
 
 from pipelines import NAMESPACE, UI
 
@@ -42,12 +42,10 @@ class FakeKfp:
         self.tag = "2.17.0"
         self.multi_user = False
         self.started = lambda run: None  # Called with every new run.
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self.url = f"http://127.0.0.1:{self._server.server_port}/pipeline"
-        threading.Thread(target=self._server.serve_forever, args=[0.01], daemon=True).start()
+        self._server = WebServer(_handler(self))
+        self.url = f"{self._server.url}/pipeline"
 
     def close(self):
-        self._server.shutdown()
         self._server.server_close()
 
     def asked(self, method):
@@ -167,9 +165,6 @@ def _handler(fake):
             self.wfile.write(text.encode())
 
         do_GET = do_POST = do_DELETE = _do
-
-        def log_message(self, *arguments):
-            pass
 
     return Handler
 

@@ -7,12 +7,14 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qsl, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+from web_server import WebServer
 
 ACCOUNT, KEY = "kubedet", "c2VjcmV0"
 _PAGE = 3
@@ -172,24 +174,11 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(data)
 
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def handle(self) -> None:
-        with suppress(OSError):  # the client went away
-            super().handle()
-
 
 @contextmanager
 def azure_store() -> Iterator[Account]:
     """Serve an account while the block runs."""
     account = Account()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"account": account}))
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    account.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with WebServer(type("Handler", (_Handler,), {"account": account})) as server:
+        account.url = server.url
         yield account
-    finally:
-        server.shutdown()
-        server.server_close()

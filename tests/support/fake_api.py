@@ -9,16 +9,16 @@ def test_something(fake_cluster):          # A FakeCluster that a real client re
 import json
 import os
 import re
-import threading
 import time
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from fake_cluster import JOBS, PODS, FakeCluster
 from fake_streams import Streams, selected
 from fake_trainer import DENIED, RUNTIMES, TRAINJOBS
+from web_server import WebServer
 
 PATH = re.compile(
     r"/(?:api/v1|apis/(?P<group>[^/]+)/v1(?:alpha1)?)(?:/namespaces/(?P<namespace>[^/]+)(?=/))?"
@@ -72,10 +72,8 @@ class FakeApi(FakeCluster):
         self.kubeconfig = folder / "kubeconfig"
         self.closed = False
         self.token = "first"  # What the Authorization header must hold, unless it is empty.
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"cluster": self}))
-        self._server.daemon_threads = True
-        self._server.handle_error = lambda *_: None  # Clients that went away.
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._server = WebServer(type("Handler", (_Handler,), {"cluster": self}))
+        self.url = self._server.url
         self.write_kubeconfig()
 
     @property
@@ -99,12 +97,10 @@ class FakeApi(FakeCluster):
         return [seen for seen in list(self.seen) if method in seen.method and path in seen.path]
 
     def __enter__(self):
-        threading.Thread(target=self._server.serve_forever, args=[0.01], daemon=True).start()
         return self
 
     def __exit__(self, *_):
         self.closed = True
-        self._server.shutdown()
         self._server.server_close()
         for pod in self.pods.values():
             pod.deleted.set()
@@ -135,9 +131,6 @@ class _Handler(Streams, BaseHTTPRequestHandler):
 
     def do_DELETE(self):
         self._serve("delete")
-
-    def log_message(self, *_):
-        pass
 
     def _serve(self, verb):
         length = int(self.headers.get("Content-Length") or 0)

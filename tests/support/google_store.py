@@ -5,12 +5,13 @@ obstore writes `-` and `/` of an object's name as %2D and %2F, which Google take
 
 import http.client
 import json
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
+
+from web_server import WebServer
 
 _FROM_US = ("content-length", "transfer-encoding", "connection", "date", "server")
 _SIGNED = (
@@ -47,26 +48,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _do
 
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def handle(self) -> None:
-        with suppress(OSError):  # the client went away
-            super().handle()
-
 
 @contextmanager
 def google_store(upstream: str) -> Iterator[str]:
     """Serve Google's API while the block runs, before a store of S3; gives the endpoint."""
-    handler = type("Handler", (_Handler,), {"upstream": urlsplit(upstream).netloc})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with WebServer(type("Handler", (_Handler,), {"upstream": urlsplit(upstream).netloc})) as server:
+        yield server.url
 
 
 def service_account(folder: Path, endpoint: str) -> str:

@@ -1,9 +1,10 @@
 """A Kubeflow Model Registry in a thread: what the register step asks of it (API v1)."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, urlsplit
+
+from web_server import WebServer
 
 _BASE = "/api/model_registry/v1/"
 
@@ -19,13 +20,11 @@ class RegistryServer:
         self.models, self.versions, self.artifacts = [], [], []
         self.failures = []
         """(method, last part of the path, status): each answers one request."""
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, args=[0.01], daemon=True).start()
+        self._server = WebServer(_handler(self))
+        self.url = self._server.url
 
     def close(self):
         """End it."""
-        self._server.shutdown()
         self._server.server_close()
 
     def answer(self, method, path, query, body):
@@ -81,8 +80,5 @@ def _handler(server):
             self.wfile.write(data)
 
         do_GET = do_POST = do_PATCH = _do
-
-        def log_message(self, *arguments):
-            pass
 
     return Handler

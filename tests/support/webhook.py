@@ -2,7 +2,9 @@
 
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from web_server import WebServer
 
 
 class Webhook:
@@ -31,14 +33,9 @@ class Webhook:
                     self.send_header("Location", hook.elsewhere)
                 self.end_headers()
 
-            def log_message(self, *arguments):
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/services/T0/B0/geheim"
-        threading.Thread(target=self._server.serve_forever, args=[0.01], daemon=True).start()
+        self._server = WebServer(Handler)
+        self.url = f"{self._server.url}/services/T0/B0/geheim"
 
     def close(self):
         self.release.set()
-        self._server.shutdown()
         self._server.server_close()

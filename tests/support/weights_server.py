@@ -2,11 +2,11 @@
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
+from web_server import WebServer
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -57,12 +57,8 @@ class WeightsServer:
                     server.requests.append(self.path.lstrip("/"))
                     self.wfile.write(content)
 
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        self._server = WebServer(Handler)
+        self.url = self._server.url
 
     def add_torchvision_file(self, stem: str, content: bytes) -> str:
         """Serve a file under a name as torchvision gives it; returns the name."""
@@ -85,7 +81,6 @@ class WeightsServer:
         self.files[f"api/models/{name}/revision/{revision}?blobs=true"] = description
 
     def stop(self) -> None:
-        self._server.shutdown()
         self._server.server_close()
 
 

@@ -2,12 +2,12 @@
 
 import http.server
 import json
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from web_server import WebServer
 
 from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig
@@ -41,19 +41,12 @@ def servers(make_jpeg) -> Iterator[Callable[[str, dict], str]]:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        httpd = http.server.ThreadingHTTPServer((host, 0), Handler)
-        httpd.daemon_threads = True
-        threading.Thread(target=httpd.serve_forever, args=(0.02,), daemon=True).start()
-        running.append(httpd)
-        return f"http://{host}:{httpd.server_port}", asked
+        running.append(WebServer(Handler, host))
+        return running[-1].url, asked
 
     yield start
-    for httpd in running:
-        httpd.shutdown()
-        httpd.server_close()
+    for server in running:
+        server.server_close()
 
 
 def write_set(path: Path, urls: list[str]) -> str:

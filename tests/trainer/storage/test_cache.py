@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from web_server import WebServer
 
 from trainer import storage
 from trainer.base.errors import ConfigError, StorageError
@@ -38,15 +38,8 @@ def server():
             gets.append(self.path)
             self.wfile.write(self.path[-1].encode() * SIZE)
 
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{http.server_address[1]}", gets
-        http.shutdown()
-        thread.join()
+    with WebServer(Handler) as server:
+        yield server.url, gets
 
 
 @pytest.fixture

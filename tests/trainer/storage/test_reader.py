@@ -3,10 +3,10 @@
 import http.server
 import io
 import os
-import threading
 import zipfile
 
 import pytest
+from web_server import WebServer
 
 from trainer import storage
 from trainer.base.errors import StorageError
@@ -92,13 +92,6 @@ def test_a_web_server_without_ranges(tmp_path, data, hurried):
             self.end_headers()
             self.wfile.write(data)
 
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    with storage.open_reader(f"http://127.0.0.1:{server.server_port}/x") as file:
+    with WebServer(Handler) as server, storage.open_reader(f"{server.url}/x") as file:
         file.seek(400_000)
         assert file.read(10) == data[400_000:400_010]
-    server.shutdown()
-    server.server_close()

@@ -2,13 +2,13 @@ import http.server
 import json
 import re
 import shutil
-import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from faulty_store import Proxy, go_away
+from web_server import WebServer
 
 from trainer import storage
 from trainer.base.errors import DataError
@@ -69,14 +69,8 @@ def server(mirror) -> Iterator[str]:
 
         do_HEAD = do_GET
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
-        httpd.daemon_threads = True
-        threading.Thread(target=httpd.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"http://127.0.0.1:{httpd.server_port}"
-        httpd.shutdown()
+    with WebServer(Handler) as running:
+        yield running.url
 
 
 def rows_of(raw: dict, split: str) -> list[dict]:
