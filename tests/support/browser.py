@@ -14,11 +14,7 @@ needed = pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine
 
 
 class Heard:
-    """What a page complains of and asks for, from now on.
-
-    Args:
-        page: of Playwright, before it is sent anywhere.
-    """
+    """What a page complains of and asks for, from now on."""
 
     def __init__(self, page: Any) -> None:
         self.complaints: list[str] = []
@@ -40,14 +36,7 @@ class Heard:
 
 @contextmanager
 def chromium(*arguments: str) -> Iterator[Any]:
-    """Start the browser; it ends with the block.
-
-    Args:
-        arguments: further ones of its command line.
-
-    Yields:
-        Playwright's Browser.
-    """
+    """Start the browser; it ends with the block."""
     from playwright import sync_api  # Where only the tests for a GPU run it is not installed.
 
     with sync_api.sync_playwright() as driver:
@@ -58,16 +47,7 @@ def chromium(*arguments: str) -> Iterator[Any]:
 
 @contextmanager
 def page(url: str, *, width: int = 1200, dark: bool = False) -> Iterator[tuple[Any, Heard]]:
-    """Open a page in a browser of its own, a telephone's where it is narrow.
-
-    Args:
-        url: the page's.
-        width: of the window, in pixels.
-        dark: what its reader prefers.
-
-    Yields:
-        Playwright's Page, loaded, and what is heard of it.
-    """
+    """Open a page in a browser of its own, a telephone's where it is narrow."""
     with chromium() as browser:
         shown = browser.new_page(
             viewport={"width": width, "height": 900}, is_mobile=width < 600,

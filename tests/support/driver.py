@@ -27,12 +27,7 @@ def takes(declared, kind):
 
 
 def refusals(spec, platform=None):
-    """Every input that the driver would refuse, a line for each.
-
-    Args:
-        spec: first document of a compiled pipeline.
-        platform: the second one.
-    """
+    """Every input that the driver would refuse, a line for each."""
     pods = (platform or {}).get("platforms", {}).get("kubernetes", {}).get("deploymentSpec", {})
     executors = pods.get("executors", {})
     problems = []

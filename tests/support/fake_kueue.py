@@ -30,13 +30,7 @@ PREEMPTED = (
 
 
 def give_kueue(cluster, serves=BOTH, versions=("v1beta2", "v1beta1")):
-    """Let a FakeApi have Kueue; returns it.
-
-    Args:
-        cluster: the FakeApi.
-        serves: the kinds of jobs for which it makes Workloads.
-        versions: of its API.
-    """
+    """Let a FakeApi have Kueue; returns it."""
     kueue = FakeKueue(cluster, tuple(serves), versions)
     create = cluster.create_job
 

@@ -23,11 +23,7 @@ sys.exit(fake_runai.main(Path(__file__).parent, sys.argv[1:]))
 
 
 class FakeRunai:
-    """The program and its state, for a test.
-
-    Args:
-        folder: an empty folder on the PATH.
-    """
+    """The program and its state, for a test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

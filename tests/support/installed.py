@@ -32,12 +32,7 @@ def needed(extras):
 
 
 def view(extras, folder):
-    """Link what these extras bring into a folder, which is then a site-packages without all else.
-
-    Args:
-        extras: of this project.
-        folder: an empty one.
-    """
+    """Link what these extras bring into a folder, which is then a site-packages without all else."""
     for name in needed(extras):
         distribution = metadata.distribution(name)
         # Programs and headers lie outside of site-packages.

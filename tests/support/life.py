@@ -19,18 +19,7 @@ from trainer.training.loop import train
 
 
 def live(config: Config, shards: str, folder: Path, stop: int, formats: list[str]) -> dict[str, Any]:
-    """Train, once without a break and once with one; evaluate, export, write weights and load them.
-
-    Args:
-        config: of the detector.
-        shards: data.
-        folder: where all of it goes.
-        stop: step after which the second training is stopped.
-        formats: to export to.
-
-    Returns:
-        What the export returns.
-    """
+    """Train, once without a break and once with one; evaluate, export, write weights and load them."""
     whole, broken = str(folder / "whole"), str(folder / "broken")
     first = train(config, shards, whole)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):

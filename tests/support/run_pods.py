@@ -11,18 +11,7 @@ _START = datetime.now(UTC) - timedelta(hours=1)
 
 
 def put(cluster, run_id, node, *, phase="Failed", main=None, log="", namespace="kubeflow", **status):
-    """Put a pod there; returns its name.
-
-    Args:
-        cluster: a FakeCluster.
-        run_id: id of its run.
-        node: what it does, e.g. "train(0).executor(0)" or "train-driver(0)".
-        phase: of the pod.
-        main: state of its main container, e.g. {"terminated": {"exitCode": 1}}.
-        log: what that printed.
-        namespace: where it is.
-        status: further fields of its status.
-    """
+    """Put a pod there; returns its name."""
     number = next(_numbers)
     name = f"kubedet-abcde-system-container-impl-{number}"
     body = cluster.add(PODS, namespace, {

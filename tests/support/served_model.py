@@ -13,11 +13,7 @@ from trainer.export.predict import open_bundle
 
 @contextmanager
 def served(uri: str) -> Iterator[tuple[int, str]]:
-    """Serve a bundle on this machine; gives the port and the model's name.
-
-    Args:
-        uri: the bundle's folder.
-    """
+    """Serve a bundle on this machine; gives the port and the model's name."""
     pytest.importorskip("uvicorn")
     server = pytest.importorskip("trainer.export.server")
     with open_bundle(bundle.load(uri)) as predictor:

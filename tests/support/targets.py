@@ -9,11 +9,7 @@ from trainer.data.batch import PADDING
 def random_batch(
     counts: list[int], size: int, classes: int
 ) -> tuple[Tensor, Tensor, Tensor, list[dict[str, Tensor]]]:
-    """Squares of `size` pixels with so many boxes each, as a padded batch and as torchvision takes them.
-
-    Returns:
-        images uint8 [B, 3, S, S], boxes fp32 [B, M, 4], labels int64 [B, M]; boxes and labels of each image.
-    """
+    """Squares of `size` pixels with so many boxes each, as a padded batch and as torchvision takes them."""
     images = torch.randint(0, 256, (len(counts), 3, size, size), dtype=torch.uint8)
     boxes = torch.zeros(len(counts), max(1, *counts), 4)
     labels = torch.full(boxes.shape[:2], PADDING)

@@ -17,13 +17,7 @@ _ESCAPES = re.compile(
 
 
 class Terminal:
-    """Starts a program on a terminal; a context manager that ends it.
-
-    Args:
-        command: program and arguments.
-        env: its environment.
-        size: lines and columns.
-    """
+    """Starts a program on a terminal; a context manager that ends it."""
 
     def __init__(self, command, env, size=(40, 120)):
         self._ours, self._theirs = pty.openpty()

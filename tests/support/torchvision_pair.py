@@ -23,15 +23,7 @@ def in_training(pair):
 
 
 def assert_same_losses(ours, stock, losses, expected, names):
-    """Compare losses and the gradients of their sums.
-
-    Args:
-        ours: detector.
-        stock: torchvision's.
-        losses: of ours, by name.
-        expected: torchvision's, by its names.
-        names: torchvision's name of each of ours.
-    """
+    """Compare losses and the gradients of their sums."""
     assert set(losses) == set(ours.loss_names) == set(names)
     for name, loss in losses.items():
         assert torch.allclose(loss, expected[names[name]], rtol=1e-5), name
