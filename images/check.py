@@ -15,7 +15,6 @@ _EXTRA = {
     "operations": "pipeline",
     "pipelines": "pipeline",
     "operations.tuning.search": "tune",
-    "operations.tuning.study": "tune",
     "trainer.export": "export",
     "trainer.export.server": "serve",
     "trainer.trackers.mlflow_tracker": "mlflow",

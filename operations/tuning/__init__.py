@@ -13,12 +13,10 @@ from trainer.base.errors import ConfigError
 
 ENDED = "ended.json"
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
 
 def check_name(name: str) -> str:
     """Return the name of a run or search; raise ConfigError if no folder can have it."""
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise ConfigError(
             f"the name {name!r} cannot be a folder's",
             fix="use letters, digits, '.', '_' and '-', beginning with a letter or digit",

@@ -23,12 +23,10 @@ class Range:
     step: float | None = None  # Distance between values; None: any number, or 1 for whole numbers.
 
     def __post_init__(self) -> None:
-        if not all(math.isfinite(number) for number in (self.low, self.high, self.step or 0)):
-            raise ValueError("numbers must be finite")
-        if self.low >= self.high:
-            raise ValueError("low must be smaller than high")
-        if self.step is not None and self.step <= 0:
-            raise ValueError("step must be above 0")
+        if not -math.inf < self.low < self.high < math.inf:
+            raise ValueError("low must be smaller than high, and both finite")
+        if self.step is not None and not 0 < self.step < math.inf:
+            raise ValueError("step must be finite and above 0")
         if self.log and (self.low <= 0 or self.step is not None):
             raise ValueError("with log, low must be above 0 and there is no step")
 
@@ -49,7 +47,6 @@ _FIX = (
     "write `train.lr: {low: 0.0001, high: 0.01, log: true}` or `loader.mosaic: {choices: [0.0, 0.5]}`, "
     "a line a key; YAML reads 1.0e-4 as a number, but not 1e-4"
 )
-_LONGEST = 100_000
 _SHARED = ("data.", "evaluation.", "export.", "recipe")
 """Keys that all trials share: raw data, shards, and how they are scored."""
 
@@ -71,24 +68,22 @@ def builtin(recipe: str, overrides: Mapping[str, Any]) -> Space:
 
 def parse(content: str | bytes, recipe: str, overrides: Mapping[str, Any], name: str) -> Space:
     """Return the space in YAML, or `builtin` if it is empty, checked with the recipe."""
-    space = {} if content else builtin(recipe, overrides)
-    problems = []
-    if content:
+    space, problems = {}, []
+    try:
+        tree = yaml_value(content, 100_000) if content else to_json(builtin(recipe, overrides))
+    except ValueError as error:
+        raise ConfigError(f"{name} is not YAML: {str(error).splitlines()[0]}", fix=_FIX) from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{name} cannot be used: it has no keys", fix=_FIX)
+    for key, value in tree.items():
+        kind: type[Range | Choices] = Choices if isinstance(value, dict) and "choices" in value else Range
         try:
-            tree = yaml_value(content, _LONGEST)
-        except ValueError as error:
-            raise ConfigError(f"{name} is not YAML: {str(error).splitlines()[0]}", fix=_FIX) from None
-        if not isinstance(tree, dict):
-            raise ConfigError(f"{name} cannot be used: it has no keys", fix=_FIX)
-        for key, value in tree.items():
-            kind: type[Range | Choices] = Choices if isinstance(value, dict) and "choices" in value else Range
-            try:
-                space[str(key)] = typed_json.load(kind, value, str(key), _FIX)
-            except FormError as error:
-                problems.append(f"  {error.message}")
-            except (ValueError, OverflowError) as error:
-                problems.append(f"  {key}: {error}")
-    if not space and not problems:
+            space[str(key)] = typed_json.load(kind, value, str(key), _FIX)
+        except FormError as error:
+            problems.append(f"  {error.message}")
+        except (ValueError, OverflowError) as error:
+            problems.append(f"  {key}: {error}")
+    if not tree:
         raise ConfigError(
             f"{name}: nothing is left to search: all keys are set",
             fix="set fewer keys, or give a space with --space",

@@ -15,8 +15,8 @@ from trainer import storage
 from trainer.base.errors import ConfigError
 
 if TYPE_CHECKING:
+    from operations.tuning.search import Trial
     from operations.tuning.space import Space
-    from operations.tuning.study import Trial
     from pipelines.submission import Submission
 
 
@@ -187,7 +187,6 @@ def _search_here(arguments: argparse.Namespace, name: str, overrides: Values, sp
         ) from None
     from components import preparation
     from operations.tuning import search
-    from operations.tuning.study import Search, Study
 
     given = {name: getattr(arguments, name) or parameters.LOCAL[name].default for name in _SEARCH_HERE}
     folder = Path(given["output"]).absolute() / name
@@ -196,8 +195,8 @@ def _search_here(arguments: argparse.Namespace, name: str, overrides: Values, sp
     _, (shards, _) = preparation.prepare(
         given["source"], given["recipe"], overrides, root, "", str(folder / "shards.html"), trains=True
     )
-    searched = Search(given["recipe"], overrides, space, shards["uri"])
-    study = Study(storage.join(root, "tuning", name), searched, arguments.trials)
+    searched = search.Search(given["recipe"], overrides, space, shards["uri"])
+    study = search.Study(storage.join(root, "tuning", name), searched, arguments.trials)
 
     def start(trial: "Trial", stack: ExitStack) -> search.LocalTraining:
         of_trial = folder / "trials" / f"{trial.number:05d}"

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 import pytest
 
 from operations.tuning import ENDED, search
+from operations.tuning.search import COMPLETE, FAILED, PRUNED, RUNNING, Search, Study
 from operations.tuning.space import Choices, Range
-from operations.tuning.study import COMPLETE, FAILED, PRUNED, RUNNING, Search, Study
 from tests.trainer.conftest import bucket, object_store_server
 from trainer import storage
 from trainer.base.errors import EXIT_RETRY, ConfigError

@@ -66,7 +66,7 @@ def test_each_pod_trains_its_trial_and_the_best_of_them_is_chosen(asked, tmp_pat
 
 def test_a_pod_that_is_tried_again_goes_on_with_its_trial_which_counts_once(asked):
     Pod.ends[1] = EXIT_RETRY
-    with pytest.raises(Interrupted, match="trial 1"):
+    with pytest.raises(Interrupted, match="was stopped"):
         search.train_trial(asked, "1", 0)
     (before,) = trials(asked)
     assert before.state == "running"
