@@ -3,7 +3,6 @@
 Address and key are in no log, specification or artifact. A server's error never makes a step fail.
 """
 
-import json
 import logging
 import os
 import threading
@@ -78,32 +77,28 @@ def _prepare(
         inputs = [Data(kind, redacted(place) or kind, version)]
     else:
         inputs = at(place if kind in ("coco", "voc", "yolo") else source.strip(), version)
-    outputs = []
-    if result:
-        (raw, _), (shards, _) = result
-        outputs = at(raw["uri"], raw.get("content") or raw["fingerprint"])
-        outputs += at(shards["uri"], shards["fingerprint"])
-    return data_root, inputs, outputs
+    if not result:
+        return data_root, inputs, []
+    (raw, _), (shards, _) = result
+    made = at(raw["uri"], raw.get("content") or raw["fingerprint"])
+    return data_root, inputs, made + at(shards["uri"], shards["fingerprint"])
 
 
 def _train(result: Any, data: dict[str, Any], output: str, data_root: str, *rest: Any) -> Work:
-    outputs = [*_checkpoint(result[0]), *at(result[0]["config"])] if result else []
+    outputs = _checkpoint(result[0]) + at(result[0]["config"]) if result else []
     return data_root, at(data["uri"], data["fingerprint"]), outputs
 
 
 def _evaluate(result: Any, trained: dict[str, Any], *rest: Any) -> Work:
     outputs = at(storage.join(trained["output"], "evaluation")) if result else []
-    return (
-        storage.parent(storage.parent(trained["shards"])),
-        _checkpoint(trained) + at(trained["shards"]),
-        outputs,
-    )
+    data_root = storage.parent(storage.parent(trained["shards"]))
+    return data_root, _checkpoint(trained) + at(trained["shards"]), outputs
 
 
 def _export(result: Any, trained: dict[str, Any], *rest: Any) -> Work:
-    inputs = _checkpoint(trained) + at(storage.join(trained["output"], "evaluation"))
     outputs = at(result["model"], result["model_version"]) if result else []
-    return storage.parent(storage.parent(trained["shards"])), inputs, outputs
+    data_root = storage.parent(storage.parent(trained["shards"]))
+    return data_root, _checkpoint(trained) + at(storage.join(trained["output"], "evaluation")), outputs
 
 
 STEPS: dict[str, Callable[..., Work]] = {
@@ -148,38 +143,38 @@ def _send(end: End, describe: Callable[..., Work]) -> str:
             for each in data
         ]
 
-    before, after = (describe(result, *end.arguments) for result in (None, end.result))
+    data_root, inputs, outputs = describe(end.result, *end.arguments)
     namespace = setting(NAMESPACE) or _NAME
     for module in (facets, event_v2):
         module.set_producer(f"pkg:generic/kubedet@{package_version('kubedet')}")
-    of_run: dict[str, Any] = {}
+    started: dict[str, Any] = {}  # Facets of the run.
     run_id = uuid.uuid4()
     if name := environment.run_id():
         try:
             parent = uuid.UUID(name)  # In a cluster.
         except ValueError:
-            parent = uuid.uuid5(uuid.NAMESPACE_URL, f"{storage.absolute(after[0])}#{name}")
+            parent = uuid.uuid5(uuid.NAMESPACE_URL, f"{storage.absolute(data_root)}#{name}")
         run_id = uuid.uuid5(parent, end.step)  # The same for each attempt.
-        of_run["parent"] = facets.parent_run.ParentRunFacet(
+        started["parent"] = facets.parent_run.ParentRunFacet(
             facets.parent_run.Run(str(parent)), facets.parent_run.Job(namespace, _NAME)
         )
-    error = redacted(end.error)[:_MOST_OF_AN_ERROR]
-    failed = {"errorMessage": facets.error_message_run.ErrorMessageRunFacet(error, "Python")} if error else {}
-    kind = "ABORT" if end.is_stopped else "FAIL" if end.error else "COMPLETE"
-    now = datetime.now(UTC).isoformat()
+    ended = dict(started)
+    if error := redacted(end.error)[:_MOST_OF_AN_ERROR]:
+        ended["errorMessage"] = facets.error_message_run.ErrorMessageRunFacet(error, "Python")
+    state = "ABORT" if end.is_stopped else "FAIL" if end.error else "COMPLETE"
     url = urljoin(setting(URL), setting(ENDPOINT) or "api/v1/lineage")
     headers = {"Authorization": f"Bearer {key}"} if (key := setting(API_KEY)) else {}
-    events = ((before, "START", end.began, of_run), (after, kind, now, of_run | failed))
-    for (_, inputs, outputs), state, time, facets_of_run in events:
+    for kind, time, made, of_run in (
+        ("START", end.began, [], started),
+        (state, datetime.now(UTC).isoformat(), outputs, ended),
+    ):
         event = event_v2.RunEvent(
-            eventTime=time, eventType=event_v2.RunState(state),
-            job=event_v2.Job(namespace, f"{_NAME}.{end.step}"),
-            run=event_v2.Run(str(run_id), facets_of_run),
+            eventTime=time, eventType=event_v2.RunState(kind),
+            job=event_v2.Job(namespace, f"{_NAME}.{end.step}"), run=event_v2.Run(str(run_id), of_run),
             inputs=datasets(event_v2.InputDataset, inputs),
-            outputs=datasets(event_v2.OutputDataset, outputs),
+            outputs=datasets(event_v2.OutputDataset, made),
         )  # fmt: skip
-        body = json.dumps(Serde.to_dict(event)).encode()
-        place = f"{URL} (`url` of the Secret)"
+        body, place = Serde.to_json(event).encode(), f"{URL} (`url` of the Secret)"
         if problem := post(url, body, place, timeout=_TIMEOUT, waits=_WAITS, headers=headers):
             return problem
     return ""

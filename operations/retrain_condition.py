@@ -89,10 +89,11 @@ def _too_little(listing: Listing, uri: str, images: int) -> str | None:
         logger.warning("%s is gone: how far the data have moved since is not known", before)
         return None
     from operations import drift  # It imports torch; the waiting process of a step stays small.
+    from trainer.data.data_views import RawImages
 
-    moved = max(
-        drift.compare_listings(raw_folder.read_manifest(before, raw_folder.PLAN), listing.planned).values()
-    )
+    manifests = (raw_folder.read_manifest(before, raw_folder.PLAN), listing.planned)
+    views = (RawImages(manifest, all_listed=True) for manifest in manifests)
+    moved = max(drift.compare(*views, pictures=0, samples=0).metrics.values())
     few = f" (moved by {moved:.3f}, less than {listing.min_drift:g})"
     return few if moved < listing.min_drift else None
 

@@ -281,15 +281,17 @@ def _preview(options: argparse.Namespace) -> int:
 def _compare(options: argparse.Namespace) -> int:
     from operations import drift as drifts
     from trainer import storage
+    from trainer.data.data_views import open_view
     from trainer.evaluation import gate
 
     if options.images < 0 or options.samples < 1:
         raise ConfigError("--images must be 0 or more, --samples 1 or more", fix="leave them out")
     rules = gate.split_rules(options.gate)
     gate.check(rules, [])
-    drift = drifts.compare_data(
-        options.one, options.other, split=options.split, pictures=options.images, samples=options.samples,
-        seed=options.seed, model_uri=options.model, data=_config(options.overrides).data,
+    config = _config(options.overrides).data
+    drift = drifts.compare(
+        open_view(options.one, config), open_view(options.other, config), split=options.split,
+        pictures=options.images, samples=options.samples, seed=options.seed, model_uri=options.model,
     )  # fmt: skip
     for letter, part in (("A", drift.one), ("B", drift.other)):
         print(f"{letter}  {part.uri}: {part.images:,} images of {part.split}")
