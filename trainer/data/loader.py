@@ -51,7 +51,7 @@ class TrainLoader:
         """Prepare to read `global_batch` samples a step on all ranks, at most `batch_size` in a pass.
 
         `max_bad_fraction` of the samples may be damaged; `epochs` is None if the training has no end; for
-        `weights` see `image_weights`; `verified` tells whether batches have `Batch.verified`.
+        `weights` see `image_weights`; `verified`: whether batches have `Batch.verified`.
         """
         self._verified = verified
         self._dataset, self._config, self._world = dataset, config, world

@@ -231,7 +231,7 @@ class CocoImages:
 
 
 def _key(image_id: Any) -> int | str:
-    """Return what stands for an id in the database, where 7 and "7" differ."""
+    """Return the key of an id in the database, where 7 and "7" differ."""
     is_number = isinstance(image_id, int) and -(2**63) <= image_id < 2**63
     return int(image_id) if is_number else json.dumps(image_id)
 
@@ -243,7 +243,7 @@ def _positive(value: Any) -> float:
 
 
 def _fields(image: Mapping[str, Any], file: CocoFile) -> tuple[str, str, int, int, int | str]:
-    """Return name, URL, width, height and id of an image; "/" and an absolute path stand for a URL."""
+    """Return name, URL, width, height and id of an image; "/" and an absolute path mean a URL."""
     original_id, url = image.get("id"), str(image.get("coco_url") or "")
     name = image.get("file_name") or PurePosixPath(url.partition("?")[0]).name
     if not isinstance(original_id, int | str) or not isinstance(name, str) or not name:
