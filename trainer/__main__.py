@@ -15,7 +15,6 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from trainer.base import die_with_parent, log
@@ -209,7 +208,7 @@ def _doctor(options: argparse.Namespace) -> int:
         gpus=options.gpus, rdma=options.rdma, interface=options.interface,
         shared_memory=doctor.size(options.shared_memory), output=options.output,
     )  # fmt: skip
-    checks = doctor.report(doctor.examine(needs), as_json=options.json, show=partial(print, flush=True))
+    checks = doctor.report(doctor.examine(needs), as_json=options.json)
     return EXIT_FAILURE if any(check.state == "missing" for check in checks) else 0
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,10 +12,8 @@ from trainer.base.errors import EXIT_FAILURE, ConfigError, KubedetError
 from trainer.base.safe_text import whole_number
 
 if TYPE_CHECKING:
-    from trainer.launching.doctor import Check
+    from trainer.launching.doctor import Check, Needs
 
-_STYLES = {"ok": "green", "warning": "yellow", "missing": "bold red"}
-_GPU = "nvidia.com/gpu"
 _IN_CLUSTER = (
     "namespace", "credentials", "claim", "resource", "queue", "job", "size", "step_cpu", "step_memory",
     "host", "ca",
@@ -58,9 +55,6 @@ def add(commands: Commands) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from rich.console import Console
-    from rich.text import Text
-
     from trainer.launching import doctor as machine
 
     reason = "has no effect with --local" if options.local else "needs --job"
@@ -68,77 +62,58 @@ def _doctor(options: argparse.Namespace) -> int:
     problems = [f"--{name.replace('_', '-')} {reason}" for name in useless if getattr(options, name)]
     problems += [f"--nodes {options.nodes} is less than one"] if options.nodes < 1 else []
     problems += [f"--gpus {options.gpus} is less than zero"] if options.gpus < 0 else []
+    resources = {"nvidia.com/gpu": options.gpus} if options.gpus else {}
     for text in options.resource:
         name, equals, number = text.partition("=")
-        if not name or (equals and whole_number(number) is None):
+        count = whole_number(number) if equals else 0
+        if name and count is not None:
+            resources[name] = count
+        else:
             problems.append(f"--resource {text!r} is not NAME or NAME=N")
-    cpu, memory = DEFAULT_SIZE
+    cpu, memory = SIZES[options.size] if options.size else ("", "")
+    step = {"cpu": options.step_cpu or cpu, "memory": options.step_memory or memory}
     try:
-        check_sizes(options.step_cpu or cpu, options.step_memory or memory)
-        machine.size(options.shared_memory or "0")
+        check_sizes(step["cpu"] or DEFAULT_SIZE[0], step["memory"] or DEFAULT_SIZE[1])
+        shared_memory = machine.size(options.shared_memory or "0")
     except ConfigError as error:
         problems += error.message.splitlines()
     if problems:
         raise ConfigError("; ".join(problems), fix="see `kubedet doctor --help`")
-    if options.local:
-        results = machine.check_machine(machine.Needs(gpus=options.gpus, output=options.data_root))
-    else:
-        results = chain(_cluster(options), _pipelines(options))
-    as_json = options.output == "json"
-    console = Console(highlight=False)
-
-    def show(check: "Check") -> None:
-        text = Text(str(check))
-        text.stylize(_STYLES[check.state], 0, len(check.state))
-        console.print(text, soft_wrap=True)
-
-    checks = machine.report(results, as_json=as_json, show=show)
+    needs = machine.Needs(options.gpus, options.rdma, options.interface, shared_memory, options.data_root)
+    results = machine.check_machine(needs) if options.local else _cluster(options, resources, step, needs)
+    checks = machine.report(results, as_json=options.output == "json")
     missing = sum(check.state == "missing" for check in checks)
-    if not as_json:
+    if options.output == "text":
         print(f"\n{missing} missing" if missing else "\na run has what it needs")
         if any("deploy/" in check.fix for check in checks) and not Path("deploy").is_dir():
             print("`kubedet cluster manifests` writes the folder deploy/")
     return EXIT_FAILURE if missing else 0
 
 
-def _cluster(options: argparse.Namespace) -> "Iterator[Check]":
+def _cluster(
+    options: argparse.Namespace, resources: dict[str, int], step: dict[str, str], needs: "Needs"
+) -> "Iterator[Check]":
     from components import doctor
     from components.launchers.cluster.backend import ClusterBackend
-    from trainer.launching import doctor as machine
+    from pipelines import HOSTS, Access
+    from trainer.launching.doctor import Check, writable
 
     try:
         backend = ClusterBackend.connect(options.namespace)
     except ConfigError as error:
-        yield machine.Check("cluster", "missing", error.message, error.fix)
-        return
-    cpu, memory = options.step_cpu, options.step_memory
-    if options.size:
-        cores, amount = SIZES[options.size]
-        cpu, memory = cpu or cores, memory or amount
-    resources = {_GPU: options.gpus} if options.gpus else {}
-    for name, _, number in (text.partition("=") for text in options.resource):
-        resources[name] = int(number or 0)
-    yield from doctor.check_cluster(
-        backend, nodes=options.nodes, resources=resources, secret=options.credentials, claim=options.claim,
-        step={name: text for name, text in (("cpu", cpu), ("memory", memory)) if text},
-    )  # fmt: skip
-    if options.queue:
-        yield from doctor.check_queue(backend, options.queue)
-    if options.data_root:
-        yield machine.writable(options.data_root)
-    if options.job:
-        shared_memory = machine.size(options.shared_memory or "0")
-        needs = machine.Needs(options.gpus, options.rdma, options.interface, shared_memory)
-        yield from doctor.check_pods(backend, options.job, needs)
-
-
-def _pipelines(options: argparse.Namespace) -> "Iterator[Check]":
-    """Check the version of Kubeflow Pipelines, if a host is named."""
-    from pipelines import HOSTS, Access
-    from trainer.launching.doctor import Check
-
-    title = "Kubeflow Pipelines"
-    access = Access.find(options.host, options.namespace, options.ca)
+        yield Check("cluster", "missing", error.message, error.fix)
+    else:
+        yield from doctor.check_cluster(
+            backend, nodes=options.nodes, resources=resources, secret=options.credentials,
+            claim=options.claim, step={name: text for name, text in step.items() if text},
+        )  # fmt: skip
+        if options.queue:
+            yield from doctor.check_queue(backend, options.queue)
+        if options.data_root:
+            yield writable(options.data_root)
+        if options.job:
+            yield from doctor.check_pods(backend, options.job, needs)
+    title, access = "Kubeflow Pipelines", Access.find(options.host, options.namespace, options.ca)
     if not access.host:
         yield Check(title, "ok", f"not checked: neither --host nor {HOSTS[0]} names it")
         return
@@ -150,5 +125,5 @@ def _pipelines(options: argparse.Namespace) -> "Iterator[Check]":
     except KubedetError as error:
         yield Check(title, "missing", error.message, error.fix)
         return
-    fix = "a run of the recipe debug shows whether it works there" if warning else ""
-    yield Check(title, "warning" if warning else "ok", warning or f"{tag} at {access.host}", fix)
+    fix = "a run of the recipe debug shows whether it works there"
+    yield Check.ok_if(not warning, title, warning or f"{tag} at {access.host}", fix)

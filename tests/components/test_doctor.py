@@ -72,8 +72,8 @@ def test_every_verb_is_asked_for_in_the_namespace_but_those_on_what_is_not_there
         seen.body["spec"]["resourceAttributes"] for seen in fake_cluster.requests("POST", "reviews")
     ]
     checked = {(item.get("group", ""), _resource(item), item["verb"]) for item in attributes}
-    expected = {what: verbs for what, verbs in PERMISSIONS.items() if what[0] not in absent}
-    assert checked == {(*what, verb) for what, verbs in expected.items() for verb in verbs}
+    expected = {what: verbs for what, (verbs, _) in PERMISSIONS.items() if what[0] not in absent}
+    assert checked == {(*what, verb) for what, verbs in expected.items() for verb in verbs.split()}
     assert {item["namespace"] for item in attributes} == {"default"}
 
 
@@ -264,7 +264,8 @@ def test_a_queue_that_takes_jobs_of_both_kinds_is_well_and_nothing_is_made(queue
     checks = queue()
     assert {item.state for item in checks.values()} == {"ok"}
     assert checks["Kueue"].detail == "Kueue (API kueue.x-k8s.io/v1beta2)"
-    assert checks["queue gpus"].detail == "active, of ClusterQueue gpus-of-all; 2 wait, 1 are admitted"
+    state = "Ready: Can submit new workloads to localQueue"
+    assert checks["queue gpus"].detail == f"of ClusterQueue gpus-of-all; 2 wait, 1 are admitted; {state}"
     assert checks["jobs in queues"].detail == "0 wait, none of them in vain"
     posts = fake_cluster.requests("POST")
     assert posts and all("dryRun=All" in seen.path for seen in posts)

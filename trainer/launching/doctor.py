@@ -10,7 +10,7 @@ import resource
 import shutil
 import socket
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -18,15 +18,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from rich.console import Console
+from rich.text import Text
+
 from trainer import storage
 from trainer.base.errors import ConfigError, StorageError, first_line
-from trainer.storage import check_writable
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _CAP_IPC_LOCK = 14  # linux/capability.h
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
           "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}  # fmt: skip
 _LEAST_LIMITS = {"nofile": 65536, "nproc": 4096}  # recommended limits of open files and of processes
+_STYLES = {"ok": "green", "warning": "yellow", "missing": "bold red"}
 _FREE_MEMORY, _FREE_DISK = 3 * 2**30, 2**30
 """Requirements of the recipe `debug` on the sample with two processes."""
 _PACKAGES = {
@@ -58,9 +61,10 @@ class Check:
     detail: str
     fix: str = ""  # remedy; empty if the state is ok
 
-    def __str__(self) -> str:
-        line = f"{self.state:8} {self.title}: {self.detail}"
-        return f"{line}\n         fix: {self.fix}" if self.fix else line
+    @classmethod
+    def ok_if(cls, good: bool, title: str, detail: str, fix: str, *, needed: bool = False) -> "Check":
+        """Return a result that is ok if it is good, else missing if it is needed, else a warning."""
+        return cls(title, "ok" if good else "missing" if needed else "warning", detail, "" if good else fix)
 
 
 def examine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
@@ -86,21 +90,17 @@ def check_machine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
         yield Check("packages", "ok", f"{shown}, Python {platform.python_version()}")
     match = re.search(r"MemAvailable:\s*(\d+) kB", _text(root / "proc/meminfo"))
     free = int(match[1]) * 1024 if match else 0
-    yield _check(
-        "machine", f"{len(os.sched_getaffinity(0))} cores, {free / 2**30:.1f} GiB of memory free",
-        good=free >= _FREE_MEMORY,
-        fix="end other programs, or use --nproc 1: a run of the recipe debug takes "
-        f"{_FREE_MEMORY / 2**30:.0f} GiB",
-    )  # fmt: skip
+    detail = f"{len(os.sched_getaffinity(0))} cores, {free / 2**30:.1f} GiB of memory free"
+    takes = f"a run of the recipe debug takes {_FREE_MEMORY / 2**30:.0f} GiB"
+    fix = f"end other programs, or use --nproc 1: {takes}"
+    yield Check.ok_if(free >= _FREE_MEMORY, "machine", detail, fix)
     is_local = needs.output and storage.is_local(needs.output)
     folder = Path(storage.absolute(needs.output)) if is_local else Path.cwd()
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
-    yield _check(
-        "disk", f"{free / 2**30:.1f} GiB free at {folder}", good=free >= _FREE_DISK,
-        fix="free space there, or choose another --data-root and --output",
-    )  # fmt: skip
+    fix = "free space there, or choose another --data-root and --output"
+    yield Check.ok_if(free >= _FREE_DISK, "disk", f"{free / 2**30:.1f} GiB free at {folder}", fix)
     if not find_spec("torch"):
         return
     for check in examine(needs, root):
@@ -110,13 +110,16 @@ def check_machine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
             yield check
 
 
-def report(checks: Iterable[Check], *, as_json: bool, show: Callable[[Check], None]) -> list[Check]:
-    """Show each result when it is known, or print all as a JSON list; returns them."""
-    results = []
+def report(checks: Iterable[Check], *, as_json: bool) -> list[Check]:
+    """Print each result when it is known, or all as a JSON list; returns them."""
+    results, console = [], Console(highlight=False)
     for check in checks:
         results.append(check)
         if not as_json:
-            show(check)
+            fix = f"\n         fix: {check.fix}" if check.fix else ""
+            state = (f"{check.state:8}", _STYLES[check.state])
+            line = Text.assemble(state, f" {check.title}: {check.detail}{fix}")
+            console.print(line, soft_wrap=True)
     if as_json:
         print(json.dumps([asdict(check) for check in results], indent=2))
     return results
@@ -133,15 +136,10 @@ def size(text: str) -> int:
 def writable(uri: str) -> Check:
     """Write a small file into a folder, read it and delete it."""
     try:
-        check_writable(uri)
+        storage.check_writable(uri)
     except StorageError as error:
         return Check("output", "missing", error.message, error.fix)
     return Check("output", "ok", f"{uri} was written, read and deleted from")
-
-
-def _check(title: str, detail: str, *, good: bool, needed: bool = False, fix: str) -> Check:
-    state: Literal["ok", "warning", "missing"] = "ok" if good else "missing" if needed else "warning"
-    return Check(title, state, detail, "" if good else fix)
 
 
 def _text(path: Path) -> str:
@@ -152,19 +150,16 @@ def _text(path: Path) -> str:
 
 
 def _shared_memory(needs: Needs, root: Path) -> Check:
-    required = needs.shared_memory
+    title, required = "shared memory", needs.shared_memory
     try:
         file_system = os.statvfs(root / "dev" / "shm")
     except OSError as error:
-        detail = f"no /dev/shm: {error.strerror}"
-        return Check("shared memory", "missing", detail, "mount a memory volume there")
+        return Check(title, "missing", f"no /dev/shm: {error.strerror}", "mount a memory volume there")
     total, free = file_system.f_frsize * file_system.f_blocks, file_system.f_frsize * file_system.f_bavail
     wanted = f"; {required / 2**30:.2f} GiB required" if required else ""
-    return _check(
-        "shared memory", f"{total / 2**30:.2f} GiB in /dev/shm, {free / 2**30:.2f} free{wanted}",
-        good=total >= max(required, 2**30), needed=total < required,
-        fix="set shared_memory of the job (the default of a container is 64 MiB, too little for NCCL)",
-    )  # fmt: skip
+    detail = f"{total / 2**30:.2f} GiB in /dev/shm, {free / 2**30:.2f} free{wanted}"
+    fix = "set shared_memory of the job (the default of a container is 64 MiB, too little for NCCL)"
+    return Check.ok_if(total >= max(required, 2**30), title, detail, fix, needed=total < required)
 
 
 def _interfaces(needs: Needs) -> Check:
@@ -180,15 +175,14 @@ def _interfaces(needs: Needs) -> Check:
         if name in by_name and not address.is_link_local:
             by_name[name].append(str(address))
     detail = "; ".join(f"{name} {' '.join(each) or 'without address'}" for name, each in by_name.items())
+    good = any(each for name, each in by_name.items() if name != "lo")
     if needs.interface:
         good, detail = bool(by_name.get(needs.interface)), f"{needs.interface} required; there are {detail}"
-    else:
-        good = any(each for name, each in by_name.items() if name != "lo")
-    return _check(
-        "network interfaces", detail or "none", needed=bool(needs.interface), good=good,
-        fix="name one of these with an address (network.interface of the job), or attach the secondary "
-        "network with the annotation k8s.v1.cni.cncf.io/networks",
-    )  # fmt: skip
+    fix = (
+        "name one of these with an address (network.interface of the job), or attach the secondary network "
+        "with the annotation k8s.v1.cni.cncf.io/networks"
+    )
+    return Check.ok_if(good, "network interfaces", detail or "none", fix, needed=bool(needs.interface))
 
 
 def _gpus(needs: Needs, root: Path) -> Check:
@@ -196,10 +190,8 @@ def _gpus(needs: Needs, root: Path) -> Check:
 
     driver = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\S+)", _text(root / "proc/driver/nvidia/version"))
     versions = f"PyTorch {torch.__version__}, driver {driver[1] if driver else 'none'}"
-    if torch.version.cuda is None:
-        fix = "use an image whose PyTorch has CUDA"
-        return _check("GPUs", f"none: {versions} without CUDA", good=False, needed=needs.gpus > 0, fix=fix)
-    versions += f", NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
+    if torch.version.cuda:
+        versions += f", NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
     count = torch.cuda.device_count()
     kinds = sorted({torch.cuda.get_device_name(index) for index in range(count)})
     broken = []
@@ -210,12 +202,14 @@ def _gpus(needs: Needs, root: Path) -> Check:
             broken.append(f"device {index}: {first_line(error)}")
     required = f" of {needs.gpus} required" if needs.gpus else ""
     detail = f"{count}{required} {', '.join(kinds)} ({versions})".replace("  ", " ")
-    return _check(
-        "GPUs", "; ".join([detail, *broken]), good=0 < count >= needs.gpus and not broken,
-        needed=needs.gpus > 0 or bool(broken),
-        fix="set gpus of the job; if its pod has them, the node's driver is too old for CUDA "
-        f"{torch.version.cuda} or a device is faulty (nvidia-smi)",
-    )  # fmt: skip
+    fix = "set gpus of the job; if its pod has them, use an image whose PyTorch has CUDA"
+    if torch.version.cuda:
+        fix = (
+            "set gpus of the job; if its pod has them, the node's driver is too old for CUDA "
+            f"{torch.version.cuda} or a device is faulty (nvidia-smi)"
+        )
+    good, needed = 0 < count >= needs.gpus and not broken, needs.gpus > 0 or bool(broken)
+    return Check.ok_if(good, "GPUs", "; ".join([detail, *broken]), fix, needed=needed)
 
 
 def _limits(needs: Needs, root: Path) -> Iterator[Check]:
@@ -224,7 +218,7 @@ def _limits(needs: Needs, root: Path) -> Iterator[Check]:
     low = [f"{name} {least}" for name, least in _LEAST_LIMITS.items() if 0 <= limits[name] < least]
     detail = ", ".join(f"{name} {'unlimited' if n < 0 else n}" for name, n in limits.items())
     fix = f"raise them on the nodes (ulimits of the container runtime) to at least {', '.join(low)}"
-    yield _check("limits", detail, good=not low, fix=fix)
+    yield Check.ok_if(not low, "limits", detail, fix)
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     capabilities = re.search(r"CapEff:\s*([0-9a-f]+)", _text(root / "proc/self/status"))
     exempt = bool(capabilities and int(capabilities[1], 16) >> _CAP_IPC_LOCK & 1)
@@ -232,11 +226,11 @@ def _limits(needs: Needs, root: Path) -> Iterator[Check]:
     detail = "unlimited" if endless else f"{limit // 1024} KiB"
     if exempt and not endless:
         detail += ", not applied: the process has IPC_LOCK"
-    yield _check(
-        "locked memory", detail, good=endless or exempt, needed=needs.rdma,
-        fix="RDMA registers memory (ibv_reg_mr): set the container runtime's limit memlock to unlimited "
-        "on the nodes; IPC_LOCK has no effect for users other than root",
-    )  # fmt: skip
+    fix = (
+        "RDMA registers memory (ibv_reg_mr): set the container runtime's limit memlock to unlimited on the "
+        "nodes; IPC_LOCK has no effect for users other than root"
+    )
+    yield Check.ok_if(endless or exempt, "locked memory", detail, fix, needed=needs.rdma)
 
 
 def _rdma(needs: Needs, root: Path) -> Iterator[Check]:
@@ -249,17 +243,19 @@ def _rdma(needs: Needs, root: Path) -> Iterator[Check]:
     verbs = sorted((root / "dev/infiniband").glob("uverbs*"))
     usable = [path for path in verbs if os.access(path, os.R_OK | os.W_OK)]
     devices = [f"{len(usable)} of {len(verbs)} /dev/infiniband/uverbs* are usable"] if ports else []
-    yield _check(
-        "RDMA devices", "; ".join(ports + devices) or "none", good=active and bool(usable), needed=needs.rdma,
-        fix="request the cluster's RDMA resource (resources of the job, e.g. rdma/hca=1) and its network; "
-        "a port must be ACTIVE",
-    )  # fmt: skip
+    fix = (
+        "request the cluster's RDMA resource (resources of the job, e.g. rdma/hca=1) and its network; a port "
+        "must be ACTIVE"
+    )
+    detail = "; ".join(ports + devices) or "none"
+    yield Check.ok_if(active and bool(usable), "RDMA devices", detail, fix, needed=needs.rdma)
     driver = _text(root / "proc/driver/nvidia/version")
     if driver and ports:
         peermem, is_open = (root / "sys/module/nvidia_peermem").exists(), "Open Kernel Module" in driver
-        how = "the module nvidia_peermem is loaded" if peermem else "by DMA-BUF: the driver is the open one"
-        lost = "nvidia_peermem is not loaded: data goes through host memory"
-        yield _check(
-            "GPUDirect RDMA", how if peermem or is_open else lost, good=peermem or is_open,
-            fix="load it on the nodes: `modprobe nvidia-peermem`, or driver.rdma.enabled of the GPU operator",
-        )  # fmt: skip
+        detail = "nvidia_peermem is not loaded: data goes through host memory"
+        if peermem or is_open:
+            detail = (
+                "the module nvidia_peermem is loaded" if peermem else "by DMA-BUF: the driver is the open one"
+            )
+        fix = "load it on the nodes: `modprobe nvidia-peermem`, or driver.rdma.enabled of the GPU operator"
+        yield Check.ok_if(peermem or is_open, "GPUDirect RDMA", detail, fix)

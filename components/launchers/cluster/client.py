@@ -84,7 +84,9 @@ def api_error(error: BaseException, verb: str, resource: str, name: str, namespa
     result = ApiError(
         f"cannot {' '.join(filter(None, [verb, resource, name]))}{where}: {reason}",
         status=status,
-        absent=status == 404 and bool(about) and about.get("kind") != "namespaces",
+        absent=status == 404
+        and bool(about)
+        and (about.get("kind") != "namespaces" or resource == "namespaces"),
         fix=_FIXES.get(status, ""),
     )
     if result.webhook_away:
