@@ -4,13 +4,12 @@ The layout is the authors': groups of a positive and a negative query for each b
 The noise is a hash of seed, step and image, so it does not depend on other images, processes or state.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.data.batch import PADDING
+from trainer.data.batch import PADDING, to_device
 from trainer.model.boxes import to_centre, to_corners
 from trainer.model.global_batch import uniform
 
@@ -19,43 +18,36 @@ _NUMBERS = 10
 _EPSILON = 1e-5
 
 
-class Pairs(NamedTuple):
-    """P pairs of a query and a target in each of S sets of predictions, or in all (S is 1).
+class Denoising(NamedTuple):
+    """D denoising queries of each image, which come before the other queries.
 
-    NumPy arrays, or tensors on a device.
+    D depends only on the rows of the targets. What the layout of the authors leaves over is padding, which no
+    other query sees.
     """
 
-    image: Any  # int64 [P]
-    query: Any  # int64 [S, P]
-    target: Any  # int64 [S, P]
-
-
-class Denoising(NamedTuple):
-    """Q denoising queries of each image, which come before the other queries."""
-
-    labels: Tensor  # int64 [B, Q]; the number of classes where a query is padding
-    references: Tensor  # [B, Q, 4] centre and size relative to the image, as logits
-    pairs: Pairs  # the positive queries and their targets, on the host
+    labels: Tensor  # int64 [B, D]; the number of classes where a query is padding
+    references: Tensor  # [B, D, 4] centre and size relative to the image, as logits
+    targets: Tensor  # int64 [B, 1, D], row of the positive queries' targets; PADDING for the others
+    group: Tensor  # int64 [D], the group of each query
     groups: int  # how often each target occurs among the positive queries
 
     def visible(self, queries: int) -> Tensor:
-        """Attention mask, bool [Q + queries, Q + queries]: groups see themselves and the other `queries`.
+        """Attention mask, bool [D + queries, D + queries]: groups see themselves and the other `queries`.
 
         The others see no denoising query.
         """
         own = self.labels.shape[1]
-        group = torch.arange(own, device=self.labels.device) // (own // self.groups)
-        whole = torch.ones(own + queries, own + queries, dtype=torch.bool, device=group.device)
+        whole = torch.ones(own + queries, own + queries, dtype=torch.bool, device=self.group.device)
         whole[own:, :own] = False
-        whole[:own, :own] = group[:, None] == group[None]
+        whole[:own, :own] = self.group[:, None] == self.group[None]
         return whole
 
 
 def denoising(
-    boxes: Tensor, labels: Tensor, counts: list[int], keys: Tensor, classes: int, most: int,
+    boxes: Tensor, labels: Tensor, keys: Tensor, classes: int, most: int,
     *, queries: int, label_noise: float, box_noise: float, unfold: bool,
 ) -> Denoising:  # fmt: skip
-    """Make the denoising queries of a batch; for `counts`, `keys` and `most` see `global_batch.Part`.
+    """Make the denoising queries of a batch; for `keys` and `most` see `global_batch.Part`.
 
     `boxes` [B, M, 4] have centre and size relative to the image, `labels` [B, M] are PADDING behind the
     targets. `queries` is the approximate number of pairs; an image with more targets has more. Half of a
@@ -65,28 +57,25 @@ def denoising(
     """
     # Without a box in the step: one pair of queries, as in RT-DETRv2's code.
     groups = max(1, queries // most) if most else 1
-    most = max(1, most)
-    batch, device = len(labels), labels.device
-    padded_boxes = boxes.new_zeros(batch, most, 4)
-    padded_labels = labels.new_full((batch, most), PADDING)
-    rows = min(most, labels.shape[1])
-    padded_boxes[:, :rows], padded_labels[:, :rows] = boxes[:, :rows], labels[:, :rows]
-    boxes, labels = padded_boxes.repeat(1, 2 * groups, 1), padded_labels.repeat(1, 2 * groups)
-    total = labels.shape[1]
-    noise = uniform(keys, total * _NUMBERS).view(batch, total, _NUMBERS).to(boxes.dtype)
+    device, rows = labels.device, labels.shape[1]
+    total = 2 * max(queries, rows)
+    size = to_device(torch.tensor(max(1, most)), device)
+    place = torch.arange(total, device=device)
+    group, target = place // (2 * size), place % size
+    row = target.clamp(max=rows - 1)
+    labels = torch.where((group < groups) & (target < rows), labels[:, row], PADDING)
+    boxes = boxes[:, row]
+    noise = uniform(keys, total * _NUMBERS).view(-1, total, _NUMBERS).to(boxes.dtype)
     real = labels != PADDING
+    negative = place // size % 2
+    targets = torch.where(real & (negative == 0), target, PADDING)[:, None]
     labels = torch.where(real, labels, classes)
     redrawn = (noise[..., 0] < label_noise / 2) & real
     labels = torch.where(redrawn, (noise[..., 1] * classes).long().clamp(max=classes - 1), labels)
-    negative = (torch.arange(total, device=device) // most % 2)[:, None]
     sign = torch.where(noise[..., 2:6] < 0.5, -1.0, 1.0)
-    moves = sign * (noise[..., 6:10] + negative) * box_noise
+    moves = sign * (noise[..., 6:10] + negative[:, None]) * box_noise
     half = boxes[..., 2:].repeat(1, 1, 2) / 2
     noisy = to_centre((to_corners(boxes) + moves * half).clamp(0, 1))
     noisy = noisy.abs() if unfold else noisy
     references = torch.log(noisy.clamp(min=_EPSILON) / (1 - noisy).clamp(min=_EPSILON))
-    image, group, target = np.nonzero(
-        np.broadcast_to(np.arange(most) < np.array(counts)[:, None, None], (batch, groups, most))
-    )
-    pairs = Pairs(image, (2 * most * group + target)[None], target[None])
-    return Denoising(labels, references, pairs, groups)
+    return Denoising(labels, references, targets, group, groups)

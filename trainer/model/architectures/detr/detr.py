@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import safetensors.torch
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import DFineForObjectDetection, PreTrainedModel, RTDetrV2ForObjectDetection
@@ -59,6 +60,7 @@ library_logging.disable_progress_bar()
 
 _LABEL_NOISE, _BOX_NOISE = 0.5, 1.0
 """Noise of denoising queries; see `denoising`."""
+_ROWS = 16  # rows of targets in training are a multiple of it
 _ANCHOR = 0.05
 """Side of a query's first box on the finest level, relative to the image; twice that on the next."""
 _MARGIN = 0.01  # places whose first box is nearer to a border than this become no query
@@ -158,10 +160,13 @@ class Detr(Architecture):
         """Outputs for a batch in fp32 or more, its targets and its denoising queries."""
         pixels = self.normalize(images, color)
         centred = to_centre((boxes / images.shape[-1]).to(pixels.dtype))
+        # Few shapes, and the same in all processes.
+        extra = -(-max(1, part.most) // _ROWS) * _ROWS - labels.shape[1]
+        centred, labels = F.pad(centred, (0, 0, 0, extra)), F.pad(labels, (0, extra), value=PADDING)
         noise = None
         if self.config.denoising:
             noise = denoising(
-                centred, labels, part.counts, part.keys, self.num_classes, part.most,
+                centred, labels, part.keys, self.num_classes, part.most,
                 queries=self.config.denoising, label_noise=_LABEL_NOISE, box_noise=_BOX_NOISE,
                 unfold=self.unfolds_boxes,
             )  # fmt: skip

@@ -8,11 +8,14 @@ of github.com/lyuwenyu/RT-DETR (068dfde).
 Queries and targets are matched as by Carion et al. 2020 (arXiv:2005.12872): the device computes the costs of
 all sets of predictions at once; scipy assigns on the host. Every divisor is that of the whole global batch,
 like the authors' on one process, so the losses and gradients of slices add up to those of the whole.
+
+All sets are computed at once, in shapes that do not depend on values: each query has a row of the targets, or
+PADDING, and what it does not count for is weighted by 0. Queries that are matched in separate groups (group
+DETR) are further sets.
 """
 
 import functools
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +25,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from trainer.data import batch
-from trainer.model.architectures.detr.denoising import Denoising, Pairs
+from trainer.data.batch import PADDING
+from trainer.model.architectures.detr.denoising import Denoising
 from trainer.model.boxes import area
 from trainer.model.global_batch import Part
 
@@ -64,36 +68,55 @@ class Targets(NamedTuple):
 
 
 class Matches(NamedTuple):
-    """Targets of the queries without noise, on the host."""
+    """Rows of the targets of the queries without noise, PADDING where there is none: NumPy's, on the host."""
 
-    own: Pairs  # the assignment of each set of predictions, the encoder's last
-    union: Pairs | None
-    """Pairs for the boxes and distributions of all sets; None for RT-DETRv2, which uses `own`."""
+    own: Any  # int64 [B, S, Q], the assignment of each set of predictions, the encoder's last
+    union: (
+        Any  # int64 [B, 1, Q], for boxes and distributions of all sets; None for RT-DETRv2, which uses `own`
+    )
 
     @property
     def joined(self) -> int:
         """Number of pairs in the union."""
-        return len(self.union.image) if self.union else 0
+        return 0 if self.union is None else int((self.union != PADDING).sum())
 
 
 class _Group(NamedTuple):
-    """The denoising queries, or the others with the encoder, and their targets."""
+    """The denoising queries, or the others with the encoder, and the rows of their targets."""
 
     logits: Tensor
     boxes: Tensor
-    first: int  # number of the first of these queries in a layer
-    own: Pairs
-    learnt: Pairs  # pairs for boxes and distributions
-    targets: int  # divisor of the varifocal loss
+    part: slice  # these queries in a layer
+    own: Tensor  # int64 [B, S or 1, Q], for the classes
+    learnt: Tensor  # the same for boxes and distributions
+    real: Tensor  # [Q] 1, or 0 where a query is padding
+    targets: Tensor  # divisor of the classes' loss: a scalar
     pairs: Tensor  # divisor of the other losses, if it is above 0: a scalar
+
+
+def varifocal(logits: Tensor, goal: Tensor) -> Tensor:
+    """Varifocal loss (arXiv:2008.13367) of each query and class, [B, S, Q, C].
+
+    `goal` is the overlap of the query's box with its target at the target's class, and -1 elsewhere.
+    """
+    weight = torch.where(goal < 0, _ALPHA * logits.detach().sigmoid() ** 2, goal)
+    return F.binary_cross_entropy_with_logits(logits, goal.clamp(min=0), weight, reduction="none")
 
 
 class Criterion:
     """Computes the losses of one kind of network; holds no weights."""
 
-    def __init__(self, bins: int = 0, scale: float = 0.0) -> None:
-        """Take the authors' `reg_max` (bins of D-FINE's distributions; 0 for RT-DETRv2) and `reg_scale`."""
+    def __init__(
+        self, bins: int = 0, scale: float = 0.0, *, weights: Mapping[str, float] = _WEIGHTS,
+        classification: Callable[[Tensor, Tensor], Tensor] = varifocal,
+    ) -> None:  # fmt: skip
+        """Take the authors' `reg_max` (bins of D-FINE's distributions; 0 for others) and `reg_scale`.
+
+        `weights` are of the losses by name; the loss vfl is the sum of `classification`, which is called
+        like `varifocal`.
+        """
         self._bins, self._scale = bins, scale
+        self._weights, self._classification = weights, classification
 
     def match(self, outputs: Outputs, targets: Targets, counts: list[int]) -> Callable[[], Matches]:
         """Start to match the queries without noise; the returned function waits and returns the matches.
@@ -119,103 +142,121 @@ class Criterion:
         then those of the others with the encoder's last. fgl has only the layers, ddf all but the last.
         `outputs` are in fp32 or more.
         """
-        scalar, boxes = outputs.logits.new_full, max(1, part.targets)
-        first = outputs.logits.shape[2] - outputs.encoder_logits.shape[1]
+        device, others = outputs.logits.device, outputs.encoder_logits.shape[1]
+        first = outputs.logits.shape[2] - others
         matched = part.surveyed or self.match(outputs, targets, part.counts)
+        copies = noise.groups if noise else 0
+        numbers = torch.tensor([part.targets, part.targets * copies, max(1, part.targets), part.images])
+        each, noisy, least, images = batch.to_device(numbers.to(outputs.logits.dtype), device)
         groups: list[_Group] = []
         terms: list[dict[str, Tensor]] = []
-        # Without a box in the step D-FINE's code has no denoising queries. Here they are padding.
-        if noise and (part.targets or not self._bins):
+        if noise:
+            # Without a box in the step D-FINE's code has no denoising queries.
+            real = (noise.group < noise.groups) & ((each > 0) | (not self._bins))
+            groups.append(
+                _Group(
+                    outputs.logits[:, :, :first], outputs.boxes[:, :, :first], slice(first), noise.targets,
+                    noise.targets, real, least * noise.groups, noisy,
+                )
+            )  # fmt: skip
             # The device computes these losses while the costs travel and are assigned.
-            (own,) = to_device([noise.pairs], outputs.logits.device)
-            predictions = outputs.logits[:, :, :first], outputs.boxes[:, :, :first]
-            pairs = scalar((), part.targets * noise.groups)
-            groups.append(_Group(*predictions, 0, own, own, boxes * noise.groups, pairs))
             terms.append(self._terms(outputs, targets, groups[0]))
         matches = matched()
-        own, union = to_device(matches, outputs.logits.device)
-        pairs = part.sum_over_step(scalar((), matches.joined)) if union else scalar((), part.targets)
-        groups.append(_Group(*_with_encoder(outputs), first, own, union or own, boxes, pairs))
+        rows = matches.own if matches.union is None else np.concatenate([matches.union, matches.own], axis=1)
+        sent = batch.to_device(torch.from_numpy(rows), device)
+        pairs, own = each, sent
+        if matches.union is not None:
+            pairs = part.sum_over_step(outputs.logits.new_full((), matches.joined))
+            sent, own = sent[:, :1], sent[:, 1:]
+        real = torch.ones(others, dtype=torch.bool, device=device)
+        groups.append(_Group(*_with_encoder(outputs), slice(first, None), own, sent, real, least, pairs))
         terms.append(self._terms(outputs, targets, groups[-1]))
         if self._bins:
-            for group, each in zip(groups, terms, strict=True):
-                each["ddf"] = self._distillation(outputs, group, each.pop("overlap"), pairs, part.images)
-        return {name: _WEIGHTS[name] * torch.cat([each[name] for each in terms]) for name in terms[0]}
+            overlap = [one.pop("overlap") for one in terms]
+            ddf = self._distillation(outputs, groups, torch.cat(overlap, dim=-1), images)
+            for group, one in zip(groups, terms, strict=True):
+                one["ddf"] = ddf[..., group.part].sum((0, 2))
+        return {name: self._weights[name] * torch.cat([one[name] for one in terms]) for name in terms[0]}
 
     def _terms(self, outputs: Outputs, targets: Targets, group: _Group) -> dict[str, Tensor]:
-        """The losses of a group without ddf; for D-FINE also `overlap`, the IoU of pairs in each layer."""
-        image, query, target = group.learnt
-        sets = torch.arange(group.logits.shape[1], device=image.device)[:, None]
-        predicted, truth = group.boxes[image, sets, query], targets.boxes[image, target]
-        overlap, generalized = overlaps(predicted, truth)
-        pairs = group.pairs.clamp(min=1)
+        """The losses of a group without ddf; for D-FINE also `overlap`, the IoU of pairs [B, L, Q]."""
+        truth, matched = _of_targets(targets, group.learnt)
+        overlap, generalized = overlaps(group.boxes, truth)
+        share = matched / group.pairs.clamp(min=1)
+        quality = overlap.detach()
+        if group.own is not group.learnt:
+            with torch.no_grad():
+                quality, _ = overlaps(group.boxes, _of_targets(targets, group.own)[0])
         terms = {
-            "vfl": self._varifocal(targets, group, sets, overlap.detach()),
-            "bbox": (predicted - truth).abs().sum((1, 2)) / pairs,
-            "giou": (1 - generalized).sum(1) / pairs,
+            "vfl": self._classes(targets, group, quality),
+            "bbox": ((group.boxes - truth).abs().sum(-1) * share).sum((0, 2)),
+            "giou": ((1 - generalized) * share).sum((0, 2)),
         }
         if outputs.corners is not None and outputs.references is not None:
-            layers = sets[: outputs.corners.shape[1]]
+            sides = outputs.corners[:, :, group.part].unflatten(-1, (4, -1))
             # The first set is before the first layer.
-            terms["overlap"] = overlap[1 : 1 + len(layers)].detach()
-            place = query + group.first
-            sides = outputs.corners[image, layers, place].unflatten(-1, (4, -1))
-            references = outputs.references[image, 0, place[0]].detach()
+            terms["overlap"] = overlap[:, 1 : 1 + sides.shape[1]].detach()
+            references = outputs.references[:, :1, group.part].detach()
             values = _bin_values(self._bins, self._scale, references.dtype, references.device)
-            centre, box = references[:, :2], corners(truth[0])
-            outward = torch.cat([centre - box[:, :2], box[:, 2:] - centre], dim=1)
-            distance = outward / (references[:, 2:].repeat(1, 2) / self._scale + 1e-16) - self._scale / 2
-            # The bins on both sides of the true distances, and their shares: both [P, 4, 2].
+            centre, box = references[..., :2], corners(truth)
+            outward = torch.cat([centre - box[..., :2], box[..., 2:] - centre], dim=-1)
+            unit = references[..., 2:].repeat(1, 1, 1, 2) / self._scale + 1e-16
+            distance = outward / unit - self._scale / 2
+            # The bins on both sides of the true distances, and their shares: both [B, 1, Q, 4, 2].
             left = (torch.searchsorted(values, distance, right=True) - 1).clamp(0, self._bins - 1)
-            part = ((distance - values[left]) / (values[left + 1] - values[left])).clamp(0, 1)
-            index, share = torch.stack([left, left + 1], dim=-1), torch.stack([1 - part, part], dim=-1)
-            chance = F.log_softmax(sides, dim=-1).take_along_dim(index[None], dim=-1)
-            terms["fgl"] = -((chance * share).sum((-1, -2)) * terms["overlap"]).sum(1) / pairs
+            right = ((distance - values[left]) / (values[left + 1] - values[left])).clamp(0, 1)
+            index, shares = torch.stack([left, left + 1], dim=-1), torch.stack([1 - right, right], dim=-1)
+            chance = F.log_softmax(sides, dim=-1).take_along_dim(index, dim=-1)
+            terms["fgl"] = -((chance * shares).sum((-1, -2)) * terms["overlap"] * share).sum((0, 2))
         return terms
 
-    def _varifocal(self, targets: Targets, group: _Group, sets: Tensor, overlap: Tensor) -> Tensor:
-        """Varifocal loss (arXiv:2008.13367) of each set; `overlap` [S, P] is of the pairs for boxes."""
-        image, query, target = group.own
-        if group.learnt is not group.own:
-            with torch.no_grad():
-                predicted, truth = group.boxes[image, sets, query], targets.boxes[image, target]
-                overlap, _ = overlaps(predicted, truth)
-        place = (image, sets, query, targets.labels[image, target])
-        weight = _ALPHA * group.logits.detach().sigmoid() ** 2
+    def _classes(self, targets: Targets, group: _Group, quality: Tensor) -> Tensor:
+        """The classes' loss of each set; `quality` [B, S, Q] is the overlap with the query's own target."""
+        batch, rows, queries = group.own.shape
+        label = targets.labels.gather(1, group.own.clamp(min=0).flatten(1)).view(batch, rows, queries)
+        value = torch.where(group.own != PADDING, quality, -1.0)[..., None]
+        index = label.clamp(min=0).expand(value.shape[:-1])[..., None]
+        goal = torch.full_like(group.logits, -1.0).scatter_(-1, index, value)
+        each = self._classification(group.logits, goal)
         if targets.verified is not None:
-            weight = weight * targets.verified[:, None, None]
-        weight[place] = overlap
-        goal = torch.zeros_like(weight)
-        goal[place] = overlap
-        each = F.binary_cross_entropy_with_logits(group.logits, goal, weight, reduction="none")
-        return each.sum((0, 2, 3)) / group.targets
+            each = each * (targets.verified[:, None, None] | (goal >= 0))
+        return (each.sum(-1) * group.real).sum((0, 2)) / group.targets
 
     def _distillation(
-        self, outputs: Outputs, group: _Group, overlap: Tensor, pairs: Tensor, images: int
+        self, outputs: Outputs, groups: Sequence[_Group], overlap: Tensor, images: Tensor
     ) -> Tensor:
-        """Divergence of each layer but the last from the last layer's distributions, [L - 1].
+        """Divergence of each layer but the last from the last layer's distributions, [B, L - 1, queries].
 
         A mean over matched sides and one over the others, weighted by the roots of their numbers among the
-        queries without noise, also for the denoising queries. `overlap` is [L, P]; `pairs` counts the pairs
-        of the queries without noise in the global batch of so many `images`.
+        queries without noise, also for the denoising queries. `overlap` is [B, L, queries]; there are so many
+        `images` in the global batch.
         """
         assert outputs.corners is not None
-        queries, others = group.logits.shape[2], outputs.encoder_logits.shape[1]
-        part = slice(group.first, group.first + queries)
-        corners = outputs.corners[:, :, part].unflatten(-1, (4, -1)) / _TEMPERATURE
-        own, last = F.log_softmax(corners[:, :-1], dim=-1), F.softmax(corners[:, -1:].detach(), dim=-1)
+        bins = outputs.corners.unflatten(-1, (4, -1)) / _TEMPERATURE
+        own, last = F.log_softmax(bins[:, :-1], dim=-1), F.softmax(bins[:, -1:].detach(), dim=-1)
         divergence = F.kl_div(own, last.expand_as(own), reduction="none").sum((-1, -2))
-        image, query, _ = group.learnt
-        layers = torch.arange(own.shape[1], device=image.device)[:, None]
-        confidence = outputs.logits[:, -1, part].detach().sigmoid().amax(-1)
-        weight = confidence[:, None].repeat(1, len(layers), 1)
-        weight[image, layers, query] = overlap[:-1]
-        matched = torch.zeros_like(confidence, dtype=torch.bool)
-        matched[image, query[0]] = True
-        roots = pairs.sqrt(), (images * others - pairs).sqrt()
-        share = torch.where(matched, roots[0] / group.pairs, roots[1] / (images * queries - group.pairs))
-        share = share[:, None] / (4 * (roots[0] + roots[1]))
-        return _TEMPERATURE**2 * (divergence * weight * share).sum((0, 2))
+        confidence = outputs.logits[:, -1:].detach().sigmoid().amax(-1)
+        matched = torch.cat([group.learnt for group in groups], dim=-1) != PADDING
+        pairs, others = groups[-1].pairs, images * groups[-1].real.sum() - groups[-1].pairs
+        roots = pairs.sqrt(), others.sqrt()
+        means = [
+            torch.stack([
+                roots[0] / group.pairs.clamp(min=1),
+                roots[1] / (images * group.real.sum() - group.pairs).clamp(min=1),
+            ])[:, None] * group.real
+            for group in groups
+        ]  # fmt: skip
+        of_pairs, of_others = torch.cat(means, dim=-1) / (4 * (roots[0] + roots[1]))
+        weight = torch.where(matched, overlap[:, :-1] * of_pairs, confidence * of_others)
+        return _TEMPERATURE**2 * divergence * weight
+
+
+def _of_targets(targets: Targets, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Boxes [B, S, Q, 4] in rows of the targets, some box where a query has none, and which have one."""
+    matched = rows != PADDING
+    index = rows.clamp(min=0).flatten(1)[..., None].expand(-1, -1, 4)
+    found = targets.boxes.gather(1, index).view(*rows.shape, 4)
+    return torch.where(matched[..., None], found, 0.5), matched
 
 
 def _with_encoder(outputs: Outputs) -> tuple[Tensor, Tensor]:
@@ -259,40 +300,31 @@ def costs(logits: Tensor, boxes: Tensor, targets: Tensor, labels: Tensor) -> Ten
     return torch.nan_to_num(total, nan=worst, posinf=worst, neginf=worst)
 
 
-def assign(values: Tensor, counts: Sequence[int]) -> Pairs:
-    """Assign queries to targets at the least cost, in each set of predictions.
+def assign(values: Tensor, counts: Sequence[int]) -> Any:
+    """Assign queries to targets at the least cost, in each set of predictions; see `Matches.own`.
 
     `values` are the costs [B, S, Q, M] on the host, with padding behind the `counts` of targets.
     """
-    found = [
-        np.array([linear_sum_assignment(one[:, :count]) for one in image])
-        for image, count in zip(values.double().numpy(), counts, strict=True)
-    ]
-    query, target = np.concatenate(found, axis=2).swapaxes(0, 1)
-    return Pairs(np.repeat(np.arange(len(found)), [each.shape[2] for each in found]), query, target)
+    rows = np.full(values.shape[:3], PADDING)
+    for image, costs_of_image, count in zip(rows, values.double().numpy(), counts, strict=True):
+        for queries, one in zip(image, costs_of_image, strict=True):
+            query, target = linear_sum_assignment(one[:, :count])
+            queries[query] = target
+    return rows
 
 
-def any_matched(pairs: Pairs) -> Pairs:
+def any_matched(own: Any) -> Any:
     """Each query that any set matches, with its most frequent target; of equally frequent ones the first.
 
     D-FINE's authors do not define the order of equally frequent targets.
     """
-    image = np.broadcast_to(pairs.image, pairs.query.shape)
-    each = np.stack([part.ravel() for part in (image, pairs.query, pairs.target)])
-    found, times = np.unique(each, axis=1, return_counts=True)
-    found = found[:, np.lexsort((found[2], -times, found[1], found[0]))]
-    first = np.ones(found.shape[1], dtype=bool)
-    first[1:] = (found[:2, 1:] != found[:2, :-1]).any(axis=0)
-    return Pairs(found[0, first], found[None, 1, first], found[None, 2, first])
-
-
-def to_device(groups: Sequence[Pairs | None], device: torch.device) -> list[Any]:
-    """Copy pairs to a device at once."""
-    arrays = [part for pairs in groups if pairs for part in pairs]
-    joined = batch.to_device(torch.from_numpy(np.concatenate([part.ravel() for part in arrays])), device)
-    sent = joined.split([part.size for part in arrays])
-    shaped = iter([part.view(array.shape) for part, array in zip(sent, arrays, strict=True)])
-    return [Pairs(*itertools.islice(shaped, 3)) if pairs else None for pairs in groups]
+    image, number, query = np.nonzero(own != PADDING)
+    found, times = np.unique(np.stack([image, query, own[image, number, query]]), axis=1, return_counts=True)
+    # From the least frequent to the most, of equally frequent ones from the last: later ones overwrite.
+    image, query, target = found[:, np.lexsort((-found[2], times))]
+    union = np.full_like(own[:, :1], PADDING)
+    union[image, 0, query] = target
+    return union
 
 
 def corners(boxes: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ def made(batch):
     def make(rows=slice(None), queries=20, unfold=True):
         part = sample.part(rows)
         return sample, denoising(
-            sample.centred()[rows], sample.labels[rows], part.counts, part.keys, 3, part.most,
+            sample.centred()[rows], sample.labels[rows], part.keys, 3, part.most,
             queries=queries, label_noise=0.5, box_noise=1.0, unfold=unfold,
         )  # fmt: skip
 
@@ -25,8 +25,9 @@ def made(batch):
 
 def test_noise_is_as_large_as_asked(made):
     sample, ours = made(queries=2000, unfold=False)
-    first, real = ours.pairs.image == 0, sample.labels[0]
-    queries, targets = (torch.from_numpy(part[0, first]) for part in ours.pairs[1:])
+    real, targets = sample.labels[0], ours.targets[0, 0]
+    (queries,) = (targets >= 0).nonzero(as_tuple=True)
+    targets = targets[queries]
     # Half of a half of the labels is drawn anew, of which a third is what it was.
     changed = (ours.labels[0, queries] != real[targets]).double().mean().item()
     assert changed == pytest.approx(0.25 * 2 / 3, abs=0.04)
