@@ -1,7 +1,4 @@
-"""Checks a cluster, a queue of Kueue and the pods of a job for what a run needs.
-
-`trainer.launching.doctor` checks this machine and those of training processes.
-"""
+"""Checks a cluster, a queue of Kueue and, by the trainer's doctor, the pods of a job for what a run needs."""
 
 import json
 from collections import Counter
@@ -42,26 +39,20 @@ PERMISSIONS = {
 _ABSENT = "the cluster does not know them"
 _PATIENCE = 5.0
 _SHOWN = 5  # Nodes that are named.
-_SERVICES = {"DaemonSet", "Node", "ReplicaSet", "StatefulSet"}
-"""Owners of pods that do not end by themselves."""
+_SERVICES = {"DaemonSet", "Node", "ReplicaSet", "StatefulSet"}  # Owners of pods that do not end.
 
 
 def check_cluster(
     backend: ClusterBackend, *, nodes: int = 1, resources: Mapping[str, int] | None = None, secret: str = "",
     claim: str = "", step: Mapping[str, str] | None = None,
 ) -> Iterator[Check]:  # fmt: skip
-    """Check a cluster for what runs need; if its API server does not answer, that is the only result.
+    """Check a cluster for what runs need; raise ApiError if its API server does not answer.
 
-    `nodes` are machines of a job, `resources` devices of each, e.g. {"nvidia.com/gpu": 8, "rdma/hca": 1} (0
-    only counts them). `secret` has the object store's keys, `claim` the data root; empty is none. `step` has
-    the requests of a step's pod, e.g. {"cpu": "2", "memory": "8Gi"}.
+    `nodes` are machines of a job, `resources` devices of each, e.g. {"rdma/hca": 1} (0 only counts them).
+    `secret` has the object store's keys, `claim` the data root, `step` the requests of a step's pod.
     """
     cluster = backend.cluster
-    try:
-        info = cluster.call("get", "version", client.VersionApi(cluster.api).get_code, patience=_PATIENCE)
-    except ApiError as error:
-        yield Check("API server", "missing", error.message, error.fix)
-        return
+    info = cluster.call("get", "version", client.VersionApi(cluster.api).get_code, patience=_PATIENCE)
     yield Check("API server", "ok", f"{info.git_version} at {cluster.api.configuration.host}")
     yield from _run({f"namespace {cluster.namespace}": _namespace(cluster)})
     kinds = {kind: _kind(cluster, kind) for kind in KINDS.values()}
@@ -153,13 +144,10 @@ def _permission(cluster: Cluster, group: str, resource: str, purpose: str) -> It
     verbs = PERMISSIONS[group, resource][0].split()
     name, _, part = resource.partition("/")
     review = client.AuthorizationV1Api(cluster.api).create_self_subject_access_review
+    about = {"namespace": cluster.namespace, "group": group, "resource": name, "subresource": part}
     refused = []
     for verb in verbs:
-        attributes = client.V1ResourceAttributes(
-            namespace=cluster.namespace, group=group, resource=name, subresource=part or None, verb=verb
-        )
-        spec = client.V1SelfSubjectAccessReviewSpec(resource_attributes=attributes)
-        send = partial(review, client.V1SelfSubjectAccessReview(spec=spec))
+        send = partial(review, {"spec": {"resourceAttributes": about | {"verb": verb}}})
         answer = cluster.call("create", "selfsubjectaccessreviews", send, patience=_PATIENCE)
         refused += [] if answer.status.allowed else [verb]
     detail = f"not allowed: {', '.join(refused)}" if refused else ", ".join(verbs)
@@ -269,26 +257,23 @@ def _room(title: str, requests: Mapping[str, str], count: int, nodes: list[_Node
     free = len(nodes) - len(full)
     sums = f"{fitting} of {len(nodes)} ready nodes can hold it, {free} of them now; needed: {count}"
     detail = "; ".join([sums, *full[:_SHOWN], *["..."] * (len(full) > _SHOWN)])
-    fix = (
-        "wait for other pods to end, ask for less (--gpus, --size, --step-cpu, --step-memory), install the "
-        "device plugin, or add nodes (an autoscaler may do so)"
-    )
+    fix = "wait for other pods, ask for less (--gpus, --size), add nodes, or install the device plugin"
     return Check.ok_if(free >= count, title, detail, fix, needed=fitting < count)
 
 
 def _requests(spec: Any) -> Counter[str]:
     """Return the requests of a pod, nearly as the scheduler counts them."""
 
-    def amounts(requests: dict[str, str] | None) -> Counter[str]:
-        return Counter({name: amount(text) for name, text in (requests or {}).items()})
+    def amounts(container: Any) -> Counter[str]:
+        requests = (container.resources and container.resources.requests) or {}
+        return Counter({name: amount(text) for name, text in requests.items()})
 
-    total, largest = Counter[str](), Counter[str]()
-    sidecars = [each for each in spec.init_containers or [] if each.restart_policy == "Always"]
-    for container in [*spec.containers, *sidecars]:
-        total += amounts(container.resources and container.resources.requests)
-    for container in spec.init_containers or []:
-        largest |= amounts(container.resources and container.resources.requests)
-    return (total | largest) + amounts(spec.overhead)
+    first = spec.init_containers or []
+    sidecars = [container for container in first if container.restart_policy == "Always"]
+    total = sum(map(amounts, [*spec.containers, *sidecars]), Counter[str]())
+    for container in first:
+        total |= amounts(container)
+    return total
 
 
 def check_queue(backend: ClusterBackend, queue: str) -> Iterator[Check]:
@@ -296,10 +281,7 @@ def check_queue(backend: ClusterBackend, queue: str) -> Iterator[Check]:
     version = kueue.VERSIONS[0]
     try:
         release = kueue.release(backend.cluster)
-        fix = (
-            "install Kueue (0.14 or newer for TrainJobs) or look at its pods (kubectl get pods -n "
-            f"{kueue.NAMESPACE}), or leave kueue_queue out"
-        )
+        fix = f"install Kueue (TrainJobs need 0.14), see `kubectl get pods -n {kueue.NAMESPACE}`"
         yield Check.ok_if(bool(release.served) and release.ready, "Kueue", str(release), fix, needed=True)
         if not release.served:
             return
@@ -315,8 +297,7 @@ def check_queue(backend: ClusterBackend, queue: str) -> Iterator[Check]:
 
 
 def _queue(cluster: Cluster, name: str, version: str) -> Iterator[Check]:
-    resource = Resource(kueue.GROUP, version, "localqueues")
-    queue = cluster.request("get", resource, name, patience=_PATIENCE)
+    queue = cluster.request("get", Resource(kueue.GROUP, version, "localqueues"), name, patience=_PATIENCE)
     status = queue.get("status") or {}
     active: Body = next((item for item in status.get("conditions") or [] if item["type"] == "Active"), {})
     waiting, admitted = status.get("pendingWorkloads", 0), status.get("admittedWorkloads", 0)
@@ -347,8 +328,7 @@ def _kinds_in_kueue(backend: ClusterBackend, queue: str) -> Iterator[Check]:
         if is_served:
             yield Check(title, "ok", "served: its webhook suspended a dry run")
         elif is_served is None:
-            detail = "not known: the cluster refuses a dry run"
-            yield Check(title, "warning", detail, "submit a small job to the queue")
+            yield Check(title, "warning", "not known: a dry run is refused", "submit a small job to it")
         else:
             fix = f"name {kueue.framework(kind)} in integrations.frameworks of Kueue's configuration"
             use = f", or use launcher={others[0]}" if others else ""

@@ -14,11 +14,7 @@ from trainer.base.safe_text import whole_number
 if TYPE_CHECKING:
     from trainer.launching.doctor import Check, Needs
 
-_IN_CLUSTER = (
-    "namespace", "credentials", "claim", "resource", "queue", "job", "size", "step_cpu", "step_memory",
-    "host", "ca",
-)  # fmt: skip
-_IN_PODS = ("shared_memory", "interface", "rdma")
+_ON_MACHINE = ("local", "data_root", "gpus", "nodes", "output", "command")
 
 
 def add(commands: Commands) -> None:
@@ -57,8 +53,10 @@ def add(commands: Commands) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     from trainer.launching import doctor as machine
 
-    reason = "has no effect with --local" if options.local else "needs --job"
-    useless = (*_IN_CLUSTER, *_IN_PODS) if options.local else () if options.job else _IN_PODS
+    reason, useless = "needs --job", [] if options.job else ["shared_memory", "interface", "rdma"]
+    if options.local:
+        reason = "has no effect with --local"
+        useless = [name for name in vars(options) if name not in _ON_MACHINE]
     problems = [f"--{name.replace('_', '-')} {reason}" for name in useless if getattr(options, name)]
     problems += [f"--nodes {options.nodes} is less than one"] if options.nodes < 1 else []
     problems += [f"--gpus {options.gpus} is less than zero"] if options.gpus < 0 else []
@@ -100,19 +98,18 @@ def _cluster(
 
     try:
         backend = ClusterBackend.connect(options.namespace)
-    except ConfigError as error:
-        yield Check("cluster", "missing", error.message, error.fix)
-    else:
         yield from doctor.check_cluster(
             backend, nodes=options.nodes, resources=resources, secret=options.credentials,
             claim=options.claim, step={name: text for name, text in step.items() if text},
         )  # fmt: skip
         if options.queue:
             yield from doctor.check_queue(backend, options.queue)
-        if options.data_root:
-            yield writable(options.data_root)
         if options.job:
             yield from doctor.check_pods(backend, options.job, needs)
+    except KubedetError as error:
+        yield Check("cluster", "missing", error.message, error.fix)
+    if options.data_root:
+        yield writable(options.data_root)
     title, access = "Kubeflow Pipelines", Access.find(options.host, options.namespace, options.ca)
     if not access.host:
         yield Check(title, "ok", f"not checked: neither --host nor {HOSTS[0]} names it")

@@ -30,14 +30,12 @@ _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
           "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}  # fmt: skip
 _LEAST_LIMITS = {"nofile": 65536, "nproc": 4096}  # recommended limits of open files and of processes
 _STYLES = {"ok": "green", "warning": "yellow", "missing": "bold red"}
-_FREE_MEMORY, _FREE_DISK = 3 * 2**30, 2**30
-"""Requirements of the recipe `debug` on the sample with two processes."""
-_PACKAGES = {
+_FREE_GIB = 3  # Memory of the recipe `debug` on the sample with two processes.
+_PACKAGES = {  # of a run, by the extra that installs them
     "": ("torch", "torchvision", "pycocotools", "simplejpeg"),
     "pipeline": ("kfp",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
 }
-"""Packages of a run, by the extra that installs them."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +54,7 @@ class Check:
     """The result of one check."""
 
     title: str
-    state: Literal["ok", "warning", "missing"]
-    """warning: not available; missing: not available although required."""
+    state: Literal["ok", "warning", "missing"]  # missing: not available although required
     detail: str
     fix: str = ""  # remedy; empty if the state is ok
 
@@ -91,19 +88,15 @@ def check_machine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
     match = re.search(r"MemAvailable:\s*(\d+) kB", _text(root / "proc/meminfo"))
     free = int(match[1]) * 1024 if match else 0
     detail = f"{len(os.sched_getaffinity(0))} cores, {free / 2**30:.1f} GiB of memory free"
-    takes = f"a run of the recipe debug takes {_FREE_MEMORY / 2**30:.0f} GiB"
-    fix = f"end other programs, or use --nproc 1: {takes}"
-    yield Check.ok_if(free >= _FREE_MEMORY, "machine", detail, fix)
+    fix = f"end other programs, or use --nproc 1: the recipe debug takes {_FREE_GIB} GiB"
+    yield Check.ok_if(free >= _FREE_GIB * 2**30, "machine", detail, fix)
     is_local = needs.output and storage.is_local(needs.output)
     folder = Path(storage.absolute(needs.output)) if is_local else Path.cwd()
-    while not folder.exists():
-        folder = folder.parent
+    folder = next(each for each in (folder, *folder.parents) if each.exists())
     free = shutil.disk_usage(folder).free
     fix = "free space there, or choose another --data-root and --output"
-    yield Check.ok_if(free >= _FREE_DISK, "disk", f"{free / 2**30:.1f} GiB free at {folder}", fix)
-    if not find_spec("torch"):
-        return
-    for check in examine(needs, root):
+    yield Check.ok_if(free >= 2**30, "disk", f"{free / 2**30:.1f} GiB free at {folder}", fix)
+    for check in examine(needs, root) if find_spec("torch") else ():
         if check.title == "GPUs" and check.state == "warning":
             yield replace(check, state="ok", detail=f"{check.detail}: training is on the CPU", fix="")
         elif check.state != "warning" or needs.gpus > 1:
@@ -118,8 +111,7 @@ def report(checks: Iterable[Check], *, as_json: bool) -> list[Check]:
         if not as_json:
             fix = f"\n         fix: {check.fix}" if check.fix else ""
             state = (f"{check.state:8}", _STYLES[check.state])
-            line = Text.assemble(state, f" {check.title}: {check.detail}{fix}")
-            console.print(line, soft_wrap=True)
+            console.print(Text.assemble(state, f" {check.title}: {check.detail}{fix}"), soft_wrap=True)
     if as_json:
         print(json.dumps([asdict(check) for check in results], indent=2))
     return results
@@ -202,12 +194,10 @@ def _gpus(needs: Needs, root: Path) -> Check:
             broken.append(f"device {index}: {first_line(error)}")
     required = f" of {needs.gpus} required" if needs.gpus else ""
     detail = f"{count}{required} {', '.join(kinds)} ({versions})".replace("  ", " ")
-    fix = "set gpus of the job; if its pod has them, use an image whose PyTorch has CUDA"
-    if torch.version.cuda:
-        fix = (
-            "set gpus of the job; if its pod has them, the node's driver is too old for CUDA "
-            f"{torch.version.cuda} or a device is faulty (nvidia-smi)"
-        )
+    fix = (
+        "set gpus of the job; if its pod has them, its PyTorch is without CUDA (use another image) or newer "
+        "than the node's driver, or a device is faulty (nvidia-smi)"
+    )
     good, needed = 0 < count >= needs.gpus and not broken, needs.gpus > 0 or bool(broken)
     return Check.ok_if(good, "GPUs", "; ".join([detail, *broken]), fix, needed=needed)
 
@@ -223,9 +213,8 @@ def _limits(needs: Needs, root: Path) -> Iterator[Check]:
     capabilities = re.search(r"CapEff:\s*([0-9a-f]+)", _text(root / "proc/self/status"))
     exempt = bool(capabilities and int(capabilities[1], 16) >> _CAP_IPC_LOCK & 1)
     endless = limit == resource.RLIM_INFINITY
-    detail = "unlimited" if endless else f"{limit // 1024} KiB"
-    if exempt and not endless:
-        detail += ", not applied: the process has IPC_LOCK"
+    scope = ", not applied: the process has IPC_LOCK" if exempt else ""
+    detail = "unlimited" if endless else f"{limit // 1024} KiB{scope}"
     fix = (
         "RDMA registers memory (ibv_reg_mr): set the container runtime's limit memlock to unlimited on the "
         "nodes; IPC_LOCK has no effect for users other than root"
@@ -252,10 +241,10 @@ def _rdma(needs: Needs, root: Path) -> Iterator[Check]:
     driver = _text(root / "proc/driver/nvidia/version")
     if driver and ports:
         peermem, is_open = (root / "sys/module/nvidia_peermem").exists(), "Open Kernel Module" in driver
-        detail = "nvidia_peermem is not loaded: data goes through host memory"
-        if peermem or is_open:
-            detail = (
-                "the module nvidia_peermem is loaded" if peermem else "by DMA-BUF: the driver is the open one"
-            )
-        fix = "load it on the nodes: `modprobe nvidia-peermem`, or driver.rdma.enabled of the GPU operator"
+        loaded, modules = "loaded" if peermem else "not loaded", "open" if is_open else "closed"
+        detail = f"nvidia_peermem is {loaded}; the driver's modules are {modules}"
+        fix = (
+            "data goes through host memory: load nvidia_peermem on the nodes (`modprobe nvidia-peermem`, or "
+            "driver.rdma.enabled of the GPU operator)"
+        )
         yield Check.ok_if(peermem or is_open, "GPUDirect RDMA", detail, fix)
