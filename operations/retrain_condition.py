@@ -93,7 +93,7 @@ def _too_little(listing: Listing, uri: str, images: int) -> str | None:
 
     manifests = (raw_folder.read_manifest(before, raw_folder.PLAN), listing.planned)
     views = (RawImages(manifest, all_listed=True) for manifest in manifests)
-    moved = max(drift.compare(*views, pictures=0, samples=0).metrics.values())
+    moved = max(drift.compare(*views, pictures=0, samples=1).metrics.values())
     few = f" (moved by {moved:.3f}, less than {listing.min_drift:g})"
     return few if moved < listing.min_drift else None
 

@@ -293,12 +293,12 @@ def _compare(options: argparse.Namespace) -> int:
         open_view(options.one, config), open_view(options.other, config), split=options.split,
         pictures=options.images, samples=options.samples, seed=options.seed, model_uri=options.model,
     )  # fmt: skip
-    for letter, part in (("A", drift.one), ("B", drift.other)):
+    for letter, part in zip("AB", drift.sets, strict=True):
         print(f"{letter}  {part.uri}: {part.images:,} images of {part.split}")
     print(f"\n{'':<22}{'distance':>9}   {'95 % interval':<15}{'p':>7}")
     for name, shift in drift.shifts.items():
         interval = f"{shift.low:.3f} to {shift.high:.3f}"
-        word = "moved" if shift.sure else "may be chance"
+        word = "moved" if shift.p < drifts.SIGNIFICANCE else "may be chance"
         print(f"{name:<22}{shift.value:>9.3f}   {interval:<15}{shift.p:>7.3f}  {word}")
     if options.output:
         drifts.write(drift, options.output)

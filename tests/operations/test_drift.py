@@ -7,7 +7,8 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from operations.drift import compare, measure, of_values, of_vectors, write
+from operations import drift as drifts
+from operations.drift import SIGNIFICANCE, compare, measure, write
 from tests.trainer.conftest import config, saved
 from trainer import storage
 from trainer.base.errors import DataError
@@ -54,20 +55,38 @@ def sets(tmp_path_factory):
 def test_equal_sets_differ_by_chance_and_changes_are_significant(sets):
     same = compare(sets["first"], sets["same"], pictures=20)
     assert set(same.metrics) == ANNOTATED
-    assert not same.shifts["drift/classes"].sure and not same.shifts["drift/brightness"].sure
+    assert min(same.shifts[name].p for name in ("drift/classes", "drift/brightness")) >= SIGNIFICANCE
     other = compare(sets["first"], sets["other"], pictures=20)
-    assert other.shifts["drift/classes"].sure and other.metrics["drift/classes"] > 0.4
-    assert other.metrics["drift/brightness"] == 1 and other.shifts["drift/brightness"].sure
+    assert max(other.shifts[name].p for name in ("drift/classes", "drift/brightness")) < SIGNIFICANCE
+    assert other.metrics["drift/classes"] > 0.4 and other.metrics["drift/brightness"] == 1
     assert other.metrics["drift/image_size"] == 0
     assert other.metrics == compare(sets["first"], sets["other"], pictures=20).metrics
 
 
 def test_shards_are_compared_with_features_of_a_detector(shards, saved):
-    drift = compare(open_view(shards), open_view(shards), pictures=6, samples=20, model_uri=saved())
+    model = saved()
+    drift = compare(open_view(shards), open_view(shards), pictures=6, samples=20, model_uri=model)
     assert set(drift.metrics) == set(DRIFT)
     assert all(value == pytest.approx(0, abs=1e-5) for value in drift.metrics.values())
-    features = np.array(drift.one.properties["drift/features"])
+    _, properties = drifts._measure_set(open_view(shards), "train", 6, 0, drifts._embedding(model))
+    features = np.array(properties["drift/features"])
     assert features.shape[:2] == (6, 1) and features.shape[2] > 1
+
+
+def test_sharpness_does_not_depend_on_the_border(tmp_path):
+    """A slope has an edge only at the border; an image one pixel high has no sharpness."""
+    (tmp_path / "train").mkdir()
+    (tmp_path / "annotations").mkdir()
+    images = []
+    for number, size in enumerate([(64, 48), (64, 1)], 1):
+        slope = np.tile(np.arange(64, dtype=np.uint8) * 4, (size[1], 1))
+        Image.fromarray(slope).save(tmp_path / "train" / f"{number}.png")
+        images.append({"id": number, "file_name": f"{number}.png", "width": size[0], "height": size[1]})
+    content = {"images": images, "annotations": [], "categories": [{"id": 1, "name": "cat"}]}
+    (tmp_path / "annotations" / "instances_train.json").write_text(json.dumps(content))
+    _, properties = drifts._measure_set(open_view(f"coco:{tmp_path}"), "train", 2, 0, None)
+    assert sorted(map(len, properties["drift/sharpness"])) == [0, 1]
+    assert np.concatenate(properties["drift/sharpness"]) == pytest.approx(-8)  # Of no contrast at all.
 
 
 def test_mistakes_are_errors(sets):
@@ -90,20 +109,19 @@ def test_page_and_record_contain_every_distance(sets, tmp_path):
 RANDOM = np.random.default_rng(7)
 
 
-def weights(one, other):
-    """Of sets as they are."""
-    sides = np.r_[np.ones(one), np.zeros(other)]
-    return sides, 1 - sides
+def each(values):
+    """One value for each image."""
+    return [[value] for value in values]
 
 
 def test_distances_of_values_and_vectors():
     one, other = RANDOM.integers(0, 9, 60).astype(float), RANDOM.integers(2, 12, 45).astype(float)
-    distance = of_values(np.r_[one, other], np.arange(105))(*weights(60, 45))
-    assert distance == pytest.approx(stats.ks_2samp(one, other).statistic)
+    shift = measure("drift/box_size", each(one), each(other), samples=1)
+    assert shift.value == pytest.approx(stats.ks_2samp(one, other).statistic)
     near, far = RANDOM.normal(size=(2, 30, 4))
 
     def energy(left, right):
-        return of_vectors(np.r_[left, right])(*weights(len(left), len(right)))
+        return measure("drift/features", each(left), each(right), samples=1).value
 
     assert energy(near, near) == pytest.approx(0, abs=1e-6)
     assert energy(np.zeros((5, 4)), np.ones((5, 4))) == pytest.approx(1)
@@ -112,16 +130,15 @@ def test_distances_of_values_and_vectors():
 
 def test_confidence_of_equal_and_of_moved_values():
     values = RANDOM.normal(size=300)
-    same = measure(of_values(values, np.arange(300)), 150, 150)
-    assert same.p > 0.05 and not same.sure and same.value < 0.2
-    values[150:] += 1
-    moved = measure(of_values(values, np.arange(300)), 150, 150)
-    assert moved.sure and moved.p == pytest.approx(1 / 201)
+    same = measure("drift/brightness", each(values[:150]), each(values[150:]))
+    assert same.p > 0.05 and same.value < 0.2
+    moved = measure("drift/brightness", each(values[:150]), each(values[150:] + 1))
+    assert moved.p == pytest.approx(1 / 201)
     assert moved.low < moved.value < moved.high and moved.value > moved.chance
 
 
 def test_boxes_of_an_image_count_as_one_observation():
     # Ten images with a hundred equal boxes each: as few observations as images.
-    sides = np.repeat(RANDOM.normal(size=10), 100)
-    crowded = measure(of_values(sides, np.repeat(np.arange(10), 100)), 5, 5)
+    sides = [[side] * 100 for side in RANDOM.normal(size=10)]
+    crowded = measure("drift/box_size", sides[:5], sides[5:])
     assert crowded.chance > 0.5 and crowded.p > 1 / 201
