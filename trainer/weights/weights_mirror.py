@@ -15,6 +15,7 @@ Any other URI (a path, s3://bucket/key) is read in place and not mirrored. In th
 A file's hash is checked when it is fetched and whenever it is used.
 """
 
+import argparse
 import hashlib
 import json
 import logging
@@ -50,6 +51,9 @@ ANSWER_SECONDS = 5.0  # timeout of a publisher's first answer
 _TORCHVISION_HOME = "https://download.pytorch.org/models"
 _MODEL = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?")
 _TENSORS = "model.safetensors"
+_WRAPPERS = ("ema", "module", "model", "state_dict")
+"""Keys of files that hold more than tensors, the averaged weights first: a step's checkpoint of ours and
+`{ema: {module}}` of D-FINE, DEIMv2 and RT-DETR."""
 _MANIFEST = "files.json"
 _LOG = logging.getLogger("weights")
 
@@ -81,15 +85,17 @@ class WeightFile:
     path: Path
 
     def state(self) -> dict[str, "Tensor"]:
-        """Read the tensors, by name, onto the CPU."""
+        """Read the tensors, by name, onto the CPU: of a checkpoint its averaged weights, if it has some."""
         import torch  # Late: steps that only look weights up start without it.
         from safetensors.torch import load_file
 
         try:
             if self.path.suffix == ".safetensors":
                 return load_file(self.path)
-            state = torch.load(self.path, map_location="cpu", weights_only=True)
-            for wrapper in ("model", "state_dict"):
+            # Authors store their arguments in a Namespace, which is data.
+            with torch.serialization.safe_globals([argparse.Namespace]):
+                state = torch.load(self.path, map_location="cpu", weights_only=True)
+            for wrapper in _WRAPPERS:
                 if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
                     state = state[wrapper]
             if not isinstance(state, dict) or not all(

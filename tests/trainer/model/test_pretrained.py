@@ -15,6 +15,7 @@ from trainer.launching.distributed import World
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.pretrained import check_pretrained, load_in_every_process, load_pretrained
+from trainer.training import checkpoint
 
 __all__ = ["weights_server"]
 
@@ -47,6 +48,16 @@ def test_the_head_is_new_where_classes_differ(source, tmp_path):
     assert torch.equal(state[LOGITS], before)
     same = [name for name in state if "cls_logits" not in name]
     assert all(torch.equal(state[name], source[name]) for name in same)
+
+
+@pytest.mark.parametrize("averaged", [True, False])
+def test_a_step_checkpoint_gives_its_averaged_weights(averaged, source, tmp_path):
+    ema = {name: value + 1 for name, value in source.items()} if averaged else None
+    checkpoint.write({"config": "{}", "model": source, "ema": ema, "step": 3}, str(tmp_path / "step.pt"))
+    detector = build(CONFIG, 3)
+    load_pretrained(detector, str(tmp_path / "step.pt"))
+    expected = ema or source
+    assert all(torch.equal(value, expected[name]) for name, value in detector.state_dict().items())
 
 
 def test_a_backbone_alone(source, tmp_path):

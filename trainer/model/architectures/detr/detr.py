@@ -47,6 +47,7 @@ from trainer.model.architectures.detr.detr_options import (
     RTDetrOptions,
     library_arguments,
 )
+from trainer.model.architectures.detr.layouts import BACKBONE_PREFIX, library_names
 from trainer.model.batchnorm_folding import TRANSFORMERS, apply_in_convolutions, fold
 from trainer.model.boxes import to_centre, to_corners
 from trainer.model.deployment import Graph
@@ -74,17 +75,8 @@ _XAVIER = re.compile(r"(layers\.\d+\.mlp\..*|query_pos_head\.layers\.\d+|enc_out
 """Layers that are drawn as in Glorot and Bengio 2010."""
 _XAVIER_OF_RTDETR = re.compile(r"decoder_input_proj\.\d+\.0")
 """Further ones, which D-FINE's authors leave to PyTorch."""
-_WITH_CLASSES = ("enc_score_head.", "decoder.class_embed.", "denoising_class_embed.")
-"""Prefixes of the tensors that depend on the classes, in the inner model."""
-_INNER, _BACKBONE = "model.", "model.backbone.model."
-_CLASSIFIER = ("fc.", "head.", "last_conv.")
-_RENAMED = (
-    (re.compile(r"^stem\."), "embedder."),
-    (re.compile(r"^stages\."), "encoder.stages."),
-    (re.compile(r"\.conv\."), ".convolution."),
-    (re.compile(r"\.bn\."), ".normalization."),
-)
-"""Names of PPHGNetV2's tensors by its authors, D-FINE's and timm -> by transformers."""
+_WITH_CLASSES = ("model.enc_score_head.", "model.decoder.class_embed.", "model.denoising_class_embed.")
+"""Prefixes of the tensors that depend on the classes."""
 
 
 class Detr(Architecture):
@@ -283,43 +275,32 @@ class Detr(Architecture):
         return DetrGraph(self, image_size)
 
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
-        """Load a detector or a backbone as transformers writes it, in place; see `Architecture`.
+        """Load a detector or a backbone as the hub or its authors store it, in place; see `Architecture`.
 
         Heads of other classes are skipped; any other tensor must fit.
         """
-        backbone = not any(name.startswith(_INNER) for name in state)
-        if backbone:
-            # Of a classifier, whose backbone's names have no prefix.
-            renamed = {}
-            for name, value in state.items():
-                ours = name
-                for pattern, replacement in _RENAMED if name.startswith(("stem.", "stages.")) else ():
-                    ours = pattern.sub(replacement, ours)
-                if not name.startswith(_CLASSIFIER):
-                    renamed[_BACKBONE + ours] = value
-            state = renamed
-        whole, report = self.upstream.from_pretrained(
-            None, config=self.library_config, state_dict=state,
-            output_loading_info=True, ignore_mismatched_sizes=True,
-        )  # fmt: skip
-        inner: dict[str, Tensor] = whole.model.state_dict()
-        replaced = {name.removeprefix(_INNER): shapes for name, *shapes in report["mismatched_keys"]}
-        missing = {name.removeprefix(_INNER) for name in report["missing_keys"]}
-        if backbone:
-            missing = {name for name in missing if (_INNER + name).startswith(_BACKBONE)}
-        missing = {name for name in missing if not name.endswith(COUNTER)}
-        wrong = {name: shapes for name, shapes in replaced.items() if not name.startswith(_WITH_CLASSES)}
-        foreign = {name for name in report["unexpected_keys"] if not name.endswith(COUNTER)}
-        if wrong or missing or foreign:
+        given = library_names(state, self.config.architecture)
+        expected = {name: value for name, value in self.state_dict().items() if not name.endswith(COUNTER)}
+        given = {name: value for name, value in given.items() if not name.endswith(COUNTER)}
+        backbone = all(name.startswith(BACKBONE_PREFIX) for name in given)
+        missing = {
+            name for name in expected.keys() - given if not backbone or name.startswith(BACKBONE_PREFIX)
+        }
+        wrong = {
+            name: (value.shape, expected[name].shape)
+            for name, value in given.items()
+            if name in expected and value.shape != expected[name].shape
+        }
+        replaced = {name for name in wrong if name.startswith(_WITH_CLASSES)}
+        wrong = {name: shapes for name, shapes in wrong.items() if name not in replaced}
+        if wrong or missing or given.keys() - expected:
             raise CheckpointError(
-                f"weights {source} are not those of {self.title}:\n  {differences(wrong, missing, foreign)}",
+                f"weights {source} are not those of {self.title}:\n  "
+                f"{differences(wrong, missing, given.keys() - expected)}",
                 fix="set model.architecture, model.size and model.width as in the weights, or take others",
             )
-        left = {*replaced, *missing} | {
-            name for name in inner if backbone and not name.startswith("backbone.")
-        }
-        taken = {name: value for name, value in inner.items() if name not in left}
-        self.model.load_state_dict(taken, strict=False)
+        taken = {name: value for name, value in given.items() if name not in replaced}
+        self.load_state_dict(taken, strict=False)
         new = "; the classification layers are new" if replaced else ""
         new = "; all but the backbone is new" if backbone else new
         return f"loaded {len(taken)} tensors from {source}{new}"
