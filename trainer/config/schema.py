@@ -8,15 +8,18 @@ from pydantic.dataclasses import dataclass
 
 from trainer.config import architectures
 from trainer.config.types import (
+    FILL,
     STRICT,
     CocoMetric,
     Count,
     ExportFormat,
     Fraction,
+    InputSquare,
     NonNegative,
     Positive,
     Precision,
     Range,
+    Resize,
     Side,
     Squares,
     Uri,
@@ -83,8 +86,13 @@ class LoaderConfig:
     """From shards to batches on the device."""
 
     image_size: Side = 800
-    """Side of the square that images are fitted into (aspect kept, padded), in pixels. At least 96: at 64 P6
-    is one pixel, and oneDNN's bf16 gradient of P7's weights is NaN."""
+    """Side of the square that images are fitted into, in pixels. At least 96: at 64 P6 is one pixel, and
+    oneDNN's bf16 gradient of P7's weights is NaN."""
+    resize: Resize = "letterbox"
+    """How images are fitted into the square: letterbox keeps the aspect and pads, squash stretches to the
+    whole square. It is stored in the model and used wherever the model is."""
+    fill: Annotated[int, BeforeValidator(integral), Field(ge=0, le=255)] = FILL
+    """Grey of the padding, 0 to 255."""
     workers: Positive = 4
     """Threads of each process that read, decode and augment."""
     decoder: Literal["cpu", "gpu"] = "cpu"
@@ -108,12 +116,22 @@ class LoaderConfig:
     """Largest relative change of saturation."""
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """Largest change of the hue, as a share of the full circle."""
+    color_probability: Fraction = 1.0
+    """Probability of each of these four changes."""
+    channel_shuffle: Fraction = 0.0
+    """Probability that the colour channels of an image are permuted."""
+    zoom_out: Fraction = 0.0
+    """Probability that the image is put at a random place of a canvas with one to four times its sides."""
+    iou_crop: Fraction = 0.0
+    """Probability of SSD's crop, after zoom_out: 0.3 to 1 of each side, an aspect of 0.5 to 2, and a random
+    least IoU with a box. Boxes whose centre is outside are dropped. Images of mosaics and mix-up have neither
+    zoom_out nor iou_crop."""
     mosaic: Fraction = 0.0
     """Probability that four images, neighbours in the epoch's order, share the square."""
     mixup: Fraction = 0.0
     """Probability that another image is blended in, with its boxes."""
     sizes: Squares = field(default_factory=list)
-    """Sides of the square, multiples of 32, at most 8 different ones: each step draws one, the first takes
+    """Sides of the square, multiples of 32, at most 12 different ones: each step draws one, the first takes
     the largest; repeat a size to draw it more often. Empty is image_size."""
     plain_epochs: Count = 0
     """Last epochs without strong augmentation: only flips, at image_size."""
@@ -122,6 +140,11 @@ class LoaderConfig:
     often."""
     repeat_threshold: Annotated[float, Field(gt=0, le=1)] = 0.001
     """Share of the images below which a class is rare, for sampling=repeat_factor."""
+
+    @property
+    def square(self) -> InputSquare:
+        """The square that the trained network sees."""
+        return InputSquare(self.image_size, self.resize, self.fill)
 
 
 @dataclass(config=STRICT, frozen=True)
@@ -184,8 +207,13 @@ class TrainConfig:
     lr: Annotated[float, Field(gt=0)] = 0.01
     """Peak learning rate."""
     lr_batch: Count = 0
-    """Global batch that lr was chosen for: lr is scaled to the actual one, linearly for SGD, by the square
-    root for Adam and AdamW. 0 does not scale lr."""
+    """Global batch that lr was chosen for: lr is scaled to the actual one. 0 does not scale lr."""
+    lr_scaling: Literal["auto", "linear", "root"] = "auto"
+    """How lr follows the global batch: in proportion, or with its square root. auto is linear for SGD and
+    root for Adam and AdamW."""
+    scale_steps: bool = False
+    """Scale the lengths in steps from lr_batch too: twice the images have half the warmup_steps and ema_steps
+    and twice 1 - ema_decay."""
     momentum: Fraction = 0.9
     """Momentum of SGD."""
     weight_decay: NonNegative = 1e-4
@@ -225,6 +253,11 @@ class TrainConfig:
     """Exchange gradients in bf16: half the bytes, for networks of 100 Gbit/s and less."""
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Decay of the moving average of the weights that is evaluated; 0 keeps none."""
+    ema_ramp: Literal["inverse", "exponential", "constant"] = "inverse"
+    """Decay after n steps: the least of ema_decay and (1 + n) / (10 + n), ema_decay x (1 - exp(-n /
+    ema_steps)), or ema_decay. Constant keeps the first weights for long: only for many steps."""
+    ema_steps: Positive = 1000
+    """Steps of the exponential ramp."""
     seed: Count = 0
     """Seed of weights, order and augmentation."""
     trackers: list[Literal["mlflow", "wandb"]] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Types of a configuration's values, with their checks."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo
 
@@ -12,11 +12,25 @@ URI_CHECK = "check of URIs"
 
 NO_WEIGHTS = "none"  # value of model.weights for random ones; as an override it also unfreezes all layers
 
+FILL = 114  # grey of the padding, 0..255, of models that do not name another
+
 Overrides = dict[str, Any]
 """Dotted configuration keys and their values, e.g. {"train.lr": 0.02}."""
 
 STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
 """Settings of all dataclasses of a configuration, also of architectures' options."""
+
+
+Resize = Literal["letterbox", "squash"]
+RESIZES = get_args(Resize)
+
+
+class InputSquare(NamedTuple):
+    """The square that a network sees, and how images are fitted into it."""
+
+    size: int  # side in pixels
+    resize: Resize = "letterbox"  # see `LoaderConfig.resize`; the default is that of older models
+    fill: int = FILL
 
 
 def integral(value: Any) -> Any:
@@ -39,6 +53,9 @@ Side = Annotated[int, BeforeValidator(integral), Field(ge=96)]
 Sizes = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
 
 
+_MOST_SIDES = 12  # from 480 to 800 there are 11
+
+
 def _ascending(value: list[float]) -> list[float]:
     if value[0] > value[1]:
         raise ValueError("the first number must not be above the second")
@@ -49,8 +66,10 @@ def _multiples(value: list[int]) -> list[int]:
     wrong = [side for side in value if side % 32]
     if wrong:
         raise ValueError(f"{wrong[0]} is no multiple of 32, the stride: use {32 * round(wrong[0] / 32)}")
-    if len(set(value)) > 8:
-        raise ValueError(f"{len(set(value))} different sides: 8 are the most, as each may be compiled")
+    if len(set(value)) > _MOST_SIDES:
+        raise ValueError(
+            f"{len(set(value))} different sides: {_MOST_SIDES} are the most, as each may be compiled"
+        )
     return value
 
 

@@ -10,13 +10,15 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from hashlib import blake2b
+from random import Random
 from typing import NamedTuple
 
 import numpy as np
 
 from trainer.config.schema import LoaderConfig
 from trainer.data.sample_order import Place, SampleStream
-from trainer.data.transforms import View, color_map, random_view, sample_draws
+from trainer.data.samples import Record
+from trainer.data.transforms import EXTRA, View, color_map, random_view, random_window, sample_draws
 
 REACH = 256
 """The other samples of a picture come from this many next positions of the stream, so from near shards."""
@@ -58,8 +60,9 @@ class Augmentation:
         """Prepare for samples with these widths and heights, [N, 2]; `epochs` is None without an end."""
         self._config, self._stream, self._sizes, self._seed = config, stream, sizes, seed
         self._plain = dataclasses.replace(
-            config, scale=[1.0, 1.0], brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0
-        )
+            config, scale=[1.0, 1.0], zoom_out=0.0, iou_crop=0.0,
+            brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0, channel_shuffle=0.0,
+        )  # fmt: skip
         self._plain_from = math.inf
         if epochs is not None and config.plain_epochs:
             self._plain_from = epochs - config.plain_epochs
@@ -98,15 +101,21 @@ class Augmentation:
             (x, y, share),
         )
 
-    def config(self, epoch: int) -> LoaderConfig:
-        """Return the limits for views and colours in an epoch."""
-        return self._plain if self.plain(epoch) else self._config
+    def view(self, place: Place, record: Record, draws: Sequence[float], size: int) -> View:
+        """Return the view of a sample that is alone in a square of this side."""
+        config = self._plain if self.plain(place.epoch) else self._config
+        window = None
+        if config.zoom_out or config.iou_crop:
+            # The numbers of Random.random for a seed are the same in every version of Python.
+            seed = sample_draws(self._seed, *place, EXTRA)[0]
+            window = random_window(record, config, Random(int(seed * 2**32)).random)
+        return random_view(record["width"], record["height"], config, draws[:5], (size, size), window)
 
-    def color(self, epoch: int, draws: Sequence[float]) -> np.ndarray | None:
+    def color(self, place: Place, draws: Sequence[float]) -> np.ndarray | None:
         """Return the colour map of a sample; see `color_map`."""
-        changed = color_map(self._config, draws[5:])
+        changed = color_map(self._config, draws[5:], sample_draws(self._seed, *place, EXTRA + 1)[:6])
         # A batch that begins before the plain epochs needs a map for each of its images.
-        return _IDENTITY if changed is not None and self.plain(epoch) else changed
+        return _IDENTITY if changed is not None and self.plain(place.epoch) else changed
 
     def compose(self, plan: Plan, size: int) -> Composition | None:
         """Return the picture of a sample in a square; None if the sample is alone in it."""

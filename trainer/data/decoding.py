@@ -17,7 +17,7 @@ from trainer.base.os_errors import check_resources, name_resource_errors
 from trainer.data.augmentation import Composition
 from trainer.data.samples import Record, Sample
 from trainer.data.shard_index import ShardDataset
-from trainer.data.transforms import FILL, Drawing, View
+from trainer.data.transforms import Drawing, View
 
 _NAMED = 20
 _EXAMPLES = 10
@@ -160,7 +160,7 @@ class Decoder:
                 decode_into(drawing.pixels, data, view.divisor, bgr=view.flip, strict=False)
             except ValueError:
                 self._count(index, record["file_name"], str(error), "an empty picture takes its place")
-                drawing.square.fill(FILL)
+                drawing.square.fill(view.fill)
                 return False
             self._count(index, record["file_name"], str(error), "it is used as far as it can be decoded")
         drawing.finish()

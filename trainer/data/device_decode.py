@@ -18,7 +18,7 @@ from trainer.data.augmentation import Composition
 from trainer.data.decoding import Decoder
 from trainer.data.samples import Sample
 from trainer.data.shard_index import ShardDataset
-from trainer.data.transforms import FILL, View
+from trainer.data.transforms import View
 
 
 class DeviceDecoder(Decoder):
@@ -110,7 +110,7 @@ def decode(jpeg: bytes, device: torch.device) -> Tensor:
 
 def draw_view(image: Tensor, view: View, canvas_width: int, canvas_height: int) -> Tensor:
     """Draw the view of uint8 [3, H, W], of the stored size, as `transforms.render` does on the host."""
-    canvas = torch.full((canvas_height, canvas_width, 3), FILL, dtype=torch.uint8, device=image.device)
+    canvas = torch.full((canvas_height, canvas_width, 3), view.fill, dtype=torch.uint8, device=image.device)
     left, top, width, height = view.crop
     x, y, place_width, place_height = view.place
     if view.divisor > 1:

@@ -20,7 +20,7 @@ from trainer.data.decoding import Decoder
 from trainer.data.sample_order import Place, SampleStream, forward_passes, rank_positions
 from trainer.data.samples import Record
 from trainer.data.shard_index import ShardDataset
-from trainer.data.transforms import move_boxes, random_view, sample_draws, whole_view
+from trainer.data.transforms import Scales, move_boxes, sample_draws, whole_view
 from trainer.launching.distributed import World
 
 _ANNOUNCEMENTS = 8  # how often in a window of shards the next ones are announced
@@ -35,7 +35,7 @@ class Loaded(NamedTuple):
     image_id: int
     boxes: np.ndarray  # fp32 [M, 4], x1 y1 x2 y2 in pixels of the square
     labels: np.ndarray  # int64 [M]
-    scale: float  # pixels of the square for one pixel of the stored image
+    scales: Scales  # pixels of the square for one pixel of the stored image
     color: np.ndarray | None  # fp32 [3, 4], or None
     verified: np.ndarray | None = None  # bool [C], or None
 
@@ -121,11 +121,11 @@ class TrainLoader:
                         moved, names = move_boxes(record["annotations"], tile.view, tile.area[2:])
                         boxes.append(moved + np.array(tile.area[:2] * 2, np.float32))
                         labels.append(names)
-            color = self._augmentation.color(plan.place.epoch, sample_draws(self._seed, *plan.place))
+            color = self._augmentation.color(plan.place, sample_draws(self._seed, *plan.place))
             verified = self._negatives([record for tiles in samples for _, record in tiles])
-            image_id, scale = samples[0][0][1]["image_id"], picture.layers[0][0].view.scale
+            image_id, scales = samples[0][0][1]["image_id"], picture.layers[0][0].view.scales
             targets = np.concatenate(boxes), np.concatenate(labels)
-            loaded.append(Loaded(image_id, *targets, scale, color, verified))
+            loaded.append(Loaded(image_id, *targets, scales, color, verified))
         return loaded
 
     def _load_single(self, places: Sequence[Place], squares: Tensor) -> list[Loaded]:
@@ -140,15 +140,15 @@ class TrainLoader:
         # on another number of ranks, sees the same pictures.
         draws = [sample_draws(self._seed, *place) for place in places]
         views = [
-            random_view(record["width"], record["height"], augmentation.config(epoch), numbers[:5], canvas)
-            for (_, record), (epoch, _), numbers in zip(samples, places, draws, strict=True)
+            augmentation.view(place, record, numbers, squares.shape[1])
+            for (_, record), place, numbers in zip(samples, places, draws, strict=True)
         ]
         loaded = [
             Loaded(
-                record["image_id"], *move_boxes(record["annotations"], view, canvas), view.scale,
-                augmentation.color(epoch, numbers), self._negatives([record]),
+                record["image_id"], *move_boxes(record["annotations"], view, canvas), view.scales,
+                augmentation.color(place, numbers), self._negatives([record]),
             )
-            for (_, record), (epoch, _), view, numbers in zip(samples, places, views, draws, strict=True)
+            for (_, record), place, view, numbers in zip(samples, places, views, draws, strict=True)
         ]  # fmt: skip
         decoded = self._decoder.draw(indices, samples, views, squares)
         return [
@@ -199,12 +199,11 @@ class EvalLoader:
 
     def _load(self, indices: Sequence[int], squares: Tensor) -> list[Loaded]:
         samples = [self._dataset.read(index) for index in indices]
-        views = [
-            whole_view(record["width"], record["height"], self._config.image_size) for _, record in samples
-        ]
+        square = self._config.square
+        views = [whole_view(record["width"], record["height"], square) for _, record in samples]
         self._decoder.draw(indices, samples, views, squares)
         return [
-            Loaded(record["image_id"], *_NO_TARGETS, view.scale, None)
+            Loaded(record["image_id"], *_NO_TARGETS, view.scales, None)
             for (_, record), view in zip(samples, views, strict=True)
         ]
 
@@ -245,7 +244,7 @@ class _Pending:
         return Batch(
             self._squares.permute(0, 3, 1, 2), tensor(boxes), tensor(labels),
             tensor(np.stack(colors)) if colors else None,
-            image_ids=[sample.image_id for sample in loaded], scales=[sample.scale for sample in loaded],
+            image_ids=[sample.image_id for sample in loaded], scales=[sample.scales for sample in loaded],
             counts=[len(sample.labels) for sample in loaded],
             verified=tensor(np.stack(verified)) if verified else None,
         ).to(device)  # fmt: skip

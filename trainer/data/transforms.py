@@ -4,8 +4,9 @@ The loader's threads do the geometry. Photometric changes are one affine map of 
 applied to the whole batch on the device.
 """
 
+import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -14,16 +15,25 @@ import torch
 from torch import Tensor
 
 from trainer.config.schema import LoaderConfig
-from trainer.data.samples import Annotation
+from trainer.config.types import FILL, InputSquare
+from trainer.data.samples import Annotation, Record
 
-FILL = 114  # grey of the padding, 0..255
 MIN_VISIBLE = 0.25  # a cropped box is kept while at least this share of its area is visible
+Scales = tuple[float, float, float, float]  # of x1, y1, x2, y2
+EXTRA = 6  # parts of a sample's randomness below it are those of a mosaic and of mix-up
+Window = tuple[int, int, int, int]  # left, top, width, height in pixels of the stored image
+_MOST_ZOOM = 4.0  # largest sides after a zoom-out, relative to the image
+_OVERLAPS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)  # least IoU of a crop with a box; 1 leaves the image as it is
+_TRIALS = 40  # crops that are tried for a least IoU
+_LEAST_CROP = 0.3  # of a side
+_MOST_ASPECT = 2.0  # of a crop, and its inverse
 _DRAWS = struct.Struct("<9I")
+_PERMUTATIONS = tuple(itertools.permutations(range(3)))
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
 
 
 class View(NamedTuple):
-    """Which part of an image is shown, and where in the square."""
+    """Which part of an image is shown, where in the square, and the grey around it."""
 
     divisor: int
     """The decoder divides the sides by it: 1, 2, 4 or 8. The crop is in pixels of the divided image."""
@@ -31,32 +41,44 @@ class View(NamedTuple):
     place: tuple[int, int, int, int]  # left, top, width, height in pixels of the square
     flip: bool
     flip_vertical: bool
-    scale: float  # pixels of the square for one pixel of the stored image
+    fill: int = FILL
+    by_centre: bool = False
+    """Whether boxes are kept if their centre is shown, instead of a quarter of their area."""
+
+    @property
+    def scales(self) -> Scales:
+        """Pixels of the square for one pixel of the stored image: divide boxes in the square by them."""
+        across, down = (self.place[axis] / (self.crop[axis] * self.divisor) for axis in (2, 3))
+        return across, down, across, down
 
 
-def letterbox(image: Tensor, size: int) -> tuple[Tensor, float]:
-    """Fit uint8 [3, H, W] into a square: longer side = size, at the top left, rest FILL.
+def fit(image: Tensor, target: InputSquare) -> tuple[Tensor, Scales]:
+    """Fit uint8 [3, H, W] into a square, as every use of a trained model does.
 
-    Returns the square, uint8 [3, size, size], and the scale: divide boxes in the square by it.
+    `letterbox`: longer side = size, at the top left, the rest filled; `squash`: both sides = size. Returns
+    the square, uint8 [3, size, size], and `View.scales`.
     """
-    view = whole_view(image.shape[-1], image.shape[-2], size)
-    square = np.empty((size, size, 3), np.uint8)
+    view = whole_view(image.shape[-1], image.shape[-2], target)
+    square = np.empty((target.size, target.size, 3), np.uint8)
     render(image, view, square)
-    return torch.from_numpy(square).permute(2, 0, 1).contiguous(), view.scale
+    return torch.from_numpy(square).permute(2, 0, 1).contiguous(), view.scales
 
 
-def whole_view(width: int, height: int, size: int) -> View:
-    """Return the view of `letterbox` for an image of that size."""
+def whole_view(width: int, height: int, target: InputSquare) -> View:
+    """Return the view of `fit` for an image of that size."""
+    size = target.size
     scale = size / max(height, width)
-    place = (0, 0, max(1, round(width * scale)), max(1, round(height * scale)))
-    return View(1, (0, 0, width, height), place, False, False, scale)
+    drawn = (size, size) if target.resize == "squash" else (round(width * scale), round(height * scale))
+    return View(
+        1, (0, 0, width, height), (0, 0, max(1, drawn[0]), max(1, drawn[1])), False, False, target.fill
+    )
 
 
 def sample_draws(seed: int, epoch: int, index: int, *part: int) -> list[float]:
     """Return nine numbers, uniform in [0, 1), as a function of seed, epoch, sample (and part of its picture).
 
-    Five are for `random_view`, four for `color_map`. A hash (BLAKE2b, RFC 7693) takes a tenth of the time of
-    setting up a generator.
+    Five are for `random_view`, four for `color_map`; parts from `EXTRA` on are for other options. A hash
+    (BLAKE2b, RFC 7693) takes a tenth of the time of setting up a generator.
     """
     key = b"%d %d %d" % (seed, epoch, index)
     for number in part:
@@ -65,40 +87,105 @@ def sample_draws(seed: int, epoch: int, index: int, *part: int) -> list[float]:
     return [word * 2.0**-32 for word in _DRAWS.unpack(digest)]
 
 
+def random_window(record: Record, config: LoaderConfig, draw: Callable[[], float]) -> Window:
+    """Return the part of an image that is shown after `zoom_out` and `iou_crop`; it may exceed the image.
+
+    Both are of SSD (Liu et al. 2016, arXiv:1512.02325), drawn as by torchvision's RandomZoomOut and
+    RandomIoUCrop (0.29). `draw` returns numbers uniform in [0, 1).
+    """
+    width, height = record["width"], record["height"]
+    left, top = 0, 0
+    if draw() < config.zoom_out:
+        ratio = 1 + (_MOST_ZOOM - 1) * draw()
+        zoomed = int(width * ratio), int(height * ratio)
+        left, top = -int((zoomed[0] - width) * draw()), -int((zoomed[1] - height) * draw())
+        width, height = zoomed
+    boxes = np.array([item["bbox"] for item in record["annotations"] if not item["iscrowd"]])
+    if draw() >= config.iou_crop or not len(boxes):
+        return left, top, width, height
+    corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1) - (left, top, left, top)
+    centres, areas = (corners[:, :2] + corners[:, 2:]) / 2, boxes[:, 2] * boxes[:, 3]
+    canvas = np.array([width, height])
+    while (least := _OVERLAPS[int(draw() * len(_OVERLAPS))]) < 1:
+        numbers = np.array([draw() for _ in range(4 * _TRIALS)]).reshape(_TRIALS, 4)
+        sides = (canvas * (_LEAST_CROP + (1 - _LEAST_CROP) * numbers[:, :2])).astype(int)
+        starts = ((canvas - sides) * numbers[:, 2:]).astype(int)
+        first, last = starts[:, None], (starts + sides)[:, None]
+        inside = ((first < centres) & (centres < last)).all(axis=2)
+        overlap = np.minimum(corners[:, 2:], last) - np.maximum(corners[:, :2], first)
+        shared = overlap.clip(0).prod(axis=2)
+        union = areas + sides.prod(axis=1)[:, None] - shared
+        fits = (inside & (shared >= least * union)).any(axis=1) & (sides.min(axis=1) > 0)
+        fits &= sides.max(axis=1) <= _MOST_ASPECT * sides.min(axis=1)
+        if fits.any():
+            chosen = int(fits.argmax())
+            x, y = starts[chosen].tolist()
+            return (left + x, top + y, *sides[chosen].tolist())
+    return left, top, width, height
+
+
 def random_view(
-    width: int, height: int, config: LoaderConfig, draws: Sequence[float], canvas: tuple[int, int]
-) -> View:
+    width: int, height: int, config: LoaderConfig, draws: Sequence[float], canvas: tuple[int, int],
+    window: Window | None = None,
+) -> View:  # fmt: skip
     """Return a view with scale jitter, crop or padding at a random place, and flips.
 
-    Before the jitter the longer side of the image is that of the canvas (width and height). `draws` are five
-    numbers, uniform in [0, 1).
+    Before the jitter the longer side of the window, by default the whole image, is that of the canvas (width
+    and height), with `resize=squash` both sides. `draws` are five numbers, uniform in [0, 1).
     """
     jitter, place_x, place_y, flip, flip_vertical = draws
     canvas_width, canvas_height = canvas
     low, high = config.scale
-    scale = max(canvas_width, canvas_height) / max(height, width)
+    left, top, shown_width, shown_height = window or (0, 0, width, height)
+    sides = (shown_width, shown_height)
+    if config.resize == "letterbox":
+        sides = (max(sides), max(sides))
+    scales = [max(canvas_width, canvas_height) / side for side in sides]
     if config.scale_draw == "log":
-        scale = scale * low * (high / low) ** jitter
+        scale_x, scale_y = (scale * low * (high / low) ** jitter for scale in scales)
     else:
-        scale *= low + (high - low) * jitter
+        scale_x, scale_y = (scale * (low + (high - low) * jitter) for scale in scales)
     # libjpeg divides the sides for less than it costs to decode and resize.
-    divisor = next(number for number in (8, 4, 2, 1) if number * scale <= 1 or number == 1)
-    left, crop_width, x, place_width = _span(width, scale, divisor, canvas_width, place_x)
-    top, crop_height, y, place_height = _span(height, scale, divisor, canvas_height, place_y)
+    largest = max(scale_x, scale_y)
+    divisor = next(number for number in (8, 4, 2, 1) if number * largest <= 1 or number == 1)
+    left, crop_width, x, place_width = _span(
+        width, (left, shown_width), scale_x, divisor, canvas_width, place_x
+    )
+    top, crop_height, y, place_height = _span(
+        height, (top, shown_height), scale_y, divisor, canvas_height, place_y
+    )
     return View(
         divisor, (left, top, crop_width, crop_height), (x, y, place_width, place_height),
-        flip < config.flip, flip_vertical < config.flip_vertical, scale,
+        flip < config.flip, flip_vertical < config.flip_vertical, config.fill, by_centre=window is not None,
     )  # fmt: skip
 
 
-def _span(length: int, scale: float, divisor: int, size: int, place: float) -> tuple[int, int, int, int]:
-    """Return one axis of a view: start and length of the crop, start and length in the square."""
-    decoded = -(-length // divisor)
-    scaled = max(1, round(length * scale))
-    if scaled <= size:
-        return 0, decoded, round(place * (size - scaled)), scaled
-    shown = min(decoded, max(1, round(size / (scale * divisor))))
-    return round(place * (decoded - shown)), shown, 0, size
+def _span(
+    length: int, window: tuple[int, int], scale: float, divisor: int, size: int, place: float
+) -> tuple[int, int, int, int]:
+    """Return one axis of a view: start and length of the crop, start and length in the square.
+
+    `window` is start and length of the part of the image that is shown, which may exceed it.
+    """
+    decoded, (start, extent) = -(-length // divisor), window
+    first, last = round(start / divisor), round((start + extent) / divisor)
+    last = decoded if start + extent == length else max(first + 1, last)
+    x, shown = 0, max(1, round(extent * scale))
+    if shown <= size:
+        x = round(place * (size - shown))
+    else:
+        seen = min(last - first, max(1, round(size / (scale * divisor))))
+        first += round(place * (last - first - seen))
+        last, shown = first + seen, size
+    if first >= 0 and last <= decoded:
+        return first, last - first, x, shown
+    # Only a part of it, at least a pixel, is covered by the image.
+    begin = min(max(first, 0), decoded - 1)
+    end = max(begin + 1, min(last, decoded))
+    step = shown / (last - first)
+    left = min(max(0, round((begin - first) * step)), shown - 1)
+    right = min(max(left + 1, round((end - first) * step)), shown)
+    return begin, end - begin, x + left, right - left
 
 
 def render(image: Tensor, view: View, square: np.ndarray) -> None:
@@ -132,13 +219,13 @@ class Drawing:
         y = whole_height - y - place_height if view.flip_vertical else y
         below, right = y + place_height, x + place_width
         if y:
-            square[:y].fill(FILL)
+            square[:y].fill(view.fill)
         if below < whole_height:
-            square[below:].fill(FILL)
+            square[below:].fill(view.fill)
         if x:
-            square[y:below, :x].fill(FILL)
+            square[y:below, :x].fill(view.fill)
         if right < whole_width:
-            square[y:below, right:].fill(FILL)
+            square[y:below, right:].fill(view.fill)
         resized = (height, width) != (place_height, place_width)
         turned = view.flip or view.flip_vertical
         crop, place = pixels[top : top + height, left : left + width], square[y:below, x:right]
@@ -193,10 +280,11 @@ def move_boxes(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Transform the boxes of an image to its square or tile of `canvas` (width and height) pixels.
 
-    Crowd regions and boxes that are mostly outside are dropped. Returns boxes fp32 [M, 4], x1 y1 x2 y2, and
-    labels int64 [M].
+    Crowd regions and boxes that are mostly outside are dropped (see `View.by_centre`). Returns boxes fp32
+    [M, 4], x1 y1 x2 y2, and labels int64 [M].
     """
     right, below = canvas
+    left_end, right_end, top_end, below_end = 0, right, 0, below
     crop_left, crop_top, crop_width, crop_height = view.crop
     place_left, place_top, place_width, place_height = view.place
     # From the stored image to the canvas.
@@ -204,9 +292,12 @@ def move_boxes(
     plus_x, plus_y = place_left - crop_left * factor_x, place_top - crop_top * factor_y
     factor_x, factor_y = factor_x / view.divisor, factor_y / view.divisor
     if view.flip:
-        factor_x, plus_x = -factor_x, right - plus_x
+        factor_x, plus_x, place_left = -factor_x, right - plus_x, right - place_left - place_width
     if view.flip_vertical:
-        factor_y, plus_y = -factor_y, below - plus_y
+        factor_y, plus_y, place_top = -factor_y, below - plus_y, below - place_top - place_height
+    if view.by_centre:  # Next to the window there may be padding.
+        left_end, right_end = place_left, place_left + place_width
+        top_end, below_end = place_top, place_top + place_height
     boxes: list[float] = []
     labels: list[int] = []
     # Up to a hundred boxes this loop takes less time than NumPy's calls on arrays.
@@ -219,24 +310,32 @@ def move_boxes(
         whole = abs((x2 - x1) * (y2 - y1))
         # A flip exchanges the corners.
         (x1, x2), (y1, y2) = sorted((x1, x2)), sorted((y1, y2))
-        x1, y1, x2, y2 = max(x1, 0), max(y1, 0), min(x2, right), min(y2, below)
+        centred = left_end < (x1 + x2) / 2 < right_end and top_end < (y1 + y2) / 2 < below_end
+        x1, y1, x2, y2 = max(x1, left_end), max(y1, top_end), min(x2, right_end), min(y2, below_end)
         width, height = x2 - x1, y2 - y1
-        if width > 1 and height > 1 and width * height >= MIN_VISIBLE * whole:
+        visible = centred if view.by_centre else width * height >= MIN_VISIBLE * whole
+        if width > 1 and height > 1 and visible:
             boxes += (x1, y1, x2, y2)
             labels.append(item["category_id"])
     return np.array(boxes, np.float32).reshape(-1, 4), np.array(labels, np.int64)
 
 
-def color_map(config: LoaderConfig, draws: Sequence[float]) -> np.ndarray | None:
+def color_map(
+    config: LoaderConfig, draws: Sequence[float], chances: Sequence[float] = (0.0,) * 6
+) -> np.ndarray | None:
     """Return an affine map of RGB in 0..1 for brightness, contrast (about mid grey), saturation and hue.
 
     It is fp32 [3, 4] (matrix and offset), or None if the configuration has no such change. `draws` are four
-    numbers, uniform in [0, 1).
+    numbers, uniform in [0, 1), for the changes; `chances` six for their probability, and for the permutation
+    of the channels and its choice.
     """
     limits = (config.brightness, config.contrast, config.saturation, config.hue)
-    if not any(limits):
+    if not any(limits) and not config.channel_shuffle:
         return None
-    turns = [(2 * draw - 1) * limit for draw, limit in zip(draws, limits, strict=True)]
+    turns = [
+        (2 * draw - 1) * limit * (chance < config.color_probability)
+        for draw, limit, chance in zip(draws, limits, chances[:4], strict=True)
+    ]
     brightness, contrast, saturation, hue = 1 + turns[0], 1 + turns[1], 1 + turns[2], turns[3]
     grey = np.tile(_LUMA, (3, 1))
     # Hue turns the chroma plane of YIQ (NTSC, 1953) by a share of the full circle.
@@ -246,4 +345,7 @@ def color_map(config: LoaderConfig, draws: Sequence[float]) -> np.ndarray | None
     rotation = np.linalg.inv(to_yiq) @ rotation @ to_yiq
     matrix = brightness * (saturation * np.eye(3) + (1 - saturation) * grey) @ rotation
     offset = np.full((3, 1), 0.5 * (1 - contrast))
-    return np.concatenate([contrast * matrix, offset], axis=1).astype(np.float32)
+    changed = np.concatenate([contrast * matrix, offset], axis=1).astype(np.float32)
+    if chances[4] < config.channel_shuffle:
+        changed = changed[list(_PERMUTATIONS[int(chances[5] * len(_PERMUTATIONS))])]
+    return changed

@@ -187,7 +187,8 @@ def _load(uri: str, dataset: ShardDataset, config: Config, world: World) -> Scor
 
 
 def _predict(model: ScoredModel, dataset: ShardDataset, config: Config, world: World) -> Predictions:
-    changed = replace(config, loader=replace(config.loader, image_size=model.image_size))
+    size, resize, fill = model.square
+    changed = replace(config, loader=replace(config.loader, image_size=size, resize=resize, fill=fill))
     return predict_split(model.predict, dataset, changed, world, reentrant=model.reentrant)
 
 

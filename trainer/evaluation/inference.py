@@ -1,7 +1,7 @@
 """Detects objects in a split; processes share the images."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +13,11 @@ from torch import Tensor
 from trainer.base import log
 from trainer.base.precision import autocast
 from trainer.config.schema import Config
+from trainer.config.types import InputSquare
 from trainer.data.batch import Batch
 from trainer.data.loader import EvalLoader
 from trainer.data.shard_index import ShardDataset
+from trainer.data.transforms import Scales
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.launching.distributed import World, gather_on_main
 from trainer.model.postprocess import Detections
@@ -29,7 +31,7 @@ class ScoredModel:
     predict: Callable[[Tensor], Detections]  # detections in uint8 squares [B, 3, S, S]
     reentrant: bool  # whether several threads may call it at once
     categories: list[dict[str, Any]]  # classes in the order of its labels
-    image_size: int
+    square: InputSquare
     sha256: str
     step: int | None  # optimiser steps of its training
     config: Mapping[str, Any]  # configuration of its training
@@ -96,16 +98,16 @@ def _in_parallel(
 
 
 def in_images(
-    detections: Detections, image_ids: list[int], scales: list[float], sizes: dict[int, np.ndarray]
+    detections: Detections, image_ids: list[int], scales: Sequence[Scales], sizes: dict[int, np.ndarray]
 ) -> Predictions:
     """Convert a batch of detections from pixels of the network's square to those of the stored images.
 
-    `scales` are the sides of the square over the longer sides of the images, `sizes` width and height by id.
+    `scales` are the `View.scales` of the images, `sizes` width and height by id.
     """
     boxes, scores, labels, num = (part.cpu().numpy() for part in detections)
     rows = np.repeat(np.arange(len(image_ids)), num)
     slots = np.concatenate([np.arange(count) for count in num]) if len(num) else num
-    corners = boxes[rows, slots].astype(np.float64) / np.asarray(scales, np.float64)[rows, None]
+    corners = boxes[rows, slots].astype(np.float64) / np.array(scales, np.float64).reshape(-1, 4)[rows]
     limits = np.array([sizes[image_id] for image_id in image_ids], np.float64).reshape(-1, 2)[rows]
     corners = np.clip(corners, 0, np.concatenate([limits, limits], axis=1))
     corners[:, 2:] -= corners[:, :2]

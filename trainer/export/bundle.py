@@ -24,6 +24,7 @@ from trainer import storage
 from trainer.base.errors import ExportError, FormError, StorageError, translated
 from trainer.base.os_errors import translate_oserror
 from trainer.base.temporary_folders import temporary_folder
+from trainer.config.types import FILL, RESIZES, InputSquare
 
 METADATA = "model_metadata.json"
 WEIGHTS = "model.safetensors"
@@ -63,7 +64,7 @@ class Metadata:
     model_version: str
     created: str
     classes: list[dict[str, Any]]  # id, name and original_id of each class
-    input_size: int
+    square: InputSquare
     rows: int  # detections of an image
     thresholds: dict[str, float]
     formats: dict[str, list[str]]  # files of each format; the first one is opened
@@ -167,17 +168,19 @@ def load(uri: str) -> Bundle:
     checksums = _parse(content, sums)
     with _verified(uri, checksums, [METADATA]):
         record = storage.read_json(storage.join(uri, METADATA), FORM)
-    origin, scored = record["trained_on"], record["metrics"]
+    origin, scored, taken = record["trained_on"], record["metrics"], record["input"]
+    # Older bundles name only the size.
+    square = InputSquare(taken["input_size"], taken.get("resize", "letterbox"), taken.get("fill", FILL))
     metadata = Metadata(
         name=record["name"], model_version=record["model_version"], created=record["created"],
-        classes=record["classes"], input_size=record["input"]["input_size"],
+        classes=record["classes"], square=square,
         rows=record["outputs"].get("rows", 0), thresholds=record["thresholds"],
         formats={name: entry["files"] for name, entry in record["formats"].items()},
         shards=origin["shards"], checkpoint=origin["checkpoint"], step=origin.get("step"),
         evaluation=scored["evaluation"], metrics=scored["values"], versions=record["versions"],
         config=record["config"], record=record,
     )  # fmt: skip
-    size, ids = metadata.input_size, [category["id"] for category in metadata.classes]
+    ids = [category["id"] for category in metadata.classes]
     problems = []
     try:
         has_zone = datetime.fromisoformat(metadata.created).tzinfo is not None
@@ -185,8 +188,12 @@ def load(uri: str) -> Bundle:
         has_zone = False
     if not has_zone:
         problems.append(f"created is {metadata.created[:60]!r}, not a time with a time zone")
-    if not 0 < size <= _LARGEST_INPUT:
-        problems.append(f"input.input_size is {size}, not 1 to {_LARGEST_INPUT}")
+    if not 0 < square.size <= _LARGEST_INPUT:
+        problems.append(f"input.input_size is {square.size}, not 1 to {_LARGEST_INPUT}")
+    if square.resize not in RESIZES:
+        problems.append(f"input.resize is {square.resize!r:.60}, not {' or '.join(RESIZES)}")
+    if not isinstance(square.fill, int) or not 0 <= square.fill <= 255:
+        problems.append(f"input.fill is {square.fill!r:.60}, not 0 to 255")
     if sorted(ids) != list(range(len(ids))) or not ids:
         problems.append("the ids of classes are not 0, 1, 2, ...")
     for name, files in metadata.formats.items():

@@ -22,7 +22,7 @@ from trainer.evaluation.coco import METRICS, number
 from trainer.evaluation.metrics import SUMMARY
 from trainer.export import bundle
 from trainer.export.formats import FORMATS
-from trainer.export.preprocess import RULE
+from trainer.export.preprocess import BOXES, RULES
 from trainer.export.verify import Check
 from trainer.model.architecture import Architecture
 from trainer.model.deployment import INPUT, OUTPUTS, RAW_OUTPUTS
@@ -59,7 +59,7 @@ def describe(
     `meta` is that of the checkpoint, `rows` the number of detections of an image, `scores` those of
     `read_scores`, `made_from` a hash of all inputs.
     """
-    size = meta["config"]["loader"]["image_size"]
+    size, resize, fill = meta["square"]
     shas = {path.name: bundle.file_sha256(path) for path in sorted(folder.iterdir())}
     data_root = storage.parent(storage.parent(index.uri))
     raw = storage.join(data_root, "raw", index.raw_fingerprint, "manifest.json")
@@ -74,7 +74,7 @@ def describe(
         "classes": meta["categories"],
         "input": {
             "name": INPUT, "dtype": "uint8", "shape": ["batch", 3, size, size], "input_size": size,
-            "preprocessing": RULE,
+            "resize": resize, "fill": fill, "preprocessing": RULES[resize] + BOXES,
         },
         "outputs": {
             "names": list(OUTPUTS),

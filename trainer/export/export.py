@@ -79,15 +79,15 @@ def export(
             f"{difference}",
             fix="export with the shards that the model was trained on",
         )
-    size = meta["config"]["loader"]["image_size"]
+    square = meta["square"]
     with temporary_folder() as folder, temporary_folder() as scratch:
-        maker = Maker(detector, size, config, shards_uri, scratch)
+        maker = Maker(detector, square, config, shards_uri, scratch)
         for each in names:
-            _LOG.info("writing %s, input %dx%d", FORMATS[each].files[0], size, size)
+            _LOG.info("writing %s, input %dx%d", FORMATS[each].files[0], square.size, square.size)
             FORMATS[each].write(maker, folder / FORMATS[each].files[0])
         weights = {key: tensor.contiguous() for key, tensor in detector.state_dict().items()}
         safetensors.torch.save_file(weights, folder / bundle.WEIGHTS)
-        checks = verify(folder, names, detector, ShardDataset(shards_uri, split), config, size)
+        checks = verify(folder, names, detector, ShardDataset(shards_uri, split), config, square)
         describe(
             folder, detector, meta, name=config.export.name, checkpoint_uri=checkpoint_uri, index=index,
             checks=checks, rows=maker.graph.rows, scores=scores, made_from=made_from,

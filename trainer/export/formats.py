@@ -18,6 +18,7 @@ from torchvision.ops import batched_nms
 
 from trainer.base.errors import ExportError, translated
 from trainer.config.schema import Config
+from trainer.config.types import InputSquare
 from trainer.export.quantize import CalibrationImages, quantize, quiet
 from trainer.model.architecture import Architecture
 from trainer.model.deployment import INPUT, Graph
@@ -161,16 +162,16 @@ class Maker:
     """Writes the files of formats; what they share is made once, in the folder `scratch`."""
 
     def __init__(
-        self, detector: Architecture, image_size: int, config: Config, shards_uri: str, scratch: Path
+        self, detector: Architecture, square: InputSquare, config: Config, shards_uri: str, scratch: Path
     ) -> None:
-        self.image_size, self.config, self.shards_uri = image_size, config, shards_uri
+        self.square, self.config, self.shards_uri = square, config, shards_uri
         # A copy: a folded detector cannot be trained or saved.
         self.detector = copy.deepcopy(detector).folded()
         self._scratch = scratch
 
     @cached_property
     def graph(self) -> Graph:
-        return self.detector.deployment_graph(self.image_size)
+        return self.detector.deployment_graph(self.square.size)
 
     @cached_property
     def fp32(self) -> Path:
@@ -182,17 +183,17 @@ class Maker:
         shutil.copyfile(self.fp32, path)
 
     def int8(self, path: Path) -> None:
-        images = CalibrationImages(self.shards_uri, self.image_size, self.config.export.calibration_images)
+        images = CalibrationImages(self.shards_uri, self.square, self.config.export.calibration_images)
         _LOG.info("calibrating int8 on %d training images", images.count)
         quantize(self.fp32, path, images)
 
     def raw(self, path: Path) -> None:
-        write_onnx(self.detector.raw_graph(self.image_size), path, self.config.export.opset)
+        write_onnx(self.detector.raw_graph(self.square.size), path, self.config.export.opset)
 
     def program(self, path: Path) -> None:
         fix = "use the version of torch in constraints.txt, or leave out torch-export"
         with translated(ExportError, "torch.export cannot write the model", fix=fix), quiet():
-            example = (_example(self.image_size),)
+            example = (_example(self.square.size),)
             torch.export.save(torch.export.export(self.graph, example, dynamic_shapes=_ANY_BATCH), path)
 
     def openvino(self, path: Path) -> None:

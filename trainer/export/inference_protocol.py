@@ -21,7 +21,7 @@ _OUTPUT_TYPES = dict(zip(OUTPUTS, ("FP32", "FP32", "INT64", "INT64"), strict=Tru
 
 def describe_tensors(metadata: Metadata) -> dict[str, list[dict[str, object]]]:
     """Describe inputs and outputs in the protocol's model metadata; -1 is the batch."""
-    size, rows = metadata.input_size, metadata.rows
+    size, rows = metadata.square.size, metadata.rows
     shapes = ([-1, rows, 4], [-1, rows], [-1, rows], [-1])
     return {
         "inputs": [{"name": INPUT, "datatype": "UINT8", "shape": [-1, 3, size, size]}],

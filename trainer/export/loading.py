@@ -34,9 +34,10 @@ def load(uri: str, device: torch.device, *, run_code: bool = False) -> ScoredMod
     exported = _find_exported(uri)
     if exported is None:
         detector, meta = checkpoint.load_model(uri, device)
-        predict, size = _folded_predict(detector, device, uri), meta["config"]["loader"]["image_size"]
-        digest = file_sha256(storage.local_copy(uri))
-        return ScoredModel(uri, predict, True, meta["categories"], size, digest, meta["step"], meta["config"])
+        predict, digest = _folded_predict(detector, device, uri), file_sha256(storage.local_copy(uri))
+        return ScoredModel(
+            uri, predict, True, meta["categories"], meta["square"], digest, meta["step"], meta["config"]
+        )
     source, name = exported
     metadata, file, reentrant = source.metadata, storage.join(source.uri, name), name == WEIGHTS
     if reentrant:
@@ -52,7 +53,7 @@ def load(uri: str, device: torch.device, *, run_code: bool = False) -> ScoredMod
     else:
         predict = _load_served(source, name, run_code)
     return ScoredModel(
-        file, predict, reentrant, metadata.classes, metadata.input_size, source.checksums[name],
+        file, predict, reentrant, metadata.classes, metadata.square, source.checksums[name],
         metadata.step, metadata.config,
     )  # fmt: skip
 

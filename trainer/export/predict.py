@@ -39,13 +39,13 @@ class Predictor:
 
     def __init__(self, metadata: Metadata, runtime: Runtime, kind: str) -> None:
         self.metadata, self.runtime, self.kind = metadata, runtime, kind
-        self.size: int = metadata.input_size
+        self.size: int = metadata.square.size
         self.names = {item["id"]: item["name"] for item in metadata.classes}
 
     def __call__(self, image: Image.Image, least: float = 0.0) -> list[Detection]:
-        square, scale = preprocess(image, self.size)
+        square, scales = preprocess(image, *self.metadata.square)
         (boxes,), (scores,), (labels,), (num,) = self.runtime.run(square.numpy()[None])
-        corners = np.clip(boxes.astype(float) / scale, 0, [*image.size, *image.size])
+        corners = np.clip(boxes.astype(float) / scales, 0, [*image.size, *image.size])
         detections = []
         for box, score, label in zip(corners[:num], scores, labels, strict=False):
             if score >= least:

@@ -5,25 +5,31 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from trainer.config.types import FILL, InputSquare, Resize
 from trainer.data.images import plain
-from trainer.data.transforms import FILL, letterbox
+from trainer.data.transforms import fit
 
-RULE = (
-    "RGB uint8; resize (bilinear, antialiased) so that the longer side is input_size; place at the top "
-    f"left of a square filled with {FILL}; boxes in the image = boxes in the square / scale, "
-    "scale = input_size / longer side"
-)
-"""Description for model_metadata.json."""
+RULES = {
+    "letterbox": "RGB uint8; resize (bilinear, antialiased) so that the longer side is input_size; place at "
+    "the top left of a square filled with the value of fill",
+    "squash": "RGB uint8; resize (bilinear, antialiased) to input_size x input_size, whatever the aspect",
+}
+"""Descriptions for model_metadata.json, by the way of resizing."""
+BOXES = "; x (y) in the image = x (y) in the square * width (height) of the image / that of the resized image"
 
 
-def preprocess(image: Image.Image | np.ndarray, input_size: int) -> tuple[Tensor, float]:
-    """Make the input of an exported model: uint8 [3, input_size, input_size], and the scale.
+def preprocess(
+    image: Image.Image | np.ndarray, input_size: int, resize: Resize = "letterbox", fill: int = FILL
+) -> tuple[Tensor, np.ndarray]:
+    """Make the input of an exported model: uint8 [3, input_size, input_size], and the scales [4].
 
     Takes a PIL image (EXIF orientation is applied, 16 bits become 8, transparent parts white, as in
-    training) or uint8 RGB [H, W, 3]. Divide the model's boxes by the scale.
+    training) or uint8 RGB [H, W, 3]; the rest is in the section `input` of model_metadata.json. Divide the
+    model's boxes, x1 y1 x2 y2, by the scales.
     """
     if isinstance(image, np.ndarray):
         image = Image.fromarray(image)
     upright = plain(ImageOps.exif_transpose(image)).convert("RGB")
     pixels = torch.from_numpy(np.array(upright)).permute(2, 0, 1).contiguous()
-    return letterbox(pixels, input_size)
+    square, scales = fit(pixels, InputSquare(input_size, resize, fill))
+    return square, np.array(scales)

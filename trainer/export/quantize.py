@@ -15,9 +15,10 @@ import onnx
 from onnx import numpy_helper
 
 from trainer.base.errors import ExportError, translated
+from trainer.config.types import InputSquare
 from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
-from trainer.data.transforms import letterbox
+from trainer.data.transforms import fit
 from trainer.model.deployment import INPUT
 
 # Products per output and output channels from which a convolution is faster as a matrix product.
@@ -32,8 +33,8 @@ def evenly_spread(count: int, limit: int) -> np.ndarray:
 class CalibrationImages:
     """Training images, evenly spread, in the interface of onnxruntime's calibration."""
 
-    def __init__(self, shards_uri: str, image_size: int, count: int) -> None:
-        self._dataset, self._size = ShardDataset(shards_uri, "train"), image_size
+    def __init__(self, shards_uri: str, square: InputSquare, count: int) -> None:
+        self._dataset, self._square = ShardDataset(shards_uri, "train"), square
         self._rows = evenly_spread(len(self._dataset), count).tolist()
         self.count = len(self._rows)
 
@@ -41,7 +42,7 @@ class CalibrationImages:
         if not self._rows:
             return None
         image, _ = read_sample(self._dataset, self._rows.pop(0))
-        return {INPUT: letterbox(image, self._size)[0].numpy()[None]}
+        return {INPUT: fit(image, self._square)[0].numpy()[None]}
 
 
 def quantize(source: Path, target: Path, images: CalibrationImages) -> None:

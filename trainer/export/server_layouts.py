@@ -30,7 +30,7 @@ def write_triton(source: Bundle, uri: str, *, kind: str = "onnx", max_batch: int
     if max_batch < 1:
         raise ConfigError(f"the largest batch must be 1 or more, not {max_batch}", fix="use 8")
     metadata = source.metadata
-    size, rows = metadata.input_size, metadata.rows
+    size, rows = metadata.square.size, metadata.rows
     image = _tensor(INPUT, "TYPE_UINT8", f"dims: [ 3, {size}, {size} ]")
     outputs = [
         _tensor("boxes", "TYPE_FP32", f"dims: [ {rows}, 4 ]"),

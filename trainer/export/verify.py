@@ -18,9 +18,10 @@ from torchvision.ops import box_iou
 from trainer.base import log
 from trainer.base.errors import ExportError, translated
 from trainer.config.schema import Config
+from trainer.config.types import InputSquare
 from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
-from trainer.data.transforms import FILL, letterbox
+from trainer.data.transforms import fit
 from trainer.evaluation import coco
 from trainer.evaluation.inference import in_images
 from trainer.evaluation.truth_and_predictions import Predictions
@@ -131,7 +132,7 @@ class Check:
 
 def verify(
     folder: Path, names: Sequence[str], detector: Architecture, dataset: ShardDataset, config: Config,
-    image_size: int,
+    square: InputSquare,
 ) -> dict[str, Check]:  # fmt: skip
     """Compare written files with the trained model on images of a split."""
     served = {}
@@ -147,7 +148,7 @@ def verify(
         for start in range(0, len(indices), _BATCH):
             samples = [read_sample(dataset, int(index)) for index in indices[start : start + _BATCH]]
             image_ids = [record["image_id"] for _, record in samples]
-            squares, scales = zip(*(letterbox(image, image_size) for image, _ in samples), strict=True)
+            squares, scales = zip(*(fit(image, square) for image, _ in samples), strict=True)
             images = torch.stack(squares)
             first = images if not start else first
             trained = detector.predict(images)
@@ -169,7 +170,7 @@ def verify(
     for name, one in served.items():
         matches, change = comparisons[name].result(), ap[name] - ap[""]
         _judge(name, change, matches, len(indices), config)
-        _check_edges(name, one, first, image_size)
+        _check_edges(name, one, first, square)
         timing = latency(one.runtime, first[:1].numpy())
         checks[name] = Check(one.runtime.name, len(indices), ap[name], change, matches, timing)
         if matches.detections:
@@ -229,8 +230,9 @@ def _judge(name: str, change: float, matches: Matches, images: int, config: Conf
         )  # fmt: skip
 
 
-def _check_edges(name: str, served: Served, squares: torch.Tensor, image_size: int) -> None:
-    empty = torch.full((3, image_size, image_size), FILL, dtype=torch.uint8)
+def _check_edges(name: str, served: Served, squares: torch.Tensor, target: InputSquare) -> None:
+    image_size = target.size
+    empty = torch.full((3, image_size, image_size), target.fill, dtype=torch.uint8)
     batch = torch.stack([*squares[:3], empty]).numpy()
     with _running(name, "fails on an image without objects"):
         served.predict(batch[-1:])

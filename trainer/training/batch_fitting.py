@@ -129,7 +129,7 @@ class Trial:
         batch = Batch(
             squares.contiguous(memory_format=torch.channels_last), boxes.expand(images, -1, -1).contiguous(),
             labels.expand(images, -1).contiguous(), torch.eye(3, 4, device=device).repeat(images, 1, 1),
-            image_ids=list(range(images)), scales=[1.0] * images, counts=[self._boxes] * images,
+            image_ids=list(range(images)), scales=[(1.0,) * 4] * images, counts=[self._boxes] * images,
             verified=verified if config.negatives == "verified" else None,
         )  # fmt: skip
         train_step = TrainStep(state, state.detector, config, steps=1, global_batch=images * state.world.size)

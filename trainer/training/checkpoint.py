@@ -205,7 +205,8 @@ def model_state(state: State) -> dict[str, Tensor]:
 def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Architecture, dict[str, Any]]:
     """Build the detector of a checkpoint, in evaluation mode.
 
-    The metadata are config (dict), categories, step, epoch, metrics and fingerprint (of its shards).
+    The metadata are config (dict), square (`InputSquare`), categories, step, epoch, metrics and fingerprint
+    (of its shards).
     """
     state = read(uri)
     check_shape(uri, state, {"config": str, "categories": [{"id": int, "name": str}]}, _ANOTHER)
@@ -219,7 +220,8 @@ def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Architectu
             fix="use another checkpoint of the same folder",
         ) from None
     keys = ("categories", "step", "epoch", "metrics", "fingerprint")
-    return detector.to(device).eval(), {"config": asdict(config), **{key: state.get(key) for key in keys}}
+    meta = {"config": asdict(config), "square": config.loader.square, **{key: state.get(key) for key in keys}}
+    return detector.to(device).eval(), meta
 
 
 def write_weights(uri: str, target: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from trainer.trackers.experiment_tracking import Tracking, open_tracking
 from trainer.trackers.training_log import TrainingLog, read_rows
 from trainer.training import checkpoint
 from trainer.training.batch_fitting import fitting_batch
-from trainer.training.optim import peak_learning_rate
+from trainer.training.optim import scaled_to_batch
 from trainer.training.run_recorder import CHECKPOINTS, Best, Recorder, restore_best
 from trainer.training.state import TrainState
 from trainer.training.step import TrainStep, compile_detector, compress_gradients, hold_gradients
@@ -90,9 +90,10 @@ class _Run:
             check_verified(self.train_set)
         if saved is None:
             parsing.check_frozen(config)
+        scaled, explanation = scaled_to_batch(config.train, self.global_batch)
         self.state = TrainState(
-            config, len(self.train_set.categories), world, data_root=data_root_of(shards_uri),
-            new=saved is None,
+            dataclasses.replace(config, train=scaled), len(self.train_set.categories), world,
+            data_root=data_root_of(shards_uri), new=saved is None,
         )  # fmt: skip
         self.batch = fitting_batch(config, self.state, self.global_batch, saved)
         self.loader = TrainLoader(
@@ -128,10 +129,9 @@ class _Run:
         model = self.state.distributed()
         if config.train.gradient_compression:
             compress_gradients(model)
-        peak, explanation = peak_learning_rate(config.train, self.global_batch)
         self.train_step = TrainStep(
-            self.state, model, dataclasses.replace(config.train, lr=peak), steps=self.steps,
-            global_batch=self.global_batch, holds_gradients=self.holds_gradients,
+            self.state, model, scaled, steps=self.steps, global_batch=self.global_batch,
+            holds_gradients=self.holds_gradients,
         )  # fmt: skip
         self.log = self.recorder = None
         self.tracking = Tracking({})

@@ -4,6 +4,7 @@ import copy
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -45,21 +46,30 @@ def build_optimizer(detector: Architecture, config: TrainConfig) -> torch.optim.
     return kind(groups, lr=config.lr, fused=True)
 
 
-def peak_learning_rate(config: TrainConfig, global_batch: int) -> tuple[float, str]:
-    """Return the peak for the images of a step, and an explanation.
+def scaled_to_batch(config: TrainConfig, global_batch: int) -> tuple[TrainConfig, str]:
+    """Return the options for the images of a step, and an explanation of the learning rate.
 
-    SGD: linear (Goyal et al. 2017, arXiv:1706.02677); Adam and AdamW: by the square root (Malladi et al.
-    2022, arXiv:2205.10287).
+    `lr_scaling` is linear (Goyal et al. 2017, arXiv:1706.02677) or by the square root (Malladi et al. 2022,
+    arXiv:2205.10287); `scale_steps` follows the section "Customizing Batch Size" of the README of
+    github.com/Peterande/D-FINE (4a1f73a).
     """
     images = f"{global_batch} images a step"
     if not config.lr_batch:
-        return config.lr, (
+        return config, (
             f"the learning rate's peak is {config.lr:g} whatever the {images}; train.lr_batch=N would scale "
             "it from the N that it was chosen for"
         )
     ratio = global_batch / config.lr_batch
-    scale, rule = (ratio, "") if config.optimizer == "sgd" else (math.sqrt(ratio), "the root of ")
-    return config.lr * scale, (
+    linear = config.lr_scaling == "linear" or (config.lr_scaling == "auto" and config.optimizer == "sgd")
+    scale, rule = (ratio, "") if linear else (math.sqrt(ratio), "the root of ")
+    scaled = replace(config, lr=config.lr * scale)
+    if config.scale_steps:
+        scaled = replace(
+            scaled, warmup_steps=round(config.warmup_steps / ratio),
+            ema_decay=max(0.0, 1 - (1 - config.ema_decay) * ratio) if config.ema_decay else 0.0,
+            ema_steps=max(1, round(config.ema_steps / ratio)),
+        )  # fmt: skip
+    return scaled, (
         f"the learning rate's peak is {config.lr * scale:g} for {images}: {config.lr:g} for "
         f"{config.lr_batch}, times {rule}{global_batch}/{config.lr_batch} ({config.optimizer})"
     )
@@ -92,14 +102,14 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 class MovingAverage:
     """Exponential moving average of a model's weights and buffers.
 
-    The decay grows with the steps, min(decay, (1 + n) / (10 + n)), so that the random start does not dominate
-    a short run (TensorFlow's ExponentialMovingAverage).
+    The decay grows with the steps, so that the random start does not dominate a short run: `inverse` is
+    TensorFlow's ExponentialMovingAverage, `exponential` the ModelEMA of D-FINE's authors.
     """
 
-    def __init__(self, model: Architecture, decay: float) -> None:
+    def __init__(self, model: Architecture, decay: float, ramp: str = "inverse", steps: int = 1000) -> None:
         self.model: Architecture = copy.deepcopy(model).eval().requires_grad_(False)
         """The averaged model, for evaluation."""
-        self._decay = decay
+        self._decay, self._ramp, self._steps = decay, ramp, steps
         pairs = list(zip(self.model.state_dict().values(), model.state_dict().values(), strict=True))
         self._averaged = [(mean, value) for mean, value in pairs if mean.is_floating_point()]
         self._copied = [(mean, value) for mean, value in pairs if not mean.is_floating_point()]
@@ -107,7 +117,12 @@ class MovingAverage:
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Update with the weights after optimiser step `step` (from 0)."""
-        weight = 1 - min(self._decay, (1 + step) / (10 + step))
+        decay = self._decay
+        if self._ramp == "inverse":
+            decay = min(decay, (1 + step) / (10 + step))
+        elif self._ramp == "exponential":
+            decay *= 1 - math.exp(-(step + 1) / self._steps)
+        weight = 1 - decay
         torch._foreach_lerp_(
             [mean for mean, _ in self._averaged], [value for _, value in self._averaged], weight
         )

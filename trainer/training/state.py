@@ -56,7 +56,9 @@ class TrainState:
         # All ranks have drawn the same weights; from here on each has different random numbers.
         torch.manual_seed(config.train.seed + 1 + world.rank)
         self.optimizer = build_optimizer(self.detector, config.train)
-        self.ema = MovingAverage(self.detector, config.train.ema_decay) if config.train.ema_decay else None
+        train, self.ema = config.train, None
+        if train.ema_decay:
+            self.ema = MovingAverage(self.detector, train.ema_decay, train.ema_ramp, train.ema_steps)
         self.scaler = scaler(world.device, config.train.precision)
         self.parameters = [p for p in self.detector.parameters() if p.requires_grad]
         self.step = 0  # optimiser steps done

@@ -24,8 +24,11 @@ from trainer.model import recipes
 CPU = torch.device("cpu")
 STRONG = LoaderConfig(
     image_size=128, workers=2, prefetch=2, scale=[0.7, 1.4], brightness=0.2, flip_vertical=0.5, mosaic=0.5,
-    mixup=0.5, sizes=[96, 128, 160],
+    mixup=0.5, sizes=[96, 128, 160], zoom_out=0.3, iou_crop=0.5, color_probability=0.5, channel_shuffle=0.5,
 )  # fmt: skip
+
+# Crops leave objects without boxes; zooming out leaves few pixels.
+NO_WINDOWS = {"zoom_out": 0.0, "iou_crop": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +93,13 @@ def pictures(batches):
 @pytest.mark.parametrize("changes", [
     {"mosaic": 1.0, "mixup": 0.0}, {"mosaic": 0.0, "mixup": 1.0}, {"mosaic": 1.0, "mixup": 1.0},
     {"mosaic": 0.0, "mixup": 0.0, "scale": [0.1, 2.0], "scale_draw": "uniform"},
+    {"mosaic": 0.0, "mixup": 0.0, "resize": "squash", "zoom_out": 0.5, "fill": 0},
 ])  # fmt: skip
 def test_boxes_follow_the_pixels(rectangles, changes):
     """What is bright is in a box, but for boxes of which too little is left; what a box holds is bright."""
-    config = dataclasses.replace(STRONG, brightness=0.0, sizes=[], image_size=320, **changes)
+    config = dataclasses.replace(
+        STRONG, brightness=0.0, sizes=[], image_size=320, **{**NO_WINDOWS, **changes}
+    )
     # With half of each picture a rectangle on black is still lighter than grey on black.
     floor = 130 if config.mixup else 190
     visible = lost = 0
@@ -147,7 +153,8 @@ def test_the_last_epochs_are_plain(dataset):
     batches = take(dataset, config, 18, epochs=3)
     assert pictures(batches[:12]) == pictures(take(dataset, STRONG, 12))
     last = pictures(batches[12:])
-    alone = dataclasses.replace(STRONG, mosaic=0.0, mixup=0.0, sizes=[], scale=[1.0, 1.0], brightness=0.0)
+    alone = dataclasses.replace(STRONG, mosaic=0.0, mixup=0.0, sizes=[], scale=[1.0, 1.0], brightness=0.0,
+                                zoom_out=0.0, iou_crop=0.0, channel_shuffle=0.0)  # fmt: skip
     expected = [
         (image_id, 128, batch.images[row].numpy().tobytes(), targets(batch, row), np.eye(3, 4).tolist())
         for batch in take(dataset, alone, 6, start=48)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from trainer.config.schema import LoaderConfig
+from trainer.config.types import InputSquare
 from trainer.data.batch import PADDING
 from trainer.data.decoding import read_sample
 from trainer.data.loader import EvalLoader, TrainLoader
@@ -61,7 +62,7 @@ def test_batches_are_padded_and_crowds_are_no_targets(dataset):
     crowds = [record for record in records if any(item["iscrowd"] for item in record["annotations"])]
     assert crowds, "the sample has crowd regions"
     for record in crowds:
-        view = whole_view(record["width"], record["height"], 96)
+        view = whole_view(record["width"], record["height"], InputSquare(96))
         assert len(move_boxes(record["annotations"], view, (96, 96))[1]) == sum(
             not item["iscrowd"] for item in record["annotations"]
         )

@@ -71,5 +71,5 @@ def test_boxes_come_back_to_the_image_and_are_clipped():
         torch.tensor([[[10.0, 20.0, 30.0, 96.0], [0.0, 0.0, 0.0, 0.0]]]), torch.tensor([[0.5, 0.0]]),
         torch.tensor([[3, -1]]), torch.tensor([1]),
     )  # fmt: skip
-    (result,) = in_images(detections, [42], [0.5], {42: np.array([50, 150])}).to_coco()
+    (result,) = in_images(detections, [42], [(0.5, 0.5, 0.5, 0.5)], {42: np.array([50, 150])}).to_coco()
     assert result == {"image_id": 42, "category_id": 3, "bbox": [20.0, 40.0, 30.0, 110.0], "score": 0.5}

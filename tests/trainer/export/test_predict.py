@@ -8,13 +8,21 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from bundles import BOX, make_bundle
 from PIL import Image
 
 from trainer.base.errors import DataError, EvaluationError, ExportError
+from trainer.config.parsing import to_json
+from trainer.config.types import InputSquare
+from trainer.data.decoding import read_sample
 from trainer.data.images import normalize
-from trainer.export import bundle, loading
+from trainer.data.shard_index import ShardDataset
+from trainer.evaluation import evaluate
+from trainer.export import bundle, formats, loading
+from trainer.export.export import export
 from trainer.export.predict import Detection, as_json, decode_image, draw, open_bundle, open_image
 from trainer.export.preprocess import preprocess
+from trainer.launching.distributed import World
 
 SIZE = 96
 
@@ -28,6 +36,43 @@ def test_boxes_come_back_in_pixels_of_the_image(bundle_uri):
     assert detection.score == pytest.approx(0.25 + 0.75 * 114 / 255)  # A quarter white, the rest padding.
     assert detection.box == (24.0, 12.0, 96.0, 48)  # 60 is beyond the image.
     assert json.loads(json.dumps(as_json([detection], image)))["detections"][0]["box"] == [24, 12, 96, 48]
+
+
+@pytest.mark.parametrize(("resize", "fill"), [("letterbox", 30), ("squash", 114)])
+def test_the_way_of_resizing_follows_the_model(untrained, shards, tiny, tmp_path, monkeypatch, resize, fill):
+    """Checkpoint, bundle, evaluation and prediction invert the boxes of the training's square."""
+    made = (tmp_path / "other", make_bundle(tmp_path / "other"))[0] / "model.onnx"
+    monkeypatch.setattr(formats, "write_onnx", lambda graph, path, opset: path.write_bytes(made.read_bytes()))
+    config = to_json(tiny(loader__resize=resize, loader__fill=fill))
+    source, target = untrained(config=config), str(tmp_path / "model")
+    export(source, shards, target, tiny(export__min_match=0.0, export__max_ap_change=1.0))
+    square = InputSquare(SIZE, resize, fill)
+    described = bundle.load(target).metadata.record["input"]
+    assert (described["resize"], described["fill"]) == (resize, fill)
+    assert ("whatever the aspect" in described["preprocessing"]) == (resize == "squash")
+    device, dataset = torch.device("cpu"), ShardDataset(shards, "val")
+    model = loading.load(target, device)
+    assert model.square == loading.load(source, device).square == square
+    # The recipe of the evaluation fits images another way: that of the model counts.
+    found = evaluate._predict(model, dataset, tiny(), World(0, 1, device))
+    with open_bundle(bundle.load(target)) as predictor:
+        for index in range(len(dataset)):
+            pixels, record = read_sample(dataset, index)
+            width, height = record["width"], record["height"]
+            drawn = (SIZE, SIZE)
+            if resize == "letterbox":
+                drawn = (round(width * SIZE / max(width, height)), round(height * SIZE / max(width, height)))
+            factors = np.array([width, height] * 2) / (drawn * 2)
+            expected = np.clip(np.array(BOX) * factors, 0, [width, height] * 2)
+            (row,) = np.flatnonzero(found.image_ids == record["image_id"])
+            assert [*found.boxes[row][:2], *(found.boxes[row][:2] + found.boxes[row][2:])] == pytest.approx(
+                expected, abs=1e-6
+            )
+            (detection,) = predictor(Image.fromarray(pixels.permute(1, 2, 0).numpy()))
+            assert detection.box == pytest.approx(expected, abs=0.006)
+            square_pixels, scales = preprocess(pixels.permute(1, 2, 0).numpy(), *square)
+            assert scales == pytest.approx(1 / factors)
+            assert detection.score == pytest.approx(square_pixels.float().mean().item() / 255, abs=1e-5)
 
 
 class _Marks:

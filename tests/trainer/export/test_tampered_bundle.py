@@ -139,6 +139,7 @@ def test_prediction_opens_regular_files_only(root):
 @pytest.mark.parametrize(
     ("keys", "value"),
     [
+        (("input", "resize"), ["squash"]), (("input", "fill"), 300),
         (("input", "input_size"), 0), (("input", "input_size"), 1_000_000), (("classes",), []),
         (("formats", "onnx", "files"), []), (("formats", "onnx", "files"), ["/dev/zero"]),
         (("classes", 1, "id"), 0), (("created",), "2026-13-01"), (("created",), "2026-11-23T10:00:00"),

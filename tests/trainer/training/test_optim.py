@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from trainer.training.optim import (
     MovingAverage,
     build_optimizer,
     learning_rate,
-    peak_learning_rate,
+    scaled_to_batch,
     set_learning_rate,
 )
 
@@ -43,8 +44,21 @@ def test_multistep_drops_where_torchvision_drops():
 )
 def test_the_learning_rate_follows_the_global_batch(optimizer, lr_batch, images, peak, told):
     config = TrainConfig(lr=0.01, optimizer=optimizer, lr_batch=lr_batch)
-    rate, words = peak_learning_rate(config, images)
-    assert rate == pytest.approx(peak) and told in words
+    scaled, words = scaled_to_batch(config, images)
+    assert scaled.lr == pytest.approx(peak) and told in words
+    assert scaled == dataclasses.replace(config, lr=scaled.lr)
+
+
+def test_all_lengths_follow_the_global_batch_as_the_authors_of_dfine_recommend():
+    """The example of their README: from 32 to 64 images a step."""
+    config = TrainConfig(
+        optimizer="adamw", lr=2.5e-4, lr_batch=32, lr_scaling="linear", scale_steps=True, warmup_steps=500,
+        ema_decay=0.9999, ema_ramp="exponential", ema_steps=1000,
+    )  # fmt: skip
+    scaled, _ = scaled_to_batch(config, 64)
+    assert (scaled.lr, scaled.ema_decay) == pytest.approx((5e-4, 0.9998))
+    assert (scaled.ema_steps, scaled.warmup_steps) == (500, 250)
+    assert scaled_to_batch(dataclasses.replace(config, ema_decay=0.0), 64)[0].ema_decay == 0
 
 
 class Layers(torch.nn.Sequential):
@@ -156,15 +170,24 @@ def test_groups_have_a_learning_rate_of_their_own_that_survives_a_resume():
     assert [group["lr"] for group in resumed.param_groups] == pytest.approx([0.02, 0.02, 0.2, 0.2])
 
 
-def test_the_average_follows_the_formula_and_copies_counters():
+@pytest.mark.parametrize(
+    ("ramp", "decay_of"),
+    [
+        ("inverse", lambda step: min(0.9, (1 + step) / (10 + step))),
+        # D-FINE, src/optim/ema.py, whose updates count from 1.
+        ("exponential", lambda step: 0.9 * (1 - math.exp(-(step + 1) / 20))),
+        ("constant", lambda step: 0.9),
+    ],
+)
+def test_the_average_follows_the_formula_and_copies_counters(ramp, decay_of):
     model = torch.nn.BatchNorm2d(2)
-    average = MovingAverage(model, decay=0.9)
+    average = MovingAverage(model, 0.9, ramp, 20)
     expected = model.running_mean.clone()
     for step in range(40):
         model.running_mean.fill_(float(step))
         model.num_batches_tracked += 1
         average.update(step)
-        decay = min(0.9, (1 + step) / (10 + step))
+        decay = decay_of(step)
         expected = decay * expected + (1 - decay) * step
     assert torch.allclose(average.model.running_mean, expected, atol=1e-4)
     assert int(average.model.num_batches_tracked) == 40

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from trainer.base.errors import ExportError
+from trainer.config.types import InputSquare
 from trainer.data.decoding import read_sample
 from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
-from trainer.data.transforms import letterbox
+from trainer.data.transforms import fit
 from trainer.export import formats, verify
 from trainer.export.export import export
 from trainer.export.formats import OnnxRuntime
@@ -55,7 +56,7 @@ def test_every_validation_image_has_the_boxes_scores_and_labels_of_the_model(lea
     assert len(images) >= 10
     runtime, comparison = OnnxRuntime(exported[0] / "model.onnx"), Comparison(EXACT)
     for index in range(len(images)):
-        square = letterbox(read_sample(images, index)[0], size)[0][None]
+        square = fit(read_sample(images, index)[0], InputSquare(size))[0][None]
         served = Detections(*(torch.from_numpy(part) for part in runtime.run(square.numpy())))
         eager = detector.predict(square)
         assert eager.num.item() == served.num.item() == 80, index
