@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from urllib.parse import urlsplit
 
@@ -49,22 +49,19 @@ def setting(name: str) -> str:
     return os.environ.get(name, "").strip()
 
 
-def post(
-    url: str, body: bytes, variable: str, *, timeout: urllib3.Timeout, waits: Sequence[float],
-    headers: Mapping[str, str] | None = None,
-) -> str:  # fmt: skip
+def post(url: str, body: bytes, variable: str, headers: Mapping[str, str] | None = None) -> str:
     """Post JSON; return the problem, in which `variable` replaces the address, or nothing."""
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
         return f"{variable} is no address that begins with https://"
     client = environment.web_client(url)
     problem = ""
-    for wait in (0.0, *waits):
+    for wait in (0.0, *_WAITS):
         time.sleep(wait)
         try:
             # A redirect would send it to another server than the configured one.
             response = client.request(
                 "POST", url, body=body, headers={"Content-Type": "application/json", **(headers or {})},
-                timeout=timeout, redirect=False, retries=False,
+                timeout=_TIMEOUT, redirect=False, retries=False,
             )  # fmt: skip
         except urllib3.exceptions.ReadTimeoutError:
             return "it did not answer"  # Another try might post it twice.
@@ -99,7 +96,7 @@ def tell(outcome: Outcome, folder: str = "") -> bool:
         except KubedetError as error:
             logger.warning("%s: a notice may be sent twice", error.message)
         name, body = f"{URL} (`url` of the Secret)", json.dumps(_body(outcome)).encode()
-        problem = post(setting(URL), body, name, timeout=_TIMEOUT, waits=_WAITS)
+        problem = post(setting(URL), body, name)
     except Exception as error:  # Its text may contain the address.
         problem = type(error).__name__
     if problem:

@@ -10,10 +10,8 @@ import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version as package_version
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urljoin
-
-import urllib3
 
 from components import environment
 from components.hooks import End
@@ -26,30 +24,13 @@ logger = logging.getLogger(__name__)
 SECRET = "kubedet-openlineage"  # noqa: S105 (its name)
 """Name of the Secret in the namespace of the runs. Without it nothing is sent."""
 
-URL, API_KEY, ENDPOINT, NAMESPACE, DISABLED = (
-    f"OPENLINEAGE_{name}" for name in ("URL", "API_KEY", "ENDPOINT", "NAMESPACE", "DISABLED")
-)
-
-SECRET_KEYS = {"url": URL, "api_key": API_KEY, "endpoint": ENDPOINT, "namespace": NAMESPACE}
+SECRET_KEYS = {key: f"OPENLINEAGE_{key.upper()}" for key in ("url", "api_key", "endpoint", "namespace")}
 """Environment variables by the keys of the Secret; `url` is required."""
 
 _PATIENCE = 10.0  # Seconds that the end of a step waits for the server.
-_TIMEOUT = urllib3.Timeout(connect=2, read=3)
-_WAITS = (1.0,)
-_NAME = "kubedet"
-_MOST_OF_AN_ERROR = 3000
 
-
-class Data(NamedTuple):
-    """An input or output of a step."""
-
-    namespace: str
-    name: str
-    version: str  # Fingerprint, or step of a checkpoint; may be empty.
-
-
-Work = tuple[str, list[Data], list[Data]]
-"""Data root, inputs and outputs of a step's work; no outputs if it has not been done."""
+Data = tuple[str, str, str]  # Namespace, name, and fingerprint or step of a checkpoint (may be empty).
+Work = tuple[str, list[Data], list[Data]]  # Data root, inputs and outputs; no outputs if it was not done.
 
 
 def at(uri: str, version: str = "") -> list[Data]:
@@ -57,10 +38,10 @@ def at(uri: str, version: str = "") -> list[Data]:
     if not uri:
         return []
     if storage.is_local(uri):
-        return [Data("file", storage.absolute(os.path.expanduser(uri)), version)]
+        return [("file", storage.absolute(os.path.expanduser(uri)), version)]
     # Without the query, which may contain a signature, and without user and password.
     authority, _, path = redacted(uri).partition("?")[0].partition("://")[2].partition("/")
-    return [Data(f"{storage.scheme(uri)}://{authority.rpartition('@')[2]}", path.strip("/") or "/", version)]
+    return [(f"{storage.scheme(uri)}://{authority.rpartition('@')[2]}", path.strip("/") or "/", version)]
 
 
 def _checkpoint(trained: dict[str, Any]) -> list[Data]:
@@ -72,9 +53,8 @@ def _prepare(
     result: Any, source: str, recipe: str, overrides: Any, data_root: str, version: str, *rest: Any
 ) -> Work:
     kind, _, place = source.strip().partition(":")
-    is_published = kind == "coco" and place.partition(",")[0].strip() == "2017"
-    if kind in ("sample", "openimages") or is_published:
-        inputs = [Data(kind, redacted(place) or kind, version)]
+    if kind in ("sample", "openimages") or (kind == "coco" and place.split(",")[0].strip() == "2017"):
+        inputs = [(kind, redacted(place) or kind, version)]
     else:
         inputs = at(place if kind in ("coco", "voc", "yolo") else source.strip(), version)
     if not result:
@@ -101,22 +81,21 @@ def _export(result: Any, trained: dict[str, Any], *rest: Any) -> Work:
     return data_root, _checkpoint(trained) + at(storage.join(trained["output"], "evaluation")), outputs
 
 
-STEPS: dict[str, Callable[..., Work]] = {
+STEPS: dict[str, Callable[..., Work]] = {  # From a step's result (None if it has none) and its arguments.
     "prepare": _prepare, "train": _train, "evaluate": _evaluate, "export": _export,
 }  # fmt: skip
-"""From a step's result (None if it has none) and its arguments to its work."""
 
 
 def report(end: End) -> None:
     """Report start and end of a step that has ended. Raises nothing and waits at most 10 s."""
-    describe = STEPS.get(end.step)
-    if describe is None or not setting(URL) or setting(DISABLED).lower() == "true":
+    is_on = setting("OPENLINEAGE_URL") and setting("OPENLINEAGE_DISABLED").lower() != "true"
+    if end.step not in STEPS or not is_on:
         return
     problems: list[str] = []
 
     def send() -> None:
         try:
-            problems.append(_send(end, describe))
+            problems.append(_send(end))
         except ImportError:
             problems.append("openlineage-python is not installed (pip install 'kubedet[lineage]')")
         except Exception as problem:  # Its text may contain the address.
@@ -130,7 +109,7 @@ def report(end: End) -> None:
         logger.warning("this step was not reported to the OpenLineage server: %s", problem)
 
 
-def _send(end: End, describe: Callable[..., Work]) -> str:
+def _send(end: End) -> str:
     """Send both events of a step; return the problem without the address, or ""."""
     from openlineage.client import event_v2
     from openlineage.client import facet_v2 as facets
@@ -138,43 +117,33 @@ def _send(end: End, describe: Callable[..., Work]) -> str:
 
     def datasets(kind: Callable[..., Any], data: list[Data]) -> list[Any]:
         facet = facets.dataset_version_dataset.DatasetVersionDatasetFacet
-        return [
-            kind(each.namespace, each.name, facets={"version": facet(each.version)} if each.version else {})
-            for each in data
-        ]
+        return [kind(*name, facets={"version": facet(version)} if version else {}) for *name, version in data]
 
-    data_root, inputs, outputs = describe(end.result, *end.arguments)
-    namespace = setting(NAMESPACE) or _NAME
+    data_root, inputs, outputs = STEPS[end.step](end.result, *end.arguments)
+    namespace = setting("OPENLINEAGE_NAMESPACE") or "kubedet"
     for module in (facets, event_v2):
         module.set_producer(f"pkg:generic/kubedet@{package_version('kubedet')}")
-    started: dict[str, Any] = {}  # Facets of the run.
-    run_id = uuid.uuid4()
-    if name := environment.run_id():
-        try:
-            parent = uuid.UUID(name)  # In a cluster.
-        except ValueError:
-            parent = uuid.uuid5(uuid.NAMESPACE_URL, f"{storage.absolute(data_root)}#{name}")
-        run_id = uuid.uuid5(parent, end.step)  # The same for each attempt.
-        started["parent"] = facets.parent_run.ParentRunFacet(
-            facets.parent_run.Run(str(parent)), facets.parent_run.Job(namespace, _NAME)
-        )
-    ended = dict(started)
-    if error := redacted(end.error)[:_MOST_OF_AN_ERROR]:
-        ended["errorMessage"] = facets.error_message_run.ErrorMessageRunFacet(error, "Python")
+    name = environment.run_id() or str(uuid.uuid4())
+    try:
+        parent = uuid.UUID(name)  # In a cluster.
+    except ValueError:
+        parent = uuid.uuid5(uuid.NAMESPACE_URL, f"{storage.absolute(data_root)}#{name}")
+    run_id = str(uuid.uuid5(parent, end.step))  # The same for each attempt.
+    run = facets.parent_run.Run(str(parent))
+    of_run = {"parent": facets.parent_run.ParentRunFacet(run, facets.parent_run.Job(namespace, "kubedet"))}
+    error = redacted(end.error)[:3000]
+    failed = {"errorMessage": facets.error_message_run.ErrorMessageRunFacet(error, "Python")} if error else {}
     state = "ABORT" if end.is_stopped else "FAIL" if end.error else "COMPLETE"
-    url = urljoin(setting(URL), setting(ENDPOINT) or "api/v1/lineage")
-    headers = {"Authorization": f"Bearer {key}"} if (key := setting(API_KEY)) else {}
-    for kind, time, made, of_run in (
-        ("START", end.began, [], started),
-        (state, datetime.now(UTC).isoformat(), outputs, ended),
-    ):
+    job, now = event_v2.Job(namespace, f"kubedet.{end.step}"), datetime.now(UTC).isoformat()
+    url = urljoin(setting("OPENLINEAGE_URL"), setting("OPENLINEAGE_ENDPOINT") or "api/v1/lineage")
+    headers = {"Authorization": f"Bearer {key}"} if (key := setting("OPENLINEAGE_API_KEY")) else {}
+    for kind, time, made, failure in (("START", end.began, [], {}), (state, now, outputs, failed)):
         event = event_v2.RunEvent(
-            eventTime=time, eventType=event_v2.RunState(kind),
-            job=event_v2.Job(namespace, f"{_NAME}.{end.step}"), run=event_v2.Run(str(run_id), of_run),
-            inputs=datasets(event_v2.InputDataset, inputs),
-            outputs=datasets(event_v2.OutputDataset, made),
+            eventTime=time, eventType=event_v2.RunState(kind), job=job,
+            run=event_v2.Run(run_id, {**of_run, **failure}),
+            inputs=datasets(event_v2.InputDataset, inputs), outputs=datasets(event_v2.OutputDataset, made),
         )  # fmt: skip
-        body, place = Serde.to_json(event).encode(), f"{URL} (`url` of the Secret)"
-        if problem := post(url, body, place, timeout=_TIMEOUT, waits=_WAITS, headers=headers):
+        body = Serde.to_json(event).encode()
+        if problem := post(url, body, "OPENLINEAGE_URL (`url` of the Secret)", headers):
             return problem
     return ""

@@ -13,7 +13,7 @@ from webhook import Webhook
 
 from components import environment, preparation, steps
 from components.hooks import End
-from operations import openlineage
+from operations import notifications, openlineage
 from trainer.base import log
 from trainer.base.errors import DataError, Interrupted
 
@@ -44,7 +44,7 @@ def server(monkeypatch):
     monkeypatch.setenv("OPENLINEAGE_URL", webhook.url + "\n")
     monkeypatch.setenv("OPENLINEAGE_API_KEY", "geheim-key\n")
     monkeypatch.setenv(environment.RUN_ID, RUN)
-    monkeypatch.setattr(openlineage, "_WAITS", (0.0,))
+    monkeypatch.setattr(notifications, "_WAITS", (0.0,))
     yield webhook
     webhook.close()
 
