@@ -13,7 +13,7 @@ from components import data_versions, jobs, launchers, model_registry, starting_
 from components.launchers import kubernetes_names
 from operations import retrain_condition
 from operations.retention import pruning
-from operations.tuning import space, study_name
+from operations.tuning import space
 from pipelines import Access, parameters
 from pipelines.compile import compile_pipeline
 from pipelines.parameters import CompileOptions
@@ -99,7 +99,7 @@ class Submission:
             )
         if searches:
             space.parse(self._get("space"), recipe, overrides, f"the space of {self.name}")
-            study_name(self._get("study"), recipe)
+            space.study_name(self._get("study"), recipe)
 
     def _check_names_and_places(self) -> None:
         """Refuse parameters without effect, invalid names, and folders of this machine, which no pod has."""

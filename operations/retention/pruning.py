@@ -16,7 +16,7 @@ from components.records import PublishedRecord
 from operations import lineage
 from operations.retention import GRACE, UNENDED
 from operations.retention.inventory import Artifact, inventory, pinned, read_listed
-from operations.tuning import ENDED
+from operations.tuning.space import ENDED
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError, KubedetError, StorageError
 from trainer.data import image_keys, raw_folder

@@ -23,8 +23,8 @@ def best(
     """Write the best configuration as a recipe's file, and the page of the search."""
     from components import steps
 
-    search = (steps.manifest(shards), study, recipe, overrides, space, data_root, trials)
-    paths = (page.path, configuration.path)
-    outcome = steps.run("best", "operations.tuning.search:choose", search, ended, paths, secret=credentials)
+    search = (data_root, study, recipe, overrides, space, steps.manifest(shards)["uri"], trials)
+    work, paths = "operations.tuning.search:choose", (page.path, configuration.path)
+    outcome = steps.run("best", work, ended, paths, *search, secret=credentials)
     steps.publish(metrics, outcome["metrics"], outcome["metrics"])
     configuration.metadata.update(outcome["shown"])

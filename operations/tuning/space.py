@@ -1,6 +1,7 @@
-"""The space of a search: which keys of a configuration take which values."""
+"""The name of a search, and its space: which keys of a configuration take which values."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from trainer.base import typed_json
 from trainer.base.errors import ConfigError, FormError
 from trainer.base.safe_text import yaml_value
 from trainer.model import recipes
+
+ENDED = "ended.json"  # Written into the folder of a search when all its trials have ended.
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,21 @@ _SHARED = ("data.", "evaluation.", "export.", "recipe")
 """Keys that all trials share: raw data, shards, and how they are scored."""
 
 
+def check_name(name: str) -> str:
+    """Return the name of a run or search; raise ConfigError if no folder can have it."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise ConfigError(
+            f"the name {name!r} cannot be a folder's",
+            fix="use letters, digits, '.', '_' and '-', beginning with a letter or digit",
+        )
+    return name
+
+
+def study_name(name: str, recipe: str) -> str:
+    """Return the name of a search, by default that of its recipe; see `check_name`."""
+    return check_name(name or f"tune-{recipe}")
+
+
 def builtin(recipe: str, overrides: Mapping[str, Any]) -> Space:
     """Return a space around the recipe's values, without the overridden keys; raises ConfigError."""
     config = recipes.load(recipe, dict(overrides))
@@ -68,38 +86,33 @@ def builtin(recipe: str, overrides: Mapping[str, Any]) -> Space:
 
 def parse(content: str | bytes, recipe: str, overrides: Mapping[str, Any], name: str) -> Space:
     """Return the space in YAML, or `builtin` if it is empty, checked with the recipe."""
-    space, problems = {}, []
     try:
         tree = yaml_value(content, 100_000) if content else to_json(builtin(recipe, overrides))
     except ValueError as error:
         raise ConfigError(f"{name} is not YAML: {str(error).splitlines()[0]}", fix=_FIX) from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{name} cannot be used: it has no keys", fix=_FIX)
-    for key, value in tree.items():
-        kind: type[Range | Choices] = Choices if isinstance(value, dict) and "choices" in value else Range
-        try:
-            space[str(key)] = typed_json.load(kind, value, str(key), _FIX)
-        except FormError as error:
-            problems.append(f"  {error.message}")
-        except (ValueError, OverflowError) as error:
-            problems.append(f"  {key}: {error}")
     if not tree:
         raise ConfigError(
             f"{name}: nothing is left to search: all keys are set",
             fix="set fewer keys, or give a space with --space",
         )
-    shared = [key for key in space if key.startswith(_SHARED)]
-    problems += [f"  {key}: all trials share it; choose it by --set" for key in shared]
-    columns = {key: one.choices if isinstance(one, Choices) else [one.low, one.high]
-               for key, one in space.items()}  # fmt: skip
-    for number in range(max(map(len, columns.values()))) if not problems else ():
-        extremes = {key: values[number % len(values)] for key, values in columns.items()}
-        try:
+    space: Space = {}
+    try:
+        for key, value in tree.items():
+            kind: type[Range | Choices] = Choices if isinstance(value, dict) and "choices" in value else Range
+            space[str(key)] = typed_json.load(kind, value, str(key), _FIX)
+            if str(key).startswith(_SHARED):
+                raise ValueError("all trials share it; choose it by --set")
+        columns = {key: one.choices if isinstance(one, Choices) else [one.low, one.high]
+                   for key, one in space.items()}  # fmt: skip
+        for number in range(max(map(len, columns.values()))):
+            extremes = {key: values[number % len(values)] for key, values in columns.items()}
             recipes.load(recipe, {**overrides, **extremes})
-        except ConfigError as error:
-            problems.append(f"  {error.message}")
-    if problems:
-        raise ConfigError(f"{name} cannot be used:\n" + "\n".join(dict.fromkeys(problems)), fix=_FIX)
+    except (ConfigError, FormError) as error:
+        raise ConfigError(f"{name} cannot be used: {error.message}", fix=_FIX) from None
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"{name} cannot be used: {key}: {error}", fix=_FIX) from None
     return space
 
 

@@ -21,6 +21,6 @@ def trial(
     """Train one trial, or continue it from its last checkpoint; return a line about it."""
     from components import steps
 
-    search = (steps.manifest(shards), study, recipe, overrides, space, data_root, trials)
-    arguments = (search, number, gpus)
-    return steps.run("trial", "operations.tuning.search:train_trial", *arguments, secret=credentials)
+    search = (data_root, study, recipe, overrides, space, steps.manifest(shards)["uri"], trials)
+    work = "operations.tuning.search:train_trial"
+    return steps.run("trial", work, number, gpus, *search, secret=credentials)

@@ -3,7 +3,6 @@
 import argparse
 import os
 import sys
-from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +14,6 @@ from trainer import storage
 from trainer.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from operations.tuning.search import Trial
-    from operations.tuning.space import Space
     from pipelines.submission import Submission
 
 
@@ -140,7 +137,7 @@ def add_tune(commands: Commands) -> None:
 
 
 def _tune(arguments: argparse.Namespace) -> int:
-    from operations.tuning import space, study_name
+    from operations.tuning import space
 
     overrides = options.read_recipe(arguments)
     recipe = arguments.recipe or parameters.LOCAL["recipe"].default
@@ -158,7 +155,7 @@ def _tune(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"{words}: no effect in a search on this machine", fix="add --submit to search in Kubeflow"
         )
-    name = study_name(arguments.name, recipe)
+    name = space.study_name(arguments.name, recipe)
     content = storage.read_bytes(arguments.space) if arguments.space else ""
     searched = space.parse(content, recipe, overrides, arguments.space or f"the space of {recipe}")
     if arguments.show_space:
@@ -175,10 +172,10 @@ def _tune(arguments: argparse.Namespace) -> int:
         root = submission.parameters.get("data_root") or parameters.default("data_root", submission.options)
         print(f"the search's page and best configuration: {root}/tuning/{name}", flush=True)
         return _send(arguments, submission)
-    return _search_here(arguments, name, overrides, searched)
+    return _search_here(arguments, name, overrides, content)
 
 
-def _search_here(arguments: argparse.Namespace, name: str, overrides: Values, space: "Space") -> int:
+def _search_here(arguments: argparse.Namespace, name: str, overrides: Values, space: str | bytes) -> int:
     try:
         import optuna as _optuna  # noqa: F401
     except ImportError:
@@ -195,22 +192,9 @@ def _search_here(arguments: argparse.Namespace, name: str, overrides: Values, sp
     _, (shards, _) = preparation.prepare(
         given["source"], given["recipe"], overrides, root, "", str(folder / "shards.html"), trains=True
     )
-    searched = search.Search(given["recipe"], overrides, space, shards["uri"])
-    study = search.Study(storage.join(root, "tuning", name), searched, arguments.trials)
-
-    def start(trial: "Trial", stack: ExitStack) -> search.LocalTraining:
-        of_trial = folder / "trials" / f"{trial.number:05d}"
-        of_trial.mkdir(parents=True, exist_ok=True)
-        return search.LocalTraining(
-            searched, trial, str(of_trial), stack, parallel=arguments.parallel, log=of_trial / "log.txt"
-        )
-
-    def shown(line: str) -> None:
-        print(line, flush=True)
-        search.publish(study, str(folder))
-
-    search.train(study, range(arguments.trials), arguments.parallel, start, shown)
-    best = search.finish(study, str(folder))
-    print(f"best: {best}\npage: {folder / search.PAGE}")
-    print(f"kubedet run --recipe {folder / search.BEST}")
+    study = search.Study(
+        root, name, given["recipe"], overrides, space, shards["uri"], arguments.trials, str(folder)
+    )
+    search.train(study, range(arguments.trials), arguments.parallel)
+    search.finish(study)
     return 0

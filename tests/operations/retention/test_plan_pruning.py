@@ -6,7 +6,7 @@ import time
 from components import in_use, records
 from operations.retention import GRACE, UNENDED, pruning
 from operations.retention.inventory import pin
-from operations.tuning import ENDED
+from operations.tuning.space import ENDED
 from trainer import storage
 from trainer.export import bundle
 

@@ -4,76 +4,67 @@ import json
 import multiprocessing
 import os
 import signal
-from contextlib import ExitStack
 
 import pytest
+from fake_training import FakeTraining
+from optuna.trial import TrialState
 
-from operations.tuning import ENDED, search
-from operations.tuning.search import COMPLETE, FAILED, PRUNED, RUNNING, Search, Study
-from operations.tuning.space import Choices, Range
+from components.launchers.guarded_process import GuardedProcess
+from operations.tuning import search
+from operations.tuning.search import Study
+from operations.tuning.space import ENDED
 from tests.trainer.conftest import bucket, object_store_server
 from trainer import storage
-from trainer.base.errors import EXIT_RETRY, ConfigError
+from trainer.base.errors import ConfigError, FormError
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
 __all__ = ["bucket", "object_store_server"]
 
-SPACE = {"train.lr": Range(1e-4, 1e-1, log=True), "loader.mosaic": Choices([0.0, 0.5])}
-WHAT = Search("debug", {"train.epochs": 4}, SPACE, "/shards")
-
-
-class Fake:
-    """A training of four validations, one a look; the nearer its learning rate is to 0.01, the better."""
-
-    def __init__(self, trial, code=0):
-        self.score = 1 - abs(trial.params["train.lr"] - 0.01) * 9
-        self.code, self.seen, self.stopped = code, 0, False
-
-    def poll(self):
-        if self.stopped or self.code:
-            return self.code or EXIT_RETRY
-        self.seen += 1
-        return None if self.seen <= 4 else 0
-
-    def validations(self):
-        return [self.score * part / 4 for part in range(1, min(self.seen, 4) + 1)]
-
-    def result(self):
-        return self.score
-
-    def stop(self):
-        self.stopped = True
+SPACE = "{train.lr: {low: 0.0001, high: 0.1, log: true}, loader.mosaic: {choices: [0.0, 0.5]}}"
+COMPLETE, PRUNED, FAIL, RUNNING = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL, TrialState.RUNNING
 
 
 @pytest.fixture(autouse=True)
-def _at_once(monkeypatch):
+def training(monkeypatch):
+    """A class of fake trainings of this test."""
+
+    class Fake(FakeTraining):
+        codes, begun = {}, []
+
     monkeypatch.setattr(search, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(search, "GuardedProcess", Fake)
+    return Fake
 
 
 @pytest.fixture(params=["disk", "bucket"])
-def place(request, tmp_path):
+def root(request, tmp_path):
     if request.param == "disk":
-        return str(tmp_path / "study")
+        return str(tmp_path)
     request.getfixturevalue("bucket")
-    return f"s3://bucket/tuning/{tmp_path.name}"
+    return f"s3://bucket/{tmp_path.name}"
 
 
-def run(place, trials, start=lambda trial, stack: Fake(trial), parallel=2):
-    study = Study(place, WHAT, trials)
-    search.train(study, range(trials), parallel, start, lambda line: None)
+def opened(root, trials, overrides=None):
+    return Study(root, "first", "debug", overrides or {"train.epochs": 4}, SPACE, "/data/shards/abc", trials)
+
+
+def run(root, trials, parallel=2):
+    study = opened(root, trials)
+    search.train(study, range(trials), parallel)
     return study
 
 
-def test_good_values_are_found_and_bad_trials_end_early(tmp_path):
-    trials = (study := run(str(tmp_path), 24)).trials()
+def test_good_values_are_found_and_bad_trials_end_early(tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "publish", lambda study: None)
+    trials = run(str(tmp_path), 24).trials()
     states = [trial.state for trial in trials]
     assert [trial.number for trial in trials] == [*range(24)]
     assert states.count(PRUNED) > 3 and COMPLETE in states
-    assert study.best().value > 0.7
-    pruned = [trial for trial in trials if trial.state == PRUNED]
-    assert sum(len(trial.validations) < 4 for trial in pruned) > 2
-    assert all(trial.value == trial.validations[-1] for trial in pruned)
+    assert max(trial.value for trial in trials if trial.state == COMPLETE) > 0.7
+    pruned = [[*trial.intermediate_values.values()] for trial in trials if trial.state == PRUNED]
+    assert sum(len(validations) < 4 for validations in pruned) > 2
+    assert [trial.value for trial in trials if trial.state == PRUNED] == [each[-1] for each in pruned]
 
 
 def test_more_trials_continue_a_search_with_other_values(tmp_path):
@@ -87,77 +78,94 @@ class Killed(BaseException):
     pass
 
 
-def test_a_killed_trial_is_begun_again_with_its_values_and_counted_once(place):
-    begun = []
-
-    def killed(trial, stack):
-        begun.append(trial)
-        if trial.number == 2:
+def test_a_killed_trial_is_begun_again_with_its_values_and_counted_once(root, training, monkeypatch):
+    def poll(process):
+        if process.number == 2 and len(process.rows) == 2:
             raise Killed
-        return Fake(trial)
+        return FakeTraining.poll(process)
 
-    with pytest.raises(Killed):
-        run(place, 5, killed, parallel=1)
-    assert [trial.number for trial in begun] == [0, 1, 2]
-    params = begun.pop().params
-    trials = run(place, 5, lambda trial, stack: begun.append(trial) or Fake(trial), parallel=1).trials()
-    assert [trial.number for trial in begun] == [0, 1, 2, 3, 4]
-    assert trials[2].params == params
-    assert RUNNING not in {trial.state for trial in trials}
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(training, "poll", poll)
+        run(root, 5, parallel=1)
+    assert [process.number for process in training.begun] == [0, 1, 2]
+    before = training.begun.pop().config
+    trials = run(root, 5, parallel=1).trials()
+    assert [process.number for process in training.begun] == [0, 1, 2, 3, 4]
+    assert training.begun[2].config == before
+    assert {len(trial.intermediate_values) for trial in trials if trial.state == COMPLETE} == {4}
+    assert all(trial.state.is_finished() for trial in trials)
 
 
-def test_failed_trials_count_and_a_search_ends_when_all_have_ended(tmp_path):
-    place = str(tmp_path)
-    study = run(place, 3, lambda trial, stack: Fake(trial, code=int(trial.number == 0)), parallel=1)
-    assert [trial.state == FAILED for trial in study.trials()] == [True, False, False]
-    assert search.finish(study) == study.best()
-    ended = storage.join(place, ENDED)
-    Study(place, WHAT, 3)
+def test_failed_trials_count_and_a_search_ends_when_all_have_ended(tmp_path, training):
+    training.codes[0] = 1
+    study = run(str(tmp_path), 3, parallel=1)
+    assert [trial.state == FAIL for trial in study.trials()] == [True, False, False]
+    assert search.finish(study).value == max(trial.value for trial in study.trials()[1:])
+    ended = storage.join(study.uri, ENDED)
+    opened(str(tmp_path), 3)
     assert storage.exists(ended)
-    Study(place, WHAT, 4)
+    opened(str(tmp_path), 4)
     assert not storage.exists(ended)
 
 
 def test_another_search_of_the_same_name_is_refused(tmp_path):
     run(str(tmp_path), 1)
     with pytest.raises(ConfigError, match="another overrides"):
-        Study(str(tmp_path), Search("debug", {}, SPACE, "/shards"), 1)
+        opened(str(tmp_path), 1, {"train.epochs": 5})
 
 
 def test_in_a_bucket_values_follow_from_seed_and_number(bucket):
-    place = "s3://bucket/tuning/seeded"
-    with ExitStack() as stack:
-        (first, again) = (Study(place, WHAT, 4).begin(3, stack).params for _ in range(2))
-        assert first == again != Study(place, WHAT, 4).begin(2, stack).params
-    run(place, 4)
-    trials = run(place, 8).trials()
+    first, again = (opened("s3://bucket/root", 4).begin(3).params for _ in range(2))
+    assert first == again != opened("s3://bucket/root", 4).begin(2).params
+    run("s3://bucket/root", 4)
+    trials = run("s3://bucket/root", 8).trials()
     assert {trial.state for trial in trials} == {COMPLETE}  # Nothing is pruned.
-    assert trials[3].params == first and trials[3].validations
+    assert trials[3].params == first and len(trials[3].intermediate_values) == 4
     assert len({trial.params["train.lr"] for trial in trials}) == 8
 
 
-class Endless(Fake):
-    """A training that is not over when its search is killed."""
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"params": None}, {"params": {"train.lr": 0.01}}, {"params": {"train.lr": 7.0, "loader.mosaic": 0.0}},
+        {"state": "good"}, {"value": "much"}, {"value": None}, {"validations": [None]}, {"number": "one"},
+    ],
+)  # fmt: skip
+def test_a_record_of_a_bucket_with_other_content_is_refused_with_its_name(bucket, change):
+    study, file = run("s3://bucket/root", 1), bucket / "root/tuning/first/trials/00000.json"
+    record = json.loads(file.read_text())
+    del record["file_sha256"]
+    file.write_text(json.dumps(record))
+    assert [trial.number for trial in study.trials()] == [0]
+    for broken in (record | change, {key: record[key] for key in record.keys() - change.keys()}):
+        file.write_text(json.dumps(broken))
+        with pytest.raises(FormError, match=r"trials/00000\.json") as caught:
+            study.trials()
+        assert "delete it" in caught.value.fix
 
-    def poll(self):
-        return None
 
-
-def search_in(place, begun, kind):
+def search_in(root, begun, is_endless):
     """What a process of its own does; it tells which trials it begins."""
-    search.train(
-        Study(place, WHAT, 6), range(6), 2,
-        lambda trial, stack: begun.put((kind.__name__, trial.number)) or kind(trial), lambda line: None,
-    )  # fmt: skip
+
+    class Fake(FakeTraining):
+        def __init__(self, command, **settings):
+            super().__init__(command, **settings)
+            begun.put((is_endless, self.number))
+
+        def poll(self):
+            return None if is_endless else super().poll()
+
+    search.GuardedProcess = Fake
+    run(root, 6)
 
 
 def test_searches_share_a_study_and_take_up_what_a_killed_one_leaves(tmp_path):
-    place, forked = str(tmp_path / "study"), multiprocessing.get_context("fork")
+    root, forked = str(tmp_path), multiprocessing.get_context("fork")
     begun = forked.Queue()
-    killed = forked.Process(target=search_in, args=(place, begun, Endless))
+    killed = forked.Process(target=search_in, args=(root, begun, True))
     killed.start()
     first = [begun.get(timeout=60) for _ in range(2)]
-    other = forked.Process(target=search_in, args=(place, begun, Fake))
+    other = forked.Process(target=search_in, args=(root, begun, False))
     other.start()
     first.append(begun.get(timeout=60))  # It works while the one that is then killed does.
     os.kill(killed.pid, signal.SIGKILL)
@@ -165,32 +173,27 @@ def test_searches_share_a_study_and_take_up_what_a_killed_one_leaves(tmp_path):
         one.join(60)
     assert other.exitcode == 0
     rest = [begun.get(timeout=60) for _ in range(5)]
-    assert sorted(first + rest) == sorted(
-        [("Endless", 0), ("Endless", 1), *(("Fake", number) for number in range(6))]
-    )
-    assert RUNNING not in {trial.state for trial in Study(place, WHAT, 6).trials()}
+    assert sorted(first + rest) == sorted([(True, 0), (True, 1), *((False, number) for number in range(6))])
+    assert all(trial.state.is_finished() for trial in opened(root, 6).trials())
 
 
 @pytest.mark.slow
 @pytest.mark.extra
-def test_two_trials_are_trained_on_the_same_shards(tmp_path, shards):
+def test_two_trials_are_trained_on_the_same_shards(tmp_path, shards, monkeypatch):
+    monkeypatch.setattr(search, "GuardedProcess", GuardedProcess)
     overrides = {
         "train.epochs": 2, "train.validate_every": 1, "loader.image_size": 96,
         "model.backbone_width": 8, "train.batch_size": 8,
     }  # fmt: skip
-    searched = Search("debug", overrides, {"train.lr": Range(1e-3, 1e-2)}, shards)
-
-    def start(trial, stack: ExitStack):
-        folder = tmp_path / str(trial.number)
-        folder.mkdir()
-        return search.LocalTraining(searched, trial, str(folder), stack, parallel=2, log=folder / "log.txt")
-
-    study = Study(str(tmp_path / "study"), searched, 2)
+    space, output = "train.lr: {low: 0.001, high: 0.01}", tmp_path / "output"
+    study = Study(str(tmp_path), "first", "debug", overrides, space, shards, 2, str(output))
     before = sorted(os.listdir(shards))
-    search.train(study, range(2), 2, start, lambda line: None)
+    search.train(study, range(2), 2)
     for trial in study.trials():
-        used = json.loads((tmp_path / str(trial.number) / "config.json").read_text())
+        used = json.loads((output / "trials" / f"{trial.number:05d}" / "config.json").read_text())
         assert used["train"]["lr"] == trial.params["train.lr"]
-        assert trial.validations and trial.state in (COMPLETE, PRUNED)
-    assert study.best().value == max(study.best().validations)
+        assert trial.intermediate_values and trial.state in (COMPLETE, PRUNED)
+        assert (output / "trials" / f"{trial.number:05d}" / "log.txt").read_bytes()
+    best = search.finish(study)
+    assert best.value == max(best.intermediate_values.values())
     assert sorted(os.listdir(shards)) == before

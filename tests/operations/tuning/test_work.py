@@ -4,6 +4,7 @@ import json
 
 import pytest
 import yaml
+from fake_training import FakeTraining
 
 from operations.tuning import search
 from trainer.base.errors import EXIT_RETRY, Interrupted
@@ -12,48 +13,47 @@ from trainer.model import recipes
 SPACE = "{train.lr: {low: 0.001, high: 0.1}, train.warmup_steps: {low: 1, high: 9}}"
 
 
-class Pod:
-    """A training that ends as `ends` says of its trial; the larger the learning rate, the better."""
+@pytest.fixture
+def training(monkeypatch):
+    class Fake(FakeTraining):
+        codes, begun = {}, []
 
-    def __init__(self, searched, trial, folder, stack, *, processes):
-        Pod.begun.append((trial.number, processes, folder))
-        self.code, self.value = Pod.ends.get(trial.number, 0), trial.params["train.lr"]
-
-    def poll(self):
-        return self.code
-
-    def validations(self):
-        return [self.value]
-
-    def result(self):
-        return self.value
+    monkeypatch.setattr(search, "GuardedProcess", Fake)
+    monkeypatch.setattr(search, "_POLL_SECONDS", 0.001)
+    return Fake
 
 
 @pytest.fixture
-def asked(tmp_path, monkeypatch):
-    monkeypatch.setattr(search, "LocalTraining", Pod)
-    monkeypatch.setattr(search, "_POLL_SECONDS", 0.001)
-    monkeypatch.setattr(Pod, "ends", {}, raising=False)
-    monkeypatch.setattr(Pod, "begun", [], raising=False)
-    data = {"uri": "/data/shards/abc"}
-    return (data, "", "debug", {"train.epochs": 4.0, "train.ema_decay": 0.5}, SPACE, str(tmp_path), 3)
+def asked(tmp_path):
+    return (
+        str(tmp_path),
+        "",
+        "debug",
+        {"train.epochs": 4.0, "train.ema_decay": 0.5},
+        SPACE,
+        "/data/shards/abc",
+        3,
+    )
 
 
 def trials(asked):
-    return search.open_study(asked).trials()
+    return search.Study(*asked).trials()
 
 
-def test_each_pod_trains_its_trial_and_the_best_of_them_is_chosen(asked, tmp_path):
-    ended = [search.train_trial(asked, number, 2) for number in ("2", "0", "1")]
+def test_each_pod_trains_its_trial_and_the_best_of_them_is_chosen(asked, tmp_path, training):
+    ended = [search.train_trial(number, 2, *asked) for number in ("2", "0", "1")]
     assert [line.split(":")[0] for line in ended] == ["trial 2", "trial 0", "trial 1"]
     study = tmp_path / "tuning" / "tune-debug"
-    assert Pod.begun == [(number, 2, str(study / "runs" / f"{number:05d}")) for number in (2, 0, 1)]
+    assert [one.output for one in training.begun] == [
+        f"{study}/runs/{number:05d}/train" for number in (2, 0, 1)
+    ]
+    assert all(one.command[one.command.index("--nproc") + 1] == "2" for one in training.begun)
     written = trials(asked)
     assert len({json.dumps(trial.params) for trial in written}) == 3
     assert {type(trial.params["train.warmup_steps"]) for trial in written} == {int}
     paths = tmp_path / "page", tmp_path / "configuration"
-    found = search.choose(asked, ended, tuple(map(str, paths)))
-    best = max(written, key=lambda trial: trial.params["train.lr"] * (trial.state == "complete"))
+    found = search.choose(ended, tuple(map(str, paths)), *asked)
+    best = max(written, key=lambda trial: trial.value * (trial.state.name == "COMPLETE"))
     assert found["metrics"] == {"coco/AP": best.value, "trial": best.number}
     assert found["shown"] == {"uri": str(study / "best.yaml")}
     assert paths[0].read_bytes() == (study / "tuning.html").read_bytes()
@@ -64,16 +64,16 @@ def test_each_pod_trains_its_trial_and_the_best_of_them_is_chosen(asked, tmp_pat
     assert "train.epochs: 4," in str(yaml.safe_load(paths[1].read_text())).replace("'", "")
 
 
-def test_a_pod_that_is_tried_again_goes_on_with_its_trial_which_counts_once(asked):
-    Pod.ends[1] = EXIT_RETRY
+def test_a_pod_that_is_tried_again_goes_on_with_its_trial_which_counts_once(asked, training):
+    training.codes[1] = EXIT_RETRY
     with pytest.raises(Interrupted, match="was stopped"):
-        search.train_trial(asked, "1", 0)
+        search.train_trial("1", 0, *asked)
     (before,) = trials(asked)
-    assert before.state == "running"
-    Pod.ends.clear()
-    search.train_trial(asked, "1", 0)
-    assert search.train_trial(asked, "1", 0).startswith("trial 1: ")  # It has ended: nothing is trained.
-    assert [number for number, _, _ in Pod.begun] == [1, 1]
+    assert before.state.name == "RUNNING"
+    training.codes.clear()
+    search.train_trial("1", 0, *asked)
+    assert search.train_trial("1", 0, *asked).startswith("trial 1: ")  # It has ended: nothing is trained.
+    assert [one.number for one in training.begun] == [1, 1]
     (after,) = trials(asked)
     assert after.params == before.params
-    assert after.state != "running"
+    assert after.state.is_finished()

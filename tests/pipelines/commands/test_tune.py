@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import yaml
+from fake_training import FakeTraining
 
 from operations.tuning import search
 from pipelines import cli
@@ -12,33 +13,12 @@ from trainer.model import recipes
 SOURCE = "sample:images=24,seed=3,size=96"
 
 
-class Ended:
-    """A training that has ended; the larger the learning rate, the better."""
-
-    begun = 0
-
-    def __init__(self, searched, trial, folder, stack, **settings):
-        Ended.begun += 1
-        self.value = trial.params["train.lr"]
-
-    def poll(self):
-        return 0
-
-    def validations(self):
-        return [self.value]
-
-    def result(self):
-        return self.value
-
-    def stop(self):
-        pass  # One that is behind.
-
-
 @pytest.fixture
 def tune(kubedet, data_root, tmp_path, monkeypatch):
-    monkeypatch.setattr(search, "LocalTraining", Ended)
+    monkeypatch.setattr(search, "GuardedProcess", FakeTraining)
     monkeypatch.setattr(search, "_POLL_SECONDS", 0)
-    monkeypatch.setattr(Ended, "begun", 0)
+    monkeypatch.setattr(FakeTraining, "begun", [])
+    monkeypatch.setattr(FakeTraining, "validations", 1)
     place = ["--source", SOURCE, "--data-root", data_root, "--output", str(tmp_path / "runs")]
     yield lambda *words: kubedet("tune", "--name", "search", "--set", "data.processes=1", *place, *words)
     shutil.rmtree(f"{data_root}/tuning", ignore_errors=True)
@@ -59,7 +39,7 @@ def test_a_search_writes_the_page_and_a_recipe_that_a_search_takes(tune, data_ro
     with open(f"{data_root}/tuning/search/best.yaml") as file:
         assert yaml.safe_load(file)["set"] == overrides
     assert tune("--trials", "6")[0] == 0
-    assert Ended.begun == 6
+    assert len(FakeTraining.begun) == 6
     code, _, err = tune("--recipe", folder / "best.yaml")
     assert code == 2
     assert "nothing is left to search" in err  # The file sets it all.
@@ -87,7 +67,7 @@ def test_mistakes_are_refused_before_any_trial(tune, words, said):
     code, _, err = tune(*words)
     assert code == 2
     assert said in err
-    assert Ended.begun == 0
+    assert len(FakeTraining.begun) == 0
 
 
 def test_without_optuna_it_says_what_to_install(tune, monkeypatch):
