@@ -54,11 +54,7 @@ _SHARED = {"serve": "predict", "compare": "evaluate", "tune": "submit", "weights
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command.
-
-    Returns:
-        Exit code: 0, 2 for the user's mistakes, 143 if it was stopped and can be continued, else 1.
-    """
+    """Run one command; return 0, 2 for the user's mistakes, 143 if it can be continued, else 1."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # File names may be undecodable.
             stream.reconfigure(errors="backslashreplace")
@@ -103,7 +99,15 @@ def _run(arguments: list[str]) -> int:
 
         print(f"kubedet {version('kubedet')}")
         return 0
-    arguments = _current(arguments)
+    command, *rest = arguments
+    has_verb = rest and not rest[0].startswith("-")
+    for word in ("", *([] if has_verb else rest)):
+        before = f"{command} {word}".strip()
+        if now := _SUCCESSORS.get(before):
+            print(f"warning: `kubedet {before}` is now `kubedet {now}`", file=sys.stderr)
+            others = (each for each in rest if each != word or word == "--cron")
+            arguments = [*now.split(), *others]
+            break
     if arguments[0] not in SUMMARIES:
         raise ConfigError(
             f"kubedet has no command {arguments[0][:60]!r}",
@@ -112,18 +116,6 @@ def _run(arguments: list[str]) -> int:
     options = make_parser(arguments[0]).parse_args(arguments)
     with translate_named_oserrors():
         return options.command(options)
-
-
-def _current(arguments: list[str]) -> list[str]:
-    """Return the current form of a command line of an earlier version, and warn about it."""
-    command, *rest = arguments
-    has_verb = rest and not rest[0].startswith("-")
-    for word in ("", *([] if has_verb else rest)):
-        before = f"{command} {word}".strip()
-        if now := _SUCCESSORS.get(before):
-            print(f"warning: `kubedet {before}` is now `kubedet {now}`", file=sys.stderr)
-            return [*now.split(), *(each for each in rest if each != word or word == "--cron")]
-    return arguments
 
 
 def make_parser(command: str = "") -> Parser:

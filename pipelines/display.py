@@ -96,7 +96,19 @@ class RunProgress:
         elif FINISHED in plain:
             self._in_step = False
         elif plain.strip():
-            return self._read_output(self.running, plain.removeprefix("    "))
+            line, step = plain.removeprefix("    "), self.running
+            step.lines.append(line)
+            step.reused |= bool(_FOUND_DONE.search(line))
+            if step.name == "prepare" and (skipped := _NOTHING_NEW.search(line)):
+                self.since = skipped[1]
+            if line.startswith("error: "):
+                self.read_events()
+                # The report at the end prints this error.
+                self._error_lines = f"error: {step.message}".splitlines() if step.known else []
+            if self._error_lines and line == self._error_lines[0]:
+                self._error_lines.pop(0)
+            elif self._in_step:
+                return line
         return None
 
     def _end(self, name: str, *, ok: bool) -> None:
@@ -106,21 +118,6 @@ class RunProgress:
         stopped = self.stopping or step.exit_code == EXIT_RETRY
         step.state = "done" if ok else "stopped" if stopped else "failed"
         self.running = None
-
-    def _read_output(self, step: Step, line: str) -> str | None:
-        step.lines.append(line)
-        if _FOUND_DONE.search(line):
-            step.reused = True
-        if step.name == "prepare" and (ended := _NOTHING_NEW.search(line)):
-            self.since = ended[1]
-        if line.startswith("error: "):
-            self.read_events()
-            # The report at the end prints this error.
-            self._error_lines = f"error: {step.message}".splitlines() if step.known else []
-        if self._error_lines and line == self._error_lines[0]:
-            self._error_lines.pop(0)
-            return None
-        return line if self._in_step else None
 
     def read_events(self) -> None:
         """Read the events since the last call."""

@@ -77,7 +77,17 @@ class _Graph:
                     self._step(assist(**settings))
             self._notify(self._step(data))
             if options.trials:
-                self._search(data.outputs["shards"], settings)
+                settings |= self._select("study", "space")
+                settings |= {"shards": data.outputs["shards"], "trials": options.trials}
+                # Strings: kfp declares items of a list as strings, and its driver then refuses other types.
+                numbers = [str(number) for number in range(options.trials)]
+                with dsl.ParallelFor(numbers, name="trials", parallelism=options.parallelism) as number:
+                    trained = self._step(trial(number=number, gpus=options.gpus, **settings))
+                    if options.gpus:
+                        trained.set_accelerator_type(_GPU).set_accelerator_limit(options.gpus)
+                        # Processes of a node exchange data there; a container's default is 64 MB.
+                        kubernetes.empty_dir_mount(trained, "shm", "/dev/shm", medium="Memory")  # noqa: S108
+                self._step(best(ended=dsl.Collected(trained.output), **settings))
             elif options.conditional:
                 with dsl.If(data.outputs["Output"] == TRAIN, name="pays"):
                     self._make_model(data.outputs["shards"])
@@ -124,19 +134,6 @@ class _Graph:
             publishing = self._select("credentials", "signing", "registry")
             exported = self._notify(self._step(export(model=model, run_id=_RUN_ID, **publishing)))
             kubernetes.use_secret_as_volume(exported, self.values["signing"], SIGNING_FOLDER, optional=True)
-
-    def _search(self, shards: Any, settings: Values) -> None:
-        options = self.options
-        settings = settings | self._select("study", "space") | {"shards": shards, "trials": options.trials}
-        # Strings: kfp declares each item of a list as a string, and its driver then refuses other types.
-        numbers = [str(number) for number in range(options.trials)]
-        with dsl.ParallelFor(numbers, name="trials", parallelism=options.parallelism) as number:
-            trained = self._step(trial(number=number, gpus=options.gpus, **settings))
-            if options.gpus:
-                trained.set_accelerator_type(_GPU).set_accelerator_limit(options.gpus)
-                # Processes of a node exchange data there; a container's default is 64 MB.
-                kubernetes.empty_dir_mount(trained, "shm", "/dev/shm", medium="Memory")  # noqa: S108
-        self._step(best(ended=dsl.Collected(trained.output), **settings))
 
 
 def configure_pod(task: dsl.PipelineTask, title: str, cpu: Any, memory: Any) -> dsl.PipelineTask:

@@ -100,7 +100,6 @@ class Server:
     """One Kubeflow Pipelines. All methods raise a KubedetError if a request fails."""
 
     def __init__(self, access: Access) -> None:
-        """Connect."""
         if access.ca and not Path(access.ca).is_file():
             raise ConfigError(f"--ca {access.ca} is no file", fix="name a file with a certificate (PEM)")
         if not access.host and not os.environ.get("KUBERNETES_SERVICE_HOST"):

@@ -53,11 +53,7 @@ def _stop_steps() -> None:
 
 
 def main() -> int:
-    """Compile the pipeline and execute it; the arguments are the file, the folder for artifacts, parameters.
-
-    Returns:
-        Exit code: 0, 1 if a step failed, 143 if it was stopped.
-    """
+    """Compile the pipeline and execute it; return 0, 1 if a step failed, or 143 if it was stopped."""
     signal.signal(signal.SIGTERM, _stop)
     file, root, arguments = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
     compile_pipeline(file, CompileOptions(conditional="min_new_images" in arguments))

@@ -22,7 +22,8 @@ from trainer.base.errors import ConfigError, DataError, StorageError
 from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import MINUTES
 from trainer.data import sources
-from trainer.evaluation.gate import parse, split_rules
+from trainer.evaluation.gate import check as check_rules
+from trainer.evaluation.gate import split_rules
 from trainer.model import recipes
 
 FILE = "pipeline.yaml"  # Name of the compiled pipeline in the commands that are shown.
@@ -55,7 +56,7 @@ class Submission:
                 lambda: self.options,
                 self._check_recipe,
                 lambda: jobs.Request.of(request, default_image="steps").spec(("train",)),
-                *(partial(parse, rule) for rule in split_rules(get("gate"))),
+                partial(check_rules, split_rules(get("gate"))),
                 partial(retrain_condition.check, get("min_new_images"), get("min_drift")),
                 lambda: starting_weights.check_warm_start(get("warm_start")),
                 lambda: pruning.check(get("prune")) if get("prune") else None,

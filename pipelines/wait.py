@@ -39,6 +39,7 @@ _IMPLEMENTATIONS = ("retry-system-container-impl", "system-container-impl")
 _DRIVERS = ("system-container-driver", "system-dag-driver")
 """Templates of Kubeflow's workflows, which are part of the names of their pods."""
 
+_DRIVER = " (its driver)"  # Follows a step's title: the pod of Kubeflow Pipelines that prepares it.
 _LABEL = "pipeline/runid"  # Label of a run's pods, with the run's id.
 _MAIN = "main"  # The container of a step's code.
 _NODE = "workflows.argoproj.io/node-name"  # Annotation with the names of a pod's step and its graphs.
@@ -56,26 +57,15 @@ _MEMORY = "use a larger --size (or step_memory); finished work is reused"
 
 
 @dataclass(frozen=True)
-class Step:
-    """A step, or the pod of Kubeflow Pipelines that prepares it."""
-
-    title: str
-    driver: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.title} (its driver)" if self.driver else self.title
-
-
-@dataclass(frozen=True)
 class Cause:
     """Why a step failed."""
 
-    step: Step
+    step: str
     text: str
     fix: str = ""
 
     @classmethod
-    def of(cls, step: Step, printed: str) -> "Cause":
+    def of(cls, step: str, printed: str) -> "Cause":
         """Split a printed error into its message and its fix."""
         return cls(step, *_FIX.split(printed, maxsplit=1))
 
@@ -93,11 +83,11 @@ class Pods:
         names = [cluster.namespace] if namespace else [_STANDALONE, cluster.namespace]
         self._places = [cluster.within(name) for name in dict.fromkeys(names)]
 
-    def waiting(self) -> Iterator[tuple[Step, str, str]]:
+    def waiting(self) -> Iterator[tuple[str, str, str]]:
         """Yield the steps, and the pods of the training, that do not start, each with reason and text."""
         pods = [(cluster, pod, _step_of(pod)) for cluster, pod in self._newest()]
         for cluster, pod in self._all(f"{LABEL_NAME}={jobs.name_of(self._run_id)}") if pods else ():
-            pods.append((cluster, pod, Step(f"{TITLES['train']}: pod {pod.metadata.name}")))
+            pods.append((cluster, pod, f"{TITLES['train']}: pod {pod.metadata.name}"))
         for cluster, pod, step in pods:
             if pod.status.phase == "Pending" and (found := _obstacle(cluster, pod)):
                 reason, text = found
@@ -148,16 +138,17 @@ class Pods:
                 return
 
 
-def step_of(node: str) -> Step:
-    """Return the step of a workflow node, e.g. `run(0).root(0).exit-handler-1(0).train(0).executor(0)`."""
+def step_of(node: str) -> str:
+    """Return the title of the step of a workflow node, e.g. `run(0).root(0).train(0).executor(0)`."""
     names = [part.partition("(")[0] for part in node.split(".")]
-    driver = names[-1].endswith("-driver")
+    driver = _DRIVER if names[-1].endswith("-driver") else ""
     plain = [name.removesuffix("-driver") for name in names]
     known = next((_NAMES[name] for name in reversed(plain) if name in _NAMES), "")
-    return Step(known or (plain[-2] if plain[-1] == "executor" and len(plain) > 1 else plain[-1]), driver)
+    other = plain[-2] if plain[-1] == "executor" and len(plain) > 1 else plain[-1]
+    return (known or other) + driver
 
 
-def _step_of(pod: Any) -> Step:
+def _step_of(pod: Any) -> str:
     return step_of(_node(pod) or pod.metadata.name)
 
 
@@ -240,7 +231,7 @@ def follow(
     its object store's keys, if one was named.
     """
     shown: dict[str, str] = {}
-    reported: set[tuple[Step, str]] = set()
+    reported: set[tuple[str, str]] = set()
     pods = Pods(run_id, server.namespace)
     start = last_answer = time.monotonic()
     away = False
@@ -315,7 +306,7 @@ def raise_failure(server: Server, run: Any, pods: Pods, deadline: int, secret: s
     elif causes and all(cause.fix for cause in causes):
         remedy = "see the steps above"
     else:
-        steps = " and ".join(dict.fromkeys(str(cause.step) for cause in causes)) or "the step that failed"
+        steps = " and ".join(dict.fromkeys(cause.step for cause in causes)) or "the step that failed"
         namespace = pods.namespace() or server.namespace or "kubeflow"
         remedy = (
             f"look at the log of {steps}: in the UI at {server.link('runs', run.run_id)}, or "
@@ -332,12 +323,12 @@ def raise_failure(server: Server, run: Any, pods: Pods, deadline: int, secret: s
 def _causes(server: Server, run: Any, pods: Pods) -> list[Cause]:
     """Return why steps failed, by the pods, Kubeflow's API and its logs."""
     failed = [item for item in _tasks(run) if item.state == "FAILED"]
-    steps: dict[Step, Any] = {}
+    steps: dict[str, Any] = {}
     for item in failed:  # Without graphs around steps, and attempts.
         plain = (item.display_name or "").removesuffix("-driver")
-        driver = plain != item.display_name
+        driver = _DRIVER if plain != item.display_name else ""
         if driver or plain in _NAMES:
-            steps[Step(_NAMES.get(plain, plain), driver)] = item
+            steps[_NAMES.get(plain, plain) + driver] = item
     causes = {cause.step: cause for cause in pods.failed()}
     for step, task in steps.items():
         if message := _message(task.error):
@@ -345,17 +336,18 @@ def _causes(server: Server, run: Any, pods: Pods) -> list[Cause]:
     missing = {step: item for step, item in steps.items() if step not in causes}
     # In the API a step's pods are children of tasks `executor`, which do not name the step.
     executors = [item for item in failed if item.display_name == "executor"]
-    if sum(not step.driver for step in missing) != 1:
+    if sum(not step.endswith(_DRIVER) for step in missing) != 1:
         executors = []
     for step, task in missing.items():
-        parents = [task] if step.driver else executors
+        is_driver = step.endswith(_DRIVER)
+        parents = [task] if is_driver else executors
         nodes = [child.pod_name for item in parents for child in item.child_tasks or [] if child.pod_name]
         for workflow, _, number in (node.rpartition("-") for node in nodes):
-            for template in _DRIVERS if step.driver else _IMPLEMENTATIONS:
+            for template in _DRIVERS if is_driver else _IMPLEMENTATIONS:
                 if log := server.pod_log(f"{workflow}-{template}-{number}", run.run_id):
                     causes[step] = Cause.of(step, error_of_log(log))
     if message := _message(run.error):
-        causes[Step("run")] = Cause(Step("run"), message)
+        causes["run"] = Cause("run", message)
     causes |= {step: Cause(step, "failed") for step in steps if step not in causes}
     return list(causes.values())
 

@@ -57,13 +57,15 @@ def _as_fix(remedy: str) -> str:
 
 
 def option(
-    parser: "argparse._ActionsContainer", names: str, text: str, default: Any = "", **settings: Any
-) -> None:
+    parser: "argparse._ActionsContainer", names: str, text: str, default: Any = "", *,
+    least: int | None = None, **settings: Any,
+) -> None:  # fmt: skip
     """Declare an option in the parser of a command or a group of it.
 
     `names` are its names and its metavar, "-o --output DIR"; "one|other" are the only values,
     "KEY=VALUE..." may be repeated, and without a metavar it is a switch. A default that is not empty is
-    added to the help; if it is a number, the value has its type. `settings` go to argparse.
+    added to the help; if it is a number, the value has its type. `least` is the least number that is valid.
+    `settings` go to argparse.
     """
     *flags, value = names.split()
     if value.startswith("-"):
@@ -78,8 +80,20 @@ def option(
         is_shown = isinstance(default, str | int | float) and default not in ("", 0, argparse.SUPPRESS)
         if is_shown and "default:" not in text:
             text += f" (default: {default})"
+    if least is not None:
+        settings["type"] = _at_least(least, settings["type"])
     # argparse formats the help with %.
     parser.add_argument(*flags, help=text.replace("%", "%%"), **settings)
+
+
+def _at_least(least: int, kind: type) -> Callable[[str], Any]:
+    def number(text: str) -> Any:
+        value = kind(text)
+        if not value >= least:
+            raise argparse.ArgumentTypeError(f"must be {least} or more, not {text}")
+        return value
+
+    return number
 
 
 def verb(

@@ -33,11 +33,8 @@ def add(commands: Commands) -> None:
         compiled, "--volume", "keep the data on a shared volume: every step mounts the PersistentVolumeClaim "
         "of the parameter `claim` at /data",
     )  # fmt: skip
-    option(
-        compiled,
-        "--conditional",
-        "skip training if fewer images changed than the run's parameter `min_new_images`",
-    )
+    text = "skip training if fewer images changed than the run's parameter `min_new_images`"
+    option(compiled, "--conditional", text)
     option(compiled, "--trials N", "search for hyper-parameters with N trials, as `kubedet tune` does", 0)
     option(compiled, "--parallelism N", "trials that train at the same time; 0 is no limit", PARALLELISM)
     option(compiled, "--gpus N", "GPUs of each trial's pod (default: 0)", 0)

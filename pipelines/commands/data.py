@@ -15,7 +15,6 @@ from trainer.base.safe_text import one_line
 
 if TYPE_CHECKING:
     from trainer.config.schema import Config
-    from trainer.data.inspection import Report
     from trainer.data.statistics import SplitStatistics
 
 _STORED = "a folder DATA_ROOT/shards/FINGERPRINT or DATA_ROOT/raw/FINGERPRINT, also on s3://"
@@ -41,7 +40,8 @@ def add(commands: Commands) -> None:
     add_overrides(inspect)
     option(
         inspect, "--images N", "images of each split to read, for damage, depth, rotation and near "
-        "duplicates (default: 2000 on this machine, 100 in an object store, 0 on the web)", None, type=int,
+        "duplicates (default: 2000 on this machine, 100 in an object store, 0 on the web)", None,
+        type=int, least=0,
     )  # fmt: skip
     option(inspect, "--pairs FILE", "write near duplicates across splits as pictures to a PNG")
     option(inspect, "--all", f"show all classes, not only the first {_SHOWN_CLASSES}")
@@ -54,7 +54,7 @@ def add(commands: Commands) -> None:
     verify.add_argument("uri", metavar="URI", help=_STORED)
     text = "create missing or damaged files again: shards from raw images, raw images from their source"
     option(verify, "--repair", text)
-    option(verify, "--threads N", "default: one for each core", 0)
+    option(verify, "--threads N", "default: one for each core", 0, least=0)
     option(verify, "-o --output text|json", "default: text", "text")
     preview = verb(
         verbs, "preview", _preview, "draw a contact sheet of images with their boxes",
@@ -62,12 +62,12 @@ def add(commands: Commands) -> None:
         "training's epoch, as the training sees them.",
     )  # fmt: skip
     preview.add_argument("uri", metavar="URI", help=f"{_STORED}, or a source")
-    option(preview, "-n N", "images", 16, dest="count")
+    option(preview, "-n N", "images", 16, least=1, dest="count")
     option(preview, "--split NAME", "train, val or test (default: the first)")
     option(preview, "--seed N", "seed of the random choice", 0)
     option(preview, "--recipe NAME", "show what a training with this recipe sees: of shards only")
     add_overrides(preview)
-    option(preview, "--epoch N", "with --recipe: of this epoch, from 0 (default: 0)", 0)
+    option(preview, "--epoch N", "with --recipe: of this epoch, from 0 (default: 0)", 0, least=0)
     option(preview, "-o --output FILE", "the PNG", "preview.png")
     compare = verb(
         verbs, "compare", _compare, "measure the drift between two sets: classes, sizes, pixels, features",
@@ -78,9 +78,11 @@ def add(commands: Commands) -> None:
     compare.add_argument("one", metavar="A", help="shards, raw images or a source, e.g. of the last model")
     compare.add_argument("other", metavar="B", help="likewise, e.g. of today")
     option(compare, "--split NAME", "default: train if both have it")
-    option(compare, "--images N", "images of each whose pixels are read (default: 200; 0: none)", 200)
+    option(
+        compare, "--images N", "images of each whose pixels are read (default: 200; 0: none)", 200, least=0
+    )
     option(compare, "--model URI", "checkpoint whose backbone gives features")
-    option(compare, "--samples N", "bootstrap samples and permutations", 200)
+    option(compare, "--samples N", "bootstrap samples and permutations", 200, least=1)
     option(compare, "--seed N", "seed of the random choices", 0)
     option(compare, "--gate RULES", "rules separated by commas, e.g. 'drift/classes <= 0.2'")
     add_overrides(compare)
@@ -126,7 +128,7 @@ def _add_changing(verbs: Commands) -> None:
     option(action, "--unpin NAME", "remove a pin", None)
     text = "how many of the newest runs, and of previous versions, are kept; must be given"
     option(prune, "--keep N", text, 0)
-    option(prune, "--grace HOURS", "keep files of the last hours (default: 24)", 24.0)
+    option(prune, "--grace HOURS", "keep files of the last hours (default: 24)", 24.0, least=0)
     text = "folder of runs that are not below the data root, e.g. ./runs of `kubedet run`"
     option(prune, "--runs DIR", text)
     option(prune, "-o --output OUTPUT", "print JSON", choices=["json"], metavar=None)
@@ -144,22 +146,11 @@ def _inspect(options: argparse.Namespace) -> int:
     from trainer.data.inspection import check, inspect
 
     config = _config(options.overrides).data
-    if options.images is not None and options.images < 0:
-        raise ConfigError(f"--images {options.images} is less than zero", fix="use --images 0 to read none")
     report = inspect(options.uri, config, options.images, options.pairs)
     if options.output == "json":
         print(json.dumps(asdict(report), indent=2))
-    else:
-        _show_report(report, None if options.all else _SHOWN_CLASSES)
-    check(report, config)
-    if report.read_as and options.output == "text":
-        words = ["kubedet", "run", "--source", report.uri, "--recipe", _RECIPE]
-        words += [word for text in options.overrides for word in ("--set", text)]
-        print(f"\nto train on it: {shlex.join(words)}")
-    return 0
-
-
-def _show_report(report: "Report", most_classes: int | None) -> None:
+        check(report, config)
+        return 0
     fingerprint = f" (fingerprint {report.fingerprint})" if report.fingerprint else ""
     print(f"{report.kind} {report.uri}{fingerprint}")
     if report.read_as:
@@ -177,7 +168,7 @@ def _show_report(report: "Report", most_classes: int | None) -> None:
     boxes_of_class = report.statistics[first].boxes_of_class
     order = sorted(range(len(report.classes)), key=lambda label: -boxes_of_class[label])
     rows = []
-    for label in order[:most_classes]:
+    for label in order[: None if options.all else _SHOWN_CLASSES]:
         boxes = [counts.boxes_of_class[label] for counts in report.statistics.values()]
         images = [counts.images_of_class[label] for counts in report.statistics.values()]
         rows.append([report.classes[label], *boxes, *images])
@@ -186,12 +177,9 @@ def _show_report(report: "Report", most_classes: int | None) -> None:
     if len(rows) < len(order):
         print(f"... and {len(order) - len(rows)} more classes: --all shows them\n")
     pairs = zip(report.classes, boxes_of_class, strict=True)
-    if empty := [one_line(name) for name, boxes in pairs if not boxes]:
-        names = ", ".join([*empty[:_SHOWN_CLASSES], *(["..."] if len(empty) > _SHOWN_CLASSES else [])])
-        have = "class has" if len(empty) == 1 else "classes have"
-        print(f"{len(empty)} {have} no box in {first}: {names}\n")
-    if report.looked_at.images:
-        print(f"images that were read: {report.looked_at.images:,}\n")
+    empty = [one_line(name) for name, boxes in pairs if not boxes]
+    _list(f"classes without a box in {first}", empty)
+    print(f"images that were read: {report.looked_at.images:,}\n")
     for warning in report.warnings:
         print(f"warning: {warning}")
     if report.problems:
@@ -202,6 +190,12 @@ def _show_report(report: "Report", most_classes: int | None) -> None:
         print(f"  {count:,} {reason}")
         for example in report.examples.get(reason, [])[:3]:
             print(f"      {example}")
+    check(report, config)
+    if report.read_as:
+        words = ["kubedet", "run", "--source", report.uri, "--recipe", _RECIPE]
+        words += [word for text in options.overrides for word in ("--set", text)]
+        print(f"\nto train on it: {shlex.join(words)}")
+    return 0
 
 
 def _median(statistics: "SplitStatistics", name: str) -> str:
@@ -229,8 +223,6 @@ def _size(count: int) -> str:
 def _verify(options: argparse.Namespace) -> int:
     from trainer.data.verification import check, repair, verify
 
-    if options.threads < 0:
-        raise ConfigError(f"--threads {options.threads} is less than zero", fix="use 0 for one for each core")
     result = (repair if options.repair else verify)(options.uri, options.threads)
     if options.output == "json":
         print(json.dumps(asdict(result), indent=2))
@@ -246,16 +238,12 @@ def _preview(options: argparse.Namespace) -> int:
     from trainer import storage
     from trainer.data import preview
 
-    if options.count < 1:
-        raise ConfigError(f"-n {options.count} is less than one", fix="use -n 16")
     if Path(options.output).suffix.lower() != ".png":
         raise ConfigError(f"--output {options.output} is no PNG", fix="use -o preview.png")
     if options.recipe:
-        problem = f"--epoch {options.epoch} is less than zero" if options.epoch < 0 else ""
         if options.split not in ("", "train"):
             problem = f"--recipe shows training samples: not --split {options.split}"
-        if problem:
-            raise ConfigError(problem, fix="leave --split out, and count epochs from 0")
+            raise ConfigError(problem, fix="leave --split out")
         seed = {"train.seed": options.seed} if options.seed else {}
         config = _config(options.overrides, options.recipe, **seed)
         sheet, pictures, split = preview.training_sheet(options.uri, config, options.count, options.epoch)
@@ -265,10 +253,8 @@ def _preview(options: argparse.Namespace) -> int:
             fix="add --recipe NAME, e.g. --recipe small",
         )
     else:
-        reading = _config(options.overrides).data
-        sheet, pictures, split = preview.contact_sheet(
-            options.uri, options.count, options.split, options.seed, reading
-        )
+        given = options.uri, options.count, options.split, options.seed
+        sheet, pictures, split = preview.contact_sheet(*given, _config(options.overrides).data)
     with storage.new_file(options.output, sync=False) as path:
         sheet.save(path, "PNG")
     bad = [f"{picture.file_name}: {picture.fault}" for picture in pictures if picture.fault]
@@ -284,8 +270,6 @@ def _compare(options: argparse.Namespace) -> int:
     from trainer.data.data_views import open_view
     from trainer.evaluation import gate
 
-    if options.images < 0 or options.samples < 1:
-        raise ConfigError("--images must be 0 or more, --samples 1 or more", fix="leave them out")
     rules = gate.split_rules(options.gate)
     gate.check(rules, [])
     config = _config(options.overrides).data
@@ -316,9 +300,8 @@ def _merge(options: argparse.Namespace) -> int:
 
     merged = merge(options.set, options.corrections, options.output, keep_overlaps=options.keep_overlaps)
     for split, count in merged.images.items():
-        print(
-            f"{split}: {count:,} images, {merged.boxes[split]:,} boxes, {merged.corrected[split]} corrected"
-        )
+        boxes, corrected = merged.boxes[split], merged.corrected[split]
+        print(f"{split}: {count:,} images, {boxes:,} boxes, {corrected} corrected")
     print(f"{merged.added:,} images of the corrections added to train")
     _list("new classes", merged.new_classes)
     _list("images with different boxes in several corrections; the last is used", merged.contested)
@@ -327,8 +310,8 @@ def _merge(options: argparse.Namespace) -> int:
     if merged.boxes_left_out:
         print(f"{merged.boxes_left_out} boxes of the set that cannot be used, left out")
     if merged.boxes_kept:
-        kept = f"{merged.boxes_kept:,} boxes of corrected images kept"
-        print(f"{kept}: crowds, or of classes that the corrections do not have")
+        kept = "boxes of corrected images kept: crowds, or of classes that the corrections do not have"
+        print(f"{merged.boxes_kept:,} {kept}")
     place = shlex.quote(f"coco:{os.path.relpath(merged.folder)}")
     print(f"\nto train on it: kubedet run --source {place} --recipe small")
     return 0
@@ -371,8 +354,6 @@ def _prune(options: argparse.Namespace) -> int:
     if options.unpin:
         print(f"{inventory.unpin(root, options.unpin)} is not pinned any more")
         return 0
-    if options.grace < 0:
-        raise ConfigError(f"--grace {options.grace:g} is less than zero", fix="leave it out")
     do = pruning.prune if options.yes else pruning.plan
     pruned = do(root, options.keep, grace=options.grace * 3600, runs=runs)
     if options.output:

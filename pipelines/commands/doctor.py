@@ -25,13 +25,13 @@ def add(commands: Commands) -> None:
     )
     option(parser, "--local", "check only this machine")
     option(parser, "--data-root URI", "write, read and delete a small file there, from here")
-    option(parser, "--gpus N", "GPUs of each machine", 0)
+    option(parser, "--gpus N", "GPUs of each machine", 0, least=0)
     option(parser, "-o --output text|json", "default: text", "text")
     cluster = parser.add_argument_group("in a cluster")
     option(cluster, "-n --namespace NAME", "default: KUBECONFIG's")
     option(cluster, "--credentials SECRET", "Secret with the object store's keys")
     option(cluster, "--claim PVC", "PersistentVolumeClaim of the data root")
-    option(cluster, "--nodes N", "machines of a job", 1)
+    option(cluster, "--nodes N", "machines of a job", 1, least=1)
     option(
         cluster, "--resource NAME[=N]...",
         "devices of each machine, e.g. rdma/hca=1; without a number print the available ones",
@@ -58,8 +58,6 @@ def _doctor(options: argparse.Namespace) -> int:
         reason = "has no effect with --local"
         useless = [name for name in vars(options) if name not in _ON_MACHINE]
     problems = [f"--{name.replace('_', '-')} {reason}" for name in useless if getattr(options, name)]
-    problems += [f"--nodes {options.nodes} is less than one"] if options.nodes < 1 else []
-    problems += [f"--gpus {options.gpus} is less than zero"] if options.gpus < 0 else []
     resources = {"nvidia.com/gpu": options.gpus} if options.gpus else {}
     for text in options.resource:
         name, equals, number = text.partition("=")

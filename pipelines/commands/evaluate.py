@@ -47,7 +47,7 @@ def add(commands: Commands) -> None:
     option(parser, "--gate RULES", text)
     option(
         parser, "--nproc N", "processes that share the images (default: one for each GPU; without GPUs one, "
-        "which uses all cores)", None, type=int,
+        "which uses all cores)", None, type=int, least=1,
     )  # fmt: skip
     add_overrides(parser)
     parser.set_defaults(command=_evaluate)
@@ -94,9 +94,6 @@ def _of_model(options: argparse.Namespace, rules: list[str]) -> dict[str, Any] |
     from trainer.launching.stop_signals import stop_request
 
     _check_given(options, ("model", "shards"), ())
-    if options.nproc is not None and options.nproc < 1:
-        problem = f"--nproc must be 1 or more, not {options.nproc}"
-        raise ConfigError(problem, fix="leave it out, or use --nproc 1")
     check(rules)
     trained = parsing.from_json(json.dumps(loading.trained_with(options.model)), where=options.model)
     config = parsing.with_overrides(trained, _overrides(options, rules), where="--set")
@@ -170,7 +167,7 @@ def add_compare(commands: Commands) -> None:
     parser.add_argument("other", metavar="B", help="likewise")
     option(parser, "--truth FILE", "ground truth in COCO's JSON form (default: that of an evaluation)")
     option(parser, "--clip", "clip boxes that leave their image, instead of refusing a file")
-    option(parser, "--samples N", "bootstrap samples", 200)
+    option(parser, "--samples N", "bootstrap samples", 200, least=1)
     option(parser, "-o --output URI", "folder for comparison.json and report.html")
     parser.set_defaults(command=_compare)
 
@@ -180,8 +177,6 @@ def _compare(options: argparse.Namespace) -> int:
     from trainer.evaluation import metrics, scored_files
     from trainer.evaluation.coco import number
 
-    if options.samples < 1:
-        raise ConfigError(f"--samples must be 1 or more, not {options.samples}", fix="leave it out")
     comparison = scored_files.compare(
         options.one, options.other, truth_uri=options.truth, output_uri=options.output,
         samples=options.samples, clip=options.clip,

@@ -118,7 +118,7 @@ def _fields(options: argparse.Namespace) -> int:
 
 def _submit(options: argparse.Namespace) -> int:
     job = specification(options)
-    backend = _backend(options, patience=None, namespace=job.namespace)
+    backend = _backend(options, patience=Timings.patience, namespace=job.namespace)
     if options.wait:
         from components.launchers.cluster import watch
 
@@ -134,8 +134,8 @@ def _submit(options: argparse.Namespace) -> int:
         command = f"`kubedet job status{backend.options} {job.name}`"
         print(f"the job {job.name} may have been created: see {command}", file=sys.stderr)
         raise
-    words = backend.options
-    print(f"see `kubedet job status{words} {job.name}` and `kubedet job logs{words} -f {job.name}`")
+    where = f"{backend.options} {job.name}"
+    print(f"see `kubedet job status{where}` and `kubedet job logs -f{where}`")
     return 0
 
 
@@ -298,12 +298,9 @@ def _failure(backend: Backends, job: JobStatus) -> KubedetError:
 
 
 def _backend(
-    options: argparse.Namespace, *, patience: float | None = _PATIENCE_SECONDS, namespace: str = ""
+    options: argparse.Namespace, *, patience: float = _PATIENCE_SECONDS, namespace: str = ""
 ) -> Backends:
-    """Return the jobs of a namespace (a job's own wins over the option), or of a project of Run:ai.
-
-    `patience` is the seconds for which failing requests are repeated; None is the launcher's default.
-    """
+    """Return the jobs of a namespace (a job's own wins over the option), or of a project of Run:ai."""
     # For messages about adopted or replaced jobs, and repeated requests.
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("components").setLevel(logging.INFO)
@@ -320,7 +317,7 @@ def _backend(
     return ClusterBackend.connect(
         namespace or options.namespace or "",
         kinds=[KINDS[options.backend]] if options.backend in KINDS else list(KINDS.values()),
-        timings=Timings(patience=Timings.patience if patience is None else patience),
+        timings=Timings(patience=patience),
     )
 
 
@@ -351,18 +348,11 @@ def _newest(backend: "ClusterBackend") -> list[JobStatus]:
 
 
 def job_row(job: JobStatus) -> tuple[str, ...]:
-    running = sum(pod.phase == "Running" for pod in job.pods)
-    restarts = sum(pod.restarts for pod in job.pods)
-    return (
-        job.name,
-        job.kind or "-",
-        job.phase,
-        f"{job.progress.percent}%" if job.progress else "-",
-        f"{running}/{job.nodes}",
-        str(restarts),
-        _age(job.created),
-        job.reason or "-",
-    )
+    progress = f"{job.progress.percent}%" if job.progress else "-"
+    pods = f"{sum(pod.phase == 'Running' for pod in job.pods)}/{job.nodes}"
+    restarts = str(sum(pod.restarts for pod in job.pods))
+    age, reason = _age(job.created), job.reason or "-"
+    return job.name, job.kind or "-", job.phase, progress, pods, restarts, age, reason
 
 
 def status_text(job: JobStatus, reasons: Sequence[str] = ()) -> str:

@@ -114,11 +114,7 @@ def _from_file(name: str) -> dict[str, Any]:
 
 
 def set_field(tree: dict[str, Any], kind: Any, text: str) -> list[str]:
-    """Put one `path=value` into a tree of mappings and lists with the fields of a dataclass, `kind`.
-
-    Returns:
-        Its problems as lines.
-    """
+    """Put one `path=value` into a tree with the fields of a dataclass, `kind`; return problems as lines."""
     path, equals, value = text.partition("=")
     path = path.strip()
     if not equals or not path:

@@ -27,10 +27,6 @@ Kinds = Mapping[type, Mapping[str, type]]
 """Subclasses of a section's dataclass, by name."""
 
 
-_NAME_HELP = "recipes, or weights: torchvision:NAME, hf:ORG/NAME, https://... (default: those of all recipes)"
-_ROOT_HELP = "where data is kept: a folder or e.g. s3://bucket/prefix; weights are in weights/"
-
-
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "recipes",
@@ -151,9 +147,12 @@ def add_weights(commands: Commands) -> None:
         verbs, "list", _list_weights, "list the weights of recipes",
         "List weights with their size, hash, recipes, and whether DATA_ROOT/weights has them.",
     )  # fmt: skip
+    text = "recipes, or weights: torchvision:NAME, hf:ORG/NAME, https://... (default: those of all recipes)"
     for parser in (fetch, listing):
-        parser.add_argument("names", nargs="*", metavar="NAME", help=_NAME_HELP)
-        add_published(parser, _ROOT_HELP)
+        parser.add_argument("names", nargs="*", metavar="NAME", help=text)
+        add_published(
+            parser, "where data is kept: a folder or e.g. s3://bucket/prefix; weights are in weights/"
+        )
         option(parser, "-o --output text|json", "default: text", "text")
 
 

@@ -15,14 +15,14 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from components import auto_schedule, environment, starting_weights
+from components import auto_schedule, environment, records, starting_weights
 from components.hooks import Outcome
 from components.launchers.guarded_process import GuardedProcess
 from operations import costs, notifications, retrain_condition
@@ -42,7 +42,8 @@ from trainer.base.temporary_folders import temporary_folder
 from trainer.config.parsing import parse_value
 from trainer.config.schema import MINUTES, QUICK_MINUTES
 from trainer.data import sources
-from trainer.evaluation.gate import parse, split_rules
+from trainer.evaluation.gate import check as check_rules
+from trainer.evaluation.gate import split_rules
 from trainer.launching.stop_signals import ENDING, handling
 from trainer.model import recipes
 
@@ -167,7 +168,7 @@ class RunRecord:
         succeeded = failed is None and not broken and set(progress.steps) - done <= optional
         interrupted = not succeeded and (stopped or (failed is not None and failed.state == "stopped"))
         self.status = "succeeded" if succeeded else "interrupted" if interrupted else "failed"
-        self.ended, self.nothing_new_since = _now(), progress.since
+        self.ended, self.nothing_new_since = records.now(), progress.since
         self.steps = [
             {"name": step.name, "status": step.state, "seconds": round(step.seconds, 2),
              "reused": step.reused}
@@ -210,10 +211,6 @@ class RunRecord:
         }
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 def check(options: Options) -> None:
     """Refuse a run that cannot work before anything is started or written."""
 
@@ -221,10 +218,9 @@ def check(options: Options) -> None:
         if options["nproc"] < 1:
             raise ConfigError(f"--nproc must be 1 or more, not {options['nproc']}", fix="use --nproc 1")
 
-    def gate_of_recipe() -> None:
+    def recipe() -> None:
         config = recipes.load_here(options["recipe"], options["overrides"])
-        for rule in [] if options["gate"] else config.evaluation.gate:
-            parse(rule)
+        check_rules([] if options["gate"] else config.evaluation.gate)
 
     parameters.check_all(
         [
@@ -234,25 +230,10 @@ def check(options: Options) -> None:
             partial(starting_weights.check_warm_start, options["warm_start"]),
             partial(sources.parse, options["source"]),
             partial(storage.check_place, options["data_root"]),
-            gate_of_recipe,
-            *(partial(parse, rule) for rule in split_rules(options["gate"])),
+            recipe,
+            partial(check_rules, split_rules(options["gate"])),
         ]
     )
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions that affect results, and the commit if the code is a checkout."""
-    installed = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        with suppress(PackageNotFoundError):  # An extra that is not installed.
-            installed[package] = version(package)
-    root = Path(__file__).parents[2]
-    if (root / ".git").exists():
-        command = ["git", "-C", str(root), "rev-parse", "HEAD"]
-        with suppress(OSError):
-            commit = subprocess.run(command, check=False, capture_output=True, text=True)
-            installed["commit"] = commit.stdout.strip()
-    return {name: text for name, text in installed.items() if text}
 
 
 def report(
@@ -320,9 +301,19 @@ def run(options: Options) -> int:
     with _lock(folder) as lock:
         _check_same(folder, options)
         storage.remove_stale(str(folder))
+        versions = {"python": platform.python_version()}  # Those that affect results.
+        for package in _PACKAGES:
+            with suppress(PackageNotFoundError):  # An extra that is not installed.
+                versions[package] = version(package)
+        root = Path(__file__).parents[2]
+        if (root / ".git").exists():
+            command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+            with suppress(OSError, subprocess.CalledProcessError):
+                commit = subprocess.run(command, check=True, capture_output=True, text=True)
+                versions["commit"] = commit.stdout.strip()
         cores = len(os.sched_getaffinity(0))
         record = RunRecord(
-            options.name, options.arguments(), started=_now(), versions=_versions(),
+            options.name, options.arguments(), started=records.now(), versions=versions,
             machine={"cores": cores, "system": platform.platform()},
         )  # fmt: skip
         record.write(folder)

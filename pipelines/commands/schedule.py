@@ -144,13 +144,10 @@ def _create(arguments: argparse.Namespace) -> int:
 
 
 def _put(server: "Server", submission: "Submission", cron: str) -> tuple[str, str]:
-    """Create or replace the schedule of a submission's name, at the times of `parse_cron`.
+    """Create or replace the schedule of a submission's name; return its id and what was done.
 
     Kubeflow Pipelines cannot change a recurring run. The old one is deleted after the new one was created:
     if the deletion fails there are two, and the next call leaves one.
-
-    Returns:
-        Its id, and "created", "replaced", "enabled" or "unchanged".
     """
     import kfp_server_api
 

@@ -49,10 +49,7 @@ def _submit(arguments: argparse.Namespace) -> int:
 
 
 def _send(arguments: argparse.Namespace, submission: "Submission") -> int:
-    """Start a run, or print what would be sent; returns the exit code.
-
-    `arguments` are those of `_add_sending` and `options.add_access`.
-    """
+    """Start a run, or print what would be sent, as `_add_sending` declares; return the exit code."""
     access = Access.find(arguments.host, arguments.namespace, arguments.ca)
     compiled = submission.options
     if arguments.dry_run:
@@ -116,8 +113,8 @@ def add_tune(commands: Commands) -> None:
     text = "YAML with the keys to search and their ranges (default: the recipe's space)"
     option(parser, "--space FILE", text)
     option(parser, "--show-space", "print the space as such a file, and exit")
-    option(parser, "--trials N", "number of trials, with those of earlier calls", 20)
-    option(parser, "--parallel M", "trainings at the same time", 1)
+    option(parser, "--trials N", "number of trials, with those of earlier calls", 20, least=1)
+    option(parser, "--parallel M", "trainings at the same time", 1, least=1)
     option(parser, "--name NAME", "name of the search (default: tune-RECIPE)")
     options.add_overrides(parser)
     group = parser.add_argument_group(
@@ -141,9 +138,6 @@ def _tune(arguments: argparse.Namespace) -> int:
 
     overrides = options.read_recipe(arguments)
     recipe = arguments.recipe or parameters.LOCAL["recipe"].default
-    for name in ("trials", "parallel"):
-        if (value := getattr(arguments, name)) < 1:
-            raise ConfigError(f"--{name} must be 1 or more, not {value}", fix=f"use --{name} 1")
     if arguments.submit and arguments.output is not None:
         raise ConfigError(
             "--output has no effect with --submit: a search is stored in its data root", fix="leave it out"

@@ -4,7 +4,7 @@ import pytest
 import run_pods
 
 from components import jobs
-from pipelines.wait import Pods, Step, step_of
+from pipelines.wait import Pods, step_of
 
 RUN = "11111111-2222-3333-4444-555555555555"
 
@@ -37,7 +37,7 @@ def ended(code=1, reason="Error", message=""):
     ],
 )  # fmt: skip
 def test_the_step_of_a_pod(node, step):
-    assert str(step_of(node)) == step
+    assert step_of(node) == step
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_the_step_of_a_pod(node, step):
 def test_the_log_is_read_if_the_container_left_no_message(cluster, log, text, fix):
     cluster.put("train(0).executor(0)", main=ended(), log=log)
     (cause,) = seen().failed()
-    assert (cause.step, cause.text, cause.fix) == (Step("Train"), text, fix)
+    assert (cause.step, cause.text, cause.fix) == ("Train", text, fix)
 
 
 def test_a_pod_with_a_forbidden_log_is_named(cluster):
@@ -92,7 +92,7 @@ def test_the_last_attempt_counts(cluster):
 def test_reasons_of_pending_pods(cluster, state, reason, text):
     cluster.put("train(0).executor(0)", phase="Pending", **state)
     cluster.put("prepare(0).executor(0)", phase="Running", main={"running": {}})
-    assert list(seen().waiting()) == [(Step("Train"), reason, text)]
+    assert list(seen().waiting()) == [("Train", reason, text)]
 
 
 def test_the_pods_of_the_training_are_looked_at_too(cluster):
@@ -101,7 +101,7 @@ def test_the_pods_of_the_training_are_looked_at_too(cluster):
     name = run_pods.put(cluster, "", "", phase="Pending", conditions=[unscheduled])
     labels = cluster.objects["pods", "kubeflow", name]["metadata"]["labels"]
     labels["app.kubernetes.io/instance"] = jobs.name_of(RUN)
-    assert list(seen().waiting()) == [(Step(f"Train: pod {name}"), "Unschedulable", "no GPU")]
+    assert list(seen().waiting()) == [(f"Train: pod {name}", "Unschedulable", "no GPU")]
 
 
 def test_events_explain_a_volume_that_cannot_be_mounted(cluster):
@@ -109,7 +109,7 @@ def test_events_explain_a_volume_that_cannot_be_mounted(cluster):
     name = cluster.put("train(0).executor(0)", phase="Pending", main=starting)
     assert list(seen().waiting()) == []
     cluster.event(name, "FailedMount", 'secret "no" not found', namespace="kubeflow", count=3)
-    assert list(seen().waiting()) == [(Step("Train"), "FailedMount", 'secret "no" not found')]
+    assert list(seen().waiting()) == [("Train", "FailedMount", 'secret "no" not found')]
 
 
 @pytest.mark.parametrize(("namespace", "expected"), [("", "kubeflow"), ("", "default"), ("team", "team")])

@@ -87,7 +87,7 @@ def test_what_is_wrong_with_a_source_is_counted_with_examples(data, tmp_path):
     assert code == 2 and "1 of 2 images are bad" in err and "gone.jpg" in err
     assert "  1 box without area\n      a.jpg [5.0, 5.0, 0.0, 4.0]\n" in out
     assert "  1 box outside the image\n" in out and "  1 box clipped to the image\n" in out
-    assert "[a] class" in out and "1 class has no box in train: none" in out
+    assert "[a] class" in out and "1 classes without a box in train:\n  none" in out
     _, out, _ = data("preview", f"coco:{tmp_path}/x.json", "-o", tmp_path / "p.png")
     assert "gone.jpg: " in out
 
@@ -158,9 +158,9 @@ def test_unreadable_images_are_drawn_and_listed(data, broken, tmp_path):
 
 def test_mistakes_are_refused(data, prepared, tmp_path):
     assert "no split 'dev'" in data("preview", prepared[1], "--split", "dev")[2]
-    assert "-n 0 is less than one" in data("preview", prepared[1], "-n", 0)[2]
+    assert "-n: must be 1 or more, not 0" in data("preview", prepared[1], "-n", 0)[2]
     assert "is no PNG" in data("preview", prepared[1], "-o", "x.jpg")[2]
-    assert "--threads -1" in data("verify", prepared[1], "--threads", -1)[2]
+    assert "--threads: must be 0 or more" in data("verify", prepared[1], "--threads", -1)[2]
     assert "is a source: there is nothing to compare it with" in data("verify", SOURCE)[2]
     code, _, err = data("inspect", tmp_path / "nothing")
     assert code == 2 and "does not exist" in err

@@ -68,7 +68,7 @@ def test_mistakes_are_refused_before_any_work(kubedet, model, shards, tmp_path):
     code, _, err = kubedet(*words, "--gate", "mAP >= 0.5, coco/AP > 50")
     assert code == 2 and "'mAP >= 0.5' names an unknown metric" in err and "0.5 for 50 %" in err
     code, _, err = kubedet(*words, "--nproc", "-2")
-    assert code == 2 and "--nproc must be 1 or more, not -2" in err
+    assert code == 2 and "--nproc: must be 1 or more, not -2" in err
     code, _, err = kubedet(*words, "--set", "evaluation.bootstap=5")
     assert code == 2 and "did you mean evaluation.bootstrap" in err
     code, _, err = kubedet("evaluate", tmp_path / "no.pt", *words[2:])
