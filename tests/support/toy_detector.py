@@ -12,14 +12,13 @@ from trainer.config.types import STRICT, Positive
 from trainer.data.batch import PADDING
 from trainer.model import upstream_fitting
 from trainer.model.architecture import Architecture, UpstreamWeights
-from trainer.model.deployment import Graph
+from trainer.model.deployment import RAW_OUTPUTS, Graph
 from trainer.model.postprocess import Detections
 
 
 @dataclass(config=STRICT, frozen=True)
 class ToyOptions(ModelConfig):
     stride: ClassVar[int] = 16
-    left_out_formats: ClassVar[tuple[str, ...]] = ("raw",)
     architecture: Literal["toy"] = "toy"
     width: Positive = 8
     """Channels."""
@@ -65,6 +64,9 @@ class Toy(Architecture):
     def deployment_graph(self, image_size):
         return ToyGraph(self, image_size)
 
+    def raw_graph(self, image_size):
+        return RawToyGraph(self, image_size)
+
     def load_upstream(self, state, source):
         return upstream_fitting.load(self, state, source, ())
 
@@ -86,3 +88,11 @@ class ToyGraph(Graph):
         boxes = (boxes * 16).clamp(0, self.image_size).gather(1, best[:, :, None].expand(-1, -1, 4))
         names = torch.where(real, labels.gather(1, best), -1)
         return boxes * real[:, :, None], scores * real, names, real.sum(dim=1)
+
+
+class RawToyGraph(ToyGraph):
+    names = RAW_OUTPUTS
+
+    def forward(self, images):
+        logits, boxes = self.toy.cells(images)
+        return (boxes * 16).clamp(0, self.image_size), logits.sigmoid()

@@ -85,8 +85,6 @@ def _read(text: str | bytes) -> tuple[Config | None, list[str]]:
         problems.append(
             f"  train.negatives: {model.architecture} cannot leave out classes: only 'all', not \"verified\""
         )
-    if lacking := [name for name in config.export.formats if name in model.left_out_formats]:
-        problems.append(f"  export.formats: {model.architecture} has no form {', '.join(lacking)}")
     scheme, colon, name = model.weights.partition(":")
     library = _LIBRARIES.get(scheme, "") if colon else ""
     published_for = [

@@ -153,8 +153,6 @@ class ModelConfig:
 
     stride: ClassVar[int] = 1
     """Sides of the input square are multiples of it, in pixels."""
-    left_out_formats: ClassVar[tuple[str, ...]] = ()
-    """Export formats that the architecture does not support."""
     library: ClassVar[str] = ""
     """Library of its weights, torchvision or transformers; empty accepts any."""
     published: ClassVar[str] = ""
@@ -320,7 +318,8 @@ class ExportConfig:
     opset: Annotated[int, BeforeValidator(integral), Field(ge=18)] = 18
     """ONNX operator set."""
     formats: Annotated[list[ExportFormat], Field(min_length=1)] = field(default_factory=lambda: ["onnx"])
-    """Formats to write: onnx, onnx-int8 (quantised), torch-export, openvino, raw (for TensorRT)."""
+    """Formats to write: onnx, onnx-int8 (quantised), torch-export, openvino, raw (for TensorRT, with a
+    script that builds and checks an engine)."""
     check_images: Positive = 500
     """Most validation images on which exported files are compared with the trained model."""
     min_match: Fraction = 0.98

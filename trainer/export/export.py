@@ -18,6 +18,7 @@ from trainer.data.shard_index import ShardDataset
 from trainer.evaluation.truth_and_predictions import name_difference
 from trainer.export import bundle
 from trainer.export.description import describe, read_scores, versions
+from trainer.export.engine_check import add_engine_check
 from trainer.export.formats import FORMATS, Maker, import_openvino
 from trainer.export.published_models import name_for
 from trainer.export.verify import verify
@@ -87,7 +88,10 @@ def export(
             FORMATS[each].write(maker, folder / FORMATS[each].files[0])
         weights = {key: tensor.contiguous() for key, tensor in detector.state_dict().items()}
         safetensors.torch.save_file(weights, folder / bundle.WEIGHTS)
-        checks = verify(folder, names, detector, ShardDataset(shards_uri, split), config, square)
+        dataset = ShardDataset(shards_uri, split)
+        checks = verify(folder, names, detector, dataset, config, square)
+        if "raw" in names:
+            add_engine_check(folder, dataset, square, detector.thresholds, config.export.check_images)
         describe(
             folder, detector, meta, name=config.export.name, checkpoint_uri=checkpoint_uri, index=index,
             checks=checks, rows=maker.graph.rows, scores=scores, made_from=made_from,

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 import onnx
 import torch
-from onnxscript import opset18
-from torchvision.ops import batched_nms
 
 from trainer.base.errors import ExportError, translated
 from trainer.config.schema import Config
 from trainer.config.types import InputSquare
+from trainer.export import build_engine
+from trainer.export.onnx_operators import gathered_samples, nms_keep
 from trainer.export.quantize import CalibrationImages, quantize, quiet
 from trainer.model.architecture import Architecture
 from trainer.model.deployment import INPUT, Graph
@@ -96,33 +96,6 @@ def import_openvino() -> Any:
     return openvino
 
 
-# Any: onnxscript's type variables describe graph values, but these are Python values.
-op: Any = opset18
-
-
-def _nms_keep(boxes: Any, scores: Any, labels: Any, classes: int, overlap: float, threshold: float) -> Any:
-    every_class = op.Reshape(
-        op.Range(op.Constant(value_int=0), op.Constant(value_int=classes), op.Constant(value_int=1)),
-        op.Constant(value_ints=[1, classes, 1]),
-    )
-    is_class = op.Equal(op.Unsqueeze(labels, op.Constant(value_ints=[1])), every_class)
-    per_class = op.Where(
-        is_class, op.Unsqueeze(scores, op.Constant(value_ints=[1])), op.Constant(value_float=0.0)
-    )
-    selected = op.NonMaxSuppression(
-        boxes,
-        per_class,
-        op.Gather(op.Shape(scores), op.Constant(value_ints=[1])),
-        op.Constant(value_floats=[overlap]),
-        op.Constant(value_floats=[threshold]),
-        center_point_box=0,
-    )
-    where = op.Gather(selected, op.Constant(value_ints=[0, 2]), axis=1)
-    ones = op.Expand(op.Constant(value_float=1.0), op.Gather(op.Shape(selected), op.Constant(value_ints=[0])))
-    nothing = op.Expand(op.Constant(value_float=0.0), op.Shape(scores))
-    return op.ScatterND(nothing, where, ones)
-
-
 _ANY_BATCH: Any = ({0: torch.export.Dim("batch", min=1)},)
 
 
@@ -131,8 +104,16 @@ def _example(image_size: int) -> torch.Tensor:
     return torch.zeros(2, 3, image_size, image_size, dtype=torch.uint8)
 
 
-def write_onnx(graph: Graph, path: Path, opset: int) -> None:
-    """Export a graph with a dynamic batch, all weights inside the file, and check it."""
+def write_onnx(graph: Graph, path: Path, opset: int, *, grid_sample: bool = True) -> None:
+    """Export a graph with a dynamic batch, all weights inside the file, and check it.
+
+    Without `grid_sample` it has no GridSample: a CPU then needs 2 to 9 % longer, but TensorRT is right.
+    """
+    translations: dict[Callable[..., Any], Callable[..., Any]] = {
+        torch.ops.kubedet.nms_keep.default: nms_keep
+    }
+    if not grid_sample:
+        translations[torch.ops.aten.grid_sampler.default] = gathered_samples
     failing = f"the model cannot be written as ONNX (opset {opset})"
     fix = "use the versions of torch, onnx and onnxscript in constraints.txt"
     with translated(ExportError, failing, fix=fix):
@@ -145,7 +126,7 @@ def write_onnx(graph: Graph, path: Path, opset: int) -> None:
                 input_names=[INPUT],
                 output_names=list(graph.names),
                 dynamic_shapes=_ANY_BATCH,
-                custom_translation_table={torch.ops.kubedet.nms_keep.default: _nms_keep},
+                custom_translation_table=translations,
                 verbose=False,
             )
         assert program is not None
@@ -188,7 +169,8 @@ class Maker:
         quantize(self.fp32, path, images)
 
     def raw(self, path: Path) -> None:
-        write_onnx(self.detector.raw_graph(self.square.size), path, self.config.export.opset)
+        raw = self.detector.raw_graph(self.square.size)
+        write_onnx(raw, path, self.config.export.opset, grid_sample=False)
 
     def program(self, path: Path) -> None:
         fix = "use the version of torch in constraints.txt, or leave out torch-export"
@@ -208,7 +190,7 @@ class Format:
     files: tuple[str, ...]  # its files; the first one is opened
     write: Callable[[Maker, Path], None]  # writes them, given the path of the first
     open: Callable[[Path], Runtime]
-    raw: bool = False  # whether it gives boxes and scores of all anchors, not detections
+    raw: bool = False  # whether it gives all boxes and scores, not detections
     is_code: bool = False  # whether its file is a program, which runs the code of its author
 
 
@@ -231,28 +213,21 @@ class Served:
     def predict(self, images: np.ndarray) -> Detections:
         """Detect objects in uint8 images [B, 3, S, S]."""
         outputs = [torch.from_numpy(part) for part in self.runtime.run(images)]
-        return suppress(outputs[0], outputs[1], self._thresholds) if self.kind.raw else Detections(*outputs)
+        return select(outputs[0], outputs[1], self._thresholds) if self.kind.raw else Detections(*outputs)
 
 
-def suppress(boxes: torch.Tensor, scores: torch.Tensor, thresholds: Mapping[str, float]) -> Detections:
-    """Select detections from the raw graph's outputs, by the rules of TensorRT's EfficientNMS.
-
-    Boxes are [B, N, 4], scores [B, N, C]; thresholds are `score`, `nms` and `detections_per_image`.
-    """
+def select(boxes: torch.Tensor, scores: torch.Tensor, thresholds: Mapping[str, float]) -> Detections:
+    """Detections from the raw graph's outputs for a batch; see `build_engine.select`."""
     limit = int(thresholds["detections_per_image"])
     padded = Detections(
         torch.zeros(len(boxes), limit, 4), torch.zeros(len(boxes), limit),
         torch.full((len(boxes), limit), -1), torch.zeros(len(boxes), dtype=torch.int64),
     )  # fmt: skip
     for row in range(len(boxes)):
-        anchor, label = torch.nonzero(scores[row] > thresholds["score"], as_tuple=True)
-        score = scores[row, anchor, label]
-        # In fp64: batched_nms adds an offset for each class, which fp32 would round.
-        kept = batched_nms(boxes[row, anchor].double(), score.double(), label, thresholds["nms"])[:limit]
-        count = len(kept)
-        padded.boxes[row, :count] = boxes[row, anchor[kept]]
-        padded.scores[row, :count], padded.labels[row, :count] = score[kept], label[kept]
-        padded.num[row] = count
+        found = build_engine.select(boxes[row].numpy(), scores[row].numpy(), thresholds)
+        count = padded.num[row] = len(found[1])
+        for part, values in zip(padded, found, strict=False):
+            part[row, :count] = torch.from_numpy(values)
     return padded
 
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trainer.base.errors import ExportError
 from trainer.config import architectures
 from trainer.config.schema import ModelConfig, TrainConfig
 from trainer.model.deployment import Graph
@@ -89,9 +88,9 @@ class Architecture(nn.Module, ABC):
     def deployment_graph(self, image_size: int) -> Graph:
         """The graph to export: the detections of `predict`, in fp32, for squares of this size."""
 
+    @abstractmethod
     def raw_graph(self, image_size: int) -> Graph:
-        """The graph without suppression. Detectors without one list `raw` in `left_out_formats`."""
-        raise ExportError(f"{self.title} has no raw graph", fix="leave raw out of export.formats")
+        """The graph before selection: boxes [B, N, 4] or [B, N, C, 4] and scores [B, N, C], in fp32."""
 
     @abstractmethod
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:

@@ -30,7 +30,7 @@ def test_each_format_finds_what_the_model_finds(exported, trained, shards):
     opened.check()
     assert set(opened.checksums) - {"model.xml", "model.bin"} == {
         "model.onnx", "model.int8.onnx", "model.raw.onnx", "model.pt2", "model.safetensors",
-        "model_metadata.json", "MODEL_CARD.md", "sbom.cdx.json",
+        "model_metadata.json", "MODEL_CARD.md", "sbom.cdx.json", "build_engine.py", "check.zip",
     }  # fmt: skip
     for name, check in ((name, form["check"]) for name, form in opened.metadata.record["formats"].items()):
         assert check["images"] == 4 and check["matches"]["detections"] > 20

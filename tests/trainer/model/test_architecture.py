@@ -8,12 +8,12 @@ import pytest
 from life import live
 from toy_detector import ToyOptions
 
-from trainer.base.errors import CheckpointError, ConfigError, ExportError
+from trainer.base.errors import CheckpointError, ConfigError
 from trainer.config import architectures
 from trainer.config.architectures import Entry
 from trainer.config.parsing import from_json, with_overrides
 from trainer.model import recipes
-from trainer.model.architecture import Architecture, build, has_running_statistics
+from trainer.model.architecture import build, has_running_statistics
 from trainer.trackers.training_log import read_rows
 from trainer.training.loop import train
 
@@ -64,13 +64,12 @@ def test_another_architecture_brings_its_own_defaults(config):
     assert with_overrides(config, {"model.architecture": "toy"}).model == config.model
 
 
-def test_sizes_and_formats_that_it_cannot_do_are_told_with_the_configuration(config):
+def test_sizes_that_it_cannot_do_are_told_with_the_configuration(config):
     with pytest.raises(ConfigError) as caught:
-        with_overrides(config, {"loader.image_size": 100, "export.formats": ["onnx", "raw"]})
+        with_overrides(config, {"loader.image_size": 100})
     assert "loader.image_size: toy takes multiples of 16, not 100; the next are 96 and 112" in str(
         caught.value
     )
-    assert "export.formats: toy has no form raw" in str(caught.value)
 
 
 def test_what_is_not_installed_is_told_before_anything_is_built(monkeypatch, config, shards, tmp_path):
@@ -116,15 +115,3 @@ def test_published_weights_of_another_detector_are_told_with_the_configuration()
     assert recipes.load("finetune", wrong | {"model.architecture": "fcos"}).model.weights
     backbone = {"model.architecture": "fcos", "model.weights": "torchvision:ResNet50_Weights.IMAGENET1K_V1"}
     assert recipes.load("coco_r50", backbone)
-
-
-@pytest.mark.parametrize("name", architectures.ARCHITECTURES)
-def test_each_has_the_raw_graph_or_leaves_it_out(name):
-    has_one = architectures.network_class(name).raw_graph is not Architecture.raw_graph
-    assert has_one == ("raw" not in architectures.options_class(name).left_out_formats)
-
-
-def test_one_that_forgot_to_leave_it_out_says_so(config):
-    with pytest.raises(ExportError, match="has no raw graph") as caught:
-        build(config.model, 3).raw_graph(64)
-    assert caught.value.fix == "leave raw out of export.formats"

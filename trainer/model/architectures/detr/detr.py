@@ -50,7 +50,7 @@ from trainer.model.architectures.detr.detr_options import (
 from trainer.model.architectures.detr.layouts import BACKBONE_PREFIX, library_names
 from trainer.model.batchnorm_folding import TRANSFORMERS, apply_in_convolutions, fold
 from trainer.model.boxes import to_centre, to_corners
-from trainer.model.deployment import Graph
+from trainer.model.deployment import RAW_OUTPUTS, Graph
 from trainer.model.global_batch import Part
 from trainer.model.postprocess import Detections
 from trainer.model.upstream_fitting import COUNTER, differences
@@ -274,6 +274,9 @@ class Detr(Architecture):
     def deployment_graph(self, image_size: int) -> Graph:
         return DetrGraph(self, image_size)
 
+    def raw_graph(self, image_size: int) -> Graph:
+        return RawDetrGraph(self, image_size)
+
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
         """Load a detector or a backbone as the hub or its authors store it, in place; see `Architecture`.
 
@@ -379,10 +382,21 @@ class DetrGraph(Graph):
             # This also builds the constants of this size, which no exporter can trace.
             self.rows = detector.predict(blank).scores.shape[1]
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         outputs = self.detector.outputs(self.detector.normalize(images), None)
         best = best_pairs(outputs.logits[:, -1], outputs.boxes[:, -1], self.image_size, self.detector.config)
         return best.boxes, best.scores, best.labels, best.num
+
+
+class RawDetrGraph(DetrGraph):
+    """uint8 [B, 3, S, S] in; boxes [B, Q, 4] in pixels and scores [B, Q, C] of all queries out."""
+
+    names = RAW_OUTPUTS
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = self.detector.outputs(self.detector.normalize(images), None)
+        boxes = to_corners(outputs.boxes[:, -1]).clamp(0, 1) * self.image_size
+        return boxes, outputs.logits[:, -1].sigmoid()
 
 
 def best_pairs(logits: Tensor, boxes: Tensor, image_size: int, config: DetrOptions) -> Detections:

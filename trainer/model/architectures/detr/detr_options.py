@@ -90,7 +90,6 @@ class DetrOptions(ModelConfig):
     """Options of both."""
 
     stride: ClassVar[int] = 32
-    left_out_formats: ClassVar[tuple[str, ...]] = ("raw",)
     library: ClassVar[str] = "transformers"
     federated: ClassVar[bool] = True
 

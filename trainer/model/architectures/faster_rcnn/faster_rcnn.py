@@ -21,7 +21,7 @@ from trainer.data.batch import PADDING
 from trainer.model import upstream_fitting
 from trainer.model.architecture import UpstreamWeights
 from trainer.model.architectures.faster_rcnn.faster_rcnn_options import FasterRcnnOptions
-from trainer.model.deployment import Graph, nms_keep, served
+from trainer.model.deployment import RAW_OUTPUTS, Graph, nms_keep, served
 from trainer.model.global_batch import Part, uniform
 from trainer.model.postprocess import Detections
 from trainer.model.pyramid_detector import PyramidDetector, build_backbone, group_norm
@@ -111,6 +111,9 @@ class FasterRcnn(PyramidDetector):
 
     def deployment_graph(self, image_size: int) -> Graph:
         return FasterRcnnGraph(self, image_size)
+
+    def raw_graph(self, image_size: int) -> Graph:
+        return RawFasterRcnnGraph(self, image_size)
 
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
         """Load weights of torchvision's Faster R-CNN v2 or of a ResNet; see `upstream_fitting`."""
@@ -285,6 +288,18 @@ class FasterRcnnGraph(Graph):
         boxes = boxes.clamp(0, self.image_size)
         scores = torch.softmax(logits, dim=1)[:, 1:] * _large(boxes, _SMALLEST_DETECTION)
         return boxes.unflatten(0, (batch, self.places)), scores.unflatten(0, (batch, self.places))
+
+
+class RawFasterRcnnGraph(FasterRcnnGraph):
+    """uint8 [B, 3, S, S] in; boxes [B, P, C, 4] in pixels and scores [B, P, C] of all proposals out."""
+
+    names = RAW_OUTPUTS
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        features = self.detector.features(self.detector.normalize(images))
+        proposals, real = self.proposals(features)
+        boxes, scores = self.classified(features, proposals)
+        return boxes, scores * real[:, :, None]
 
 
 def _large(boxes: Tensor, smallest: float) -> Tensor:

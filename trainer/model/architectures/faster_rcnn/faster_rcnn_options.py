@@ -17,7 +17,6 @@ class FasterRcnnOptions(PyramidOptions):
 
     stride: ClassVar[int] = 32
     published: ClassVar[str] = "FasterRCNN_"
-    left_out_formats: ClassVar[tuple[str, ...]] = ("raw",)
 
     architecture: Literal["faster_rcnn"] = "faster_rcnn"
     """Kind of detector. Each has its own options: those of another are refused."""

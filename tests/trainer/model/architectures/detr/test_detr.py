@@ -1,9 +1,14 @@
 """D-FINE and RT-DETRv2 as detectors. Their losses: test_detr_criterion.py."""
 
+import numpy as np
+import onnx
 import pytest
 import torch
 
+from trainer.config.architectures import ARCHITECTURES
 from trainer.config.schema import TrainConfig
+from trainer.export.formats import OnnxRuntime, select, write_onnx
+from trainer.export.verify import EXACT, Comparison
 from trainer.model.architecture import build
 from trainer.model.architectures.detr.detr_options import DFineOptions, RTDetrOptions
 
@@ -157,3 +162,24 @@ def test_the_graph_gives_what_the_network_predicts(architecture, network, batch)
         outputs = made(images)
     for ours, theirs in zip(made.detector.predict(images), outputs, strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", [n for n, e in ARCHITECTURES.items() if ".detr." in e.network])
+def test_the_raw_graph_has_no_grid_sample_and_the_same_outputs(network, batch, architecture, tmp_path):
+    made, images = network(architecture, score_threshold=0.0), batch([1, 1]).images
+    graph = made.folded().raw_graph(128)
+    outputs = []
+    for name, native in (("native.onnx", True), ("gathered.onnx", False)):
+        write_onnx(graph, tmp_path / name, 18, grid_sample=native)
+        kinds = {node.op_type for node in onnx.load(tmp_path / name).graph.node}
+        assert ("GridSample" in kinds) == native
+        outputs.append(OnnxRuntime(tmp_path / name).run(images.numpy()))
+    (boxes, scores), (gathered_boxes, gathered_scores) = outputs
+    assert boxes.shape == (2, 30, 4) and scores.shape == (2, 30, 3)
+    assert np.abs(boxes - gathered_boxes).max() < 1e-5 * 128
+    assert np.abs(scores - gathered_scores).max() < 1e-5
+    found = select(torch.from_numpy(gathered_boxes), torch.from_numpy(gathered_scores), made.thresholds)
+    comparison = Comparison(EXACT)
+    comparison.add(made.predict(images), found)
+    assert comparison.result().matched == 1

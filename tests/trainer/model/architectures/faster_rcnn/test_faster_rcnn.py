@@ -10,6 +10,7 @@ from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 from torchvision_pair import assert_same_detections, assert_same_losses, in_training, same_input
 
 from trainer.base.errors import CheckpointError
+from trainer.export.formats import select
 from trainer.export.verify import EXACT, Comparison
 from trainer.model.architecture import build
 from trainer.model.architectures.faster_rcnn.faster_rcnn import BalancedDraw
@@ -111,8 +112,11 @@ def test_detections_and_the_graphs_are_torchvisions(pair, monkeypatch):
     monkeypatch.undo()
     comparison = Comparison(EXACT)
     with torch.no_grad():
-        comparison.add(ours.predict(images), Detections(*ours.deployment_graph(SIZE)(images)))
+        found, (boxes, scores) = ours.predict(images), ours.raw_graph(SIZE)(images)
+        comparison.add(found, Detections(*ours.deployment_graph(SIZE)(images)))
+        comparison.add(found, select(boxes, scores, ours.thresholds))
     assert comparison.result().matched > 0.99
+    assert boxes.shape == (*scores.shape, 4) and scores.shape[::2] == (2, CLASSES)
 
 
 def test_an_image_with_fewer_proposals_than_places_finds_as_much_in_the_graph():

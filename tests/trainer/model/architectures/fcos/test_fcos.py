@@ -7,7 +7,7 @@ from torchvision.models.detection import fcos_resnet50_fpn
 from torchvision_pair import assert_same_detections, assert_same_losses, in_training, same_input
 
 from trainer.base.errors import CheckpointError
-from trainer.export.formats import suppress
+from trainer.export.formats import select
 from trainer.export.verify import EXACT, Comparison
 from trainer.model import recipes
 from trainer.model.architecture import build
@@ -74,7 +74,7 @@ def test_both_graphs_find_what_the_detector_finds():
         graph = detector.deployment_graph(SIZE)
         comparisons = [Comparison(EXACT), Comparison(EXACT)]
         comparisons[0].add(expected, Detections(*graph(images)))
-        comparisons[1].add(expected, suppress(*detector.raw_graph(SIZE)(images), detector.thresholds))
+        comparisons[1].add(expected, select(*detector.raw_graph(SIZE)(images), detector.thresholds))
     assert [comparison.result().matched for comparison in comparisons] == [1.0, 1.0]
     assert graph.rows == 100 and expected.num.tolist() == [100] * 3
 

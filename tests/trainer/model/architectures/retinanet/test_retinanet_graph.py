@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trainer.export.formats import suppress
+from trainer.export.formats import select
 from trainer.export.verify import EXACT, Comparison
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
@@ -60,7 +60,7 @@ def test_raw_outputs_and_their_suppression_find_the_same():
         boxes, scores = detector.raw_graph(SIZE)(images)
     assert scores.shape == (3, boxes.shape[1], 7)
     comparison = Comparison(EXACT)
-    comparison.add(detector.predict(images), suppress(boxes, scores, detector.thresholds))
+    comparison.add(detector.predict(images), select(boxes, scores, detector.thresholds))
     assert comparison.result().matched > 0.99
 
 

@@ -1,0 +1,80 @@
+"""ONNX of operators that PyTorch's exporter does not translate, or not as its runtimes need them."""
+
+from typing import Any
+
+from onnx import TensorProto
+from onnxscript import opset18
+
+# Any: onnxscript's type variables describe graph values, but these are Python values.
+op: Any = opset18
+
+
+def nms_keep(boxes: Any, scores: Any, labels: Any, classes: int, overlap: float, threshold: float) -> Any:
+    """Translate `deployment.nms_keep` to NonMaxSuppression."""
+    every_class = op.Reshape(
+        op.Range(op.Constant(value_int=0), op.Constant(value_int=classes), op.Constant(value_int=1)),
+        op.Constant(value_ints=[1, classes, 1]),
+    )
+    is_class = op.Equal(op.Unsqueeze(labels, op.Constant(value_ints=[1])), every_class)
+    per_class = op.Where(
+        is_class, op.Unsqueeze(scores, op.Constant(value_ints=[1])), op.Constant(value_float=0.0)
+    )
+    selected = op.NonMaxSuppression(
+        boxes,
+        per_class,
+        op.Gather(op.Shape(scores), op.Constant(value_ints=[1])),
+        op.Constant(value_floats=[overlap]),
+        op.Constant(value_floats=[threshold]),
+        center_point_box=0,
+    )
+    where = op.Gather(selected, op.Constant(value_ints=[0, 2]), axis=1)
+    ones = op.Expand(op.Constant(value_float=1.0), op.Gather(op.Shape(selected), op.Constant(value_ints=[0])))
+    nothing = op.Expand(op.Constant(value_float=0.0), op.Shape(scores))
+    return op.ScatterND(nothing, where, ones)
+
+
+def gathered_samples(values: Any, grid: Any, mode: int, padding: int, align_corners: bool) -> Any:
+    """Translate grid_sample (bilinear, zeros outside, corners not aligned) without GridSample.
+
+    TensorRT compiles GridSample to wrong values without an error: pull request 917 of
+    github.com/lightly-ai/lightly-train, issue 4646 of github.com/NVIDIA/TensorRT. `values` are [N, C, H, W],
+    `grid` [N, h, w, 2] in -1..1. Places are integers, which arithmetic in 16 bits leaves exact.
+    """
+    if (mode, padding, align_corners) != (0, 0, False):
+        raise NotImplementedError("only bilinear samples with zeros outside, corners not aligned")
+    channels, height, width = (int(side) for side in values.shape[1:])
+    places = _integers(height * width, scalar=True)
+    count = op.Mul(op.Gather(op.Shape(values), _integers(0, scalar=True)), places)
+    first = op.Reshape(op.Range(_integers(0, scalar=True), count, places), _integers(-1, 1, 1))
+    columns, rows = _neighbours(grid, 0, width), _neighbours(grid, 1, height)
+    table = op.Reshape(op.Transpose(values, perm=[0, 2, 3, 1]), _integers(-1, channels))
+    total = None
+    for row, down in rows:
+        start = op.Add(op.Mul(row, _integers(width)), first)
+        for column, across in columns:
+            weight = op.Unsqueeze(op.Mul(down, across), _integers(3))
+            part = op.Mul(op.Gather(table, op.Add(start, column), axis=0), weight)
+            total = part if total is None else op.Add(total, part)
+    return op.Transpose(total, perm=[0, 3, 1, 2])
+
+
+def _neighbours(grid: Any, axis: int, size: int) -> list[tuple[Any, Any]]:
+    """Places before and after the points on an axis of `size` places, each with its weight, [N, h, w]."""
+    scale, shift = op.Constant(value_float=size / 2), op.Constant(value_float=(size - 1) / 2)
+    point = op.Add(op.Mul(op.Gather(grid, _integers(axis, scalar=True), axis=3), scale), shift)
+    before = op.Floor(point)
+    share = op.Sub(point, before)
+    place = op.Cast(before, to=TensorProto.INT64)
+    neighbours = []
+    for where, weight in (
+        (place, op.Sub(op.Constant(value_float=1.0), share)),
+        (op.Add(place, _integers(1)), share),
+    ):
+        inside = op.Min(op.Max(where, _integers(0)), _integers(size - 1))
+        zero = op.Constant(value_float=0.0)
+        neighbours.append((inside, op.Where(op.Equal(where, inside), weight, zero)))
+    return neighbours
+
+
+def _integers(*values: int, scalar: bool = False) -> Any:
+    return op.Constant(value_int=values[0]) if scalar else op.Constant(value_ints=list(values))
