@@ -134,8 +134,8 @@ def _submit(options: argparse.Namespace) -> int:
         command = f"`kubedet job status{backend.options} {job.name}`"
         print(f"the job {job.name} may have been created: see {command}", file=sys.stderr)
         raise
-    where = f"{backend.options} {job.name}"
-    print(f"see `kubedet job status{where}` and `kubedet job logs -f{where}`")
+    words = backend.options
+    print(f"see `kubedet job status{words} {job.name}` and `kubedet job logs{words} -f {job.name}`")
     return 0
 
 
