@@ -5,7 +5,6 @@ run with a known version gets the same images and boxes again, even if the sourc
 """
 
 import logging
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -13,7 +12,7 @@ from typing import Any
 
 from trainer import storage
 from trainer.base import typed_json
-from trainer.base.errors import ConfigError, DataError
+from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig
 from trainer.data import raw_folder
 from trainer.data.download import check as check_raw
@@ -29,7 +28,6 @@ SCHEDULED_TIME = "[[ScheduledTime]]"
 """Macro that Kubeflow replaces, in a parameter of a recurring run, by the time as 20261121020000 (UTC)."""
 
 _ANOTHER = "choose another data_version"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ def known(source: str, data_root: str, config: DataConfig, version: str) -> RawM
     """Return the raw manifest of a version whose data exist, with the version in it, else None."""
     if not version:
         return None
-    check(version)
+    storage.check_name(version, KEY)
     _, record = _recorded(source, data_root, config, version)
     folder = storage.join(data_root, record.raw) if record else ""
     if not record or not storage.exists(storage.join(folder, "manifest.json")):
@@ -125,15 +123,6 @@ def _recorded(
         return uri, None
     record = storage.read_json(uri, storage.Form("data version", 1, remedy=_ANOTHER))
     return uri, typed_json.load(DataVersion, record, uri, _ANOTHER)
-
-
-def check(version: str) -> None:
-    """Refuse a version that cannot be part of a file's name."""
-    if not _NAME.fullmatch(version):
-        raise ConfigError(
-            f"data_version {version!r} cannot be a name",
-            fix="use letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 100",
-        )
 
 
 def label(manifest: Mapping[str, Any]) -> dict[str, str]:

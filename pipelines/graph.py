@@ -78,11 +78,13 @@ class _Graph:
             self._notify(self._step(data))
             if options.trials:
                 settings |= self._select("study", "space")
-                settings |= {"shards": data.outputs["shards"], "trials": options.trials}
+                settings |= {"shards": data.outputs["shards"]}
                 # Strings: kfp declares items of a list as strings, and its driver then refuses other types.
                 numbers = [str(number) for number in range(options.trials)]
                 with dsl.ParallelFor(numbers, name="trials", parallelism=options.parallelism) as number:
-                    trained = self._step(trial(number=number, gpus=options.gpus, **settings))
+                    trained = self._step(
+                        trial(number=number, trials=options.trials, gpus=options.gpus, **settings)
+                    )
                     if options.gpus:
                         trained.set_accelerator_type(_GPU).set_accelerator_limit(options.gpus)
                         # Processes of a node exchange data there; a container's default is 64 MB.

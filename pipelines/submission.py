@@ -63,7 +63,9 @@ class Submission:
                 lambda: parameters.check_sizes(get("step_cpu"), get("step_memory")),
                 lambda: model_registry.check_server(get("registry")) if get("registry") else None,
                 lambda: (
-                    None if version in ("", data_versions.SCHEDULED_TIME) else data_versions.check(version)
+                    None
+                    if version in ("", data_versions.SCHEDULED_TIME)
+                    else storage.check_name(version, "data_version")
                 ),
                 self._check_names_and_places,
             ]
@@ -100,7 +102,7 @@ class Submission:
             )
         if searches:
             space.parse(self._get("space"), recipe, overrides, f"the space of {self.name}")
-            space.study_name(self._get("study"), recipe)
+            storage.check_name(self._get("study") or recipe, "study")
 
     def _check_names_and_places(self) -> None:
         """Refuse parameters without effect, invalid names, and folders of this machine, which no pod has."""

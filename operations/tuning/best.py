@@ -8,7 +8,6 @@ from components.images import COMPONENT_IMAGE
 @dsl.component(base_image=COMPONENT_IMAGE, install_kfp_package=False)
 def best(
     ended: list,
-    trials: int,
     shards: dsl.Input[dsl.Dataset],
     study: str,
     recipe: str,
@@ -23,8 +22,8 @@ def best(
     """Write the best configuration as a recipe's file, and the page of the search."""
     from components import steps
 
-    search = (data_root, study, recipe, overrides, space, steps.manifest(shards)["uri"], trials)
+    search = (data_root, study, recipe, overrides, space, steps.manifest(shards)["uri"], len(ended))
     work, paths = "operations.tuning.search:choose", (page.path, configuration.path)
-    outcome = steps.run("best", work, ended, paths, *search, secret=credentials)
+    outcome = steps.run("best", work, paths, *search, secret=credentials)
     steps.publish(metrics, outcome["metrics"], outcome["metrics"])
     configuration.metadata.update(outcome["shown"])

@@ -9,7 +9,6 @@ best.yaml, tuning.html
 """
 
 import fcntl
-import math
 import os
 import secrets
 import sys
@@ -25,7 +24,6 @@ from threading import Lock
 from typing import IO, Any
 
 import optuna
-from matplotlib.ticker import MaxNLocator
 from optuna import distributions, importance, pruners, samplers
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
@@ -33,7 +31,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from components import starting_weights, usage
 from components.launchers.guarded_process import GuardedProcess
-from operations.tuning.space import ENDED, Choices, Range, parse, study_name, to_json
+from operations.tuning.space import ENDED, Choices, Range, parse, to_json
 from trainer import storage
 from trainer.base.errors import EXIT_RETRY, ConfigError, FormError, Interrupted, TrainingError
 from trainer.base.worker_pool import threads_of_process
@@ -66,9 +64,8 @@ class Study:
         self, data_root: str, name: str, recipe: str, overrides: dict[str, Any], space: str | bytes,
         shards: str, trials: int, output: str = "",
     ) -> None:  # fmt: skip
-        self.name = study_name(name, recipe)
+        self.name, self.recipe, self.shards = name or f"tune-{recipe}", recipe, shards
         self.uri, self.output = storage.join(data_root, "tuning", self.name), output
-        self.recipe, self.shards = recipe, shards
         self.trainings = storage.join(output, "trials") if output else storage.join(self.uri, "runs")
         config = recipes.load(recipe, overrides)
         self.metric = config.evaluation.metric
@@ -102,19 +99,17 @@ class Study:
                 sampler=samplers.TPESampler(constant_liar=True, n_startup_trials=startup),
                 pruner=pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2),
             )  # fmt: skip
-        if sum(trial.state.is_finished() for trial in self.trials()) < trials:
-            storage.delete(storage.join(self.uri, ENDED))  # A search that goes on with more trials.
 
     def trials(self) -> list[FrozenTrial]:
         """Return the known trials by our number; in a bucket only those that have ended."""
         if self.journal:
             # One without a number was begun by a process that was killed at that moment.
-            trials = [each for each in self.journal.trials if _NUMBER in each.user_attrs]
+            trials = [trial for trial in self.journal.trials if _NUMBER in trial.user_attrs]
         else:
             folder = storage.join(self.uri, "trials")
             trials = [self._read(storage.join(folder, name)) for name in storage.list_files(folder)]
-        for each in trials:
-            each.number = each.user_attrs[_NUMBER]
+        for trial in trials:
+            trial.number = trial.user_attrs[_NUMBER]
         return sorted(trials, key=attrgetter("number"))
 
     def begin(self, number: int) -> optuna.Trial | None:
@@ -124,15 +119,16 @@ class Study:
             return None
         if known and self.journal:
             return optuna.Trial(self.journal, known._trial_id)
-        study = self.journal
-        if study is None:
-            sampler = samplers.RandomSampler(seed=(self._seed + number) % 2**32)
-            study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruners.NopPruner())
+        storage.delete(storage.join(self.uri, ENDED))  # A search that goes on with more trials.
+        seeded = samplers.RandomSampler(seed=(self._seed + number) % 2**32)
+        study = self.journal or optuna.create_study(
+            direction="maximize", sampler=seeded, pruner=pruners.NopPruner()
+        )
         trial = study.ask(self._distributions)
         trial.set_user_attr(_NUMBER, number)
         return trial
 
-    def end(self, trial: optuna.Trial, state: TrialState, value: float | None) -> FrozenTrial:
+    def end(self, trial: optuna.Trial, state: TrialState, value: float | None = None) -> FrozenTrial:
         """Record how a trial ended; of a pruned one Optuna takes the last validation as its value."""
         trial.study.tell(trial, value, state)
         ended = trial.study.trials[trial.number]
@@ -170,13 +166,12 @@ def _distribution(one: Range | Choices) -> distributions.BaseDistribution:
 
 def describe(trial: FrozenTrial) -> str:
     """Return a line about a trial."""
-    params = [f"{key}={_short(value, '.3g')}" for key, value in trial.params.items()]
-    value = "" if trial.value is None else f" {trial.value:.4f}"
-    return f"trial {trial.number}: {trial.state.name.lower()}{value}  {', '.join(params)}"
+    params = ", ".join(f"{key}={_short(value)}" for key, value in trial.params.items())
+    return f"trial {trial.number}: {trial.state.name.lower()} {_short(trial.value)}  {params}"
 
 
-def _short(value: object, form: str) -> str:
-    return format(value, form) if isinstance(value, float) else str(value)
+def _short(value: object) -> str:
+    return format(value, ".4g") if isinstance(value, float) else "" if value is None else str(value)
 
 
 def train(study: Study, numbers: Sequence[int], parallel: int = 1, processes: int = 1) -> None:
@@ -213,10 +208,7 @@ def train(study: Study, numbers: Sequence[int], parallel: int = 1, processes: in
         while not all([*threads.map(train_one, numbers)]) and not stop.requested:
             time.sleep(_POLL_SECONDS)
     if stop.requested:
-        raise Interrupted(
-            "the search was stopped; its trainings have saved their state",
-            fix="run the same command to continue",
-        )
+        raise Interrupted("the search was stopped", fix="run the same command to continue")
 
 
 def _follow(
@@ -258,17 +250,15 @@ def _follow(
             if code is None and not asked and (is_behind or stop.requested):
                 asked = True
                 process.stop()
-    value = None
     if code == 0:
         value = storage.read_json(storage.join(output, "result.json"))["metrics"].get(study.metric)
-    if value is not None and not math.isnan(value):
-        return study.end(trial, TrialState.COMPLETE, value)
+        return study.end(trial, TrialState.FAIL if value is None else TrialState.COMPLETE, value)
     if asked and is_behind:
-        return study.end(trial, TrialState.PRUNED, None)
+        return study.end(trial, TrialState.PRUNED)
     if code == EXIT_RETRY or stop.requested:
         stop.requested = True
         return None
-    return study.end(trial, TrialState.FAIL, None)
+    return study.end(trial, TrialState.FAIL)
 
 
 def publish(study: Study) -> FrozenTrial | None:
@@ -285,7 +275,7 @@ def publish(study: Study) -> FrozenTrial | None:
     done = {trial.number: trial.value or 0.0 for trial in trials if trial.state == TrialState.COMPLETE}
     line.step(list(done), list(accumulate(done.values(), max)), where="post", color=SERIES[0])
     for axes in (line, curves):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.locator_params(axis="x", integer=True)
     legend = [(color, state.name.lower()) for state, color in colors.items()]
     plots = [as_plot("History: each trial, and the best so far", history, legend),
              as_plot("Validations of each trial", validations)]  # fmt: skip
@@ -299,7 +289,7 @@ def publish(study: Study) -> FrozenTrial | None:
     rows = []
     for trial in trials:
         cells = [trial.number, trial.state.name.lower(), trial.value, *map(trial.params.get, keys)]
-        rows.append(["" if cell is None else _short(cell, ".4g") for cell in cells])
+        rows.append([_short(cell) for cell in cells])
     best = trials[0] if done else None
     files = {BEST: recipes.file_text(study.recipe, {**study.overrides, **best.params}) if best else ""}
     files[PAGE] = render(
@@ -318,9 +308,7 @@ def finish(study: Study) -> FrozenTrial:
     best = publish(study)
     storage.write_json(storage.join(study.uri, ENDED), {"kind": "search ended", "version": 1})
     if best is None:
-        raise TrainingError(
-            "no trial of the search succeeded", fix="read the trials' logs, and try again with another --name"
-        )
+        raise TrainingError("no trial succeeded", fix="read the trials' logs, then use another --name")
     folder = study.output or study.uri
     print(f"best: {describe(best)}\npage: {storage.join(folder, PAGE)}")
     print(f"kubedet run --recipe {storage.join(folder, BEST)}")
@@ -335,13 +323,10 @@ def train_trial(number: str, gpus: int, data_root: str, *search: Any) -> str:
     return next(describe(trial) for trial in study.trials() if trial.number == int(number))
 
 
-def choose(
-    ended: list[str], paths: tuple[str, str], data_root: str, *search: Any
-) -> dict[str, dict[str, Any]]:
+def choose(paths: tuple[str, str], data_root: str, *search: Any) -> dict[str, dict[str, Any]]:
     """Write the page and the best configuration of a search, also into two local files, `paths`."""
     usage.keep(data_root)
     study = Study(data_root, *search)
-    print("\n".join(ended), flush=True)
     best = finish(study)
     uris = [storage.join(study.uri, file) for file in (PAGE, BEST)]
     for path, uri in zip(paths, uris, strict=True):

@@ -1,7 +1,6 @@
-"""The name of a search, and its space: which keys of a configuration take which values."""
+"""The space of a search: which keys of a configuration take which values."""
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import yaml
 
 from trainer.base import typed_json
-from trainer.base.errors import ConfigError, FormError
+from trainer.base.errors import ConfigError, KubedetError
 from trainer.base.safe_text import yaml_value
 from trainer.model import recipes
 
@@ -54,21 +53,6 @@ _SHARED = ("data.", "evaluation.", "export.", "recipe")
 """Keys that all trials share: raw data, shards, and how they are scored."""
 
 
-def check_name(name: str) -> str:
-    """Return the name of a run or search; raise ConfigError if no folder can have it."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
-        raise ConfigError(
-            f"the name {name!r} cannot be a folder's",
-            fix="use letters, digits, '.', '_' and '-', beginning with a letter or digit",
-        )
-    return name
-
-
-def study_name(name: str, recipe: str) -> str:
-    """Return the name of a search, by default that of its recipe; see `check_name`."""
-    return check_name(name or f"tune-{recipe}")
-
-
 def builtin(recipe: str, overrides: Mapping[str, Any]) -> Space:
     """Return a space around the recipe's values, without the overridden keys; raises ConfigError."""
     config = recipes.load(recipe, dict(overrides))
@@ -86,19 +70,12 @@ def builtin(recipe: str, overrides: Mapping[str, Any]) -> Space:
 
 def parse(content: str | bytes, recipe: str, overrides: Mapping[str, Any], name: str) -> Space:
     """Return the space in YAML, or `builtin` if it is empty, checked with the recipe."""
+    space: Space = {}
+    key = ""
     try:
         tree = yaml_value(content, 100_000) if content else to_json(builtin(recipe, overrides))
-    except ValueError as error:
-        raise ConfigError(f"{name} is not YAML: {str(error).splitlines()[0]}", fix=_FIX) from None
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{name} cannot be used: it has no keys", fix=_FIX)
-    if not tree:
-        raise ConfigError(
-            f"{name}: nothing is left to search: all keys are set",
-            fix="set fewer keys, or give a space with --space",
-        )
-    space: Space = {}
-    try:
+        if not isinstance(tree, dict) or not tree:
+            raise ValueError("nothing is left to search: it has no keys, or all are set")
         for key, value in tree.items():
             kind: type[Range | Choices] = Choices if isinstance(value, dict) and "choices" in value else Range
             space[str(key)] = typed_json.load(kind, value, str(key), _FIX)
@@ -109,11 +86,13 @@ def parse(content: str | bytes, recipe: str, overrides: Mapping[str, Any], name:
         for number in range(max(map(len, columns.values()))):
             extremes = {key: values[number % len(values)] for key, values in columns.items()}
             recipes.load(recipe, {**overrides, **extremes})
-    except (ConfigError, FormError) as error:
-        raise ConfigError(f"{name} cannot be used: {error.message}", fix=_FIX) from None
+    except KubedetError as error:
+        problem = error.message
     except (ValueError, OverflowError) as error:
-        raise ConfigError(f"{name} cannot be used: {key}: {error}", fix=_FIX) from None
-    return space
+        problem = f"{key}: {str(error).splitlines()[0]}"
+    else:
+        return space
+    raise ConfigError(f"{name} cannot be used: {problem.removeprefix(': ')}", fix=_FIX)
 
 
 def to_json(space: Space) -> dict[str, dict[str, object]]:

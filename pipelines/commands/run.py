@@ -27,7 +27,6 @@ from components.hooks import Outcome
 from components.launchers.guarded_process import GuardedProcess
 from operations import costs, notifications, retrain_condition
 from operations.costs import Costs
-from operations.tuning.space import check_name
 from pipelines import display, parameters
 from pipelines.commands import Commands, columns, option
 from pipelines.commands.options import add_overrides, add_parameter, add_prices, read_recipe, use_prices
@@ -224,7 +223,7 @@ def check(options: Options) -> None:
 
     parameters.check_all(
         [
-            partial(check_name, options.name),
+            partial(storage.check_name, options.name, "--name"),
             processes,
             partial(retrain_condition.check, options["min_new_images"], options["min_drift"]),
             partial(starting_weights.check_warm_start, options["warm_start"]),

@@ -149,7 +149,8 @@ def _tune(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"{words}: no effect in a search on this machine", fix="add --submit to search in Kubeflow"
         )
-    name = space.study_name(arguments.name, recipe)
+    name = arguments.name or f"tune-{recipe}"
+    storage.check_name(name, "--name")
     content = storage.read_bytes(arguments.space) if arguments.space else ""
     searched = space.parse(content, recipe, overrides, arguments.space or f"the space of {recipe}")
     if arguments.show_space:

@@ -116,6 +116,6 @@ def test_a_record_of_before_images_were_pinned_still_names_its_folder(source, tm
 def test_a_version_is_part_of_a_files_name(source, tmp_path):
     for bad in ("../up", "a b", "", ".hidden", "x" * 101):
         with pytest.raises(ConfigError, match="cannot be a name"):
-            data_versions.check(bad)
+            storage.check_name(bad, data_versions.KEY)
     with pytest.raises(ConfigError, match="cannot be a name"):
         fetch("sample", str(tmp_path), CONFIG, "a/b")

@@ -110,7 +110,7 @@ def test_a_search_is_checked_before_anything_is_sent():
     with pytest.raises(ConfigError, match=r"train\.rate"):
         Submission("a", "b", searched, {"trials": 2}).check()
     searched |= {"space": "{train.lr: {low: 0.1, high: 0.2}}"}
-    with pytest.raises(ConfigError, match="cannot be a folder's"):
+    with pytest.raises(ConfigError, match="cannot be a name"):
         Submission("a", "b", searched, {"trials": 2}).check()
     searched |= {"study": "first", "overrides": {"train.minutes": 3}}
     Submission("a", "b", searched, {"trials": 2, "parallelism": 2, "gpus": 1}).check()

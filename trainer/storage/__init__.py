@@ -36,6 +36,7 @@ from trainer.storage.uris import (
     WEB,
     FileState,
     absolute,
+    check_name,
     check_place,
     climbs,
     is_local,
@@ -49,8 +50,8 @@ if TYPE_CHECKING:
     from trainer.storage.url_policy import UrlPolicy
 
 __all__ = [
-    "OBJECT_STORES", "WEB", "FileState", "Form", "absolute", "check_place", "climbs", "is_local", "join",
-    "local_path", "parent", "scheme",
+    "OBJECT_STORES", "WEB", "FileState", "Form", "absolute", "check_name", "check_place", "climbs",
+    "is_local", "join", "local_path", "parent", "scheme",
 ]  # fmt: skip
 
 _STALE_SECONDS = 3600

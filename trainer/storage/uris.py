@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from trainer.base.errors import MissingError, StorageError, refuse_userinfo
+from trainer.base.errors import ConfigError, MissingError, StorageError, refuse_userinfo
 
 CLOUDS = ("gs", "az")  # object stores other than S3
 OBJECT_STORES = ("s3", "minio", *CLOUDS)
@@ -20,6 +20,7 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::([0-9]*))?")
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,63}")
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
 _PORTS = {"http": 80, "https": 443}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _BUCKET = re.compile(r"(?!.*(\.\.|\.-|-\.))[A-Za-z0-9$][A-Za-z0-9._:-]{1,220}[A-Za-z0-9]")
 
 
@@ -106,6 +107,15 @@ def local_path(uri: str) -> Path:
 def absolute(uri: str) -> str:
     """Return one spelling of the URI: a local one as an absolute path, others without a final slash."""
     return str(local_path(uri)) if is_local(uri) else uri.rstrip("/")
+
+
+def check_name(name: str, noun: str) -> None:
+    """Refuse a name, of what `noun` says, that cannot be part of a file's name."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"the {noun} {name!r} cannot be a name",
+            fix="use letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 100",
+        )
 
 
 def climbs(name: str) -> bool:

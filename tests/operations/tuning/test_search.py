@@ -102,9 +102,9 @@ def test_failed_trials_count_and_a_search_ends_when_all_have_ended(tmp_path, tra
     assert [trial.state == FAIL for trial in study.trials()] == [True, False, False]
     assert search.finish(study).value == max(trial.value for trial in study.trials()[1:])
     ended = storage.join(study.uri, ENDED)
-    opened(str(tmp_path), 3)
+    run(str(tmp_path), 3)
     assert storage.exists(ended)
-    opened(str(tmp_path), 4)
+    run(str(tmp_path), 4)
     assert not storage.exists(ended)
 
 

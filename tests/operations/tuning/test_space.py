@@ -38,7 +38,7 @@ def test_a_space_reads_back_as_it_was_written(one_line):
         ("train.rate: {low: 0.1, high: 0.2}", "train.rate"),
         ("train.epochs: {choices: [one]}", "train.epochs"),
         ("- train.lr", "cannot be used"),
-        ("a: [", "not YAML"),
+        ("a: [", "cannot be used"),
     ],
 )
 def test_a_space_that_cannot_be_used_is_refused_by_key(text, said):

@@ -52,7 +52,7 @@ def test_each_pod_trains_its_trial_and_the_best_of_them_is_chosen(asked, tmp_pat
     assert len({json.dumps(trial.params) for trial in written}) == 3
     assert {type(trial.params["train.warmup_steps"]) for trial in written} == {int}
     paths = tmp_path / "page", tmp_path / "configuration"
-    found = search.choose(ended, tuple(map(str, paths)), *asked)
+    found = search.choose(tuple(map(str, paths)), *asked)
     best = max(written, key=lambda trial: trial.value * (trial.state.name == "COMPLETE"))
     assert found["metrics"] == {"coco/AP": best.value, "trial": best.number}
     assert found["shown"] == {"uri": str(study / "best.yaml")}

@@ -35,7 +35,7 @@ def test_a_search_writes_the_page_and_a_recipe_that_a_search_takes(tune, data_ro
         assert word in html
     recipe, overrides = recipes.named(str(folder / "best.yaml"))
     assert (recipe, overrides["data.processes"]) == ("debug", 1)
-    assert f"train.lr={overrides['train.lr']:.3g}" in out.split("best: ")[1]
+    assert f"train.lr={overrides['train.lr']:.4g}" in out.split("best: ")[1]
     with open(f"{data_root}/tuning/search/best.yaml") as file:
         assert yaml.safe_load(file)["set"] == overrides
     assert tune("--trials", "6")[0] == 0
@@ -60,7 +60,7 @@ def test_a_space_is_printed_as_a_file_that_is_read(tune, tmp_path):
         (["--parallel", "0"], "--parallel: must be 1 or more"),
         (["--recipe", "nosuch"], "no recipe 'nosuch'"),
         (["--space", "nosuch.yaml"], "nosuch.yaml"),
-        (["--name", "../a"], "cannot be a folder's"),
+        (["--name", "../a"], "cannot be a name"),
     ],
 )
 def test_mistakes_are_refused_before_any_trial(tune, words, said):
