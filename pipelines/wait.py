@@ -52,7 +52,7 @@ _LAST = 5  # Lines to show of a log without an error.
 _REASON_LIMIT = 500  # Characters of a reason.
 _FATAL = re.compile(r"F\d{4} \S+ +\d+ \S+\] KFP driver: (.*)")  # The last line of a driver that fails.
 _AROUND = re.compile(r"[IWEF]\d{4} |time=\S+ level=|Error: exit status")  # Lines of Kubeflow and Argo.
-_FIX = re.compile(r"\n\s*fix: ")
+_FIX = re.compile(r"\n\s*fix: ")  # Between the message and the remedy of a printed error.
 _MEMORY = "use a larger --size (or step_memory); finished work is reused"
 
 
@@ -63,11 +63,6 @@ class Cause:
     step: str
     text: str
     fix: str = ""
-
-    @classmethod
-    def of(cls, step: str, printed: str) -> "Cause":
-        """Split a printed error into its message and its fix."""
-        return cls(step, *_FIX.split(printed, maxsplit=1))
 
 
 class Pods:
@@ -97,7 +92,7 @@ class Pods:
         """Yield why steps failed: those whose last pod failed."""
         for cluster, pod in self._newest():
             if text := _failure_of(cluster, pod):
-                yield Cause.of(_step_of(pod), text)
+                yield Cause(_step_of(pod), *_FIX.split(text, maxsplit=1))
 
     def without_secret(self, name: str) -> str:
         """Return the run's namespace if the Secret is missing there; empty if it exists, or if unknown."""
@@ -332,7 +327,7 @@ def _causes(server: Server, run: Any, pods: Pods) -> list[Cause]:
     causes = {cause.step: cause for cause in pods.failed()}
     for step, task in steps.items():
         if message := _message(task.error):
-            causes[step] = Cause.of(step, message)
+            causes[step] = Cause(step, *_FIX.split(message, maxsplit=1))
     missing = {step: item for step, item in steps.items() if step not in causes}
     # In the API a step's pods are children of tasks `executor`, which do not name the step.
     executors = [item for item in failed if item.display_name == "executor"]
@@ -345,7 +340,7 @@ def _causes(server: Server, run: Any, pods: Pods) -> list[Cause]:
         for workflow, _, number in (node.rpartition("-") for node in nodes):
             for template in _DRIVERS if is_driver else _IMPLEMENTATIONS:
                 if log := server.pod_log(f"{workflow}-{template}-{number}", run.run_id):
-                    causes[step] = Cause.of(step, error_of_log(log))
+                    causes[step] = Cause(step, *_FIX.split(error_of_log(log), maxsplit=1))
     if message := _message(run.error):
         causes["run"] = Cause("run", message)
     causes |= {step: Cause(step, "failed") for step in steps if step not in causes}
