@@ -1,6 +1,7 @@
-"""Options of D-FINE and RT-DETRv2, their published sizes, and recipes of D-FINE."""
+"""Options of D-FINE and RT-DETRv2, their published sizes, and their recipes."""
 
 import re
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
@@ -11,6 +12,8 @@ from trainer.config.types import STRICT, Count, Fraction, Positive
 
 _UNIT = 8  # channels of a narrower network are multiples of it; the queries' of four times that, for 8 heads
 _HUB = "hf:"
+_STORAGE = "https://github.com/lyuwenyu/storage/releases/download/v0.1/"
+"""Backbones of RT-DETR's authors: `src/nn/backbone/presnet.py`."""
 _NAMES = {"nano": "n", "small": "s", "medium": "m", "large": "l", "xlarge": "x"}
 """Sizes in the names of the hub."""
 
@@ -239,69 +242,126 @@ def dfine_small() -> Config:
     )  # fmt: skip
 
 
-def dfine_s() -> Config:
-    """D-FINE-S on COCO by its authors' schedule: 48.5 AP with theirs, on 8 GPUs.
+def dfine_n() -> Config:
+    """D-FINE-N on COCO by its authors' schedule: 42.8 AP with theirs, on 8 GPUs."""
+    return _dfine("n", epochs=160, plain=12, draws=0, lr=8e-4, backbone_lr=0.5, images=128)
 
-    github.com/Peterande/D-FINE (4a1f73a), configs/dfine/dfine_hgnetv2_s_coco.yml and its README: 132 epochs,
-    the last 12 plain, 32 images a step. Theirs resets to the best weights before the plain epochs, changes
-    the aspect of images, and draws 640 more often than other sizes.
-    """
-    return Config(
-        recipe="dfine_s",
-        loader=_dfine_views([576, 608, 640, 672, 704], plain_epochs=12),
-        model=DFineOptions(
-            size="s", weights="hf:timm/hgnetv2_b0.ssld_stage1_in22k_in1k", backbone_lr=0.5,
-            sync_batchnorm=True, score_threshold=0.001,
-        ),
-        train=_dfine_training(epochs=132, lr=2e-4, weight_decay=1e-4),
-    )  # fmt: skip
+
+def dfine_s() -> Config:
+    """D-FINE-S on COCO by its authors' schedule: 48.5 AP with theirs, on 8 GPUs."""
+    return _dfine("s", epochs=132, plain=12, draws=20, lr=2e-4, backbone_lr=0.5)
+
+
+def dfine_m() -> Config:
+    """D-FINE-M on COCO by its authors' schedule: 52.3 AP with theirs, on 8 GPUs."""
+    return _dfine("m", epochs=132, plain=12, draws=6, lr=2e-4, backbone_lr=0.1)
 
 
 def dfine_l() -> Config:
-    """D-FINE-L on COCO by its authors' schedule: 54.0 AP with theirs, on 8 GPUs.
+    """D-FINE-L on COCO by its authors' schedule: 54.0 AP with theirs, on 8 GPUs."""
+    return _dfine("l", epochs=80, plain=8, draws=4, lr=2.5e-4, backbone_lr=0.05, frozen=True)
 
-    github.com/Peterande/D-FINE (4a1f73a), configs/dfine/dfine_hgnetv2_l_coco.yml and its README: 80 epochs,
-    the last 8 plain, 32 images a step; the differences are those of dfine_s.
-    """
-    return Config(
-        recipe="dfine_l",
-        loader=_dfine_views([480, 544, 608, 640, 672, 736, 800], plain_epochs=8),
-        model=DFineOptions(
-            size="l", weights="hf:timm/hgnetv2_b4.ssld_stage1_in22k_in1k", backbone_lr=0.05,
-            frozen_norm=True, frozen_stem=True, sync_batchnorm=True, score_threshold=0.001,
-        ),
-        train=_dfine_training(epochs=80, lr=2.5e-4, weight_decay=1.25e-4),
-    )  # fmt: skip
+
+def dfine_x() -> Config:
+    """D-FINE-X on COCO by its authors' schedule: 55.8 AP with theirs, on 8 GPUs."""
+    return _dfine("x", epochs=80, plain=8, draws=3, lr=2.5e-4, backbone_lr=0.01, frozen=True)
 
 
 def dfine_finetune() -> Config:
     """Fine-tune D-FINE-S's weights of Objects365 and COCO on your data, on one or a few GPUs."""
     return Config(
         recipe="dfine_finetune",
-        loader=LoaderConfig(
-            image_size=640, scale=[0.7, 1.4], brightness=0.1, contrast=0.1, saturation=0.1, plain_epochs=4
+        loader=published_views(640, draws=10, plain_epochs=8),
+        model=DFineOptions(
+            size="s", weights="hf:ustc-community/dfine-small-obj2coco", backbone_lr=0.5,
+            detections_per_image=300,
         ),
-        model=DFineOptions(size="s", weights="hf:ustc-community/dfine-small-obj2coco", backbone_lr=0.5),
-        train=TrainConfig(
-            epochs=30, minutes=240.0, batch_size=8, global_batch=16, optimizer="adamw", lr=1e-4,
-            weight_decay=1e-4, warmup_steps=200, clip_norm=0.1, ema_decay=0.999, compile="off",
+        train=replace(
+            published_training(64, 2.5e-4, weight_decay=1.25e-4),
+            minutes=240.0, batch_size=8, warmup_steps=0, ema_ramp="inverse",
         ),
         evaluation=EvaluationConfig(gate=["coco/AP50 >= 0.1"]),
     )  # fmt: skip
 
 
-def _dfine_views(sizes: list[int], plain_epochs: int) -> LoaderConfig:
-    """The augmentation of D-FINE's authors, approximately: zoom out, crop, colours, sizes."""
+def rtdetr_r18() -> Config:
+    """RT-DETRv2-S on COCO by its authors' schedule: 48.1 AP with theirs, on 4 GPUs."""
+    return _rtdetr("r18", "ResNet18_vd_pretrained", epochs=120, plain=3, draws=0, backbone_lr=1.0)
+
+
+def rtdetr_r34() -> Config:
+    """RT-DETRv2-M* on COCO by its authors' schedule: 49.9 AP with theirs, on 4 GPUs."""
+    return _rtdetr("r34", "ResNet34_vd_pretrained", epochs=120, plain=3, backbone_lr=0.5, bias_decay=0.0)
+
+
+def rtdetr_r50() -> Config:
+    """RT-DETRv2-L on COCO by its authors' schedule: 53.4 AP with theirs, on 4 GPUs."""
+    return _rtdetr("r50", "ResNet50_vd_ssld_v2_pretrained", epochs=72, plain=1, backbone_lr=0.1, frozen=True)
+
+
+def rtdetr_r101() -> Config:
+    """RT-DETRv2-X on COCO by its authors' schedule: 54.3 AP with theirs, on 4 GPUs."""
+    return _rtdetr("r101", "ResNet101_vd_ssld_pretrained", epochs=72, plain=1, backbone_lr=0.01, frozen=True)
+
+
+def published_views(size: int, draws: int, plain_epochs: int) -> LoaderConfig:
+    """Return the augmentation of D-FINE's and RT-DETR's authors.
+
+    `draws` is the number of draws of `size` among the ten other sides, from 3/4 to 5/4 of it; 0 is one side
+    only. docs/weights.md lists the sources.
+    """
+    around = [*range(int(size * 0.75 / 32) * 32, int(size * 1.25 / 32) * 32 + 1, 32)]
     return LoaderConfig(
-        image_size=640, scale=[0.5, 2.0], brightness=0.125, contrast=0.5, saturation=0.5, hue=0.05,
-        sizes=sizes, plain_epochs=plain_epochs,
+        image_size=size, resize="squash", fill=0, zoom_out=0.5, iou_crop=0.8, brightness=0.125, contrast=0.5,
+        saturation=0.5, hue=0.05, color_probability=0.5, channel_shuffle=0.5, plain_epochs=plain_epochs,
+        sizes=[*around, *[size] * (draws - 1)] if draws else [],
     )  # fmt: skip
 
 
-def _dfine_training(epochs: int, lr: float, weight_decay: float) -> TrainConfig:
-    """A constant learning rate, whose noise averaged weights reduce."""
+def published_training(
+    epochs: int, lr: float, *, weight_decay: float = 1e-4, bias_decay: float = 0.0, images: int = 32,
+    warmup: int = 500, ema: int = 1000,
+) -> TrainConfig:  # fmt: skip
+    """Return the training of the same authors: a constant learning rate, whose noise averages reduce."""
     return TrainConfig(
-        epochs=epochs, batch_size=4, global_batch=32, lr_batch=32, optimizer="adamw", lr=lr,
-        weight_decay=weight_decay, schedule="multistep", milestones=[1.0], warmup_steps=500, clip_norm=0.1,
-        ema_decay=0.9999, compile="off",
+        epochs=epochs, batch_size=4, global_batch=images, lr_batch=images, lr_scaling="linear",
+        scale_steps=True, optimizer="adamw", lr=lr, weight_decay=weight_decay, bias_weight_decay=bias_decay,
+        schedule="multistep", milestones=[], warmup_steps=warmup, clip_norm=0.1, ema_decay=0.9999,
+        ema_ramp="exponential", ema_steps=ema, compile="off",
+    )  # fmt: skip
+
+
+def _dfine(
+    size: Literal["n", "s", "m", "l", "x"], *, epochs: int, plain: int, draws: int, lr: float,
+    backbone_lr: float, images: int = 32, frozen: bool = False,
+) -> Config:  # fmt: skip
+    net = {"n": "b0", "s": "b0", "m": "b2", "l": "b4", "x": "b5"}[size]
+    decay = 1.25e-4 if frozen else 1e-4
+    return Config(
+        recipe=f"dfine_{size}",
+        loader=published_views(640, draws, plain),
+        model=DFineOptions(
+            size=size, weights=f"hf:timm/hgnetv2_{net}.ssld_stage1_in22k_in1k", backbone_lr=backbone_lr,
+            frozen_norm=frozen, frozen_stem=frozen, sync_batchnorm=True, score_threshold=0.0,
+            detections_per_image=300,
+        ),
+        train=published_training(
+            epochs, lr, weight_decay=decay, bias_decay=decay if frozen else 0.0, images=images
+        ),
+    )  # fmt: skip
+
+
+def _rtdetr(
+    size: Literal["r18", "r34", "r50", "r101"], weights: str, *, epochs: int, plain: int, backbone_lr: float,
+    draws: int = 3, bias_decay: float = 1e-4, frozen: bool = False,
+) -> Config:  # fmt: skip
+    return Config(
+        recipe=f"rtdetr_{size}",
+        loader=published_views(640, draws, plain),
+        model=RTDetrOptions(
+            size=size, weights=f"{_STORAGE}{weights}_from_paddle.pth", backbone_lr=backbone_lr,
+            frozen_norm=frozen, frozen_stem=frozen, sync_batchnorm=True, score_threshold=0.0,
+            detections_per_image=300,
+        ),
+        train=published_training(epochs, 1e-4, bias_decay=bias_decay, images=16, warmup=2000, ema=2000),
     )  # fmt: skip

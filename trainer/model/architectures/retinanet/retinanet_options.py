@@ -87,14 +87,15 @@ def _narrow() -> RetinaNetOptions:
 def coco_r50() -> Config:
     """RetinaNet v2 on COCO: torchvision's recipe of 26 epochs on 8 GPUs, whose weights have 41.5 AP.
 
-    https://github.com/pytorch/vision/pull/5756: AdamW 1e-4, drops at epochs 16 and 22, decay 0.05 (norms 0),
-    shorter sides from 480 to 800, SyncBN, 8 x 2 images, the last three stages of the backbone trained. Here
-    images fit into a square of 1088, and bf16 replaces fp32. It was not run with this code.
+    https://github.com/pytorch/vision/pull/5756; docs/weights.md compares all settings. It was not run with
+    this code.
     """
     return Config(
         recipe="coco_r50",
-        loader=LoaderConfig(image_size=1088, scale=[0.6, 1.0], scale_draw="uniform"),
-        model=RetinaNetOptions(weights=_RESNET50, trainable_layers=3, sync_batchnorm=True),
+        loader=LoaderConfig(image_size=1120, scale=[0.6, 1.0], scale_draw="uniform"),
+        model=RetinaNetOptions(
+            weights=_RESNET50, trainable_layers=3, sync_batchnorm=True, detections_per_image=300
+        ),
         train=TrainConfig(
             epochs=26, batch_size=4, global_batch=16, lr_batch=16, optimizer="adamw", lr=1e-4,
             weight_decay=0.05, bias_weight_decay=0.05, schedule="multistep", milestones=[16 / 26, 22 / 26],
@@ -118,15 +119,13 @@ def openimages_r50() -> Config:
 def mlperf() -> Config:
     """MLPerf Training's detector: ResNeXt50-32x4d on 264 classes, 34.0 mAP in 4 to 6 epochs there.
 
-    https://github.com/mlcommons/training/tree/master/single_stage_detector: Adam 1e-4, no decay, one epoch
-    of warm-up, 8 x 32 images of 800 x 800, FrozenBN, the last three stages trained. 20 of 20 reference runs
-    had 0.34 after 4 epochs at 256 images a step, 10 of 10 after 6 at 1024 (mlcommons/logging,
-    rcp_checker/training_3.0.0/rcps_ssd.json). Here the aspect of images is kept, and bf16 replaces fp16. It
-    was not run with this code.
+    single_stage_detector of github.com/mlcommons/training; docs/weights.md compares all settings. 20 of 20
+    reference runs had 0.34 after 4 epochs at 256 images a step, 10 of 10 after 6 at 1024 (mlcommons/logging,
+    rcp_checker/training_3.0.0/rcps_ssd.json). It was not run with this code.
     """
     return Config(
         recipe="mlperf",
-        loader=LoaderConfig(image_size=800),
+        loader=LoaderConfig(image_size=800, resize="squash"),
         model=RetinaNetOptions(
             version="v1", backbone="resnext50_32x4d", norm="frozen", trainable_layers=3,
             weights="torchvision:ResNeXt50_32X4D_Weights.IMAGENET1K_V1", detections_per_image=300,
