@@ -2,8 +2,7 @@
 
 Three commands submit a job: `runai training standard|pytorch submit` of version 2.20 and later,
 `runai submit-dist pytorch` of 2.13 to 2.19, and `runai submit-pytorch` before. Any of them can be printed;
-`RunaiBackend` runs the first. Several nodes are a pytorch training: a master and its workers. Sources:
-NVIDIA Run:ai, CLI reference (v2.20 and later); CLI v1 reference; API reference, Workloads (fields, phases).
+`RunaiBackend` runs the first. Sources: Run:ai's CLI reference, CLI v1 reference and API reference, Workloads.
 """
 
 import json
@@ -20,10 +19,9 @@ from dataclasses import fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from components.launchers import pod_template
 from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus, Timings
 from components.launchers.kubernetes_names import amount
-from components.launchers.pod_template import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY
+from components.launchers.pod_template import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY, process_variables
 from components.launchers.spec import JobSpec
 from trainer.base.errors import ConfigError, LaunchError
 
@@ -38,15 +36,14 @@ _WITHOUT_AN_OPTION = ("name", "command", "namespace", "nproc", "gpu_resource", "
 """Fields that need no option: they are part of the command, the project or the environment."""
 
 
-def command(job: JobSpec, target: str, labels: Mapping[str, str] | None = None) -> list[str]:
-    """Return the arguments of the command of a target that submits a job, with further labels."""
+def command(job: JobSpec, target: str) -> list[str]:
+    """Return the arguments of the command of a target that submits a job."""
     if job.elastic:
         raise ConfigError(
-            "Run:ai's command line has no elastic jobs",
-            fix="leave out elastic, or apply the target pytorchjob with runai_queue set",
+            "Run:ai's commands have no elastic jobs", fix="leave it out, or set runai_queue of a PyTorchJob"
         )
-    words = [*_OLDER.get(target, ["runai", "training", _kind(job), "submit"]), job.name]
-    job = replace(job, labels={**job.labels, **(labels or {})})
+    kind = "pytorch" if job.nodes > 1 else "standard"
+    words = [*_OLDER.get(target, ["runai", "training", kind, "submit"]), job.name]
     for _, option, values in _options(job, older=target in _OLDER):
         for value in values:
             if value is True:
@@ -72,18 +69,15 @@ def left_out(job: JobSpec, target: str) -> list[str]:
     return [name for name in changed if name not in supported] + [name for name, has in partly.items() if has]
 
 
-def _kind(job: JobSpec) -> str:
-    return "pytorch" if job.nodes > 1 else "standard"
-
-
 def _options(job: JobSpec, *, older: bool) -> list[tuple[str, str, list[Any]]]:
     """Return each field's option and its values: "" and None are left out, True is a switch."""
     resources, gpus = dict(job.resources), job.gpus
     if gpus and job.gpu_resource != "nvidia.com/gpu":
         resources, gpus = {job.gpu_resource: gpus} | resources, 0
-    env = {"PET_NPROC_PER_NODE": job.processes} | pod_template.process_variables(job)
+    cpus = (job.cpu_request or job.cpu_limit, job.cpu_limit)
+    cores = [cpu and f"{amount(cpu).normalize():f}" for cpu in cpus]
+    env = {"PET_NPROC_PER_NODE": job.processes} | process_variables(job)
     rdma = job.network.profile == "rdma" and "IPC_LOCK" not in job.capabilities
-    large = amount(job.shared_memory) > 0 or None
     # ExitCode is the Training Operator's; OnFailure is the nearest policy of Run:ai.
     restart = "Never" if job.restart_policy == "Never" else "OnFailure"
     mount = "{0.claim}:{0.path}{1}" if older else "claimname={0.claim},path={0.path}"
@@ -92,6 +86,7 @@ def _options(job: JobSpec, *, older: bool) -> list[tuple[str, str, list[Any]]]:
     for item in job.tolerations:
         parts = {"operator": item.operator, "key": item.key, "value": item.value, "effect": item.effect}
         tolerations.append(",".join(_pairs({key: value for key, value in parts.items() if value})))
+    clean_pods = "clean-pod-policy" if job.nodes > 1 else ""  # A standard training has no such option.
     options: list[tuple[str, str, str, list[Any]]] = [
         ("runai_queue", "project", "project", [job.runai_queue]),
         ("image", "image", "image", [job.image]),
@@ -100,13 +95,13 @@ def _options(job: JobSpec, *, older: bool) -> list[tuple[str, str, list[Any]]]:
         ("nodes", "workers", "workers", [job.nodes - 1 if older or job.nodes > 1 else None]),
         ("gpus", "gpu-devices-request", "gpu", [gpus or None]),
         ("resources", "extended-resource", "extended-resource", _pairs(resources)),
-        ("cpu_request", "cpu-core-request", "cpu", [_cores(job.cpu_request or job.cpu_limit)]),
-        ("cpu_limit", "cpu-core-limit", "cpu-limit", [_cores(job.cpu_limit)]),
+        ("cpu_request", "cpu-core-request", "cpu", [cores[0]]),
+        ("cpu_limit", "cpu-core-limit", "cpu-limit", [cores[1]]),
         ("memory_request", "cpu-memory-request", "memory", [job.memory_request or job.memory_limit]),
         ("memory_limit", "cpu-memory-limit", "memory-limit", [job.memory_limit]),
         ("annotations", "annotation", "annotation", _pairs(job.annotations)),
         ("labels", "label", "label", _pairs(job.labels)),
-        ("shared_memory", "large-shm", "large-shm", [large]),
+        ("shared_memory", "large-shm", "large-shm", [amount(job.shared_memory) > 0 or None]),
         ("mounts", "existing-pvc", "pvc", [mount.format(m, ":ro" * m.read_only) for m in job.mounts]),
         ("run_as_user", "run-as-uid", "", [job.run_as_user]),
         ("run_as_group", "run-as-gid", "", [job.run_as_group]),
@@ -117,36 +112,28 @@ def _options(job: JobSpec, *, older: bool) -> list[tuple[str, str, list[Any]]]:
         ("restart_policy", "restart-policy", "", [restart]),
         ("", "master-restart-policy", "", [restart if job.nodes > 1 else None]),
         ("backoff", "backoff-limit", "backoff-limit", [job.backoff]),
-        ("clean_pods", "clean-pod-policy", "clean-pod-policy", [job.clean_pods]),
+        ("clean_pods", clean_pods, "clean-pod-policy", [job.clean_pods]),
         ("tolerations", "toleration", "toleration", tolerations),
         ("grace_seconds", "termination-grace-period", "", [f"{math.ceil(job.grace_seconds)}s"]),
         ("ttl", "auto-deletion-time-after-completion", "ttl-after-finish", [job.ttl and f"{job.ttl}s"]),
         ("", "preemptibility", "", ["preemptible"]),
     ]
     chosen = [(field, old if older else new, values) for field, new, old, values in options]
-    is_standard = not older and job.nodes == 1  # Has no clean-pod-policy.
-    return [item for item in chosen if item[1] and not (is_standard and item[0] == "clean_pods")]
+    return [item for item in chosen if item[1]]
 
 
 def _pairs(values: Mapping[str, Any]) -> list[str]:
     return [f"{key}={value}" for key, value in values.items()]
 
 
-def _cores(quantity: str) -> str:
-    return f"{amount(quantity).normalize():f}" if quantity else ""
-
-
 _VERSION = "install the command line of v2.20 or later"
-_LOGIN = "log in: `runai login`, or in a program `runai login application`"
-_REFUSALS = {
+_REFUSALS = {  # Patterns of what the program says if the user must act, and the fixes.
     r"unknown (?:command|flag|shorthand flag)": f"{_VERSION}; for an older one, print the command: kubedet "
     "job render --target runai-submit-dist (or runai-submit-pytorch)",
-    r"not logged in|log ?in (?:again|first|to)|runai login|unauthori[sz]ed|unauthenticated|\b401\b": _LOGIN,
-    r"(?:token|session)[^.\n]*(?:expired|invalid|missing)": _LOGIN,
-    r"project[^.\n]*(?:not found|required|missing|not set|not exist)": "name a --project that `runai project "
-    "list` shows",
+    r"logged in|\blog ?in\b|(?:token|session)[^.\n]*(?:expired|invalid|missing)|unauthenticated|"
+    r"unauthori[sz]ed|\b401\b": "log in: `runai login`, or in a program `runai login application`",
+    r"project[^.\n]*(?:not found|required|missing|not set|not exist)": "see `runai project list`",
 }
-"""Patterns of what the program says if the user must act, and the fixes."""
 _ABSENT = re.compile(r"(?:workload|training|job)s? .*(?:not[ _-]?found|not exist)|\b404\b", re.I)
 
 
@@ -154,13 +141,12 @@ class _AbsentError(LaunchError):
     """Run:ai has no workload of that name, kind and project."""
 
 
-_PHASES = {
+_PHASES = {  # By Run:ai's names; any other is pending.
     "stopped": Phase.SUSPENDED, "stopping": Phase.SUSPENDED, "preempted": Phase.SUSPENDED,
     "running": Phase.RUNNING, "degraded": Phase.RUNNING, "restarting": Phase.RESTARTING,
     "terminating": Phase.RESTARTING, "error": Phase.RESTARTING, "crashloopbackoff": Phase.RESTARTING,
     "succeeded": Phase.SUCCEEDED, "completed": Phase.SUCCEEDED, "failed": Phase.FAILED,
 }  # fmt: skip
-"""Run:ai's names of phases; any other is pending."""
 _POD_PHASES = {
     "running": "Running", "succeeded": "Succeeded", "completed": "Succeeded", "failed": "Failed",
     "error": "Failed", "oomkilled": "Failed", "evicted": "Failed",
@@ -218,16 +204,15 @@ class RunaiBackend(Backend):
 
     def submit(self, job: JobSpec) -> str:
         if job.namespace:
-            raise ConfigError(
-                "Run:ai puts a job into its project's namespace", fix="leave namespace out; name --project"
-            )
+            raise ConfigError("Run:ai uses its project's namespace", fix="leave it out, and name --project")
         self.project = job.runai_queue or self.project
         job = replace(job, runai_queue=self.project)
-        words = command(job, "runai", {LABEL_MANAGED: MANAGED_BY, LABEL_SPEC: job.fingerprint})
-        status, labels = self._find(job.name)
+        labels = {**job.labels, LABEL_MANAGED: MANAGED_BY, LABEL_SPEC: job.fingerprint}
+        words = command(replace(job, labels=labels, runai_queue=""), "runai")
+        status, existing = self._find(job.name)
         if status.phase is not Phase.GONE:
-            _check_managed(job.name, labels or {})
-            if (labels or {}).get(LABEL_SPEC) == job.fingerprint and status.phase is not Phase.FAILED:
+            _check_managed(job.name, existing or {})
+            if existing and existing.get(LABEL_SPEC) == job.fingerprint and status.phase is not Phase.FAILED:
                 logger.info("the workload %s exists: adopting it", job.name)
                 return ""
             logger.info("the workload %s failed or has another specification: deleting it", job.name)
@@ -235,8 +220,7 @@ class RunaiBackend(Backend):
         if ignored := left_out(job, "runai"):
             logger.warning("Run:ai's command line has no option for: %s", ", ".join(ignored))
         self._call(*words[1:], seconds=self.timings.submit)
-        self._kinds[job.name] = _kind(job)
-        logger.info("submitted the %s training %s", _kind(job), job.name)
+        self._kinds[job.name] = words[2]
         return ""
 
     def status(self, name: str) -> JobStatus:
@@ -294,8 +278,7 @@ class RunaiBackend(Backend):
         status, labels = self._find(name)
         if status.phase is Phase.GONE:
             return
-        if labels is not None:
-            _check_managed(name, labels)
+        _check_managed(name, labels)
         with suppress(_AbsentError):
             self._call(*self._about(name, "delete"))
         end = time.monotonic() + self.timings.removal
@@ -317,10 +300,7 @@ class RunaiBackend(Backend):
             except _AbsentError:
                 continue
             except (ValueError, LookupError, TypeError, AttributeError):
-                raise LaunchError(
-                    f"the answer of `runai training {kind} describe {name}` cannot be read:\n{text[:400]}",
-                    fix=_VERSION,
-                ) from None
+                raise LaunchError(f"workload {name} cannot be read:\n{text[:400]}", fix=_VERSION) from None
             self._kinds[name] = kind
             labels = values.get("labels")
             return status, labels if isinstance(labels, dict) else None
@@ -345,8 +325,7 @@ class RunaiBackend(Backend):
             return result.stdout
         output = result.stderr.strip() or result.stdout
         lines = "\n".join(output.strip().splitlines()[-10:]) or f"exit code {result.returncode}"
-        # Without options, whose values may be private.
-        text = f"`runai {' '.join(words[:4])}` failed: {lines}"
+        text = f"`runai {' '.join(words[:4])}` failed: {lines}"  # Values of options may be private.
         if _ABSENT.search(output):
             raise _AbsentError(text, fix="see `kubedet job list --backend runai`")
         for pattern, fix in _REFUSALS.items():
@@ -355,22 +334,16 @@ class RunaiBackend(Backend):
         raise LaunchError(text, fix="do what it says; `runai training list` shows what there is")
 
     def _words(self, *words: str) -> list[str]:
-        """Return a command line for the project; arguments after `--` stay last."""
+        """Return a command line with the project, behind `training KIND VERB NAME`."""
         path = shutil.which("runai")
         if path is None:
-            raise ConfigError(
-                "the program runai is not on the PATH",
-                fix="install Run:ai's command line (in its web interface: Help, Researcher Command Line "
-                "Interface), or leave out --backend runai and set runai_queue",
-            )
-        end = words.index("--") if "--" in words else len(words)
-        project = ["--project", self.project] if self.project and "--project" not in words[:end] else []
-        return [path, *words[:end], *project, *words[end:]]
+            raise ConfigError("the program runai is not on the PATH", fix="install it: Run:ai's Help menu")
+        project = ["--project", self.project] if self.project else []
+        return [path, *words[:4], *project, *words[4:]]
 
 
-def _check_managed(name: str, labels: Mapping[str, str]) -> None:
-    if labels.get(LABEL_MANAGED) != MANAGED_BY:
+def _check_managed(name: str, labels: Mapping[str, str] | None) -> None:
+    if labels is not None and labels.get(LABEL_MANAGED) != MANAGED_BY:
         raise LaunchError(
-            f"the workload {name} was not made by kubedet, which does not touch it",
-            fix="give the job another name, or delete that one with runai",
+            f"the workload {name} was not made by kubedet", fix="choose another name, or delete it with runai"
         )
