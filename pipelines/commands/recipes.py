@@ -6,7 +6,8 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, is_dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -16,9 +17,6 @@ from trainer.base.errors import ConfigError
 from trainer.config import architectures, parsing
 from trainer.config.schema import Config, ModelConfig
 from trainer.model import recipes
-
-if TYPE_CHECKING:
-    from trainer.weights.weights_mirror import MirroredWeights
 
 _INDENT = "    "
 _WIDEST = 110
@@ -139,12 +137,12 @@ def add_weights(commands: Commands) -> None:
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     fetch = verb(
-        verbs, "fetch", _fetch_weights, "fetch weights into DATA_ROOT/weights",
+        verbs, "fetch", partial(_weights, fetches=True), "fetch weights into DATA_ROOT/weights",
         "Fetch weights into DATA_ROOT/weights and check their hashes; damaged files are fetched again. For a "
         "cluster, fetch into a folder and copy its weights/ into the cluster's data root.",
     )  # fmt: skip
     listing = verb(
-        verbs, "list", _list_weights, "list the weights of recipes",
+        verbs, "list", partial(_weights, fetches=False), "list the weights of recipes",
         "List weights with their size, hash, recipes, and whether DATA_ROOT/weights has them.",
     )  # fmt: skip
     text = "recipes, or weights: torchvision:NAME, hf:ORG/NAME, https://... (default: those of all recipes)"
@@ -156,41 +154,32 @@ def add_weights(commands: Commands) -> None:
         option(parser, "-o --output text|json", "default: text", "text")
 
 
-def _fetch_weights(options: argparse.Namespace) -> int:
+def _weights(options: argparse.Namespace, *, fetches: bool) -> int:
+    """List weights, which are fetched first with `fetches`."""
     from trainer.base import log
     from trainer.weights import weights_mirror
 
     log.setup()
-    rows = []
-    for uri, needed_by in _needed_weights(options.names).items():
-        weights_mirror.obtain(uri, options.data_root)
-        mirrored = weights_mirror.look_up(uri, options.data_root)
-        rows.append(_weights_row(mirrored, needed_by))
-        if options.output == "text":
-            print(f"{uri}: {_size_of(mirrored)} in {weights_mirror.place_of(uri, options.data_root)}")
-    if options.output == "json":
-        print(json.dumps(rows, indent=2))
-    elif not rows:
-        print("these recipes start from random weights")
-    return 0
-
-
-def _list_weights(options: argparse.Namespace) -> int:
-    from trainer.weights import weights_mirror
-
-    weights = [
-        (weights_mirror.look_up(uri, options.data_root), needed_by)
-        for uri, needed_by in _needed_weights(options.names).items()
-    ]
-    if options.output == "json":
-        print(json.dumps([_weights_row(*one) for one in weights], indent=2))
-        return 0
+    items = []
     rows = [("weights", "recipes", "size", "SHA-256", "state")]
-    for mirrored, needed_by in weights:
-        digits = mirrored.file.sha256[:8] if mirrored.file else "-"
-        state = "there" if mirrored.complete else "missing"
-        rows.append((mirrored.uri, ", ".join(needed_by), _size_of(mirrored), digits, state))
-    print(f"{weights_mirror.mirror_of(options.data_root)}\n\n{columns(rows, right={2})}")
+    for uri, needed_by in _needed_weights(options.names).items():
+        if fetches:
+            weights_mirror.obtain(uri, options.data_root)
+        mirrored = weights_mirror.look_up(uri, options.data_root)
+        files, there, size, digits = [], mirrored.complete, "-", "-"
+        if file := mirrored.file:
+            size = f"{file.size / 1e6:,.1f} MB" if file.size else "-"
+            digits = file.sha256[:8]
+            entry = {"name": file.name, "bytes": file.size or None, "sha256": file.sha256, "there": there}
+            files.append(entry)
+        items.append({"weights": mirrored.uri, "recipes": needed_by, "complete": there, "files": files})
+        rows.append((mirrored.uri, ", ".join(needed_by), size, digits, "there" if there else "missing"))
+    if options.output == "json":
+        print(json.dumps(items, indent=2))
+    elif items:
+        print(f"{weights_mirror.mirror_of(options.data_root)}\n\n{columns(rows, right={2})}")
+    else:
+        print("these recipes start from random weights")
     return 0
 
 
@@ -211,16 +200,3 @@ def _needed_weights(names: list[str]) -> dict[str, list[str]]:
                 fix=f"use one of {', '.join(recipes.RECIPES)}, torchvision:NAME, hf:ORG/NAME or https://...",
             )
     return needed
-
-
-def _weights_row(mirrored: "MirroredWeights", needed_by: list[str]) -> Mapping[str, object]:
-    file, files = mirrored.file, []
-    if file:
-        there = mirrored.complete
-        files = [{"name": file.name, "bytes": file.size or None, "sha256": file.sha256, "there": there}]
-    return {"weights": mirrored.uri, "recipes": needed_by, "complete": mirrored.complete, "files": files}
-
-
-def _size_of(mirrored: "MirroredWeights") -> str:
-    size = mirrored.file.size if mirrored.file else 0
-    return f"{size / 1e6:,.1f} MB" if size else "-"

@@ -52,7 +52,7 @@ def test_what_all_recipes_need_is_listed_with_hashes_and_nothing_is_asked(weight
 def test_weights_of_a_recipe_are_fetched_and_then_listed(weights, recipe, weights_server, tmp_path):
     assert "missing" in weights("list", recipe, "--data-root", tmp_path)[1]
     code, out, _ = weights("fetch", recipe, "--data-root", tmp_path)
-    assert code == 0 and f"{tmp_path}/weights/torchvision" in out
+    assert code == 0 and out.startswith(f"{tmp_path}/weights")
     requests = len(weights_server.requests)
     code, out, _ = weights("list", recipe, "--data-root", tmp_path)
     (line,) = [line for line in out.splitlines() if RESNET18 in line]
