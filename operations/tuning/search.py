@@ -1,11 +1,7 @@
 """A search: Optuna's study of it, the trainings of its trials, some at a time, and its results.
 
-<data_root>/tuning/NAME/study.json   what is searched
-optuna.log, locks/   on a disk or a volume: Optuna's journal, shared by any number of processes
-trials/00000.json    in a bucket: a trial that ended, whose values follow from the study's seed and its number
-runs/                trainings in a cluster
-ended.json           written when all trials have ended
-best.yaml, tuning.html
+On a disk or a volume the study is Optuna's journal, shared by any number of processes. In a bucket a trial's
+values follow from the study's seed and the trial's number, and its result is a JSON object.
 """
 
 import fcntl
@@ -25,8 +21,7 @@ from typing import IO, Any
 
 import optuna
 from optuna import distributions, importance, pruners, samplers
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.storages import JournalStorage, journal
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from components import starting_weights, usage
@@ -94,7 +89,7 @@ class Study:
             path = storage.join(storage.absolute(self.uri), "optuna.log")
             startup = min(5, max(1, trials // 3))  # Random trials before TPE.
             self.journal = optuna.create_study(
-                storage=JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path))),
+                storage=JournalStorage(journal.JournalFileBackend(path, journal.JournalFileOpenLock(path))),
                 study_name="search", load_if_exists=True, direction="maximize",
                 sampler=samplers.TPESampler(constant_liar=True, n_startup_trials=startup),
                 pruner=pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2),
@@ -102,12 +97,24 @@ class Study:
 
     def trials(self) -> list[FrozenTrial]:
         """Return the known trials by our number; in a bucket only those that have ended."""
+        trials = []
         if self.journal:
             # One without a number was begun by a process that was killed at that moment.
             trials = [trial for trial in self.journal.trials if _NUMBER in trial.user_attrs]
-        else:
-            folder = storage.join(self.uri, "trials")
-            trials = [self._read(storage.join(folder, name)) for name in storage.list_files(folder)]
+        folder = storage.join(self.uri, "trials")
+        for name in () if self.journal else storage.list_files(folder):
+            uri = storage.join(folder, name)
+            record = storage.read_json(uri, _TRIAL)
+            try:
+                trial = create_trial(
+                    state=TrialState[record["state"].upper()], value=record["value"],
+                    params=record["params"], distributions=self._distributions,
+                    intermediate_values=dict(enumerate(record["validations"], 1)),
+                    user_attrs={_NUMBER: record["number"]},
+                )  # fmt: skip
+            except (KeyError, TypeError, ValueError) as error:
+                raise FormError(f"{uri} is not a trial of this search: {error}", fix=_TRIAL.remedy) from None
+            trials.append(trial)
         for trial in trials:
             trial.number = trial.user_attrs[_NUMBER]
         return sorted(trials, key=attrgetter("number"))
@@ -141,19 +148,6 @@ class Study:
             }  # fmt: skip
             storage.write_json(storage.join(self.uri, "trials", f"{ended.number:05d}.json"), record)
         return ended
-
-    def _read(self, uri: str) -> FrozenTrial:
-        """Return a trial of a bucket."""
-        record = storage.read_json(uri, _TRIAL)
-        try:
-            return create_trial(
-                state=TrialState[record["state"].upper()], value=record["value"],
-                params=record["params"], distributions=self._distributions,
-                intermediate_values=dict(enumerate(record["validations"], 1)),
-                user_attrs={_NUMBER: record["number"]},
-            )  # fmt: skip
-        except (KeyError, TypeError, ValueError) as error:
-            raise FormError(f"{uri} is not a trial of this search: {error}", fix=_TRIAL.remedy) from None
 
 
 def _distribution(one: Range | Choices) -> distributions.BaseDistribution:
@@ -227,7 +221,7 @@ def _follow(
         sys.executable, "-m", "trainer", "launch", "--nproc", str(processes), "--",
         "train", "--config", config, "--shards", study.shards, "--output", output,
     ]  # fmt: skip
-    is_behind = asked = False
+    is_behind = False
     reported = len(trial.study.trials[trial.number].intermediate_values)
     code = None
     with (
@@ -238,7 +232,7 @@ def _follow(
             stdout=log.fileno() if log else None,
         ) as process,
     ):  # fmt: skip
-        while code is None:
+        while code is None and not is_behind and not stop.requested:  # Leaving the block stops it.
             time.sleep(_POLL_SECONDS)
             code = process.poll()  # First: the files of an ended training are then complete.
             rows = read_rows(output) if code is not None or study.journal else []
@@ -247,13 +241,10 @@ def _follow(
                 reported += 1
                 trial.report(score, reported)
                 is_behind |= trial.should_prune()
-            if code is None and not asked and (is_behind or stop.requested):
-                asked = True
-                process.stop()
     if code == 0:
         value = storage.read_json(storage.join(output, "result.json"))["metrics"].get(study.metric)
         return study.end(trial, TrialState.FAIL if value is None else TrialState.COMPLETE, value)
-    if asked and is_behind:
+    if code is None and is_behind:
         return study.end(trial, TrialState.PRUNED)
     if code == EXIT_RETRY or stop.requested:
         stop.requested = True
@@ -280,8 +271,7 @@ def publish(study: Study) -> FrozenTrial | None:
     plots = [as_plot("History: each trial, and the best so far", history, legend),
              as_plot("Validations of each trial", validations)]  # fmt: skip
     if study.journal and len(done) > 3 and len(set(done.values())) > 1:
-        evaluator = importance.PedAnovaImportanceEvaluator()
-        shares = importance.get_param_importances(study.journal, evaluator=evaluator)
+        shares = importance.get_param_importances(study.journal)
         drawn, _ = bars("share of what the keys explain", list(shares), list(shares.values()))
         plots.append(as_plot("Importance of each key", drawn))
     trials.sort(key=lambda trial: (trial.state != TrialState.COMPLETE, -(trial.value or 0.0)))

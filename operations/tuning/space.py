@@ -107,5 +107,4 @@ def text(space: Space, *, one_line: bool = False) -> str:
     """Return a space as YAML that `parse` accepts."""
     # PyYAML writes 1e-05 as 1.0e-05, and reads that as a number.
     flow, width = (True, 2**30) if one_line else (None, 80)
-    written = yaml.safe_dump(to_json(space), sort_keys=False, default_flow_style=flow, width=width)
-    return written.strip() if one_line else written
+    return yaml.safe_dump(to_json(space), sort_keys=False, default_flow_style=flow, width=width).strip()

@@ -154,7 +154,7 @@ def _tune(arguments: argparse.Namespace) -> int:
     content = storage.read_bytes(arguments.space) if arguments.space else ""
     searched = space.parse(content, recipe, overrides, arguments.space or f"the space of {recipe}")
     if arguments.show_space:
-        print(space.text(searched), end="")
+        print(space.text(searched))
         return 0
     if arguments.submit:
         # Options of `kubedet submit` that this command lacks or names differently.

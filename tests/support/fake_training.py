@@ -4,7 +4,6 @@ import json
 from typing import ClassVar
 
 from trainer import storage
-from trainer.base.errors import EXIT_RETRY
 
 
 class FakeTraining:
@@ -41,6 +40,3 @@ class FakeTraining:
             return None
         storage.write_json(f"{self.output}/result.json", {"metrics": {"coco/AP": self.score()}})
         return 0
-
-    def stop(self):
-        self.code = EXIT_RETRY
