@@ -1,12 +1,10 @@
-"""What the doctor finds in a cluster, in a queue of Kueue, and in the pods of a job."""
+"""What the doctor finds in a cluster and in a queue of Kueue."""
 
 import base64
-import json
 
 import pytest
 from fake_api import Fault
 from fake_kueue import give_kueue
-from fake_pod import endless
 
 from components import doctor
 from components.doctor import PERMISSIONS
@@ -14,8 +12,6 @@ from components.launchers.backend import Timings
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.kinds import shared_runtime
 from components.launchers.spec import JobSpec
-from trainer.launching import doctor as machine
-from trainer.launching.doctor import Check
 
 PYTORCH, TRAIN = "kubeflow.org/pytorchjob", "trainer.kubeflow.org/trainjob"
 LONG_AGO = "2026-01-01T00:00:00Z"
@@ -290,22 +286,3 @@ def test_jobs_that_wait_in_vain_are_named(queue, backend_of_both, fake_cluster):
     assert finding.state == "missing"
     assert finding.detail == "wait in vain: old (in queue gpus: Kueue has no Workload for it)"
     assert f"name {PYTORCH} in integrations.frameworks" in finding.fix
-
-
-@pytest.fixture
-def two_pods(fake_cluster):
-    """A cluster with the job `two`, both of whose pods run."""
-    fake_cluster.lives |= {"two-master-0": endless, "two-worker-0": endless}
-    backend = connect()
-    backend.submit(JobSpec(name="two", image="i:1", nodes=2, command=("true",)))
-    while {pod.phase for pod in backend.status("two").pods} != {"Running"}:
-        pass
-    return backend
-
-
-def test_every_pod_is_looked_into(two_pods, monkeypatch):
-    output = json.dumps([{"title": "GPUs", "state": "missing", "detail": "0 of 8", "fix": "ask for them"}])
-    monkeypatch.setattr(doctor.pod_exec, "captured", lambda cluster, pod, command: (0, output))
-    assert list(doctor.check_pods(two_pods, "two", machine.Needs(gpus=8))) == [
-        Check(f"{pod}: GPUs", "missing", "0 of 8", "ask for them") for pod in ("two-master-0", "two-worker-0")
-    ]
