@@ -4,17 +4,25 @@ Published values are translated to this program's keys: a backbone's learning ra
 the epoch of a drop to all epochs. `python tests/trainer/test_published_recipes.py` prints the tables.
 """
 
-from dataclasses import asdict
+import gzip
+import inspect
+import json
+import re
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
+from torchvision.models import detection
+from torchvision.transforms import v2
 
 from trainer.config import parsing
 from trainer.config.schema import Config
 from trainer.model import recipes
 
 DOCS = Path(__file__).parents[2] / "docs" / "weights.md"
+NETWORKS = Path(__file__).parent / "model/architectures/detr/authors_networks.json.gz"
 
 
 class Row(NamedTuple):
@@ -275,7 +283,7 @@ DIFFERENCES = (
     ),
     Difference(
         ("dfine_n", "dfine_s", "dfine_m", "dfine_finetune"), "decay of the backbone's norms",
-        "as its weights", None, "their expression names `norm` where the modules are `bn`; here 0",
+        "as its weights", None, "their expression names `norm`, the modules are `bn` and `lab`; here 0",
     ),
     Difference(
         (*DFINE, *RTDETR), "loader.sizes",
@@ -387,6 +395,89 @@ def test_a_recipe_is_as_published_or_says_why_not(name):
     changed = {key for key, value in ours.items() if value != defaults.get(key)} - sources.keys() - FREE
     reasons = {key for each in own for key in each.key.split(", ")}
     assert {key for key in changed if key.startswith(("loader.", "model.", "train."))} <= reasons
+
+
+def test_the_installed_torchvision_has_the_published_defaults():
+    distort, crop = v2.RandomPhotometricDistort(), v2.RandomIoUCrop()
+    limits = [
+        distort.brightness,
+        distort.contrast,
+        distort.saturation,
+        distort.hue,
+        v2.RandomZoomOut().side_range,
+    ]
+    assert limits == [(0.875, 1.125), (0.5, 1.5), (0.5, 1.5), (-0.05, 0.05), (1.0, 4.0)]
+    assert [each.p for each in (distort, v2.RandomZoomOut(), v2.RandomHorizontalFlip())] == [0.5] * 3
+    assert (crop.min_scale, crop.max_scale, crop.min_aspect_ratio, crop.max_aspect_ratio) == (0.3, 1, 0.5, 2)
+    built = {
+        "coco_r50": (detection.RetinaNet, "", detection.RetinaNet_ResNet50_FPN_V2_Weights),
+        "fcos_r50": (detection.FCOS, "", detection.FCOS_ResNet50_FPN_Weights),
+        "faster_rcnn_r50": (detection.FasterRCNN, "box_", detection.FasterRCNN_ResNet50_FPN_V2_Weights),
+    }
+    (table,) = [table for table in TABLES if table.recipes == TORCHVISION]
+    for name, (kind, prefix, weights) in built.items():
+        values, theirs = published(table, name), inspect.signature(kind).parameters
+        assert weights.COCO_V1.meta["_metrics"]["COCO-val2017"]["box_map"] == values["AP"]
+        assert (theirs["min_size"].default, theirs["max_size"].default) == (800, 1333)
+        for key, argument in {
+            "model.detections_per_image": "detections_per_img", "model.score_threshold": "score_thresh",
+            "model.nms_threshold": "nms_thresh",
+        }.items():  # fmt: skip
+            assert theirs[prefix + argument].default == values[key]
+
+
+_OF_BACKBONE, _OF_REST = "(?=.*backbone)", "(?=.*(?:encoder|decoder))"
+_LIKE_S = (
+    (f"^{_OF_BACKBONE}(?!.*norm|bn).*$", True, True),
+    (f"^{_OF_BACKBONE}(?=.*norm|bn).*$", True, False),
+    (f"^{_OF_REST}(?=.*(?:norm|bn|bias)).*$", False, False),
+)
+_LIKE_L = (
+    (f"^{_OF_BACKBONE}(?!.*norm|bn).*$", True, True),
+    (f"^{_OF_REST}(?=.*(?:norm|bn)).*$", False, False),
+)
+OPTIMIZERS = {
+    **dict.fromkeys(("dfine_n", "dfine_s", "dfine_m", "dfine_finetune", "rtdetr_r34"), _LIKE_S),
+    **dict.fromkeys(("dfine_l", "dfine_x", "rtdetr_r50", "rtdetr_r101"), _LIKE_L),
+    "rtdetr_r18": (("^(?=.*(?:norm|bn)).*$", False, False),),
+}
+"""`optimizer.params` of the authors' files: an expression of names, whether the group has the backbone's
+learning rate, and whether it decays. That of rtdetr_r50 lacks `|bn`, which no name of its backbone has."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_weight_has_the_learning_rate_and_decay_of_the_authors(name):
+    """On the names of the authors' smallest networks, see test_detr_layouts.py."""
+    pytest.importorskip("transformers")
+    from trainer.model.architecture import build
+    from trainer.model.architectures.detr.layouts import library_names
+    from trainer.training.optim import build_optimizer
+
+    config = recipes.load(name)
+    network = {"dfine": "n", "rtdetr": "r18"}[config.model.architecture]
+    listed = json.loads(gzip.decompress(NETWORKS.read_bytes()))[f"{config.model.architecture} {network}"]
+    shapes = list(listed["names"].items())
+    # The number of a name in its values says what it is called here.
+    numbered = {key: torch.full(shape, float(number)) for number, (key, shape) in enumerate(shapes)}
+    renamed = library_names(numbered, config.model.architecture)
+    theirs = {key: shapes[int(value.flatten()[0])][0] for key, value in renamed.items() if value.numel()}
+    detector = build(replace(config.model, size=network), 80)
+    optimizer = build_optimizer(detector, config.train)
+    ours = {id(weight): group for group in optimizer.param_groups for weight in group["params"]}
+    differing = set()
+    for key, weight in detector.named_parameters():
+        if not weight.requires_grad:
+            continue
+        slow, decays = next(
+            (group for pattern, *group in OPTIMIZERS[name] if re.search(pattern, theirs[key])), (False, True)
+        )
+        group = ours[id(weight)]
+        assert group.get("lr_scale", 1.0) == (config.model.backbone_lr if slow else 1.0), key
+        if group["weight_decay"] != (config.train.weight_decay if decays else 0.0):
+            differing.add(key)
+    slip = any(each.key == "decay of the backbone's norms" and name in each.recipes for each in DIFFERENCES)
+    assert all(key.startswith("model.backbone.") for key in differing) and bool(differing) == slip
 
 
 def test_the_docs_show_these_tables():
