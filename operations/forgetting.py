@@ -8,7 +8,7 @@ command to finish an interrupted one. The records of trainings stay.
 from dataclasses import dataclass
 
 from operations import lineage
-from operations.retention.pruning import MARKERS
+from operations.retention import MARKERS
 from trainer import storage
 from trainer.base.errors import ConfigError
 from trainer.data import exclusions, training_record

@@ -23,9 +23,9 @@ class _Operations(Hooks):
 
             notifications.tell(end.outcome, end.folder)
         if end.keep_runs:
-            from operations.retention import pruning
+            from operations import retention
 
-            pruning.prune_after(end.data_root, end.keep_runs)
+            retention.prune_after(end.data_root, end.keep_runs)
         if end.began:
             from operations import openlineage
 

@@ -11,8 +11,7 @@ import yaml
 
 from components import data_versions, jobs, launchers, model_registry, starting_weights
 from components.launchers import kubernetes_names
-from operations import retrain_condition
-from operations.retention import pruning
+from operations import retention, retrain_condition
 from operations.tuning import space
 from pipelines import Access, parameters
 from pipelines.compile import compile_pipeline
@@ -59,7 +58,7 @@ class Submission:
                 partial(check_rules, split_rules(get("gate"))),
                 partial(retrain_condition.check, get("min_new_images"), get("min_drift")),
                 lambda: starting_weights.check_warm_start(get("warm_start")),
-                lambda: pruning.check(get("prune")) if get("prune") else None,
+                lambda: retention.check(get("prune")) if get("prune") else None,
                 lambda: parameters.check_sizes(get("step_cpu"), get("step_memory")),
                 lambda: model_registry.check_server(get("registry")) if get("registry") else None,
                 lambda: (

@@ -18,8 +18,7 @@ from PIL import Image, ImageDraw
 from components import in_use, preparation, publishing, records, scoring, training
 from components.launchers.backend import JobStatus, Phase, PodStatus
 from components.starting_weights import CHAMPION
-from operations import forgetting, lineage
-from operations.retention import pruning
+from operations import forgetting, lineage, retention
 from trainer import __main__ as trainer
 from trainer.base.errors import KubedetError
 from trainer.export import published_models
@@ -150,7 +149,7 @@ def nights(tmp_path, monkeypatch):
     monkeypatch.setattr(training.launchers, "run", train_here)
     monkeypatch.delenv("KUBEDET_NOTIFY_URL", raising=False)
     nights = Nights(Source(tmp_path / "source"), tmp_path / "root")
-    for module in (pruning, in_use):
+    for module in (retention, in_use):
         monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: nights.now))
     return nights
 

@@ -343,18 +343,18 @@ def _forget(options: argparse.Namespace) -> int:
 
 
 def _prune(options: argparse.Namespace) -> int:
-    from operations.retention import inventory, pruning
+    from operations import retention
     from trainer import storage
 
     runs = storage.absolute(options.runs) if options.runs else ""
     root = storage.absolute(options.data_root)
     if options.pin:
-        print(f"{inventory.pin(root, options.pin, runs)} is pinned: it and everything it needs is kept")
+        print(f"{retention.pin(root, options.pin, runs)} is pinned: it and everything it needs is kept")
         return 0
     if options.unpin:
-        print(f"{inventory.unpin(root, options.unpin)} is not pinned any more")
+        print(f"{retention.unpin(root, options.unpin)} is not pinned any more")
         return 0
-    do = pruning.prune if options.yes else pruning.plan
+    do = retention.prune if options.yes else retention.Plan
     pruned = do(root, options.keep, grace=options.grace * 3600, runs=runs)
     if options.output:
         things = [

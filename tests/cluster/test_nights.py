@@ -10,11 +10,11 @@ from tests.cluster.user import until
 LOOK = """
 import json
 from operations import lineage
-from operations.retention import inventory
+from operations import retention
 root = {root!r}
 nights = [record.run_id for record in lineage.runs(root)]
 models = [item.version for item in lineage.versions(root)]
-kinds = [name.partition("/")[0] for name in inventory.inventory(root)]
+kinds = [name.partition("/")[0] for name in retention.inventory(root)]
 traced = lineage.trace("sample", root)
 print("left " + json.dumps({{
     "trained": nights, "published": len(models), "without_news": sorted(lineage.without_news(root)),

@@ -4,8 +4,8 @@ import shutil
 import time
 
 from components import in_use, records
-from operations.retention import GRACE, UNENDED, pruning
-from operations.retention.inventory import pin
+from operations import retention
+from operations.retention import GRACE, UNENDED, pin
 from operations.tuning.space import ENDED
 from trainer import storage
 from trainer.export import bundle
@@ -14,7 +14,7 @@ LATER = 2 * GRACE
 
 
 def judged(root, keep=1, later=LATER):
-    things = pruning.plan(str(root), keep, now=time.time() + later).artifacts
+    things = retention.Plan(str(root), keep, now=time.time() + later).artifacts
     return {name: thing.why for name, thing in things.items()}
 
 
@@ -90,13 +90,13 @@ def test_trainings_of_a_search_go_when_all_its_trials_have_ended(root):
 
 def test_images_of_a_kept_source_go_one_by_one(root):
     root = root[0]
-    things = pruning.plan(str(root), 1, now=time.time() + LATER).artifacts
+    things = retention.Plan(str(root), 1, now=time.time() + LATER).artifacts
     of_kept = [thing for name, thing in things.items() if name.startswith("images/") and thing.why]
     assert [thing.spare for thing in of_kept] == [{}]
     stray = next(root.joinpath(of_kept[0].name).rglob("*.*"))
     lost = stray.with_name(f"{stray.stem.rpartition('-')[0]}-0123456789abcdef.png")
     lost.write_bytes(b"bytes")
-    things = pruning.plan(str(root), 1, now=time.time() + LATER).artifacts
+    things = retention.Plan(str(root), 1, now=time.time() + LATER).artifacts
     assert things[of_kept[0].name].spare == {f"{lost.parent.name}/{lost.name}": 5}
     assert things[of_kept[0].name].freed == 5
 
@@ -111,7 +111,7 @@ def test_runs_elsewhere_are_judged_where_a_record_tells_of_them(root, tmp_path, 
     content = storage.read_json(str(record))
     storage.write_json(str(record), content | {"output": str(elsewhere / "night-91")})
     shutil.copytree(elsewhere / "night-91", elsewhere / "night-01")
-    things = pruning.plan(str(root), 1, now=time.time() + LATER, runs=str(elsewhere)).artifacts
+    things = retention.Plan(str(root), 1, now=time.time() + LATER, runs=str(elsewhere)).artifacts
     assert things["runs/night-90"].why[0] == "no record of the data root says that it is a run"
     assert things["runs/night-91"].why == ["one of the newest 1 runs"]
     assert "has a run of that name too" in things["runs/night-01"].why[0]

@@ -9,8 +9,8 @@ import pytest
 from at_once import at_once
 
 from components import in_use, preparation
-from operations.retention import GRACE, pruning
-from operations.retention.inventory import inventory, pin
+from operations import retention
+from operations.retention import GRACE, inventory, pin
 from pipelines import cli
 from tests.trainer.conftest import bucket, object_store_server
 from trainer import storage
@@ -25,7 +25,7 @@ LATER = 2 * GRACE
 
 
 def freed(root, keep=1):
-    return pruning.prune(str(root), keep, now=time.time() + LATER)
+    return retention.prune(str(root), keep, now=time.time() + LATER)
 
 
 def readable(root, shards):
@@ -61,7 +61,7 @@ def test_what_is_needed_stays_whole_and_the_rest_is_gone(root):
 @pytest.mark.slow
 def test_killed_in_any_moment_it_leaves_what_is_needed_and_goes_on(root, tmp_path, monkeypatch):
     root, _, new = root
-    whole = pruning.plan(str(root), 1, now=time.time() + LATER)
+    whole = retention.Plan(str(root), 1, now=time.time() + LATER)
     freed(shutil.copytree(root, tmp_path / "undisturbed"))
     left = sorted(inventory(str(tmp_path / "undisturbed")))
     count = sum(len(storage.list_files(thing.place)) or 1 for thing in whole.freed)
@@ -77,10 +77,10 @@ def test_killed_in_any_moment_it_leaves_what_is_needed_and_goes_on(root, tmp_pat
                 raise KeyboardInterrupt
             delete(uri)
 
-        monkeypatch.setattr(pruning.storage, "delete", stopping)
+        monkeypatch.setattr(retention.storage, "delete", stopping)
         with pytest.raises(KeyboardInterrupt):
             freed(copy)
-        monkeypatch.setattr(pruning.storage, "delete", delete)
+        monkeypatch.setattr(retention.storage, "delete", delete)
         assert readable(copy, new)
         assert published_models.load("sample", str(copy)).metadata.model_version == "v4"
         # What is half gone counts as whole nowhere, and the next call finds it.
@@ -100,7 +100,7 @@ def test_what_another_command_deletes_meanwhile_is_no_error(root, monkeypatch, g
         shutil.rmtree(path) if path.is_dir() else path.unlink()
         return things
 
-    monkeypatch.setattr(pruning, "inventory", listed)
+    monkeypatch.setattr(retention, "inventory", listed)
     freed(root)
     assert readable(root, new) and published_models.current(str(root), "sample").version == "v4"
 
@@ -131,13 +131,12 @@ def test_two_prunings_and_a_run_that_begins_lose_nothing(root, tmp_path, monkeyp
 
 
 def test_who_frees_space_is_waited_for(root, monkeypatch, caplog):
-    monkeypatch.setattr(pruning, "_PATIENCE", 0.0)
+    monkeypatch.setattr(retention, "_PATIENCE", 0.0)
     with leases.hold(leases.of_data_root(str(root[0])), "somebody", patience=0):
         with pytest.raises(leases.HeldError, match="held by somebody"):
             freed(root[0])
-        pruning.prune_after(str(root[0]), 1)
+        retention.prune_after(str(root[0]), 1)
     assert "nothing was freed" in caplog.text
-    pruning.prune_after(str(root[0]), 0)
     with pytest.raises(ConfigError, match="newest 0 runs cannot be kept"):
         freed(root[0], keep=0)
 

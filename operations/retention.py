@@ -1,4 +1,14 @@
-"""Deletes what nothing needs. An interrupted prune never leaves partial data that looks complete."""
+"""Retention: what of a data root is needed and why, and how the rest is freed.
+
+    <data_root>/retention/lock/   lease (`trainer.launching.leases`): held to free space, and to start using
+                                  data that may be freed
+    <data_root>/retention/pins/   an empty file for each artifact that somebody wants kept, by its name
+    <data_root>/retention/uses/   what runs that begin need, until their own records tell it
+
+An artifact is a run, a version of a model, shards, raw tables, a name of data, all images of a source, or the
+trainings of a search's trials. It has the name of its folder or file below the data root, such as
+`runs/20261121-4f0c`. An interrupted prune never leaves partial data that looks complete.
+"""
 
 import logging
 import time
@@ -6,19 +16,18 @@ from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 import numpy as np
 
 from components import environment, in_use
 from components.records import PublishedRecord
 from operations import lineage
-from operations.retention import GRACE, UNENDED
-from operations.retention.inventory import Artifact, inventory, pinned, read_listed
 from operations.tuning.space import ENDED
 from trainer import storage
-from trainer.base.errors import ConfigError, DataError, KubedetError, StorageError
+from trainer.base.errors import ConfigError, DataError, KubedetError, MissingError, StorageError
 from trainer.data import image_keys, raw_folder
 from trainer.data.raw_folder import RawManifest
 from trainer.export import bundle, published_models
@@ -26,8 +35,11 @@ from trainer.launching import leases
 
 logger = logging.getLogger(__name__)
 
-_ORDER = ("models", "runs", "tuning", "shards", "raw", "versions", "images")
-"""Artifacts are deleted before those that they refer to."""
+GRACE = 24 * 3600.0  # Seconds for which whatever was written is kept.
+UNENDED = 30 * 24 * 3600.0
+"""Seconds for which a run without an end counts as running: so long may retries begin."""
+_DEPTH = {"models": 2, "runs": 1, "tuning": 2, "shards": 1, "raw": 1, "versions": 1, "images": 1}
+"""Kinds of artifacts with the depth of their names. They are deleted before those that they refer to."""
 MARKERS = {"models": (bundle.CHECKSUMS,), "raw": ("manifest.json", "plan.json"), "shards": ("index.json",)}
 """Files that mark a folder as complete."""
 _LAST = {"runs": ("evaluation/gate.json", "train/result.json")}
@@ -41,30 +53,108 @@ _UNENDED = "it has not ended"
 _YOUNG = "written a short time ago"
 
 
-@dataclass(frozen=True)
-class Pruned:
-    """The artifacts that a pruning found."""
+@dataclass
+class Artifact:
+    """A part of a data root that is kept or deleted as a whole."""
 
-    artifacts: dict[str, Artifact]  # All, by name.
+    name: str  # Of its folder or file, relative to the data root.
+    place: str  # Its URI.
+    size: int = 0  # Bytes.
+    modified: float | None = 0.0
+    """Time of its newest file, in seconds since 1970; None if the store does not say."""
+    files: list[str] = field(default_factory=list)
+    """Names relative to its folder; [""] if it is a file itself; [] for images, which may be millions."""
+    why: list[str] = field(default_factory=list)  # Reasons to keep it.
+    spare: dict[str, int] = field(default_factory=dict)
+    """Of kept images: those that nothing kept refers to, and their bytes."""
+
+    def keep(self, reason: str) -> None:
+        """Note down a reason to keep it, once."""
+        if reason not in self.why:
+            self.why.append(reason)
 
     @property
-    def freed(self) -> list[Artifact]:
-        """Those that were deleted as a whole."""
-        return [artifact for artifact in self.artifacts.values() if not artifact.why]
+    def kind(self) -> str:
+        """The folder of the data root that it is in."""
+        return self.name.partition("/")[0]
 
     @property
-    def size(self) -> int:
-        """Deleted bytes."""
-        return sum(artifact.freed for artifact in self.artifacts.values())
+    def freed(self) -> int:
+        """Bytes to be deleted."""
+        return sum(self.spare.values()) if self.why else self.size
 
-    @property
-    def summary(self) -> str:
-        """What was deleted, in a line."""
-        kinds = [artifact.kind for artifact in self.freed]
-        spare = sum(len(artifact.spare) for artifact in self.artifacts.values() if artifact.why)
-        words = [f"{kinds.count(kind)} of {kind}" for kind in _ORDER if kind in kinds]
-        words += [f"{spare:,} unused images"] if spare else []
-        return f"{', '.join(words) or 'nothing'}: {self.size / 1e6:,.1f} MB"
+    def has(self, uri: str) -> bool:
+        """Whether it contains a file, given its URI, which may have another root on another machine."""
+        return f"/{self.name}/" in f"/{uri}" or uri.startswith(f"{self.place}/")
+
+    def see(self, name: str, state: storage.FileState) -> None:
+        """Add one of its files."""
+        self.size += state.size
+        known = state.modified is not None and self.modified is not None
+        self.modified = max(self.modified or 0.0, state.modified or 0.0) if known else None
+        if self.kind != "images":
+            self.files.append(name)
+
+
+def read_listed(uri: str) -> dict[str, Any]:
+    """Return a record that was listed; {} if another process, such as `data forget`, has deleted it since."""
+    try:
+        return dict(storage.read_json(uri))
+    except MissingError:
+        return {}
+
+
+def inventory(data_root: str, runs: str = "") -> dict[str, Artifact]:
+    """Return the artifacts by name; `runs` is the URI of a folder elsewhere with further runs."""
+    artifacts: dict[str, Artifact] = {}
+    for kind, depth in _DEPTH.items():
+        for name, state in storage.scan(storage.join(data_root, kind)):
+            parts = name.split("/")
+            if kind != "versions" and len(parts) <= depth:
+                continue  # A model's `current`, or a file of nobody's.
+            key = "/".join([kind, *parts[:depth]])
+            artifact = artifacts.setdefault(key, Artifact(key, storage.join(data_root, key)))
+            artifact.see("/".join(parts[depth:]), state)
+    for name, state in storage.scan(runs) if runs else ():
+        first, _, rest = name.partition("/")
+        if not rest:
+            continue
+        place = storage.join(runs, first)
+        artifact = artifacts.setdefault(f"runs/{first}", Artifact(f"runs/{first}", place))
+        if artifact.place == place:
+            artifact.see(rest, state)
+        else:
+            artifact.keep(f"{runs} has a run of that name too")
+    return artifacts
+
+
+def pin(data_root: str, name: str, runs: str = "") -> str:
+    """Keep an artifact, given by its name or that of a run alone, from now on; return its name."""
+    with leases.hold(leases.of_data_root(data_root), "a pin", patience=600.0):
+        everything = inventory(data_root, runs)
+        whole = name if name in everything else f"runs/{name}"
+        if whole not in everything:
+            raise ConfigError(
+                f"there is no {name} in {data_root}",
+                fix="name a run, or an artifact as `kubedet data prune --keep 1 --dry-run` does",
+            )
+        storage.create(storage.join(data_root, "retention", "pins", whole), b"")
+    return whole
+
+
+def unpin(data_root: str, name: str) -> str:
+    """Unpin an artifact; return its name."""
+    known = pinned(data_root)
+    whole = name if name in known else f"runs/{name}"
+    if whole not in known:
+        raise ConfigError(f"{name} is not pinned", fix=f"pinned: {', '.join(sorted(known)) or 'nothing'}")
+    storage.delete(storage.join(data_root, "retention", "pins", whole))
+    return whole
+
+
+def pinned(data_root: str) -> frozenset[str]:
+    """Return the names of the artifacts that are pinned."""
+    return frozenset(storage.list_files(storage.join(data_root, "retention", "pins")))
 
 
 def check(keep: int) -> None:
@@ -75,75 +165,19 @@ def check(keep: int) -> None:
         )
 
 
-def plan(
-    data_root: str, keep: int, *, grace: float = GRACE, runs: str = "", now: float | None = None
-) -> Pruned:
-    """Return what `prune` would delete, and why the rest is kept.
-
-    `keep` is the number of newest runs, and of versions for `model rollback`; `grace` in seconds, see
-    `GRACE`; `now` in seconds since 1970, None asks the clock; `runs` see `inventory`.
-    """
-    check(keep)
-    return Pruned(_Plan(data_root, keep, grace, time.time() if now is None else now, runs).artifacts)
-
-
-def prune(
-    data_root: str, keep: int, *, grace: float = GRACE, runs: str = "", now: float | None = None
-) -> Pruned:
-    """Delete what nothing needs; see `plan`. The next call continues an interrupted one."""
-    check(keep)
-    holder = f"a pruning ({environment.run_id() or 'by hand'})"
-    with leases.hold(leases.of_data_root(data_root), holder, patience=_PATIENCE) as lease:
-        pruned = plan(data_root, keep, grace=grace, runs=runs, now=now)
-        with ThreadPoolExecutor(_AT_ONCE) as threads:
-            for artifact in sorted(pruned.artifacts.values(), key=lambda each: _ORDER.index(each.kind)):
-                for names in _in_order(artifact):
-                    for begin in range(0, len(names), _BATCH):
-                        lease.check()
-                        uris = [storage.join(artifact.place, name) if name else artifact.place
-                                for name in names[begin : begin + _BATCH]]  # fmt: skip
-                        list(threads.map(storage.delete, uris))
-        for artifact in pruned.freed:
-            if storage.is_local(artifact.place):
-                folder = storage.local_path(artifact.place)
-                for path in [*sorted(folder.rglob("*"), reverse=True), folder]:
-                    with suppress(OSError):  # It is not empty.
-                        path.rmdir()
-        for run, use in in_use.notes(data_root).items():
-            if use.is_late(time.time() if now is None else now):
-                storage.delete(in_use.place(data_root, run))
-    return pruned
-
-
-def _in_order(artifact: Artifact) -> Iterator[list[str]]:
-    """Yield files to delete of an artifact, by their names in it, each list before the next."""
-    if artifact.why:
-        yield list(artifact.spare)
-        return
-    # Of images there may be millions: they are listed when it is their turn.
-    files = artifact.files or storage.list_files(artifact.place)
-    first, last = (ends.get(artifact.kind, ()) for ends in (MARKERS, _LAST))
-    for names in (first, set(files) - {*first, *last}, last):
-        yield [name for name in names if name in files]
-
-
-def prune_after(data_root: str, keep: int) -> None:
-    """Prune at the end of a step of the data; 0 keeps all. A problem is only logged."""
-    if not keep:
-        return
-    try:
-        logger.info("freed %s", prune(data_root, keep).summary)
-    except KubedetError as error:
-        logger.warning("nothing was freed: %s", error)
-
-
-class _Plan:
+class Plan:
     """Decides which artifacts are needed, and why: looks at runs, then versions, then data; deletes nothing.
 
-    An artifact that cannot be judged is kept, with the reason.
+    An artifact that cannot be judged is kept, with the reason. `keep` is the number of newest runs, and of
+    versions for `model rollback`; `grace` in seconds, see `GRACE`; `now` in seconds since 1970, None asks the
+    clock; `runs` see `inventory`.
     """
 
-    def __init__(self, data_root: str, keep: int, grace: float, now: float, runs: str) -> None:
+    def __init__(
+        self, data_root: str, keep: int, *, grace: float = GRACE, runs: str = "", now: float | None = None
+    ) -> None:
+        check(keep)
+        now = time.time() if now is None else now
         self._root, self._keep_last, self._grace, self._now = data_root, keep, grace, now
         # Notes and records first: what is written after them is younger than `grace`.
         self._records = {record.run: record for record in lineage.runs(data_root, strict=True)}
@@ -164,6 +198,25 @@ class _Plan:
         self._judge_data(self._judge_versions())
         self._judge_studies()
         self._judge_sources()
+
+    @property
+    def freed(self) -> list[Artifact]:
+        """Those that are deleted as a whole."""
+        return [artifact for artifact in self.artifacts.values() if not artifact.why]
+
+    @property
+    def size(self) -> int:
+        """Deleted bytes."""
+        return sum(artifact.freed for artifact in self.artifacts.values())
+
+    @property
+    def summary(self) -> str:
+        """What is deleted, in a line."""
+        kinds = [artifact.kind for artifact in self.freed]
+        spare = sum(len(artifact.spare) for artifact in self.artifacts.values() if artifact.why)
+        words = [f"{kinds.count(kind)} of {kind}" for kind in _DEPTH if kind in kinds]
+        words += [f"{spare:,} unused images"] if spare else []
+        return f"{', '.join(words) or 'nothing'}: {self.size / 1e6:,.1f} MB"
 
     def _keep(self, name: str, reason: str) -> None:
         if name in self.artifacts:
@@ -329,3 +382,51 @@ def _digests(plan: RawManifest) -> np.ndarray:
             described = zip(*(rows[name] for name in columns), strict=True)
             digests += [int(image_keys.place_digest(image_keys.place(*row)), 16) for row in described]
     return np.array(digests, np.uint64)
+
+
+def prune(
+    data_root: str, keep: int, *, grace: float = GRACE, runs: str = "", now: float | None = None
+) -> Plan:
+    """Delete what nothing needs; see `Plan`. The next call continues an interrupted one."""
+    order = list(_DEPTH)
+    holder = f"a pruning ({environment.run_id() or 'by hand'})"
+    with leases.hold(leases.of_data_root(data_root), holder, patience=_PATIENCE) as lease:
+        pruned = Plan(data_root, keep, grace=grace, runs=runs, now=now)
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            for artifact in sorted(pruned.artifacts.values(), key=lambda each: order.index(each.kind)):
+                for names in _in_order(artifact):
+                    for begin in range(0, len(names), _BATCH):
+                        lease.check()
+                        uris = [storage.join(artifact.place, name) if name else artifact.place
+                                for name in names[begin : begin + _BATCH]]  # fmt: skip
+                        list(threads.map(storage.delete, uris))
+        for artifact in pruned.freed:
+            if storage.is_local(artifact.place):
+                folder = storage.local_path(artifact.place)
+                for path in [*sorted(folder.rglob("*"), reverse=True), folder]:
+                    with suppress(OSError):  # It is not empty.
+                        path.rmdir()
+        for run, use in in_use.notes(data_root).items():
+            if use.is_late(time.time() if now is None else now):
+                storage.delete(in_use.place(data_root, run))
+    return pruned
+
+
+def _in_order(artifact: Artifact) -> Iterator[list[str]]:
+    """Yield files to delete of an artifact, by their names in it, each list before the next."""
+    if artifact.why:
+        yield list(artifact.spare)
+        return
+    # Of images there may be millions: they are listed when it is their turn.
+    files = artifact.files or storage.list_files(artifact.place)
+    first, last = (ends.get(artifact.kind, ()) for ends in (MARKERS, _LAST))
+    for names in (first, set(files) - {*first, *last}, last):
+        yield [name for name in names if name in files]
+
+
+def prune_after(data_root: str, keep: int) -> None:
+    """Prune at the end of a step of the data. A problem is only logged."""
+    try:
+        logger.info("freed %s", prune(data_root, keep).summary)
+    except KubedetError as error:
+        logger.warning("nothing was freed: %s", error)
