@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer.storage.location import forget_locations
+from trainer.storage.objects import forget_locations
 
 KEYS = ("key", "secretsecret")  # Who may do everything there: access key and secret key.
 

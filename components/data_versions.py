@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer import storage
 from trainer.base import typed_json
-from trainer.base.errors import DataError
+from trainer.base.errors import DataError, check_name
 from trainer.config.schema import DataConfig
 from trainer.data import raw_folder
 from trainer.data.download import check as check_raw
@@ -99,7 +99,7 @@ def known(source: str, data_root: str, config: DataConfig, version: str) -> RawM
     """Return the raw manifest of a version whose data exist, with the version in it, else None."""
     if not version:
         return None
-    storage.check_name(version, KEY)
+    check_name(version, KEY)
     _, record = _recorded(source, data_root, config, version)
     folder = storage.join(data_root, record.raw) if record else ""
     if not record or not storage.exists(storage.join(folder, "manifest.json")):

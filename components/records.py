@@ -21,11 +21,11 @@ from typing import Any, ClassVar, Self
 from components.data_versions import KEY
 from components.images import COMPONENT_IMAGE
 from trainer import storage
-from trainer.base import typed_json
+from trainer.base import json_files, typed_json
 from trainer.base.errors import DamagedError, FormError
 from trainer.config.types import Overrides
 from trainer.data.shard_folder import read_index
-from trainer.storage import Form, records
+from trainer.storage import Form
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class StepRecord:
 
     def encoded(self) -> bytes:
         """Return it as JSON with its hash."""
-        return records.encode({"kind": self._form.kind, "version": 1, **asdict(self)})
+        return json_files.encode({"kind": self._form.kind, "version": 1, **asdict(self)})
 
     def write(self, data_root: str) -> None:
         storage.write_bytes(self.place(data_root, self.name), self.encoded())

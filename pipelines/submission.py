@@ -17,7 +17,7 @@ from pipelines import Access, parameters
 from pipelines.compile import compile_pipeline
 from pipelines.parameters import CompileOptions
 from trainer import storage
-from trainer.base.errors import ConfigError, DataError, StorageError
+from trainer.base.errors import ConfigError, DataError, StorageError, check_name
 from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import MINUTES
 from trainer.data import sources
@@ -64,7 +64,7 @@ class Submission:
                 lambda: (
                     None
                     if version in ("", data_versions.SCHEDULED_TIME)
-                    else storage.check_name(version, "data_version")
+                    else check_name(version, "data_version")
                 ),
                 self._check_names_and_places,
             ]
@@ -101,7 +101,7 @@ class Submission:
             )
         if searches:
             space.parse(self._get("space"), recipe, overrides, f"the space of {self.name}")
-            storage.check_name(self._get("study") or recipe, "study")
+            check_name(self._get("study") or recipe, "study")
 
     def _check_names_and_places(self) -> None:
         """Refuse parameters without effect, invalid names, and folders of this machine, which no pod has."""

@@ -117,7 +117,7 @@ def _environment_is_read_again(monkeypatch):
     """Buckets and connections are made anew in each test, and after each change of the environment."""
 
     def forget():
-        for name, function in (("location", "forget_locations"), ("web", "forget_stores")):
+        for name, function in (("objects", "forget_locations"), ("web", "forget_stores")):
             if module := sys.modules.get(f"trainer.storage.{name}"):
                 getattr(module, function)()
 

@@ -28,6 +28,7 @@ from components import starting_weights, usage
 from components.launchers.guarded_process import GuardedProcess
 from operations.tuning.space import ENDED, Choices, Range, parse, to_json
 from trainer import storage
+from trainer.base import json_files
 from trainer.base.errors import EXIT_RETRY, ConfigError, FormError, Interrupted, TrainingError
 from trainer.base.worker_pool import threads_of_process
 from trainer.config import parsing
@@ -35,7 +36,7 @@ from trainer.data.shard_index import data_root_of
 from trainer.launching.stop_signals import StopRequest, stop_request
 from trainer.model import recipes
 from trainer.report.figures import SERIES, as_plot, bars, figure, render
-from trainer.storage import Form, records
+from trainer.storage import Form
 from trainer.trackers.training_log import read_rows
 
 PAGE, BEST = "tuning.html", "best.yaml"
@@ -74,7 +75,7 @@ class Study:
         }  # fmt: skip
         begun = {**about, "seed": secrets.randbits(32)}
         place = storage.join(self.uri, "study.json")
-        if not storage.create(place, records.encode(begun)):
+        if not storage.create(place, json_files.encode(begun)):
             begun = storage.read_json(place)
             if other := [key for key, value in about.items() if begun.get(key) != value]:
                 raise ConfigError(

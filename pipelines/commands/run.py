@@ -34,7 +34,15 @@ from pipelines.display import RunProgress
 from pipelines.parameters import Values
 from trainer import storage
 from trainer.base import log
-from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY, ConfigError, DamagedError, FormError, StorageError
+from trainer.base.errors import (
+    EXIT_FAILURE,
+    EXIT_RETRY,
+    ConfigError,
+    DamagedError,
+    FormError,
+    StorageError,
+    check_name,
+)
 from trainer.base.log import clock
 from trainer.base.safe_text import redacted
 from trainer.base.temporary_folders import temporary_folder
@@ -223,7 +231,7 @@ def check(options: Options) -> None:
 
     parameters.check_all(
         [
-            partial(storage.check_name, options.name, "--name"),
+            partial(check_name, options.name, "--name"),
             processes,
             partial(retrain_condition.check, options["min_new_images"], options["min_drift"]),
             partial(starting_weights.check_warm_start, options["warm_start"]),

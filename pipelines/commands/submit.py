@@ -11,7 +11,7 @@ from pipelines import Access, parameters
 from pipelines.commands import Commands, option, options
 from pipelines.parameters import Values
 from trainer import storage
-from trainer.base.errors import ConfigError
+from trainer.base.errors import ConfigError, check_name
 
 if TYPE_CHECKING:
     from pipelines.submission import Submission
@@ -150,7 +150,7 @@ def _tune(arguments: argparse.Namespace) -> int:
             f"{words}: no effect in a search on this machine", fix="add --submit to search in Kubeflow"
         )
     name = arguments.name or f"tune-{recipe}"
-    storage.check_name(name, "--name")
+    check_name(name, "--name")
     content = storage.read_bytes(arguments.space) if arguments.space else ""
     searched = space.parse(content, recipe, overrides, arguments.space or f"the space of {recipe}")
     if arguments.show_space:

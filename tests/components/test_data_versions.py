@@ -10,7 +10,7 @@ from PIL import Image
 from components import data_versions
 from components.data_versions import fetch
 from trainer import storage
-from trainer.base.errors import ConfigError, DataError, StorageError
+from trainer.base.errors import ConfigError, DataError, StorageError, check_name
 from trainer.config.schema import DataConfig
 from trainer.data.shards import shard
 
@@ -116,6 +116,6 @@ def test_a_record_of_before_images_were_pinned_still_names_its_folder(source, tm
 def test_a_version_is_part_of_a_files_name(source, tmp_path):
     for bad in ("../up", "a b", "", ".hidden", "x" * 101):
         with pytest.raises(ConfigError, match="cannot be a name"):
-            storage.check_name(bad, data_versions.KEY)
+            check_name(bad, data_versions.KEY)
     with pytest.raises(ConfigError, match="cannot be a name"):
         fetch("sample", str(tmp_path), CONFIG, "a/b")

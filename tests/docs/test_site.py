@@ -73,8 +73,8 @@ def test_every_module_has_a_page_of_its_docstrings(site):
                 place = path.relative_to(ROOT).with_suffix(".html")
                 place = place.with_name("index.html") if path.stem == "__init__" else place
                 assert (site / "api" / place).exists(), place
-    text = (site / "api/trainer/storage/uris.html").read_text()
-    assert "trainer.storage.uris" in text
+    text = (site / "api/trainer/storage/web.html").read_text()
+    assert "trainer.storage.web" in text
     config = (site / "api/trainer/config/schema.html").read_text()
     assert "Share of the training images held out for validation" in config
     assert "Raises:" in re.sub("<[^>]+>", "", (site / "api/trainer/evaluation/coco.html").read_text())

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from trainer import storage
-from trainer.storage import environment, location
+from trainer.storage import environment, objects
 
 
 @dataclass
@@ -247,7 +247,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def hurry(**changed: float) -> None:
         values = {"connect": 1.0, "silence": 0.6, "first": 0.4, "total": 30.0, "wait": 0.03, **changed}
         monkeypatch.setattr(environment, "RETRIES", environment.RetryPolicy(**values))
-        location.forget_locations()
+        objects.forget_locations()
 
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)

@@ -3,11 +3,13 @@
 Commands print them without a traceback. Any other exception is a bug and keeps its traceback.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from trainer.base.safe_text import has_userinfo, redacted
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 EXIT_FAILURE = 1  # a failure that the user did not cause: a traceback was printed
 EXIT_USAGE = 2  # input, configuration or environment is wrong; running again does not help
 EXIT_RETRY = 143
@@ -125,4 +127,13 @@ def refuse_userinfo(text: str, where: str) -> None:
             f"{where}: an address with a name or password in it (://...@) is refused: it would be visible",
             fix="remove it from the address; keys of stores come from the environment or a Secret "
             "(AWS_ACCESS_KEY_ID, ...); files behind a password belong in a bucket or a folder",
+        )
+
+
+def check_name(name: str, noun: str) -> None:
+    """Refuse a name, of what `noun` says, that cannot be part of a file's name."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"the {noun} {name!r} cannot be a name",
+            fix="use letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 100",
         )

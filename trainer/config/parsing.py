@@ -10,12 +10,13 @@ import pydantic_core
 from pydantic import TypeAdapter, ValidationError
 
 from trainer import storage
+from trainer.base import json_files
 from trainer.base.errors import ConfigError
 from trainer.base.safe_text import Unbounded, json_value
 from trainer.config import architectures
 from trainer.config.schema import Config, ModelConfig
 from trainer.config.types import NO_WEIGHTS, URI_CHECK, Overrides
-from trainer.storage import check_place, records
+from trainer.storage import check_place
 
 _ADAPTER = TypeAdapter(Config)
 _ARCHITECTURE = "model.architecture"
@@ -39,8 +40,8 @@ def write(uri: str, config: Config) -> None:
 def read(uri: str) -> Config:
     """Read a configuration that `write` or a person wrote; see `from_json`."""
     text = storage.read_bytes(uri)
-    if records.is_sealed(text):
-        text = json.dumps(records.decode(uri, text, storage.Form(remedy=_DAMAGED))).encode()
+    if json_files.is_sealed(text):
+        text = json.dumps(json_files.decode(uri, text, storage.Form(remedy=_DAMAGED))).encode()
     return from_json(text, where=uri)
 
 

@@ -36,7 +36,7 @@ from trainer.data import problem_counts as reasons
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import SUM, UNKNOWN_HASH, VERSION, RawManifest, SplitCounts
 from trainer.data.sources.source import Source
-from trainer.storage.url_policy import Refused, UrlPolicy
+from trainer.storage.web import Refused, UrlPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -239,11 +239,7 @@ def join(planned: RawManifest, config: DataConfig, partitions: int = 1) -> RawMa
             counts = np.concatenate([pc.list_value_length(of_block).to_numpy() for of_block in lists])
             boxes = int(counts[is_stored].sum())
         splits[split] = SplitCounts(int(is_stored.sum()), boxes)
-    content, sums_data = raw_folder.content_of(sums["bytes"]), raw_folder.npy_bytes(sums)
-    digest = hashlib.sha256(sums_data).hexdigest()
-    sizes = raw_folder.npy_bytes(sums["bytes"])
-    storage.write_bytes(raw_folder.sizes_uri(planned.uri, content), sizes, confirm=True)
-    storage.write_bytes(storage.join(planned.uri, f"sums-{digest[:16]}.npy"), sums_data, confirm=True)
+    content, digest = raw_folder.write_fetched(planned.uri, sums)
     text = io.StringIO()
     columns = _Failure._fields[:-1]
     csv.writer(text, lineterminator="\n").writerows(

@@ -232,13 +232,13 @@ def content_of(sizes: np.ndarray) -> str:
 
 def sizes_uri(raw: str, content: str) -> str:
     """Return the URI of the bytes of each image: a .npy file, int32 [images], 0 if one was not fetched."""
-    return storage.join(raw, f"sizes-{content}.npy")
+    return f"{raw}/sizes-{content}.npy"
 
 
 def read_sizes(raw: RawManifest) -> np.ndarray:
     """Return the bytes of each image by id - 1, int32; 0 if it was not fetched."""
     uri = sizes_uri(raw.uri, raw.content)
-    sizes = npy_array(uri, storage.read_bytes(uri), _REMEDY.format(raw.uri))
+    sizes = _numbers(raw, uri)
     if content_of(sizes) != raw.content:
         raise DamagedError(f"{uri} is damaged: it differs from its name", fix=_REMEDY.format(raw.uri))
     return sizes
@@ -246,13 +246,23 @@ def read_sizes(raw: RawManifest) -> np.ndarray:
 
 def read_sums(raw: RawManifest) -> np.ndarray | None:
     """Return rows of SUM by id - 1, see `read_sizes`; None if the manifest is from before 0.2."""
-    if not raw.sums:
-        return None
-    uri = storage.join(raw.uri, f"sums-{raw.sums[:16]}.npy")
+    return _numbers(raw, f"{raw.uri}/sums-{raw.sums[:16]}.npy", raw.sums) if raw.sums else None
+
+
+def _numbers(raw: RawManifest, uri: str, sha256: str = "") -> np.ndarray:
     try:
-        return npy_array(uri, storage.read_bytes(uri, sha256=raw.sums), _REMEDY.format(raw.uri))
+        return npy_array(uri, storage.read_bytes(uri, sha256=sha256), "")
     except DamagedError as error:
         raise DamagedError(error.message, fix=_REMEDY.format(raw.uri)) from None
+
+
+def write_fetched(raw_uri: str, sums: np.ndarray) -> tuple[str, str]:
+    """Write the files that `read_sizes` and `read_sums` read; return `content` and `sums` of the manifest."""
+    content, data = content_of(sums["bytes"]), npy_bytes(sums)
+    digest = hashlib.sha256(data).hexdigest()
+    storage.write_bytes(sizes_uri(raw_uri, content), npy_bytes(sums["bytes"]), confirm=True)
+    storage.write_bytes(f"{raw_uri}/sums-{digest[:16]}.npy", data, confirm=True)
+    return content, digest
 
 
 def known_hash(sums: np.ndarray | None, image_id: int) -> str:

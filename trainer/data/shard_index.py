@@ -24,13 +24,13 @@ import numpy as np
 from trainer import storage
 from trainer.base.daemon_threads import DaemonThreadPool
 from trainer.base.errors import DataError, StorageError
+from trainer.base.json_files import decode
 from trainer.base.os_errors import translate_oserror
 from trainer.data.ground_truth import Classes, ground_truth
 from trainer.data.raw_folder import npy_array
 from trainer.data.samples import Sample
 from trainer.data.shard_folder import REPAIR, SAMPLE, Shard, Sidecar, note, read_index, read_known, sidecars
 from trainer.storage.cache import FOLDER, LIMIT, Busy, Copies
-from trainer.storage.records import decode
 
 _PIECE = 4 * 1024 * 1024
 _TIMES = 2

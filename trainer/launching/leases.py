@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from trainer import storage
+from trainer.base import json_files
 from trainer.base.errors import StorageError
-from trainer.storage import records
 
 _LOG = logging.getLogger("storage")
 LAPSE = 60.0  # seconds without a change after which a holder counts as dead
@@ -104,7 +104,7 @@ class Lease:
 
     def _encoded(self, beat: int) -> bytes:
         """Return the object's content; a beat of -1 is the last."""
-        return records.encode({**self._content, "beat": beat})
+        return json_files.encode({**self._content, "beat": beat})
 
 
 @contextmanager

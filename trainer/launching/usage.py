@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer import storage
-from trainer.base import traffic
+from trainer.base import json_files, traffic
 from trainer.base.errors import KubedetError
 from trainer.base.safe_text import whole_number
 from trainer.base.temporary_folders import TemporaryFolder
-from trainer.storage import records
 
 FOLDER = "KUBEDET_USAGE"  # environment variable of a training's nodes: URI of the folder for their records
 _DEVICES = Path("/dev")
@@ -56,7 +55,7 @@ class Record:
 
     def encoded(self) -> bytes:
         """Return the record as JSON with its hash."""
-        return records.encode({"kind": FORM.kind, "version": FORM.version, **asdict(self)})
+        return json_files.encode({"kind": FORM.kind, "version": FORM.version, **asdict(self)})
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> "Record":

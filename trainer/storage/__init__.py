@@ -3,12 +3,10 @@
 A file that is written appears whole under its name or not at all. Local files are handled here; the modules
 for servers are imported on first use. Where a function does not say otherwise, its errors are StorageErrors.
 
-    uris.py         names; FileState
-    objects.py      files on servers, through obstore; location.py: buckets; environment.py: settings
-    web.py          files of web servers, by a client that connects only where url_policy.py allows it
-    failures.py     refusals of servers as errors with remedies
-    cache.py        local copies
-    records.py      kubedet's JSON files: hash, version and form
+    __init__.py     URIs and local files
+    objects.py      object stores, through obstore; environment.py: their addresses, keys and proxies
+    web.py          web servers, by a client that connects only where a policy allows it
+    cache.py        local copies of files on servers
 """
 
 import errno
@@ -24,40 +22,115 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from io import BufferedReader, BytesIO
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
-from trainer.base.errors import DamagedError, StorageError
+from trainer.base import json_files
+from trainer.base.errors import DamagedError, StorageError, refuse_userinfo
+from trainer.base.json_files import Form
 from trainer.base.os_errors import missing, translate_oserror
 from trainer.base.temporary_folders import temporary_folder
-from trainer.storage import records
-from trainer.storage.records import Form
-from trainer.storage.uris import (
-    OBJECT_STORES,
-    WEB,
-    FileState,
-    absolute,
-    check_name,
-    check_place,
-    climbs,
-    is_local,
-    join,
-    local_path,
-    parent,
-    scheme,
-)
 
 if TYPE_CHECKING:
-    from trainer.storage.url_policy import UrlPolicy
+    from trainer.storage.web import UrlPolicy
 
-__all__ = [
-    "OBJECT_STORES", "WEB", "FileState", "Form", "absolute", "check_name", "check_place", "climbs",
-    "is_local", "join", "local_path", "parent", "scheme",
-]  # fmt: skip
-
+CLOUDS = ("gs", "az")  # object stores other than S3
+OBJECT_STORES = ("s3", "minio", *CLOUDS)
+WEB = ("http", "https")
+_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
+_BUCKET = re.compile(r"(?!.*(\.\.|\.-|-\.)|(\d+\.){3}\d+$)[A-Za-z0-9$][A-Za-z0-9._:-]{1,220}[A-Za-z0-9]")
 _STALE_SECONDS = 3600
 _OWNER = re.compile(r"\.(\d+)-([0-9a-f]{8})-[0-9a-f]{8}\.tmp$")
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
+
+
+class FileState(NamedTuple):
+    """The state of a file."""
+
+    size: int  # bytes
+    modified: float | None  # seconds since 1970; None if it is not reported; listings may be more precise
+    etag: str  # the store's mark of this content; of a local file, its modification time in nanoseconds
+
+    @property
+    def version(self) -> str:
+        """Changes with the content: the ETag, or the time if there is none."""
+        return self.etag or ("" if self.modified is None else str(self.modified))
+
+
+def scheme(uri: str) -> str:
+    """Return the URI's scheme in lower case; "" for a plain path, "file" for file: URIs."""
+    match = _SCHEME.match(uri)
+    return match.group(1).lower() if match else ""
+
+
+def is_local(uri: str) -> bool:
+    """Return whether the URI is a path on this machine (plain or file:)."""
+    return scheme(uri) in ("", "file")
+
+
+def local_path(uri: str) -> Path:
+    """Return the absolute path of a local URI, without following links."""
+    path = uri
+    if scheme(uri) == "file":
+        path = uri.partition(":")[2]
+        if path.startswith("//"):
+            host, slash, rest = path[2:].partition("/")
+            path = slash + rest
+            if host not in ("", "localhost"):
+                fix = f"write file:///{host}{path} or a plain path"
+                raise StorageError(f"{uri} names a file of the machine {host!r}", fix=fix)
+        path = unquote(path)
+    try:
+        if b"\0" in os.fsencode(path):
+            raise ValueError
+    except ValueError:  # Also UnicodeEncodeError.
+        fix = "use letters, digits, '.', '_' and '-'"
+        raise StorageError(f"{path!r} cannot be the name of a file", fix=fix) from None
+    return Path(os.path.abspath(path))
+
+
+def absolute(uri: str) -> str:
+    """Return one spelling of the URI: a local one as an absolute path, others without a final slash."""
+    return str(local_path(uri)) if is_local(uri) else uri.rstrip("/")
+
+
+def climbs(name: str) -> bool:
+    """Return whether a relative name is empty, absolute, or leads out of the folder it is joined to."""
+    plain = name.replace("\\", "/")
+    pieces = set(plain.split("/"))
+    return plain.startswith("/") or ".." in pieces or "\0" in name or not pieces - {"", "."}
+
+
+def join(uri: str, *parts: str) -> str:
+    """Append names to a URI."""
+    for part in parts:
+        if climbs(part):
+            raise StorageError(f"refused name {part!r} under {uri}", fix="use a relative name without '..'")
+    return "/".join([uri.rstrip("/"), *parts])
+
+
+def parent(uri: str) -> str:
+    """Return the folder of the URI's file."""
+    return os.path.dirname(absolute(uri)) if is_local(uri) else uri.rstrip("/").rpartition("/")[0]
+
+
+def check_place(uri: str) -> None:
+    """Refuse a URI that cannot name a file, without a request."""
+    refuse_userinfo(uri, "the URI")
+    kind = scheme(uri)
+    if kind in WEB:
+        from trainer.storage import web
+
+        web.host_and_port(uri)
+    if kind not in OBJECT_STORES:
+        return
+    bucket = uri.partition("://")[2].partition("/")[0]
+    if not bucket:
+        raise StorageError(f"{uri} names no bucket", fix=f"use {kind}://bucket/key")
+    if not _BUCKET.fullmatch(bucket):
+        fix = "a name has 3 to 63 of a-z 0-9 . - and begins and ends with a letter or digit"
+        raise StorageError(f"{uri}: no bucket can be named {bucket!r}", fix=fix)
 
 
 def state(uri: str) -> FileState | None:
@@ -141,14 +214,8 @@ def open_file(path: Path) -> BufferedReader:
 
 
 def read_json(uri: str, form: Form | None = None) -> Any:
-    """Return the content of a JSON file; it must have its own hash, if it has one, and the `form`.
-
-    Raises DamagedError if it is not JSON or its hash differs, and DataError for another form or version.
-    """
-    for _ in range(0 if is_local(uri) else 3):
-        with suppress(DamagedError):  # Damaged during the transfer, perhaps.
-            return records.decode(uri, read_bytes(uri), form)
-    return records.decode(uri, read_bytes(uri), form)
+    """Return the content of a JSON file; see `json_files.decode`."""
+    return json_files.decode(uri, read_bytes(uri), form)
 
 
 def write_bytes(uri: str, data: bytes | memoryview, *, sync: bool = True, confirm: bool = False) -> None:
@@ -166,7 +233,7 @@ def write_bytes(uri: str, data: bytes | memoryview, *, sync: bool = True, confir
 
 def write_json(uri: str, obj: Any, *, indent: int | None = None) -> None:
     """Write an object as JSON with its hash as the last key, whole or not at all, and confirmed."""
-    write_bytes(uri, records.encode(obj, indent), confirm=True)
+    write_bytes(uri, json_files.encode(obj, indent), confirm=True)
 
 
 def create(uri: str, data: bytes) -> bool:
@@ -253,11 +320,10 @@ def forget_copy(uri: str) -> None:
     from trainer.storage import cache
 
     if remote := state(uri):
-        cache.forget(uri, remote)
+        cache.Copies().drop(cache.name_of(uri, remote))
 
 
-_hashes: dict[tuple[str, int, int, int], str] = {}
-"""Of files that this process has hashed, by path, inode, size and modification time."""
+_hashes: dict[tuple[str, int, int, int], str] = {}  # by path, inode, size and modification time
 
 
 def check_hash(path: Path, uri: str, sha256: str) -> None:
@@ -267,7 +333,7 @@ def check_hash(path: Path, uri: str, sha256: str) -> None:
         key = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
         if key not in _hashes:
             _hashes[key] = hashlib.file_digest(file, "sha256").hexdigest()
-    _compare(uri, _hashes[key], sha256)
+    compare(uri, _hashes[key], sha256)
 
 
 def scan(uri: str, *, recursive: bool = True) -> Iterator[tuple[str, FileState]]:
@@ -339,14 +405,15 @@ def _content(uri: str, sha256: str) -> Any:
     with translate_oserror(uri, "read"), open_file(local_path(uri)) as file:
         data = file.read()
     if sha256:
-        _compare(uri, hashlib.sha256(data).hexdigest(), sha256)
+        compare(uri, hashlib.sha256(data).hexdigest(), sha256)
     return data
 
 
-def _compare(uri: str, digest: str, expected: str) -> None:
+def compare(uri: str, digest: str, expected: str, kind: type[DamagedError] = DamagedError) -> None:
+    """Raise an error if a file's hash is not the expected one."""
     if digest != expected:
         message = f"{uri} is damaged: its sha256 is {digest}, not {expected}"
-        raise DamagedError(message, fix="run the command that writes it again")
+        raise kind(message, fix="run the command that writes it again")
 
 
 def _state(status: os.stat_result) -> FileState:
@@ -362,8 +429,7 @@ def _temporary(uri: str) -> Iterator[tuple[Path, Path]]:
     temporary = target.with_name(f".{os.fsdecode(os.fsencode(target.name)[:100])}.{owner}.tmp")
     try:
         with translate_oserror(uri, "write"):
-            if not target.parent.is_dir():
-                target.parent.mkdir(parents=True, exist_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
             yield temporary, target
     except BaseException:
         with suppress(OSError):

@@ -24,8 +24,7 @@ from urllib.parse import urlsplit
 
 from trainer.base.errors import ConfigError, DamagedError, StorageError
 from trainer.base.os_errors import translate_oserror
-from trainer.storage import check_hash
-from trainer.storage.uris import FileState
+from trainer.storage import FileState, check_hash
 
 FOLDER = "KUBEDET_CACHE_DIR"
 """Environment variable: the folder; by default one under the system's temporary folder."""
@@ -52,15 +51,11 @@ class Busy(Exception):
     """Another process or thread writes this copy."""
 
 
-class Full(OSError):
-    """There is no room: all copies are in use, or the copy is larger than the limit."""
-
-
 def local_copy(uri: str, state: FileState, sha256: str) -> Path:
     """Return the copy of a file; download it if there is none of this version."""
     from trainer.storage import objects
 
-    copies, name = Copies(), _name(uri, state)
+    copies, name = Copies(), name_of(uri, state)
     path = copies.folder / name
     descriptor = copies.open(name, state.size)
     if descriptor is not None and sha256:
@@ -83,12 +78,8 @@ def local_copy(uri: str, state: FileState, sha256: str) -> Path:
     return path
 
 
-def forget(uri: str, state: FileState) -> None:
-    """Remove the shared copy of a file, because it is damaged."""
-    Copies().drop(_name(uri, state))
-
-
-def _name(uri: str, state: FileState) -> str:
+def name_of(uri: str, state: FileState) -> str:
+    """Return the name of the copy of this version."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", PurePosixPath(urlsplit(uri).path).name)[-80:]
     return f"{hashlib.sha256(f'{uri} {state.version}'.encode()).hexdigest()}-{name}"
 
@@ -102,8 +93,7 @@ class Copies:
     def __init__(self, folder: Path | None = None, limit: int | None = None) -> None:
         named, text = os.environ.get(FOLDER), os.environ.get(LIMIT, "").strip()
         self.folder = folder or Path(named or f"{tempfile.gettempdir()}/kubedet-cache-{os.getuid()}")
-        self.asked = limit
-        """The limit in bytes, if one is set."""
+        self.asked = limit  # in bytes, if one is set
         if limit is None and text:
             try:
                 self.asked = int(float(text) * 10**9)
@@ -141,7 +131,7 @@ class Copies:
         """Write a copy, unless there is one, and return a descriptor as `open` does.
 
         A needed copy waits for another writer, and exceeds the limit if all copies are in use; others raise
-        Busy or Full.
+        Busy, or OSError for lack of room.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         part = self.folder / f"{name}-{size}.part"
@@ -156,7 +146,9 @@ class Copies:
                         break
                     part.unlink()
                     os.close(writer)
-                    raise Full(errno.ENOSPC, "its limit leaves no room: all is in use, or a file takes more")
+                    raise OSError(
+                        errno.ENOSPC, "its limit leaves no room: all is in use, or a file is too large"
+                    )
                 os.close(writer)
             if not needed:
                 raise Busy

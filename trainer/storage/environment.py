@@ -9,16 +9,18 @@ import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import certifi
-from minio import Minio
-from minio.credentials import AWSConfigProvider, IamAwsProvider, Provider, StaticProvider
 from urllib3 import PoolManager, ProxyManager
 
 from trainer.base.errors import StorageError, refuse_userinfo
+
+if TYPE_CHECKING:
+    from minio import Minio
+    from minio.credentials import Provider
 
 AMAZON = "https://s3.amazonaws.com"  # the endpoint if none is set
 IDENTITY = {
@@ -36,7 +38,7 @@ _PROXY = re.compile(
     r"((https?|socks[45][ah]?)://)?([^/@\s]*@)?([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:(?P<port>[0-9]{1,5}))?/?",
     re.IGNORECASE | re.ASCII,
 )
-_CLOUD_URL = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\])(:\d{1,5})?(/[A-Za-z0-9._/-]*)?")
+_CLOUD_URL = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\])(:[1-6]?\d{1,4})?(/[A-Za-z0-9._/-]*)?")
 _ROLES = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
@@ -63,12 +65,15 @@ class Settings(NamedTuple):
 
     url: str  # http(s)://host[:port]
     region: str  # "" if the bucket's region has to be asked for
-    keys: Provider | None  # None for anonymous requests
-    client: Minio  # for what obstore cannot do: buckets and checks
+    keys: "Provider | None"  # None for anonymous requests
+    client: "Minio"  # for what obstore cannot do: buckets and checks
 
 
 def settings(kind: str) -> Settings:
     """Read the settings for s3:// or minio:// URIs."""
+    from minio import Minio
+    from minio.credentials import AWSConfigProvider, IamAwsProvider, StaticProvider
+
     endpoint = _value(kind, "ENDPOINT_URL_S3", "ENDPOINT") or _value(kind, "ENDPOINT_URL")
     if not endpoint and kind == "minio":
         fix = "set MINIO_ENDPOINT, e.g. minio-service.kubeflow:9000"
@@ -120,14 +125,12 @@ def cloud_url(kind: str) -> str:
         url = named or f"https://{account}.blob.core.windows.net"
     else:
         raise StorageError(f"{account!r} cannot be the storage account of az://", fix=IDENTITY["az"])
-    host = _CLOUD_URL.fullmatch(url)
-    if not host or int((host[2] or ":1")[1:]) > 65535:
+    if not _CLOUD_URL.fullmatch(url):
         fix = "give it as https://host:port"
         raise StorageError(f"the endpoint {url!r} of {kind}:// cannot be used", fix=fix)
     for name, value in os.environ.items():
         if kind == "az" and name.startswith("AZURE_") and not value.isprintable():
-            fix = "correct it in the environment"
-            raise StorageError(f"{name} contains a line break or another control character", fix=fix)
+            raise StorageError(f"{name} contains a control character", fix="correct it in the environment")
     return url.rstrip("/")
 
 

@@ -1,39 +1,49 @@
-"""Files on servers: read, written, listed and deleted.
+"""Files in object stores and on web servers: read, written, listed and deleted.
 
-Large files are read in pieces, several at a time and all of one version. The content is compared with the
-sha256 that the caller knows, or with the attribute `sha256` of our objects. If it differs it is read again.
+A bucket is looked up once, with the environment of that time, and reached through obstore. Large files are
+read in pieces, several at a time and all of one version. The content is compared with the sha256 that the
+caller knows, or with the attribute `sha256` of our objects. If it differs it is read again.
 """
 
 import hashlib
 import io
 import mimetypes
+import os
+import re
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import suppress
-from datetime import datetime
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 from xml.etree.ElementTree import ParseError
 
 import obstore
+from minio.credentials import StaticProvider
 from minio.error import MinioException
-from obstore.exceptions import AlreadyExistsError, GenericError
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    GenericError,
+    InvalidPathError,
+    PreconditionError,
+)
+from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 from urllib3.exceptions import HTTPError
 
 from trainer.base import traffic
 from trainer.base.daemon_threads import DaemonThreadPool, in_background, result_of
 from trainer.base.errors import Interrupted, MissingError, StorageError
-from trainer.storage import environment, failures, web
-from trainer.storage.location import Location, locate, translated
-from trainer.storage.uris import CLOUDS, WEB, FileState, scheme
+from trainer.base.os_errors import missing
+from trainer.storage import CLOUDS, WEB, FileState, check_place, compare, environment, scheme, web
+from trainer.storage.web import Corrupt, NoRanges, PastEnd, Transient, changed
 
-PIECE = 4 * 1024 * 1024
-"""Bytes of one read request: large enough to hide 20 ms of latency, small enough to repeat."""
-
+PIECE = 4 * 1024 * 1024  # bytes of one read request: enough to hide 20 ms of latency, few enough to repeat
 THREADS = 16  # pieces of one file that are read at the same time
 AHEAD = 8  # pieces that a file that is read step by step fetches ahead
 PART = 8 * 1024 * 1024  # bytes of one write request; more if an object would have too many parts
@@ -42,6 +52,238 @@ _SENDERS = 6
 _TRIES = 4
 _ABORT_SECONDS = 5.0  # how long an interrupted upload may take to remove its parts, which no listing shows
 _BLOCK = 1024 * 1024
+_CREDENTIAL_SECONDS = 10.0  # how long to wait for a cloud's metadata server
+_REFUSED = "check what these keys may do; for a public bucket set AWS_SKIP_SIGNATURE=true"
+_KEYS = (
+    "check the access keys in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+    "MINIO_ACCESS_KEY and MINIO_SECRET_KEY) and the region; for a public bucket set AWS_SKIP_SIGNATURE=true"
+)
+_REGION = "set AWS_REGION (for minio:// MINIO_REGION) to the bucket's region"
+_FIXES = {
+    "AccessDenied": _REFUSED,
+    "InvalidAccessKeyId": _KEYS,
+    "SignatureDoesNotMatch": _KEYS,
+    "ExpiredToken": "the session's token has expired: log in again and set AWS_SESSION_TOKEN with its keys",
+    "RequestTimeTooSkewed": "this machine's clock is wrong: set it",
+    "AuthorizationHeaderMalformed": _REGION,
+    "PermanentRedirect": _REGION,
+    "InvalidObjectState": "the object is in an archive tier: have it restored first",
+    "EntityTooLarge": "the store takes no object of this size: make shards smaller (data.shard_bytes)",
+    "QuotaExceeded": "the bucket's quota is used up: free space or raise it",
+    "XMinioStorageFull": "the store's disk is full: free space there",
+}
+"""By the codes of S3 (https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html)."""
+_TRANSIENT = (
+    "BadDigest", "IncompleteBody", "InvalidPart", "NoSuchUpload", "OperationAborted", "RequestTimeout",
+    "XAmzContentSHA256Mismatch",
+)  # fmt: skip
+"""Codes after which the next try may succeed. Their status is 400 or 404, which obstore does not retry."""
+
+
+class Location:
+    """The bucket or container of a URI."""
+
+    reader: ObjectStore  # for short requests: objects of a few megabytes, parts, listings
+    writer: ObjectStore  # for long requests: while a body is sent, no byte of an answer arrives
+    gives_ranges = True  # some stores answer with the whole object
+
+    def __init__(self, uri: str) -> None:
+        check_place(uri)
+        self.kind = scheme(uri)
+        if self.kind in WEB:
+            message = f"cannot list, write or delete {uri}: files on the web can only be read"
+            raise StorageError(message, fix="name one file, or use a local folder or an object store")
+        kind, bucket = self.kind, uri.partition("://")[2].partition("/")[0]
+        waits, settings = environment.RETRIES, None
+        if kind in CLOUDS:
+            self.server = environment.cloud_url(kind)
+        else:
+            settings = environment.settings(kind)
+            self.server = settings.url
+        end = time.monotonic() + waits.first
+        while problem := web.problem_of(self.server, uri, min(waits.connect, waits.first), waits.first):
+            if not problem.passing or time.monotonic() > end:
+                raise problem
+            time.sleep(min(1.0, waits.wait))
+        options = _s3_options(settings, bucket) if settings else {}
+        try:
+            self.reader = _store(kind, bucket, self.server, options, waits.silence, waits.total / 2)
+            self.writer = _store(kind, bucket, self.server, options, waits.total, 86_400.0)
+            if kind in CLOUDS:  # obstore itself waits for minutes for a missing metadata server.
+                with DaemonThreadPool(1, "credentials") as thread, suppress(FileNotFoundError):
+                    thread.submit(obstore.head, self.reader, "kubedet").result(timeout=_CREDENTIAL_SECONDS)
+        except BaseException as error:
+            if kind not in CLOUDS or (not is_panic(error) and not isinstance(error, Exception)):
+                raise
+            if not status_of(error):  # Otherwise the server knows us.
+                reason = str(error).partition("\n")[0].strip()[:300] or "no server gives credentials"
+                problem = StorageError(f"cannot use {kind}://: {reason}", fix=environment.IDENTITY[kind])
+                raise web.problem_of(self.server, uri, 5.0, 5.0) or problem from error
+
+
+def _store(
+    kind: str, bucket: str, server: str, options: dict[str, Any], silence: float, longest: float
+) -> ObjectStore:
+    """Return obstore's store for requests of at most `longest` seconds."""
+    waits, proxy = environment.RETRIES, environment.proxy_of(server)
+    client: Any = {
+        "allow_http": True, "user_agent": "kubedet", "root_certificate": environment.authorities(),
+        "connect_timeout": timedelta(seconds=waits.connect), "read_timeout": timedelta(seconds=silence),
+        "timeout": timedelta(seconds=longest),
+    }  # fmt: skip
+    if kind in CLOUDS:  # The metadata server is on this machine, not behind a proxy.
+        client["proxy_excludes"] = "169.254.169.254,metadata.google.internal"
+    if proxy:
+        client["proxy_url"] = proxy
+    first, most = timedelta(seconds=min(0.1, waits.wait)), timedelta(seconds=waits.wait)
+    retries: Any = {
+        "max_retries": 10_000, "retry_timeout": timedelta(seconds=waits.total),
+        "backoff": {"init_backoff": first, "max_backoff": most, "base": 2},
+    }  # fmt: skip
+    make: Any = {"gs": GCSStore, "az": AzureStore}.get(kind, S3Store)
+    store: ObjectStore = make(bucket, client_options=client, retry_config=retries, **options)
+    return store
+
+
+def _s3_options(settings: environment.Settings, bucket: str) -> dict[str, Any]:
+    options: dict[str, Any] = {"region": settings.region}
+    if not settings.region:
+        # https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html
+        try:
+            address, client = f"{settings.url}/{bucket}", environment.web_client(settings.url)
+            answer = client.request("HEAD", address, redirect=False, retries=3, timeout=10.0)
+        except HTTPError as error:
+            message = f"cannot ask {settings.url} for the region of {bucket}: {error}"
+            raise StorageError(message, fix="check the network, or set AWS_REGION") from error
+        options["region"] = answer.headers.get("x-amz-bucket-region", "") or "us-east-1"
+    if settings.url != environment.AMAZON:
+        # Of the two names of this option, the one that the environment cannot override.
+        options["aws_endpoint_url_s3"] = settings.url
+    provider = settings.keys
+    if provider is None:  # An unsigned request needs a checksum of its body.
+        return {**options, "skip_signature": True, "checksum_algorithm": "SHA256"}
+
+    def keys() -> dict[str, Any]:
+        current = provider.retrieve()
+        # The provider renews expiring keys, so obstore has to ask it again soon.
+        soon = datetime.now(UTC) + timedelta(minutes=10)
+        return {
+            "access_key_id": current.access_key,
+            "secret_access_key": current.secret_key,
+            "token": current.session_token,
+            "expires_at": None if isinstance(provider, StaticProvider) else soon,
+        }
+
+    return {**options, "credential_provider": keys}
+
+
+_locations: dict[str, "Future[Location]"] = {}
+_process = 0  # that has used a bucket: obstore's threads do not exist in its forked children
+
+
+def locate(uri: str, *, folder: bool = False) -> tuple[Location, str]:
+    """Return the bucket and the key of an object; the key is not decoded.
+
+    A bucket is looked up once, for all threads that ask for it at the same time.
+    """
+    global _process  # noqa: PLW0603 (of this process)
+    if _process not in (0, os.getpid()):
+        raise StorageError(
+            "this process was forked from one that had already read from a store",
+            fix="start it by spawn, or fork before the first file of a store is read",
+        )
+    head, _, rest = uri.partition("://")
+    bucket, _, key = rest.partition("/")
+    name = f"{head}://{bucket}"
+    future = _locations.get(name)
+    if future is None:
+        _process = os.getpid()
+        own: Future[Location] = Future()
+        future = _locations.setdefault(name, own)
+        if future is own:
+            try:
+                own.set_result(Location(uri))
+            except BaseException as error:
+                _locations.pop(name, None)
+                own.set_exception(error)
+    location = future.result()
+    if not key and not folder:
+        raise StorageError(f"{uri} names no object", fix=f"use {head}://bucket/key")
+    key = key.rstrip("/")
+    if key and not {"", ".", ".."}.isdisjoint(key.split("/")):
+        fix = "use a key without '.', '..' or nothing between slashes"
+        raise StorageError(f"refused key {key!r} in {uri}", fix=fix)
+    return location, key
+
+
+def forget_locations() -> None:
+    """Read the environment again when a bucket is used next."""
+    _locations.clear()
+    web.forget_stores()
+
+
+@contextmanager
+def translated(location: Location, uri: str, verb: str) -> Iterator[None]:
+    """Raise errors of obstore as StorageErrors, and others as they are."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, BaseError | FileNotFoundError | ValueError) and not is_panic(error):
+            raise
+        problem = translate(error, location.kind, uri, verb)
+        if isinstance(problem, NoRanges):
+            location.gives_ranges = False
+        elif not isinstance(problem, MissingError | Transient):
+            forget_locations()  # The environment may be corrected, in a notebook.
+            if problem.passing and not status_of(error):
+                problem = web.problem_of(location.server, uri, 5.0, 5.0) or problem
+        raise problem from error
+
+
+def is_panic(error: BaseException) -> bool:
+    """Return whether obstore crashed on its input; its exception class cannot be imported."""
+    return type(error).__name__ == "PanicException"
+
+
+def status_of(error: BaseException) -> int:
+    """Return the HTTP status of an obstore error; 0 if there was no answer."""
+    match = re.search(r"status code: (\d{3})", str(error))
+    if match:
+        return int(match[1])
+    return 301 if "redirect without LOCATION" in str(error) else 0
+
+
+def translate(error: BaseException, kind: str, uri: str, verb: str) -> StorageError:
+    """Return an error of obstore as one that names the URI and the remedy."""
+    text, status = str(error), status_of(error)
+    if isinstance(error, PreconditionError) or status in (412, 416):
+        return changed(uri, status)
+    if "non-partial response" in text or "Range request not supported" in text:
+        return NoRanges(f"{uri} cannot be read in parts")
+    code = next(iter(re.findall(r"<Code>(\w+)</Code>", text)), "")
+    if code in _TRANSIENT:
+        fix = "the store got other bytes than were sent: check the network and the proxies on the way to it"
+        return Transient(f"cannot {verb} {uri}: {code}", fix=fix)
+    if isinstance(error, FileNotFoundError) or status == 404:
+        if code not in ("NoSuchBucket", "ContainerNotFound") and verb in ("read", "delete"):
+            return missing(uri)
+        fix = "create the bucket, or correct the URI"
+        return StorageError(f"cannot {verb} {uri}: no such bucket", fix=fix)
+    code = code or {301: "PermanentRedirect", 401: "AccessDenied", 403: "AccessDenied"}.get(status, "")
+    reason, passing = code or f"status {status}", status in web.BUSY
+    if not status:
+        reason, passing = text.partition("\n")[0].strip()[:300], "HTTP error" in text
+        fix = web.RUN_AGAIN if isinstance(error, BaseError) else "check the URI, the endpoint and the keys"
+        if isinstance(error, InvalidPathError) or "invalid path" in reason:
+            fix = "rename the object: no '.', no '..' and nothing empty between slashes"
+    elif status in web.BUSY:
+        fix = _FIXES.get(code, "the store is overloaded or down: run again later, what is finished is kept")
+    elif kind in CLOUDS:
+        fix = f"check what this identity may do; {environment.IDENTITY[kind]}"
+    else:
+        no_store = "check that the endpoint is one of S3, and the store's log"
+        fix = _FIXES.get(code, _REFUSED if status in (401, 403) else no_store)
+    return StorageError(f"cannot {verb} {uri}: {reason}", fix=fix, passing=passing)
 
 
 class _File:
@@ -53,7 +295,7 @@ class _File:
         self._unread: web.Part | None = None
         try:
             start = self._get(uri, 0, PIECE)
-        except (failures.NoRanges, failures.PastEnd):  # An empty file has no ranges.
+        except (NoRanges, PastEnd):  # An empty file has no ranges.
             self.has_parts = False
         else:
             self.size, self.sha256, self._etag, self._via = start.size, start.sha256, start.etag, start.uri
@@ -68,12 +310,11 @@ class _File:
                 part, self._unread = self._unread, None
             try:
                 part = part or self._get(self.uri, begin, stop, self._etag, self._via)
-            except (MissingError, failures.NoRanges):
-                raise failures.changed(self.uri) from None
-            received = part.body()
-            if (part.size, part.etag) != (self.size, self._etag) or not len(received):
-                raise failures.changed(self.uri)
-            data = bytes(data) + bytes(received) if data else received
+            except (MissingError, NoRanges):
+                raise changed(self.uri) from None
+            if (part.size, part.etag) != (self.size, self._etag) or not len(part.data):
+                raise changed(self.uri)
+            data = bytes(data) + bytes(part.data) if data else part.data
         return data
 
     def pieces(self, start: int, stop: int, at_first: int = THREADS, ahead: int = THREADS) -> Iterator[Any]:
@@ -99,31 +340,26 @@ class _File:
                 digest.update(block)
                 received += len(block)
                 if received == self.size:
-                    _compare(self.uri, digest.hexdigest(), expected)
+                    compare(self.uri, digest.hexdigest(), expected, Corrupt)
             yield block
         if expected and not 0 < received == self.size:  # It was a stream, or has no blocks.
-            _compare(self.uri, digest.hexdigest(), expected)
+            compare(self.uri, digest.hexdigest(), expected, Corrupt)
 
 
 def _part(uri: str, start: int, stop: int, etag: str = "", via: str = "") -> web.Part:
     """Ask for a part of an object; see `web.part`."""
     location, key = locate(uri)
     if not location.gives_ranges:
-        raise failures.NoRanges(uri)
+        raise NoRanges(uri)
     options: dict[str, Any] = {"range": (start, stop)}
     if etag and not etag.startswith("W/"):  # A weak ETag cannot be used with ranges.
         options["if_match"] = etag
     with translated(location, uri, "read"):
         answer = obstore.get(location.reader, key, options=options)  # type: ignore[arg-type]
-
-    def body() -> Any:
-        with translated(location, uri, "read"):
-            data = answer.bytes()
-        traffic.read(len(data))
-        return data
-
+        data = answer.bytes()
+    traffic.read(len(data))
     meta = answer.meta
-    return web.Part(uri, meta["size"], meta["e_tag"] or "", str(answer.attributes.get("sha256", "")), body)
+    return web.Part(uri, meta["size"], meta["e_tag"] or "", str(answer.attributes.get("sha256", "")), data)
 
 
 def _stream(uri: str) -> tuple[str, Iterator[Any]]:
@@ -143,13 +379,6 @@ def _stream(uri: str) -> tuple[str, Iterator[Any]]:
     return str(answer.attributes.get("sha256", "")), blocks()
 
 
-def _compare(uri: str, digest: str, expected: str) -> None:
-    """Raise `Corrupt` if a hash differs."""
-    if digest != expected:
-        fix = "it was read again and still differs: run the command that writes it again"
-        raise failures.Corrupt(f"{uri} is damaged: its sha256 is {digest}, not {expected}", fix=fix)
-
-
 @web.retried
 def read_buffer(uri: str, sha256: str = "") -> Any:
     """Return a file's content as a buffer; its hash must be `sha256` unless that is ""."""
@@ -158,7 +387,7 @@ def read_buffer(uri: str, sha256: str = "") -> Any:
         return b"".join(file.blocks(sha256))
     data = file.piece(0, file.size)
     if expected := sha256 or file.sha256:
-        _compare(uri, hashlib.sha256(data).hexdigest(), expected)
+        compare(uri, hashlib.sha256(data).hexdigest(), expected, Corrupt)
     return data
 
 
@@ -168,10 +397,10 @@ def read_range(uri: str, start: int, length: int) -> bytes:
     if length <= PIECE:
         try:
             get = web.part if scheme(uri) in WEB else _part
-            return bytes(get(uri, start, start + length).body())
-        except failures.PastEnd:
+            return bytes(get(uri, start, start + length).data)
+        except PastEnd:
             return b""
-        except failures.NoRanges:
+        except NoRanges:
             pass
     file = _File(uri)
     if not file.has_parts:
@@ -255,7 +484,7 @@ def state(uri: str) -> FileState | None:
         try:
             return _file_state(obstore.head(location.reader, key))
         except Exception as error:
-            if failures.status_of(error) in (301, 307, 400, 403):
+            if status_of(error) in (301, 307, 400, 403):
                 obstore.get(location.reader, key)  # The answer to a HEAD has no reason.
             raise
     return None
@@ -264,42 +493,34 @@ def state(uri: str) -> FileState | None:
 def scan(uri: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
     """Yield the objects under a prefix by relative name, page by page."""
     location, prefix = locate(uri, folder=True)
-    skip, empty = len(prefix) + 1 if prefix else 0, True
-    for meta in _list(location, prefix, uri, recursive):
-        empty = False
-        name = meta["path"][skip:]
-        if name:  # Otherwise it is a console's marker of the folder itself.
-            yield name, _file_state(meta)
-    if not empty or scheme(uri) in CLOUDS:
-        return
-    try:  # obstore takes an answer from something that is no store, such as a web page, for an empty listing.
-        client = environment.settings(scheme(uri)).client
-        next(iter(client.list_objects(uri.split("/")[2], prefix=prefix)), None)
-    except (MinioException, ParseError, ValueError) as error:
-        fix = "check that the endpoint is one of S3, not a console or a proxy's page"
-        raise StorageError(f"cannot list {uri}: this is no answer of an object store", fix=fix) from error
-    except HTTPError:
-        pass  # obstore had an answer.
-
-
-def _list(location: Location, prefix: str, uri: str, recursive: bool) -> Iterator[Any]:
+    skip, last, tries = len(prefix) + 1 if prefix else 0, None, 1
     with translated(location, uri, "list"):
-        if not recursive:
-            listing = in_background(lambda: obstore.list_with_delimiter(location.reader, prefix or None))
-            yield from listing["objects"]
-            return
-        last, tries = None, 1
         while tries:
-            pages = obstore.list(location.reader, prefix or None, offset=last, chunk_size=1000)
+            pages: Any = obstore.list(location.reader, prefix or None, offset=last, chunk_size=1000)
+            if not recursive:
+                listing = in_background(lambda: obstore.list_with_delimiter(location.reader, prefix or None))
+                pages = iter([listing["objects"]])
             try:
                 while metas := in_background(partial(next, pages, None)):
-                    yield from metas
+                    for meta in metas:
+                        if meta["path"][skip:]:  # Otherwise it is a console's marker of the folder itself.
+                            yield meta["path"][skip:], _file_state(meta)
                     last, tries = metas[-1]["path"], 1
                 tries = 0
             except GenericError:  # obstore does not retry a page that is cut off.
                 tries += 1
                 if tries > _TRIES:
                     raise
+    if last is not None or location.kind in CLOUDS:
+        return
+    try:  # obstore takes an answer from something that is no store, such as a web page, for an empty listing.
+        client = environment.settings(location.kind).client
+        next(iter(client.list_objects(uri.split("/")[2], prefix=prefix)), None)
+    except (MinioException, ParseError, ValueError) as error:
+        fix = "check that the endpoint is one of S3, not a console or a proxy's page"
+        raise StorageError(f"cannot list {uri}: this is no answer of an object store", fix=fix) from error
+    except HTTPError:
+        pass  # obstore had an answer.
 
 
 def _file_state(meta: "obstore.ObjectMeta") -> FileState:
@@ -333,12 +554,6 @@ def write(
     kind = mimetypes.guess_type(key)[0] or "application/octet-stream"  # For browsers.
     interrupted, ended = threading.Event(), threading.Event()
 
-    def is_there() -> bool:
-        with suppress(FileNotFoundError):
-            answer = obstore.get(location.writer, key)
-            return (answer.meta["size"], str(answer.attributes.get("sha256", ""))) == (size, sha256)
-        return False
-
     def parts(length: int) -> Iterator[bytes]:
         while block := source.read(length):
             if interrupted.is_set():
@@ -349,19 +564,18 @@ def write(
     def send() -> bool:
         put = partial(obstore.put, location.writer, key, attributes={"Content-Type": kind, "sha256": sha256})
         source.seek(0)
+        if size > 2 * PART:
+            length = max(PART, -(-size // _MOST_PARTS))
+            put(parts(length), chunk_size=length, max_concurrency=_SENDERS)
+            return True
+        traffic.written(size)
         try:
-            if size <= 2 * PART:
-                traffic.written(size)
-                put(source.read(), mode="create" if create else "overwrite", use_multipart=False)
-            else:
-                length = max(PART, -(-size // _MOST_PARTS))
-                put(parts(length), chunk_size=length, max_concurrency=_SENDERS)
-        except Exception as error:
-            if create and isinstance(error, AlreadyExistsError):
-                return is_there()  # Another process was first, or the answer to our first try was lost.
-            # The answer to the last request of an upload may have been lost.
-            if "NoSuchUpload" not in str(error) or not is_there():
-                raise
+            put(source.read(), mode="create" if create else "overwrite", use_multipart=False)
+        except AlreadyExistsError:  # Another process was first, or the answer to our first try was lost.
+            with suppress(FileNotFoundError):
+                answer = obstore.get(location.writer, key)
+                return (answer.meta["size"], answer.attributes.get("sha256", "")) == (size, sha256)
+            return False
         return True
 
     @web.retried
@@ -376,8 +590,8 @@ def write(
             try:
                 for _ in _File(uri).blocks(sha256):
                     pass
-            except (MissingError, failures.Corrupt) as error:
-                raise failures.Transient(
+            except (MissingError, Corrupt) as error:
+                raise Transient(
                     f"{uri} was written, and the store acknowledged it, but it is lost or altered",
                     fix="look at the store's log and disks, and run again: it is written again",
                 ) from error

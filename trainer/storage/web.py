@@ -1,14 +1,21 @@
-"""Files of web servers, read by urllib3, which connects only to addresses that a policy allows.
+"""The guarded client for files of web servers: it connects only to addresses that a policy allows.
 
-obstore follows redirects to any address. Here each hop is checked, and each address of a host before a
-connection is made to it.
+Authors of annotations choose addresses, and servers choose redirects. Either could lead into the pod's
+network, to a node's metadata service, or to a bucket that the pod's keys open. Allowed are the servers and
+buckets that the user named, public addresses, and what the user allows by name. obstore would follow
+redirects to any address; here urllib3 asks for each hop once it is checked, and connects to an address of
+its host that was checked.
 """
 
+import ipaddress
 import random
+import re
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from http.client import HTTPException, InvalidURL
@@ -23,11 +30,17 @@ from urllib3.util.connection import create_connection
 
 from trainer.base import traffic
 from trainer.base.daemon_threads import DaemonThreadPool, in_background
-from trainer.base.errors import MissingError, StorageError, refuse_userinfo
-from trainer.base.safe_text import whole_number
-from trainer.storage import environment, failures, hub
-from trainer.storage.uris import WEB, FileState, host_and_port, invalid_address, scheme
-from trainer.storage.url_policy import MOST_BYTES, Refused, UrlPolicy
+from trainer.base.errors import (
+    ConfigError,
+    DamagedError,
+    MissingError,
+    RefusedError,
+    StorageError,
+    refuse_userinfo,
+)
+from trainer.base.os_errors import missing
+from trainer.base.safe_text import has_userinfo, whole_number
+from trainer.storage import OBJECT_STORES, FileState, environment, is_local
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -38,7 +51,209 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REDIRECTS = 5
 _CONNECTIONS = 64  # connections to a server that are kept open
 _LEAST_RATE = 50_000.0  # bytes a second, of an answer that takes longer than a request may
+_tokens: dict[str, dict[str, str]] = {}  # headers by host and port
 _BROKEN = (urllib3.exceptions.HTTPError, HTTPException, OSError)
+BUSY = (408, 429, 500, 502, 503, 504)  # HTTP statuses after which the same request may succeed
+RUN_AGAIN = "check the network and the server, and run again: what is finished is kept"
+_NETWORK = (
+    "check the address (the endpoint in the environment), HTTP_PROXY and NO_PROXY, this machine's DNS, and "
+    "that the server runs; run again: what is finished is kept"
+)
+_AUTHORITY = re.compile(r"(https?)://([^/?#]*)", re.IGNORECASE)
+_BUCKET = re.compile(rf"({'|'.join(OBJECT_STORES)})://([^/]+)", re.IGNORECASE)
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::([0-9]*))?")
+_LABEL = re.compile(r"[A-Za-z0-9_-]{1,63}")
+_NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
+_PORTS = {"http": 80, "https": 443}
+MOST_BYTES = 64 * 1024 * 1024  # of a file whose address comes from data; a server could send without end
+_ALLOWED = re.compile(  # buckets and hosts
+    r"(s3|minio|gs|az)://[^/]+/?|([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[1-9][0-9]{0,4})?", re.IGNORECASE
+)
+
+# The standard library's idea of a global address has changed with its patch releases. Ranges with a few
+# reachable addresses for infrastructure (anycast relays, Teredo, 6to4) are refused whole: they have no web
+# servers, and some lead to any IPv4 address.
+# https://www.iana.org/assignments/iana-ipv4-special-registry (2025-10-22), .../iana-ipv6-special-registry
+_SPECIAL_IPV4 = tuple(map(ipaddress.IPv4Network, (
+    "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
+    "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24",
+    "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4",
+    # Azure's platform, seen from its machines alone (Microsoft Learn, "What is IP address 168.63.129.16?").
+    "168.63.129.16/32",
+)))  # fmt: skip
+_ALLOCATED = ipaddress.IPv6Network("2000::/3")  # https://www.iana.org/assignments/ipv6-address-space
+_SPECIAL_IPV6 = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+"""A translator forwards packets to the IPv4 address in the last 32 bits (RFC 6052)."""
+
+
+class Transient(StorageError):
+    """Bytes were cut off, altered or of two versions: the next try may succeed."""
+
+    passing = True
+
+
+class PastEnd(Transient):
+    """The file ends before the range that was asked for."""
+
+
+class Corrupt(Transient, DamagedError):
+    """The bytes do not have the expected hash."""
+
+    passing = False
+
+
+class NoRanges(StorageError):
+    """The server gives a file only whole."""
+
+
+def changed(uri: str, status: int = 0) -> Transient:
+    """Return the error for a file that changed while it was read; `status`: of the HTTP answer."""
+    kind = PastEnd if status == 416 else Transient
+    return kind(f"{uri} changed while it was read", fix="run again when nobody writes to it")
+
+
+def no_answer(uri: str, error: BaseException) -> StorageError:
+    """Return the error for a server from which urllib3 gets no answer."""
+    cause = error.reason if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason else error
+    if isinstance(cause, urllib3.exceptions.SSLError | ssl.SSLError):
+        cause = cause.args[0] if cause.args and isinstance(cause.args[0], ssl.SSLError) else cause
+        reason = getattr(cause, "verify_message", "") or str(cause)
+        fix = "name a file with the certificate of its authority in AWS_CA_BUNDLE, or correct the address"
+        if getattr(cause, "reason", "") in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+            fix = "the server speaks plain http there: write http:// in the endpoint, or another port"
+        return StorageError(f"cannot read {uri}: no trusted connection: {reason}", fix=fix)
+    who = "the proxy" if isinstance(cause, urllib3.exceptions.ProxyError) else "the server"
+    reason = str(cause).rpartition("] ")[2].rstrip("\"')")
+    return StorageError(f"cannot read {uri}: no answer from {who}: {reason}", fix=_NETWORK, passing=True)
+
+
+@lru_cache(maxsize=1024)
+def host_and_port(uri: str) -> tuple[str, int]:
+    """Return the host of a web address, in lower case and without brackets, and its port.
+
+    Clients disagree about odd hosts such as `0177.0.0.1`, so only hosts that all read alike are accepted:
+    names of letters, digits, `-` and `_` (others as in IDNA), IPv4 as four decimal numbers, and IPv6 in
+    brackets (RFC 3986, section 3.2.2; RFC 1035, section 2.3.4; https://url.spec.whatwg.org/#host-parsing).
+    """
+    authority = _AUTHORITY.match(uri)
+    named = authority[2].rpartition("@")[2] if authority else ""
+    match = _HOST.fullmatch(named)
+    try:
+        if match is None or authority is None:
+            raise ValueError(f"{named!r} is no host and port")
+        host, port = match[1].lower(), int(match[2][:6] if match[2] else _PORTS[authority[1].lower()])
+        if not 0 < port < 2**16:
+            raise ValueError(f"there is no port {match[2]}")
+        if host.startswith("["):
+            return str(ipaddress.IPv6Address(host[1:-1])), port
+        labels = host.encode("idna").decode("ascii").removesuffix(".").split(".")
+        ".".join(labels).encode("ascii").decode("idna")
+        if not all(map(_LABEL.fullmatch, labels)) or len(".".join(labels)) > 253:
+            raise ValueError(f"{host!r} cannot be a host name")
+        if _NUMBER.fullmatch(labels[-1]):
+            ipaddress.IPv4Address(".".join(labels))
+        return host.removesuffix("."), port
+    except ValueError as error:  # Also UnicodeError.
+        raise invalid_address(uri, str(error)) from None
+
+
+def invalid_address(uri: str, reason: str) -> MissingError:
+    """Return the error for an address that no server can have."""
+    return MissingError(f"{uri} is no address: {reason}", fix="correct it")
+
+
+class Refused(StorageError):
+    """An address that is not allowed."""
+
+
+@dataclass(frozen=True)
+class UrlPolicy:
+    """Which addresses from data are allowed."""
+
+    named: tuple[str, ...] = ()  # URIs that the user named; their servers and buckets may be read
+    allowed: tuple[str, ...] = ()  # others: `host`, `host:port`, `10.0.0.0/8`, `s3://bucket`
+    anywhere: bool = False  # whether all servers may be read
+
+    def __post_init__(self) -> None:
+        for text in self.allowed:
+            if not _ALLOWED.fullmatch(text) and _network(text) is None:
+                fix = "write host, host:port, a network as 10.0.0.0/8, or a bucket as s3://bucket"
+                raise ConfigError(f"data.allow_hosts: cannot use {text!r}", fix=fix)
+
+    def is_named(self, uri: str) -> bool:
+        """Return whether a URI is local, or on a server or in a bucket that the user named."""
+        place = _place(uri)
+        return not place or place in map(_place, self.named)
+
+    def check(self, uri: str) -> None:
+        """Refuse an address by its text alone; `check_names` looks up its host."""
+        if has_userinfo(uri):
+            fix = "remove it from the address"
+            raise Refused(f"refused {uri}: it contains a name or password", fix=fix)
+        host = host_and_port(uri)[0] if _AUTHORITY.match(uri) else ""
+        if self.anywhere or self.is_named(uri):
+            return
+        if host:
+            with suppress(ValueError):  # A name.
+                self.check_peer(uri, host)
+        elif not _BUCKET.match(uri):
+            raise Refused(f"refused {uri}: no address of a server", fix="write http://, https:// or a bucket")
+        elif (place := _place(uri)) not in map(_place, self.allowed):
+            fix = f"to allow it: --set 'data.allow_hosts=[\"{place}\"]'"
+            raise Refused(f"refused {uri}: this bucket is not the source's", fix=fix)
+
+    def check_peer(self, uri: str, peer: str) -> None:
+        """Refuse an IP address to which a web address leads, if it is not public."""
+        address = ipaddress.ip_address(peer.partition("%")[0].strip("[]"))
+        if self.anywhere or _is_public(address):
+            return
+        host, port = host_and_port(uri)
+        if self.is_named(uri):
+            return
+        for text in self.allowed:
+            network = _network(text)
+            if network is not None and address in network:
+                return
+            if text.lower().replace("[", "").replace("]", "") in (host, f"{host}:{port}"):
+                return
+        at = f"{host} is at {address}" if host != str(address) else str(address)
+        raise Refused(
+            f"refused {uri}: {at}, which is no address of the public network",
+            fix=f"to allow it: --set 'data.allow_hosts=[\"{host}\"]'",
+        )
+
+    def check_names(self, uri: str) -> list[Any]:
+        """Return what `socket.getaddrinfo` finds for a host; refuse it if one of the addresses is refused."""
+        host, port = host_and_port(uri)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for *_, address in addresses:
+            self.check_peer(uri, str(address[0]))
+        return addresses
+
+
+def _place(uri: str) -> str:
+    """Return host and port of a web address, scheme and bucket of an object; "" for a local path."""
+    if bucket := _BUCKET.match(uri):
+        return f"{bucket[1].lower()}://{bucket[2]}"
+    with suppress(MissingError):
+        return "{}:{}".format(*host_and_port(uri))
+    return "" if is_local(uri) else uri
+
+
+def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+    with suppress(ValueError):
+        return ipaddress.ip_network(text)
+    return None
+
+
+def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Return whether an address is public; of an IPv6 address that contains an IPv4 one, that one counts."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is None and address not in _NAT64:
+            return address in _ALLOCATED and not any(address in network for network in _SPECIAL_IPV6)
+        address = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return not any(address in network for network in _SPECIAL_IPV4)
 
 
 class Part(NamedTuple):
@@ -48,7 +263,7 @@ class Part(NamedTuple):
     size: int  # of the whole file
     etag: str
     sha256: str  # of the whole file; "" if it is not known
-    body: Callable[[], Any]  # returns the bytes; a proxy may have truncated them
+    data: Any  # a buffer of its bytes; a proxy may have truncated them
 
 
 def part(uri: str, start: int, stop: int, etag: str = "", via: str = "") -> Part:
@@ -62,11 +277,11 @@ def part(uri: str, start: int, stop: int, etag: str = "", via: str = "") -> Part
     with _answer("GET", via or uri, headers=headers) as (response, hop):
         size = whole_number(response.headers.get("content-range", "").rpartition("/")[2])
         if response.status != 206 or size is None:
-            size = _content_length(response)
+            size = whole_number(response.headers.get("content-length", ""))
             if start or size is None or size > stop:
-                raise failures.NoRanges(f"{uri} cannot be read in parts")
+                raise NoRanges(f"{uri} cannot be read in parts")
         data = b"".join(_blocks(response, uri))
-        return Part(hop, size, response.headers.get("etag", ""), "", lambda: data)
+        return Part(hop, size, response.headers.get("etag", ""), "", data)
 
 
 def stream(uri: str) -> Iterator[bytes]:
@@ -86,7 +301,8 @@ def state(uri: str) -> FileState | None:
         modified = parsedate_to_datetime(response.headers["last-modified"]).timestamp()
     except (KeyError, TypeError, ValueError):
         modified = None
-    return FileState(_content_length(response) or 0, modified, response.headers.get("etag", ""))
+    size = whole_number(response.headers.get("content-length", "")) or 0
+    return FileState(size, modified, response.headers.get("etag", ""))
 
 
 def retried(action: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -97,7 +313,7 @@ def retried(action: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
             for number in range(1, _TRIES):
                 try:
                     return action(*args, **kwargs)
-                except failures.Transient:
+                except Transient:
                     time.sleep(random.uniform(0, min(environment.RETRIES.wait, 0.2 * 2**number)))
             return action(*args, **kwargs)
 
@@ -125,12 +341,11 @@ def problem_of(server: str, uri: str, connect: float, silence: float) -> Storage
     try:
         timeout = urllib3.Timeout(connect=max(connect, 0.1), read=max(silence, 0.1))
         client = environment.web_client(server)
-        token = hub.authorization(server)
-        client.request("HEAD", server, headers=token, timeout=timeout, retries=False, redirect=False)
+        client.request("HEAD", server, timeout=timeout, retries=False, redirect=False)
     except urllib3.exceptions.ProtocolError:
         return None  # There is a server; the request itself will say what is wrong.
     except urllib3.exceptions.HTTPError as error:
-        return failures.no_answer(uri, error)
+        return no_answer(uri, error)
     return None
 
 
@@ -172,21 +387,20 @@ def _answer(
             continue
         target = response.headers.get("location", "") if response.status in _REDIRECTS else ""
         try:
-            if not target and response.status < 300:
+            if not target:
+                _check_status(response.status, uri)
                 yield response, hops[-1]
             if response.length_remaining is not None and response.length_remaining <= _BLOCK:
                 response.drain_conn()  # Then the connection can be used again.
         finally:
             response.close()
-        if not target and response.status >= 300:
-            raise failures.web_refusal(response.status, uri)
         if not target:
             return
         try:
             following = urljoin(hops[-1], target)
         except ValueError as error:
             raise invalid_address(target, str(error)) from None
-        if scheme(following) not in WEB:
+        if not _AUTHORITY.match(following):
             fix = "let it redirect to http:// or https://"
             raise Refused(f"refused {uri}: it redirects to {following}", fix=fix)
         if following in hops or len(hops) > _MOST_REDIRECTS:
@@ -198,22 +412,32 @@ def _answer(
         hops.append(following)
 
 
+def _check_status(status: int, uri: str) -> None:
+    if status in (404, 410):
+        raise missing(uri)
+    if status in (412, 416):
+        raise changed(uri, status)
+    if status >= 300:
+        kind, busy = RefusedError if status in (401, 403) else StorageError, status in BUSY
+        fix = "run again later" if busy else "check the address and who may read it"
+        raise kind(f"cannot read {uri}: the server answers {status}", fix=fix, passing=busy)
+
+
 def _request(
     method: str, hop: str, policy: UrlPolicy, headers: Mapping[str, str]
 ) -> urllib3.BaseHTTPResponse:
     """Ask a server, without following its redirects."""
     policy.check(hop)
-    # The hub's token is for the hub, if the user named it.
-    token = hub.authorization(hop) if policy.is_named(hop) else {}
+    token = _tokens.get(_place(hop), {}) if policy.is_named(hop) else {}
     waits = environment.RETRIES
     timeout = urllib3.Timeout(connect=waits.connect, read=waits.silence)
     retries = urllib3.Retry(
-        total=None, connect=4, read=3, redirect=False, status=12, other=0, status_forcelist=failures.BUSY,
+        total=None, connect=4, read=3, redirect=False, status=12, other=0, status_forcelist=BUSY,
         backoff_factor=min(0.2, waits.wait), backoff_max=waits.wait, raise_on_status=False,
     )  # fmt: skip
     try:
         address, (_, port) = parse_url(hop), host_and_port(hop)
-        client = _client(scheme(hop), address.host or "", port, policy)
+        client = _client(address.scheme or "", address.host or "", port, policy)
         target = hop.partition("#")[0] if isinstance(client, urllib3.PoolManager) else address.request_uri
         return client.urlopen(
             method, target, headers={"Accept-Encoding": "identity", **headers, **token},
@@ -222,7 +446,7 @@ def _request(
     except (urllib3.exceptions.LocationValueError, InvalidURL, UnicodeError) as error:
         raise invalid_address(hop, str(error)) from error
     except (urllib3.exceptions.HTTPError, HTTPException) as error:
-        raise failures.no_answer(hop, error) from error
+        raise no_answer(hop, error) from error
 
 
 @lru_cache(maxsize=256)
@@ -264,14 +488,15 @@ def _client(kind: str, host: str, port: int, policy: UrlPolicy) -> urllib3.PoolM
     return pool
 
 
+def use_token(origin: str, token: str) -> None:
+    """Send a token with each request to a server, if the user named it."""
+    _tokens[_place(origin)] = {"Authorization": f"Bearer {token}"} if token else {}
+
+
 def forget_stores() -> None:
     """Look up names, proxies and certificates again when a server is used next."""
     _client.cache_clear()
     _policy_of_origin.cache_clear()
-
-
-def _content_length(response: urllib3.BaseHTTPResponse) -> int | None:
-    return whole_number(response.headers.get("content-length", ""))
 
 
 def _blocks(response: urllib3.BaseHTTPResponse, uri: str) -> Iterator[bytes]:
@@ -284,7 +509,7 @@ def _blocks(response: urllib3.BaseHTTPResponse, uri: str) -> Iterator[bytes]:
             yield block
             if time.monotonic() - began > environment.RETRIES.total / 2 + received / _LEAST_RATE:
                 message = f"cannot read {uri}: the server is too slow"
-                raise StorageError(message, fix=failures.RUN_AGAIN, passing=True)
+                raise StorageError(message, fix=RUN_AGAIN, passing=True)
     except _BROKEN as error:
         message = f"cannot read {uri}: the connection broke off ({error})"
-        raise failures.Transient(message, fix=failures.RUN_AGAIN) from error
+        raise Transient(message, fix=RUN_AGAIN) from error

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from trainer import storage
 from trainer.base.errors import CheckpointError, DamagedError, first_line
+from trainer.base.json_files import check_shape
 from trainer.base.os_errors import check_resources, translate_oserror
 from trainer.config import parsing
 from trainer.config.schema import Config
 from trainer.model.architecture import Architecture, build
-from trainer.storage.records import check_shape
 
 VERSION = 2
 BEST = "best.pt"

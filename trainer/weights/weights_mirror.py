@@ -37,13 +37,15 @@ from trainer.base.errors import (
 )
 from trainer.base.temporary_folders import temporary_folder
 from trainer.config.types import NO_WEIGHTS
-from trainer.storage import hub
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 TORCHVISION = "torchvision:"
 HUB = "hf:"
+HUB_ADDRESS = "HF_ENDPOINT"  # environment variable: the address of a mirror of the hub
+HUB_TOKEN = "HF_TOKEN"  # noqa: S105
+"""Environment variable: a token for private models, and for gated ones whose conditions were accepted."""
 TORCHVISION_URL = "KUBEDET_TORCHVISION_URL"
 """Environment variable: your mirror of torchvision's folder of files."""
 SUFFIXES = (".safetensors", ".pth", ".pt")  # suffixes of files of tensors, the preferred one first
@@ -142,14 +144,21 @@ def published_file(uri: str) -> PublishedFile:
                 fix="end it with #sha256= and the hash, or with nothing",
             )
         return PublishedFile(urlsplit(url).path.rpartition("/")[2], url, sha256.group(1) if sha256 else "")
+    from trainer.storage import web
+
+    token = os.environ.get(HUB_TOKEN, "").strip()
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        message = f"{HUB_TOKEN} in the environment is no token: it contains spaces, line breaks or the like"
+        raise StorageError(message, fix="set it to the token alone, hf_ and letters and digits")
+    web.use_token(hub_address(), token)
     name, revision = _model(uri)
-    address = f"{hub.address()}/api/models/{name}/revision/{quote(revision)}?blobs=true"
+    address = f"{hub_address()}/api/models/{name}/revision/{quote(revision)}?blobs=true"
     try:
         description = json.loads(storage.read_bytes(address))
         commit, listing = description["sha"], {item["rfilename"]: item for item in description["siblings"]}
     except (ValueError, KeyError, TypeError):
         raise StorageError(
-            f"{address} does not answer as a hub of models does", fix=f"check {hub.ADDRESS}, if it is set"
+            f"{address} does not answer as a hub of models does", fix=f"check {HUB_ADDRESS}, if it is set"
         ) from None
     if _TENSORS not in listing:
         raise StorageError(
@@ -157,8 +166,13 @@ def published_file(uri: str) -> PublishedFile:
             fix="choose a model that is published as safetensors in one file",
         )
     large = listing[_TENSORS].get("lfs") or {}
-    url = f"{hub.address()}/{name}/resolve/{commit}/{_TENSORS}"
+    url = f"{hub_address()}/{name}/resolve/{commit}/{_TENSORS}"
     return PublishedFile(_TENSORS, url, large.get("sha256", ""), large.get("size", 0))
+
+
+def hub_address() -> str:
+    """Return the address of the Hugging Face hub, without a final slash."""
+    return (os.environ.get(HUB_ADDRESS) or "https://huggingface.co").rstrip("/")
 
 
 def torchvision_file(uri: str) -> PublishedFile:
@@ -273,7 +287,7 @@ def _fetch(uri: str, data_root: str) -> PublishedFile:
     remedy = f"run `kubedet weights fetch {uri} --data-root {data_root}` where the internet can be reached"
     if uri.startswith(HUB):
         name, revision = _model(uri)
-        address = f"{hub.address()}/{name}/tree/{revision}"
+        address = f"{hub_address()}/{name}/tree/{revision}"
     else:
         file = published_file(uri)
         address = file.url
@@ -302,7 +316,7 @@ def _fetch(uri: str, data_root: str) -> PublishedFile:
     except StorageError as error:
         if uri.startswith(HUB) and isinstance(error, (RefusedError, MissingError)):
             remedy = (
-                f"see whether {hub.address()}/{name} is there; for a private or gated model set {hub.TOKEN}, "
+                f"see whether {hub_address()}/{name} is there; for a private or gated model set {HUB_TOKEN}, "
                 "in a cluster as a key of the Secret that `credentials` names. Its account must be able to "
                 "read the model: conditions are accepted there, and a fine-grained token needs the right to "
                 "read gated repositories"

@@ -13,7 +13,7 @@ from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download
-from trainer.storage import url_policy, web
+from trainer.storage import web
 
 SECRET = b'{"AccessKeyId": "AKIA-of-the-node", "SecretAccessKey": "hidden"}'
 CONFIG = DataConfig(processes=1, threads=4, max_bad_fraction=0.9)
@@ -89,7 +89,7 @@ def test_redirects_of_the_users_own_server_are_looked_at_too(servers, tmp_path):
 
 
 def test_what_is_too_large_is_not_read_to_its_end(servers, tmp_path, monkeypatch):
-    policy = url_policy.UrlPolicy((), ("127.0.0.1",))
+    policy = web.UrlPolicy((), ("127.0.0.1",))
     server, _ = servers("127.0.0.1", {"/1.jpg": b"x" * 3_000_000})
     with pytest.raises(Exception, match="more than 1000000 bytes"):
         web.read_within(f"{server}/1.jpg", policy, most=1_000_000)

@@ -14,10 +14,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from trainer import storage
+from trainer.base import json_files
 from trainer.base.errors import ExportError, FormError, KubedetError, StorageError
 from trainer.export import bundle, published_models
 from trainer.export.predict import open_bundle
-from trainer.storage import records
 
 pytest.importorskip("model_signing")
 
@@ -150,7 +150,7 @@ def test_values_that_no_export_writes_are_refused(tmp_path, keys, value):
     metadata = json.loads((folder / bundle.METADATA).read_text())
     *above, last = keys
     functools.reduce(lambda part, key: part[key], above, metadata)[last] = value
-    (folder / bundle.METADATA).write_bytes(records.encode(metadata))
+    (folder / bundle.METADATA).write_bytes(json_files.encode(metadata))
     bundle.seal(folder)
     with pytest.raises(FormError) as caught:
         bundle.load(str(folder))
@@ -211,7 +211,7 @@ def test_at_least_refuses_an_older_signed_version_in_current(root, keys, kubedet
     current = root / "models" / "pets" / "current"
     record = json.loads(current.read_text()) | {"version": "v1"}
     record["digest"] = bundle.load(str(root / "models" / "pets" / "v1")).digest
-    current.write_bytes(records.encode(record))
+    current.write_bytes(json_files.encode(record))
     assert kubedet(*command)[0] == 0, "every file of v1 is signed"
     code, _, err = kubedet(*command, "--at-least", "v2")
     assert code == 2 and "older than version v2" in err

@@ -7,7 +7,7 @@ from prepared_server import Server
 
 from trainer import storage
 from trainer.base.errors import StorageError
-from trainer.storage import location, objects
+from trainer.storage import objects
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from trainer.storage import location, objects
 )
 def test_missing_credentials_are_reported_soon(bare_clouds, monkeypatch, uri, variables, names):
     server = Server()
-    monkeypatch.setattr(location, "_CREDENTIAL_SECONDS", 1.0)
+    monkeypatch.setattr(objects, "_CREDENTIAL_SECONDS", 1.0)
     for name in ("GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT"):
         monkeypatch.setenv(name, server.url.removesuffix("/x"))
     if variables and uri.startswith("az"):

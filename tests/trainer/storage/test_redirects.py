@@ -7,8 +7,8 @@ from prepared_server import Server
 
 from trainer import storage
 from trainer.base.errors import StorageError
-from trainer.storage import url_policy, web
-from trainer.storage.url_policy import Refused, UrlPolicy
+from trainer.storage import web
+from trainer.storage.web import Refused, UrlPolicy
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ def test_many_that_are_no_circle_are_too_many(server):
 @pytest.fixture
 def only_this_is_public(monkeypatch):
     """Let 127.0.0.1 count as an address of the public network."""
-    real = url_policy._is_public
-    monkeypatch.setattr(url_policy, "_is_public", lambda peer: str(peer) == "127.0.0.1" or real(peer))
+    real = web._is_public
+    monkeypatch.setattr(web, "_is_public", lambda peer: str(peer) == "127.0.0.1" or real(peer))
     web.forget_stores()
     yield
     web.forget_stores()

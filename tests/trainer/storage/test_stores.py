@@ -6,8 +6,8 @@ import os
 import pytest
 
 from trainer import storage
+from trainer.base import json_files
 from trainer.base.errors import MissingError, StorageError
-from trainer.storage import records
 from trainer.storage.environment import settings
 
 
@@ -18,7 +18,7 @@ def test_a_file_and_its_folder(any_store):
     storage.write_bytes(f"{any_store}/data/empty", b"")
     assert storage.read_json(uri) == {"a": 1}
     assert storage.read_bytes(f"{any_store}/data/empty") == b""
-    assert storage.state(uri).size == len(records.encode({"a": 1}))
+    assert storage.state(uri).size == len(json_files.encode({"a": 1}))
     assert storage.list_files(f"{any_store}/data") == ["a b/x+é~'(1).json", "empty"]
     assert list(storage.list_states(f"{any_store}/data")) == ["empty"]
     first = storage.state(uri).version

@@ -12,7 +12,7 @@ from prepared_server import Server
 from trainer import storage
 from trainer.base import traffic
 from trainer.storage import objects
-from trainer.storage.url_policy import UrlPolicy
+from trainer.storage.web import UrlPolicy
 
 MB = 1024 * 1024
 

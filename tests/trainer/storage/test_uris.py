@@ -4,7 +4,7 @@ import pytest
 
 from trainer.base.errors import MissingError, StorageError
 from trainer.storage import check_place
-from trainer.storage.uris import host_and_port
+from trainer.storage.web import host_and_port
 
 
 @pytest.mark.parametrize(

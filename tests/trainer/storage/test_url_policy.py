@@ -4,7 +4,7 @@ import socket
 import pytest
 
 from trainer.base.errors import ConfigError, StorageError
-from trainer.storage.url_policy import Refused, UrlPolicy
+from trainer.storage.web import Refused, UrlPolicy
 
 SPECIAL_IPV4 = [
     "0.0.0.0", "0.255.255.255", "10.0.0.1", "10.255.255.255", "100.64.0.0", "100.100.100.200",

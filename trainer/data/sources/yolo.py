@@ -31,7 +31,7 @@ from trainer.data.images import IMAGE_SUFFIXES, SHARES_UPRIGHT
 from trainer.data.problem_counts import Problems
 from trainer.data.sources.files import Folders, lines_of, read_all, version_of
 from trainer.data.sources.source import Box, Category, Entry, Listing, Rows, Source, SplitOverlaps, split_of
-from trainer.storage.url_policy import UrlPolicy
+from trainer.storage.web import UrlPolicy
 
 _TOLERANCE = 0.01  # How far outside the image a coordinate may be; boxes are clipped later.
 _ROUNDING = 1e-5  # Coordinates this far outside are moved to the edge: labels are rounded to six digits.

@@ -6,7 +6,7 @@ import pytest
 
 from trainer import storage
 from trainer.base.errors import DamagedError, DataError
-from trainer.storage.records import decode, encode
+from trainer.base.json_files import decode, encode
 
 FORM = storage.Form("thing", 3, {"name": str, "sizes": [int], "parts": {"*": {"share": float, "note?": str}}})
 THING = {"kind": "thing", "version": 3, "name": "ä", "sizes": [1, 2], "parts": {"a": {"share": 1}}}
