@@ -6,6 +6,7 @@ second.
 
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -33,7 +34,11 @@ def images_per_second(config: Config, classes: int, device: torch.device) -> flo
     Nothing is compiled or downloaded.
     """
     model = dataclasses.replace(config.model, weights="", sync_batchnorm=False)
-    config = dataclasses.replace(config, model=model)
+    loader, sizes = config.loader, config.loader.sizes
+    if sizes:  # A square of their mean area.
+        side = 32 * round(math.sqrt(sum(side * side for side in sizes) / len(sizes)) / 32)
+        loader = dataclasses.replace(loader, image_size=side, sizes=[])
+    config = dataclasses.replace(config, model=model, loader=loader)
     fused_functions.choose(False, device, tell=False)
     trial = Trial(config, TrainState(config, classes, World(0, 1, device)), memory(device), _BOXES)
     start, images = time.perf_counter(), config.train.batch_size

@@ -11,7 +11,7 @@ from torch import nn
 from trainer.base.errors import Interrupted, TrainingError
 from trainer.launching.distributed import SINGLE
 from trainer.model.architectures.retinanet.retinanet import RetinaNet
-from trainer.training import batch_fitting
+from trainer.training import batch_fitting, throughput_probe
 from trainer.training.batch_fitting import Trial, fitting_batch
 from trainer.training.loop import train
 from trainer.training.state import TrainState
@@ -142,3 +142,20 @@ def test_layers_that_wait_for_other_processes_do_not_in_a_trial(tiny, process_gr
     assert all(torch.equal(value, before[name]) for name, value in state.detector.state_dict().items())
     with pytest.raises(ValueError, match="SyncBatchNorm"):  # As they are, they would ask, on GPUs alone.
         trial._forward_backward(2)
+
+
+def test_the_speed_is_measured_at_the_mean_area_of_all_sizes(tiny, monkeypatch):
+    tried = []
+
+    class Noted(Trial):
+        def __call__(self, images):
+            tried.append(self.side)
+            return super().__call__(images)
+
+    monkeypatch.setattr(throughput_probe, "Trial", Noted)
+    monkeypatch.setattr(throughput_probe, "_SECONDS", 0.01)
+    config = tiny(loader__sizes=[96, 192, 192, 192, 192, 192])  # The root of their mean area is 179.
+    assert throughput_probe.images_per_second(config, 5, torch.device("cpu")) > 0
+    assert set(tried) == {192}
+    throughput_probe.images_per_second(tiny(loader__sizes=[96, 192]), 5, torch.device("cpu"))
+    assert set(tried) == {192, 160}

@@ -13,6 +13,10 @@ from trainer.training.optim import learning_rate
 STRONG = {
     "loader__sizes": [96, 128], "loader__mosaic": 0.5, "loader__mixup": 0.3, "loader__plain_epochs": 1,
     "loader__sampling": "repeat_factor", "loader__repeat_threshold": 0.9, "train__epochs": 3,
+    "loader__resize": "squash", "loader__zoom_out": 0.5, "loader__iou_crop": 0.8, "loader__fill": 0,
+    "loader__brightness": 0.2, "loader__color_probability": 0.5, "loader__channel_shuffle": 0.5,
+    "train__lr_batch": 8, "train__lr_scaling": "linear", "train__scale_steps": True,
+    "train__ema_decay": 0.9, "train__ema_ramp": "exponential", "train__ema_steps": 20,
 }  # fmt: skip
 
 

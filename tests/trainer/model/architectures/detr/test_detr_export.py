@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from trainer.base.errors import ExportError
-from trainer.config.types import InputSquare
 from trainer.data.decoding import read_sample
 from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
@@ -29,7 +28,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.extra]
 def learnt(tmp_path_factory, tiny):
     """A D-FINE after a hundred steps on the sample: its configuration, checkpoint and shards."""
     folder = tmp_path_factory.mktemp("learnt")
-    config = tiny(train__epochs=5, train__validate_every=5, train__lr=2e-3, train__clip_norm=0.5)
+    config = tiny(train__epochs=5, train__validate_every=5, train__lr=2e-3, train__clip_norm=0.5,
+                  loader__resize="squash", loader__fill=0)  # fmt: skip
     # All pairs of query and class: else the last one may be either of two that are alike.
     every = {"model.queries": 16, "model.detections_per_image": 80, "model.score_threshold": 0.0}
     model = recipes.load("dfine_small", {"model.width": 0.25, **every}).model
@@ -52,13 +52,14 @@ def exported(learnt, tmp_path_factory):
 def test_every_validation_image_has_the_boxes_scores_and_labels_of_the_model(learnt, exported):
     _, trained, shards = learnt
     detector, meta = checkpoint.load_model(trained["checkpoint"])
-    images, size = ShardDataset(shards, "val"), meta["config"]["loader"]["image_size"]
+    images, square = ShardDataset(shards, "val"), meta["square"]
+    assert square.resize == "squash"
     assert len(images) >= 10
     runtime, comparison = OnnxRuntime(exported[0] / "model.onnx"), Comparison(EXACT)
     for index in range(len(images)):
-        square = fit(read_sample(images, index)[0], InputSquare(size))[0][None]
-        served = Detections(*(torch.from_numpy(part) for part in runtime.run(square.numpy())))
-        eager = detector.predict(square)
+        fitted = fit(read_sample(images, index)[0], square)[0][None]
+        served = Detections(*(torch.from_numpy(part) for part in runtime.run(fitted.numpy())))
+        eager = detector.predict(fitted)
         assert eager.num.item() == served.num.item() == 80, index
         comparison.add(eager, served)
     matches = comparison.result()
