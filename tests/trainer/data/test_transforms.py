@@ -189,7 +189,7 @@ def test_windows_are_drawn_as_torchvision_draws_them(changes):
         sides = found[:, 2:] - found[:, :2]
         theirs.append((width, height, width / height, len(found), sides.mean() if len(found) else 0))
     for one, other in zip(np.round(ours, 4).T, np.round(theirs, 4).T, strict=True):
-        assert ks_2samp(one, other).pvalue > 1e-3
+        assert ks_2samp(one, other, method="asymp").pvalue > 1e-3
 
 
 @pytest.mark.parametrize("resize", ["letterbox", "squash"])
