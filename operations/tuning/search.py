@@ -5,6 +5,7 @@ values follow from the study's seed and the trial's number, and its result is a 
 """
 
 import fcntl
+import math
 import os
 import secrets
 import sys
@@ -244,7 +245,9 @@ def _follow(
                 is_behind |= trial.should_prune()
     if code == 0:
         value = storage.read_json(storage.join(output, "result.json"))["metrics"].get(study.metric)
-        return study.end(trial, TrialState.FAIL if value is None else TrialState.COMPLETE, value)
+        if value is None or math.isnan(value):
+            return study.end(trial, TrialState.FAIL)
+        return study.end(trial, TrialState.COMPLETE, value)
     if code is None and is_behind:
         return study.end(trial, TrialState.PRUNED)
     if code == EXIT_RETRY or stop.requested:

@@ -1,6 +1,7 @@
 """The search: values, pruning, and trials that count once, with the real Optuna."""
 
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -106,6 +107,12 @@ def test_failed_trials_count_and_a_search_ends_when_all_have_ended(tmp_path, tra
     assert storage.exists(ended)
     run(str(tmp_path), 4)
     assert not storage.exists(ended)
+
+
+def test_a_trial_without_a_score_has_failed(root, training, monkeypatch):
+    monkeypatch.setattr(training, "score", lambda process: [0.5, math.nan][process.number])
+    monkeypatch.setattr(training, "validations", 1)
+    assert [trial.state for trial in run(root, 2).trials()] == [COMPLETE, FAIL]
 
 
 def test_another_search_of_the_same_name_is_refused(tmp_path):
