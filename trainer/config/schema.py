@@ -252,8 +252,8 @@ class TrainConfig:
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Decay of the moving average of the weights that is evaluated; 0 keeps none."""
     ema_ramp: Literal["inverse", "exponential", "constant"] = "inverse"
-    """Decay after n steps: the least of ema_decay and (1 + n) / (10 + n), ema_decay x (1 - exp(-n /
-    ema_steps)), or ema_decay. Constant keeps the first weights for long: only for many steps."""
+    """Decay after n steps: the smaller of ema_decay and (1 + n) / (10 + n), ema_decay x (1 - exp(-n /
+    ema_steps)), or ema_decay. A constant decay of 0.9999 keeps the first weights for thousands of steps."""
     ema_steps: Positive = 1000
     """Steps of the exponential ramp."""
     seed: Count = 0

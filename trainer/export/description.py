@@ -74,7 +74,7 @@ def describe(
         "classes": meta["categories"],
         "input": {
             "name": INPUT, "dtype": "uint8", "shape": ["batch", 3, size, size], "input_size": size,
-            "resize": resize, "fill": fill, "preprocessing": RULES[resize] + BOXES,
+            "resize": resize, "fill": fill, "preprocessing": RULES[resize].format(fill=fill) + BOXES,
         },
         "outputs": {
             "names": list(OUTPUTS),

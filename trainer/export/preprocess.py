@@ -11,7 +11,7 @@ from trainer.data.transforms import fit
 
 RULES = {
     "letterbox": "RGB uint8; resize (bilinear, antialiased) so that the longer side is input_size; place at "
-    "the top left of a square filled with the value of fill",
+    "the top left of a square filled with {fill}",
     "squash": "RGB uint8; resize (bilinear, antialiased) to input_size x input_size, whatever the aspect",
 }
 """Descriptions for model_metadata.json, by the way of resizing."""
