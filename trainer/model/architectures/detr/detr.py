@@ -19,6 +19,7 @@ from transformers.models.d_fine.modeling_d_fine import (
     DFineEncoderLayer,
     DFineFrozenBatchNorm2d,
     DFineIntegral,
+    DFineMultiscaleDeformableAttention,
     inverse_sigmoid,
 )
 from transformers.models.hgnet_v2.modeling_hgnet_v2 import HGNetV2LearnableAffineBlock
@@ -48,7 +49,8 @@ from trainer.model.architectures.detr.detr_options import (
     library_arguments,
 )
 from trainer.model.architectures.detr.layouts import BACKBONE_PREFIX, library_names
-from trainer.model.batchnorm_folding import TRANSFORMERS, apply_in_convolutions, fold
+from trainer.model.architectures.detr.sampling import sampled
+from trainer.model.batchnorm_folding import TRANSFORMERS, NormedConv2d, apply_in_convolutions, fold
 from trainer.model.boxes import to_centre, to_corners
 from trainer.model.deployment import RAW_OUTPUTS, Graph
 from trainer.model.global_batch import Part
@@ -103,6 +105,10 @@ class Detr(Architecture):
                     setattr(parent, name, _Affine(part))
                 elif isinstance(part, DFineIntegral):
                     setattr(parent, name, _ExactIntegral(self.library_config))
+                elif isinstance(part, DFineMultiscaleDeformableAttention):
+                    part.ms_deformable_attn_core = sampled  # type: ignore[assignment]
+                elif isinstance(part, nn.Conv2d) and part.groups > 1 and max(part.stride) > 1:
+                    part.__class__ = _StridedNormed if isinstance(part, NormedConv2d) else _Strided
         # Always: on a CPU the BatchNorm of torch 2.15 gives a batch of one that is not in NHWC order a wrong
         # gradient if the next operation is a transposition.
         self.model.to(memory_format=torch.channels_last)
@@ -192,16 +198,14 @@ class Detr(Architecture):
         memory = torch.cat([level.flatten(2).transpose(1, 2) for level in levels], dim=1)
         shapes = [(level.shape[-2], level.shape[-1]) for level in levels]
         anchors, valid = self._anchors(shapes, memory)
-        encoded = self.model.enc_output(valid * memory)
-        every_logits = self.model.enc_score_head(encoded)
-        every_box = self.model.enc_bbox_head(encoded) + anchors
-        count = min(self.config.queries, memory.shape[1])
-        place = every_logits.amax(dim=-1).topk(count, dim=1).indices[:, :, None]
-        # Of the places that become queries: boxes are logits [B, Q, 4].
-        logits, first, content = (
-            part.gather(1, place.expand(-1, -1, part.shape[-1]))
-            for part in (every_logits, every_box, encoded)
-        )
+        masked = valid * memory
+        # No gradient reaches the places that become no query: theirs are not computed.
+        scores = self.model.enc_score_head(self.model.enc_output(masked)).amax(dim=-1)
+        place = scores.topk(min(self.config.queries, scores.shape[1]), dim=1).indices[:, :, None]
+        content = self.model.enc_output(masked.gather(1, place.expand(-1, -1, masked.shape[-1])))
+        logits = self.model.enc_score_head(content)
+        # Boxes as logits [B, Q, 4].
+        first = self.model.enc_bbox_head(content) + F.embedding(place[:, :, 0], anchors[0])
         references, content, mask = first.detach(), content.detach(), None
         if noise:
             content = torch.cat(
@@ -478,3 +482,19 @@ class _ExactIntegral(DFineIntegral):
     def forward(self, pred_corners: Tensor, project: Tensor) -> Tensor:
         with torch.autocast(pred_corners.device.type, enabled=False):
             return super().forward(at_least_fp32(pred_corners), at_least_fp32(project))
+
+
+class _Strided(nn.Conv2d):
+    """A depthwise convolution, on a CPU in fp32: in bf16 oneDNN takes 20 times as long for its gradient."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if input.device.type != "cpu":
+            return super()._conv_forward(input, weight, bias)
+        with torch.autocast("cpu", enabled=False):
+            shift = None if bias is None else at_least_fp32(bias)
+            exact = super()._conv_forward(at_least_fp32(input), at_least_fp32(weight), shift)
+            return exact.to(input.dtype)
+
+
+class _StridedNormed(_Strided, NormedConv2d):
+    """The same with fixed statistics."""
