@@ -168,10 +168,11 @@ def test_the_command_pins_and_unpins(root, capsys):
     assert not root[0].joinpath("runs/night-01").exists()
     assert cli.main([*asked, "--unpin", "night-01"]) == 2
     assert cli.main([*asked, "--pin", "night-77"]) == 2
-    assert cli.main([*asked, "--keep", "1", "--grace", "-1", "--yes"]) == 2
+    with pytest.raises(SystemExit):
+        cli.main([*asked, "--keep", "1", "--grace", "-1", "--yes"])
     assert cli.main([*asked, "--yes"]) == 2
     messages = capsys.readouterr().err
-    for message in ("night-01 is not pinned", "there is no night-77", "--grace -1", "newest 0 runs cannot"):
+    for message in ("night-01 is not pinned", "there is no night-77", "--grace: must be", "newest 0 runs"):
         assert message in messages
 
 
