@@ -10,7 +10,9 @@ import time
 
 import numpy as np
 import pytest
+from bundles import BOX, make_bundle
 from PIL import Image
+from served_model import served
 
 from trainer.base.errors import ConfigError, DataError
 from trainer.export import bundle, inference_protocol
@@ -51,6 +53,24 @@ def test_health_and_metadata(ask):
     assert {item["name"]: item["shape"] for item in model["outputs"]} == {
         "boxes": [-1, 5, 4], "scores": [-1, 5], "labels": [-1, 5], "num": [-1],
     }  # fmt: skip
+
+
+def test_boxes_of_a_model_that_squashes_images(tmp_path):
+    folder = tmp_path / "made"
+    make_bundle(folder)
+    metadata = json.loads((folder / bundle.METADATA).read_text())
+    metadata["input"] |= {"resize": "squash", "fill": 0}
+    (folder / bundle.METADATA).write_text(json.dumps(metadata))
+    bundle.seal(folder)
+    picture = io.BytesIO()
+    Image.new("RGB", (2 * SIZE, SIZE // 2), "white").save(picture, "PNG")
+    with served(str(folder)) as (port, _):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request("POST", "/detect", picture.getvalue())
+        (found,) = json.loads(connection.getresponse().read())["detections"]
+    left, top, right, below = BOX
+    assert found["box"] == [2 * left, top / 2, 2 * right, below / 2]
+    assert found["score"] == 1.0  # No padding.
 
 
 def test_inference_in_json(ask):
