@@ -4,6 +4,7 @@ import io
 import json
 import pickle
 import zipfile
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -74,6 +75,13 @@ def test_the_way_of_resizing_follows_the_model(untrained, shards, tiny, tmp_path
             square_pixels, scales = preprocess(pixels.permute(1, 2, 0).numpy(), *square)
             assert scales == pytest.approx(1 / factors)
             assert detection.score == pytest.approx(square_pixels.float().mean().item() / 255, abs=1e-5)
+
+
+def test_models_of_earlier_versions_are_letterboxes(untrained, bundle_uri, tiny):
+    tree = asdict(tiny())
+    del tree["loader"]["resize"], tree["loader"]["fill"]
+    earlier = loading.load(untrained(config=json.dumps(tree)), torch.device("cpu")).square
+    assert earlier == bundle.load(bundle_uri).metadata.square == InputSquare(SIZE, "letterbox", 114)
 
 
 class _Marks:
