@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from pipelines.commands import Commands, option
-from pipelines.commands.options import add_overrides
+from pipelines.commands.options import TILE, add_overrides
 from trainer.base.errors import ConfigError, Interrupted
 from trainer.config.parsing import parse_overrides
 
@@ -38,6 +38,7 @@ def add(commands: Commands) -> None:
     option(parser, "--clip", "with --truth: clip boxes that leave their image, instead of refusing the file")
     option(parser, "-o --output URI", "folder for the evaluation", required=True)
     option(parser, "--split train|val|test", "what to score (default: test, or val if there is no test)")
+    option(parser, "--tile SIDE", TILE, -1)
     option(
         parser, "--baseline URI", "a run, an evaluation or a model to compare with; with --truth an "
         "evaluation or another file of detections; none: no comparison (default: the last model of that "
@@ -154,7 +155,8 @@ def _check_given(options: argparse.Namespace, needed: tuple[str, ...], others: t
 def _overrides(options: argparse.Namespace, rules: list[str]) -> dict[str, object]:
     values = {"split": options.split, "baseline": options.baseline, "gate": rules}
     given = {f"evaluation.{key}": value for key, value in values.items() if value}
-    return given | parse_overrides(options.overrides)
+    tile = {"evaluation.tile": options.tile} if options.tile != -1 else {}
+    return given | tile | parse_overrides(options.overrides)
 
 
 def add_compare(commands: Commands) -> None:

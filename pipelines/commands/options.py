@@ -116,6 +116,12 @@ def add_inference(parser: Group) -> None:
     option(parser, "--run-code", "open torch-export's model.pt2 too, a program that has your permissions")
 
 
+TILE = (
+    "detect in tiles of this side, in pixels, and merge the detections of neighbouring ones; 0: the whole "
+    "image (default: data.tile of the model's training)"
+)
+
+
 def checked_pixel_limit(options: Options) -> int:
     """Return the largest image, in pixels; raise ConfigError if it cannot be decoded."""
     from trainer.data.images import MAX_PIXELS

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from pipelines.commands import Commands, option
-from pipelines.commands.options import add_inference, add_model, checked_pixel_limit
+from pipelines.commands.options import TILE, add_inference, add_model, checked_pixel_limit
 from trainer.base.errors import ConfigError, KubedetError
 
 
@@ -23,17 +23,21 @@ def add(commands: Commands) -> None:
     parser.add_argument("images", nargs="+", metavar="IMAGES", help=text)
     option(parser, "-o --output DIR", "folder for the results", required=True)
     option(parser, "--score S", "least score", 0.3)
+    option(parser, "--tile SIDE", TILE, -1)
     add_inference(parser)
     parser.set_defaults(command=_predict)
 
 
 def _predict(options: argparse.Namespace) -> int:
     from trainer import storage
+    from trainer.config import parsing
+    from trainer.config.schema import Config
     from trainer.export import published_models
     from trainer.export.predict import ImageTooLarge, as_json, draw, open_bundle, open_image
 
     if not 0 <= options.score <= 1:
         raise ConfigError(f"--score must be from 0 to 1, not {options.score:g}", fix="use --score 0.3")
+    tile = parsing.with_overrides(Config(), {"evaluation.tile": options.tile}, where="--tile").evaluation.tile
     most_pixels = checked_pixel_limit(options)
     paths = _images(options.images)
     names = {path: path.stem for path in paths}
@@ -42,7 +46,7 @@ def _predict(options: argparse.Namespace) -> int:
     everything, failed = {}, []
     source = published_models.load(options.model, options.data_root)
     title = f"{source.metadata.name} {source.metadata.model_version}"
-    with open_bundle(source, options.kind, run_code=options.run_code) as model:
+    with open_bundle(source, options.kind, run_code=options.run_code, tile=tile) as model:
         print(f"{title}, {model.kind} in {model.runtime.name}")
         for path in paths:
             try:

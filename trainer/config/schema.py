@@ -20,8 +20,10 @@ from trainer.config.types import (
     Precision,
     Range,
     Resize,
+    ScoredTile,
     Side,
     Squares,
+    TileSide,
     Uri,
     WeightsUri,
     integral,
@@ -67,6 +69,13 @@ class DataConfig:
     """Size at which a shard is closed, in bytes."""
     max_side: Positive = 1600
     """Images with a longer side are shrunk to it when shards are written, in pixels."""
+    tile: TileSide = 0
+    """Side of the tiles, in pixels, that training images are cut into when shards are written, for small
+    objects in large images; other splits stay whole, and are detected tile by tile. 0 cuts nothing. Images
+    are then not shrunk to max_side; empty_images=drop leaves out tiles without a box."""
+    tile_overlap: Annotated[float, Field(ge=0, le=0.8)] = 0.2
+    """Least share of a tile that it has in common with its neighbour: objects of that size are whole in one
+    of them. Of an object that is cut, parts below a quarter of its area are dropped."""
     jpeg_quality: Annotated[int, BeforeValidator(integral), Field(ge=1, le=100)] = 95
     """Quality of images that are encoded again when shards are written."""
     decode_check: bool = False
@@ -290,6 +299,9 @@ class EvaluationConfig:
     """Metric that chooses the best checkpoint."""
     engine: Literal["hotcoco", "pycocotools"] = "hotcoco"
     """Evaluator of the COCO metrics: the same numbers; pycocotools is about 90 times slower."""
+    tile: ScoredTile = -1
+    """Side of the tiles that a large image is detected in, with data.tile_overlap, in pixels; detections of
+    one object in neighbouring tiles are merged. -1 is data.tile of the training, 0 the whole image."""
     bootstrap: Positive = 200
     """Samples of the confidence interval of a comparison with the baseline."""
     predictions: Literal["parquet", "json"] = "parquet"

@@ -53,6 +53,7 @@ Side = Annotated[int, BeforeValidator(integral), Field(ge=96)]
 Sizes = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
 
 
+_SMALLEST_TILE = 64
 _MOST_SIDES = 12  # from 480 to 800 there are 11
 
 
@@ -73,6 +74,14 @@ def _multiples(value: list[int]) -> list[int]:
     return value
 
 
+def _tile(value: int) -> int:
+    if 0 < value < _SMALLEST_TILE:
+        raise ValueError(f"a tile has {_SMALLEST_TILE} pixels a side or more; 0 makes none")
+    return value
+
+
+TileSide = Annotated[Count, AfterValidator(_tile)]
+ScoredTile = Annotated[int, BeforeValidator(integral), Field(ge=-1), AfterValidator(_tile)]
 Squares = Annotated[list[Side], AfterValidator(_multiples)]
 
 

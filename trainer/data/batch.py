@@ -1,7 +1,7 @@
 """What a training step reads: a batch of images with its targets, padded to one length."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,6 +25,9 @@ class Batch(NamedTuple):
     verified: Tensor | None = None
     """bool [B, C]: the classes whose absence is known where an image has no box of them; None where that is
     known of all."""
+
+    windows: Sequence[tuple[int, int, int, int]] = ()
+    """Left, top, width and height of each picture in its image, in an evaluation."""
 
     def to(self, device: torch.device) -> "Batch":
         """Copy to the device, for its present stream.

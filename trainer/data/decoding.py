@@ -109,6 +109,7 @@ class Decoder:
     ) -> list[bool]:
         """Decode samples (by their indices in the split) and draw a view of each into uint8 [N, S, S, 3].
 
+        The same object several times in a row is decoded once: its views have one divisor and no flip.
         Returns which of them could be decoded; the squares of the others are grey.
         """
         # All are prepared before the first is decoded: see `Drawing`.
@@ -116,7 +117,14 @@ class Decoder:
             self._prepare(record, view, canvas)
             for (_, record), view, canvas in zip(samples, views, squares.numpy(), strict=True)
         ]
-        return [self._finish(*part) for part in zip(indices, samples, drawings, strict=True)]
+        decoded: list[bool] = []
+        for number, (index, sample, drawing) in enumerate(zip(indices, samples, drawings, strict=True)):
+            if number and sample is samples[number - 1] and decoded[-1]:
+                drawing.finish()  # Another window of the pixels that are decoded already.
+                decoded.append(True)
+            else:
+                decoded.append(self._finish(index, sample, drawing))
+        return decoded
 
     def compose(
         self, samples: Sequence[Sequence[Sample]], picture: Composition, square: Tensor

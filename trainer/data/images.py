@@ -5,6 +5,7 @@ Orientation: Exif 2.32, tag 0x0112.
 
 import io
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -141,6 +142,19 @@ def _as_baseline(data: bytes, image: Image.Image) -> bytes | None:
         if name == "APP1":
             data = data.replace(b"\xff\xe1" + (len(content) + 2).to_bytes(2, "big") + content, b"", 1)
     return data if data.rfind(b"\xff\xd9") > data.find(_BEGIN_OF_SCAN) else None
+
+
+def crop(image: NormalImage, windows: Sequence[tuple[int, int, int, int]], quality: int) -> list[bytes]:
+    """Return a JPEG of each window (left, top, width, height); of a single one the image as it is."""
+    if len(windows) == 1:
+        return [image.jpeg]
+    opened, jpegs = _open(image.jpeg), []
+    _load(opened)
+    for left, top, width, height in windows:
+        buffer = io.BytesIO()
+        opened.crop((left, top, left + width, top + height)).save(buffer, "JPEG", quality=quality)
+        jpegs.append(buffer.getvalue())
+    return jpegs
 
 
 def read_upright(data: bytes, most_pixels: int = MAX_PIXELS) -> Image.Image:

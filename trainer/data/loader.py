@@ -20,6 +20,7 @@ from trainer.data.decoding import Decoder
 from trainer.data.sample_order import Place, SampleStream, forward_passes, rank_positions
 from trainer.data.samples import Record
 from trainer.data.shard_index import ShardDataset
+from trainer.data.tiles import Window, windows
 from trainer.data.transforms import Scales, move_boxes, sample_draws, whole_view
 from trainer.launching.distributed import World
 
@@ -38,6 +39,7 @@ class Loaded(NamedTuple):
     scales: Scales  # pixels of the square for one pixel of the stored image
     color: np.ndarray | None  # fp32 [3, 4], or None
     verified: np.ndarray | None = None  # bool [C], or None
+    window: Window = (0, 0, 0, 0)  # of the image, in an evaluation
 
 
 class TrainLoader:
@@ -167,16 +169,21 @@ class TrainLoader:
 
 
 class EvalLoader:
-    """The images of a split for evaluation, each once over all ranks: rank, rank + size, ..."""
+    """The images of a split for evaluation, or their tiles: images rank, rank + size, ..., each once."""
 
     def __init__(
         self, dataset: ShardDataset, config: LoaderConfig, *, batch_size: int, world: World,
-        max_bad_fraction: float,
+        max_bad_fraction: float, tile: tuple[int, float] = (0, 0.0),
     ) -> None:  # fmt: skip
+        """Prepare to read; `tile` is the side of the tiles and their overlap, see `tiles.windows`."""
         self._dataset, self._config, self._world = dataset, config, world
         self._decoder = Decoder(dataset, max_bad_fraction, pin=world.device.type == "cuda")
-        indices = range(world.rank, len(dataset), world.size)
-        self._batches = [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
+        sizes = list(enumerate(dataset.sizes.tolist()))[world.rank :: world.size]
+        pictures = [
+            (index, window) for index, (width, height) in sizes for window in windows(width, height, *tile)
+        ]
+        self.pictures = len(pictures)
+        self._batches = [pictures[i : i + batch_size] for i in range(0, len(pictures), batch_size)]
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -184,12 +191,12 @@ class EvalLoader:
     def __iter__(self) -> Iterator[Batch]:
         with ThreadPoolExecutor(self._config.workers, thread_name_prefix="decode") as pool:
             pending: deque[_Pending] = deque()
-            for number, indices in enumerate(self._batches):
+            for number, pictures in enumerate(self._batches):
                 if number % _BATCHES_AHEAD == 0:
                     coming = self._batches[number : number + 4 * _BATCHES_AHEAD]
-                    self._dataset.expect(np.concatenate(coming))
+                    self._dataset.expect(np.array([index for batch in coming for index, _ in batch]))
                 pending.append(
-                    _Pending(pool, self._load, indices, self._config.image_size, self._config, self._decoder)
+                    _Pending(pool, self._load, pictures, self._config.image_size, self._config, self._decoder)
                 )
                 if len(pending) > self._config.prefetch:
                     yield pending.popleft().batch(self._world.device)
@@ -197,13 +204,17 @@ class EvalLoader:
                 yield pending.popleft().batch(self._world.device)
             self._dataset.expect(np.zeros(0, np.int64))
 
-    def _load(self, indices: Sequence[int], squares: Tensor) -> list[Loaded]:
-        samples = [self._dataset.read(index) for index in indices]
-        square = self._config.square
-        views = [whole_view(record["width"], record["height"], square) for _, record in samples]
+    def _load(self, pictures: Sequence[tuple[int, Window]], squares: Tensor) -> list[Loaded]:
+        indices = [index for index, _ in pictures]
+        read = {index: self._dataset.read(index) for index in dict.fromkeys(indices)}
+        samples, square = [read[index] for index in indices], self._config.square
+        views = [
+            whole_view(width, height, square)._replace(crop=(left, top, width, height))
+            for _, (left, top, width, height) in pictures
+        ]
         self._decoder.draw(indices, samples, views, squares)
         return [
-            Loaded(record["image_id"], *_NO_TARGETS, view.scales, None)
+            Loaded(record["image_id"], *_NO_TARGETS, view.scales, None, window=view.crop)
             for (_, record), view in zip(samples, views, strict=True)
         ]
 
@@ -247,6 +258,7 @@ class _Pending:
             image_ids=[sample.image_id for sample in loaded], scales=[sample.scales for sample in loaded],
             counts=[len(sample.labels) for sample in loaded],
             verified=tensor(np.stack(verified)) if verified else None,
+            windows=[sample.window for sample in loaded],
         ).to(device)  # fmt: skip
 
     def cancel(self) -> None:

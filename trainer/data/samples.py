@@ -66,6 +66,8 @@ class Record(AnnotatedImage):
     original_id: NotRequired[int | str]
     extra: NotRequired[dict[str, Any]]
     """Further data of the source, in the source's form."""
+    tile: NotRequired[list[int]]
+    """Left, top, width and height in the image that this sample is a tile of (`trainer.data.tiles`)."""
 
 
 Sample = tuple[bytes, Record]

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -33,12 +33,12 @@ from trainer.base.errors import DamagedError, DataError, FormError, MissingError
 from trainer.base.log import progress
 from trainer.base.os_errors import name_resource_errors
 from trainer.config.schema import DataConfig
-from trainer.data import plausibility, raw_folder, shard_folder, statistics, training_record
+from trainer.data import plausibility, raw_folder, shard_folder, statistics, tiles, training_record
 from trainer.data import problem_counts as reasons
 from trainer.data.download import fingerprint, read_again
 from trainer.data.ground_truth import Classes, GroundTruthWriter
 from trainer.data.image_keys import hash_fraction
-from trainer.data.images import NormalImage, UnreadableImage, normalize, place_box
+from trainer.data.images import MAX_PIXELS, NormalImage, UnreadableImage, crop, normalize, place_box
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import RawManifest
 from trainer.data.samples import Annotation, IndexedRecord, RawRow, Record, bbox_of
@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 SETTINGS = ("shard_bytes", "min_side", "max_side", "jpeg_quality", "min_box_side", "decode_check")
 """Keys of the section `data` that decide on shards, in the order of their fingerprint."""
+_TILED = ("tile", "tile_overlap", "empty_images")
+"""Further ones of shards of tiles: the fingerprint of others is that of earlier versions."""
 
 MIN_SIDE = 0.1
 """Boxes with a shorter side, in pixels, count as having no area."""
@@ -105,9 +107,14 @@ def place(raw: RawManifest, data_root: str, config: DataConfig) -> str:
         raise DataError(
             f"{raw.uri} was written by another version of this program", fix="run the download step again"
         )
-    settings = [getattr(config, key) for key in SETTINGS]
+    settings = _settings(config).values()
     name = fingerprint("shards", shard_folder.VERSION, raw.fingerprint, raw.content, *settings)
     return storage.join(storage.absolute(data_root), "shards", name)
+
+
+def _settings(config: DataConfig) -> dict[str, Any]:
+    """Return the keys of the section `data` that decide on shards, with their values."""
+    return {key: getattr(config, key) for key in (*SETTINGS, *(_TILED if config.tile else ()))}
 
 
 def finished(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex | None:
@@ -210,6 +217,8 @@ def write_shard(task: ShardTask) -> tuple[int, int]:
     labels = len(task.raw.categories)
     table = task.raw.table(task.split)
     hashed = min(1.0, _HASHED / max(1, len(table)))
+    side = config.tile if task.split == "train" else 0
+    longest = MAX_PIXELS if config.tile else config.max_side
     samples: list[IndexedRecord] = []
     quarantined: list[Quarantined] = []
     hashes = []
@@ -223,9 +232,10 @@ def write_shard(task: ShardTask) -> tuple[int, int]:
             try:
                 with name_resource_errors(name):
                     normal = normalize(
-                        data, config.max_side, config.jpeg_quality, row["orientation"],
-                        decode=config.decode_check,
-                    )  # fmt: skip
+                        data, longest, config.jpeg_quality, row["orientation"], decode=config.decode_check
+                    )
+                    places = tiles.windows(normal.width, normal.height, side, config.tile_overlap)
+                    jpegs = crop(normal, places, config.jpeg_quality)
             except UnreadableImage as error:
                 quarantined.append(Quarantined(name, str(error)))
                 problems.add(reasons.IMAGE_UNREADABLE, f"{name}: {error}")
@@ -233,20 +243,29 @@ def write_shard(task: ShardTask) -> tuple[int, int]:
             if min(normal.stored_width, normal.stored_height) < config.min_side:
                 problems.add(reasons.IMAGE_SMALL, f"{name}: {normal.stored_width}x{normal.stored_height}")
                 continue
-            record = _record(row, normal, labels, config.min_box_side, problems)
-            text = json.dumps(record).encode()
-            samples.append(
-                {
-                    **record,
-                    "offset": tar.add(f"{row['key']}.jpg", normal.jpeg),
-                    "length": len(normal.jpeg),
-                    "json_offset": tar.add(f"{row['key']}.json", text),
-                    "json_length": len(text),
-                    "crc32": zlib.crc32(text, zlib.crc32(normal.jpeg)),
-                }
-            )
+            whole = _record(row, normal, labels, config.min_box_side, problems)
             chosen = hash_fraction(row["key"], "near duplicates") < hashed
-            hashes.append(plausibility.picture_hash(normal.jpeg) if chosen else plausibility.NO_HASH)
+            picture = plausibility.picture_hash(normal.jpeg) if chosen else plausibility.NO_HASH
+            for number, (window, jpeg) in enumerate(zip(places, jpegs, strict=True)):
+                key, record = row["key"], whole
+                if len(places) > 1:
+                    # In names of images there is no @.
+                    key, record = f"{key}@{window[0]}x{window[1]}", _tile(whole, window, number, config)
+                    if config.empty_images == "drop" and not record["annotations"]:
+                        continue
+                text = json.dumps(record).encode()
+                samples.append(
+                    {
+                        **record,
+                        "offset": tar.add(f"{key}.jpg", jpeg),
+                        "length": len(jpeg),
+                        "json_offset": tar.add(f"{key}.json", text),
+                        "json_length": len(text),
+                        "crc32": zlib.crc32(text, zlib.crc32(jpeg)),
+                    }
+                )
+                hashes.append(picture)
+                picture = plausibility.NO_HASH  # That of the whole image counts once.
         tar.close()
     Sidecar(
         block=task.block,
@@ -336,6 +355,18 @@ def _record(row: RawRow, normal: NormalImage, labels: int, min_side: float, prob
     if row["extra"]:
         record["extra"] = json.loads(row["extra"])
     return record
+
+
+def _tile(whole: Record, window: tiles.Window, number: int, config: DataConfig) -> Record:
+    """Return the record of a tile of an image."""
+    return {
+        **whole,
+        "image_id": whole["image_id"] + number * tiles.NUMBERED,
+        "width": window[2],
+        "height": window[3],
+        "annotations": tiles.cut(whole["annotations"], window, config.min_box_side),
+        "tile": list(window),
+    }
 
 
 def clean(
@@ -450,7 +481,7 @@ def join(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
         quarantined=[one for part in splits.values() for one in part.quarantined][:_QUARANTINED_SHOWN],
         statistics={split: part.statistics for split, part in splits.items()},
         files={name: file for part in splits.values() for name, file in part.write().items()},
-        settings={key: getattr(config, key) for key in SETTINGS},
+        settings=_settings(config),
         content=raw.content,
     )
     index.write()

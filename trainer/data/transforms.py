@@ -17,11 +17,10 @@ from torch import Tensor
 from trainer.config.schema import LoaderConfig
 from trainer.config.types import FILL, InputSquare
 from trainer.data.samples import Annotation, Record
+from trainer.data.tiles import MIN_VISIBLE, Window
 
-MIN_VISIBLE = 0.25  # a cropped box is kept while at least this share of its area is visible
 Scales = tuple[float, float, float, float]  # of x1, y1, x2, y2
 EXTRA = 6  # parts of a sample's randomness below it are those of a mosaic and of mix-up
-Window = tuple[int, int, int, int]  # left, top, width, height in pixels of the stored image
 _MOST_ZOOM = 4.0  # largest sides after a zoom-out, relative to the image
 _OVERLAPS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)  # least IoU of a crop with a box; 1 leaves the image as it is
 _TRIALS = 40  # crops that are tried for a least IoU

@@ -13,6 +13,7 @@ from trainer.config.schema import Config
 from trainer.data import training_record
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset, data_root_of
+from trainer.data.tiles import tiling
 from trainer.evaluation import engines, gate, scoring
 from trainer.evaluation.gate import Evidence
 from trainer.evaluation.inference import ScoredModel, predict_split
@@ -30,7 +31,7 @@ from trainer.trackers.training_log import read_rows
 _LOG = logging.getLogger("evaluate")
 
 _PACKAGES = ("kubedet", "torch", "torchvision", "hotcoco", "pycocotools", "numpy")
-_IDENTITY = ("fingerprint", "split", "checkpoint", "sha256")
+_IDENTITY = ("fingerprint", "split", "checkpoint", "sha256", "tile")
 NO_BASELINE = "none"  # value of evaluation.baseline for no comparison
 _MODEL_FILES = (".pt", ".safetensors", ".onnx", ".pt2", ".xml")
 
@@ -106,6 +107,7 @@ def evaluate(
         identity = {
             "fingerprint": dataset.fingerprint, "split": dataset.split,
             "checkpoint": storage.absolute(model.uri), "sha256": model.sha256,
+            "tile": _shown(tiling(model.config, config.evaluation.tile)),
         }  # fmt: skip
         base, obstacle = _baseline_predictions(baseline, dataset, config, world)
         file = f"predictions.{config.evaluation.predictions}"
@@ -189,7 +191,13 @@ def _load(uri: str, dataset: ShardDataset, config: Config, world: World) -> Scor
 def _predict(model: ScoredModel, dataset: ShardDataset, config: Config, world: World) -> Predictions:
     size, resize, fill = model.square
     changed = replace(config, loader=replace(config.loader, image_size=size, resize=resize, fill=fill))
-    return predict_split(model.predict, dataset, changed, world, reentrant=model.reentrant)
+    tile = tiling(model.config, config.evaluation.tile)
+    return predict_split(model.predict, dataset, changed, world, reentrant=model.reentrant, tile=tile)
+
+
+def _shown(tile: tuple[int, float]) -> str:
+    """Tiles in the identity of an evaluation; "" for whole images, as in older ones."""
+    return f"{tile[0]} px, overlap {tile[1]:g}" if tile[0] else ""
 
 
 def _earlier_predictions(uri: str, identity: dict[str, str]) -> Predictions | None:
@@ -201,7 +209,7 @@ def _earlier_predictions(uri: str, identity: dict[str, str]) -> Predictions | No
         return None
     # The same checkpoint may have been copied to another URI.
     expected = {**identity, "kubedet": version("kubedet"), "checkpoint": metadata.get("checkpoint", "")}
-    if any(metadata.get(name) != value for name, value in expected.items()):
+    if any(metadata.get(name, "") != value for name, value in expected.items()):
         return None
     _LOG.info("using the predictions of an earlier evaluation of these images: %s", uri)
     return predictions

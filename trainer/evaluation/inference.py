@@ -17,10 +17,14 @@ from trainer.config.types import InputSquare
 from trainer.data.batch import Batch
 from trainer.data.loader import EvalLoader
 from trainer.data.shard_index import ShardDataset
+from trainer.data.tiles import Window
 from trainer.data.transforms import Scales
+from trainer.evaluation.tile_merging import merge_tiles
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.launching.distributed import World, gather_on_main
 from trainer.model.postprocess import Detections
+
+_Found = tuple[Predictions, np.ndarray]  # detections [N], and the windows [N, 4] of their pictures
 
 
 @dataclass(frozen=True)
@@ -39,12 +43,13 @@ class ScoredModel:
 
 def predict_split(
     predict: Callable[[Tensor], Detections], dataset: ShardDataset, config: Config, world: World, *,
-    task: str = "evaluate", reentrant: bool = True,
+    task: str = "evaluate", reentrant: bool = True, tile: tuple[int, float] = (0, 0.0),
 ) -> Predictions:  # fmt: skip
     """Detect objects in all images of a split; the processes of `world` share them.
 
     `predict` is that of a detector or ScoredModel on the world's device, `reentrant` says whether several
-    threads may call it at once. `task` is the name in the progress display.
+    threads may call it at once. `task` is the name in the progress display. `tile` is the side of the tiles
+    that images are detected in, 0 for whole images, and their overlap.
 
     Returns:
         On rank 0 all predictions, by image id, with boxes in pixels of the stored image; on other ranks
@@ -54,33 +59,45 @@ def predict_split(
     lanes = min(torch.get_num_threads(), config.evaluation.batch_size) if is_parallel else 1
     images = -(-config.evaluation.batch_size // lanes)
     loader = EvalLoader(
-        dataset, config.loader, batch_size=images, world=world, max_bad_fraction=config.data.max_bad_fraction
+        dataset,
+        config.loader,
+        batch_size=images,
+        world=world,
+        max_bad_fraction=config.data.max_bad_fraction,
+        tile=tile,
     )
     sizes = dict(zip(dataset.image_ids.tolist(), dataset.sizes, strict=True))
 
-    def detect(batch: Batch) -> tuple[int, Predictions]:
+    def detect(batch: Batch) -> tuple[int, _Found]:
         # Both contexts hold for the thread that enters them.
         with torch.inference_mode(), autocast(world.device, config.evaluation.precision):
             detections = predict(batch.images)
-        return len(batch.image_ids), in_images(detections, batch.image_ids, batch.scales, sizes)
+        num = detections.num.cpu().numpy()
+        found = in_images(detections, batch.image_ids, batch.scales, sizes, batch.windows)
+        return len(batch.image_ids), (found, np.repeat(np.array(batch.windows).reshape(-1, 4), num, axis=0))
 
-    collected = [Predictions.from_coco([])]
-    with log.progress(task, len(dataset), "images", shown=world.is_main) as bar:
-        for count, predictions in _in_parallel(detect, loader, lanes):
-            collected.append(predictions)
-            bar.update(min(count * world.size, len(dataset) - bar.done))
-    parts = gather_on_main(Predictions.join(collected), world)
-    return Predictions.join(parts) if world.is_main else parts[0]
+    collected = [(Predictions.from_coco([]), np.zeros((0, 4), np.int64))]
+    with log.progress(task, loader.pictures * world.size, "images", shown=world.is_main) as bar:
+        for count, found in _in_parallel(detect, loader, lanes):
+            collected.append(found)
+            bar.update(min(count * world.size, loader.pictures * world.size - bar.done))
+    parts, windows = zip(*collected, strict=True)
+    own = Predictions.join(parts)
+    if tile[0]:
+        order = np.argsort(np.concatenate([part.image_ids for part in parts]), kind="stable")
+        own = merge_tiles(own, np.concatenate(windows)[order], sizes)
+    gathered = gather_on_main(own, world)
+    return Predictions.join(gathered) if world.is_main else gathered[0]
 
 
 def _in_parallel(
-    detect: Callable[[Batch], tuple[int, Predictions]], batches: Iterable[Batch], lanes: int
-) -> Iterator[tuple[int, Predictions]]:
+    detect: Callable[[Batch], tuple[int, _Found]], batches: Iterable[Batch], lanes: int
+) -> Iterator[tuple[int, _Found]]:
     if lanes == 1:
         yield from map(detect, batches)
         return
     threads = torch.get_num_threads()
-    pending: deque[Future[tuple[int, Predictions]]] = deque()
+    pending: deque[Future[tuple[int, _Found]]] = deque()
     pool = ThreadPoolExecutor(
         lanes, thread_name_prefix="detect", initializer=torch.set_num_threads, initargs=(threads // lanes,)
     )
@@ -98,16 +115,20 @@ def _in_parallel(
 
 
 def in_images(
-    detections: Detections, image_ids: list[int], scales: Sequence[Scales], sizes: dict[int, np.ndarray]
-) -> Predictions:
+    detections: Detections, image_ids: list[int], scales: Sequence[Scales], sizes: Mapping[int, np.ndarray],
+    windows: Sequence[Window] = (),
+) -> Predictions:  # fmt: skip
     """Convert a batch of detections from pixels of the network's square to those of the stored images.
 
-    `scales` are the `View.scales` of the images, `sizes` width and height by id.
+    `scales` are the `View.scales` of the images, `sizes` width and height by id, `windows` the part of its
+    image that each square shows, if not all.
     """
     boxes, scores, labels, num = (part.cpu().numpy() for part in detections)
     rows = np.repeat(np.arange(len(image_ids)), num)
     slots = np.concatenate([np.arange(count) for count in num]) if len(num) else num
     corners = boxes[rows, slots].astype(np.float64) / np.array(scales, np.float64).reshape(-1, 4)[rows]
+    if windows:
+        corners += np.tile(np.array(windows)[:, :2], 2)[rows]
     limits = np.array([sizes[image_id] for image_id in image_ids], np.float64).reshape(-1, 2)[rows]
     corners = np.clip(corners, 0, np.concatenate([limits, limits], axis=1))
     corners[:, 2:] -= corners[:, :2]

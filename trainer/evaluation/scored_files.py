@@ -70,6 +70,7 @@ def evaluate(
     summary: dict[str, Any] = {
         "images": len(truth.images), **scores.to_json(), "fingerprint": truth_digest, "split": split,
         "checkpoint": storage.absolute(detections_uri), "sha256": _sha256(detections_uri), "step": None,
+        "tile": "",
         "truth": storage.absolute(truth_uri),
         "predictions": storage.absolute(storage.join(output_uri, f"predictions.{config.predictions}")),
     }  # fmt: skip

@@ -35,9 +35,10 @@ def export(
 ) -> dict[str, Any]:  # fmt: skip
     """Write a bundle of the formats in config.export to `output_uri`.
 
-    The validation images of the shards (else test, else train) check the export, training images calibrate
-    int8. `evaluation_uri` is the folder of the run's evaluation, or ""; `signing_key` the path of the PEM
-    file that signs the bundle, by default that of KUBEDET_SIGNING_KEY.
+    The validation images of the shards (else test, else train; the training's tiles if there are any)
+    check the export, training images calibrate int8. `evaluation_uri` is the folder of the run's
+    evaluation, or ""; `signing_key` the path of the PEM file that signs the bundle, by default that of
+    KUBEDET_SIGNING_KEY.
 
     Returns:
         model (the bundle's URI), name, model_version, files (name -> URI), bytes (name -> size),
@@ -68,7 +69,9 @@ def export(
     detector, meta = checkpoint.load_model(checkpoint_uri)
     index = read_index(shards_uri)
     config = replace(config, export=replace(config.export, name=name_for(config.export.name, shards_uri)))
-    split = next((name for name in ("val", "test", "train") if index.samples.get(name)), "")
+    # A model of tiles sees little in whole images, and only training images are cut.
+    order = ("train",) if meta["config"]["data"].get("tile") else ("val", "test", "train")
+    split = next((name for name in order if index.samples.get(name)), "")
     if not split:
         raise ExportError(
             f"the shards {shards_uri} have no images to check the export on", fix="shard a source"

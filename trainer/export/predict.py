@@ -7,15 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 from trainer.base.errors import DataError, ExportError
 from trainer.base.os_errors import name_resource_errors
 from trainer.data.box_labels import LabelledBox, draw_boxes
 from trainer.data.images import MAX_PIXELS, TooManyPixels, UnreadableImage, read_upright
+from trainer.data.tiles import tiling, windows
+from trainer.evaluation.inference import in_images
+from trainer.evaluation.tile_merging import merge_tiles
+from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.export.bundle import Bundle, Metadata
 from trainer.export.formats import FORMATS, Runtime, check_trust
 from trainer.export.preprocess import preprocess
+from trainer.model.postprocess import Detections
 
 _ORDER = ("onnx", "openvino", "onnx-int8", "torch-export")
 
@@ -37,27 +43,41 @@ class Detection:
 class Predictor:
     """An opened model."""
 
-    def __init__(self, metadata: Metadata, runtime: Runtime, kind: str) -> None:
+    def __init__(self, metadata: Metadata, runtime: Runtime, kind: str, tile: int = -1) -> None:
+        """`tile` is the side of the tiles that images are detected in, see `evaluation.tile`."""
         self.metadata, self.runtime, self.kind = metadata, runtime, kind
         self.size: int = metadata.square.size
         self.names = {item["id"]: item["name"] for item in metadata.classes}
+        self.tile = tiling(metadata.config, tile)
 
     def __call__(self, image: Image.Image, least: float = 0.0) -> list[Detection]:
-        square, scales = preprocess(image, *self.metadata.square)
-        (boxes,), (scores,), (labels,), (num,) = self.runtime.run(square.numpy()[None])
-        corners = np.clip(boxes.astype(float) / scales, 0, [*image.size, *image.size])
+        sizes, places, parts = {0: np.array(image.size)}, windows(*image.size, *self.tile), []
+        shown = [Predictions.from_coco([])]
+        for left, top, width, height in places:
+            tile = image.crop((left, top, left + width, top + height)) if len(places) > 1 else image
+            square, scales = preprocess(tile, *self.metadata.square)
+            outputs = (torch.from_numpy(part) for part in self.runtime.run(square.numpy()[None]))
+            window = (left, top, width, height)
+            shown.append(in_images(Detections(*outputs), [0], [tuple(scales)], sizes, [window]))
+            parts += [window] * len(shown[-1])
+        found = Predictions.join(shown)
+        if len(places) > 1:
+            found = merge_tiles(found, np.array(parts).reshape(-1, 4), sizes)
         detections = []
-        for box, score, label in zip(corners[:num], scores, labels, strict=False):
-            if score >= least:
-                x1, y1, x2, y2 = (round(float(side), 2) for side in box)
-                name = self.names[int(label)]
-                detections.append(Detection(int(label), name, float(score), (x1, y1, x2, y2)))
+        for row in np.argsort(-found.scores, kind="stable"):
+            if found.scores[row] >= least:
+                x, y, wide, high = found.boxes[row]
+                label, score = int(found.labels[row]), float(found.scores[row])
+                x1, y1, x2, y2 = (round(float(side), 2) for side in (x, y, x + wide, y + high))
+                detections.append(Detection(label, self.names[label], score, (x1, y1, x2, y2)))
         return detections
 
 
 @contextmanager
-def open_bundle(source: Bundle, kind: str = "", *, run_code: bool = False) -> Iterator[Predictor]:
-    """Open a format of a bundle after comparing its files with their checksums.
+def open_bundle(
+    source: Bundle, kind: str = "", *, run_code: bool = False, tile: int = -1
+) -> Iterator[Predictor]:
+    """Open a format of a bundle after comparing its files with their checksums; for `tile` see `Predictor`.
 
     `kind` "" means the first available of onnx, openvino, onnx-int8, torch-export; `run_code` allows a format
     that is a program.
@@ -73,7 +93,7 @@ def open_bundle(source: Bundle, kind: str = "", *, run_code: bool = False) -> It
     check_trust(kind, source.uri, run_code, fix="give --run-code")
     with source.files(formats[kind]) as folder:
         runtime = FORMATS[kind].open(folder / formats[kind][0])
-        yield Predictor(source.metadata, runtime, kind)
+        yield Predictor(source.metadata, runtime, kind, tile)
 
 
 def open_image(path: Path, most_pixels: int = MAX_PIXELS) -> Image.Image:

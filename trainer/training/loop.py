@@ -169,8 +169,9 @@ class _Run:
                         state.share_buffers()
                         # Rank 0 scores the predictions while training continues.
                         predictions = predict_split(
-                            state.evaluated().predict, self.val_set, self.config, self.world, task="validate"
-                        )
+                            state.evaluated().predict, self.val_set, self.config, self.world, task="validate",
+                            tile=(self.config.data.tile, self.config.data.tile_overlap),
+                        )  # fmt: skip
                         state.detector.train()
                         state.validated = state.step
                         if self.recorder:

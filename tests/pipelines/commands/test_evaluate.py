@@ -59,6 +59,12 @@ def test_a_checkpoint_is_scored_alone(kubedet, model, shards, tmp_path):
     code, out, _ = kubedet(*words[:5], tmp_path / "again", "--split", "val", "--baseline", output)
     assert code == 0 and f"against {output}: coco/AP +0.0000" in out
     assert "to +0.0000: too few to tell\n" in out
+    # In tiles; predictions of whole images are not taken for it.
+    whole = (tmp_path / "again" / "predictions.parquet").read_bytes()
+    code, _, _ = kubedet(*words[:5], tmp_path / "again", "--split", "val", "--tile", "64")
+    tiled = storage.read_json(str(tmp_path / "again" / "metrics.json"))
+    assert (code, tiled["tile"], summary["tile"]) == (0, "64 px, overlap 0.2", "")
+    assert (tmp_path / "again" / "predictions.parquet").read_bytes() != whole
 
 
 def test_mistakes_are_refused_before_any_work(kubedet, model, shards, tmp_path):

@@ -52,6 +52,13 @@ def test_predict_draws_and_writes_json(kubedet, published, images, tmp_path):
         assert drawn.size == (192, 96) and drawn.convert("L").getextrema()[0] < 200
 
 
+def test_predict_in_tiles(kubedet, published, images, tmp_path):
+    code, out, _ = kubedet("predict", "pets", "images", "-o", "out", "--tile", "96", "--score", "0.5")
+    assert code == 0 and "images/a.jpg: 3 dog <b>" in out  # One in each of three tiles.
+    code, _, err = kubedet("predict", "pets", "images", "-o", "out", "--tile", "7")
+    assert code == 2 and "a tile has 64 pixels a side or more" in err
+
+
 def test_predict_does_the_other_images(kubedet, published, images):
     (images / "c.jpg").write_text("junk")
     code, out, err = kubedet("predict", "pets", "images/a.jpg", "images/c.jpg", "none.jpg", "-o", "out")

@@ -39,6 +39,14 @@ def test_boxes_come_back_in_pixels_of_the_image(bundle_uri):
     assert json.loads(json.dumps(as_json([detection], image)))["detections"][0]["box"] == [24, 12, 96, 48]
 
 
+def test_a_large_image_is_detected_in_tiles(bundle_uri):
+    image = Image.new("RGB", (170, 96), "white")
+    with open_bundle(bundle.load(bundle_uri), tile=96) as model:
+        assert [detection.box for detection in model(image)] == [(12, 6, 48, 30), (86, 6, 122, 30)]
+    with open_bundle(bundle.load(bundle_uri)) as model:
+        assert len(model(image)) == 1
+
+
 @pytest.mark.parametrize(("resize", "fill"), [("letterbox", 30), ("squash", 114)])
 def test_the_way_of_resizing_follows_the_model(untrained, shards, tiny, tmp_path, monkeypatch, resize, fill):
     """Checkpoint, bundle, evaluation and prediction invert the boxes of the training's square."""
