@@ -88,14 +88,6 @@ def test_coco_ids_above_64_bits(coco, capsys, number, where):
     assert "64 bits" in message or "integer overflow" in message
 
 
-@pytest.mark.slow
-@examples(40)
-@given(odd_texts, odd_texts)
-def test_names_of_classes(coco, capsys, first, second):
-    categories = [{"id": 7, "name": first}, {"id": 9, "name": second}]
-    coco(as_json(COCO | {"categories": categories}), capsys)
-
-
 @examples(30)
 @given(odd_texts)
 @example("a" * 6000)

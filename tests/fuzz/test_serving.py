@@ -1,14 +1,10 @@
 """Whatever is sent to the local server, it answers with 200, or 4xx and a reason, and goes on."""
 
-import io
-import json
-
 import pytest
 from bundles import SIZE, make_bundle
 from hostile import as_json, damaged, deep, examples, odd_texts, spoiled, tried, values
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
 from trainer.export import bundle
 from trainer.export.predict import open_bundle
@@ -75,16 +71,3 @@ def test_names_of_models(ask, name):
     from urllib.parse import quote
 
     ask(f"/v2/models/{quote(name.encode(errors='replace')[:500], safe='') or 'x'}/infer", b"{}")
-
-
-def test_images(ask):
-    buffer = io.BytesIO()
-    Image.new("RGB", (40, 30), "red").save(buffer, "PNG")
-
-    @examples(30)
-    @given(damaged(buffer.getvalue()))
-    def run(content):
-        ask("/detect", content)
-
-    run()
-    assert json.loads(ask("/detect", buffer.getvalue()).text)["detections"] is not None

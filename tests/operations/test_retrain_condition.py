@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from bundles import make_bundle
 
-from components import preparation, training
+from components import preparation, records, training
 from components.hooks import NOTHING_NEW, Outcome
 from components.jobs import Request
 from components.starting_weights import check_warm_start, from_champion
@@ -54,13 +54,13 @@ def prepare(source, root, tmp_path, least, **settings):
 def test_nothing_new_ends_the_run_before_any_image_is_fetched(champion, tmp_path, caplog):
     caplog.set_level("INFO")
     before = data_of(champion)
-    shards, shown, page = prepare(SOURCE, champion, tmp_path, 1)
-    assert (shards["kind"] == "nothing new") is True
+    shards, shown, page = prepare(SOURCE, champion, tmp_path, 1, prune=1)
+    assert shards["kind"] == "nothing new"
     assert shown["verdict"] == "nothing new since sample v7" and "since sample v7" in page
     assert "nothing new since sample v7: 0 new, 0 changed, 0 removed images" in caplog.text
-    assert data_of(champion) == before
+    assert data_of(champion) == before and "freed nothing" in caplog.text
     # Without the parameter a run always trains.
-    assert (prepare(SOURCE, champion, tmp_path, 0)[0]["kind"] == "nothing new") is False
+    assert prepare(SOURCE, champion, tmp_path, 0)[0]["kind"] != "nothing new"
 
 
 @pytest.mark.slow
@@ -71,8 +71,13 @@ def test_as_many_as_are_asked_for_make_a_run_pay(champion, tmp_path):
         next(str(path) for path in Path(champion, "seen").glob("*.parquet")),
     ).images
     assert changed >= 1
-    assert (prepare(larger, champion, tmp_path, changed + 1)[0]["kind"] == "nothing new") is True
-    assert (prepare(larger, champion, tmp_path, changed)[0]["kind"] == "nothing new") is False
+    assert prepare(larger, champion, tmp_path, changed + 1)[0]["kind"] == "nothing new"
+    trained = prepare(larger, champion, tmp_path, changed)[0]
+    assert trained["kind"] == "shards"
+    # Images of a model that the gate refused are not tried again.
+    records.record_run(champion, f"{champion}/runs/night-1", "id-1", trained, "debug", {}, "")
+    records.VerdictRecord("night-1", False, {}).write(champion)
+    assert prepare(larger, champion, tmp_path, 1)[0]["since"] == "night-1, whose model was held back"
 
 
 @pytest.mark.slow

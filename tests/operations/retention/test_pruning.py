@@ -53,6 +53,7 @@ def test_what_is_needed_stays_whole_and_the_rest_is_gone(root):
     assert [len(list(root.joinpath(kind).iterdir())) for kind in ("raw", "images")] == [1, 1]
     assert readable(root, new)
     assert not root.joinpath("shards", old["fingerprint"]).exists()
+    assert len(list(root.joinpath("seen").glob("*.parquet"))) == 2  # Who saw an image stays known.
     assert published_models.current(str(root), "sample").version == "v4"
     assert freed(root).summary == "nothing: 0.0 MB"
     assert published_models.rollback(str(root), "sample").version == "v3"

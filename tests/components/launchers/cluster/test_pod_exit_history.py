@@ -52,15 +52,6 @@ def end(fake_cluster, name, *how):
 
 
 @both
-def test_a_pod_that_is_gone_is_remembered(look, fake_cluster, master, kill):
-    assert look() is None
-    kill()
-    assert look() == Ending("OOMKilled", "", 137)
-    end(fake_cluster, master, 143)
-    assert look() == Ending("Error", "", 143)
-
-
-@both
 def test_a_deleted_pod_is_reported(look, fake_cluster, kind, master):
     assert look() is None
     old = fake_cluster.pod(master)
