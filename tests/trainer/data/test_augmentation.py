@@ -7,21 +7,19 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from batches import take
 from PIL import Image
 
 from trainer.config.schema import LoaderConfig
 from trainer.data.augmentation import Augmentation
 from trainer.data.batch import PADDING
 from trainer.data.download import download
-from trainer.data.loader import TrainLoader
 from trainer.data.sample_order import SampleStream
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.data.transforms import FILL
-from trainer.launching.distributed import World
 from trainer.model import recipes
 
-CPU = torch.device("cpu")
 STRONG = LoaderConfig(
     image_size=128, workers=2, prefetch=2, scale=[0.7, 1.4], brightness=0.2, flip_vertical=0.5, mosaic=0.5,
     mixup=0.5, sizes=[96, 128, 160], zoom_out=0.3, iou_crop=0.5, color_probability=0.5, channel_shuffle=0.5,
@@ -58,19 +56,6 @@ def rectangles(tmp_path_factory):
     config = recipes.load("debug", {"data.processes": 1}).data
     raw = download(f"coco:{folder}/train.json", str(folder / "root"), config)
     return ShardDataset(shard(raw, str(folder / "root"), config).uri, "train")
-
-
-def take(dataset, config, count, start=0, whole=4, batch=4, rank=0, size=1, epochs=None, weights=None):
-    loader = TrainLoader(
-        dataset, config, global_batch=whole, batch_size=batch, seed=5, world=World(rank, size, CPU),
-        max_bad_fraction=0.0, epochs=epochs, weights=weights,
-    )  # fmt: skip
-    batches = loader.batches(start)
-    try:
-        return [next(batches) for _ in range(count)]
-    finally:
-        batches.close()
-        loader.close()
 
 
 def targets(batch, row):
@@ -127,7 +112,7 @@ def test_the_draw_is_a_function_of_seed_epoch_and_index(dataset):
     other = dataclasses.replace(STRONG, workers=3, prefetch=1)
     assert pictures(take(dataset, other, 16, weights=weights)) == whole
     assert pictures(take(dataset, STRONG, 9, start=28, weights=weights)) == whole[28:]
-    assert pictures(take(dataset, STRONG, 32, batch=2, weights=weights)) == whole
+    assert pictures(take(dataset, STRONG, 32, batch_size=2, weights=weights)) == whole
     ranks = [take(dataset, STRONG, 16, rank=rank, size=2, weights=weights) for rank in (0, 1)]
     assert pictures([batch for pair in zip(*ranks, strict=True) for batch in pair]) == whole
     uneven = [take(dataset, STRONG, 16, rank=rank, size=3, weights=weights) for rank in range(3)]
@@ -166,7 +151,7 @@ def test_the_last_epochs_are_plain(dataset):
 
 def test_a_batch_over_the_border_of_the_plain_epochs(dataset):
     config = dataclasses.replace(STRONG, plain_epochs=1)
-    batch = take(dataset, config, 4, whole=7, batch=7, epochs=2)[3]  # positions 21 to 27
+    batch = take(dataset, config, 4, global_batch=7, batch_size=7, epochs=2)[3]  # positions 21 to 27
     assert batch.color.shape == (7, 3, 4)
     plain = [(color == torch.eye(3, 4)).all().item() for color in batch.color]
     assert plain == [False] * 3 + [True] * 4
@@ -182,13 +167,7 @@ def test_a_damaged_image_leaves_a_grey_tile_without_boxes(rectangles, monkeypatc
         return (data[:20] if record["image_id"] == chosen else data), record
 
     monkeypatch.setattr(rectangles, "read", damaged)
-    loader = TrainLoader(
-        rectangles, config, global_batch=4, batch_size=4, seed=5, world=World(0, 1, CPU),
-        max_bad_fraction=0.1,
-    )  # fmt: skip
-    batches = loader.batches(0)
-    broken = [next(batches) for _ in range(6)]
-    batches.close(), loader.close()
+    broken = take(rectangles, config, 6, max_bad_fraction=0.1)
     fewer = 0
     for one, other in zip(whole, broken, strict=True):
         for row in range(4):

@@ -6,17 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from batches import take
 from PIL import Image
 
 from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig, LoaderConfig
 from trainer.data.decoding import decode, read_sample
 from trainer.data.download import download
-from trainer.data.loader import TrainLoader
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.data.transforms import FILL
-from trainer.launching.distributed import World
 
 DATA = DataConfig(val_fraction=0.0, processes=1, threads=1)
 CONFIG = LoaderConfig(image_size=96, workers=2, prefetch=2)
@@ -65,19 +64,10 @@ def an_epoch(dataset, *, max_bad_fraction=0.2, world=1, workers=2):
     """Pixels and boxes of all samples by image id, read by so many ranks."""
     images = {}
     for rank in range(world):
-        loader = TrainLoader(
-            dataset, replace(CONFIG, workers=workers), global_batch=4, batch_size=4, seed=1,
-            world=World(rank, world, torch.device("cpu")), max_bad_fraction=max_bad_fraction,
-        )  # fmt: skip
-        batches = loader.batches(0)
-        try:
-            for _ in range(3):
-                batch = next(batches)
-                for row, image_id in enumerate(batch.image_ids):
-                    images[image_id] = (batch.images[row].clone(), (batch.labels[row] >= 0).sum().item())
-        finally:
-            batches.close()
-            loader.close()
+        config = replace(CONFIG, workers=workers)
+        for batch in take(dataset, config, 3, rank=rank, size=world, max_bad_fraction=max_bad_fraction):
+            for row, image_id in enumerate(batch.image_ids):
+                images[image_id] = (batch.images[row], (batch.labels[row] >= 0).sum().item())
     return images
 
 

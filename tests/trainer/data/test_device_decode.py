@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 import simplejpeg
 import torch
+from batches import take
 
 from trainer.base.errors import ConfigError, DataError
 from trainer.config.schema import LoaderConfig
 from trainer.data import device_decode
 from trainer.data.decoding import decode
 from trainer.data.device_decode import check, draw_view
-from trainer.data.loader import TrainLoader
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import random_view, render, sample_draws
-from trainer.launching.distributed import World
 
-CPU = torch.device("cpu")
 CONFIG = LoaderConfig(image_size=96, workers=2, scale=[0.5, 1.6], flip=0.5, flip_vertical=0.5, brightness=0.2)
 STRONG = dataclasses.replace(CONFIG, mosaic=0.5, mixup=0.5, sizes=[96, 128, 160])
 GPU = dataclasses.replace(CONFIG, decoder="gpu")
@@ -42,19 +40,6 @@ def anywhere(monkeypatch):
 @pytest.fixture(scope="module")
 def dataset(shards):
     return ShardDataset(shards, "train")
-
-
-def batches(dataset, config, count, device=CPU):
-    loader = TrainLoader(
-        dataset, config, global_batch=4, batch_size=4, seed=5, world=World(0, 1, device),
-        max_bad_fraction=0.0,
-    )  # fmt: skip
-    source = loader.batches(0)
-    try:
-        return [next(source) for _ in range(count)]
-    finally:
-        source.close()
-        loader.close()
 
 
 def smooth(width, height):
@@ -81,8 +66,8 @@ def test_a_view_is_drawn_as_on_the_host(width, height, seed):
 
 @pytest.mark.parametrize("config", [CONFIG, STRONG], ids=["single", "mosaic"])
 def test_batches_are_the_same_but_for_rounding(dataset, anywhere, config):
-    on_device = batches(dataset, dataclasses.replace(config, decoder="gpu"), 6)
-    for host, device in zip(batches(dataset, config, 6), on_device, strict=True):
+    on_device = take(dataset, dataclasses.replace(config, decoder="gpu"), 6)
+    for host, device in zip(take(dataset, config, 6), on_device, strict=True):
         assert host.image_ids == device.image_ids and host.scales == device.scales
         assert torch.equal(host.boxes, device.boxes) and torch.equal(host.labels, device.labels)
         assert torch.equal(host.color, device.color)
@@ -93,7 +78,7 @@ def test_batches_are_the_same_but_for_rounding(dataset, anywhere, config):
 
 @pytest.mark.parametrize("broken", ["bytes", "size"])
 def test_the_image_that_cannot_be_decoded_is_named(dataset, anywhere, broken, monkeypatch):
-    read, chosen = dataset.read, batches(dataset, CONFIG, 1)[0].image_ids[2]
+    read, chosen = dataset.read, take(dataset, CONFIG, 1)[0].image_ids[2]
 
     def damaged(index):
         data, record = read(index)
@@ -105,13 +90,13 @@ def test_the_image_that_cannot_be_decoded_is_named(dataset, anywhere, broken, mo
     name = next(row["file_name"] for row in (read(i)[1] for i in range(len(dataset)))
                 if row["image_id"] == chosen)  # fmt: skip
     with pytest.raises(DataError, match=f"image {name} in the shards at .* cannot be decoded") as caught:
-        batches(dataset, GPU, 1)
+        take(dataset, GPU, 1)
     assert "31x20 pixels, not" in caught.value.message or broken == "bytes"
 
 
 def test_without_a_gpu_it_is_refused(dataset):
     with pytest.raises(ConfigError, match=r"loader\.decoder=gpu needs an NVIDIA GPU") as caught:
-        batches(dataset, GPU, 1)
+        take(dataset, GPU, 1)
     assert caught.value.fix == "set loader.decoder=cpu"
 
 
@@ -127,6 +112,6 @@ def test_without_the_package_it_is_refused(monkeypatch):
 def test_a_gpu_decodes_the_same_batches(dataset):
     pytest.importorskip("torchcodec")
     gpu = torch.device("cuda", 0)
-    for host, device in zip(batches(dataset, CONFIG, 4), batches(dataset, GPU, 4, gpu), strict=True):
+    for host, device in zip(take(dataset, CONFIG, 4), take(dataset, GPU, 4, device="cuda:0"), strict=True):
         assert device.images.device == gpu and torch.equal(host.boxes, device.boxes.cpu())
         assert (host.images.int() - device.images.cpu().int()).abs().float().mean() < 4

@@ -1,9 +1,6 @@
 import logging
 import os
 import shutil
-import subprocess
-import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -262,31 +259,6 @@ def test_what_fails_once_is_had_in_the_end(source, tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "read_buffer", read)
     manifest = download(uri, str(tmp_path), CONFIG)
     assert manifest.problems == {} and images_of(manifest) == 30 and reads["1.jpg"] == 2
-
-
-@pytest.mark.slow
-def test_a_killed_download_goes_on_where_it_was(make_coco, tmp_path):
-    root, data = make_coco(train=[f"{number}.jpg" for number in range(90)]), tmp_path / "data"
-    code = (
-        "import sys, time; from trainer.data import download as d\n"
-        "from trainer.config.schema import DataConfig\n"
-        "copy = d._copy\n"
-        "d._copy = lambda *given: time.sleep(0.01) or copy(*given)\n"
-        "d.download(sys.argv[1], sys.argv[2], DataConfig(threads=2))\n"
-    )
-    for count in (10, 40, 70):
-        with subprocess.Popen([sys.executable, "-c", code, str(root), str(data)]) as process:
-            while len(list(data.rglob("*.jpg"))) < count:
-                assert process.poll() is None
-                time.sleep(0.005)
-            process.kill()
-        assert not list(data.rglob("manifest.json"))
-    before = {path: path.stat().st_mtime_ns for path in data.rglob("*.jpg")}
-    manifest = download(str(root), str(data), CONFIG)
-    assert images_of(manifest) == 90 and 70 <= len(before) < 90
-    assert {path: path.stat().st_mtime_ns for path in before} == before
-    for row in (row for split in manifest.splits for row in rows_of(manifest, split)):
-        assert Path(image_of(manifest, row)).read_bytes() == Path(row["origin"]).read_bytes()
 
 
 def test_where_it_fails_again_everything_stays(source, tmp_path, caplog):

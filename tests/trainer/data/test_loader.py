@@ -4,38 +4,18 @@ import shutil
 
 import pytest
 import torch
+from batches import take
 
 from trainer.config.schema import LoaderConfig
 from trainer.config.types import InputSquare
 from trainer.data.batch import PADDING
 from trainer.data.decoding import read_sample
-from trainer.data.loader import EvalLoader, TrainLoader
+from trainer.data.loader import EvalLoader
 from trainer.data.shard_index import ShardCache, ShardDataset
 from trainer.data.transforms import move_boxes, whole_view
 from trainer.launching.distributed import World
 
 CONFIG = LoaderConfig(image_size=96, workers=2, prefetch=3, scale=[0.7, 1.4], brightness=0.2)
-
-
-def world(rank=0, size=1):
-    return World(rank, size, torch.device("cpu"))
-
-
-def take(dataset, count, start=0):
-    loader = TrainLoader(
-        dataset,
-        CONFIG,
-        global_batch=4,
-        batch_size=4,
-        seed=5,
-        world=world(),
-        max_bad_fraction=0.0,
-    )
-    batches = loader.batches(start)
-    taken = [next(batches) for _ in range(count)]
-    batches.close()
-    loader.close()
-    return taken
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +32,7 @@ def assert_equal(one, other):
 
 
 def test_batches_are_padded_and_crowds_are_no_targets(dataset):
-    for batch in take(dataset, 6):
+    for batch in take(dataset, CONFIG, 6):
         assert batch.images.dtype == torch.uint8 and batch.images.shape == (4, 3, 96, 96)
         padded = batch.labels == PADDING
         assert (batch.boxes[padded] == 0).all()
@@ -73,7 +53,9 @@ def test_evaluation_reads_every_image_once_over_all_ranks(dataset, size):
     read = [
         image_id
         for rank in range(size)
-        for batch in EvalLoader(dataset, CONFIG, batch_size=3, world=world(rank, size), max_bad_fraction=0.0)
+        for batch in EvalLoader(
+            dataset, CONFIG, batch_size=3, world=World(rank, size, torch.device("cpu")), max_bad_fraction=0.0
+        )
         for image_id in batch.image_ids
     ]
     assert sorted(read) == sorted(dataset.image_ids.tolist())
@@ -82,10 +64,10 @@ def test_evaluation_reads_every_image_once_over_all_ranks(dataset, size):
 def test_a_reader_that_ends_anywhere_and_starts_again_reads_the_same_from_a_store(shards, bucket, tmp_path):
     shutil.copytree(shards, bucket / "shards")
     dataset = ShardDataset("s3://bucket/shards", "train", ShardCache(tmp_path / "cache"))
-    expected = take(ShardDataset(shards, "train"), 30)
+    expected = take(ShardDataset(shards, "train"), CONFIG, 30)
     batches_read = []
     while len(batches_read) < 30:
         start = len(batches_read)
-        batches_read += take(dataset, min(7, 30 - start), start=4 * start)
+        batches_read += take(dataset, CONFIG, min(7, 30 - start), start=4 * start)
     for one, other in zip(expected, batches_read, strict=True):
         assert_equal(one, other)

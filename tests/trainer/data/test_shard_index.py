@@ -4,12 +4,12 @@ import hashlib
 import resource
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from patience import until
 
 from trainer.base.errors import DamagedError, DataError, StorageError
 from trainer.config.schema import DataConfig
@@ -121,19 +121,12 @@ def copies(folder) -> list[Path]:
     return sorted(Path(folder).glob("*.tar"))
 
 
-def wait_for(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_expected_shards_are_read_from_their_copies(remote, bucket, tmp_path):
     dataset = ShardDataset(remote, "train", ShardCache(tmp_path / "cache"))
     whole = [dataset.read(position) for position in range(20)]
     assert {sample["file_name"] for _, sample in whole} == set(NAMES) and not copies(tmp_path / "cache")
     dataset.expect(np.arange(20))
-    wait_for(lambda: len(dataset._files._files) == len(dataset.shards))
+    until(lambda: len(dataset._files._files) == len(dataset.shards))
     for shard_of in dataset.shards:
         stored(remote, bucket, shard_of.name).unlink()
     assert [dataset.read(position) for position in range(20)] == whole
@@ -143,7 +136,7 @@ def test_a_damaged_copy_is_replaced_by_what_the_store_has(remote, tmp_path):
     dataset = ShardDataset(remote, "train", ShardCache(tmp_path / "cache"))
     whole = dataset.read(0)
     dataset.expect(np.array([0]))
-    wait_for(lambda: dataset._files._files)
+    until(lambda: dataset._files._files)
     (copy,) = copies(tmp_path / "cache")
     flip_a_byte(copy, int(dataset.samples[0]["offset"]) + 50)
     assert dataset.read(0) == whole
@@ -156,7 +149,7 @@ def test_a_shard_that_is_damaged_in_the_store_is_named(remote, bucket, tmp_path)
     with pytest.raises(DataError, match=r"train-00000\.tar is damaged"):
         dataset.read(0)
     dataset.expect(np.array([0]))
-    wait_for(lambda: dataset._files._failed)
+    until(lambda: dataset._files._failed)
     with pytest.raises(StorageError, match=r"train-00000\.tar is damaged: its sha256"):
         dataset.read(1)
 
@@ -165,7 +158,7 @@ def test_without_room_nothing_waits(remote, tmp_path):
     dataset = ShardDataset(remote, "train", ShardCache(tmp_path / "cache", 6000))
     dataset.expect(np.arange(20))
     assert len({dataset.read(position)[1]["image_id"] for position in range(20)}) == 20
-    wait_for(lambda: not dataset._files._in_flight)
+    until(lambda: not dataset._files._in_flight)
     assert sum(path.stat().st_size for path in copies(tmp_path / "cache")) <= 6000
 
 

@@ -3,16 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from batches import take
 from openimages_mirror import MIDS
 
 from trainer.base.errors import ConfigError, DataError
 from trainer.config.schema import LoaderConfig
 from trainer.data.download import download
-from trainer.data.loader import TrainLoader
 from trainer.data.sample_order import check_verified
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
-from trainer.launching.distributed import World
 from trainer.model import recipes
 from trainer.training.loop import train
 
@@ -29,16 +28,8 @@ def open_images(mirror, tmp_path):
 
 
 def batches(uri, count, **changes):
-    loader = TrainLoader(
-        ShardDataset(uri, "train"), LoaderConfig(image_size=96, workers=1, **changes), global_batch=2,
-        batch_size=2, seed=0, world=World(0, 1, torch.device("cpu")), max_bad_fraction=0.0, verified=True,
-    )  # fmt: skip
-    source = loader.batches(0)
-    try:
-        return [next(source) for _ in range(count)]
-    finally:
-        source.close()
-        loader.close()
+    config = LoaderConfig(image_size=96, workers=1, **changes)
+    return take(ShardDataset(uri, "train"), config, count, global_batch=2, batch_size=2, verified=True)
 
 
 def test_batches_tell_the_verified_classes(open_images):

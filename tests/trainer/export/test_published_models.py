@@ -1,14 +1,12 @@
 """Versions of a model, and `current`, which always names a complete one."""
 
-import json
-import shutil
 from dataclasses import asdict, replace
 
 import pytest
 from bundles import CLASSES, make_bundle
 
 from trainer import storage
-from trainer.base.errors import ConfigError, DataError, KubedetError, StorageError
+from trainer.base.errors import ConfigError, KubedetError, StorageError
 from trainer.export import bundle, published_models
 
 
@@ -118,34 +116,3 @@ def test_promoting_repairs_a_damaged_current(tmp_path, root, content, caplog):
     repaired = published_models.promote(root, "pets", "v2")
     assert "its history is lost" in caplog.text and repaired.history == []
     assert published_models.current(root, "pets") == replace(before, history=[], promoted=repaired.promoted)
-
-
-def test_current_of_a_newer_program_is_refused_and_kept(tmp_path, root):
-    published_models.publish(_bundle(tmp_path, "v1"), root, "pets")
-    path = str(tmp_path / "data_root/models/pets/current")
-    storage.write_json(path, storage.read_json(path) | {"form": 2})
-    with pytest.raises(DataError, match="was written by a newer kubedet: its form is 2"):
-        published_models.promote(root, "pets", "v1")
-    assert storage.read_json(path)["form"] == 2
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"classes": [{"id": 0}]}, r"model_metadata\.json lacks classes\[0\]\.name"),
-        ({"version": 99}, r"model_metadata\.json was written by a newer kubedet"),
-    ],
-)
-def test_a_version_with_malformed_metadata_is_listed_as_damaged(tmp_path, root, change, message):
-    folder = tmp_path / "made" / "v1"
-    uri = _bundle(tmp_path, "v1")
-    path = folder / bundle.METADATA
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    bundle.seal(folder)
-    with pytest.raises(DataError, match=message):
-        bundle.load(uri)
-    published_models.publish(_bundle(tmp_path, "v2"), root, "pets")
-    published = tmp_path / "data_root/models/pets/v1"
-    shutil.copytree(folder, published)
-    whole, damaged = published_models.versions(root, "pets")
-    assert list(whole) == ["v2"] and list(damaged) == ["v1"]

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -124,36 +123,17 @@ def test_a_checkpoint_from_before_there_was_an_architecture_goes_on_and_loads(co
     assert meta["config"]["model"]["architecture"] == "retinanet"
 
 
-@pytest.fixture
-def flipped(contents, tmp_path):
-    """Write a checkpoint with one bit flipped at a share of its length; returns its URI."""
-
-    def flip(share, bit=3):
-        path = tmp_path / "best.pt"
-        checkpoint.write(contents, str(path))
-        data = bytearray(path.read_bytes())
-        data[int(share * (len(data) - 1))] ^= 1 << bit
+@pytest.mark.slow
+def test_a_flip_in_the_seal_itself_is_noticed(contents, tmp_path):
+    path = tmp_path / "best.pt"
+    checkpoint.write(contents, str(path))
+    whole = path.read_bytes()
+    for place in range(len(whole) - 93, len(whole), 8):
+        data = bytearray(whole)
+        data[place] ^= 8
         path.write_bytes(data)
-        return str(path)
-
-    return flip
-
-
-@pytest.mark.slow
-def test_any_flipped_bit_is_noticed_and_named(flipped):
-    shares = [0.0, *torch.rand(16, generator=torch.Generator().manual_seed(0)).tolist(), 1.0]
-    for number, share in enumerate(shares):
-        with pytest.raises(checkpoint.DamagedCheckpoint, match=r"best\.pt (is damaged|cannot be)") as caught:
-            checkpoint.read(flipped(share, number % 8))
-        assert "delete" not in str(caught.value)
-
-
-@pytest.mark.slow
-def test_a_flip_in_the_seal_itself_is_noticed(flipped):
-    length = Path(flipped(0.0)).stat().st_size
-    for place in range(length - 93, length, 8):
         with pytest.raises(checkpoint.DamagedCheckpoint):
-            checkpoint.read(flipped(place / (length - 1) + 1e-12))
+            checkpoint.read(str(path))
 
 
 def test_a_checkpoint_without_a_hash_is_read_as_before(contents, tmp_path):
@@ -185,14 +165,3 @@ def test_a_damaged_newest_gives_way_to_the_one_before_but_want_of_memory_does_no
         with pytest.raises(StorageError, match=told) as caught:
             checkpoint.read_latest(str(tmp_path))
         assert "delete" not in str(caught.value) and "is damaged" not in str(caught.value)
-
-
-@pytest.mark.parametrize("size", [0, 100, 5000, 13000])
-def test_a_truncated_checkpoint_is_damaged(tmp_path, size):
-    """torch raises errors of several kinds, depending on where the file ends."""
-    path = tmp_path / "step-00000001.pt"
-    state = {"version": checkpoint.VERSION, "model": {"a": torch.zeros(3000)}, "config": "{}", "step": 1}
-    checkpoint.write(state, str(path))
-    path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(checkpoint.DamagedCheckpoint):
-        checkpoint.read(str(path))

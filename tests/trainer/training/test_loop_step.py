@@ -73,8 +73,11 @@ def test_a_gradient_that_is_not_finite_is_not_applied(shards, tiny, tmp_path):
         handle = run.state.parameters[0].register_hook(lambda gradient: gradient * float("nan"))
         step()
         handle.remove()
-        with pytest.raises(TrainingError, match=r"at step 3 of 12: .*norm of the gradient nan, image ids \["):
+        with pytest.raises(
+            TrainingError, match=r"at step 3 of 12: .*norm of the gradient nan, image ids \["
+        ) as caught:
             step()
+        assert "train.lr" in caught.value.fix
         assert all(torch.equal(value, before[name]) for name, value in run.state.detector.named_parameters())
 
 
