@@ -215,6 +215,9 @@ def open_file(path: Path) -> BufferedReader:
 
 def read_json(uri: str, form: Form | None = None) -> Any:
     """Return the content of a JSON file; see `json_files.decode`."""
+    for _ in range(0 if is_local(uri) else 3):
+        with suppress(DamagedError):  # Damaged during the transfer, perhaps.
+            return json_files.decode(uri, read_bytes(uri), form)
     return json_files.decode(uri, read_bytes(uri), form)
 
 

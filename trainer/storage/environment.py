@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from minio.credentials import Provider
 
 AMAZON = "https://s3.amazonaws.com"  # the endpoint if none is set
-IDENTITY = {
+IDENTITY = {  # what to do without credentials, by scheme
     "gs": "name a service account's key file in GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS, "
     "give its JSON as GOOGLE_SERVICE_ACCOUNT_KEY, or run under GKE's workload identity; for a public "
     "bucket set GOOGLE_SKIP_SIGNATURE=true",
@@ -31,7 +31,6 @@ IDENTITY = {
     "under AKS' workload identity (AZURE_CLIENT_ID, AZURE_TENANT_ID, AZURE_FEDERATED_TOKEN_FILE); for a "
     "public container set AZURE_SKIP_SIGNATURE=true",
 }
-"""What to do without credentials, by scheme."""
 
 _CA_VARIABLES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 _PROXY = re.compile(

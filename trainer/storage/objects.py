@@ -59,7 +59,7 @@ _KEYS = (
     "MINIO_ACCESS_KEY and MINIO_SECRET_KEY) and the region; for a public bucket set AWS_SKIP_SIGNATURE=true"
 )
 _REGION = "set AWS_REGION (for minio:// MINIO_REGION) to the bucket's region"
-_FIXES = {
+_FIXES = {  # by the codes of S3 (https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html)
     "AccessDenied": _REFUSED,
     "InvalidAccessKeyId": _KEYS,
     "SignatureDoesNotMatch": _KEYS,
@@ -72,12 +72,10 @@ _FIXES = {
     "QuotaExceeded": "the bucket's quota is used up: free space or raise it",
     "XMinioStorageFull": "the store's disk is full: free space there",
 }
-"""By the codes of S3 (https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html)."""
-_TRANSIENT = (
+_TRANSIENT = (  # of status 400 or 404, which obstore does not retry; the next try may succeed
     "BadDigest", "IncompleteBody", "InvalidPart", "NoSuchUpload", "OperationAborted", "RequestTimeout",
     "XAmzContentSHA256Mismatch",
 )  # fmt: skip
-"""Codes after which the next try may succeed. Their status is 400 or 404, which obstore does not retry."""
 
 
 class Location:
@@ -113,7 +111,8 @@ class Location:
                 with DaemonThreadPool(1, "credentials") as thread, suppress(FileNotFoundError):
                     thread.submit(obstore.head, self.reader, "kubedet").result(timeout=_CREDENTIAL_SECONDS)
         except BaseException as error:
-            if kind not in CLOUDS or (not is_panic(error) and not isinstance(error, Exception)):
+            is_known = isinstance(error, StorageError) or kind not in CLOUDS
+            if is_known or not (isinstance(error, Exception) or is_panic(error)):
                 raise
             if not status_of(error):  # Otherwise the server knows us.
                 reason = str(error).partition("\n")[0].strip()[:300] or "no server gives credentials"

@@ -83,8 +83,7 @@ _SPECIAL_IPV4 = tuple(map(ipaddress.IPv4Network, (
 )))  # fmt: skip
 _ALLOCATED = ipaddress.IPv6Network("2000::/3")  # https://www.iana.org/assignments/ipv6-address-space
 _SPECIAL_IPV6 = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-"""A translator forwards packets to the IPv4 address in the last 32 bits (RFC 6052)."""
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # leads to the IPv4 address in the last 32 bits (RFC 6052)
 
 
 class Transient(StorageError):
@@ -237,8 +236,8 @@ def _place(uri: str) -> str:
     if bucket := _BUCKET.match(uri):
         return f"{bucket[1].lower()}://{bucket[2]}"
     with suppress(MissingError):
-        return "{}:{}".format(*host_and_port(uri))
-    return "" if is_local(uri) else uri
+        return "" if is_local(uri) else "{}:{}".format(*host_and_port(uri))
+    return uri
 
 
 def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
@@ -387,14 +386,14 @@ def _answer(
             continue
         target = response.headers.get("location", "") if response.status in _REDIRECTS else ""
         try:
-            if not target:
-                _check_status(response.status, uri)
+            if not target and response.status < 300:
                 yield response, hops[-1]
             if response.length_remaining is not None and response.length_remaining <= _BLOCK:
                 response.drain_conn()  # Then the connection can be used again.
         finally:
             response.close()
         if not target:
+            _check_status(response.status, uri)
             return
         try:
             following = urljoin(hops[-1], target)

@@ -18,6 +18,7 @@ from trainer.storage import objects
         ("gs://bucket/x", {"GOOGLE_APPLICATION_CREDENTIALS": "/none.json"}, "GOOGLE_SERVICE_ACCOUNT"),
         ("gs://bucket/x", {"GOOGLE_SERVICE_ACCOUNT_KEY": "[]"}, "GOOGLE_SERVICE_ACCOUNT"),
         ("gs://bucket/x", {"GOOGLE_SERVICE_ACCOUNT_KEY": "{}"}, "GOOGLE_SERVICE_ACCOUNT"),
+        ("gs://bucket/x", {"AWS_CA_BUNDLE": "/none.pem"}, "let AWS_CA_BUNDLE name a file"),
         ("az://container/x", {}, "AZURE_STORAGE_ACCOUNT_NAME"),
         ("az://container/x", {"AZURE_STORAGE_ACCOUNT_NAME": "kubedet"}, "AZURE_STORAGE_ACCOUNT_KEY"),
         ("az://container/x", {"AZURE_STORAGE_ACCOUNT_NAME": "a/b"}, "AZURE_STORAGE_ACCOUNT_KEY"),

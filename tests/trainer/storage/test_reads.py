@@ -11,6 +11,7 @@ import time
 import pytest
 
 from trainer import storage
+from trainer.base import json_files
 from trainer.base.errors import StorageError
 from trainer.storage import objects
 
@@ -95,6 +96,13 @@ def test_a_byte_that_was_changed_on_the_way_is_noticed(proxy, data):
     proxy.fail("corrupt", query="big", after=100, parts=True)
     assert storage.read_bytes("s3://bucket/big") == data
     assert len(ranges(proxy)) == 32  # all of it again: nobody knows which byte it was
+
+
+def test_json_that_was_changed_on_the_way_is_read_again(proxy, bucket):
+    """Objects that other programs copied lack the attribute, and the file's own hash counts."""
+    (bucket / "x.json").write_bytes(json_files.encode({"a": "b"}))
+    proxy.fail("corrupt", query="x.json", times=2, after=8)
+    assert storage.read_json("s3://bucket/x.json") == {"a": "b"} and not proxy.faults
 
 
 def test_a_damaged_object_is_an_error_and_leaves_no_copy(proxy, data, copies):

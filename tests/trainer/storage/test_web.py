@@ -111,11 +111,14 @@ def test_a_refusal_names_the_address(server, hurried, status, said):
     assert server.url in caught.value.message and caught.value.fix
 
 
-def test_a_file_that_is_gone(server):
+def test_files_that_are_gone_are_asked_for_on_one_connection(server):
     server.answers = [b"HTTP/1.1 410 Gone\r\nContent-Length: 0\r\n\r\n"]
     assert storage.state(server.url) is None
-    with pytest.raises(StorageError, match="no such file"):
-        storage.read_bytes(server.url)
+    server.answers = [b"HTTP/1.1 410 Gone\r\nContent-Length: 4\r\n\r\ngone"]
+    for _ in range(3):
+        with pytest.raises(StorageError, match="no such file"):
+            storage.read_bytes(server.url)
+    assert len(server.requests) == 4 and server.connections == 1
 
 
 def test_an_empty_answer_is_not_the_file_of_a_hash(server):
