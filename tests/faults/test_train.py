@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from fault_table import HARMS, cells, each
-from finished_runs import assert_same_weights, final_weights, losses, stop_after
+from finished_runs import assert_same_weights, final_weights, losses, stopped_after
 from prepared_data import mounts
 
 from trainer import storage
-from trainer.base.errors import CheckpointError, Interrupted, KubedetError, StorageError
+from trainer.base.errors import CheckpointError, KubedetError, StorageError
 from trainer.config import parsing
 from trainer.trackers.training_log import read_rows
 from trainer.training import checkpoint
@@ -32,8 +32,7 @@ def whole(tmp_path_factory, shards, tiny):
 def stopped(tiny, shards, tmp_path):
     """A run that was stopped after step 7, with checkpoints of steps 6 and 8."""
     output = tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
-        stop_after(patch, 7)
+    with stopped_after(7):
         train(tiny(), shards, str(output))
     return output
 
@@ -172,11 +171,9 @@ def test_shards_while_they_are_read(whole, shards, tiny, chance, injected, tmp_p
 
 @cells("stop", "train")
 @pytest.mark.parametrize("step", [2, 6, 9])
-def test_sigterm(step, whole, shards, tiny, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(Interrupted) as caught:
-        stop_after(patch, step)
+def test_sigterm(step, whole, shards, tiny, tmp_path):
+    with stopped_after(step):
         train(tiny(), shards, str(tmp_path))
-    assert caught.value.exit_code == 143
     train(tiny(), shards, str(tmp_path))
     assert_same(tmp_path, whole)
 

@@ -3,12 +3,19 @@
 import json
 from typing import Any
 
+from trainer.data.raw_folder import RawManifest, Table
 from trainer.data.sources.source import Box, Entry, Rows
 
 
 def rows_of(rows: Rows) -> list[dict[str, Any]]:
     """All rows of a split."""
     return [row for batch in rows.batches() for row in batch.to_pylist()]
+
+
+def kept_rows(manifest: RawManifest, split: str) -> list[dict[str, Any]]:
+    """All rows of a split of raw images."""
+    table = Table(f"{manifest.uri}/{split}.parquet")
+    return [row for block in range(table.blocks) for row in table.batch(block).to_pylist()]
 
 
 def entries_of(rows: Rows) -> list[Entry]:

@@ -175,3 +175,13 @@ def saved(config, shards, tmp_path):
         return uri
 
     return save
+
+
+@pytest.fixture
+def process_group(tmp_path):
+    """A group of this process alone, in which SyncBatchNorm asks for others all the same."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()

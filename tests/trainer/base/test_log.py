@@ -2,12 +2,9 @@
 
 import json
 import logging
-import os
 import re
-import sys
 
 import pytest
-from terminal import Terminal
 
 from trainer.base import log
 
@@ -97,18 +94,3 @@ def test_of_several_processes_one_tells_and_all_warn(rank, said, capsys, monkeyp
     logging.getLogger("train").info("told")
     logging.getLogger("train").warning("wrong")
     assert [line.rpartition(" ")[2] for line in capsys.readouterr().err.splitlines()] == said
-
-
-def test_a_narrow_terminal_shows_whole_numbers(tmp_path):
-    script = tmp_path / "task.py"
-    script.write_text(
-        "from trainer.base import log\n"
-        "with log.progress('train', 1280, 'steps') as bar:\n"
-        "    bar.update(1280, note='loss 0.7123, 25.3 images/s, and more')\n"
-        "with log.progress('inspect', None, 'images') as bar:\n"
-        "    bar.update(60)\n"
-    )
-    kept = {name: value for name, value in os.environ.items() if name != log.PROGRESS_FILE}
-    with Terminal([sys.executable, script], kept, size=(20, 60)) as terminal:
-        assert "1280/1280 steps" in terminal.until("loss")
-        assert "?" not in terminal.until("60 images")

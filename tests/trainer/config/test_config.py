@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from trainer.base.errors import ConfigError
-from trainer.config.parsing import from_json, parse_overrides, to_json, with_overrides
+from trainer.config.parsing import from_json, parse_overrides, to_json
 from trainer.config.schema import Config
 from trainer.model import recipes
 
@@ -122,12 +122,6 @@ def test_an_unknown_architecture_is_told_with_those_there_are():
         from_json('{"model": 3}')
 
 
-def test_an_unknown_key_suggests_the_nearest():
-    with pytest.raises(ConfigError) as caught:
-        recipes.load("debug", {"train.epoch": 3})
-    assert "'train.epoch'" in str(caught.value) and "did you mean train.epochs" in str(caught.value)
-
-
 def test_all_that_is_wrong_with_overrides_is_told_at_once():
     wrong = {"train.epoch": 3, "train.lr": -1.0, "zzz": 1, "loader.workers": "many", "train.epochs": 5}
     with pytest.raises(ConfigError) as caught:
@@ -153,10 +147,3 @@ def test_errors_of_a_file_name_file_and_key():
     tree["train"]["amp"] = True
     with pytest.raises(ConfigError, match=r"run/config\.json(.|\n)*train\.amp: no such key"):
         from_json(json.dumps(tree), where="run/config.json")
-
-
-def test_overrides_leave_the_rest_and_the_original_alone():
-    base = Config()
-    changed = with_overrides(base, {"train.lr": 0.5})
-    assert changed.train.lr == 0.5 and base.train.lr == 0.01
-    assert with_overrides(changed, {"train.lr": base.train.lr}) == base

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from source_rows import kept_rows
 
 from trainer import storage
 from trainer.base.errors import DataError, MissingError, StorageError
@@ -14,7 +15,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download, fetch_partition, join, plan
 from trainer.data.image_keys import place
-from trainer.data.raw_folder import SplitCounts, Table, read_manifest
+from trainer.data.raw_folder import SplitCounts, read_manifest
 from trainer.data.shards import shard
 
 CONFIG = DataConfig(processes=1, threads=4)
@@ -23,11 +24,6 @@ SOME_BAD = replace(CONFIG, max_bad_fraction=0.2)
 
 def raw_folder(manifest: dict) -> Path:
     return Path(manifest.uri)
-
-
-def rows_of(manifest: dict, split: str) -> list[dict]:
-    table = Table(f"{manifest.uri}/{split}.parquet")
-    return [row for block in range(table.blocks) for row in table.batch(block).to_pylist()]
 
 
 def image_of(manifest: dict, row: dict) -> str:
@@ -48,7 +44,7 @@ def test_what_it_writes(make_coco, tmp_path):
     assert [item.name for item in manifest.categories] == ["cat", "dog"]
     assert manifest.source == f"coco:{root}" and len(storage.list_files(manifest.images)) == 3
     for split, names in (("train", ["a.jpg", "sub/b.jpg"]), ("val", ["c.jpg"])):
-        rows = rows_of(manifest, split)
+        rows = kept_rows(manifest, split)
         assert [row["file_name"] for row in rows] == names
         for row in rows:
             written = storage.read_bytes(image_of(manifest, row))
@@ -87,7 +83,7 @@ def test_an_empty_file_that_a_power_cut_left_is_fetched_again(make_coco, tmp_pat
     manifest = download(str(root), str(tmp_path / "data"), CONFIG)
     (raw_folder(manifest) / "manifest.json").unlink()
     shutil.rmtree(raw_folder(manifest) / "fetched")
-    emptied = Path(image_of(manifest, rows_of(manifest, "train")[0]))
+    emptied = Path(image_of(manifest, kept_rows(manifest, "train")[0]))
     emptied.write_bytes(b"")
     download(str(root), str(tmp_path / "data"), CONFIG)
     assert emptied.stat().st_size > 100
@@ -100,23 +96,14 @@ def test_missing_images_are_recorded_and_left_out(make_coco, tmp_path):
     assert manifest.splits["train"] == SplitCounts(19, 38)
     assert manifest.problems[reasons.IMAGE_MISSING].count == 1
     assert "train/7.jpg" in manifest.problems[reasons.IMAGE_MISSING].examples[0]
-    (absent,) = [row for row in rows_of(manifest, "train") if row["file_name"] == "7.jpg"]
+    (absent,) = [row for row in kept_rows(manifest, "train") if row["file_name"] == "7.jpg"]
     assert [number for number, size in enumerate(sizes_of(manifest), 1) if not size] == [absent["image_id"]]
     (line,) = (raw_folder(manifest) / "failed.csv").read_text().splitlines()[1:]
     assert line.startswith("train,7.jpg,") and reasons.IMAGE_MISSING in line
-    with pytest.raises(DataError, match="1 of 21 images are bad"):
-        download(str(root), str(tmp_path / "data"), replace(CONFIG, max_bad_fraction=0.01))
-
-
-def test_too_many_missing_images_are_an_error_that_leaves_no_manifest(make_coco, tmp_path):
-    root = make_coco(train=[f"{number}.jpg" for number in range(40)])
-    for number in range(20):
-        (root / "train" / f"{number}.jpg").unlink()
-    with pytest.raises(DataError, match="images are bad") as caught:
-        download(str(root), str(tmp_path / "data"), CONFIG)
-    assert caught.value.message.count("image missing:") == 10
+    with pytest.raises(DataError, match="1 of 21 images are bad") as caught:
+        download(str(root), str(tmp_path / "strict"), replace(CONFIG, max_bad_fraction=0.01))
     assert "data.max_bad_fraction" in caught.value.fix
-    assert list((tmp_path / "data").rglob("manifest.json")) == []
+    assert list((tmp_path / "strict").rglob("manifest.json")) == []
 
 
 def test_a_class_without_boxes_is_warned_of(make_coco, edit_json, tmp_path, caplog):
@@ -138,7 +125,7 @@ def test_a_changed_source_fetches_only_what_is_new(make_coco, make_jpeg, tmp_pat
     assert second.fingerprint != first.fingerprint and second.images == first.images
     after = {path: path.stat().st_mtime_ns for path in Path(second.images).rglob("*.jpg")}
     assert before.items() < after.items() and len(after) == 4
-    rows = [row for split in ("train", "val") for row in rows_of(second, split)]
+    rows = [row for split in ("train", "val") for row in kept_rows(second, split)]
     (row,) = [row for row in rows if row["file_name"] == "b.jpg"]
     assert storage.read_bytes(image_of(second, row)) == make_jpeg(50, 50)
 

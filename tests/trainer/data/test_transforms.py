@@ -38,15 +38,6 @@ def drawn(image, view, size):
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-@pytest.mark.parametrize(("height", "width", "scale"), [(48, 96, 1.0), (200, 100, 0.48), (30, 20, 3.2)])
-def test_letterbox_keeps_the_aspect_and_fills_the_rest(height, width, scale):
-    square, scales = fit(torch.full((3, height, width), 200, dtype=torch.uint8), InputSquare(96))
-    assert scales == pytest.approx([scale] * 4) and square.shape == (3, 96, 96)
-    inside_height, inside_width = round(height * scale), round(width * scale)
-    assert (square[:, :inside_height, :inside_width] == 200).all()
-    assert (square[:, inside_height:] == FILL).all() and (square[:, :, inside_width:] == FILL).all()
-
-
 @pytest.mark.parametrize("resize", ["letterbox", "squash"])
 @pytest.mark.parametrize(("width", "height"), [(640, 427), (333, 1000), (97, 96), (1, 1600)])
 def test_boxes_in_the_square_come_back_to_the_image(width, height, resize):

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from fault_table import contents
 
 from trainer import storage
 from trainer.base.errors import DataError
@@ -41,15 +42,6 @@ def lose(path: Path) -> None:
 
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def contents(*folders: Path) -> dict[str, bytes]:
-    return {
-        f"{folder.name}/{path.relative_to(folder)}": path.read_bytes()
-        for folder in folders
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
 
 
 @pytest.mark.parametrize(

@@ -80,23 +80,6 @@ def test_no_detections_score_zero():
     assert (dog["AP"], dog["AR100"], dog["APl"], dog["boxes"]) == (0.0, 0.0, -1.0, 1)
 
 
-def test_class_without_boxes_is_left_out():
-    ground_truth = truth([(0, 0, [10, 10, 50, 50])])
-    result = coco.evaluate(ground_truth, [detection(0, 0, [10, 10, 50, 50]), detection(1, 1, [5, 5, 9, 9])])
-    assert result.metrics["coco/AP"] == pytest.approx(1.0)
-    assert result.per_class["dog"].pop("boxes") == 0
-    assert set(result.per_class["dog"].values()) == {-1.0}
-
-
-def test_crowds_are_neither_counted_nor_false():
-    ground_truth = truth([(0, 0, [10, 10, 50, 50]), (0, 0, [80, 80, 100, 100])])
-    ground_truth["annotations"][1]["iscrowd"] = 1
-    detections = [detection(0, 0, [10, 10, 50, 50]), detection(0, 0, [90, 90, 20, 20], 0.95)]
-    result = coco.evaluate(ground_truth, detections)
-    assert result.metrics["coco/AP"] == pytest.approx(1.0)
-    assert result.per_class["cat"]["boxes"] == 1
-
-
 def test_optional_fields_may_be_missing_and_nothing_is_changed():
     ground_truth, detections = copy.deepcopy(TRUTH), copy.deepcopy(PERFECT)
     for item in ground_truth["annotations"]:

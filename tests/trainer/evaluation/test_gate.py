@@ -189,14 +189,6 @@ def test_without_a_baseline_the_first_model_passes_but_not_one_that_cannot_be_co
     assert not other.passed and "its classes differ" in other.reason
 
 
-def test_evidence_is_read_from_metrics_json():
-    summary = {"metrics": METRICS, "per_class": CLASSES, "comparison": None}
-    assert gate.Evidence.from_summary(summary) == gate.Evidence(METRICS, CLASSES)
-    changes = {"coco/AP": [0.3, 0.31, -0.01, 0.02]}
-    summary["comparison"] = {"baseline": "before", "samples": 9, "obstacle": "", "changes": changes}
-    assert gate.Evidence.from_summary(summary).changes == {"coco/AP": Change(0.3, 0.31, -0.01, 0.02)}
-
-
 def test_the_drift_of_data_is_a_metric_of_the_gate():
     apart = gate.Evidence({"drift/classes": 0.3})
     assert not gate.decide(apart, ["drift/classes <= 0.2"]).passed

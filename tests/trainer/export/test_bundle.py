@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import os
 import subprocess
 
 import pytest
+from bundles import make_bundle
 
 from trainer import storage
 from trainer.base.errors import StorageError
@@ -88,3 +90,18 @@ def test_the_bill_of_materials_is_cyclonedx(bundle_uri, tmp_path):
     assert parts["torch"]["purl"].startswith("pkg:pypi/torch@")
     assert "onnxruntime" in parts and "pytest" not in parts
     assert parts["model.onnx"]["hashes"][0]["content"] == bundle.load(bundle_uri).checksums["model.onnx"]
+
+
+def test_a_bundle_that_replaces_another_leaves_nothing_of_it(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    make_bundle(old)
+    (old / "model.int8.onnx").write_bytes(b"of the old one")
+    bundle.seal(old)
+    (old / bundle.SIGNATURE).write_text("of the old one")
+    make_bundle(new, version="v2")
+    target = str(tmp_path / "model")
+    bundle.publish(old, target)
+    (tmp_path / "model" / "notes.txt").write_text("a person's own")
+    bundle.publish(new, target)
+    assert set(storage.list_files(target)) == {*(path.name for path in new.iterdir()), "notes.txt"}
+    assert not os.path.exists(f"{target}/{bundle.SIGNATURE}")

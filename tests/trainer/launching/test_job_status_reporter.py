@@ -1,19 +1,16 @@
 """Progress in a job's status: the newest, seldom, with the token of now, and never at the training's cost."""
 
-import os
 import re
-import signal
 import socket
 import time
 
 import pytest
+from finished_runs import stopped_after
 from status_server import StatusServer
 
 from trainer.base import log
-from trainer.base.errors import Interrupted
 from trainer.launching import job_status_reporter
 from trainer.launching.job_status_reporter import Reporter
-from trainer.trackers.training_log import TrainingLog
 from trainer.training.loop import train
 
 
@@ -152,15 +149,8 @@ def test_a_training_that_is_stopped_and_goes_on_shows_where(shards, tiny, tmp_pa
     for name, value in server.variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(job_status_reporter, "_INTERVAL", 60)
-    output, add = str(tmp_path / "run"), TrainingLog.add
-
-    def adding(self, kind, row):
-        add(self, kind, row)
-        if kind == "train" and row["step"] == 8:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(TrainingLog, "add", adding)
+    output = str(tmp_path / "run")
+    with stopped_after(8):
         train(tiny(), shards, output)
     assert [state["progressPercentage"] for state in server.states] == [0, 75]
     train(tiny(), shards, output)

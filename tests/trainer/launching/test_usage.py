@@ -1,7 +1,6 @@
 """The meter's record: when it is written, what is in it, and what a process leaves that was killed."""
 
 import os
-import subprocess
 import sys
 
 import pytest
@@ -49,26 +48,6 @@ def test_the_gpus_of_a_process_are_those_that_cuda_sees(tmp_path, chosen, names)
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
     assert visible_gpus(tmp_path, {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}) == names
-
-
-KILLED = """
-import sys, time
-from trainer.launching.usage import Meter
-meter = Meter("prepare", every=0.02)
-meter.keep(sys.argv[1], "run-1")
-print("kept", flush=True)
-time.sleep(600)
-"""
-
-
-def test_a_process_that_was_killed_has_left_its_hours(tmp_path):
-    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE)
-    assert process.stdout is not None and process.stdout.readline() == b"kept\n"
-    until(lambda: any(record.seconds > 0.2 for record in records(tmp_path)))
-    process.kill()
-    process.wait()
-    (record,) = records(tmp_path)
-    assert not record.ended and record.seconds > 0.2
 
 
 def test_a_store_that_does_not_take_it_costs_a_warning_and_not_the_work(tmp_path, caplog):

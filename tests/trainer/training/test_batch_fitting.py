@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from finished_runs import assert_same_weights, final_weights, losses, stop_after
+from finished_runs import assert_same_weights, final_weights, losses, stopped_after
 from torch import nn
 
-from trainer.base.errors import Interrupted, TrainingError
+from trainer.base.errors import TrainingError
 from trainer.launching.distributed import SINGLE
 from trainer.model.architectures.retinanet.retinanet import RetinaNet
 from trainer.training import batch_fitting, throughput_probe
@@ -110,23 +110,12 @@ def test_a_training_goes_on_with_it_bit_for_bit(small_memory, shards, tiny, tmp_
     passes = small_memory(2)
     train(config, shards, str(tmp_path / "whole"))
     assert set(passes[3:]) == {2}, "after the trials two passes of two"
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        stop_after(patch, 3)
+    with stopped_after(3):
         train(config, shards, str(tmp_path / "parts"))
     monkeypatch.setattr(Trial, "__call__", pytest.fail)
     train(config, shards, str(tmp_path / "parts"))
     assert losses(str(tmp_path / "parts")) == losses(str(tmp_path / "whole"))
     assert_same_weights(final_weights(str(tmp_path / "parts")), final_weights(str(tmp_path / "whole")))
-
-
-@pytest.fixture
-def process_group(tmp_path):
-    """A group of this process alone, in which SyncBatchNorm asks for others all the same."""
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1
-    )
-    yield
-    torch.distributed.destroy_process_group()
 
 
 def test_layers_that_wait_for_other_processes_do_not_in_a_trial(tiny, process_group):

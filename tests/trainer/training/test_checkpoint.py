@@ -113,16 +113,6 @@ def test_harmless_changes_are_allowed(contents, tiny):
     checkpoint.check_same_run(contents, changed, "f", 8)
 
 
-def test_a_checkpoint_from_before_there_was_an_architecture_goes_on_and_loads(contents, tiny, tmp_path):
-    tree = json.loads(contents["config"])
-    del tree["model"]["architecture"]
-    contents["config"] = json.dumps(tree)
-    checkpoint.check_same_run(contents, tiny(), "f", 8)
-    checkpoint.write(contents, str(tmp_path / "best.pt"))
-    _, meta = checkpoint.load_model(str(tmp_path / "best.pt"))
-    assert meta["config"]["model"]["architecture"] == "retinanet"
-
-
 @pytest.mark.slow
 def test_a_flip_in_the_seal_itself_is_noticed(contents, tmp_path):
     path = tmp_path / "best.pt"

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 import torch
-from finished_runs import assert_same_weights, final_weights, losses, stop_after
+from finished_runs import assert_same_weights, final_weights, losses, stopped_after
 
 from trainer import storage
-from trainer.base.errors import CheckpointError, Interrupted, StorageError
+from trainer.base.errors import CheckpointError, StorageError
 from trainer.config.parsing import to_json
 from trainer.model.architecture import build
 from trainer.trackers.training_log import TrainingLog, read_rows
@@ -45,13 +45,11 @@ def test_a_run_leaves_what_it_says(unbroken, shards):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("signalled", "stopped"), [(2, 3), (6, 6), (7, 8)])
-def test_resumed_bit_for_bit(signalled, stopped, unbroken, shards, tiny, tmp_path, monkeypatch):
+def test_resumed_bit_for_bit(signalled, stopped, unbroken, shards, tiny, tmp_path):
     """Stopped within an epoch, at its end (before the validation), and after it."""
     output = str(tmp_path)
-    with monkeypatch.context() as patch, pytest.raises(Interrupted) as caught:
-        stop_after(patch, signalled)
+    with stopped_after(signalled):
         train(tiny(), shards, output)
-    assert caught.value.exit_code == 143
     result = train(tiny(), shards, output)
     assert result["resumed_from"] == stopped
     assert losses(output) == losses(unbroken[0])
@@ -63,13 +61,12 @@ def test_resumed_bit_for_bit(signalled, stopped, unbroken, shards, tiny, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_row_that_spans_a_stop_is_that_of_all_its_steps(shards, tiny, tmp_path, monkeypatch):
+def test_a_row_that_spans_a_stop_is_that_of_all_its_steps(shards, tiny, tmp_path):
     config, rows = tiny(train__log_every=4), {}
     for name in ("whole", "parts"):
         output = str(tmp_path / name)
         if name == "parts":
-            with monkeypatch.context() as patch, pytest.raises(Interrupted):
-                stop_after(patch, 4)  # It stops after step 6: the row of step 8 has two more.
+            with stopped_after(4):  # It stops after step 6: the row of step 8 has two more.
                 train(config, shards, output)
         train(config, shards, output)
         rows[name] = [row | {"images_per_second": 0} for row in read_rows(output) if row["kind"] == "train"]
@@ -211,13 +208,6 @@ def test_a_run_goes_on_with_its_global_batch_on_other_processes(unbroken, shards
     result = train(tiny(train__batch_size=2), shards, output)
     assert result["resumed_from"] == 6 and result["steps"] == 12
     assert final_weights(output)["samples"] == 48
-
-
-def test_a_folder_that_cannot_be_written(shards, tiny, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match=r"cannot write .*metrics\.jsonl: Not a directory") as caught:
-        train(tiny(), shards, str(tmp_path / "file" / "run"))
-    assert caught.value.exit_code == 2 and "choose another folder" in caught.value.fix
 
 
 def test_resume_none_starts_anew(shards, tiny, tmp_path):

@@ -4,7 +4,6 @@ import sys
 
 import pytest
 import torch
-import torch.distributed as dist
 from steps import steps_of
 
 from trainer.launching.distributed import SINGLE, World
@@ -112,18 +111,15 @@ def test_compiled_code_is_loaded_and_saved_on_request(asked, shards, tiny, tmp_p
 @pytest.mark.skipif(torch.version.cuda is None, reason="torch without NCCL cannot")
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.usefixtures("process_group")
 def test_gradients_are_exchanged_as_the_setting_says(compressed, passes, shards, tiny, tmp_path):
     """What comes back of bf16 is numbers of bf16; sums over passes are made in fp32, before."""
     config = tiny(
         train__precision="fp32", train__batch_size=2, train__global_batch=4 * passes,
         train__gradient_compression=compressed, train__clip_norm=0.0,
     )  # fmt: skip
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        # One of two by its own account: its share of the images, and a model that exchanges gradients.
-        _, gradients = gradients_of(config, shards, str(tmp_path), World(0, 2, torch.device("cpu")), 2)
-    finally:
-        dist.destroy_process_group()
+    # One of two by its own account: its share of the images, and a model that exchanges gradients.
+    _, gradients = gradients_of(config, shards, str(tmp_path), World(0, 2, torch.device("cpu")), 2)
     assert gradients.abs().max() > 0
     assert torch.equal(gradients, gradients.bfloat16().float()) == compressed
 

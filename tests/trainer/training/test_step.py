@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -32,14 +31,7 @@ def test_a_broken_step_does_not_change_weights_and_optimiser(kind, bad):
     assert all(torch.equal(value, second[1][name]) for name, value in first[1].items() if value is not None)
 
 
-@pytest.fixture
-def group(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def test_a_torch_that_cannot_send_bf16_is_named(group, monkeypatch):
+def test_a_torch_that_cannot_send_bf16_is_named(process_group, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(ConfigError, match=r"train\.gradient_compression: torch .* cannot send bf16"):
         compress_gradients(DistributedDataParallel(nn.Linear(3, 1)))

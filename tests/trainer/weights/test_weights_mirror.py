@@ -91,17 +91,6 @@ def resnet18(weights_server, monkeypatch):
     return name
 
 
-def test_weights_are_fetched_once_and_then_come_from_the_mirror(weights_server, resnet18, tmp_path):
-    root = str(tmp_path / "root")
-    assert look_up(RESNET18, root).file.name == resnet18 and not look_up(RESNET18, root).complete
-    assert torch.equal(obtain(RESNET18, root).state()["conv1.weight"], TENSORS["conv1.weight"])
-    assert (tmp_path / "root/weights/torchvision" / resnet18).is_file()
-    weights_server.stop()
-    assert look_up(RESNET18, root).complete
-    assert list(obtain(RESNET18, root).state()) == ["conv1.weight"]
-    assert weights_server.requests == [f"models/{resnet18}"]
-
-
 def test_a_file_that_was_put_into_the_mirror_by_hand_is_taken(weights_server, resnet18, tmp_path):
     (tmp_path / "weights/torchvision").mkdir(parents=True)
     (tmp_path / "weights/torchvision" / resnet18).write_bytes(weights_server.files[f"models/{resnet18}"])

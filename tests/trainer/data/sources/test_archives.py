@@ -4,7 +4,6 @@ import io
 import json
 import os
 import random
-import stat
 import struct
 import tarfile
 import tracemalloc
@@ -89,6 +88,28 @@ def test_sets_of_each_kind_are_read_like_their_folder(make_set, make_jpeg, kind,
             [row[name] for name in same] for row in plain
         ]
         assert source.read(packed[0]["origin"]) == make_jpeg()
+
+
+@pytest.mark.parametrize(
+    ("kind", "added"),
+    [
+        ("coco", {"annotations/instances_train.json": "\n"}),
+        ("voc", {"train/a.xml": "\n", "ImageSets/Main/train.txt": "a\n"}),
+        ("yolo", {"data.yaml": "# changed\n", "train/a.txt": "0 0.5 0.5 0.1 0.125\n"}),
+    ],
+)
+def test_the_state_changes_with_the_files_of_a_set_and_its_images(make_set, make_jpeg, kind, added):
+    root = make_set(kind)
+    states = [sources.parse(f"{kind}:{root}").listing().state for _ in range(2)]
+    assert states[0] == states[1]
+    for name, text in added.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        with (root / name).open("a") as file:
+            file.write(text)
+        states.append(sources.parse(f"{kind}:{root}").listing().state)
+    (root / "train" / "a.jpg").write_bytes(make_jpeg(seed=9))
+    states.append(sources.parse(f"{kind}:{root}").listing().state)
+    assert len(set(states)) == 2 + len(added)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -339,12 +360,6 @@ def test_what_is_no_zip_or_cut_off(zip_path):
         Zip(str(zip_path)).read("a/stored.jpg")
 
 
-def member(name: str, mode: int = stat.S_IFREG) -> zipfile.ZipInfo:
-    item = zipfile.ZipInfo(name)
-    item.external_attr = (mode | 0o644) << 16
-    return item
-
-
 def patch(path: Path, name: bytes, field: int, form: str, value: int) -> None:
     """Change a field of a member in the zip's directory."""
     data = bytearray(path.read_bytes())
@@ -354,10 +369,8 @@ def patch(path: Path, name: bytes, field: int, form: str, value: int) -> None:
 
 def test_links_encrypted_and_overlapping_members_are_refused(zip_path):
     data = zip_path.read_bytes()
-    with zipfile.ZipFile(zip_path, "a") as archive:
-        archive.writestr(member("a/link.jpg", stat.S_IFLNK), b"/etc/passwd")
     with pytest.raises(DataError, match=r"refused 'a/link.jpg' in .*x\.zip: it is a link"):
-        Zip(str(zip_path))
+        Zip(str(zip_of(zip_path, "a/link.jpg", link=True)))
     zip_path.write_bytes(data)
     patch(zip_path, b"a/stored.jpg", 8, "<H", 1)
     with pytest.raises(DataError, match="it is encrypted"):

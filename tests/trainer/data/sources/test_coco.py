@@ -218,17 +218,6 @@ def test_two_files_for_a_split_or_none_for_train(make_coco):
         listing(other)
 
 
-def test_the_state_changes_with_annotations_and_images(make_coco, make_jpeg):
-    root = make_coco(train=["a.jpg"])
-    states = [listing(root).state, listing(root).state]
-    (root / "train" / "a.jpg").write_bytes(make_jpeg(44, 44))
-    states.append(listing(root).state)
-    path = root / "annotations" / "instances_train.json"
-    path.write_text(path.read_text() + "\n")
-    states.append(listing(root).state)
-    assert states[0] == states[1] and len(set(states)) == 3
-
-
 def test_urls_that_cannot_be_fetched_are_not_followed(make_coco, edit_json):
     root = make_coco(train=["a.jpg", "b.jpg"])
     path = root / "annotations" / "instances_train.json"
@@ -349,20 +338,9 @@ def test_the_box_of_a_mask_is_that_of_its_pixels():
         box = tuple(map(float, runs.toBbox(runs.encode(pixels))))
         text = runs.encode(pixels)["counts"].decode()
         assert box_of({"segmentation": {"size": [height, width], "counts": text}}, FROM_SEGMENTATION) == box
-        counts = plain_runs(pixels)
+        flat = pixels.flatten(order="F")  # Of zeros and ones in turn, zeros first.
+        counts = np.diff([0, *np.flatnonzero(np.diff(flat, prepend=0)), flat.size]).tolist()
         assert box_of({"segmentation": {"size": [height, width], "counts": counts}}, FROM_SEGMENTATION) == box
-
-
-def plain_runs(pixels: np.ndarray) -> list[int]:
-    """Lengths of the runs of zeros and ones in turn, down the columns."""
-    flat = pixels.flatten(order="F")
-    counts, value, length = [], 0, 0
-    for pixel in flat.tolist():
-        if pixel != value:
-            counts.append(length)
-            value, length = pixel, 0
-        length += 1
-    return [*counts, length]
 
 
 @pytest.mark.parametrize(

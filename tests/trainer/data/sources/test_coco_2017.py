@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from faulty_store import Proxy, go_away
+from source_rows import kept_rows
 from web_server import WebServer
 
 from trainer import storage
@@ -16,7 +17,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import raw_folder, sources
 from trainer.data.download import download, fetch_partition, join, plan
-from trainer.data.raw_folder import SplitCounts, Table
+from trainer.data.raw_folder import SplitCounts
 from trainer.data.sources.coco import ANNOTATIONS
 from trainer.data.sources.source import Category
 
@@ -73,11 +74,6 @@ def server(mirror) -> Iterator[str]:
         yield running.url
 
 
-def rows_of(raw: dict, split: str) -> list[dict]:
-    table = Table(f"{raw.uri}/{split}.parquet")
-    return [row for block in range(table.blocks) for row in table.batch(block).to_pylist()]
-
-
 def test_images_come_one_by_one_from_zips_in_a_store(mirror, bucket, proxy, tmp_path):
     shutil.copytree(mirror, bucket / "coco")
     address = "s3://bucket/coco"
@@ -88,7 +84,7 @@ def test_images_come_one_by_one_from_zips_in_a_store(mirror, bucket, proxy, tmp_
     for split, folder in (("train", "train2017"), ("val", "val2017")):
         with zipfile.ZipFile(mirror / "zips" / f"{folder}.zip") as archive:
             expected = {name: archive.read(f"{folder}/{name}") for name in NAMES[folder]}
-        for row in rows_of(raw, split):
+        for row in kept_rows(raw, split):
             (image,) = Path(raw.images).rglob(f"{row['key']}-*")
             assert image.read_bytes() == expected[row["file_name"]]
             assert row["origin"] == f"{address}/zips/{folder}.zip#{folder}/{row['file_name']}"

@@ -1,13 +1,13 @@
 """Open Images from a mirror to shards."""
 
-import http.server
 import shutil
-import threading
-from functools import partial
+from functools import partialmethod
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 from openimages_mirror import CLICKS, IDS, MIDS, box, source
+from web_server import WebServer
 
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
@@ -77,12 +77,12 @@ def test_from_a_mirror_on_the_web(mirror, monkeypatch, tmp_path):
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     (mirror / "pixels" / "train" / f"{IDS['train'][2]}.jpg").unlink()
-    handler = partial(QuietHandler, directory=str(mirror))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
-        threading.Thread(target=httpd.serve_forever, args=(0.02,), daemon=True).start()
-        config = DataConfig(max_bad_fraction=0.5)
-        raw = download(source(f"http://127.0.0.1:{httpd.server_port}").uri, str(tmp_path / "data"), config)
-        httpd.shutdown()
+
+    class Files(SimpleHTTPRequestHandler):
+        __init__ = partialmethod(SimpleHTTPRequestHandler.__init__, directory=str(mirror))
+
+    with WebServer(Files) as server:
+        raw = download(source(server.url).uri, str(tmp_path / "data"), DataConfig(max_bad_fraction=0.5))
     counts = {split: part.images for split, part in raw.splits.items()}
     assert counts == {"train": 3, "val": 2, "test": 2} and raw.problems[reasons.IMAGE_MISSING].count == 1
     (part,) = Path(raw.images).rglob(f"{IDS['test'][1]}-*.jpg")
@@ -103,8 +103,3 @@ def test_more_images_and_other_parts_fetch_only_what_is_new(mirror):
         fetched.append({path.name: path.stat().st_mtime_ns for path in Path(raw.images).rglob("*.jpg")})
     assert [len(images) for images in fetched] == [2, 4, 4, 5]
     assert fetched[0].items() < fetched[1].items() == fetched[2].items() < fetched[3].items()
-
-
-class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass

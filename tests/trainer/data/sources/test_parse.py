@@ -6,17 +6,12 @@ import shutil
 import pytest
 from source_rows import entries_of
 
+from tests.trainer.data.sources.test_archives import XML
 from trainer.base.errors import DataError
 from trainer.data import sources
 from trainer.data.sources import name_of, openimages
 from trainer.data.sources.coco import CocoSource
 from trainer.data.sources.voc import VocSource
-
-VOC_XML = (
-    "<annotation><filename>x.jpg</filename><size><width>40</width><height>30</height></size><object>"
-    "<name>cat</name><bndbox><xmin>1</xmin><ymin>2</ymin><xmax>3</xmax><ymax>4</ymax></bndbox>"
-    "</object></annotation>"
-)
 
 
 def test_a_source_means_the_same_from_every_folder(make_coco, monkeypatch):
@@ -83,7 +78,7 @@ def test_folders_in_a_bucket_are_recognised(make_coco, make_jpeg, bucket):
     (bucket / "my" / "coco" / "val" / "b.jpg").write_bytes(b"other")
     assert source.listing().state != listed.state
     for folder, name, data in (
-        ("Annotations", "x.xml", VOC_XML.encode()), ("JPEGImages", "x.jpg", make_jpeg()),
+        ("Annotations", "x.xml", XML.encode()), ("JPEGImages", "x.jpg", make_jpeg()),
         ("ImageSets/Main", "train.txt", b"x\n"),
     ):  # fmt: skip
         (bucket / "voc" / folder).mkdir(parents=True)

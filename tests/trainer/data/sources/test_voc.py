@@ -135,20 +135,6 @@ def test_a_doctype_in_another_encoding_is_refused_too(make_voc):
     assert "DOCTYPE" in entries(root)[1].fault[1]
 
 
-def test_the_state_changes_with_annotations_images_and_splits(make_voc, make_jpeg):
-    root = make_voc({"a": xml(obj()), "b": xml(obj())}, train=["a"])
-    states = [VocSource(str(root)).listing().state]
-    states.append(VocSource(str(root)).listing().state)
-    assert states[0] == states[1]
-    (root / "Annotations" / "a.xml").write_text(xml(obj("dog")))
-    states.append(VocSource(str(root)).listing().state)
-    (root / "JPEGImages" / "a.jpg").write_bytes(make_jpeg(50, 50))
-    states.append(VocSource(str(root)).listing().state)
-    (root / "ImageSets" / "Main" / "train.txt").write_text("a\nb\n")
-    states.append(VocSource(str(root)).listing().state)
-    assert len(set(states)) == 4
-
-
 def test_a_folder_that_is_not_voc(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(DataError, match="no XML files in it"):

@@ -119,20 +119,6 @@ def test_what_leads_out_of_a_confined_folder_is_not_followed(make_yolo, tmp_path
     assert [bool(entry.fault) for entry in entries_of(listing.splits["train"])] == [True, False]
 
 
-def test_the_state_changes_with_description_images_and_labels(make_yolo, make_jpeg):
-    root = make_yolo(train={"a": ONE, "b": ONE})
-    states = [YoloSource(str(root)).listing().state, YoloSource(str(root)).listing().state]
-    assert states[0] == states[1]
-    (root / "labels" / "train" / "a.txt").write_text("1 0.5 0.5 0.1 0.125\n")
-    states.append(YoloSource(str(root)).listing().state)
-    (root / "images" / "train" / "a.jpg").write_bytes(make_jpeg(seed=9))
-    states.append(YoloSource(str(root)).listing().state)
-    with (root / "data.yaml").open("a") as file:
-        file.write("# changed\n")
-    states.append(YoloSource(str(root)).listing().state)
-    assert len(set(states)) == 4
-
-
 @pytest.mark.slow
 def test_from_a_bucket_to_shards(make_yolo, bucket, tmp_path):
     """All the way: a turned photograph keeps its box where people see it."""
