@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -152,8 +153,10 @@ def test_the_seven_documented_commands_work(installed, tmp_path):
                 assert b"<html" in answer.read()
             with urllib.request.urlopen(f"{address.rstrip('/')}/v2/models/cards", timeout=60) as answer:
                 assert json.load(answer)["name"] == "cards"
+            served.send_signal(signal.SIGINT)
+            assert served.wait(60) == 0
         finally:
-            served.terminate()
+            served.kill()
     made = {"cards.zip", "photos", "sheet.png", "predictions", "runs", "data_root"}
     assert {path.name for path in here.iterdir()} == made
 

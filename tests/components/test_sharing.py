@@ -1,9 +1,6 @@
 """Download and sharding by several pods: the result is that of one, whatever becomes of the assistants."""
 
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from functools import partial
@@ -28,13 +25,6 @@ CONFIG = recipes.load("debug", GIVEN).data
 ASKED = ("debug", GIVEN)
 SOURCE = "sample:images=24,size=96,seed=4"
 RUN = "the-run"
-HOLDER = """
-import sys, time
-from trainer.launching import leases
-with leases.hold(sys.argv[1], "a pod", patience=0):
-    print("held", flush=True)
-    time.sleep(600)
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -116,19 +106,6 @@ def test_the_part_of_an_assistant_that_failed_is_done_at_once(tmp_path):
     with leases.hold(str(phase / "1"), "a pod", patience=0):
         pass
     assert team.do(sharing.FETCH, planned) == 4 and download.join(planned, CONFIG, 4)
-
-
-def test_the_part_of_an_assistant_that_died_is_taken_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(leases, "hold", partial(leases.hold, lapse=1.0))
-    team, planned, phase = leading(tmp_path)
-    command = [sys.executable, "-c", HOLDER, str(phase / "2")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as assistant:
-        try:
-            assert assistant.stdout.readline() == "held\n"
-            os.kill(assistant.pid, signal.SIGKILL)
-            assert team.do(sharing.FETCH, planned) == 4 and download.join(planned, CONFIG, 4)
-        finally:
-            assistant.kill()
 
 
 def test_a_part_that_an_assistant_works_on_is_waited_for(tmp_path):

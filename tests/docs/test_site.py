@@ -1,15 +1,11 @@
-"""The documentation as a site: built strictly, read in a browser, searched, without any other host."""
+"""The documentation as a site: built strictly, complete, and without any other host."""
 
-import functools
-import http.server
 import importlib.util
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
-import browser
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -38,20 +34,6 @@ def site(pages, tmp_path_factory):
     done = build(settings)
     assert done.returncode == 0, done.stderr[-4000:]
     return settings.parent / "site"
-
-
-@pytest.fixture(scope="module")
-def address(site):
-    """Where a server shows it; what it shows is what a reader without the internet sees."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *words):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
 
 
 def test_every_document_is_in_it(site):
@@ -89,17 +71,3 @@ def test_no_page_loads_anything_from_another_host(site):
     assert loads == set()
     styles = "".join(path.read_text() for path in site.rglob("*.css"))
     assert not re.findall(r"url\(['\"]?(?:https?:)?//", styles)
-
-
-@browser.needed
-@pytest.mark.parametrize("dark", [False, True])
-def test_a_browser_shows_it_and_asks_nobody_else(address, dark):
-    with browser.page(f"{address}/index.html", dark=dark) as (page, heard):
-        assert page.inner_text("h1").startswith("kubedet")
-        brightness = page.evaluate(
-            "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3)"
-            ".reduce((sum, part) => sum + Number(part), 0)"
-        )
-        assert (brightness < 300) is dark
-        assert heard.complaints == []
-        assert [url for url in heard.requests if not url.startswith(address)] == []

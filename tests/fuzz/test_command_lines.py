@@ -133,6 +133,8 @@ COMMANDS = (
     ("job", "render", "--name", "a", "--image", "{}", "--", "c"),
     ("job", "render", "--name", "a", "--image", "b", "--env", "{}", "--", "c"),
     ("job", "render", "--name", "a", "--image", "b", "--mount", "{}", "--", "c"),
+    ("job", "render", "--name", "a", "--image", "b", "--set", "nodes={}", "--", "c"),
+    ("job", "render", "--name", "a", "--image", "b", "--set", "mounts.{}=x", "--", "c"),
     ("job", "fields", "{}"),
     ("completion", "{}"),
     ("cluster", "manifests", "{}"),

@@ -7,14 +7,13 @@ import sys
 import pytest
 import yaml
 from driver import refusals
-from kfp import compiler, dsl
 
 from components import jobs
 from components.environment import SECRET_KEYS, SIGNING_FOLDER, SIGNING_KEY
 from components.images import COMPONENT_IMAGE
 from operations import notifications, openlineage
 from pipelines import ASSIST, CLEANUP, SEARCH, TITLES
-from pipelines.compile import compile_pipeline, inline_conditions, pass_parameters
+from pipelines.compile import compile_pipeline
 from pipelines.local import for_this_machine
 from pipelines.parameters import SIZES, CompileOptions
 from trainer.base.errors import StorageError
@@ -323,51 +322,3 @@ def test_local_runs_neither_retry_nor_clean_up(spec):
     local = yaml.safe_load(for_this_machine(yaml.safe_dump(spec)))
     assert not any("retryPolicy" in task for task in tasks(local).values())
     assert set(tasks(local)) == set(tasks(spec)) - {"cleanup"}
-
-
-@dsl.component(base_image="python:3.11")
-def decide(text: str) -> str:
-    return text
-
-
-@dsl.component(base_image="python:3.11")
-def act(text: str, number: int = 1):
-    pass
-
-
-def written(tmp_path, pipeline):
-    compiler.Compiler().compile(pipeline, str(tmp_path / "p.yaml"))
-    return next(yaml.safe_load_all((tmp_path / "p.yaml").read_text()))
-
-
-def test_a_request_reaches_every_graph_around_it(tmp_path):
-    @dsl.pipeline(name="p")
-    def pipeline(cpu: str = "1", word: str = "go"):
-        with dsl.ExitHandler(act(text="end")), dsl.If(word == "go"):
-            act(text="a").set_cpu_request(cpu)
-            act(text="b")
-
-    spec = written(tmp_path, pipeline)
-    assert any("the graph has no input" in line for line in refusals(spec))
-    pass_parameters(spec)
-    assert refusals(spec) == []
-
-
-def test_only_a_condition_around_one_task_moves_to_the_task(tmp_path):
-    @dsl.pipeline(name="p")
-    def pipeline(text: str = "x", number: int = 3):
-        with dsl.ExitHandler(act(text="end")):
-            first = decide(text=text)
-            with dsl.If(first.output == "yes"):
-                act(text=text, number=number).after(decide(text="inside"))
-            with dsl.If(first.output == "no"):
-                act(text=text, number=number)
-
-    spec = written(tmp_path, pipeline)
-    before = [graph for graph in graphs(spec) if "dag" in graph]
-    inline_conditions(spec)
-    assert len([graph for graph in graphs(spec) if "dag" in graph]) == len(before) - 1
-    (task,) = [task for name, task in steps(spec).items() if name.startswith("act")]
-    assert task["triggerPolicy"]["condition"].endswith("== 'no'") and len(task["dependentTasks"]) == 1
-    assert task["inputs"]["parameters"]["number"] == outside("number")
-    assert refusals(spec) == []

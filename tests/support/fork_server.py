@@ -121,7 +121,7 @@ def _is_heavy(words: list[str]) -> bool:
 
 
 def _is_guard(words: list[str]) -> bool:
-    return words[1:2] == ["-I"] and words[2].endswith("components/launchers/guard.py")
+    return words[1:2] == ["-I"] and words[2].endswith("components/launchers/guarded_process.py")
 
 
 def _read_at_import(environment: Any) -> dict[str, str]:

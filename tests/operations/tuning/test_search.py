@@ -10,15 +10,12 @@ import pytest
 from fake_training import FakeTraining
 from optuna.trial import TrialState
 
-from components.launchers.guarded_process import GuardedProcess
 from operations.tuning import search
 from operations.tuning.search import Study
 from operations.tuning.space import ENDED
 from tests.trainer.conftest import bucket, object_store_server
 from trainer import storage
 from trainer.base.errors import ConfigError, FormError
-
-pytestmark = pytest.mark.usefixtures("forked_processes")
 
 __all__ = ["bucket", "object_store_server"]
 
@@ -182,25 +179,3 @@ def test_searches_share_a_study_and_take_up_what_a_killed_one_leaves(tmp_path):
     rest = [begun.get(timeout=60) for _ in range(5)]
     assert sorted(first + rest) == sorted([(True, 0), (True, 1), *((False, number) for number in range(6))])
     assert all(trial.state.is_finished() for trial in opened(root, 6).trials())
-
-
-@pytest.mark.slow
-@pytest.mark.extra
-def test_two_trials_are_trained_on_the_same_shards(tmp_path, shards, monkeypatch):
-    monkeypatch.setattr(search, "GuardedProcess", GuardedProcess)
-    overrides = {
-        "train.epochs": 2, "train.validate_every": 1, "loader.image_size": 96,
-        "model.backbone_width": 8, "train.batch_size": 8,
-    }  # fmt: skip
-    space, output = "train.lr: {low: 0.001, high: 0.01}", tmp_path / "output"
-    study = Study(str(tmp_path), "first", "debug", overrides, space, shards, 2, str(output))
-    before = sorted(os.listdir(shards))
-    search.train(study, range(2), 2)
-    for trial in study.trials():
-        used = json.loads((output / "trials" / f"{trial.number:05d}" / "config.json").read_text())
-        assert used["train"]["lr"] == trial.params["train.lr"]
-        assert trial.intermediate_values and trial.state in (COMPLETE, PRUNED)
-        assert (output / "trials" / f"{trial.number:05d}" / "log.txt").read_bytes()
-    best = search.finish(study)
-    assert best.value == max(best.intermediate_values.values())
-    assert sorted(os.listdir(shards)) == before

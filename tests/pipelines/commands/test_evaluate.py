@@ -1,24 +1,19 @@
 """`kubedet evaluate`."""
 
-import contextlib
 import json
-import os
 import re
-import subprocess
-import sys
-import time
-from pathlib import Path
+import signal
 
 import pytest
 import torch
 
+from components.launchers import guarded_process
 from trainer import storage
+from trainer.__main__ import _parser as trainer_parser
 from trainer.config import parsing
 from trainer.data.shard_index import ShardDataset
 from trainer.model.architecture import build
 from trainer.training import checkpoint
-
-pytestmark = pytest.mark.usefixtures("forked_processes")
 
 
 @pytest.fixture
@@ -111,31 +106,16 @@ def test_a_model_and_files_cannot_be_scored_at_once(kubedet, tmp_path):
     assert code == 2 and "MODEL cannot be given with --truth" in err
 
 
-@pytest.mark.slow
-def test_several_processes_end_with_the_command(model, shards, tmp_path):
-    output, stderr_file = str(tmp_path / "by itself"), tmp_path / "said"
-    command = [sys.executable, "-m", "pipelines.cli", "evaluate", model, "--shards", shards, "-o", output]
-    with stderr_file.open("wb") as stderr:
-        process = subprocess.Popen([*command, "--nproc", "2"], stderr=stderr)
-    # The command, its guard, the launcher and two workers.
-    started = wait_for(lambda: len(running(output)) >= 5)
-    process.terminate()
-    assert process.wait(timeout=60) == 143 and started, stderr_file.read_text()
-    assert "error: the evaluation was stopped" in stderr_file.read_text()
-    assert running(output) == [] and not os.path.exists(f"{output}/metrics.json")
+def test_several_processes_end_with_the_command(kubedet, model, shards, tmp_path, monkeypatch):
+    class Stopped(guarded_process.GuardedProcess):
+        def __init__(self, command, **settings):
+            worker = trainer_parser().parse_args(command[3:]).arguments
+            assert trainer_parser().parse_args(worker).checkpoint == model
+            super().__init__(["sleep", "20"], **settings)
+            signal.raise_signal(signal.SIGTERM)
 
-
-def running(word):
-    """Processes that were started with a word."""
-    lines = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # It ended meanwhile.
-            lines += [path.parent.name] * (word.encode() in path.read_bytes())
-    return lines
-
-
-def wait_for(condition):
-    end = time.monotonic() + 240  # Five interpreters that load PyTorch, on a busy machine.
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.1)
-    return condition()
+    monkeypatch.setattr(guarded_process, "GuardedProcess", Stopped)
+    words = ("evaluate", model, "--shards", shards, "-o", tmp_path / "e", "--nproc", "2")
+    code, _, err = kubedet(*words)
+    assert code == 143 and "error: the evaluation was stopped" in err
+    assert not (tmp_path / "e" / "metrics.json").exists()

@@ -1,10 +1,15 @@
 """`kubedet job`, against a fake API server."""
 
+import json
+
 import pytest
+from fake_exec import give_exec
 from fake_kueue import give_kueue
 from fake_pod import endless
+from kinds import plain, pod_name
 from patience import until
 
+from components.launchers.cluster.kinds import KINDS
 from pipelines.commands import job
 
 
@@ -38,6 +43,31 @@ def test_submit_sends_the_job_and_says_what_to_do_next(kubedet, fake_cluster):
     assert "kubedet job status -n team big" in out
     container = fake_cluster.job("big", "team")["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     assert container["containers"][0]["command"] == ["train", "--", "-x"]
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_running_job_is_listed_entered_and_stopped(kubedet, fake_cluster, kind):
+    give_exec(fake_cluster)
+    fake_cluster.installed = {each.plural for each in KINDS.values()}
+    ranks = [pod_name(kind, rank) for rank in (0, 1)]
+    fake_cluster.lives |= dict.fromkeys(ranks, endless)
+
+    def run(verb, *words):
+        return kubedet("job", verb, "--backend", kind.name, *words)
+
+    assert run("submit", "--name", "train", "--image", "i:1", "--nodes", 2, "--", "true")[0] == 0
+    until(lambda: all(pod and pod.containers[0] for pod in map(fake_cluster.pod, ranks)))
+    row = run("list")[1].splitlines()[1].split()
+    assert row[:3] == ["train", kind.title, "running"] and "2/2" in row
+    (status,) = json.loads(run("list", "-o", "json")[1])
+    assert (status["kind"], [pod["rank"] for pod in status["pods"]]) == (kind.title, [0, 1])
+    assert plain(run("logs", "train")[1]) == f"{ranks[0]}: hello from {ranks[0]}\n"
+    assert plain(run("logs", "train", "--rank", 1)[1]) == f"hello from {ranks[1]}\n"
+    assert run("exec", "train", "--rank", 1, "--", "sh", "-c", "echo $0; exit 5", "x")[:2] == (5, "x\n")
+    ((name, containers, _),) = fake_cluster.executed
+    assert plain(name) == ranks[1] and containers == [fake_cluster.pod(ranks[1]).container]
+    assert run("stop", "train")[1].endswith("\ndeleted train\n")
+    assert not [key for key in fake_cluster.objects if key[0] in ("pods", "trainingruntimes")]
 
 
 def test_submit_and_wait_shows_the_log_and_ends_as_the_job_did(submit):

@@ -2,10 +2,6 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import urllib.request
 
 import pytest
 from bundles import make_bundle
@@ -116,23 +112,3 @@ def test_a_changed_byte_is_refused_by_every_command(kubedet, published, images, 
         code, _, err = kubedet(*words)
         assert code == 2 and f"{file}: its bytes have changed" in err and "Traceback" not in err, words
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_serve_answers_and_ends_on_ctrl_c(published, tmp_path):
-    server = subprocess.Popen(
-        [sys.executable, "-m", "pipelines.cli", "serve", "pets", "--port", "0"], cwd=tmp_path,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-    )  # fmt: skip
-    try:
-        first = server.stdout.readline()
-        address = first.rpartition(" ")[2].strip()
-        with urllib.request.urlopen(f"{address}v2/models/pets") as answer:
-            assert json.load(answer)["versions"] == ["v2"]
-        assert "not for production" in server.stdout.readline()
-        server.send_signal(signal.SIGINT)
-        assert server.wait(60) == 0 and "Traceback" not in server.stdout.read()
-    finally:
-        server.kill()
-        server.wait()

@@ -51,11 +51,6 @@ def talker(lines, pause=0.0, **options):
 NUMBERED = [f"line {number} ✓" for number in range(40)]
 
 
-def test_a_log_is_read_to_its_end(start):
-    _, log = start(talker(NUMBERED))
-    assert list(log.lines()) == NUMBERED
-
-
 @pytest.mark.parametrize("where", [0, 30, 45, 1000])
 @pytest.mark.parametrize("how", ["cut", "end"])
 def test_a_stream_that_breaks_anywhere_loses_and_repeats_nothing(start, fake_cluster, how, where):

@@ -75,24 +75,3 @@ def test_the_same_job_recreated_by_another_launcher_is_followed(
     once_it_runs(replace_it)
     lines = run()
     assert "job train: succeeded" in lines and f"[{master}] anew" in lines
-
-
-@both
-def test_a_retried_launcher_adopts_the_job_and_reports_its_log_again(
-    run, backend, job, fake_cluster, master, kind
-):
-    go_on = threading.Event()
-
-    def life(pod):
-        pod.run()
-        pod.say("before")
-        pod.until(go_on)
-        pod.say("after")
-        pod.exit(0)
-
-    fake_cluster.lives[master] = life
-    backend.submit(job())
-    threading.Timer(0.3, go_on.set).start()
-    lines = run()
-    assert [line for line in lines if line.startswith("[")] == [f"[{master}] before", f"[{master}] after"]
-    assert len(fake_cluster.requests("POST", kind.plural)) == 1 and not fake_cluster.requests("DELETE")

@@ -11,7 +11,6 @@ from kinds import both
 from components.launchers.backend import Ending, PodStatus
 from components.launchers.cluster.watch import MEMORY_KILLS, Restarts
 from trainer.base.errors import EXIT_USAGE, LaunchError
-from trainer.launching import job_status
 
 OOM = Ending("OOMKilled", "", 137)
 PROGRAM = 'exec: "no-such-program": executable file not found in $PATH: unknown'
@@ -19,16 +18,6 @@ PROGRAM = 'exec: "no-such-program": executable file not found in $PATH: unknown'
 
 def pod(restarts, before=OOM, name="train-master-0"):
     return PodStatus(name, "Running", 0, restarts=restarts, before=before)
-
-
-def test_restarts_before_a_newer_checkpoint_are_forgiven():
-    restarts = Restarts()
-    for number in range(1, 8):
-        assert restarts.is_new(pod(number))
-        assert not restarts.is_new(pod(number))
-        assert restarts.counted(pod(number)) == 1 and restarts.out_of_memory([pod(number)]) is None
-        restarts.line(f"12:00:00 train: {job_status.resumed(100 * number, 9000, 8, 2)}")
-        assert restarts.counted(pod(number)) == 0
 
 
 def test_a_start_from_the_same_checkpoint_forgives_nothing():
