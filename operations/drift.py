@@ -109,8 +109,7 @@ def compare(
     classes = {
         name: [count[name] / max(count.total(), 1) for count in counts] for name in (*one.names, *other.names)
     }
-    metrics = {name: shift.value for name, shift in shifts.items()}
-    return Drift([left, right], metrics, shifts, medians, classes)
+    return Drift([left, right], {name: shifts[name].value for name in shifts}, shifts, medians, classes)
 
 
 def measure(name: str, before: Values, after: Values, *, samples: int = 200, seed: int = 0) -> Shift:
@@ -144,15 +143,16 @@ def measure(name: str, before: Values, after: Values, *, samples: int = 200, see
 
     sets = np.arange(len(before)), np.arange(len(before), total)
     value = statistic(*sets)
+    if min(map(len, sets)) < 2:  # For scipy a single image has no confidence.
+        return Shift(value, value, value, 1.0, 1.0)
     # Memory grows with the number of images times `batch`, the samples that scipy draws at once.
     random = np.random.default_rng(seed)
     options: dict[str, Any] = {"n_resamples": samples, "batch": 16, "vectorized": False, "rng": random}
     spread = np.array([value])
-    if min(len(before), len(after)) > 1 < samples:  # scipy needs two images and two samples.
+    if samples > 1:
         spread = bootstrap(sets, statistic, method="percentile", **options).bootstrap_distribution
     # Resampled sets are further apart than the sets that they are drawn from: shifted by the bias.
-    ends = np.percentile(spread, [2.5, 97.5]) - (spread.mean() - value)
-    low, high = ends.clip(0, 1).tolist()
+    low, high = (np.percentile(spread, [2.5, 97.5]) - (spread.mean() - value)).clip(0, 1).tolist()
     test = permutation_test(sets, statistic, alternative="greater", **options)
     return Shift(value, low, high, float(test.pvalue), float(np.percentile(test.null_distribution, 95)))
 

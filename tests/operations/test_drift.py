@@ -128,6 +128,13 @@ def test_distances_of_values_and_vectors():
     assert 0 < energy(near, far + 1) < 1
 
 
+@pytest.mark.parametrize(("one", "other"), [(1, 40), (40, 1), (1, 1)])
+@pytest.mark.parametrize("samples", [1, 20])
+def test_a_single_image_has_a_distance_without_confidence(one, other, samples):
+    shift = measure("drift/box_size", each([1.0] * one), each([2.0] * other), samples=samples)
+    assert shift == drifts.Shift(1.0, 1.0, 1.0, 1.0, 1.0)
+
+
 def test_confidence_of_equal_and_of_moved_values():
     values = RANDOM.normal(size=300)
     same = measure("drift/brightness", each(values[:150]), each(values[150:]))
