@@ -30,7 +30,14 @@ from components.launchers.guarded_process import GuardedProcess
 from operations.tuning.space import ENDED, Choices, Range, parse, to_json
 from trainer import storage
 from trainer.base import json_files
-from trainer.base.errors import EXIT_RETRY, ConfigError, FormError, Interrupted, TrainingError
+from trainer.base.errors import (
+    EXIT_RETRY,
+    ConfigError,
+    FormError,
+    Interrupted,
+    TrainingError,
+    check_name,
+)
 from trainer.base.worker_pool import threads_of_process
 from trainer.config import parsing
 from trainer.data.shard_index import data_root_of
@@ -62,6 +69,7 @@ class Study:
         shards: str, trials: int, output: str = "",
     ) -> None:  # fmt: skip
         self.name, self.recipe, self.shards = name or f"tune-{recipe}", recipe, shards
+        check_name(self.name, "search")
         self.uri, self.output = storage.join(data_root, "tuning", self.name), output
         self.trainings = storage.join(output, "trials") if output else storage.join(self.uri, "runs")
         config = recipes.load(recipe, overrides)

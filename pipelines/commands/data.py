@@ -320,7 +320,7 @@ def _merge(options: argparse.Namespace) -> int:
 def _list(title: str, items: list[str]) -> None:
     if items:
         more = f"\n  and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
-        print(f"{len(items)} {title}:\n" + "\n".join(f"  {item}" for item in items[:_SHOWN]) + more)
+        print(f"{title} ({len(items)}):\n" + "\n".join(f"  {item}" for item in items[:_SHOWN]) + more)
 
 
 def _forget(options: argparse.Namespace) -> int:

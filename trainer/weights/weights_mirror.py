@@ -135,6 +135,16 @@ def published_file(uri: str) -> PublishedFile:
     """Return the file of published weights; asks the hub."""
     if uri.startswith(TORCHVISION):
         return torchvision_file(uri)
+    if uri.startswith((HUB, f"{hub_address()}/")):
+        from trainer.storage import web
+
+        token = os.environ.get(HUB_TOKEN, "").strip()
+        if not (token.isascii() and token.isprintable()) or " " in token:
+            raise StorageError(
+                f"{HUB_TOKEN} in the environment is no token: it contains spaces, line breaks or the like",
+                fix="set it to the token alone, hf_ and letters and digits",
+            )
+        web.use_token(hub_address(), token)
     if not uri.startswith(HUB):
         url, fragment = urldefrag(uri)
         sha256 = re.fullmatch(r"sha256=([0-9a-f]{8,64})", fragment)
@@ -144,13 +154,6 @@ def published_file(uri: str) -> PublishedFile:
                 fix="end it with #sha256= and the hash, or with nothing",
             )
         return PublishedFile(urlsplit(url).path.rpartition("/")[2], url, sha256.group(1) if sha256 else "")
-    from trainer.storage import web
-
-    token = os.environ.get(HUB_TOKEN, "").strip()
-    if not (token.isascii() and token.isprintable()) or " " in token:
-        message = f"{HUB_TOKEN} in the environment is no token: it contains spaces, line breaks or the like"
-        raise StorageError(message, fix="set it to the token alone, hf_ and letters and digits")
-    web.use_token(hub_address(), token)
     name, revision = _model(uri)
     address = f"{hub_address()}/api/models/{name}/revision/{quote(revision)}?blobs=true"
     try:

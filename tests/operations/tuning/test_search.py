@@ -116,6 +116,8 @@ def test_another_search_of_the_same_name_is_refused(tmp_path):
     run(str(tmp_path), 1)
     with pytest.raises(ConfigError, match="another overrides"):
         opened(str(tmp_path), 1, {"train.epochs": 5})
+    with pytest.raises(ConfigError, match="'a/b' cannot be a name"):  # A pruning looks one level deep.
+        Study(str(tmp_path), "a/b", "debug", {}, SPACE, "/data/shards/abc", 1)
 
 
 def test_in_a_bucket_values_follow_from_seed_and_number(bucket):

@@ -229,11 +229,16 @@ def gated(weights_server, monkeypatch):
     store.stop()
 
 
-def test_a_gated_model_comes_with_the_token_which_only_the_hub_sees(gated, tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_gated_model_comes_with_the_token_which_only_the_hub_sees(
+    gated, tmp_path, monkeypatch, caplog, is_named
+):
     server, store = gated
+    address = next(f"{server.url}/{path}" for path in server.files if path.endswith(".safetensors"))
     caplog.set_level("DEBUG")
     monkeypatch.setenv("HF_TOKEN", f"{TOKEN}\n")  # As a Secret made from a file has it.
-    assert list(obtain("hf:org/gated", str(tmp_path)).state()) == ["conv1.weight"]
+    uri = "hf:org/gated" if is_named else address
+    assert list(obtain(uri, str(tmp_path)).state()) == ["conv1.weight"]
     assert {shown for _, shown in server.shown if shown} == {f"Bearer {TOKEN}"}
     assert store.requests and {shown for _, shown in store.shown} == {""}
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
