@@ -90,7 +90,6 @@ def forked_processes(monkeypatch):
 
 @pytest.fixture
 def kubedet(capsys):
-    """Runs a command line; returns exit code, stdout and stderr."""
     from pipelines import cli
 
     def run(*words):

@@ -86,7 +86,6 @@ def trainer_imports(root):
 
 
 def upward(root):
-    """The imports that do not lead to a lower layer."""
     height = {unit: number for number, (_, units) in enumerate(LAYERS) for unit in units}
     return [
         f"{where}: {importer} imports {imported}"

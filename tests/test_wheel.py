@@ -64,7 +64,6 @@ def installed(wheel, tmp_path_factory):
 
 
 def run(installed, cwd, *words, timeout=900):
-    """Run a program of the environment as its user would, in an empty folder."""
     kept = {
         name: os.environ[name] for name in ("HOME", "PATH", "TMPDIR", "OMP_NUM_THREADS") if name in os.environ
     }

@@ -11,7 +11,6 @@ from trainer.model import fused_functions
 
 @pytest.fixture(autouse=True)
 def as_before():
-    """Put back what a benchmark changes of the process."""
     environment, threads = dict(os.environ), torch.get_num_threads()
     handlers, level = logging.root.handlers[:], logging.root.level
     yield

@@ -48,7 +48,6 @@ def module_of(name):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Folders of the components by their names, below a clone that has components of others."""
     clone = tmp_path_factory.mktemp("clone")
     (clone / "components/training/other").mkdir(parents=True)
     (clone / "components/training/other/component.py").write_text("theirs")

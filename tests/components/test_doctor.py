@@ -28,7 +28,6 @@ def impatient(monkeypatch):
 
 @pytest.fixture
 def look(fake_cluster):
-    """Checks the fake cluster; returns the findings by title."""
     return lambda **needs: {item.title: item for item in doctor.check_cluster(connect(), **needs)}
 
 
@@ -94,7 +93,6 @@ RUNTIME = "runtime kubedet"
 
 
 def silent(cluster, plural):
-    """Let nobody answer for a kind of jobs."""
     words = 'Internal error occurred: failed calling webhook "validator": connection refused'
     cluster.faults.append(Fault("POST", f"{plural}?dryRun", status=500, message=words, times=10**6))
 
@@ -251,7 +249,6 @@ def backend_of_both(fake_cluster):
 
 @pytest.fixture
 def queue(backend_of_both):
-    """Checks a queue; returns the findings by title."""
     return lambda name="gpus": {item.title: item for item in doctor.check_queue(backend_of_both, name)}
 
 

@@ -14,8 +14,6 @@ from trainer.model import recipes
 
 @pytest.fixture
 def registered(monkeypatch):
-    """Register hooks in the place of those that are installed."""
-
     def register(**features):
         entries = [SimpleNamespace(name=name, load=lambda each=each: each) for name, each in features.items()]
         monkeypatch.setattr(hooks, "entry_points", lambda group: entries)

@@ -19,7 +19,6 @@ from trainer.model import recipes
 
 @pytest.fixture
 def trained(tmp_path):
-    """The manifest of a trained model whose data lie under a data root."""
     (tmp_path / "run").mkdir()
     config = tmp_path / "run" / "config.json"
     config.write_text(to_json(recipes.load("debug", {"export.name": "pets"})))

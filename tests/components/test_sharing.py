@@ -12,7 +12,7 @@ from weights_server import weights_server
 
 from components import environment, preparation, sharing, steps, usage
 from trainer import storage
-from trainer.base.errors import ConfigError, DataError, StorageError
+from trainer.base.errors import DataError, StorageError
 from trainer.data import download, shards
 from trainer.launching import leases
 from trainer.model import recipes
@@ -162,13 +162,6 @@ def test_files_of_earlier_runs_are_deleted_after_a_day(tmp_path, monkeypatch):
     monkeypatch.setenv(environment.RUN_ID, "another")
     prepare(str(tmp_path), 2)
     assert [path for path in files if path.exists()] == files[:1]
-
-
-@pytest.mark.parametrize("count", [0, 257])
-def test_numbers_that_cannot_be(count, tmp_path):
-    with pytest.raises(ConfigError, match="is not from 1 to 256"):
-        prepare(str(tmp_path), count)
-    assert not list(tmp_path.iterdir())
 
 
 def test_weights_that_cannot_be_had_are_told_before_any_data(weights_server, tmp_path):

@@ -14,12 +14,10 @@ FOLDERS = sorted(path.parent for path in DEPLOY.rglob("kustomization.yaml"))
 
 
 def read(path):
-    """Return the documents of a YAML file."""
     return [item for item in yaml.safe_load_all(path.read_text()) if item is not None]
 
 
 def files():
-    """Return the YAML files that hold Kubernetes objects."""
     return [
         path
         for path in sorted(DEPLOY.rglob("*.yaml"))
@@ -39,7 +37,6 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(scope="session")
 def deploy():
-    """The folder deploy/."""
     return DEPLOY
 
 
@@ -57,7 +54,6 @@ def the():
 
 @pytest.fixture(scope="session")
 def build():
-    """Builds a folder by the few rules of kustomize that deploy/ uses."""
     return _build_here
 
 

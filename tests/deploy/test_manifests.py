@@ -30,7 +30,6 @@ def test_manifests_set_no_namespace(manifest):
 
 
 def granted(role):
-    """The (group, resource, verb) triples of a Role."""
     return {
         (group, resource, verb)
         for rule in role["rules"]

@@ -14,6 +14,7 @@ from operations.tuning.space import parse
 from pipelines import cli
 from trainer.__main__ import _parser as trainer_parser
 from trainer.data import sources
+from trainer.evaluation import gate
 from trainer.model import recipes
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +33,6 @@ def test_examples_are_specifications(block):
 
 
 def commands(parser, words=()):
-    """Every command of the command line, with its parser."""
     yield words, parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -61,6 +61,13 @@ def test_the_tables_have_every_recipe_and_source():
     sources_table = PAGES["docs/data.md"].partition("| source |")[2].partition("\n\n")[0]
     kinds = set(re.findall(r"`(\w+)(?=[:`])", sources_table))
     assert kinds >= set(re.findall(r"^    (\w+)[: ]", sources.__doc__, re.MULTILINE)) - {"PATH"}
+
+
+def test_every_rule_of_a_gate_can_be_read():
+    rules = re.findall(r"^\| `([^`]+[<>]=?[^`]+)` \|", PAGES["docs/evaluation.md"], re.MULTILINE)
+    assert len(rules) == 6
+    for rule in rules:
+        assert str(gate.parse(rule)) == rule
 
 
 def test_the_steps_can_be_given():

@@ -18,7 +18,6 @@ GUIDE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder with what the guide's commands start from."""
     monkeypatch.chdir(tmp_path)
     for version, run in (("v1", "a"), ("v2", "b")):
         artefact = make_bundle(tmp_path / "runs" / run / "model", version=version, name="cards")

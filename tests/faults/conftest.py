@@ -50,7 +50,6 @@ def pytest_runtest_logreport(report):
 
 
 def pytest_sessionfinish(session):
-    """Write the table."""
     if _RESULTS and not hasattr(session.config, "workerinput"):
         path = session.config.rootpath / "build" / "faults.md"
         path.parent.mkdir(exist_ok=True)

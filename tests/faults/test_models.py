@@ -265,7 +265,6 @@ def test_moved_models(saved, shards, config, bucket, tmp_path):
 
 
 def peak_memory(process) -> int:
-    """Return the most megabytes of memory that a process has had."""
     with open(f"/proc/{process.pid}/status") as file:
         return next(int(line.split()[1]) // 1024 for line in file if line.startswith("VmHWM"))
 

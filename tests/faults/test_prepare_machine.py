@@ -116,7 +116,6 @@ print("left:", left)
 
 @contextmanager
 def few_files():
-    """Let this process open no further file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.dup(0)
     os.close(lowest)

@@ -39,13 +39,6 @@ def test_overrides(key, value):
     assert not isinstance(error, Exception) or error.fix
 
 
-def test_deep_brackets_in_an_override_are_named(capsys):
-    message = refused(
-        "run", "--source", NOWHERE, "--set", "train.lr=" + "[" * 100_000, capsys=capsys, codes=(2,)
-    )
-    assert "nested more than 100 deep" in message and len(message) < 1000
-
-
 BLANKS = " " * 30_000
 
 

@@ -8,13 +8,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from hostile import as_json, damaged, deep, examples, odd_texts, refused, spoiled, tried, values
+from hostile import as_json, damaged, deep, examples, refused, spoiled, values
 from hypothesis import example, given
 from hypothesis import strategies as st
 from openimages_mirror import mirror  # noqa: F401 (a fixture)
 from PIL import Image
-
-from trainer.data.box_labels import text_renderer
 
 COCO = {
     "images": [{"id": 1, "file_name": "a.jpg", "width": 40, "height": 30}, {"id": 2, "file_name": "b.jpg"}],
@@ -86,16 +84,6 @@ def test_coco_ids_above_64_bits(coco, capsys, number, where):
     tree = COCO | {where: [COCO[where][0] | {"id": number}, *COCO[where][1:]]}
     message = coco(as_json(tree), capsys)
     assert "64 bits" in message or "integer overflow" in message
-
-
-@examples(30)
-@given(odd_texts)
-@example("a" * 6000)
-@example("日本" * 3000)
-@example("\U0001f600\u0e01" * 3000)
-def test_odd_names_are_shortened_to_the_width(text):
-    pen = text_renderer(12)
-    assert pen.width(tried(lambda: pen.shortened(text, 100))) <= 110
 
 
 @pytest.mark.slow

@@ -35,22 +35,6 @@ def test_a_checkpoint_that_lacks_something(tmp_path, capsys, key, value):
     refused(*words, capsys=capsys, codes=(2,))
 
 
-@pytest.mark.slow
-def test_damaged_checkpoints(tmp_path, capsys):
-    path = tmp_path / "best.pt"
-    torch.save(state(), path)
-    whole = path.read_bytes()
-
-    @examples(20)
-    @given(damaged(whole))
-    def run(content):
-        path.write_bytes(content)
-        words = ("evaluate", str(path), "--shards", str(tmp_path), "-o", str(tmp_path / "out"))
-        refused(*words, capsys=capsys, codes=(2,))
-
-    run()
-
-
 @examples(75)
 @given(spoiled(json.loads(parsing.to_json(recipes.load("debug", {})))))
 def test_configurations(tree):

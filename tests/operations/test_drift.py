@@ -21,7 +21,6 @@ ANNOTATED = set(DRIFT) - {"drift/features"}
 
 
 def draw(folder, *, dark=False, dogs=0.3, count=40, seed=0):
-    """Write a COCO set of noise with boxes."""
     random = np.random.default_rng(seed)
     (folder / "train").mkdir(parents=True)
     (folder / "annotations").mkdir()
@@ -110,7 +109,6 @@ RANDOM = np.random.default_rng(7)
 
 
 def each(values):
-    """One value for each image."""
     return [[value] for value in values]
 
 

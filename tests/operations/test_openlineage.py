@@ -36,7 +36,6 @@ def work_of(function):
 
 @pytest.fixture
 def server(monkeypatch):
-    """A server that the environment names."""
     for name in (*openlineage.SECRET_KEYS.values(), "OPENLINEAGE_DISABLED", "KUBERNETES_SERVICE_HOST",
                  steps.TRIES, "http_proxy", "HTTP_PROXY"):  # fmt: skip
         monkeypatch.delenv(name, raising=False)

@@ -28,8 +28,6 @@ def quick_stacks():
 
 
 class FakeKfp:
-    """The state of the server, and what it was asked."""
-
     def __init__(self):
         self.requests = []  # Method, path and headers.
         self.experiments, self.runs, self.schedules = [], [], []
@@ -49,11 +47,9 @@ class FakeKfp:
         self._server.server_close()
 
     def asked(self, method):
-        """The paths of the requests of a method."""
         return [path for of, path, _ in self.requests if of == method]
 
     def answer(self, method, path, query, body):
-        """Return status and object."""
         kind, *rest = path.partition("/apis/v2beta1/")[2].split("/")
         namespace = query.get("namespace", [""])[0]
         if "/apis/v1alpha1/runs/" in path:

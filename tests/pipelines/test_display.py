@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from pipelines import TITLES
-from pipelines.display import PlainDisplay, RunProgress, TerminalDisplay, describe_step
+from pipelines.display import PlainDisplay, RunProgress, TerminalDisplay
 
 BEGINS = "01:50:54.828 - INFO - Executing task \x1b[96m'{}'\x1b[0m"
 ENDS = "01:50:56.418 - {} - Task \x1b[96m'{}'\x1b[0m finished with status \x1b[92m{}\x1b[0m"
@@ -78,13 +78,6 @@ def test_a_step_that_ends_because_the_run_was_stopped_has_not_failed(run, capsys
     assert capsys.readouterr().out.splitlines() == ["Train ...", "Train: stopped in 0:00"]
 
 
-def test_a_torn_event_costs_nothing(run, events):
-    run.read_line(BEGINS.format("train"))
-    events.write_text('{"task": "tra\n' + json.dumps(TRAINING) + '\n{"task": "train", "do')
-    run.read_events()
-    assert run.running.bar == TRAINING
-
-
 def test_a_silent_step_shows_its_progress_as_lines(run, events, capsys, monkeypatch):
     display = PlainDisplay(run)
     run.read_line(BEGINS.format("train"))
@@ -96,16 +89,6 @@ def test_a_silent_step_shows_its_progress_as_lines(run, events, capsys, monkeypa
     display._last_print -= 11
     display.tick()
     assert "train 109/150 steps 73%, 14.3 steps/s, 0:03 left, loss 0.767" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("worked", "outcome"), [(150, "150 steps"), (70, "70 steps, 150 in all"), (0, "150 steps")]
-)
-def test_a_step_that_went_on_says_what_it_did_itself(run, events, worked, outcome):
-    run.read_line(BEGINS.format("train"))
-    tell(events, TRAINING | {"done": 150, "end": True, "worked": worked})
-    run.read_line(ENDS.format("INFO", "train", "SUCCESS"))
-    assert describe_step(run.steps["train"]) == f"Train: done in 0:00, {outcome}"
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])

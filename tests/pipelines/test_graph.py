@@ -51,7 +51,6 @@ def run(tmp_path, env=None, **arguments):
 
 
 def words(done):
-    """What the runner and the steps said, without colours."""
     return re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
 
 

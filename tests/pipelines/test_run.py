@@ -159,7 +159,6 @@ def test_a_failing_step_fails_the_run_and_says_why(tmp_path, kubedet):
 
 
 def processes_of(tmp_path):
-    """Ids of the processes whose command line names the test's folder."""
     process_ids = []
     for process in Path("/proc").iterdir():
         with contextlib.suppress(OSError):

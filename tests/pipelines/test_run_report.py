@@ -61,13 +61,6 @@ try the model
     assert printed.err == ""
 
 
-def test_a_run_that_went_on_says_what_it_did_and_how_much_there_is(record, folder, capsys):
-    record.training |= {"steps": 1530, "resumed_from": 680, "seconds": 2390.0}
-    tell(record, folder)
-    line = "training: 850 steps in 39:50, 12.3 images/s on 2 processes; with the 680 before 1530 in all\n"
-    assert line in capsys.readouterr().out
-
-
 def test_without_a_model_there_is_none_to_try(record, folder, capsys):
     del record.paths["model"]
     record.gate = {"passed": False, "reason": "coco/AP 0.5 >= 0.9: failed"}

@@ -31,8 +31,6 @@ class Blob:
 
 @dataclass
 class Account:
-    """What a storage account holds."""
-
     url: str = ""
     containers: dict[str, dict[str, Blob]] = field(default_factory=dict)
     blocks: dict[str, bytes] = field(default_factory=dict)
@@ -177,7 +175,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def azure_store() -> Iterator[Account]:
-    """Serve an account while the block runs."""
     account = Account()
     with WebServer(type("Handler", (_Handler,), {"account": account})) as server:
         account.url = server.url

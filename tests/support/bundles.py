@@ -57,7 +57,6 @@ def bright_model(path, size=SIZE):
 def make_bundle(
     folder, *, version="v1", ap=0.5, name="pets", created="2026-11-21T08:00:00+00:00", classes=CLASSES
 ):
-    """Write a whole bundle to a folder."""
     folder.mkdir(parents=True)
     bright_model(folder / "model.onnx")
     (folder / bundle.WEIGHTS).write_bytes(b"weights " + version.encode())

@@ -9,7 +9,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 
 def self_signed() -> bytes:
-    """A certificate for 127.0.0.1 that signed itself, without key identifiers, and its key, as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test server")])
     now = datetime.datetime.now(datetime.UTC)

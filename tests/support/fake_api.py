@@ -53,8 +53,6 @@ class Fault:
 
 @dataclass
 class Seen:
-    """A request that came."""
-
     method: str
     path: str
     body: dict | None = None
@@ -82,7 +80,6 @@ class FakeApi(FakeCluster):
         return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "NO_PROXY": "127.0.0.1"}
 
     def write_kubeconfig(self, namespace="default"):
-        """Write a kubeconfig with the present token."""
         context = {"cluster": "fake", "user": "me", "namespace": namespace}
         config = {
             "apiVersion": "v1", "kind": "Config", "current-context": "fake",
@@ -93,7 +90,6 @@ class FakeApi(FakeCluster):
         self.kubeconfig.write_text(json.dumps(config))
 
     def requests(self, method="", path=""):
-        """The requests so far that match."""
         return [seen for seen in list(self.seen) if method in seen.method and path in seen.path]
 
     def __enter__(self):
@@ -265,7 +261,6 @@ class _Handler(Streams, BaseHTTPRequestHandler):
 
 
 def _merge(body, patch):
-    """Change an object as a JSON merge patch says."""
     for name, value in patch.items():
         if value is None:
             body.pop(name, None)

@@ -24,8 +24,6 @@ JOBS, PODS, EVENTS = "pytorchjobs", "pods", "events"
 
 
 class FakeCluster:
-    """The objects of a cluster and what happens to them."""
-
     def __init__(self):
         self.objects = {}  # Bodies by (resource, namespace, name).
         self.pods = {}  # FakePod by uid; those that are gone too.
@@ -53,7 +51,6 @@ class FakeCluster:
         return None
 
     def add(self, resource, namespace, body):
-        """Put an object there; returns it with its metadata."""
         meta = body.setdefault("metadata", {})
         meta |= {"uid": str(uuid.uuid4()), "creationTimestamp": now(), "resourceVersion": "1"}
         if namespace:
@@ -70,7 +67,6 @@ class FakeCluster:
             self.changes.append((kind, copy.deepcopy(body), resource))
 
     def event(self, name, reason, message, kind="Pod", namespace="default", count=1):
-        """Tell something about an object."""
         about = {"kind": kind, "name": name, "namespace": namespace}
         self.add(EVENTS, namespace, {
             "metadata": {"name": f"{name}.{next(self._numbers)}"}, "involvedObject": about, "reason": reason,
@@ -84,7 +80,6 @@ class FakeCluster:
         return next((pod for pod, key in reversed(keys) if self.objects.get(key) is pod.body), None)
 
     def job(self, name, namespace="default"):
-        """The job of that name, of whatever kind."""
         return self.objects.get((JOBS, namespace, name)) or self.objects.get((TRAINJOBS, namespace, name))
 
     def create_job(self, namespace, body):
@@ -103,7 +98,6 @@ class FakeCluster:
             return body
 
     def start(self, job):
-        """Make a job's pods."""
         self.condition(job, "Suspended", status="False")
         job["status"]["startTime"] = now()
         for kind, replica in job["spec"]["pytorchReplicaSpecs"].items():
@@ -136,8 +130,6 @@ class FakeCluster:
             self.delete_pod(pod)
 
     def later(self, seconds, function, *arguments):
-        """Do something after a while, or now."""
-
         def act():
             with self._lock:
                 function(*arguments)
@@ -253,5 +245,4 @@ class FakeCluster:
 
 
 def gone(cluster, name="train"):
-    """Whether a job is not there."""
     return cluster.job(name) is None

@@ -21,8 +21,6 @@ ENDS = {
 
 
 class JobSetRun:
-    """What is made of one TrainJob: a JobSet, its Job, and their pods."""
-
     def __init__(self, trainer, job, runtime):
         self._trainer, self._cluster, self._job = trainer, trainer.cluster, job
         self._name, self._namespace = job["metadata"]["name"], job["metadata"]["namespace"]
@@ -41,12 +39,7 @@ class JobSetRun:
         """Make the pods, unless the job waits for a queue."""
         if seconds := self._job["spec"].get("activeDeadlineSeconds"):
             self._cluster.later(seconds, self.deadline)
-        if len(self._name) > 63 - 6 - len(f"-node-0-{self._nodes - 1}"):
-            words = "JobSet name is too long, pod names generated for this JobSet will exceed 63 characters"
-            self._cluster.event(
-                self._name, "TrainJobResourcesCreationFailed", words, "TrainJob", self._namespace
-            )
-        elif self._suspended:
+        if self._suspended:
             self._set("Suspended", "Suspended", "TrainJob is suspended")
         else:
             self._start()
@@ -148,7 +141,6 @@ class JobSetRun:
         self._set("Complete", "AllJobsCompleted", "jobset completed successfully")
 
     def _failed(self, reason):
-        """Do what JobSet does when its Job failed."""
         rules = self._failures_of_job.get("rules", [])
         action = next(
             (rule["action"] for rule in rules if reason in rule["onJobFailureReasons"]), "RestartJobSet"
@@ -175,7 +167,6 @@ class JobSetRun:
             self._cluster.delete_pod(pod, 0.0 if pod.ended else seconds)
 
     def over(self):
-        """Forget the job, and let its pods go."""
         self._verdict = (lambda *_: None,)
         self._clear(self._cluster.termination_seconds)
 

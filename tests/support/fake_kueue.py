@@ -59,17 +59,15 @@ class FakeKueue:
         self.labels = True  # Whether Workloads carry their job's uid as a label, as well as an owner.
         self._pending = []
 
-    def queue(self, name, namespace="default", active=True, message="Can submit new workloads to localQueue"):
-        """Make a LocalQueue of the ClusterQueue `gpus-of-all`."""
-        condition = {"type": "Active", "status": str(active), "message": message,
-                     "reason": "Ready" if active else "ClusterQueueIsInactive"}  # fmt: skip
-        self.cluster.add("localqueues", namespace, {
+    def queue(self, name):
+        condition = {"type": "Active", "status": "True", "message": "Can submit new workloads to localQueue",
+                     "reason": "Ready"}  # fmt: skip
+        self.cluster.add("localqueues", "default", {
             "metadata": {"name": name}, "spec": {"clusterQueue": "gpus-of-all", "stopPolicy": "None"},
             "status": {"conditions": [condition], "pendingWorkloads": 2, "admittedWorkloads": 1},
         })  # fmt: skip
 
     def adopt(self, job):
-        """Make the Workload of a job that names a queue, where its kind is served."""
         kind, framework = next(names for names in PLURALS.values() if names[0] == job["kind"])
         meta = job["metadata"]
         queue = (meta.get("labels") or {}).get("kueue.x-k8s.io/queue-name")
@@ -89,30 +87,23 @@ class FakeKueue:
             "spec": {"active": True, "queueName": queue, "podSets": [], "priority": 0}, "status": {},
         })  # fmt: skip
         self._pending.append(name)
-        if ("localqueues", meta["namespace"], queue) not in self.cluster.objects:
-            self.waits(meta["name"], f"LocalQueue {queue} doesn't exist", "Inadmissible")
 
     def workload(self, job):
-        """The Workload of a job, by the job's name."""
         return next(
             body for (resource, _, _), body in self.cluster.objects.items()
             if resource == "workloads" and body["metadata"]["ownerReferences"][0]["name"] == job
         )  # fmt: skip
 
     def ahead(self, *jobs):
-        """Put others into the queue before all that wait."""
         self._pending[:0] = jobs
 
     def leave(self, job):
-        """Let one of them go."""
         self._pending.remove(job)
 
     def waits(self, job, message, reason="Pending"):
-        """Say why a job is not admitted."""
         self._condition(job, "QuotaReserved", "False", reason, message)
 
     def admit(self, job):
-        """Let a job go: its controller makes its pods."""
         name = self.workload(job)["metadata"]["name"]
         held = self.workload(job)["status"].get("conditions", [])
         for item in [item for item in held if item["type"] in ("Evicted", "Preempted")]:

@@ -15,7 +15,6 @@ def now() -> str:
 
 
 def fine(pod):
-    """The life of a pod that has no other."""
     pod.run()
     pod.say(f"hello from {pod.name}")
     pod.exit(0)
@@ -28,8 +27,6 @@ def endless(pod):
 
 
 def ends(code, *lines, reason=""):
-    """The life of a pod that says some lines and ends."""
-
     def life(pod):
         pod.run()
         pod.say(*lines)
@@ -39,8 +36,6 @@ def ends(code, *lines, reason=""):
 
 
 class FakePod:
-    """One pod, as its life sees it."""
-
     image_id = ""  # What the cluster says that its container runs.
 
     def __init__(self, cluster, body, base=""):
@@ -57,7 +52,6 @@ class FakePod:
 
     @property
     def container(self):
-        """Name of the container that trains."""
         return next((item["name"] for item in self.body["spec"].get("containers", [])), "pytorch")
 
     def run(self, node="node-1"):
@@ -67,11 +61,9 @@ class FakePod:
         self.cluster.running(self)
 
     def wait(self, reason, message=""):
-        """Have a container that does not start, e.g. ImagePullBackOff."""
         self._set("Pending", {"waiting": {"reason": reason, "message": message}})
 
     def unschedulable(self, message):
-        """Find no node."""
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
         self.body["status"] = {"phase": "Pending", "conditions": [condition]}
         self.cluster.changed("MODIFIED", self.body)
@@ -88,14 +80,12 @@ class FakePod:
         self.containers[-1].clear()
 
     def exit(self, code, reason="", message=""):
-        """End the container, and the pod with it."""
         reason = reason or ("Completed" if code == 0 else "Error")
         ended = {"exitCode": code, "reason": reason, "message": message, "finishedAt": now()}
         self._set("Succeeded" if code == 0 else "Failed", {"terminated": ended})
         self.cluster.reconcile(self)
 
     def restart(self, code, reason="Error"):
-        """End the container and start another in the same pod."""
         last = {"terminated": {"exitCode": code, "reason": reason, "finishedAt": now()}}
         self.containers.append([])
         self._set("Running", {"running": {"startedAt": now()}}, last)

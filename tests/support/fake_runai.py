@@ -23,8 +23,6 @@ sys.exit(fake_runai.main(Path(__file__).parent, sys.argv[1:]))
 
 
 class FakeRunai:
-    """The program and its state, for a test."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         program = folder / "runai"
@@ -47,11 +45,9 @@ class FakeRunai:
         return [" ".join(call[1:3]) for call in self.calls if call[2] in ("submit", "delete")]
 
     def workload(self, name: str) -> dict:
-        """A workload as it is stored."""
         return json.loads((self.folder / f"{name}.json").read_text())
 
     def change(self, name: str, **fields: object) -> None:
-        """Change a workload, or make one."""
         path = self.folder / f"{name}.json"
         before = json.loads(path.read_text()) if path.exists() else made(name, "standard", {})
         path.write_text(json.dumps(before | fields))
@@ -68,7 +64,6 @@ class FakeRunai:
 
 
 def made(name: str, kind: str, options: dict) -> dict:
-    """A workload that was just submitted."""
     nodes = int(options.get("--workers", ["0"])[0]) + 1
     pods = [f"{name}-master-0", *(f"{name}-worker-{i}" for i in range(nodes - 1))]
     if kind == "standard":
@@ -85,7 +80,6 @@ def made(name: str, kind: str, options: dict) -> dict:
 
 
 def main(folder: Path, words: list[str]) -> int:
-    """Do one call."""
     with (folder / "calls").open("a") as calls:
         calls.write(json.dumps(words) + "\n")
     modes = json.loads((folder / "modes").read_text())

@@ -17,12 +17,9 @@ AWAY = (
     'call webhook: Post "https://kubeflow-trainer-controller-manager.kubeflow-system.svc:443/validate": '
     'no endpoints available for service "kubeflow-trainer-controller-manager"'
 )
-RESERVED = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 
 
 class FakeTrainer:
-    """The controllers of TrainJobs in a FakeCluster."""
-
     def __init__(self, cluster):
         self.cluster = cluster
         self.works = True  # Whether pods are made.
@@ -32,23 +29,15 @@ class FakeTrainer:
         self._runs = {}
 
     def refusal(self, resource, namespace, body):
-        """Status and words of the webhook's refusal; nothing if it takes an object."""
         if self.away:
             return 500, AWAY
         if resource == RUNTIMES:
             return None
-        spec, name = body["spec"], body["metadata"].get("name", "")
-        reference = spec["runtimeRef"]
+        reference = body["spec"]["runtimeRef"]
         if (RUNTIMES, namespace, reference["name"]) not in self.cluster.objects:
             absent = f'TrainingRuntime.trainer.kubeflow.org "{reference["name"]}" not found'
             must = "specified trainingRuntime must be created before the TrainJob is created"
             return 403, f"{DENIED}spec.runtimeRef: Invalid value: {{...}}: {absent}: {must}"
-        env = [item["name"] for item in (spec.get("trainer") or {}).get("env") or []]
-        if taken := [name for name in env if name in RESERVED]:
-            words = f"must not have reserved envs, invalid envs configured: [{' '.join(taken)}]"
-            return 403, f"{DENIED}spec.trainer.env: Invalid value: [...]: {words}"
-        if len(name) > 63:
-            return 422, f'TrainJob.trainer.kubeflow.org "{name}" is invalid: must be at most 63 characters'
         return None
 
     def create(self, namespace, body):
@@ -71,15 +60,12 @@ class FakeTrainer:
         self._run(job).resume()
 
     def too_late(self, job):
-        """Let the time of a job be over."""
         self._run(job).deadline()
 
     def ended(self, pod):
-        """A pod has ended."""
         self._act(pod, "ended")
 
     def removed(self, pod):
-        """A pod is gone."""
         self._act(pod, "removed")
 
     def _act(self, pod, what):
@@ -112,7 +98,6 @@ class FakeTrainer:
         job.setdefault("status", {})["trainerStatus"] = status
 
     def condition(self, job, kind, reason="", message="", status="True"):
-        """Set one condition of a TrainJob."""
         conditions = job.setdefault("status", {}).setdefault("conditions", [])
         conditions[:] = [item for item in conditions if item["type"] != kind]
         conditions.append({"type": kind, "status": status, "reason": reason, "message": message,

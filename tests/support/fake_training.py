@@ -27,7 +27,6 @@ class FakeTraining:
         pass
 
     def score(self):
-        """The nearer the learning rate is to 0.01, the better."""
         return 1 - abs(self.config["train"]["lr"] - 0.01) * 9
 
     def poll(self):

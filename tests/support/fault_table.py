@@ -101,19 +101,16 @@ def _cell(outcomes: Iterable[tuple[str, int]]) -> str:
 
 
 def flip(path: Path, chance: random.Random) -> None:
-    """Flip one bit of a file."""
     data = bytearray(path.read_bytes())
     data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
     path.write_bytes(data)
 
 
 def cut(path: Path, chance: random.Random) -> None:
-    """Cut a file off somewhere."""
     os.truncate(path, chance.randrange(path.stat().st_size))
 
 
 def lose(path: Path, chance: random.Random) -> None:
-    """Delete a file."""
     path.unlink()
 
 

@@ -58,8 +58,6 @@ class Proxy:
         """Method and headers of each request."""
         self.answers: dict[str, bytes] = {}
         """What is answered instead, by address."""
-        self.headers: dict[str, str] = {}
-        """What every answer says besides, or instead."""
         self.conditions = False
         """Whether `If-None-Match` is understood."""
         self.careless = False
@@ -71,7 +69,6 @@ class Proxy:
         self.start(0)
 
     def fail(self, kind: str, **details: Any) -> None:
-        """Let the next requests that fit fail; see `Fault`."""
         self.faults.append(Fault(kind, **details))
 
     @property
@@ -122,14 +119,11 @@ class Proxy:
         connection = http.client.HTTPConnection(self._upstream)
         connection.request(method, path, body or None, headers)
         answer = connection.getresponse()
-        status, headers_sent = answer.status, answer.getheaders()
+        status = answer.status
         # rclone's 200 to a part would be a careless store's, see `careless`.
         if status == 200 and answer.getheader("Content-Range") and not self.careless:
             status = 206
-        headers_sent = [
-            pair for pair in headers_sent if pair[0].lower() not in {name.lower() for name in self.headers}
-        ]
-        response = status, [*headers_sent, *self.headers.items()], answer.read()
+        response = status, answer.getheaders(), answer.read()
         connection.close()
         return response
 

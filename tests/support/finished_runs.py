@@ -23,7 +23,6 @@ def losses(output):
 
 
 def final_weights(output):
-    """The newest checkpoint of a run."""
     return checkpoint.read_latest(f"{output}/checkpoints")
 
 

@@ -97,8 +97,7 @@ def _ask(request: dict[str, Any], files: list[int]) -> int:
             server.sendall(data)
             pid = int.from_bytes(server.recv(8, socket.MSG_WAITALL), "big")
         finally:
-            if not _is_guard(sys.orig_argv):
-                libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+            libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
     assert pid, f"the server of tests/support/fork_server.py has ended; no {request['words']}"
     return pid
 
@@ -114,14 +113,8 @@ def _is_heavy(words: list[str]) -> bool:
     """Whether a command imports what the server has imported, and does not look at that."""
     if not words or words[0] != sys.executable:
         return False
-    if _is_guard(words):
-        return _is_heavy(words[5:])
     words = words[2:] if words[1:2] == ["-u"] else words[1:]
     return words[0] in ("-m", "-c") and bool(_HEAVY.search(words[1])) and not _LOOKS.search(words[1])
-
-
-def _is_guard(words: list[str]) -> bool:
-    return words[1:2] == ["-I"] and words[2].endswith("components/launchers/guarded_process.py")
 
 
 def _read_at_import(environment: Any) -> dict[str, str]:
@@ -162,10 +155,10 @@ def main(number: int) -> None:
 
     gc.collect()
     gc.freeze()
-    _serve(socket.socket(fileno=number), once=False)
+    _serve(socket.socket(fileno=number))
 
 
-def _serve(connection: socket.socket, *, once: bool) -> NoReturn:
+def _serve(connection: socket.socket) -> NoReturn:
     """Fork a process for each request, until the caller has gone."""
     for number in (signal.SIGINT, signal.SIGTERM):  # They may be for the whole group.
         signal.signal(number, signal.SIG_IGN)
@@ -190,8 +183,6 @@ def _serve(connection: socket.socket, *, once: bool) -> NoReturn:
         os.waitpid(between, 0)
         connection.sendall(os.read(read, 8))
         os.close(read)
-        if once:
-            os._exit(0)
 
 
 def _await_parent(pid: int) -> None:
@@ -224,7 +215,6 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
 
 
 def _show_as(words: list[str]) -> None:
-    """Let /proc, and so pgrep, show another command line."""
     start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
     line = "\0".join(words).encode()[: end - start - 1]
     ctypes.memmove(start, line.ljust(end - start, b"\0"), end - start)
@@ -258,7 +248,7 @@ def _serve_below(words: list[str], keep: list[int]) -> None:
     """Give a process that starts others a server as its child."""
     global _server
     _server = None
-    if not (_is_guard(words) or _STARTS_OTHERS.search(" ".join(words[2:4]))):
+    if not _STARTS_OTHERS.search(" ".join(words[2:4])):
         return
     _server, theirs = socket.socketpair()
     if os.fork() == 0:
@@ -266,7 +256,7 @@ def _serve_below(words: list[str], keep: list[int]) -> None:
         nothing = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2, *keep):
             os.dup2(nothing, number)
-        _serve(theirs, once=_is_guard(words))
+        _serve(theirs)
     theirs.close()
     subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
 
@@ -298,10 +288,6 @@ def _execute(words: list[str]) -> None:
     sys.orig_argv = words
     main = sys.modules["__main__"].__dict__
     main.pop("fork_server", None)
-    if _is_guard(words):
-        sys.argv = words[2:]
-        runpy.run_path(words[2], run_name="__main__")
-        return
     words = words[2:] if words[1] == "-u" else words[1:]
     sys.argv = [words[0], *words[2:]]
     if words[0] == "-m":

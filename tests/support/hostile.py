@@ -70,7 +70,6 @@ def refused(*words: str, capsys: Any = None, codes: tuple[int, ...] = (0, 1, 2))
 
 
 def _memory(name: str) -> int:
-    """Return a figure of this process' memory, in bytes."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
     return int(line.split()[1]) * 1024
 
@@ -149,7 +148,6 @@ def damaged(draw: Any, whole: bytes) -> bytes:
 
 
 def as_json(tree: Any) -> bytes:
-    """Write a tree as JSON, also what JSON has no word for."""
     return json.dumps(tree).encode()
 
 

@@ -11,7 +11,6 @@ ROOT = Path(__file__).parents[2]
 
 
 def needed(extras):
-    """Names of all packages that an installation with these extras brings, this project's left out."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     optional, own = project["optional-dependencies"], project["name"]
     waiting = [Requirement(text) for text in project["dependencies"]]

@@ -6,7 +6,6 @@ from components.launchers.spec import JobSpec, from_fields
 
 
 def job(**fields: Any) -> JobSpec:
-    """A job of the name `job`, with further fields."""
     return from_fields({"command": ["python", "-V"], "image": "image:1", "name": "job"} | fields)
 
 

@@ -29,7 +29,6 @@ def plain(text):
 
 
 def make_by_hand(fake_cluster, kind, name):
-    """Make a job that is not kubedet's, and has no pods."""
     fake_cluster.operator = fake_cluster.trainer.works = False
     fake_cluster.create_job("default", {**kind.probe(), "metadata": {"name": name}})
     fake_cluster.operator = fake_cluster.trainer.works = True

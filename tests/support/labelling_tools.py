@@ -28,13 +28,11 @@ TRUTH = {
 
 
 def shares(box: tuple[int, int, int, int]) -> list[float]:
-    """Return a box in shares of the image's sides."""
     x, y, w, h = box
     return [x / SIZE[0], y / SIZE[1], w / SIZE[0], h / SIZE[1]]
 
 
 def write_images(folder: Path) -> None:
-    """Draw the images of a split into a folder each."""
     from PIL import Image
 
     for number, (split, images) in enumerate(TRUTH.items()):

@@ -28,7 +28,6 @@ class Prepared:
 
     @property
     def folders(self) -> list[Path]:
-        """Of raw images and of shards."""
         return [Path(self.raw.uri), Path(self.index.uri)]
 
 

@@ -24,11 +24,9 @@ class RegistryServer:
         self.url = self._server.url
 
     def close(self):
-        """End it."""
         self._server.server_close()
 
     def answer(self, method, path, query, body):
-        """Status and object for a request."""
         parts = path.removeprefix(_BASE).split("/")
         for failure in self.failures:
             if failure[:2] == (method, parts[-1]):

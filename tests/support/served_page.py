@@ -49,7 +49,6 @@ def draw_with_keys(page, count):
 
 
 def corrections(page):
-    """The zip that the page gives, and the COCO JSON in it."""
     with page.expect_download() as download:
         page.click("#export")
     archive = zipfile.ZipFile(download.value.path())

@@ -4,7 +4,6 @@ from typing import Any
 
 
 def index(samples: dict[str, int], **keys: Any) -> dict[str, Any]:
-    """Return an index of splits of so many samples, as the shard step writes it."""
     splits = {split: {"samples": count, "boxes": 3 * count, "shards": []} for split, count in samples.items()}
     return {
         "kind": "shards", "version": 5, "fingerprint": "f00d", "raw_fingerprint": "beef", "splits": splits,

@@ -8,7 +8,6 @@ from trainer.data.sources.source import Box, Entry, Rows
 
 
 def rows_of(rows: Rows) -> list[dict[str, Any]]:
-    """All rows of a split."""
     return [row for batch in rows.batches() for row in batch.to_pylist()]
 
 
@@ -19,7 +18,6 @@ def kept_rows(manifest: RawManifest, split: str) -> list[dict[str, Any]]:
 
 
 def entries_of(rows: Rows) -> list[Entry]:
-    """All images of a split."""
     return [
         Entry(
             row["file_name"], row["origin"], row["width"], row["height"],

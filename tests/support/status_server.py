@@ -54,14 +54,12 @@ class StatusServer:
         }
 
     def wait_for(self, count: int, seconds: float = 60) -> None:
-        """Wait until it was asked so often."""
         end = time.monotonic() + seconds
         while len(self.asked) < count:
             assert time.monotonic() < end, f"asked {len(self.asked)} times"
             time.sleep(0.01)
 
     def close(self) -> None:
-        """Listen no more."""
         self._server.shutdown()
         self._server.server_close()
 

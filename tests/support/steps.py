@@ -37,7 +37,6 @@ def steps_of(
 
 @contextmanager
 def losing(run: _Run, more: float) -> Iterator[None]:
-    """Add a number to the box loss, which by itself leaves the gradients as they are."""
     forward = run.train_step.losses
 
     def losses(batch: Batch, part: Part | None = None) -> dict[str, Tensor]:

@@ -23,7 +23,6 @@ def in_training(pair):
 
 
 def assert_same_losses(ours, stock, losses, expected, names):
-    """Compare losses and the gradients of their sums."""
     assert set(losses) == set(ours.loss_names) == set(names)
     for name, loss in losses.items():
         assert torch.allclose(loss, expected[names[name]], rtol=1e-5), name
@@ -37,7 +36,6 @@ def assert_same_losses(ours, stock, losses, expected, names):
 
 
 def assert_same_detections(monkeypatch, ours, stock, images, first):
-    """Compare detections in images; `first` is torchvision's label of the first class."""
     same_input(monkeypatch, ours, stock, images)
     with torch.no_grad():
         expected = stock([image / 255 for image in images])

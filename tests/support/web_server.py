@@ -20,7 +20,6 @@ class WebServer(ThreadingHTTPServer):
         """Let clients go away without a message."""
 
     def server_close(self) -> None:
-        """Stop serving."""
         with suppress(OSError):
             self.shutdown()
         super().server_close()

@@ -61,7 +61,6 @@ class WeightsServer:
         self.url = self._server.url
 
     def add_torchvision_file(self, stem: str, content: bytes) -> str:
-        """Serve a file under a name as torchvision gives it; returns the name."""
         name = f"{stem}-{hashlib.sha256(content).hexdigest()[:8]}.pth"
         self.files[f"models/{name}"] = content
         return name

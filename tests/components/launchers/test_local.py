@@ -91,7 +91,6 @@ def test_several_nodes_and_unknown_launchers_are_refused():
 
 
 def test_no_orphans_when_the_parent_is_killed(tmp_path):
-    """SIGKILL to the launcher's process: its child and grandchild end as well."""
     grandchild = "import time; time.sleep(600)"
     child = (
         "import os, subprocess, sys, time\n"

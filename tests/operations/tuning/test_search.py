@@ -25,8 +25,6 @@ COMPLETE, PRUNED, FAIL, RUNNING = TrialState.COMPLETE, TrialState.PRUNED, TrialS
 
 @pytest.fixture(autouse=True)
 def training(monkeypatch):
-    """A class of fake trainings of this test."""
-
     class Fake(FakeTraining):
         codes, begun = {}, []
 

@@ -25,7 +25,6 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
-    """Returns the file with a shell's script."""
     folder = tmp_path_factory.mktemp("completion")
 
     def written(shell):

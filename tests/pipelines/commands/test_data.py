@@ -3,15 +3,12 @@
 import json
 import os
 import re
-import shlex
 from functools import partial
 from pathlib import Path
 
 import pytest
 from PIL import Image, ImageColor
 
-from pipelines import cli
-from tests.trainer.data.test_merging import CATEGORIES, jpeg, write_set, write_zip
 from trainer import storage
 from trainer.data.box_labels import COLOURS
 from trainer.data.download import download
@@ -24,7 +21,6 @@ SOURCE = "sample:images=12,seed=2,size=96"
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """Raw images and shards of a small sample; no test may change them."""
     root = str(tmp_path_factory.mktemp("data"))
     config = recipes.load("debug", {"data.processes": 1}).data
     raw = download(SOURCE, root, config)
@@ -33,7 +29,6 @@ def prepared(tmp_path_factory):
 
 @pytest.fixture
 def broken(tmp_path):
-    """Shards of a test's own."""
     config = recipes.load("debug", {"data.processes": 1}).data
     return Path(shard(download(SOURCE, str(tmp_path), config), str(tmp_path), config).uri)
 
@@ -178,28 +173,3 @@ def test_two_sets_are_compared_and_rules_decide_on_the_exit_code(data, prepared,
     assert code == 1 and "gate: failed" in out and "drift/image_size 1.000 <= 0.5: failed" in out
     code, _, err = data(*words, "--gate", "drift/clases <= 1")
     assert code == 2 and "names an unknown metric" in err
-
-
-@pytest.fixture
-def corrected(tmp_path, monkeypatch):
-    """A folder with the set cards/ and corrections.zip."""
-    monkeypatch.chdir(tmp_path)
-    images = [("a.jpg", [(3, [1, 2, 10, 10])]), ("b.jpg", [(9, [3, 4, 12, 9])])]
-    write_set(tmp_path / "cards", {"train": images}, data={"a.jpg": jpeg(1), "b.jpg": jpeg(2)})
-    boxes = [("x.jpg", [(4, [5, 5, 9, 9])]), ("n.jpg", [(3, [0, 0, 9, 9])])]
-    classes = [*CATEGORIES, {"id": 4, "name": "fox"}]
-    write_zip(tmp_path / "corrections.zip", boxes, classes, {"x.jpg": jpeg(1), "n.jpg": jpeg(9)})
-
-
-@pytest.mark.usefixtures("corrected")
-def test_merge_prints_its_counts_and_how_to_train(data):
-    code, out, err = data("merge", "coco:cards", "corrections.zip", "-o", "more/cards")
-    assert (code, err) == (0, "")
-    assert "train: 3 images, 3 boxes, 1 corrected" in out and "1 images of the corrections added" in out
-    assert "new classes (1):\n  fox" in out
-    options = cli.make_parser().parse_args(shlex.split(out.splitlines()[-1].partition("kubedet ")[2]))
-    assert options.source == "coco:more/cards"
-    code, out, _ = data("inspect", options.source)
-    assert code == 0 and "no problems" in out
-    code, _, err = data("merge", "cards", "corrections.zip", "-o", "cards")
-    assert code == 2 and "is there already" in err

@@ -2,8 +2,6 @@
 
 from datetime import UTC, datetime, timedelta
 
-import pytest
-
 from components.launchers.backend import JobStatus, Phase, PodStatus
 from pipelines.commands import job
 from trainer.launching.job_status import AP, LOSS, SPEED, Progress
@@ -36,10 +34,3 @@ def test_the_status_of_a_job_lists_its_pods_by_rank():
         "",
         "big-worker-0: no such image",
     ]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0s"), (60, "1m"), (192, "3m12s"), (18129, "5h2m"), (86700, "1d")]
-)
-def test_a_time_span_has_two_units(seconds, text):
-    assert job.time_span(seconds) == text

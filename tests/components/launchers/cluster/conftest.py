@@ -33,32 +33,26 @@ def kind(request, fake_cluster):
 
 @pytest.fixture
 def master(kind):
-    """Name of the pod of rank 0, for FakeCluster."""
     return pod_name(kind, 0)
 
 
 @pytest.fixture
 def worker(kind):
-    """Name of the pod of rank 1."""
     return pod_name(kind, 1)
 
 
 @pytest.fixture
 def backend(kind):
-    """A ClusterBackend of one kind of jobs for the fake cluster."""
     return ClusterBackend.connect(timings=QUICK, kinds=[kind])
 
 
 @pytest.fixture
 def cluster(backend):
-    """The Cluster of the backend."""
     return backend.cluster
 
 
 @pytest.fixture
 def job():
-    """A job of the name `train`, with further fields."""
-
     def make(**fields):
         return JobSpec(**{"command": ("python", "-m", "trainer"), "name": "train", "image": "i:1", **fields})
 
@@ -84,5 +78,4 @@ def run(backend, job):
 
 @pytest.fixture
 def endless_pods(fake_cluster, master, worker):
-    """Pods that run until they are deleted."""
     fake_cluster.lives |= {master: endless, worker: endless}

@@ -89,16 +89,6 @@ def test_what_belongs_to_the_cluster_is_in_no_namespace(cluster, fake_cluster):
     assert error.value.fix == 'allow it with a ClusterRole: resources ["nodes"], verbs ["list"]'
 
 
-def test_trouble_is_reported_once_a_minute(cluster, caplog, monkeypatch):
-    now = [1000.0]
-    monkeypatch.setattr("components.launchers.cluster.client.time.monotonic", lambda: now[0])
-    for _ in range(1799):  # Three minutes of it.
-        cluster.report_trouble("cannot get pods: 503")
-        now[0] += 0.1
-    messages = [record.getMessage() for record in caplog.records]
-    assert messages == ["the API server has trouble: cannot get pods: 503; still trying"] * 3
-
-
 def test_a_cluster_without_the_operator_is_not_one_without_the_job(cluster, fake_cluster):
     assert cluster.find(KIND.resource, "train") is None
     fake_cluster.installed.clear()

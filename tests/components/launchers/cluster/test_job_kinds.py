@@ -88,14 +88,6 @@ def test_a_kind_that_may_not_be_made_is_passed_over(knows, job, fake_cluster, ca
     backend.stop("train")
 
 
-def test_where_nothing_may_be_made_the_missing_role_is_named(knows, job, fake_cluster):
-    backend = knows("pytorchjobs", "trainjobs")
-    fake_cluster.denied |= {("create", "pytorchjobs"), ("create", "trainjobs")}
-    with pytest.raises(ApiError, match="cannot create pytorchjobs") as error:
-        backend.submit(job())
-    assert 'apiGroups ["kubeflow.org"]' in error.value.fix and 'verbs ["create"]' in error.value.fix
-
-
 @pytest.mark.parametrize("what", ["trainjobs", "trainingruntimes"])
 def test_what_a_role_for_trainjobs_lacks_is_named(knows, job, fake_cluster, what):
     backend = knows("trainjobs")

@@ -14,7 +14,6 @@ RUNTIMES = "trainingruntimes"
 
 @pytest.fixture
 def backend(fake_cluster, timings):
-    """A ClusterBackend of TrainJobs for the fake cluster."""
     fake_cluster.installed = {"trainjobs"}
     return ClusterBackend.connect(timings=timings, kinds=[KINDS["trainjob"]])
 

@@ -6,7 +6,7 @@ from fake_pod import endless
 from kinds import both
 
 from components.launchers.backend import Phase
-from components.launchers.cluster.kueue import release, remedy
+from components.launchers.cluster.kueue import release
 
 
 @pytest.fixture
@@ -101,16 +101,6 @@ def test_without_the_right_to_see_workloads_the_right_is_named(fake_cluster, wai
     status = waiting()
     assert (status.phase, status.reason) == (Phase.SUSPENDED, "QueueUnknown")
     assert 'apiGroups ["kueue.x-k8s.io"], resources ["workloads"], verbs ["list"]' in status.message
-
-
-def test_a_job_that_kueue_leaves_alone_is_unserved(fake_cluster, backend, job):
-    give_kueue(fake_cluster, serves=())
-    backend.submit(job(kueue_queue="gpus"))
-    status = backend.status("train")
-    assert (status.phase, status.reason) == (Phase.SUSPENDED, "Unserved")
-    assert status.message == "in queue gpus: Kueue has no Workload for it"
-    assert backend.explain(status) == ["Kueue (API kueue.x-k8s.io/v1beta2)"]
-    assert "name kubeflow.org/pytorchjob in integrations.frameworks" in remedy(status)
 
 
 def test_a_list_reads_each_queue_once(fake_cluster, backend, job, kueue):

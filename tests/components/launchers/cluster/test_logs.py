@@ -36,8 +36,6 @@ def start(fake_cluster, cluster):
 
 
 def talker(lines, pause=0.0, **options):
-    """The life of a pod that prints and ends well."""
-
     def life(pod):
         pod.run()
         for line in lines:
@@ -234,7 +232,6 @@ EVENT = {
 
 @pytest.fixture
 def running(backend, job, fake_cluster):
-    """A job that runs, and its pod."""
     fake_cluster.lives[MASTER] = endless
     backend.submit(job())
     until(lambda: backend.status("train").phase == "running")

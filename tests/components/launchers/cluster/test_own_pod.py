@@ -77,8 +77,6 @@ def test_a_pod_that_cannot_be_read_is_no_error(step, cluster, fake_cluster, capl
 
 @pytest.fixture
 def workflow(fake_cluster):
-    """The Workflow of the run."""
-
     def make(spec=None, **metadata):
         return fake_cluster.add(
             "workflows", "default", {"metadata": {"name": "run-x"} | metadata, "spec": spec or {}}

@@ -66,26 +66,6 @@ def test_a_suspended_job_waits_for_its_queue_however_long(run, quick, fake_clust
     assert sum("suspended" in line and "no line for" not in line for line in lines) == 2, lines
 
 
-def test_its_position_is_reported_rarely_and_a_new_reason_at_once(run, backend, fake_cluster, meanwhile):
-    kueue = give_kueue(fake_cluster)
-    others = [f"other-{number}" for number in range(5)]
-
-    def move():
-        kueue.ahead(*others)
-        kueue.waits("train", QUOTA)
-        for name in others:
-            time.sleep(0.2)
-            kueue.leave(name)
-        kueue.waits("train", "ClusterQueue gpus-of-all is inactive", "Inadmissible")
-
-    meanwhile(("position 1 in queue gpus", move), ("is inactive", lambda: kueue.admit("train")))
-    lines = [line for line in job_lines(run(backend, kueue_queue="gpus")) if "suspended" in line]
-    assert len(lines) == 3, lines  # Its place is another five times in a second.
-    assert QUOTA in lines[1] and lines[2].endswith(
-        "position 1 in queue gpus: ClusterQueue gpus-of-all is inactive"
-    )
-
-
 @both
 def test_a_job_that_no_controller_releases_is_given_up(run, quick, fake_cluster, kind):
     ours, (other,) = framework(kind), [name for name in BOTH if name != framework(kind)]

@@ -30,14 +30,6 @@ def test_a_start_from_the_same_checkpoint_forgives_nothing():
     assert restarts.out_of_memory([pod(MEMORY_KILLS)])
 
 
-def test_eviction_by_a_queue_restarts_the_count():
-    restarts = Restarts()
-    restarts.is_new(pod(4))
-    restarts.line("train: resumed at step 5 of 9: 8 images")
-    restarts.is_new(pod(0))
-    assert restarts.is_new(pod(1)) and restarts.counted(pod(1)) == 1
-
-
 def killed(*lines, after=0.5):
     def life(pod):
         pod.run()

@@ -36,13 +36,11 @@ except KubedetError as error:
 
 @pytest.fixture
 def surroundings(kind):
-    """Further variables of the launcher's environment."""
     return {"KIND": kind.name}
 
 
 @pytest.fixture
 def launcher(fake_cluster, surroundings):
-    """A launcher in a process of its own."""
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT], env={**fake_cluster.environment, **surroundings},
         stdout=subprocess.PIPE, text=True,

@@ -16,15 +16,12 @@ TWO = Elastic(min_nodes=1, max_nodes=2)
 
 @pytest.fixture
 def kind(fake_cluster):
-    """TrainJobs alone."""
     fake_cluster.installed = {KIND.plural}
     return KIND
 
 
 @pytest.fixture
 def body(job):
-    """Return a job's body, with conditions."""
-
     def make(*held, **fields):
         body = KIND.manifests(job(**fields), lambda *_: False)[-1]
         conditions = [{"type": name, "status": "True", "reason": "R", "message": "m"} for name in held]
