@@ -4,14 +4,9 @@ import numpy as np
 import pytest
 
 from benchmarks.large_split import synthetic
-from tests.trainer.evaluation.test_engines import average_precision, odd_case
+from tests.trainer.evaluation.test_engines import average_precision, matched, odd_case
 from trainer.evaluation import bootstrap, coco
-from trainer.evaluation.box_matching import match
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
-
-
-def matched(truth: Truth, detections: Predictions):
-    return match(truth, detections, coco.IOU_THRESHOLDS)
 
 
 def test_a_weight_is_the_image_so_many_times() -> None:
@@ -37,23 +32,16 @@ def test_a_weight_is_the_image_so_many_times() -> None:
 
 
 def repeat(truth: Truth, detections: Predictions, weights: np.ndarray) -> tuple[Truth, Predictions]:
-    ids = truth.all_image_ids
-    images, rows, found_rows, new_ids, new_found_ids = [], [], [], [], []
-    for place, weight in enumerate(weights):
-        for _ in range(weight):
-            images.append({"id": len(images), "width": 200, "height": 200})
-            these = np.flatnonzero(truth.image_ids == ids[place])
-            those = np.flatnonzero(detections.image_ids == ids[place])
-            rows.append(these), found_rows.append(those)
-            new_ids += [len(images) - 1] * len(these)
-            new_found_ids += [len(images) - 1] * len(those)
-    take = np.concatenate(rows) if rows else np.zeros(0, int)
-    some = np.concatenate(found_rows) if found_rows else np.zeros(0, int)
-    columns = (truth.labels[take], truth.boxes[take], truth.areas[take], truth.crowd[take])
-    kept = detections.take(some)
+    copied = np.repeat(truth.all_image_ids, weights)
+    images = [{"id": number, "width": 200, "height": 200} for number in range(len(copied))]
+    # The rows of each copy, and the number of the copy that they are of.
+    copies, rows = np.nonzero(copied[:, None] == truth.image_ids)
+    found_copies, found_rows = np.nonzero(copied[:, None] == detections.image_ids)
+    columns = (column[rows] for column in (truth.labels, truth.boxes, truth.areas, truth.crowd))
+    kept = detections.take(found_rows)
     return (
-        Truth(images, truth.categories, np.array(new_ids, int), *columns),
-        Predictions(np.array(new_found_ids, int), kept.labels, kept.boxes, kept.scores),
+        Truth(images, truth.categories, copies, *columns),
+        Predictions(found_copies, kept.labels, kept.boxes, kept.scores),
     )
 
 

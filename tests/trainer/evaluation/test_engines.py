@@ -45,6 +45,10 @@ def odd_case(seed: int) -> tuple[Truth, Predictions]:
     )
 
 
+def matched(truth: Truth, detections: Predictions) -> Matches:
+    return match(truth, detections, coco.IOU_THRESHOLDS)
+
+
 def average_precision(matches: Matches, place: int) -> float:
     """Of a class, with every image counted once; NaN where it has no objects."""
     once = np.ones((matches.image_count, 1), np.uint8)
@@ -64,7 +68,7 @@ def test_all_agree_with_pycocotools(fifth: int) -> None:
         fallback = coco.evaluate(truth, detections, engine="pycocotools")
         for name, value in fallback.metrics.items():
             assert result.metrics[name] == pytest.approx(value, abs=1e-12), (seed, name)
-        matches = match(truth, detections, coco.IOU_THRESHOLDS)
+        matches = matched(truth, detections)
         for place, name in enumerate(truth.names):
             ours = average_precision(matches, place)
             expected = fallback.per_class[name]["AP"]
@@ -121,5 +125,5 @@ def test_matching_where_no_object_is_near_a_rank() -> None:
         column[first] for column in (truth.image_ids, truth.labels, truth.boxes, truth.areas, truth.crowd)
     ))  # fmt: skip
     detections = Predictions(np.array([elsewhere]), truth.labels[:1], truth.boxes[:1], np.array([0.5]))
-    matches = match(truth, detections, coco.IOU_THRESHOLDS)
+    matches = matched(truth, detections)
     assert not matches.right.any() and not matches.ignored.any()

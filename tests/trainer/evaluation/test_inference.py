@@ -13,18 +13,6 @@ from trainer.model.architecture import build
 from trainer.model.postprocess import Detections
 
 
-def test_every_image_is_predicted_once_whatever_the_batch(shards, tiny):
-    torch.manual_seed(0)
-    dataset = ShardDataset(shards, "train")
-    one, five = tiny(evaluation__batch_size=1), tiny(evaluation__batch_size=5)
-    detector = build(one.model, 5).eval()
-    first = predict_split(detector.predict, dataset, one, SINGLE)
-    second = predict_split(detector.predict, dataset, five, SINGLE)
-    assert len(first) == len(second)
-    assert first.image_ids.tolist() == sorted(first.image_ids.tolist())
-    assert first.scores == pytest.approx(second.scores, abs=1e-5)
-
-
 def test_parallel_passes_give_the_same_and_restore_the_thread_count(shards, tiny, monkeypatch):
     torch.manual_seed(0)
     dataset, config = ShardDataset(shards, "train"), tiny(evaluation__batch_size=4)

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from tests.trainer.evaluation.test_engines import odd_case
+from tests.trainer.evaluation.test_engines import matched, odd_case
 from trainer.base.errors import EvaluationError
-from trainer.evaluation import coco, scoring
-from trainer.evaluation.box_matching import Matches, match
+from trainer.evaluation import scoring
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
 FAR = [300.0, 300.0, 20.0, 20.0]
@@ -26,10 +25,6 @@ def scene(labels: list[int], classes: int = 2) -> Truth:
 def predictions(rows: list[tuple[int, list[float], float]]) -> Predictions:
     items = [{"image_id": 0, "category_id": label, "bbox": box, "score": s} for label, box, s in rows]
     return Predictions.from_coco(items)
-
-
-def matched(truth: Truth, detections: Predictions) -> Matches:
-    return match(truth, detections, coco.IOU_THRESHOLDS)
 
 
 def place(truth: Truth, number: int) -> list[float]:

@@ -148,7 +148,7 @@ def test_a_missing_package_is_refused_before_any_work(tiny, tmp_path, monkeypatc
         exporting.export("no such checkpoint", "no shards", str(tmp_path / "model"), config)
 
 
-def test_metadata_and_card_of_a_bundle(untrained, shards, tiny, tmp_path, monkeypatch):
+def test_metadata_and_card_of_a_bundle(saved, shards, tiny, tmp_path, monkeypatch):
     make_bundle(tmp_path / "small")
     monkeypatch.setattr(
         formats, "write_onnx", lambda graph, path, opset: path.write_bytes(
@@ -163,7 +163,7 @@ def test_metadata_and_card_of_a_bundle(untrained, shards, tiny, tmp_path, monkey
     }  # fmt: skip
     (tmp_path / "evaluation" / "metrics.json").write_text(json.dumps(scored))
     config = tiny(export__min_match=0.0, export__max_ap_change=1.0, export__name="pets")
-    inputs, target, scores = untrained(), str(tmp_path / "model"), str(tmp_path / "evaluation")
+    inputs, target, scores = saved(), str(tmp_path / "model"), str(tmp_path / "evaluation")
     result = exporting.export(inputs, shards, target, config, evaluation_uri=scores)
     metadata = bundle.load(str(tmp_path / "model")).metadata.record
     assert metadata["metrics"] == {
@@ -182,12 +182,12 @@ def test_metadata_and_card_of_a_bundle(untrained, shards, tiny, tmp_path, monkey
 
 
 @pytest.fixture
-def export(untrained, shards, tiny, tmp_path, capsys):
+def export(saved, shards, tiny, tmp_path, capsys):
     """Runs the command; returns exit code and stderr."""
     (tmp_path / "config.json").write_text(to_json(tiny()))
 
     def run(*words, checkpoint="", target="model", **changes):
-        arguments = ["--checkpoint", checkpoint or untrained(**changes), "--shards", shards]
+        arguments = ["--checkpoint", checkpoint or saved(**changes), "--shards", shards]
         arguments += ["--output", str(tmp_path / target), "--config", str(tmp_path / "config.json")]
         code = main(["export", *arguments, *words])
         return code, capsys.readouterr().err

@@ -48,12 +48,12 @@ def test_a_large_image_is_detected_in_tiles(bundle_uri):
 
 
 @pytest.mark.parametrize(("resize", "fill"), [("letterbox", 30), ("squash", 114)])
-def test_the_way_of_resizing_follows_the_model(untrained, shards, tiny, tmp_path, monkeypatch, resize, fill):
+def test_the_way_of_resizing_follows_the_model(saved, shards, tiny, tmp_path, monkeypatch, resize, fill):
     """Checkpoint, bundle, evaluation and prediction invert the boxes of the training's square."""
     made = (tmp_path / "other", make_bundle(tmp_path / "other"))[0] / "model.onnx"
     monkeypatch.setattr(formats, "write_onnx", lambda graph, path, opset: path.write_bytes(made.read_bytes()))
     config = to_json(tiny(loader__resize=resize, loader__fill=fill))
-    source, target = untrained(config=config), str(tmp_path / "model")
+    source, target = saved(config=config), str(tmp_path / "model")
     export(source, shards, target, tiny(export__min_match=0.0, export__max_ap_change=1.0))
     square = InputSquare(SIZE, resize, fill)
     described = bundle.load(target).metadata.record["input"]
@@ -85,10 +85,10 @@ def test_the_way_of_resizing_follows_the_model(untrained, shards, tiny, tmp_path
             assert detection.score == pytest.approx(square_pixels.float().mean().item() / 255, abs=1e-5)
 
 
-def test_models_of_earlier_versions_are_letterboxes(untrained, bundle_uri, tiny):
+def test_models_of_earlier_versions_are_letterboxes(saved, bundle_uri, tiny):
     tree = asdict(tiny())
     del tree["loader"]["resize"], tree["loader"]["fill"]
-    earlier = loading.load(untrained(config=json.dumps(tree)), torch.device("cpu")).square
+    earlier = loading.load(saved(config=json.dumps(tree)), torch.device("cpu")).square
     assert earlier == bundle.load(bundle_uri).metadata.square == InputSquare(SIZE, "letterbox", 114)
 
 

@@ -4,27 +4,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from finished_runs import final_weights, losses
+from patience import until
+from two_processes import assert_two_equal_one
 
 from trainer.config.parsing import to_json
-from trainer.training.loop import train
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
-
-FP32 = {"train__precision": "fp32"}
-
-
-def launch(config, shards, output):
-    os.makedirs(output, exist_ok=True)
-    path = os.path.join(output, "config.json")
-    with open(path, "w") as file:
-        file.write(to_json(config))
-    command = [sys.executable, "-m", "trainer", "launch", "--nproc", "2", "--", "train"]
-    command += ["--config", path, "--shards", shards, "--output", output]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 AUGMENTED = {
@@ -38,56 +26,41 @@ AUGMENTED = {
 def test_two_processes_equal_one_on_the_same_global_batch(shards, tiny, tmp_path):
     """Of each five images one process has two, in passes of 1 and 1, the other three, of 1 and 2."""
     # At a thirtieth of the rate: at a tenth, on some processors, rounding turns the sign of a gradient.
-    common = {
-        **FP32, "model__norm": "group", "train__ema_decay": 0.9, "train__global_batch": 5, "train__lr": 1e-4,
-        **AUGMENTED,
-    }  # fmt: skip
-    two = launch(tiny(**common, train__batch_size=2), shards, str(tmp_path / "two"))
-    train(tiny(**common, train__batch_size=5), shards, str(tmp_path / "one"))
-    output = two.communicate(timeout=240)[0]
-    assert two.returncode == 0, output
-    one, other = losses(str(tmp_path / "one")), losses(str(tmp_path / "two"))
-    assert len(one) == len(other) == 10
-    for step in one:
-        assert other[step] == pytest.approx(one[step], rel=1e-4), step
-    single, double = (final_weights(str(tmp_path / name)) for name in ("one", "two"))
-    for name, value in single["model"].items():
-        scale = value.float().abs().max().clamp(min=1e-3)
-        assert (value - double["model"][name]).float().abs().max() / scale < 0.05, name
+    config = tiny(
+        **AUGMENTED, train__precision="fp32", model__norm="group", train__ema_decay=0.9, train__lr=1e-4,
+        train__global_batch=5, train__batch_size=2,
+    )  # fmt: skip
+    assert_two_equal_one(config, shards, tmp_path, steps=10, weights=0.05, near=1e-4)
 
 
-def wait_for_step(output, step, process):
-    for _ in range(4800):
-        if len(losses(output)) >= step or process.poll() is not None:
-            return
-        time.sleep(0.05)
+def reach(step, output, node):
+    """Wait until a training has made that many steps, or has ended."""
+    until(lambda: len(losses(output)) >= step or node.process.poll() is not None, 240)
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_says_run_me_again(shards, tiny, tmp_path):
-    config = tiny(train__epochs=30)
-    process = launch(config, shards, str(tmp_path))
-    wait_for_step(str(tmp_path), 3, process)
-    process.send_signal(signal.SIGTERM)
-    output = process.communicate(timeout=240)[0]
-    assert process.returncode == 143, output
-    assert "Traceback" not in output
-    assert final_weights(str(tmp_path))["step"] >= 3
+def test_sigterm_saves_and_says_run_me_again(node, training):
+    arguments, output = training
+    started = node(arguments(train__epochs=30), "--nproc", "2")
+    reach(3, output, started)
+    started.process.send_signal(signal.SIGTERM)
+    assert started.wait() == 143, started.output
+    assert "Traceback" not in started.output
+    assert final_weights(output)["step"] >= 3
 
 
 @pytest.mark.slow
-def test_a_killed_worker_ends_the_run_with_a_message_and_loses_nothing_saved(shards, tiny, tmp_path):
-    config = tiny(train__epochs=30, train__checkpoint_steps=2)
-    process = launch(config, shards, str(tmp_path))
-    wait_for_step(str(tmp_path), 4, process)
+def test_a_killed_worker_ends_the_run_with_a_message_and_loses_nothing_saved(node, training):
+    arguments, output = training
+    started = node(arguments(train__epochs=30), "--nproc", "2")
+    reach(4, output, started)
     children = subprocess.run(
-        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
+        ["pgrep", "-P", str(started.process.pid)], capture_output=True, text=True, check=True
     ).stdout.split()
     os.kill(int(children[-1]), signal.SIGKILL)
-    output = process.communicate(timeout=240)[0]
-    assert process.returncode == 137, output
-    assert "was killed (SIGKILL)" in output and "batch_size" in output
-    assert final_weights(str(tmp_path))["step"] >= 2
+    assert started.wait() == 137, started.output
+    assert "was killed (SIGKILL)" in started.output and "batch_size" in started.output
+    assert final_weights(output)["step"] >= 2
 
 
 LATE = """
