@@ -16,7 +16,10 @@ class Classes:
 
     def __init__(self, categories: list[Category], hierarchy: Mapping[str, Sequence[int]]) -> None:
         """Take categories and the labels above each, by its label as text."""
-        self.categories = [asdict(category) for category in categories]
+        self.categories = [
+            {key: value for key, value in asdict(category).items() if key != "frequency" or value}
+            for category in categories
+        ]
         """In COCO's form."""
         self.header: dict[str, Any] = {"categories": self.categories}
         if hierarchy:
@@ -43,7 +46,7 @@ class Classes:
 
         These are the classes that people found to be absent, with the classes below, and those that they
         found and therefore boxed. Excluded are the classes above a present one, whose objects have no boxes,
-        and classes with a box around a group, which is no target.
+        classes with a box around a group, which is no target, and those of which only some are boxed.
         """
         known = self._known(record.get("extra", {}).get("verified", {}))
         present = {box["category_id"] for box in record["annotations"]} | {
@@ -53,7 +56,12 @@ class Classes:
         absent = {label for label, value in known if not value} - present
         below = {one for label in absent for one in self._below.get(label, ())}
         above = {one for label in present for one in self._above.get(label, ())}
-        return sorted((present | absent | below) - above - groups)
+        partly = set(self.labels(record.get("extra", {}).get("not_exhaustive", ())))
+        return sorted((present | absent | below) - above - groups - partly)
+
+    def labels(self, names: Iterable[str]) -> list[int]:
+        """Return the labels of classes by their names; other names are left out."""
+        return sorted(self._labels[name] for name in names if name in self._labels)
 
     def _known(self, answers: Mapping[str, int]) -> list[tuple[int, int]]:
         return [(self._labels[name], value) for name, value in answers.items() if name in self._labels]
@@ -93,8 +101,9 @@ class GroundTruthWriter:
 def ground_truth(rows: Iterable[IndexedRecord], classes: Classes, boxes_before: int = 0) -> dict[str, Any]:
     """Return samples in COCO's form, in the order of their ids; labels are the category ids.
 
-    Beyond COCO's fields, images may have "verified", the labels that people looked for in them, and the file
-    "hierarchy", the labels above each class by its label as text. Ids of boxes begin after `boxes_before`.
+    Beyond COCO's fields, images may have "verified", the labels that people looked for in them, and LVIS's
+    "neg_category_ids" and "not_exhaustive_category_ids"; the file may have "hierarchy", the labels above each
+    class by its label as text. Ids of boxes begin after `boxes_before`.
     """
     rows = sorted(rows, key=lambda row: row["image_id"])
     images: list[dict[str, Any]] = [
@@ -104,6 +113,10 @@ def ground_truth(rows: Iterable[IndexedRecord], classes: Classes, boxes_before: 
     for image in images:
         if "verified" in image.get("extra", {}):
             image["verified"] = classes.verified(image["extra"]["verified"])
+        if "not_exhaustive" in image.get("extra", {}):
+            absent = [name for name, answer in image["extra"].get("verified", {}).items() if not answer]
+            image["neg_category_ids"] = classes.labels(absent)
+            image["not_exhaustive_category_ids"] = classes.labels(image["extra"]["not_exhaustive"])
     annotations: list[dict[str, Any]] = [
         {"image_id": row["image_id"], **annotation} for row in rows for annotation in row["annotations"]
     ]

@@ -128,6 +128,8 @@ class Category:
     name: str
     original_id: int | str = ""
     """Of the source."""
+    frequency: str = ""
+    """r, c or f: that of LVIS, else empty."""
 
 
 @dataclass(frozen=True)

@@ -46,31 +46,30 @@ def evaluate(
     check(truth, predictions, "detections")
     precision, recall = engines.run(engine, truth, predictions)
     precision = precision[..., -1]
-    numbers = [_mean(precision[..., 0]), _mean(precision[0, ..., 0]), _mean(precision[5, ..., 0])]
-    numbers += [_mean(precision[..., size]) for size in (1, 2, 3)]
-    numbers += [_mean(recall[:, :, 0, limit]) for limit in (0, 1, 2)]
-    numbers += [_mean(recall[:, :, size, -1]) for size in (1, 2, 3)]
+    numbers = [
+        engines.mean(precision[..., 0]),
+        engines.mean(precision[0, ..., 0]),
+        engines.mean(precision[5, ..., 0]),
+    ]
+    numbers += [engines.mean(precision[..., size]) for size in (1, 2, 3)]
+    numbers += [engines.mean(recall[:, :, 0, limit]) for limit in (0, 1, 2)]
+    numbers += [engines.mean(recall[:, :, size, -1]) for size in (1, 2, 3)]
     boxes = Counter(truth.labels[~truth.crowd].tolist())
     per_class = {
         category["name"]: {
-            "AP": _mean(precision[:, :, place, 0]),
-            "AP50": _mean(precision[0, :, place, 0]),
-            "AP75": _mean(precision[5, :, place, 0]),
-            "APs": _mean(precision[:, :, place, 1]),
-            "APm": _mean(precision[:, :, place, 2]),
-            "APl": _mean(precision[:, :, place, 3]),
-            "AR100": _mean(recall[:, place, 0, -1]),
+            "AP": engines.mean(precision[:, :, place, 0]),
+            "AP50": engines.mean(precision[0, :, place, 0]),
+            "AP75": engines.mean(precision[5, :, place, 0]),
+            "APs": engines.mean(precision[:, :, place, 1]),
+            "APm": engines.mean(precision[:, :, place, 2]),
+            "APl": engines.mean(precision[:, :, place, 3]),
+            "AR100": engines.mean(recall[:, place, 0, -1]),
             "boxes": boxes[category["id"]],
         }
         for place, category in enumerate(truth.categories)
     }
     # A view of the precision would keep the other sizes and limits in memory.
     return CocoResult(dict(zip(METRICS, numbers, strict=True)), per_class, precision[..., 0].copy())
-
-
-def _mean(values: np.ndarray) -> float:
-    defined = values[values > -1]
-    return float(np.mean(defined)) if defined.size else -1.0
 
 
 def evaluate_files(

@@ -56,7 +56,19 @@ def evaluator(truth: Truth, predictions: Predictions) -> Any:
     return coco_eval
 
 
-def _hotcoco(truth: Truth, predictions: Predictions) -> Arrays:
+def lvis(truth: Truth, predictions: Predictions) -> Arrays:
+    """As `run`, by the rules of LVIS; M is 1."""
+    require("hotcoco")
+    return _hotcoco(truth, predictions, lvis_style=True)
+
+
+def mean(values: np.ndarray) -> float:
+    """Return the mean of the values that are defined, -1 if none is."""
+    defined = values[values > -1]
+    return float(np.mean(defined)) if defined.size else -1.0
+
+
+def _hotcoco(truth: Truth, predictions: Predictions, *, lvis_style: bool = False) -> Arrays:
     ids, precision, recall = truth.category_ids, [], []
     counts = np.bincount(np.searchsorted(ids, predictions.labels), minlength=len(ids))
     calls = (np.cumsum(counts) - counts) // _AT_ONCE
@@ -68,7 +80,7 @@ def _hotcoco(truth: Truth, predictions: Predictions) -> Arrays:
             image_ids=truth.image_ids[mask], labels=truth.labels[mask], boxes=truth.boxes[mask],
             areas=truth.areas[mask], crowd=truth.crowd[mask],
         )  # fmt: skip
-        coco_eval = _loaded(part, predictions.take(np.isin(predictions.labels, chosen)))
+        coco_eval = _loaded(part, predictions.take(np.isin(predictions.labels, chosen)), lvis_style)
         coco_eval.evaluate()
         coco_eval.accumulate()
         arrays = coco_eval.eval  # Copied by each access, and large.
@@ -77,7 +89,7 @@ def _hotcoco(truth: Truth, predictions: Predictions) -> Arrays:
     return np.concatenate(precision, axis=2), np.concatenate(recall, axis=1)
 
 
-def _loaded(truth: Truth, predictions: Predictions) -> Any:
+def _loaded(truth: Truth, predictions: Predictions, lvis_style: bool = False) -> Any:
     from hotcoco import COCO, COCOeval
 
     dataset = COCO.from_arrays(
@@ -85,7 +97,7 @@ def _loaded(truth: Truth, predictions: Predictions) -> Any:
         area=truth.areas, iscrowd=truth.crowd,
     )  # fmt: skip
     columns = (predictions.image_ids, predictions.boxes, predictions.scores, predictions.labels)
-    return COCOeval(dataset, dataset.load_res(np.column_stack(columns)), "bbox")
+    return COCOeval(dataset, dataset.load_res(np.column_stack(columns)), "bbox", lvis_style=lvis_style)
 
 
 def _pycocotools(truth: Truth, predictions: Predictions) -> Arrays:

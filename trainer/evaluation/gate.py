@@ -20,6 +20,7 @@ from trainer.base.errors import EvaluationError
 from trainer.evaluation.metrics import (
     DRIFT,
     LEAST_IMAGES,
+    LVIS,
     METRICS,
     OPEN_IMAGES,
     PER_CLASS,
@@ -36,7 +37,7 @@ _RULE = re.compile(
     rf"(?:(?P<number>[+-]?{_NUMBER})|(?P<baseline>baseline)(?:\s*(?P<sign>[+-])\s*(?P<margin>{_NUMBER}))?)\s*"
 )
 _OF_CLASS = re.compile(r"([A-Za-z0-9]+)\[(.+)\]")
-_ALL_METRICS = (*METRICS, OPEN_IMAGES, *DRIFT)
+_ALL_METRICS = (*METRICS, OPEN_IMAGES, *LVIS, *DRIFT)
 _NOT_MEASURED = "the evaluation does not report it"
 _NO_TRUTH = ", there is no ground truth to measure it on"
 _LISTED = 5

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.evaluation import bootstrap, coco, engines, openimages_metric
+from trainer.evaluation import bootstrap, coco, engines, lvis_metric, openimages_metric
 from trainer.evaluation.box_matching import Matches, match
 from trainer.evaluation.coco import CocoResult
 from trainer.evaluation.metrics import OPEN_IMAGES, Compared
@@ -77,7 +77,7 @@ class Scores:
     """Metrics, matches and analyses of a model's predictions of a split."""
 
     coco: CocoResult
-    metrics: dict[str, float]  # the twelve COCO numbers and oid/AP50, by name
+    metrics: dict[str, float]  # the twelve COCO numbers, oid/AP50, and LVIS's if there are any, by name
     matches: Matches  # at coco.IOU_THRESHOLDS
     points: dict[str, OperatingPoint]  # the best threshold of each class with objects and predictions
     f1: dict[str, np.ndarray]  # F1 at IoU 0.5 over GRID, of each class that has objects
@@ -107,7 +107,7 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
         del evaluator  # It holds gigabytes.
     verified, ancestors = openimages_metric.image_labels(dataset)
     open_images, _ = openimages_metric.evaluate(truth, predictions, verified=verified, ancestors=ancestors)
-    metrics = {**result.metrics, OPEN_IMAGES: open_images}
+    metrics = {**result.metrics, OPEN_IMAGES: open_images, **lvis_metric.evaluate(truth, predictions)}
     matches = match(truth, predictions, coco.IOU_THRESHOLDS)
     points, curves = {}, {}
     for place, name in enumerate(truth.names):

@@ -125,6 +125,8 @@ class _LenientReader:
         return b""
 
 
+_FEDERATED = ("neg_category_ids", "not_exhaustive_category_ids")
+"""Fields of LVIS's images: classes that they do not have, and classes of which not all objects are boxed."""
 _TABLES = """
     CREATE TABLE images (place INTEGER PRIMARY KEY, name TEXT UNIQUE, fields TEXT, clashes INT DEFAULT 0);
     CREATE TABLE ids (id PRIMARY KEY, place INTEGER) WITHOUT ROWID;
@@ -149,6 +151,8 @@ class CocoImages:
     def __init__(self, file: CocoFile, problems: Problems) -> None:
         """Read the images; one that is listed twice is taken once. `problems` grows."""
         self._file = file
+        self.federated = False
+        """Whether images name the classes that people looked for in them, as those of LVIS do."""
         with _database_errors():
             self._database = sqlite3.connect("", check_same_thread=False)  # "" is a temporary file.
             self._database.executescript(_TABLES)
@@ -156,7 +160,9 @@ class CocoImages:
             for image in file.items("images"):
                 fields = _fields(image, file)
                 name, image_id = json.dumps(fields[0]), _key(fields[-1])  # JSON, as names may be no UTF-8.
-                row = (name, json.dumps(fields))
+                federated = [image.get(key) for key in _FEDERATED]
+                self.federated |= all(isinstance(ids, list) for ids in federated)
+                row = (name, json.dumps([*fields, federated]))
                 if not execute("INSERT OR IGNORE INTO images (name, fields) VALUES (?, ?)", row).rowcount:
                     problems.add(reasons.IMAGE_LISTED_TWICE, fields[0])
                 (place,) = execute("SELECT place FROM images WHERE name = ?", (name,)).fetchone()
@@ -171,12 +177,18 @@ class CocoImages:
                 f"{file.uri} lists no images", fix="add them, or remove the file if it is not that of train"
             )
 
-    def entries(self, step: int = 1) -> Iterator[Entry]:
-        """Yield every `step`-th image in the file's order, without boxes; `origin` is the `coco_url`."""
+    def entries(self, step: int = 1, names: Mapping[int | str, str] | None = None) -> Iterator[Entry]:
+        """Yield every `step`-th image in the file's order, without boxes; `origin` is the `coco_url`.
+
+        With the `names` of categories by their ids, `extra` has the classes that people looked for.
+        """
         query = "SELECT fields, clashes FROM images WHERE place % ? = 0 ORDER BY place"
         for fields, clashes in self._database.execute(query, (step,)):
-            name, url, width, height, original_id = json.loads(fields)
+            name, url, width, height, original_id, federated = json.loads(fields)
             entry = Entry(name, url, width, height, [], original_id)
+            if names and self.federated:
+                absent, partly = ([names[one] for one in ids or () if one in names] for ids in federated)
+                entry.extra = json.dumps({"verified": dict.fromkeys(absent, 0), "not_exhaustive": partly})
             if clashes:
                 entry.fault = (reasons.IMAGE_ID_TWICE, f"id {original_id}")
             yield entry
@@ -201,7 +213,8 @@ class CocoImages:
             )
             groups = groupby(boxes, itemgetter(0))
             group = next(groups, None)
-            for place, entry in enumerate(self.entries(), 1):
+            names = {category.original_id: category.name for category in categories}
+            for place, entry in enumerate(self.entries(names=names), 1):
                 if group and group[0] == place:
                     entry.boxes = [Box(row[1], row[2:6], row[6], row[7]) for row in group[1]]
                     group = next(groups, None)
@@ -445,6 +458,7 @@ class CocoSource(Source):
             images = CocoImages(file, problems)
             locator = ImageLocator(file.uri, split, images)
             overlaps.add(split, locator.located(images, digest.update))
+            digest.update(b"federated" if images.federated else b"")  # Earlier versions did not read it.
             read = partial(images.annotated, categories, self.reading, locator.locate)
             splits[split] = Rows.of(read, problems)
         names = [f"{split} of {file.uri.removeprefix(f'{self.location}/')}" for split, file in files.items()]
@@ -502,6 +516,7 @@ def merged_categories(files: Iterable[CocoFile]) -> list[Category]:
     """Return the categories of files, by their ids; raise DataError if they contradict each other."""
     by_id: dict[int, Any] = {}
     by_name: dict[Any, int] = {}
+    frequencies: dict[int, str] = {}
     for file in files:
         for item in file.items("categories"):
             number, name = item.get("id"), item.get("name")
@@ -514,7 +529,9 @@ def merged_categories(files: Iterable[CocoFile]) -> list[Category]:
                 elsewhere = f"{by_name.get(name, number)} {by_id[number]!r} elsewhere"
                 fix = "give the categories the same ids and names in all files, each once"
                 raise DataError(f"{file.uri}: category {number} {name!r} is {elsewhere}", fix=fix)
-    return [Category(by_id[number], number) for number in sorted(by_id)]
+            if item.get("frequency") in ("r", "c", "f"):
+                frequencies[number] = item["frequency"]
+    return [Category(by_id[number], number, frequencies.get(number, "")) for number in sorted(by_id)]
 
 
 BASE = "http://images.cocodataset.org"

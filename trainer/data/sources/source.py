@@ -44,6 +44,7 @@ class Entry:
     fault: tuple[str, str] | None = None
     """(reason, detail) if the listing shows that the image cannot be used."""
     version: str = ""  # Changes with the image: an ETag, size and time; "" is unknown.
+    extra: str = ""  # See SOURCE_ROW.
 
 
 class Rows:
@@ -78,6 +79,7 @@ class Category(NamedTuple):
 
     name: str
     original_id: int | str
+    frequency: str = ""  # of LVIS: r (rare), c (common) or f (frequent), by its training images
 
 
 @dataclass
@@ -201,7 +203,7 @@ def batch_of(entries: list[Entry]) -> pa.RecordBatch:
             "original_id": json.dumps(entry.original_id),
             "fault_reason": entry.fault[0] if entry.fault else "",
             "fault_detail": _text(entry.fault[1]) if entry.fault else "",
-            "extra": "",
+            "extra": entry.extra,
             "boxes": [(box.category, *box.bbox, box.area, box.iscrowd) for box in entry.boxes],
         }
         for entry in entries
