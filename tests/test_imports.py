@@ -61,7 +61,6 @@ UNITS = {unit for _, units in LAYERS for unit in units}
 
 
 def unit_of(name):
-    """The unit of LAYERS of a module; `name` is relative to trainer."""
     parts = name.split(".")
     return ".".join(parts[:2]) if ".".join(parts[:2]) in UNITS else parts[0]
 

@@ -114,7 +114,6 @@ def test_a_machine_whose_speed_nobody_can_tell_trains_the_whole_recipe(tmp_path,
 
 @pytest.fixture
 def indexed(tmp_path):
-    """A folder of shards with 300 training images, as far as its index tells."""
     form = index(
         {"train": 300, "val": 60}, source="coco:/data/cards", categories=[{"id": 1, "name": "ace"}]
     )  # fmt: skip

@@ -18,7 +18,6 @@ RUN = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 
 @pytest.fixture
 def indexed(tmp_path):
-    """A folder of shards with 100 training images, as far as its index tells."""
     form = index(
         {"train": 100}, categories=[{"id": 1, "name": "square"}],
         source="coco:/data/my cards/annotations/instances_train.json",

@@ -112,7 +112,6 @@ def test_an_event_is_told_once_of_a_run(hook, tmp_path, monkeypatch):
 
 @pytest.fixture
 def trained(tmp_path):
-    """The manifest of a model whose evaluation is kept."""
     output = tmp_path / "runs" / "20261123-ab"
     (output / "evaluation").mkdir(parents=True)
     (output / "config.json").write_text(parsing.to_json(recipes.load("debug", {"export.name": "pets"})))

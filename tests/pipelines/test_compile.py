@@ -78,7 +78,6 @@ def outside(name):
 
 
 def job_request(spec):
-    """The fields of the train step's request: constants, and where parameters come from."""
     inputs = tasks(spec)["train"]["inputs"]["parameters"]
     return {
         name: inputs[value[len(PASTED[0]) : -len(PASTED[1])]] if value.startswith(PASTED[0]) else value

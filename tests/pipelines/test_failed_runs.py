@@ -10,7 +10,6 @@ from trainer.base.errors import LaunchError
 
 
 def failed(*names, nodes=()):
-    """Details of tasks that failed, and of the executors of steps."""
     tasks = [{"display_name": name, "state": "FAILED"} for name in names]
     children = [{"pod_name": f"kubedet-abcde-{node}"} for node in nodes]
     if children:

@@ -24,7 +24,6 @@ def compiled(folder, options):
 
 @pytest.fixture
 def helped(capsys, monkeypatch):
-    """The help of a command, an option a line."""
     monkeypatch.setenv("COLUMNS", "1000")
 
     def help_of(command):

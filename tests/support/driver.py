@@ -22,7 +22,6 @@ _INPUT = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\]\}\}")
 
 
 def takes(declared, kind):
-    """Whether an input that was declared so takes a value of that kind."""
     return declared == "STRING" or KINDS[declared] == kind
 
 

@@ -7,8 +7,6 @@ from datetime import UTC, datetime
 
 
 class Streams:
-    """Streams of a handler of http.server, whose `cluster` is a FakeCluster; a Fault may break them."""
-
     def watch(self, resource, namespace, query):
         """Those that are there, or what came since a version, then every change, until the client goes."""
         since = int(query.get("resourceVersion", 0))

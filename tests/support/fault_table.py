@@ -78,7 +78,6 @@ def cells(fault: str, *stages: str) -> pytest.MarkDecorator:
 
 
 def each(*faults: str, stages: tuple[str, ...]) -> list:
-    """Return a parameter for each of some faults, marked as one of it."""
     return [pytest.param(fault, marks=cells(fault, *stages)) for fault in faults]
 
 

@@ -57,7 +57,6 @@ def google_store(upstream: str) -> Iterator[str]:
 
 
 def service_account(folder: Path, endpoint: str) -> str:
-    """Write the file of an account that needs no tokens and leads to an endpoint; returns its path."""
     account = {"client_email": "", "private_key": "", "private_key_id": "", "disable_oauth": True}
     path = folder / "account.json"
     path.write_text(json.dumps(account | {"gcs_base_url": endpoint}))

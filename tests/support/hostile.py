@@ -97,7 +97,6 @@ deep = st.sampled_from(["[" * DEEP, "[" * DEEP + "]" * DEEP, '{"a":' * DEEP, "["
 
 
 def places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the paths of all values in a tree of mappings and lists."""
     pairs = tree.items() if isinstance(tree, dict) else enumerate(tree if isinstance(tree, list) else [])
     return [path, *(each for key, part in pairs for each in places(part, (*path, key)))]
 

@@ -105,7 +105,6 @@ def label_studio(form: str, folder: Path) -> None:
 
 
 def _rectangle(number: int, label: str, box: tuple[int, int, int, int]) -> dict:
-    """Return a box as Label Studio keeps it, in hundredths of the sides."""
     x, y, w, h = box
     value = {
         "x": 100 * x / SIZE[0],

@@ -12,7 +12,6 @@ def rows_of(rows: Rows) -> list[dict[str, Any]]:
 
 
 def kept_rows(manifest: RawManifest, split: str) -> list[dict[str, Any]]:
-    """All rows of a split of raw images."""
     table = Table(f"{manifest.uri}/{split}.parquet")
     return [row for block in range(table.blocks) for row in table.batch(block).to_pylist()]
 

@@ -15,8 +15,6 @@ PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs/hello/stat
 
 
 class StatusServer:
-    """Takes states from whoever has the token."""
-
     def __init__(self, folder: Path) -> None:
         self.ca, self.token = folder / "ca.crt", folder / "token"
         self.token.write_text("first\n")
@@ -46,7 +44,6 @@ class StatusServer:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What the controller gives each container."""
         return {
             job_status_reporter.URL: self.url,
             job_status_reporter.CA: str(self.ca),

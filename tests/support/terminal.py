@@ -17,8 +17,6 @@ _ESCAPES = re.compile(
 
 
 class Terminal:
-    """Starts a program on a terminal; a context manager that ends it."""
-
     def __init__(self, command, env, size=(40, 120)):
         self._ours, self._theirs = pty.openpty()
         fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))

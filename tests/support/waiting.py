@@ -17,8 +17,6 @@ READING = {"tolist", "numpy", "__array__", "__dlpack__", "__repr__", "cpu"}
 
 
 class Counter(TorchDispatchMode):
-    """Counts operations, and those that would wait for a GPU."""
-
     def __init__(self) -> None:
         super().__init__()
         self.operations = 0

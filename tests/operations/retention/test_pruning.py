@@ -29,7 +29,6 @@ def freed(root, keep=1):
 
 
 def readable(root, shards):
-    """Whether every sample of a set of shards can be read."""
     uri = storage.join(str(root), "shards", shards["fingerprint"])
     for split in storage.read_json(storage.join(uri, "index.json"))["splits"]:
         dataset = ShardDataset(uri, split)
