@@ -388,6 +388,7 @@ def prune(
     data_root: str, keep: int, *, grace: float = GRACE, runs: str = "", now: float | None = None
 ) -> Plan:
     """Delete what nothing needs; see `Plan`. The next call continues an interrupted one."""
+    check(keep)  # Before others are waited for.
     order = list(_DEPTH)
     holder = f"a pruning ({environment.run_id() or 'by hand'})"
     with leases.hold(leases.of_data_root(data_root), holder, patience=_PATIENCE) as lease:

@@ -26,8 +26,7 @@ from trainer.base.errors import ConfigError, DamagedError, StorageError
 from trainer.base.os_errors import translate_oserror
 from trainer.storage import FileState, check_hash
 
-FOLDER = "KUBEDET_CACHE_DIR"
-"""Environment variable: the folder; by default one under the system's temporary folder."""
+FOLDER = "KUBEDET_CACHE_DIR"  # environment variable: the folder; by default one in the temporary folder
 
 LIMIT = "KUBEDET_CACHE_GB"
 """Environment variable: most gigabytes (10**9 bytes) of copies. By default half of the free disk and at most

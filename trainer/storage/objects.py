@@ -414,11 +414,12 @@ def copy(uri: str, path: Path, sha256: str = "") -> None:
         file.writelines(_File(uri).blocks(sha256))
 
 
+@web.retried
 def open_reader(uri: str) -> IO[bytes]:
     """Return a seekable binary file; if a server gives files only whole, it is copied to disk."""
-    file = in_background(partial(_File, uri))
+    file = _File(uri)
     if file.has_parts and file.size <= PIECE:
-        return io.BytesIO(read_buffer(uri))
+        return io.BytesIO(b"".join(file.blocks()))
     if file.has_parts:
         return io.BufferedReader(_Reader(file), 128 * 1024)
     with tempfile.NamedTemporaryFile(prefix="kubedet-") as copied:

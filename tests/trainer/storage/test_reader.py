@@ -66,6 +66,16 @@ def test_damage_shows_before_the_end(proxy, data):
             pass
 
 
+def test_a_small_file_is_asked_for_once_and_again_if_it_is_altered(proxy):
+    storage.write_bytes("s3://bucket/small", b"small")
+    proxy.requests.clear()
+    for count in (1, 3):
+        with storage.open_reader("s3://bucket/small") as file:
+            assert file.read() == b"small"
+        assert len(proxy.requests) == count
+        proxy.fail("corrupt", query="small", after=1)
+
+
 def test_missing_and_empty(proxy, bucket, tmp_path):
     (bucket / "empty").write_bytes(b"")
     with storage.open_reader("s3://bucket/empty") as file:
