@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 import numpy as np
+import torch
+from torchvision.ops import box_iou
 
 from trainer.evaluation.truth_and_predictions import Predictions
 
@@ -88,7 +90,8 @@ def _pairs(
                 continue
             region = np.concatenate([low, high])
             first, second = (_inside(boxes, part, region) for part in (rows, rows_of[other]))
-            overlap = _iou(*(_clipped(boxes[part], region) for part in (first, second)))
+            parts = (torch.from_numpy(_clipped(boxes[part], region)) for part in (first, second))
+            overlap = box_iou(*parts).numpy()
             same = labels[first][:, None] == labels[second]
             for i, j in np.argwhere((overlap >= _OVERLAP) & same).tolist():
                 pairs[int(first[i])].append((float(overlap[i, j]), int(second[j])))
@@ -103,12 +106,3 @@ def _clipped(boxes: np.ndarray, region: np.ndarray) -> np.ndarray:
 def _inside(boxes: np.ndarray, rows: np.ndarray, region: np.ndarray) -> np.ndarray:
     clipped = _clipped(boxes[rows], region)
     return rows[((clipped[:, 2:] - clipped[:, :2]) > 0).all(axis=1)]
-
-
-def _iou(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """IoU of boxes with an area, [N, M]."""
-    near = np.maximum(one[:, None, :2], other[:, :2])
-    far = np.minimum(one[:, None, 2:], other[:, 2:])
-    shared = np.maximum(far - near, 0).prod(axis=2)
-    areas = [(part[:, 2:] - part[:, :2]).prod(axis=1) for part in (one, other)]
-    return np.asarray(shared / (areas[0][:, None] + areas[1] - shared))

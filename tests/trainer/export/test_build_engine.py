@@ -48,6 +48,37 @@ def test_gathered_samples_are_those_of_grid_sample(tmp_path):
     assert np.abs(found - torch_values).max() < 1e-5 * 255
 
 
+class Attention(Graph):
+    """Deformable attention of transformers on two levels, with values and points from the image."""
+
+    names, image_size = ("attended",), 8
+
+    def __init__(self, module):
+        super().__init__()
+        self.stock = module.MultiScaleDeformableAttention()
+
+    def forward(self, images):
+        values = images.float().flatten(1) / 255
+        shapes, rows = [(6, 4), (2, 4)], values[:, :96].unflatten(1, (32, 1, 3)).expand(-1, -1, 2, -1)
+        points = (values[:, :160] * 1.4 - 0.2).unflatten(1, (5, 2, 2, 4, 2))
+        weights = values[:, 32:112].unflatten(1, (5, 2, 2, 4))
+        return (self.stock(rows, torch.tensor(shapes), shapes, torch.tensor([0, 24]), points, weights, 64),)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["rf_detr", "lw_detr"])
+def test_attention_of_other_detectors_needs_no_grid_sample(model, tmp_path):
+    module = pytest.importorskip(f"transformers.models.{model}.modeling_{model}")
+    images = np.random.default_rng(0).integers(0, 256, (3, 3, 8, 8), dtype=np.uint8)
+    outputs = []
+    for name, native in (("native", True), ("gathered", False)):
+        write_onnx(Attention(module), tmp_path / name, 18, grid_sample=native)
+        kinds = {node.op_type for node in onnx.load(tmp_path / name).graph.node}
+        assert ("GridSample" in kinds) == native
+        outputs += OnnxRuntime(tmp_path / name).run(images)
+    assert np.abs(outputs[0]).max() > 0.1 and np.abs(outputs[0] - outputs[1]).max() < 1e-5
+
+
 @pytest.mark.parametrize("own_boxes", [False, True], ids=["shared boxes", "a box for each class"])
 def test_selection_is_torchvisions_suppression(own_boxes):
     random = np.random.default_rng(1)
