@@ -44,6 +44,8 @@ class NormedConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolution and normalisation of [B, C, H, W]."""
+        if "shift" in self.__dict__:  # See `weight_casts`.
+            return self._conv_forward(input, self.weight, self.__dict__["shift"])
         norm = self.norm[0]
         scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
         shift = norm.bias - norm.running_mean * scale

@@ -126,8 +126,8 @@ class MovingAverage:
         torch._foreach_lerp_(
             [mean for mean, _ in self._averaged], [value for _, value in self._averaged], weight
         )
-        for mean, value in self._copied:
-            mean.copy_(value)
+        if self._copied:
+            torch._foreach_copy_([mean for mean, _ in self._copied], [value for _, value in self._copied])
 
 
 def gradient_norm(parameters: Sequence[Tensor], limit: float) -> Tensor:

@@ -56,6 +56,7 @@ from trainer.model.deployment import RAW_OUTPUTS, Graph
 from trainer.model.global_batch import Part
 from trainer.model.postprocess import Detections
 from trainer.model.upstream_fitting import COUNTER, differences
+from trainer.model.weight_casts import cast_together
 
 # Its reports and progress bars repeat our messages.
 library_logging.set_verbosity_error()
@@ -88,6 +89,7 @@ class Detr(Architecture):
     needs_part = True
     upstream: Any  # transformers' class of the whole detector
     unfolds_boxes: ClassVar[bool] = False  # see `denoising`
+    _cast: list[nn.Module] | None = None  # layers whose weights autocast would cast, see `weight_casts`
 
     def __init__(self, config: DetrOptions, num_classes: int) -> None:
         super().__init__(config, num_classes)
@@ -168,7 +170,10 @@ class Detr(Architecture):
                 queries=self.config.denoising, label_noise=_LABEL_NOISE, box_noise=_BOX_NOISE,
                 unfold=self.unfolds_boxes,
             )  # fmt: skip
-        return self.outputs(pixels, noise).exact(), Targets(centred, labels), noise
+        self._cast = _matrices(self.model) if self._cast is None else self._cast
+        with cast_together(self._cast, images.device):
+            outputs = self.outputs(pixels, noise)
+        return outputs.exact(), Targets(centred, labels), noise
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Detections:
@@ -258,6 +263,7 @@ class Detr(Architecture):
     def compile_network(self, mode: str) -> bool:
         """Compile the backbone: the encoder reads values, and the number of queries depends on the batch."""
         compiled = torch.compile(self._levels, mode=mode, dynamic=False)
+        self._cast = _matrices(self.model, leave=self.model.backbone)  # the compiler casts its weights
 
         def run(pixels: Tensor) -> list[Tensor]:
             torch.compiler.cudagraph_mark_step_begin()
@@ -418,6 +424,15 @@ def best_pairs(logits: Tensor, boxes: Tensor, image_size: int, config: DetrOptio
         labels=torch.where(real, pair % classes, PADDING),
         num=real.sum(dim=1),
     )
+
+
+def _matrices(model: nn.Module, leave: nn.Module | None = None) -> list[nn.Module]:
+    """Layers whose weights autocast would cast, without those in `leave`."""
+    left = set(leave.modules()) if leave else set()
+    return [
+        part for part in model.modules()
+        if isinstance(part, (nn.Linear, nn.Conv2d)) and not isinstance(part, _Strided) and part not in left
+    ]  # fmt: skip
 
 
 def _narrow(config: DetrOptions) -> str:
