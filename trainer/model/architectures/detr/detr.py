@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import DFineForObjectDetection, PreTrainedModel, RTDetrV2ForObjectDetection
 from transformers.models.d_fine.modeling_d_fine import (
+    DFineDecoderOutput,
     DFineEncoderLayer,
     DFineFrozenBatchNorm2d,
-    DFineIntegral,
     DFineMultiscaleDeformableAttention,
     inverse_sigmoid,
 )
@@ -41,7 +41,13 @@ from trainer.model.architecture import (
     split_by_decay,
 )
 from trainer.model.architectures.detr.denoising import Denoising, denoising
-from trainer.model.architectures.detr.detr_criterion import Criterion, Outputs, Targets, at_least_fp32
+from trainer.model.architectures.detr.detr_criterion import (
+    Criterion,
+    Outputs,
+    Targets,
+    at_least_fp32,
+    bin_values,
+)
 from trainer.model.architectures.detr.detr_options import (
     DetrOptions,
     DFineOptions,
@@ -105,8 +111,6 @@ class Detr(Architecture):
             for name, part in list(parent.named_children()):
                 if isinstance(part, HGNetV2LearnableAffineBlock):
                     setattr(parent, name, _Affine(part))
-                elif isinstance(part, DFineIntegral):
-                    setattr(parent, name, _ExactIntegral(self.library_config))
                 elif isinstance(part, DFineMultiscaleDeformableAttention):
                     part.ms_deformable_attn_core = sampled  # type: ignore[assignment]
                 elif isinstance(part, nn.Conv2d) and part.groups > 1 and max(part.stride) > 1:
@@ -218,13 +222,7 @@ class Detr(Architecture):
             )
             references = torch.cat([noise.references.to(references.dtype), references], dim=1)
             mask = noise.visible(first.shape[1])
-        # Python's integers: the layers' comparisons must neither wait for the device nor be exported.
-        integers = np.array(shapes, dtype=object)
-        decoded = self.model.decoder(
-            inputs_embeds=content, encoder_hidden_states=memory, encoder_attention_mask=mask,
-            reference_points=references, spatial_shapes=integers, spatial_shapes_list=shapes,
-            level_start_index=None,
-        )  # fmt: skip
+        decoded = self.decode(content, references, memory, mask, shapes)
         return Outputs(
             logits=decoded.intermediate_logits,
             boxes=self.refined(decoded.intermediate_reference_points),
@@ -233,6 +231,17 @@ class Detr(Architecture):
             encoder_logits=logits,
             encoder_boxes=first.sigmoid(),
         )
+
+    def decode(
+        self, content: Tensor, references: Tensor, memory: Tensor, mask: Tensor | None,
+        shapes: list[tuple[int, int]],
+    ) -> Any:  # fmt: skip
+        """What transformers' decoder returns for queries [B, Q, C] and their first boxes, as logits."""
+        return self.model.decoder(
+            inputs_embeds=content, encoder_hidden_states=memory, encoder_attention_mask=mask,
+            reference_points=references, spatial_shapes=integers(shapes), spatial_shapes_list=shapes,
+            level_start_index=None,
+        )  # fmt: skip
 
     def refined(self, boxes: Tensor) -> Tensor:
         """The decoder's boxes [B, S, Q, 4], with the gradients that the authors' have."""
@@ -352,6 +361,61 @@ class DFine(Detr):
     def make_criterion(self) -> Criterion:
         return Criterion(self.library_config.max_num_bins, self.library_config.reg_scale)
 
+    def decode(
+        self, content: Tensor, references: Tensor, memory: Tensor, mask: Tensor | None,
+        shapes: list[tuple[int, int]],
+    ) -> Any:  # fmt: skip
+        """The same as transformers' decoder, which computes boxes and qualities layer by layer."""
+        decoder, config = self.model.decoder, self.library_config
+        reference = references.sigmoid()
+        before: Any = 0.0
+        sides: Any = 0.0
+        corners, states = [], []
+        exact = torch.promote_types(references.dtype, torch.float32)
+        values = bin_values(config.max_num_bins, config.reg_scale, exact, references.device)
+
+        def moved(chances: Tensor, first: Tensor) -> Tensor:
+            """Boxes from distributions [..., 4, bins] of the sides' distances to the first ones [..., 4]."""
+            low, high = (chances @ values).split(2, dim=-1)
+            unit = first[..., 2:] / config.reg_scale
+            centre = first[..., :2] + (high - low) * (unit / 2)
+            return torch.cat([centre, (low + high + config.reg_scale) * unit], dim=-1)
+
+        def chances(part: Tensor) -> Tensor:
+            return F.softmax(part.to(exact).unflatten(-1, (4, -1)), dim=-1)
+
+        for number, layer in enumerate(decoder.layers):
+            content = layer(
+                content, position_embeddings=decoder.query_pos_head(reference).clamp(min=-10, max=10),
+                reference_points=reference[:, :, None], spatial_shapes=integers(shapes),
+                spatial_shapes_list=shapes, encoder_hidden_states=memory, encoder_attention_mask=mask,
+            )  # fmt: skip
+            if number == 0:
+                first = (decoder.pre_bbox_head(content) + inverse_sigmoid(reference)).sigmoid()
+            sides = decoder.bbox_embed[number](content + before) + sides
+            before = content.detach()
+            with torch.autocast(content.device.type, enabled=False):
+                reference = moved(chances(sides.detach()), first.detach())
+            corners.append(sides)
+            states.append(content)
+        kept = range(len(states))[None if self.training else -1 :]
+        distributions = torch.stack([corners[number] for number in kept], dim=1)
+        scores = [decoder.class_embed[number](states[number]) for number in kept]
+        with torch.autocast(content.device.type, enabled=False):
+            every = chances(distributions)
+            boxes = moved(every, first.detach()[:, None])
+        best = every.topk(decoder.lqe_layers[0].top_prob_values, dim=-1).values
+        best = torch.cat([best, best.mean(dim=-1, keepdim=True)], dim=-1).flatten(-2)
+        quality = [decoder.lqe_layers[number].reg_conf(best[:, place]) for place, number in enumerate(kept)]
+        logits = torch.stack(scores, dim=1) + torch.stack(quality, dim=1)
+        if self.training:
+            logits = torch.cat([scores[0][:, None], logits], dim=1)
+            boxes = torch.cat([first[:, None], boxes], dim=1)
+        return DFineDecoderOutput(
+            intermediate_logits=logits, intermediate_reference_points=boxes,
+            intermediate_predicted_corners=distributions, initial_reference_points=first.detach()[:, None],
+        )  # fmt: skip
+
     @property
     def title(self) -> str:
         return f"D-FINE-{self.config.size.upper()}{_narrow(self.config)}"
@@ -426,6 +490,11 @@ def best_pairs(logits: Tensor, boxes: Tensor, image_size: int, config: DetrOptio
     )
 
 
+def integers(shapes: Sequence[tuple[int, int]]) -> Any:
+    """Python's integers, so that the layers' comparisons neither wait for the device nor are exported."""
+    return np.array(shapes, dtype=object)
+
+
 def _matrices(model: nn.Module, leave: nn.Module | None = None) -> list[nn.Module]:
     """Layers whose weights autocast would cast, without those in `leave`."""
     left = set(leave.modules()) if leave else set()
@@ -489,14 +558,6 @@ class _Affine(HGNetV2LearnableAffineBlock):
         scale, shift = self.scale.to(hidden_state.dtype), self.bias.to(hidden_state.dtype)
         # One operation, which rounds once.
         return torch.addcmul(shift, hidden_state, scale)
-
-
-class _ExactIntegral(DFineIntegral):
-    """Distances from distributions, in fp32: in bf16 a side would move by pixels."""
-
-    def forward(self, pred_corners: Tensor, project: Tensor) -> Tensor:
-        with torch.autocast(pred_corners.device.type, enabled=False):
-            return super().forward(at_least_fp32(pred_corners), at_least_fp32(project))
 
 
 class _Strided(nn.Conv2d):

@@ -197,7 +197,7 @@ class Criterion:
             # The first set is before the first layer.
             terms["overlap"] = overlap[:, 1 : 1 + sides.shape[1]].detach()
             references = outputs.references[:, :1, group.part].detach()
-            values = _bin_values(self._bins, self._scale, references.dtype, references.device)
+            values = bin_values(self._bins, self._scale, references.dtype, references.device)
             centre, box = references[..., :2], corners(truth)
             outward = torch.cat([centre - box[..., :2], box[..., 2:] - centre], dim=-1)
             unit = references[..., 2:].repeat(1, 1, 1, 2) / self._scale + 1e-16
@@ -269,7 +269,7 @@ def _with_encoder(outputs: Outputs) -> tuple[Tensor, Tensor]:
 
 
 @functools.cache
-def _bin_values(bins: int, scale: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+def bin_values(bins: int, scale: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The distance of each bin, [bins + 1]: W(n) of D-FINE's paper."""
     bound = _UP * scale
     inner = (bound + 1) ** (torch.arange(1, bins // 2, dtype=torch.float64) * 2 / (bins - 2)) - 1
