@@ -5,6 +5,7 @@ table, and a query is a sum of such rows: the forward pass takes a quarter of th
 """
 
 import functools
+import itertools
 import warnings
 from typing import Any
 
@@ -31,27 +32,32 @@ def sampled(
     if not (trained and usable):
         return multi_scale_deformable_attention_v2(value, shapes, locations, attention, points, method)
     exact = torch.promote_types(value.dtype, torch.float32)
-    size, start = _levels(tuple(shapes), tuple(points), exact)
-    return _Sampled.apply(value.to(exact), locations.to(exact), attention.to(exact), size, start)
+    constants = _levels(tuple(shapes), tuple(points), exact, len(value), value.shape[2])
+    return _Sampled.apply(value.to(exact), locations.to(exact), attention.to(exact), *constants)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=64)
 def _levels(
-    shapes: tuple[tuple[int, int], ...], points: tuple[int, ...], dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Width and height of the level of each point [2, P], and where it starts [P]."""
+    shapes: tuple[tuple[int, int], ...], points: tuple[int, ...], dtype: torch.dtype, batch: int, heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the level of each point: width and height [2, P], and in rows of the table its first one for each
+    image and head [B, 1, H, 1, P], and how far apart columns and lines are [2, 1, P].
+    """
     each = [level for level, count in enumerate(points) for _ in range(count)]
-    starts = [sum(height * width for height, width in shapes[:level]) for level in each]
-    sizes = [[shapes[level][side] for level in each] for side in (1, 0)]
-    return torch.tensor(sizes, dtype=dtype), torch.tensor(starts, dtype=torch.int32)
+    ends = [0, *itertools.accumulate(height * width for height, width in shapes)]
+    size = torch.tensor([[shapes[level][side] for level in each] for side in (1, 0)], dtype=dtype)
+    start = torch.tensor([ends[level] for level in each]) + ends[-1] * torch.arange(batch)[:, None]
+    first = start[:, None, None, None] * heads + torch.arange(heads)[:, None, None]
+    apart = torch.stack([torch.ones_like(size[0]), size[0]])[:, None] * heads
+    return size, first.int(), apart.int()
 
 
 class _Sampled(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, value: Tensor, locations: Tensor, attention: Tensor, size: Tensor, start: Tensor
-    ) -> Tensor:
-        batch, rows, heads, _ = value.shape
+        ctx: Any, value: Tensor, locations: Tensor, attention: Tensor, size: Tensor, first: Tensor,
+        apart: Tensor,
+    ) -> Tensor:  # fmt: skip
         place = (locations * size.T).sub_(0.5).transpose(-1, -2)  # [B, Q, H, 2, P], x and y
         low = place.floor()
         part = place - low
@@ -59,12 +65,10 @@ class _Sampled(torch.autograd.Function):
         both = torch.stack([low, low + 1], dim=-2)
         inside = (both >= 0) & (both < size[:, None])
         share = torch.stack([1 - part, part], dim=-2) * inside
-        index = (both * inside).int()
-        first = torch.arange(batch)[:, None, None] * (rows * heads) + torch.arange(heads)[:, None]
-        row = (
-            index[..., 1, :, :] * (size[0] * heads).int() + (start * heads + first[..., None]).int()[:, None]
+        row = (both * inside).int() * apart
+        index = (
+            (row[..., 1, :, None, :] + first[..., None, :] + row[..., 0, None, :, :]).flatten(3).flatten(0, 2)
         )
-        index = (row[..., None, :] + index[..., 0, None, :, :] * heads).flatten(3).flatten(0, 2)
         weights = _corners(share, attention)
         table = value.reshape(-1, value.shape[-1])
         ctx.save_for_backward(table, index, share, inside, attention, size)
@@ -99,7 +103,7 @@ class _Sampled(torch.autograd.Function):
         moved = torch.stack([columns * sign[..., 0, :, :], lines * sign[..., 1, :, :]], dim=-3).sum(-2)
         of_locations = (moved * (attention[..., None, :] * size)).transpose(-1, -2)
         of_attention = (columns * share[..., 0, :, :]).sum(-2)
-        return of_table.view(ctx.shape), of_locations, of_attention, None, None
+        return of_table.view(ctx.shape), of_locations, of_attention, None, None, None
 
 
 def _corners(share: Tensor, attention: Tensor) -> Tensor:

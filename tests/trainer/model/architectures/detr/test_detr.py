@@ -205,7 +205,7 @@ class Shapes(TorchDispatchMode):
 def test_no_shape_depends_on_the_targets(architecture, network, batch):
     """As CUDA graphs need it; the rows of the targets are a multiple of 16."""
     detector, seen = network(architecture).train(), []
-    for counts in ([3, 0, 5], [1, 12, 2]):
+    for counts in ([1, 1, 1], [3, 0, 5], [1, 12, 2]):
         sample = batch(counts)
         extra = 12 - max(counts)
         boxes = F.pad(sample.boxes, (0, 0, 0, extra))
@@ -214,4 +214,5 @@ def test_no_shape_depends_on_the_targets(architecture, network, batch):
             losses = detector(sample.images, boxes, labels, part=sample.part())
             sum(losses.values()).backward()
         seen.append(shapes.seen)
-    assert len(seen[0]) > 500 and seen[0] == seen[1]
+    # The first step also makes constants.
+    assert len(seen[1]) > 500 and seen[1] == seen[2]
