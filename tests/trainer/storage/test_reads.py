@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 
 import pytest
 
@@ -95,7 +96,8 @@ def test_a_byte_that_was_changed_on_the_way_is_noticed(proxy, data):
     storage.write_bytes("s3://bucket/big", data)
     proxy.fail("corrupt", query="big", after=100, parts=True)
     assert storage.read_bytes("s3://bucket/big") == data
-    assert len(ranges(proxy)) == 32  # all of it again: nobody knows which byte it was
+    asked = Counter(ranges(proxy))  # all of it again: nobody knows which byte it was
+    assert len([piece for piece, times in asked.items() if times > 1]) == 16
 
 
 def test_json_that_was_changed_on_the_way_is_read_again(proxy, bucket):
