@@ -41,6 +41,21 @@ ARCHITECTURES = {
     "rtdetr": Entry(
         f"{_FOLDER}.detr.detr_options:RTDetrOptions", f"{_FOLDER}.detr.detr:RTDetr", "detr", _DETR_PACKAGES
     ),
+    "rfdetr": Entry(
+        f"{_FOLDER}.detr.group_options:RFDetrOptions",
+        f"{_FOLDER}.detr.group_detr:RFDetr",
+        "detr",
+        _DETR_PACKAGES,
+    ),
+    "deimv2": Entry(
+        f"{_FOLDER}.detr.deim_options:Deimv2Options", f"{_FOLDER}.detr.deim:Deimv2", "detr", _DETR_PACKAGES
+    ),
+    "lwdetr": Entry(
+        f"{_FOLDER}.detr.group_options:LWDetrOptions",
+        f"{_FOLDER}.detr.group_detr:LWDetr",
+        "detr",
+        _DETR_PACKAGES,
+    ),
 }
 """Every architecture by its name."""
 

@@ -38,10 +38,10 @@ class Architecture(nn.Module, ABC):
     """
 
     config: ModelConfig  # options of the architecture
-    loss_names: ClassVar[tuple[str, ...]]  # names of the losses, in the order in which they are added
+    loss_names: tuple[str, ...]  # names of the losses, in the order in which they are added
     needs_part: ClassVar[bool] = False
     """Whether `forward` takes an argument `part`, the batch's part in the step (`global_batch.Part`)."""
-    needs_survey: ClassVar[bool] = False
+    needs_survey: bool = False
     """Whether the losses depend on predictions for the whole global batch. A step of several passes then
     calls `survey` for each of its batches first, which costs a forward pass."""
 

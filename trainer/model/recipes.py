@@ -10,6 +10,7 @@ from trainer.config.parsing import check_frozen, with_overrides
 from trainer.config.schema import Config
 from trainer.config.types import Overrides
 from trainer.model.architectures.detr import detr_options
+from trainer.model.architectures.detr.group_options import rfdetr_finetune, rfdetr_m
 from trainer.model.architectures.faster_rcnn.faster_rcnn_options import faster_rcnn_r50
 from trainer.model.architectures.fcos.fcos_options import fcos_r50
 from trainer.model.architectures.retinanet import retinanet_options
@@ -21,6 +22,7 @@ _RECIPES = (
     detr_options.dfine_small, detr_options.dfine_finetune, detr_options.dfine_n, detr_options.dfine_s,
     detr_options.dfine_m, detr_options.dfine_l, detr_options.dfine_x, detr_options.rtdetr_r18,
     detr_options.rtdetr_r34, detr_options.rtdetr_r50, detr_options.rtdetr_r101,
+    rfdetr_finetune, rfdetr_m,
 )  # fmt: skip
 RECIPES = {recipe.__name__: recipe for recipe in _RECIPES}
 """Recipes by name: functions that return a configuration, defined next to their detector."""

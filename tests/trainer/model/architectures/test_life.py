@@ -24,6 +24,7 @@ _PYRAMID = {
     "model.head_depth": 1,
 }
 _DETR = {"model.width": 0.25, "model.queries": 20, "model.denoising": 10, "model.score_threshold": 0.0}
+_GROUPS = {"model.width": 0.25, "model.queries": 20, "model.groups": 2, "model.score_threshold": 0.0}
 NARROW = {
     "faster_rcnn": _PYRAMID | {
         "model.head_width": 32, "model.anchor_sizes": [8.0, 16.0, 32.0, 48.0, 64.0],
@@ -32,6 +33,9 @@ NARROW = {
     "dfine": _DETR | {"model.size": "n"},
     "fcos": _PYRAMID | {"model.score_threshold": 0.05},
     "rtdetr": _DETR | {"model.size": "r18"},
+    "rfdetr": _GROUPS,
+    "lwdetr": _GROUPS | {"model.size": "tiny"},
+    "deimv2": _DETR | {"model.size": "n"},
 }  # fmt: skip
 """RetinaNet's life is in the tests of training, evaluation and export."""
 
@@ -44,14 +48,16 @@ def narrow(tiny):
         if "model.width" in NARROW[architecture] and not importlib.util.find_spec("transformers"):
             pytest.skip("transformers is not installed")
         model = recipes.load("debug", {"model.architecture": architecture, **NARROW[architecture]}).model
-        return dataclasses.replace(tiny(**overrides), model=model)
+        size = {"loader__image_size": 128} if architecture == "lwdetr" else {}
+        return dataclasses.replace(tiny(**size, **overrides), model=model)
 
     return config
 
 
 @pytest.mark.parametrize(
     "architecture",
-    ["faster_rcnn", "dfine", *(pytest.param(name, marks=pytest.mark.extra) for name in ("fcos", "rtdetr"))],
+    ["faster_rcnn", "dfine", "rfdetr", "deimv2"]
+    + [pytest.param(name, marks=pytest.mark.extra) for name in ("fcos", "rtdetr", "lwdetr")],
 )
 def test_a_whole_life(architecture, narrow, shards, tmp_path):
     """Trained, stopped and resumed to the same bits, evaluated and exported."""
@@ -81,7 +87,11 @@ def assert_images_are_found_alone_as_together(runtime, path):
 
 @pytest.mark.parametrize(
     "architecture",
-    ["fcos", *(pytest.param(name, marks=pytest.mark.extra) for name in ("faster_rcnn", "dfine"))],
+    ["fcos"]
+    + [
+        pytest.param(name, marks=pytest.mark.extra)
+        for name in ("faster_rcnn", "dfine", "rfdetr", "lwdetr", "deimv2")
+    ],
 )
 def test_two_processes_equal_one_on_the_same_global_batch(architecture, narrow, shards, tmp_path):
     assert_two_equal_one(narrow(architecture, **LIKE_PASSES), shards, tmp_path, steps=4, weights=0.05)

@@ -49,12 +49,12 @@ from trainer.model.architectures.detr.detr_criterion import (
     bin_values,
 )
 from trainer.model.architectures.detr.detr_options import (
-    DetrOptions,
     DFineOptions,
     RTDetrOptions,
+    SetOptions,
     library_arguments,
 )
-from trainer.model.architectures.detr.layouts import BACKBONE_PREFIX, library_names
+from trainer.model.architectures.detr.layouts import library_names
 from trainer.model.architectures.detr.sampling import sampled
 from trainer.model.batchnorm_folding import TRANSFORMERS, NormedConv2d, apply_in_convolutions, fold
 from trainer.model.boxes import to_centre, to_corners
@@ -74,6 +74,8 @@ _ROWS = 16  # rows of targets in training are a multiple of it
 _ANCHOR = 0.05
 """Side of a query's first box on the finest level, relative to the image; twice that on the next."""
 _MARGIN = 0.01  # places whose first box is nearer to a border than this become no query
+_MEAN, _DEVIATION = [[[0.485]], [[0.456]], [[0.406]]], [[[0.229]], [[0.224]], [[0.225]]]
+"""Of ImageNet's pixels, RGB in 0..1."""
 _CHANCE = 0.01  # first score of every class (Lin et al. 2017), for any number of classes.
 _AS_TRANSFORMERS = ("sampling_offsets", "attention_weights", "gate", "value_proj", "output_proj")
 """Layers that transformers draws like the authors."""
@@ -84,29 +86,66 @@ _XAVIER = re.compile(r"(layers\.\d+\.mlp\..*|query_pos_head\.layers\.\d+|enc_out
 """Layers that are drawn as in Glorot and Bengio 2010."""
 _XAVIER_OF_RTDETR = re.compile(r"decoder_input_proj\.\d+\.0")
 """Further ones, which D-FINE's authors leave to PyTorch."""
-_WITH_CLASSES = ("model.enc_score_head.", "model.decoder.class_embed.", "model.denoising_class_embed.")
-"""Prefixes of the tensors that depend on the classes."""
 
 
 class Detr(Architecture):
     """D-FINE or RT-DETRv2."""
 
-    config: DetrOptions
+    config: Any  # DetrOptions, or others of `SetOptions`
     needs_part = True
     upstream: Any  # transformers' class of the whole detector
     unfolds_boxes: ClassVar[bool] = False  # see `denoising`
     _cast: list[nn.Module] | None = None  # layers whose weights autocast would cast, see `weight_casts`
+    pixel_scale: ClassVar[bool] = False
+    """Whether pixels are relative to ImageNet's mean and deviation."""
+    pixel_mean: Tensor
+    pixel_deviation: Tensor
+    heads: ClassVar[tuple[str, ...]] = (
+        "model.enc_score_head.",
+        "model.decoder.class_embed.",
+        "model.denoising_class_embed.",
+    )
+    """Prefixes of the tensors that depend on the classes."""
 
-    def __init__(self, config: DetrOptions, num_classes: int) -> None:
+    def __init__(self, config: SetOptions, num_classes: int) -> None:
         super().__init__(config, num_classes)
-        self.library_config = self.upstream.config_class(**library_arguments(config), num_labels=num_classes)
+        self.library_config = self.upstream.config_class(**self.arguments(), num_labels=num_classes)
+        self.denoising = getattr(config, "denoising", 0)
+        self.take(self.upstream(self.library_config))
+        if self.pixel_scale:
+            self.register_buffer("pixel_mean", torch.tensor(_MEAN), persistent=False)
+            self.register_buffer("pixel_deviation", torch.tensor(_DEVIATION), persistent=False)
+        # Always: on a CPU the BatchNorm of torch 2.15 gives a batch of one that is not in NHWC order a wrong
+        # gradient if the next operation is a transposition.
+        self.model.to(memory_format=torch.channels_last)
+        self._criterion = self.make_criterion()
+        self.loss_names = self._criterion.names
+        self._compiled: Callable[[Tensor], list[Tensor]] | None = None
+        self._anchors_of: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
+
+    @property
+    def backbone(self) -> Any:
+        """The part whose weights may come from a classifier."""
+        return self.model.backbone
+
+    @property
+    def layout(self) -> str:
+        """The names of the authors' tensors, see `layouts`."""
+        return str(self.config.architecture)
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the library's configuration, without the number of classes."""
+        return library_arguments(self.config)
+
+    def take(self, whole: Any) -> None:
+        """Take the parts of the library's detector, and draw its first weights."""
         # Without the outer model, which has the heads a second time under other names.
-        self.model = self.upstream(self.library_config).model
-        _draw_first_weights(self.model)
+        self.model = whole.model
+        _draw_first_weights(self.model, self.backbone)
         # Autocast computes some layers in 32 bits although 16 suffice, or the reverse. Parameters and buffers
         # keep their names; without autocast results change by rounding only.
         frozen = (DFineFrozenBatchNorm2d, RTDetrV2FrozenBatchNorm2d)
-        apply_in_convolutions(self.model.backbone, frozen, TRANSFORMERS)
+        apply_in_convolutions(self.backbone, frozen, TRANSFORMERS)
         for parent in list(self.model.modules()):
             for name, part in list(parent.named_children()):
                 if isinstance(part, HGNetV2LearnableAffineBlock):
@@ -115,26 +154,21 @@ class Detr(Architecture):
                     part.ms_deformable_attn_core = sampled  # type: ignore[assignment]
                 elif isinstance(part, nn.Conv2d) and part.groups > 1 and max(part.stride) > 1:
                     part.__class__ = _StridedNormed if isinstance(part, NormedConv2d) else _Strided
-        # Always: on a CPU the BatchNorm of torch 2.15 gives a batch of one that is not in NHWC order a wrong
-        # gradient if the next operation is a transposition.
-        self.model.to(memory_format=torch.channels_last)
-        if config.frozen_stem:
+        if getattr(self.config, "frozen_stem", False):
             self.model.backbone.model.embedder.requires_grad_(False)
-        self._criterion = self.make_criterion()
-        self._compiled: Callable[[Tensor], list[Tensor]] | None = None
-        self._anchors_of: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of all modules."""
         super().train(mode)
         # In training these layers check for values that are not finite, which makes the host wait; the step
         # checks as well. Nothing else depends on their mode: they have no dropout.
-        for module in self.model.encoder.modules():
+        for module in self.model.modules():
             if isinstance(module, (DFineEncoderLayer, RTDetrV2EncoderLayer)):
                 module.training = False
         return self
 
     def make_criterion(self) -> Criterion:
+        """The losses that `forward` computes, and their names."""
         return Criterion()
 
     def forward(
@@ -168,10 +202,10 @@ class Detr(Architecture):
         extra = -(-max(1, part.most) // _ROWS) * _ROWS - labels.shape[1]
         centred, labels = F.pad(centred, (0, 0, 0, extra)), F.pad(labels, (0, extra), value=PADDING)
         noise = None
-        if self.config.denoising:
+        if self.denoising:
             noise = denoising(
                 centred, labels, part.keys, self.num_classes, part.most,
-                queries=self.config.denoising, label_noise=_LABEL_NOISE, box_noise=_BOX_NOISE,
+                queries=self.denoising, label_noise=_LABEL_NOISE, box_noise=_BOX_NOISE,
                 unfold=self.unfolds_boxes,
             )  # fmt: skip
         self._cast = _matrices(self.model) if self._cast is None else self._cast
@@ -187,10 +221,13 @@ class Detr(Architecture):
         )
 
     def normalize(self, images: Tensor, color: Tensor | None = None) -> Tensor:
-        """Network input 0..1 from uint8 images, in the precision of the weights and in NHWC order."""
-        weight = next(self.model.backbone.parameters())
+        """Network input from uint8 images, in the precision of the weights and in NHWC order."""
+        weight = next(self.backbone.parameters())
         values = images.to(torch.promote_types(weight.dtype, torch.float32)) / 255
-        return recolored(values, color, 1).contiguous(memory_format=torch.channels_last)
+        values = recolored(values, color, 1)
+        if self.pixel_scale:
+            values = (values - self.pixel_mean) / self.pixel_deviation
+        return values.contiguous(memory_format=torch.channels_last)
 
     def features(self, pixels: Tensor) -> list[Tensor]:
         """Levels of the encoder for images [B, 3, S, S] in 0..1, each [B, C, h, w]."""
@@ -228,8 +265,8 @@ class Detr(Architecture):
             boxes=self.refined(decoded.intermediate_reference_points),
             corners=getattr(decoded, "intermediate_predicted_corners", None),
             references=getattr(decoded, "initial_reference_points", None),
-            encoder_logits=logits,
-            encoder_boxes=first.sigmoid(),
+            encoder_logits=logits[:, None],
+            encoder_boxes=first.sigmoid()[:, None],
         )
 
     def decode(
@@ -283,11 +320,12 @@ class Detr(Architecture):
 
     def parameter_groups(self, config: TrainConfig) -> ParameterGroups:
         """The backbone's, with their learning rate, and the rest."""
-        backbone = dict(self.model.backbone.named_parameters(prefix="backbone"))
-        rest = [value for name, value in self.model.named_parameters() if name not in backbone]
+        backbone = list(self.backbone.parameters())
+        slow = {id(value) for value in backbone}
+        rest = [value for value in self.model.parameters() if id(value) not in slow]
         return [
             *split_by_decay(rest, config.weight_decay),
-            *split_by_decay(backbone.values(), config.weight_decay, lr_scale=self.config.backbone_lr),
+            *split_by_decay(backbone, config.weight_decay, lr_scale=self.config.backbone_lr),
         ]
 
     def deployment_graph(self, image_size: int) -> Graph:
@@ -301,19 +339,18 @@ class Detr(Architecture):
 
         Heads of other classes are skipped; any other tensor must fit.
         """
-        given = library_names(state, self.config.architecture)
+        given = library_names(state, self.layout)
         expected = {name: value for name, value in self.state_dict().items() if not name.endswith(COUNTER)}
         given = {name: value for name, value in given.items() if not name.endswith(COUNTER)}
-        backbone = all(name.startswith(BACKBONE_PREFIX) for name in given)
-        missing = {
-            name for name in expected.keys() - given if not backbone or name.startswith(BACKBONE_PREFIX)
-        }
+        prefix = next(f"{name}." for name, part in self.named_modules() if part is self.backbone)
+        backbone = all(name.startswith(prefix) for name in given)
+        missing = {name for name in expected.keys() - given if not backbone or name.startswith(prefix)}
         wrong = {
             name: (value.shape, expected[name].shape)
             for name, value in given.items()
             if name in expected and value.shape != expected[name].shape
         }
-        replaced = {name for name in wrong if name.startswith(_WITH_CLASSES)}
+        replaced = {name for name in wrong if name.startswith(self.heads)}
         wrong = {name: shapes for name, shapes in wrong.items() if name not in replaced}
         if wrong or missing or given.keys() - expected:
             raise CheckpointError(
@@ -353,7 +390,6 @@ class DFine(Detr):
     """D-FINE (Peng et al. 2024)."""
 
     config: DFineOptions
-    loss_names = ("vfl", "bbox", "giou", "fgl", "ddf")
     needs_survey = True
     upstream = DFineForObjectDetection
     unfolds_boxes = True
@@ -418,14 +454,13 @@ class DFine(Detr):
 
     @property
     def title(self) -> str:
-        return f"D-FINE-{self.config.size.upper()}{_narrow(self.config)}"
+        return f"D-FINE-{self.config.size.upper()}{narrowed(self.config)}"
 
 
 class RTDetr(Detr):
     """RT-DETRv2 (Lv et al. 2024)."""
 
     config: RTDetrOptions
-    loss_names = ("vfl", "bbox", "giou")
     upstream = RTDetrV2ForObjectDetection
 
     def refined(self, boxes: Tensor) -> Tensor:
@@ -442,7 +477,7 @@ class RTDetr(Detr):
 
     @property
     def title(self) -> str:
-        return f"RT-DETRv2 on ResNet{self.config.size[1:]}-vd{_narrow(self.config)}"
+        return f"RT-DETRv2 on ResNet{self.config.size[1:]}-vd{narrowed(self.config)}"
 
 
 class DetrGraph(Graph):
@@ -473,7 +508,7 @@ class RawDetrGraph(DetrGraph):
         return boxes, outputs.logits[:, -1].sigmoid()
 
 
-def best_pairs(logits: Tensor, boxes: Tensor, image_size: int, config: DetrOptions) -> Detections:
+def best_pairs(logits: Tensor, boxes: Tensor, image_size: int, config: SetOptions) -> Detections:
     """The best pairs of query and class, of logits [B, Q, C] and boxes [B, Q, 4]."""
     classes = logits.shape[-1]
     flat = logits.flatten(1)
@@ -504,12 +539,12 @@ def _matrices(model: nn.Module, leave: nn.Module | None = None) -> list[nn.Modul
     ]  # fmt: skip
 
 
-def _narrow(config: DetrOptions) -> str:
+def narrowed(config: SetOptions) -> str:
     return f", {config.width:g} times as wide" if config.width != 1 else ""
 
 
 @torch.no_grad()
-def _draw_first_weights(model: PreTrainedModel) -> None:
+def _draw_first_weights(model: PreTrainedModel, backbone: nn.Module) -> None:
     """Draw the weights of encoder and decoder as the authors of D-FINE and RT-DETR do, in place.
 
     transformers draws nearly all with a deviation of 0.01, which passes on a ten-thousandth of a gradient
@@ -518,7 +553,8 @@ def _draw_first_weights(model: PreTrainedModel) -> None:
     github.com/lyuwenyu/RT-DETR (366ce51), with PyTorch's defaults for the rest.
     """
     is_rtdetr = model.config.model_type.startswith("rt_detr")
-    modules = {name: module for name, module in model.named_modules() if not name.startswith("backbone")}
+    kept = set(backbone.modules())
+    modules = {name: module for name, module in model.named_modules() if module not in kept}
     for name, module in modules.items():
         if name.endswith(_AS_TRANSFORMERS):
             continue

@@ -49,8 +49,8 @@ class Outputs(NamedTuple):
     corners: Tensor | None  # [B, L, Q, 4 * bins] distributions of the sides' distances; None for RT-DETRv2
     references: Tensor | None
     """[B, L, Q, 4] reference boxes of the distances, the same in all layers; None for RT-DETRv2."""
-    encoder_logits: Tensor  # [B, Q - D, C] of the places that became queries
-    encoder_boxes: Tensor  # [B, Q - D, 4] of the same
+    encoder_logits: Tensor  # [B, E, Q - D, C] of the places that became queries, a set for each group
+    encoder_boxes: Tensor  # [B, E, Q - D, 4] of the same
 
     def exact(self) -> "Outputs":
         """The same in fp32 or more."""
@@ -107,16 +107,19 @@ class Criterion:
     """Computes the losses of one kind of network; holds no weights."""
 
     def __init__(
-        self, bins: int = 0, scale: float = 0.0, *, weights: Mapping[str, float] = _WEIGHTS,
+        self, bins: int = 0, scale: float = 0.0, *, groups: int = 1, weights: Mapping[str, float] = _WEIGHTS,
         classification: Callable[[Tensor, Tensor], Tensor] = varifocal,
     ) -> None:  # fmt: skip
         """Take the authors' `reg_max` (bins of D-FINE's distributions; 0 for others) and `reg_scale`.
 
-        `weights` are of the losses by name; the loss vfl is the sum of `classification`, which is called
-        like `varifocal`.
+        `weights` are of the losses by name; the first one is the sum of `classification`, which is called
+        like `varifocal`. The losses are means over so many `groups` of queries, which are further sets.
         """
-        self._bins, self._scale = bins, scale
+        self._bins, self._scale, self._groups = bins, scale, groups
         self._weights, self._classification = weights, classification
+        names = tuple(weights)
+        self.names = names if bins else names[:3]
+        """Names of the losses: of the classes, then bbox, giou, and for D-FINE fgl and ddf."""
 
     def match(self, outputs: Outputs, targets: Targets, counts: list[int]) -> Callable[[], Matches]:
         """Start to match the queries without noise; the returned function waits and returns the matches.
@@ -142,11 +145,12 @@ class Criterion:
         then those of the others with the encoder's last. fgl has only the layers, ddf all but the last.
         `outputs` are in fp32 or more.
         """
-        device, others = outputs.logits.device, outputs.encoder_logits.shape[1]
+        device, others = outputs.logits.device, outputs.encoder_logits.shape[2]
         first = outputs.logits.shape[2] - others
         matched = part.surveyed or self.match(outputs, targets, part.counts)
         copies = noise.groups if noise else 0
-        numbers = torch.tensor([part.targets, part.targets * copies, max(1, part.targets), part.images])
+        total = part.targets * self._groups
+        numbers = torch.tensor([total, total * copies, max(1, total), part.images])
         each, noisy, least, images = batch.to_device(numbers.to(outputs.logits.dtype), device)
         groups: list[_Group] = []
         terms: list[dict[str, Tensor]] = []
@@ -188,11 +192,11 @@ class Criterion:
             with torch.no_grad():
                 quality, _ = overlaps(group.boxes, _of_targets(targets, group.own)[0])
         terms = {
-            "vfl": self._classes(targets, group, quality),
+            self.names[0]: self._classes(targets, group, quality),
             "bbox": ((group.boxes - truth).abs().sum(-1) * share).sum((0, 2)),
             "giou": ((1 - generalized) * share).sum((0, 2)),
         }
-        if outputs.corners is not None and outputs.references is not None:
+        if self._bins and outputs.corners is not None and outputs.references is not None:
             sides = outputs.corners[:, :, group.part].unflatten(-1, (4, -1))
             # The first set is before the first layer.
             terms["overlap"] = overlap[:, 1 : 1 + sides.shape[1]].detach()
@@ -260,11 +264,11 @@ def _of_targets(targets: Targets, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _with_encoder(outputs: Outputs) -> tuple[Tensor, Tensor]:
-    """Logits and boxes of the queries without noise, the encoder's as the last set."""
-    queries = outputs.encoder_logits.shape[1]
+    """Logits and boxes of the queries without noise, the encoder's as the last sets."""
+    queries = outputs.encoder_logits.shape[2]
     return (
-        torch.cat([outputs.logits[:, :, -queries:], outputs.encoder_logits[:, None]], dim=1),
-        torch.cat([outputs.boxes[:, :, -queries:], outputs.encoder_boxes[:, None]], dim=1),
+        torch.cat([outputs.logits[:, :, -queries:], outputs.encoder_logits], dim=1),
+        torch.cat([outputs.boxes[:, :, -queries:], outputs.encoder_boxes], dim=1),
     )
 
 

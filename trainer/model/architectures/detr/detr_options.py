@@ -16,6 +16,11 @@ _STORAGE = "https://github.com/lyuwenyu/storage/releases/download/v0.1/"
 """Backbones of RT-DETR's authors: `src/nn/backbone/presnet.py`."""
 _NAMES = {"nano": "n", "small": "s", "medium": "m", "large": "l", "xlarge": "x"}
 """Sizes in the names of the hub."""
+_PUBLISHED = {
+    "dfine": "n s m l x", "rtdetr": "r18 r34 r50 r101", "rfdetr": "nano small medium large",
+    "lwdetr": "tiny small medium large xlarge", "deimv2": "atto femto pico n s m l x",
+}  # fmt: skip
+"""Published sizes of each architecture."""
 
 
 class _HgNet(NamedTuple):
@@ -89,8 +94,8 @@ RT-DETRv2: `rtdetrv2_pytorch/configs/rtdetrv2` of github.com/lyuwenyu/RT-DETR (0
 
 
 @dataclass(config=STRICT, frozen=True)
-class DetrOptions(ModelConfig):
-    """Options of both."""
+class SetOptions(ModelConfig):
+    """Options of all detectors that predict a set of boxes with transformers' networks."""
 
     stride: ClassVar[int] = 32
     library: ClassVar[str] = "transformers"
@@ -102,6 +107,29 @@ class DetrOptions(ModelConfig):
     """Channels relative to the published size; below 1 no published weights fit."""
     queries: Positive = 300
     """Queries of an image; it can have no more detections of a class."""
+
+    def misfit(self) -> str:
+        """Say whether published weights are of another size or width, by their name alone."""
+        named = self.weights.lower().replace("rf-detr", "rfdetr") if self.weights.startswith(_HUB) else ""
+        words = [_NAMES.get(word, word.removesuffix("vd")) for word in re.split(r"[-_/:@]", named)]
+        for architecture in set(words) & _PUBLISHED.keys():
+            after = words[words.index(architecture) + 1 :]
+            sizes = {_NAMES.get(size, size): size for size in _PUBLISHED[architecture].split()}
+            size = next((sizes[word] for word in after if word in sizes), "")
+            if size and (architecture, size) != (self.architecture, self.size):
+                return (
+                    f"{self.weights} are of model.architecture={architecture} and model.size={size}, not of "
+                    f"{self.architecture} and {self.size}"
+                )
+            if size and self.width != 1:
+                return f"{self.weights} are of the published width, not {self.width:g} of it (model.width)"
+        return ""
+
+
+@dataclass(config=STRICT, frozen=True)
+class DetrOptions(SetOptions):
+    """Options of D-FINE and RT-DETRv2."""
+
     denoising: Count = 100
     """Approximate number of pairs of denoising queries of an image in training; 0 trains without."""
     frozen_norm: bool = False
@@ -111,22 +139,6 @@ class DetrOptions(ModelConfig):
     """Keep the backbone's first convolutions of the pretrained weights; as above."""
     backbone_lr: Fraction = 0.1
     """Learning rate of the backbone, relative to train.lr."""
-
-    def misfit(self) -> str:
-        """Say whether published weights are of another size or width, by their name alone."""
-        words = re.split(r"[-_/:@]", self.weights.lower()) if self.weights.startswith(_HUB) else []
-        words = [_NAMES.get(word, word.removesuffix("vd")) for word in words]
-        for architecture in set(words) & _SIZES.keys():
-            after = words[words.index(architecture) + 1 :]
-            size = next((word for word in after if word in _SIZES[architecture]), "")
-            if size and (architecture, size) != (self.architecture, self.size):
-                return (
-                    f"{self.weights} are of model.architecture={architecture} and model.size={size}, not of "
-                    f"{self.architecture} and {self.size}"
-                )
-            if size and self.width != 1:
-                return f"{self.weights} are of the published width, not {self.width:g} of it (model.width)"
-        return ""
 
     def freezing(self) -> dict[str, Any]:
         """Return the options that keep loaded weights, each with the value that trains them."""
@@ -156,10 +168,10 @@ class RTDetrOptions(DetrOptions):
 def library_arguments(config: DetrOptions) -> dict[str, Any]:
     """Arguments of transformers' DFineConfig or RTDetrV2Config for a size and width."""
     size, width = _SIZES[config.architecture][config.size], config.width
-    (hidden,) = _scaled([size.hidden], width, 4 * _UNIT)
+    (hidden,) = scaled([size.hidden], width, 4 * _UNIT)
     if config.architecture == "dfine":
         net, levels = size.backbone, len(size.points)
-        outward, stem = _scaled(net.outward, width), _scaled(net.stem, width)
+        outward, stem = scaled(net.outward, width), scaled(net.stem, width)
         # Two levels of D-FINE-N, three of the others: the last ones of the backbone.
         arguments = {
             "backbone_config": {
@@ -168,8 +180,8 @@ def library_arguments(config: DetrOptions) -> dict[str, Any]:
                 "hidden_sizes": outward,
                 "embedding_size": stem[-1],
                 "stem_channels": [3, *stem],
-                "stage_in_channels": _scaled(net.inward, width),
-                "stage_mid_channels": _scaled(net.middle, width),
+                "stage_in_channels": scaled(net.inward, width),
+                "stage_mid_channels": scaled(net.middle, width),
                 "stage_out_channels": outward,
                 "stage_num_blocks": net.blocks,
                 "stage_numb_of_layers": [net.layers] * 4,
@@ -185,12 +197,12 @@ def library_arguments(config: DetrOptions) -> dict[str, Any]:
         }
     else:
         levels = 3
-        outward = _scaled([64, 128, 256, 512] if size.basic else [256, 512, 1024, 2048], width)
+        outward = scaled([64, 128, 256, 512] if size.basic else [256, 512, 1024, 2048], width)
         arguments = {
             "backbone_config": {
                 "model_type": "rt_detr_resnet",
                 "out_indices": [2, 3, 4],
-                "embedding_size": _scaled([64], width, 2 * _UNIT)[0],
+                "embedding_size": scaled([64], width, 2 * _UNIT)[0],
                 "hidden_sizes": outward,
                 "depths": list(size.resnet_blocks),
                 "layer_type": "basic" if size.basic else "bottleneck",
@@ -205,15 +217,15 @@ def library_arguments(config: DetrOptions) -> dict[str, Any]:
         "d_model": min(hidden, 256),
         "encoder_hidden_dim": hidden,
         "decoder_in_channels": [hidden] * levels,
-        "encoder_ffn_dim": _scaled([size.encoder_feed_forward], width)[0],
-        "decoder_ffn_dim": _scaled([size.feed_forward], width)[0],
+        "encoder_ffn_dim": scaled([size.encoder_feed_forward], width)[0],
+        "decoder_ffn_dim": scaled([size.feed_forward], width)[0],
         "num_queries": config.queries,
         "num_denoising": config.denoising,
         "freeze_backbone_batch_norms": config.frozen_norm,
     }
 
 
-def _scaled(channels: list[int], width: float, unit: int = _UNIT) -> list[int]:
+def scaled(channels: list[int], width: float, unit: int = _UNIT) -> list[int]:
     """Channels times `width`, in whole units, one at least; unchanged at width 1."""
     if width == 1:
         return channels

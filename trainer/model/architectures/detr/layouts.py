@@ -1,8 +1,10 @@
 """Names of a detector's tensors in its authors' files and in the hub's, as transformers' modules name them.
 
-Sources, at the commits that detr_criterion.py names: `state_dict` of the networks in src/zoo/dfine of
-github.com/Peterande/D-FINE and in rtdetrv2_pytorch/src/zoo/rtdetr of github.com/lyuwenyu/RT-DETR. The hub's
-files are those of `save_pretrained`, also of older versions of transformers.
+Sources: `state_dict` of the networks in src/zoo/dfine of github.com/Peterande/D-FINE (4a1f73a), in
+rtdetrv2_pytorch/src/zoo/rtdetr of github.com/lyuwenyu/RT-DETR (068dfde), in rfdetr/models of
+github.com/roboflow/rf-detr (35ac6ab), in models of github.com/Atten4Vis/LW-DETR (d5e6e6c), and in engine of
+github.com/Intellindust-AI-Lab/DEIMv2 (0fff8d4). The hub's files are those of `save_pretrained`, also of older
+versions of transformers; RF-DETR's and DEIMv2's have their authors' names.
 """
 
 import re
@@ -12,9 +14,11 @@ from torch import Tensor
 
 _Rules = tuple[tuple[str, str], ...]
 
-BACKBONE_PREFIX = "model.backbone."
-_STACKED = re.compile(r"(.+\.self_attn\.)in_proj_(weight|bias)")
-"""Query, key and value of PyTorch's attention in one tensor."""
+_STACKED = re.compile(r"(.+\.(?:self_attn|attention)\.)(?:in_proj_|qkv\.)(weight|bias)")
+"""Query, key and value of an attention in one tensor."""
+_GATED = re.compile(r"(.+\.)swish_ffn\.w12\.(weight|bias)")
+"""The two first layers of a gated network in one tensor."""
+_HEADS = ("class_embed.", "bbox_embed.")  # heads outside of the inner model
 _CLASSIFIER = ("fc.", "head.", "last_conv.")
 """Prefixes of the tensors of a classifier that are not of its backbone."""
 
@@ -40,6 +44,7 @@ _RESNET: _Rules = (
 )
 """ResNet-vd."""
 _HYBRID: _Rules = (
+    (r"^(?=class_embed\.|bbox_embed\.)", "decoder."),  # heads that the hub's files have twice
     (r"^decoder\.(anchors|valid_mask)$", ""),  # constants
     (r"^decoder\.(?=decoder\.|denoising_class_embed|enc_)", ""),
     (r"^decoder\.dec_score_head\.", "decoder.class_embed."),
@@ -63,47 +68,122 @@ _HYBRID: _Rules = (
     (r"\.out_proj\.", ".o_proj."),
 )
 """Encoder and decoder of D-FINE and RT-DETRv2."""
-_RULES: dict[str, tuple[_Rules, _Rules]] = {
-    "dfine": (
-        _HGNET,
-        (*_HYBRID, (r"\.linear1\.|\.fc1\.", ".mlp.layers.0."), (r"\.linear2\.|\.fc2\.", ".mlp.layers.1.")),
+_GROUP: _Rules = (
+    (r"^transformer\.", ""),
+    (r"^refpoint_embed\.", "reference_point_embed."),
+    (r"^decoder\.norm\.", "decoder.layernorm."),
+    (r"\.norm1\.", ".self_attn_layer_norm."),
+    (r"\.norm2\.", ".cross_attn_layer_norm."),
+    (r"\.norm3\.", ".layer_norm."),
+    (r"(?<!\.mlp)\.(?:linear|fc)([12])\.", r".mlp.fc\1."),
+    (r"\.out_proj\.", ".o_proj."),
+)
+"""Decoder of RF-DETR and LW-DETR."""
+_PROJECTED: _Rules = (
+    (r"^0\.encoder\.(encoder\.)?", "backbone."),
+    (r"^0\.projector\.", "projector."),
+    (r"\.attention\.attention\.(q|k|v)(?:uery|ey|alue)\.", r".attention.\1_proj."),
+    (r"\.attention\.output\.(dense\.)?", ".attention.o_proj."),
+    (r"\.m\.(\d+)\.", r".bottlenecks.\1."),
+    (r"\.cv(\d)\.", r".conv\1."),
+    (r"^(projector\..*)\.bn\.", r"\1.norm."),
+)
+_DINO: _Rules = (
+    *_PROJECTED,
+    (r"^projector\.stages\.0\.0\.", "projector.projector_layer."),
+    (r"^projector\.stages\.0\.1\.", "projector.layer_norm."),
+)
+"""Backbone of RF-DETR."""
+_VIT: _Rules = (
+    *_PROJECTED,
+    (r"^projector\.stages\.(\d)\.0\.", r"projector.scale_layers.\1.projector_layer."),
+    (r"^projector\.stages\.(\d)\.1\.", r"projector.scale_layers.\1.layer_norm."),
+    (
+        r"^projector\.stages_sampling\.(\d)\.(\d)\.",
+        r"projector.scale_layers.\1.sampling_layers.\2.layers.",
     ),
-    "rtdetr": (
-        _RESNET,
-        (
-            *_HYBRID,
-            (r"\.num_points_scale$", ".n_points_scale"),
-            (r"(?<!\.mlp)\.(?:linear|fc)([12])\.", r".mlp.fc\1."),
-        ),
-    ),
+    (r"\.pos_embed$", ".embeddings.position_embeddings"),
+    (r"\.patch_embed\.proj\.", ".embeddings.projection."),
+    (r"^backbone\.blocks\.", "backbone.encoder.layer."),
+    (r"\.norm1\.", ".layernorm_before."),
+    (r"\.norm2\.", ".layernorm_after."),
+    (r"\.attn\.(q|v)_bias$", r".attention.\1_proj.bias"),
+    (r"\.attn\.proj\.", ".attention.o_proj."),
+    (r"\.attn\.", ".attention."),
+    (r"\.mlp\.fc", ".intermediate.fc"),
+)
+"""Backbone of LW-DETR."""
+_DFINE_MLP: _Rules = ((r"\.(?:linear|fc)1\.", ".mlp.layers.0."), (r"\.(?:linear|fc)2\.", ".mlp.layers.1."))
+_RTDETR_MLP: _Rules = (
+    (r"\.num_points_scale$", ".n_points_scale"),
+    (r"(?<!\.mlp)\.(?:linear|fc)([12])\.", r".mlp.fc\1."),
+)
+_DEIM_BACKBONE: _Rules = (
+    (r"^stem\.", "model.embedder."),
+    (r"^stages\.", "model.encoder.stages."),
+    (r"^(model\..*)\.conv\.", r"\1.convolution."),
+    (r"^(model\..*)\.bn\.", r"\1.normalization."),
+)
+"""Backbone of DEIMv2."""
+_DEIM_LITE: _Rules = (
+    (r"(_blocks?(?:\.\d+)?)\.cv1\.", r"\1.conv1."),
+    (r"(_blocks?(?:\.\d+)?)\.cv2\.0\.", r"\1.csp_rep1."),
+    (r"(_blocks?(?:\.\d+)?)\.cv2\.1\.", r"\1.csp_rep1.conv2."),
+    (r"(_blocks?(?:\.\d+)?)\.cv3\.0\.", r"\1.csp_rep2."),
+    (r"(_blocks?(?:\.\d+)?)\.cv3\.1\.", r"\1.csp_rep2.conv2."),
+    (r"(_blocks?(?:\.\d+)?)\.cv4\.", r"\1.conv2."),
+    (r"^encoder\.down_sample(\d)\.1\.", r"encoder.down_conv\1.conv."),
+    (r"^encoder\.down_sample(\d)\.2\.", r"encoder.down_conv\1.norm."),
+    (r"^encoder\.bi_fusion\.cv\.", "encoder.bi_fusion_conv."),
+    (r"^encoder\.input_proj\.(?=\d)", "encoder.input+proj."),
+    (r"^(decoder\..*)\.scale$", r"\1.weight"),
+    (r"\.swish_ffn\.w3\.", ".mlp.down_proj."),
+    *_HYBRID,
+    *_DFINE_MLP,
+    (r"\+", "_"),
+)
+"""Encoder and decoder of the sizes of DEIMv2 with `LiteEncoder`, which has the projections of its inputs."""
+_DEIM: _Rules = ((r"^encoder\.input_proj\.", "conv_encoder.encoder_input_proj."), *_DEIM_LITE)
+_RULES: dict[str, tuple[str, _Rules, _Rules]] = {
+    "dfine": ("model.backbone.model.", _HGNET, (*_HYBRID, *_DFINE_MLP)),
+    "rtdetr": ("model.backbone.model.", _RESNET, (*_HYBRID, *_RTDETR_MLP)),
+    "rfdetr": ("model.backbone.", _DINO, _GROUP),
+    "lwdetr": ("model.backbone.", _VIT, _GROUP),
+    "deimv2": ("model.conv_encoder.", _DEIM_BACKBONE, _DEIM),
+    "deimv2 lite": ("model.conv_encoder.", _DEIM_BACKBONE, _DEIM_LITE),
 }
-"""Rules of the backbone, whose names then follow `backbone.model.`, and of the rest."""
+"""Of each layout: the prefix of the backbone's names, and the rules of what follows it and of the others."""
 
 
-def library_names(state: Mapping[str, Tensor], architecture: str) -> dict[str, Tensor]:
+def library_names(state: Mapping[str, Tensor], layout: str) -> dict[str, Tensor]:
     """The tensors of a detector or backbone under the names of transformers' modules.
 
     Those that are already named so, or in no known way, keep their names.
     """
-    backbone, rest = _RULES[architecture]
+    prefix, backbone, rest = _RULES[layout]
+    short = prefix.removeprefix("model.")
     inner = {name.removeprefix("module."): value for name, value in state.items()}
     inner = {name.removeprefix("model."): value for name, value in inner.items()}
-    alone = not any(name.startswith("decoder.") for name in inner)
+    alone = not any("decoder." in name for name in inner)
     renamed: dict[str, Tensor] = {}
     for name, value in inner.items():
         if alone and name.startswith(_CLASSIFIER):
             continue
-        if alone or name.startswith("backbone."):
-            bare = _renamed(name.removeprefix("backbone.").removeprefix("model."), backbone)
-            renamed[f"{BACKBONE_PREFIX}model.{bare}"] = value
-            continue
-        # The hub's files have the heads once or twice.
-        own = _renamed(re.sub(r"^(?=class_embed\.|bbox_embed\.)", "decoder.", name), rest)
+        if alone or name.startswith(("backbone.", short)):
+            bare = name.removeprefix(short) if name.startswith(short) else name.removeprefix("backbone.")
+            bare = _renamed(bare, backbone)
+            own = bare and prefix + bare
+        else:
+            own = _renamed(name, rest)
+            own = "model." + own if own and not (rest is _GROUP and own.startswith(_HEADS)) else own
         if stacked := _STACKED.fullmatch(own):
             for part, values in zip("qkv", value.chunk(3), strict=True):
-                renamed[f"model.{stacked[1]}{part}_proj.{stacked[2]}"] = values
+                renamed[f"{stacked[1]}{part}_proj.{stacked[2]}"] = values
+        elif stacked := _GATED.fullmatch(own):
+            for part, values in zip(("gate", "up"), value.chunk(2), strict=True):
+                renamed[f"{stacked[1]}mlp.{part}_proj.{stacked[2]}"] = values
         elif own:
-            renamed["model." + own] = value
+            renamed[own] = value
     return renamed
 
 

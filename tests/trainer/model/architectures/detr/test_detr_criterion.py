@@ -3,7 +3,9 @@
 For the tensors that `inputs` makes, authors.json holds what `DFINECriterion` (github.com/Peterande/D-FINE,
 4a1f73a) and `RTDETRCriterionv2` (github.com/lyuwenyu/RT-DETR, 068dfde) computed in fp64 with the weights of
 their configurations: costs, matches, losses and gradients; and the layout of their denoising queries. There,
-`Tensor.float` was `Tensor.double`, and the `argsort` of the union was stable.
+`Tensor.float` was `Tensor.double`, and the `argsort` of the union was stable. In the same way, without costs:
+`SetCriterion` (github.com/roboflow/rf-detr, 35ac6ab, and Atten4Vis/LW-DETR, d5e6e6c; losses are sums over the
+groups) and `DEIMCriterion` (github.com/Intellindust-AI-Lab/DEIMv2, 0fff8d4).
 """
 
 import json
@@ -15,11 +17,20 @@ import pytest
 import torch
 
 from trainer.model.architectures.detr.denoising import denoising
-from trainer.model.architectures.detr.detr_criterion import Criterion, Outputs, Targets, _with_encoder, costs
+from trainer.model.architectures.detr.detr_criterion import (
+    Criterion,
+    Outputs,
+    Targets,
+    _with_encoder,
+    costs,
+    varifocal,
+)
+from trainer.model.architectures.detr.detr_losses import ia_bce, mal
 from trainer.model.global_batch import Part, uniform
 
 AUTHORS = json.loads(Path(__file__).with_name("authors.json").read_text())
 QUERIES, NOISE = 12, 6
+CLASSES = {"vfl": varifocal, "ia_bce": ia_bce, "mal": mal}
 
 
 class Case(NamedTuple):
@@ -32,6 +43,12 @@ class Case(NamedTuple):
     """Of D-FINE's distributions; 0 for RT-DETRv2."""
     noisy: bool = True
     classes: int = 3
+    groups: int = 1
+    """Groups of queries, which are further sets of each layer and of the encoder."""
+    loss: str = "vfl"
+    """Loss of the classes."""
+    local: bool = True
+    """Whether D-FINE's losses of distributions and its union of matches are used."""
 
 
 MANY, BETWEEN, NONE = [5, 0, 3, 1], [1, 14], [0, 0]
@@ -48,6 +65,12 @@ CASES = {
     "r18 without targets": Case(NONE, 3, scale=0.0),
     "r50": Case([2, 4, 9], 6, scale=0.0, classes=5),
     "r50 without noise": Case(BETWEEN, 6, scale=0.0, noisy=False),
+    "rfdetr": Case(MANY, 2, scale=0.0, noisy=False, groups=3, loss="ia_bce"),
+    "rfdetr without targets": Case(NONE, 2, scale=0.0, noisy=False, groups=3, loss="ia_bce"),
+    "lwdetr": Case(BETWEEN, 3, scale=0.0, noisy=False, classes=5, groups=2, loss="ia_bce"),
+    "deimv2 s": Case([2, 4, 9], 4, classes=5, loss="mal"),
+    "deimv2 s without targets": Case(NONE, 4, loss="mal"),
+    "deimv2 atto": Case(MANY, 3, loss="mal", local=False),
 }
 
 
@@ -77,7 +100,7 @@ def inputs(name):
     noise = denoising_queries(case, targets, case.counts) if case.noisy else None
     known = of_the_authors(case, noise)
     queries = QUERIES + known
-    sets = case.layers + (case.scale > 0)
+    sets = case.layers * case.groups + (case.scale > 0)
     # D-FINE's boxes may have a negative size.
     first = draw.boxes(count, 1, queries, smallest=-0.05 if case.scale else 0.1)
 
@@ -94,8 +117,8 @@ def inputs(name):
         references=padded(draw.boxes(count, 1, queries)).expand(-1, case.layers, -1, -1)
         if case.scale
         else None,
-        encoder_logits=4 * draw(count, QUERIES, case.classes) - 3,
-        encoder_boxes=draw.boxes(count, QUERIES),
+        encoder_logits=4 * draw(count, case.groups, QUERIES, case.classes) - 3,
+        encoder_boxes=draw.boxes(count, case.groups, QUERIES),
     )
     return outputs, targets, noise
 
@@ -133,7 +156,9 @@ def same(ours, theirs):
 
 
 def criterion(case):
-    return Criterion(32, case.scale) if case.scale else Criterion()
+    weights = {case.loss: 1.0, "bbox": 5.0, "giou": 2.0, "fgl": 0.15, "ddf": 1.5}
+    options = {"weights": weights, "classification": CLASSES[case.loss], "groups": case.groups}
+    return Criterion(32, case.scale, **options) if case.scale and case.local else Criterion(**options)
 
 
 def authors_names(name, case, noisy):
@@ -156,7 +181,8 @@ def test_losses_and_gradients_are_the_authors(name):
         if values is not None:
             values.requires_grad_()
     losses = criterion(case)(outputs, targets, noise, whole_part(case))
-    noisy = len(losses["vfl"]) > case.layers + 2
+    losses = {kind: values.unflatten(0, (-1, case.groups)).sum(1) for kind, values in losses.items()}
+    noisy = len(losses[case.loss]) > case.layers + 2
     named = {
         one: value
         for kind, values in losses.items()
@@ -175,7 +201,10 @@ def test_losses_and_gradients_are_the_authors(name):
         if field in ("logits", "boxes", "corners"):
             assert not gradient[:, :, known:padding].any()
             gradient = torch.cat([gradient[:, :, :known], gradient[:, :, padding:]], dim=2)
-        each = gradient.unbind(1) if field in ("logits", "boxes", "corners") else [gradient]
+        if gradient is None:  # authors compute them only for these losses
+            assert not case.local
+            continue
+        each = gradient.unbind(1)
         for ours, figure in zip(each, sets, strict=True):
             same(figures(ours), figure)
     if case.scale:
@@ -191,11 +220,12 @@ def test_matches_are_the_authors(name):
         real = [
             image[number, :, :count].flatten() for image, count in zip(all_costs, case.counts, strict=True)
         ]
-        same(figures(torch.cat(real)), theirs["costs"][number])
+        if "costs" in theirs:
+            same(figures(torch.cat(real)), theirs["costs"][number])
         for own, pairs in zip(matches.own[:, number], images, strict=True):
             (query,) = np.nonzero(own >= 0)
             assert [query.tolist(), own[query].tolist()] == pairs
-    assert (matches.union is None) == (case.scale == 0)
+    assert (matches.union is None) == (case.scale == 0 or not case.local)
     for row, pairs in enumerate(theirs.get("union", [])):
         assert [[query, target] for query, target in enumerate(matches.union[row, 0]) if target >= 0] == pairs
 
@@ -207,7 +237,7 @@ def test_what_is_not_finite_is_matched_last():
     assert (matches.own[0, 0, :-6] < 0).all()
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.noisy])
+@pytest.mark.parametrize("name", [name for name in CASES if "noise" in AUTHORS[name]])
 def test_denoising_queries_are_laid_out_as_the_authors_are(name):
     theirs, (_, _, noise) = AUTHORS[name]["noise"], inputs(name)
     if not theirs["queries"]:

@@ -1,4 +1,4 @@
-"""D-FINE as it is exported after a training: on every validation image what the trained model finds."""
+"""Detectors as they are exported after a training: on every validation image what the trained model finds."""
 
 import dataclasses
 import shutil
@@ -24,15 +24,26 @@ from trainer.training.loop import train
 pytestmark = [pytest.mark.slow, pytest.mark.extra]
 
 
-@pytest.fixture(scope="module")
-def learnt(tmp_path_factory, tiny):
-    """A D-FINE after a hundred steps on the sample: its configuration, checkpoint and shards."""
+MODELS = {
+    "dfine": {"model.size": "n", "model.denoising": 30},
+    "rfdetr": {"model.groups": 3},
+    "lwdetr": {"model.groups": 3},
+    "deimv2": {"model.denoising": 30},
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def learnt(request, tmp_path_factory, tiny):
+    """A detector after a hundred steps on the sample: its configuration, checkpoint and shards."""
     folder = tmp_path_factory.mktemp("learnt")
     config = tiny(train__epochs=5, train__validate_every=5, train__lr=2e-3, train__clip_norm=0.5,
                   loader__resize="squash", loader__fill=0)  # fmt: skip
     # All pairs of query and class: else the last one may be either of two that are alike.
     every = {"model.queries": 16, "model.detections_per_image": 80, "model.score_threshold": 0.0}
-    model = recipes.load("dfine_small", {"model.width": 0.25, **every}).model
+    options = {"model.architecture": request.param, "model.width": 0.25, **MODELS[request.param], **every}
+    model = recipes.load("debug", options).model
+    if request.param == "lwdetr":
+        config = dataclasses.replace(config, loader=dataclasses.replace(config.loader, image_size=128))
     config = dataclasses.replace(config, model=model)
     raw = download("sample:images=80,seed=5,size=96", str(folder), config.data)
     shards = shard(raw, str(folder), config.data).uri
@@ -41,10 +52,11 @@ def learnt(tmp_path_factory, tiny):
 
 @pytest.fixture(scope="module")
 def exported(learnt, tmp_path_factory):
-    """The bundle in fp32 and int8, whatever int8 costs; what the export says of it."""
+    """The bundle in fp32, of D-FINE also in int8, whatever that costs; what the export says of it."""
     config, trained, shards = learnt
     folder = tmp_path_factory.mktemp("model")
-    changes = {"formats": ["onnx", "onnx-int8"], "max_ap_change_int8": 1.0, "check_images": 500}
+    formats = ["onnx", "onnx-int8"] if config.model.architecture == "dfine" else ["onnx"]
+    changes = {"formats": formats, "max_ap_change_int8": 1.0, "check_images": 500}
     config = dataclasses.replace(config, export=dataclasses.replace(config.export, **changes))
     return folder, export(trained["checkpoint"], shards, str(folder), config)
 
@@ -67,6 +79,7 @@ def test_every_validation_image_has_the_boxes_scores_and_labels_of_the_model(lea
     assert matches.score_error < 1e-3 and matches.box_error < 0.1
 
 
+@pytest.mark.parametrize("learnt", ["dfine"], indirect=True)
 def test_eight_bits_are_shipped_where_ap_holds_and_refused_where_not(learnt, exported, tmp_path, monkeypatch):
     config, trained, shards = learnt
     checks, images = exported[1]["formats"], len(ShardDataset(shards, "val"))

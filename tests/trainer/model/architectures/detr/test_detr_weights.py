@@ -6,8 +6,10 @@ import torch
 from transformers import HGNetV2Backbone
 
 from trainer.base.errors import CheckpointError
+from trainer.config.architectures import ARCHITECTURES
 from trainer.model.architecture import build
 
+DETRS = [name for name, entry in ARCHITECTURES.items() if ".detr." in entry.network]
 NAMES = ["red", "green", "blue"]
 
 
@@ -23,12 +25,18 @@ def file_of(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["dfine", "rtdetr"])
-@pytest.mark.parametrize("frozen", [True, False])
-def test_what_transformers_saves_loads_here(architecture, frozen, network, file_of, batch):
+@pytest.mark.parametrize(
+    ("architecture", "options"),
+    [
+        *((name, {}) for name in DETRS if name != "deimv2"),
+        ("dfine", {"frozen_norm": True}),
+        ("rtdetr", {"frozen_norm": True}),
+    ],
+)
+def test_what_transformers_saves_loads_here(architecture, options, network, file_of, batch):
     detector = network(architecture)
     torch.manual_seed(5)
-    theirs = detector.upstream(network(architecture, frozen_norm=frozen).library_config).eval()
+    theirs = detector.upstream(network(architecture, **options).library_config).eval()
     said = detector.load_upstream(file_of(theirs), "file")
     assert "tensors" in said and "new" not in said
     pixels = batch([1]).images / 255
@@ -40,7 +48,7 @@ def test_what_transformers_saves_loads_here(architecture, frozen, network, file_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["dfine", "rtdetr"])
+@pytest.mark.parametrize("architecture", [name for name in DETRS if name != "deimv2"])
 def test_ours_load_in_transformers(architecture, network, tmp_path, batch):
     detector = network(architecture).eval()
     written = detector.upstream_weights(NAMES)

@@ -1,0 +1,222 @@
+"""RF-DETR (arXiv:2511.09554) and LW-DETR (arXiv:2406.03459): transformers' networks in groups of queries.
+
+In training each group of queries is selected, attends to itself and is matched for itself (Group DETR); the
+decoder's weights are shared. This module computes the selection of all groups at once.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LwDetrForObjectDetection, RfDetrForObjectDetection
+
+from trainer.config.schema import TrainConfig
+from trainer.model.architecture import ParameterGroups
+from trainer.model.architectures.detr.denoising import Denoising
+from trainer.model.architectures.detr.detr import Detr, narrowed
+from trainer.model.architectures.detr.detr_criterion import Criterion, Outputs
+from trainer.model.architectures.detr.detr_losses import ia_bce
+from trainer.model.architectures.detr.group_options import (
+    GroupOptions,
+    LWDetrOptions,
+    RFDetrOptions,
+    library_arguments,
+)
+from trainer.model.upstream_fitting import chosen, select
+
+_WEIGHTS = {"ia_bce": 1.0, "bbox": 5.0, "giou": 2.0}
+_CHANCE = 0.01  # first score of every class
+_PLAIN = ("gamma", "embeddings", "bias", "norm")
+"""Parts of names of the vision transformer's weights that do not decay."""
+
+
+class GroupDetr(Detr):
+    """RF-DETR or LW-DETR."""
+
+    config: GroupOptions
+    pixel_scale = True
+    heads = ("class_embed.", "model.enc_out_class_embed.")
+
+    def arguments(self) -> dict[str, Any]:
+        return library_arguments(self.config)
+
+    def take(self, whole: Any) -> None:
+        self.model, self.class_embed, self.bbox_embed = whole.model, whole.class_embed, whole.bbox_embed
+        # Nothing depends on it, and processes exchange the gradients of all trained weights.
+        token = getattr(self.model.backbone.backbone.embeddings, "mask_token", None)
+        if token is not None:
+            token.requires_grad_(False)
+        _draw_first_weights(self)
+
+    def make_criterion(self) -> Criterion:
+        return Criterion(groups=self.config.groups, weights=_WEIGHTS, classification=ia_bce)
+
+    def outputs(self, pixels: Tensor, noise: Denoising | None) -> Outputs:
+        """The decoder's outputs for normalised images [B, 3, S, S]; in training of all groups."""
+        del noise  # these detectors have none
+        model, groups = self.model, self.config.groups if self.training else 1
+        compiled = self._compiled if self.training and torch.is_grad_enabled() else None
+        found = model.backbone.projector((compiled or self._levels)(pixels))
+        levels = found if isinstance(found, list) else [found]
+        memory = torch.cat([level.flatten(2).transpose(1, 2) for level in levels], dim=1)
+        shapes = [(level.shape[-2], level.shape[-1]) for level in levels]
+        anchors, valid = self._anchors(shapes, memory)
+        anchors = anchors.sigmoid()
+        count = min(self.config.queries, memory.shape[1])
+
+        # [B, G, N, channels] of all places, then of those that become queries.
+        encoded = _each(memory * valid, model.enc_output[:groups])
+        norms = model.enc_output_norm[:groups]
+        encoded = F.layer_norm(encoded, encoded.shape[-1:], eps=norms[0].eps)
+        scale, shift = (torch.stack([getattr(norm, part) for norm in norms]) for part in ("weight", "bias"))
+        encoded = encoded * scale[:, None] + shift[:, None]
+        heads = model.enc_out_class_embed[:groups]
+        scores = _each(encoded, heads).amax(-1)
+        scores = scores.masked_fill(valid.transpose(1, 2) == 0, -torch.inf)
+        place = scores.topk(count, dim=-1).indices[..., None]
+        content = encoded.gather(2, place.expand(-1, -1, -1, encoded.shape[-1]))
+        first = anchors[:, None].expand(*place.shape[:2], -1, -1).gather(2, place.expand(-1, -1, -1, 4))
+        logits = _each(content, heads)
+        moves = content
+        for layer in range(3):
+            moves = _each(moves, [head.layers[layer] for head in model.enc_out_bbox_embed[:groups]])
+            moves = F.relu(moves) if layer < 2 else moves
+        boxes = _moved(first, moves)
+
+        learnt = [
+            table.weight.unflatten(0, (-1, self.config.queries))[:groups, :count].flatten(0, 1)
+            for table in (model.reference_point_embed, model.query_feat)
+        ]
+        references = _moved(boxes.detach().flatten(1, 2), learnt[0][None])
+        decoded = model.decoder(
+            inputs_embeds=learnt[1].expand(memory.shape[0], -1, -1),
+            reference_points=references,
+            # Python's integers: the layers' comparisons must neither wait for the device nor be exported.
+            spatial_shapes=np.array(shapes, dtype=object), spatial_shapes_list=shapes, level_start_index=None,
+            valid_ratios=memory.new_ones(memory.shape[0], len(shapes), 2),
+            encoder_hidden_states=memory,
+        ).intermediate_hidden_states  # fmt: skip
+
+        def sets(values: Tensor) -> Tensor:
+            """[L, B, G * Q, n] -> [B, L * G, Q, n]."""
+            return values.unflatten(2, (groups, count)).transpose(0, 1).flatten(1, 2)
+
+        return Outputs(
+            logits=sets(self.class_embed(decoded)),
+            boxes=sets(_moved(references, self.bbox_embed(decoded))),
+            corners=None,
+            references=None,
+            encoder_logits=logits,
+            encoder_boxes=boxes,
+        )
+
+    def _levels(self, pixels: Tensor) -> list[Tensor]:
+        return list(self.model.backbone.backbone(pixels).feature_maps)
+
+    def parameter_groups(self, config: TrainConfig) -> ParameterGroups:
+        """A learning rate for each block of the vision transformer, one for the decoder, one for the rest.
+
+        Source: rfdetr/util/get_param_dicts.py and rfdetr/models/backbone/backbone.py of
+        github.com/roboflow/rf-detr (35ac6ab).
+        """
+        blocks = self.library_config.backbone_config.num_hidden_layers
+        made: dict[tuple[float, float], list[nn.Parameter]] = {}
+        for name, parameter in self.named_parameters():
+            scale, decay = 1.0, config.weight_decay
+            if name.startswith("model.backbone.backbone."):
+                inner = name.removeprefix("model.backbone.backbone.")
+                number = 0 if inner.startswith("embeddings.") else blocks + 1
+                number = int(inner.split(".")[2]) + 1 if inner.startswith("encoder.layer.") else number
+                scale = self.config.backbone_lr * self.config.component_decay**2
+                scale *= self.config.layer_decay ** (blocks + 1 - number)
+                decay = 0.0 if any(part in inner for part in _PLAIN) else decay
+            elif name.startswith("model.decoder."):
+                scale = self.config.component_decay
+            if parameter.requires_grad:
+                made.setdefault((scale, decay), []).append(parameter)
+        return [
+            {"params": parameters, "weight_decay": decay, "lr_scale": scale}
+            for (scale, decay), parameters in made.items()
+        ]
+
+    def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
+        """Load a detector of the hub or the authors; of COCO's 91 outputs those of its classes."""
+        kept = chosen(len(state.get("class_embed.bias", ())), self.num_classes)
+        total = len(state.get("class_embed.bias", ()))
+        fitting = {
+            name: select(value, kept, total) if kept and "class_embed." in name else value
+            for name, value in state.items()
+        }
+        return super().load_upstream(fitting, source)
+
+
+class RFDetr(GroupDetr):
+    """RF-DETR (Robinson et al. 2025)."""
+
+    config: RFDetrOptions
+    upstream = RfDetrForObjectDetection
+
+    @property
+    def title(self) -> str:
+        return f"RF-DETR {self.config.size}{narrowed(self.config)}"
+
+
+class LWDetr(GroupDetr):
+    """LW-DETR (Chen et al. 2024)."""
+
+    config: LWDetrOptions
+    upstream = LwDetrForObjectDetection
+
+    @property
+    def title(self) -> str:
+        return f"LW-DETR {self.config.size}{narrowed(self.config)}"
+
+
+def _each(values: Tensor, layers: Sequence[Any] | nn.ModuleList) -> Tensor:
+    """A linear layer of each group's own: [B, N, n] or [B, G, N, n] -> [B, G, N, m]."""
+    weight, bias = (torch.stack([getattr(layer, part) for layer in layers]) for part in ("weight", "bias"))
+    values = values[:, None] if values.ndim == 3 else values
+    product = values @ weight.transpose(1, 2)
+    return product + bias[:, None].to(product.dtype)
+
+
+def _moved(boxes: Tensor, moves: Tensor) -> Tensor:
+    """Boxes by centre and size, moved by moves relative to the size: [..., 4]."""
+    centre = moves[..., :2] * boxes[..., 2:] + boxes[..., :2]
+    return torch.cat([centre, moves[..., 2:].exp() * boxes[..., 2:]], dim=-1)
+
+
+@torch.no_grad()
+def _draw_first_weights(detector: GroupDetr) -> None:
+    """Draw the weights of projector, decoder and heads as the authors do, in place.
+
+    Source: `Transformer._reset_parameters` and `LWDETR.__init__` in rfdetr/models of
+    github.com/roboflow/rf-detr (35ac6ab), with PyTorch's defaults for the rest.
+    """
+    backbone, model = detector.model.backbone.backbone, detector.model
+    drawn = set(backbone.modules())
+    for name, module in detector.named_modules():
+        if module in drawn or name.endswith(
+            ("sampling_offsets", "attention_weights", "value_proj", "output_proj")
+        ):
+            continue
+        if isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding)):
+            module.reset_parameters()
+        if isinstance(module, nn.Linear) and name.startswith(("model.decoder.", "model.enc_output.")):
+            attention = name.endswith(("q_proj", "k_proj", "v_proj"))
+            # As in PyTorch's attention, where the three are one matrix.
+            nn.init.xavier_uniform_(module.weight, gain=1 / math.sqrt(2) if attention else 1)
+            if attention or name.endswith("o_proj"):
+                nn.init.zeros_(module.bias)
+    nn.init.zeros_(model.reference_point_embed.weight)
+    nn.init.constant_(detector.class_embed.bias, -math.log(1 / _CHANCE - 1))
+    for values in detector.bbox_embed.layers[-1].parameters():
+        nn.init.zeros_(values)
+    for one in model.enc_out_class_embed:
+        one.load_state_dict(detector.class_embed.state_dict())
+    for one in model.enc_out_bbox_embed:
+        one.load_state_dict(detector.bbox_embed.state_dict())
