@@ -341,7 +341,8 @@ class Detr(Architecture):
         """
         given = library_names(state, self.layout)
         expected = {name: value for name, value in self.state_dict().items() if not name.endswith(COUNTER)}
-        given = {name: value for name, value in given.items() if not name.endswith(COUNTER)}
+        counters = {name: value for name, value in given.items() if name.endswith(COUNTER)}
+        given = {name: value for name, value in given.items() if name not in counters}
         prefix = next(f"{name}." for name, part in self.named_modules() if part is self.backbone)
         backbone = all(name.startswith(prefix) for name in given)
         missing = {name for name in expected.keys() - given if not backbone or name.startswith(prefix)}
@@ -359,7 +360,7 @@ class Detr(Architecture):
                 fix="set model.architecture, model.size and model.width as in the weights, or take others",
             )
         taken = {name: value for name, value in given.items() if name not in replaced}
-        self.load_state_dict(taken, strict=False)
+        self.load_state_dict({**taken, **counters}, strict=False)
         new = "; the classification layers are new" if replaced else ""
         new = "; all but the backbone is new" if backbone else new
         return f"loaded {len(taken)} tensors from {source}{new}"
@@ -367,7 +368,7 @@ class Detr(Architecture):
     def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
         """Weights and configuration as transformers' `save_pretrained` writes them."""
         whole = self.upstream(self.library_config)
-        whole.model.load_state_dict(self.model.state_dict())
+        whole.load_state_dict(self.state_dict(), strict=False)  # without its second copies of heads
         whole.config.id2label = dict(enumerate(names))
         whole.config.label2id = {name: label for label, name in enumerate(names)}
         with temporary_folder() as temporary:
