@@ -13,6 +13,7 @@ from trainer.model.architectures.detr.deim_options import Deimv2Options, library
 from trainer.model.architectures.detr.detr import Detr, narrowed
 from trainer.model.architectures.detr.detr_criterion import Criterion
 from trainer.model.architectures.detr.detr_losses import mal
+from trainer.model.architectures.detr.detr_options import Arguments
 
 _WEIGHTS = {"mal": 1.0, "bbox": 5.0, "giou": 2.0, "fgl": 0.15, "ddf": 1.5}
 
@@ -36,7 +37,7 @@ class Deimv2(Detr):
     def layout(self) -> str:
         return "deimv2 lite" if self.config.lite else "deimv2"
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Arguments:
         return library_arguments(self.config)
 
     def take(self, whole: Any) -> None:

@@ -1,11 +1,11 @@
 """Options of DEIMv2, and its published sizes with PPHGNetV2."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pydantic.dataclasses import dataclass
 
 from trainer.config.types import STRICT, Count, Fraction
-from trainer.model.architectures.detr.detr_options import SetOptions, scaled
+from trainer.model.architectures.detr.detr_options import Arguments, SetOptions, scaled
 
 
 class _Size(NamedTuple):
@@ -56,7 +56,7 @@ class Deimv2Options(SetOptions):
         return self.size in _LITE
 
 
-def library_arguments(config: Deimv2Options) -> dict[str, Any]:
+def library_arguments(config: Deimv2Options) -> Arguments:
     """Arguments of transformers' Deimv2Config for a size and width."""
     size, width = _SIZES[config.size], config.width
     # Eight heads divide it; halves of the embedding of places are even.

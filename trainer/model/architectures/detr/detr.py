@@ -49,6 +49,7 @@ from trainer.model.architectures.detr.detr_criterion import (
     bin_values,
 )
 from trainer.model.architectures.detr.detr_options import (
+    Arguments,
     DFineOptions,
     RTDetrOptions,
     SetOptions,
@@ -133,7 +134,7 @@ class Detr(Architecture):
         """The names of the authors' tensors, see `layouts`."""
         return str(self.config.architecture)
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Arguments:
         """Arguments of the library's configuration, without the number of classes."""
         return library_arguments(self.config)
 

@@ -91,6 +91,7 @@ _SIZES = {
 }  # fmt: skip
 """D-FINE: `configs/dfine/dfine_hgnetv2_{n,s,m,l,x}_coco.yml` of github.com/Peterande/D-FINE (4a1f73a).
 RT-DETRv2: `rtdetrv2_pytorch/configs/rtdetrv2` of github.com/lyuwenyu/RT-DETR (068dfde). Both Apache-2.0."""
+Arguments = dict[str, Any]  # of a configuration of transformers
 
 
 @dataclass(config=STRICT, frozen=True)
@@ -140,7 +141,7 @@ class DetrOptions(SetOptions):
     backbone_lr: Fraction = 0.1
     """Learning rate of the backbone, relative to train.lr."""
 
-    def freezing(self) -> dict[str, Any]:
+    def freezing(self) -> Arguments:
         """Return the options that keep loaded weights, each with the value that trains them."""
         return {key: False for key in ("frozen_norm", "frozen_stem") if getattr(self, key)}
 
@@ -165,7 +166,7 @@ class RTDetrOptions(DetrOptions):
     """Published backbone; with r18 20, r34 31, r50 43 and r101 77 million parameters."""
 
 
-def library_arguments(config: DetrOptions) -> dict[str, Any]:
+def library_arguments(config: DetrOptions) -> Arguments:
     """Arguments of transformers' DFineConfig or RTDetrV2Config for a size and width."""
     size, width = _SIZES[config.architecture][config.size], config.width
     (hidden,) = scaled([size.hidden], width, 4 * _UNIT)

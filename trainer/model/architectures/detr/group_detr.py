@@ -20,6 +20,7 @@ from trainer.model.architectures.detr.denoising import Denoising
 from trainer.model.architectures.detr.detr import Detr, narrowed
 from trainer.model.architectures.detr.detr_criterion import Criterion, Outputs
 from trainer.model.architectures.detr.detr_losses import ia_bce
+from trainer.model.architectures.detr.detr_options import Arguments
 from trainer.model.architectures.detr.group_options import (
     GroupOptions,
     LWDetrOptions,
@@ -41,7 +42,7 @@ class GroupDetr(Detr):
     pixel_scale = True
     heads = ("class_embed.", "model.enc_out_class_embed.")
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Arguments:
         return library_arguments(self.config)
 
     def take(self, whole: Any) -> None:

@@ -1,14 +1,14 @@
 """Options of RF-DETR and LW-DETR, their published sizes, and recipes of RF-DETR."""
 
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from trainer.config.schema import Config, EvaluationConfig, LoaderConfig, TrainConfig
 from trainer.config.types import STRICT, Fraction, Positive
-from trainer.model.architectures.detr.detr_options import SetOptions, scaled
+from trainer.model.architectures.detr.detr_options import Arguments, SetOptions, scaled
 
 
 class _Size(NamedTuple):
@@ -96,14 +96,14 @@ class LWDetrOptions(GroupOptions):
     100 queries."""
 
 
-def library_arguments(config: GroupOptions) -> dict[str, Any]:
+def library_arguments(config: GroupOptions) -> Arguments:
     """Arguments of transformers' RfDetrConfig or LwDetrConfig for a size and width."""
     size, width = _SIZES[config.architecture][config.size], config.width
     # 12 heads divide it, or 6.
     (channels,) = scaled([size.channels], width, 24)
     (hidden,) = scaled([size.hidden], width, _HEAD)
-    further: dict[str, Any]
-    backbone: dict[str, Any] = {"hidden_size": channels, "patch_size": 16, "num_hidden_layers": size.depth}
+    further: Arguments
+    backbone: Arguments = {"hidden_size": channels, "patch_size": 16, "num_hidden_layers": size.depth}
     if config.architecture == "rfdetr":
         backbone |= {
             "model_type": "rf_detr_dinov2",
