@@ -47,9 +47,10 @@ def narrow(tiny):
     def config(architecture, **overrides):
         if "model.width" in NARROW[architecture] and not importlib.util.find_spec("transformers"):
             pytest.skip("transformers is not installed")
-        model = recipes.load("debug", {"model.architecture": architecture, **NARROW[architecture]}).model
-        size = {"loader__image_size": 128} if architecture == "lwdetr" else {}
-        return dataclasses.replace(tiny(**size, **overrides), model=model)
+        side = 128 if architecture == "lwdetr" else 160
+        chosen = {"model.architecture": architecture, "loader.image_size": side, **NARROW[architecture]}
+        size = {"loader__image_size": side} if architecture == "lwdetr" else {}
+        return dataclasses.replace(tiny(**size, **overrides), model=recipes.load("debug", chosen).model)
 
     return config
 
