@@ -41,10 +41,10 @@ def learnt(request, tmp_path_factory, tiny):
     # All pairs of query and class: else the last one may be either of two that are alike.
     every = {"model.queries": 16, "model.detections_per_image": 80, "model.score_threshold": 0.0}
     options = {"model.architecture": request.param, "model.width": 0.25, **MODELS[request.param], **every}
-    model = recipes.load("debug", options).model
     if request.param == "lwdetr":
+        options["loader.image_size"] = 128
         config = dataclasses.replace(config, loader=dataclasses.replace(config.loader, image_size=128))
-    config = dataclasses.replace(config, model=model)
+    config = dataclasses.replace(config, model=recipes.load("debug", options).model)
     raw = download("sample:images=80,seed=5,size=96", str(folder), config.data)
     shards = shard(raw, str(folder), config.data).uri
     return config, train(config, shards, str(folder / "run")), shards
