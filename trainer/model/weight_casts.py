@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from trainer.model.batchnorm_folding import AppliedNorm, NormedConv2d
 
 _TOGETHER = 40
-"""Layers whose weights are cast at once. Their gradients are ready at once, so DDP still overlaps."""
+"""Layers whose weights are cast in one operation. Their gradients become ready together, so a larger number would
+leave DDP less to overlap."""
 
 
 @contextlib.contextmanager
@@ -18,7 +19,7 @@ def cast_together(layers: Sequence[nn.Module], device: torch.device) -> Iterator
     """Let convolutions and linear layers use their weights in the type of autocast, if it is on.
 
     Values and gradients are those of autocast; fixed statistics are applied as well. The parameters are
-    hidden behind attributes, so that nobody else may use the layers meanwhile.
+    hidden behind attributes, so no other code may use the layers meanwhile.
     """
     shadowed: list[tuple[nn.Module, str]] = []
     dtype = torch.get_autocast_dtype(device.type)

@@ -149,7 +149,7 @@ def test_a_record_of_a_bucket_with_other_content_is_refused_with_its_name(bucket
 
 
 def search_in(root, begun, is_endless):
-    """What a process of its own does; it tells which trials it begins."""
+    """Train the trials of a search in another process, and print which ones it begins."""
 
     class Fake(FakeTraining):
         def __init__(self, command, **settings):

@@ -335,7 +335,7 @@ def published_training(
     epochs: int, lr: float, *, weight_decay: float = 1e-4, bias_decay: float = 0.0, images: int = 32,
     warmup: int = 500, ema: int = 1000,
 ) -> TrainConfig:  # fmt: skip
-    """Return the training of the same authors: a constant learning rate, whose noise averages reduce."""
+    """Return the training of the same authors: a constant learning rate and averaged weights."""
     return TrainConfig(
         epochs=epochs, batch_size=max(4, images // 8), global_batch=images, lr_batch=images,
         lr_scaling="linear", scale_steps=True, optimizer="adamw", lr=lr, weight_decay=weight_decay,
