@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from trainer.model.batchnorm_folding import AppliedNorm, NormedConv2d
 
 _TOGETHER = 40
-"""Layers whose weights are cast in one operation. Their gradients become ready together, so a larger number would
-leave DDP less to overlap."""
+"""Layers whose weights are cast in one operation. Their gradients become ready together, so a larger number
+would leave DDP less to overlap."""
 
 
 @contextlib.contextmanager
