@@ -1,234 +1,179 @@
-"""What two recipes learn in the same time: trained side by side, each on its own CPU core.
+"""What recipes learn from scratch in the same CPU time.
 
-    python -m benchmarks.same_time --output compared          # dfine_small against small, on the sample
-    python -m benchmarks.same_time --source voc:PATH --image-size 320 --seconds 1200 --output compared
-    python -m benchmarks.same_time --second small --second-set "train.lr=1e-3" --output compared
+    python -m benchmarks.same_time --output compared            # small and dfine_small on the sample
+    python -m benchmarks.same_time --source voc:PATH --seconds 1200 --output compared
+    python -m benchmarks.same_time --sides "small; dfine_small train.lr=1e-3 @ ../older" --output compared
 
-A trial of `--trial` seconds decides how many epochs fit into `--seconds`, so that each learning rate schedule
-ends in time. Then both train at once from random weights, one thread each, with one final validation, and are
-evaluated on the test split. `ratio` is the validation AP of the second over that of the first. Shards, runs,
-evaluations and `results.json` stay in `--output`. `of_a_core` is the CPU share that each training got.
+A side is a recipe, its overrides and, after an @, another checkout of the project. A trial measures the CPU
+time of an epoch and so how many fit into `--seconds`: each learning rate schedule ends in time. Then every
+side trains with every seed in one thread, with one final validation, and is evaluated on the test split.
+`ratio` is the mean AP of the last side over that of the first. Shards, runs and evaluations stay in
+`--output`; what is finished there is not repeated.
 """
 
 import json
 import os
-import signal
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import arguments, report, run
 from trainer import storage
 from trainer.base.errors import ConfigError, TrainingError
-from trainer.config.parsing import parse_overrides, to_json
-from trainer.config.schema import Config
-from trainer.data.download import download
-from trainer.data.shards import shard
-from trainer.model import recipes
 from trainer.trackers.training_log import read_rows
 
-_ENDLESS = 100_000
-"""Epochs of a trial, which is stopped."""
+_TICK = os.sysconf("SC_CLK_TCK")
+_WARM_UP, _STEPS = 5, 25
+"""Steps of a trial that are not measured and that are."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The result of one recipe."""
+class Side:
+    """A recipe with overrides, in a checkout of the project."""
 
     recipe: str
-    changes: str
-    epochs: int
-    steps: int
-    images_seen: int
-    seconds: float
-    """Wall time of the training, including its validation."""
-    of_a_core: float
-    """CPU time over wall time of the training process."""
-    val: dict[str, float]
-    test: dict[str, float]
-    """Metrics of the splits; empty if there is no test split."""
+    overrides: tuple[str, ...]
+    checkout: Path
+    folder: Path
 
-
-class Side:
-    """One of the two recipes with its core and folder."""
-
-    def __init__(self, recipe: str, changes: str, core: int, folder: Path, common: dict[str, Any]) -> None:
-        self.recipe, self.changes, self._core, self.folder = recipe, changes, core, folder
-        self._overrides = {**common, **parse_overrides(changes.split(), "--first-set, --second-set")}
-        folder.mkdir()
-        self.config = self._config({})
-
-    def _config(self, more: dict[str, Any]) -> Config:
-        return recipes.load(self.recipe, {**self._overrides, **more})
-
-    def start(self, shards: str, output: str, **more: Any) -> subprocess.Popen[bytes]:
-        """Start a training on this side's core; its output goes to a log file."""
-        path = self.folder / f"{output}.json"
-        path.write_text(to_json(self._config({key.replace("__", "."): value for key, value in more.items()})))
-        words = ["train", "--config", str(path), "--shards", shards, "--output", str(self.folder / output)]
-        return self._run(output, words)
-
-    def evaluate(self, shards: str, name: str) -> subprocess.Popen[bytes]:
-        """Start the evaluation of the trained model."""
-        words = ["evaluate", "--checkpoint", str(self.folder / "run" / "best.pt"), "--shards", shards]
-        words += ["--output", str(self.folder / name), "--config", str(self.folder / "run.json")]
-        return self._run(name, words)
-
-    def _run(self, name: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
-        with _on(self._core), (self.folder / f"{name}.log").open("wb") as log:
+    def start(self, verb: str, *words: str, log: str) -> subprocess.Popen[bytes]:
+        """Start a verb of `python -m trainer` in one thread; its output goes to a file."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / f"{log}.log").open("wb") as file:
             return subprocess.Popen(
-                [sys.executable, "-m", "trainer", *words], stdout=log, stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                [sys.executable, "-m", "trainer", verb, "--recipe", self.recipe, *self._set(), *words],
+                stdout=file, stderr=subprocess.STDOUT, cwd=self.checkout,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(self.checkout)},
             )  # fmt: skip
+
+    def finish(self, verb: str, *words: str, log: str) -> float:
+        """Run a verb to its end and return its CPU seconds.
+
+        Raises:
+            TrainingError: it failed; the message names its output.
+        """
+        process = self.start(verb, *words, log=log)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise TrainingError(
+                f"{verb} ended with {process.returncode}", fix=f"read {self.folder / log}.log"
+            )
+        return usage.ru_utime + usage.ru_stime
+
+    def shards(self, source: str) -> str:
+        """Prepare the data as this checkout does and return the folder of the shards."""
+        root = self.folder.parent / f"data-{self.checkout.name}"
+        for verb, of in (("download", "raw"), ("shard", "shards")):
+            if not any(root.glob(f"{of}/*")):
+                first = ["--source", source] if of == "raw" else ["--raw", str(next(root.glob("raw/*")))]
+                self.finish(verb, *first, "--data-root", str(root), log=verb)
+        return str(next(root.glob("shards/*")))
+
+    def epoch_seconds(self, shards: str) -> float:
+        """CPU seconds of an epoch."""
+        output = self.folder / "trial"
+        endless = (
+            "train.epochs=100000",
+            "train.validate_every=100000",
+            "train.minutes=0",
+            "train.log_every=1",
+        )
+        process = self.start(
+            "train", "--shards", shards, "--output", str(output), *_set(*endless), log="trial"
+        )
+        try:
+            before, begun = self._reached(process, output, _WARM_UP)
+            after, ended = self._reached(process, output, _WARM_UP + _STEPS)
+        finally:
+            process.kill()
+            process.wait()
+        return (after - before) / (ended - begun)
+
+    def _reached(self, process: subprocess.Popen[bytes], output: Path, step: int) -> tuple[float, float]:
+        """CPU seconds of the process when it has logged that step or a later one, and its epoch then."""
+        while True:
+            last = max(read_rows(str(output)), key=lambda row: row["step"], default={"step": 0})
+            if last["step"] >= step:
+                fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+                return (int(fields[11]) + int(fields[12])) / _TICK, last["epoch"]
+            if process.poll() is not None:
+                fix = f"read {self.folder / 'trial.log'}"
+                raise TrainingError(f"the trial of {self.recipe} ended", fix=fix)
+            time.sleep(0.1)
+
+    def _set(self) -> list[str]:
+        return _set(*self.overrides)
+
+
+def _set(*overrides: str) -> list[str]:
+    return [word for each in overrides for word in ("--set", each)]
 
 
 def main() -> None:
     """Try, train, evaluate and tabulate."""
     options = arguments(
-        __doc__, source="sample:images=400,seed=3,size=320", first="small", second="dfine_small",
-        first_set="", second_set="", image_size=320, seconds=900, trial=60, output="compared",
+        __doc__, source="sample:images=400,seed=3,size=320", sides="small; dfine_small", image_size=320,
+        seconds=600, seeds=3, output="compared",
     )  # fmt: skip
-    folder, cores = Path(options.output).absolute(), sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        raise ConfigError("this process may use one core only", fix="give it two: each side has its own")
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"--output {folder} is not empty", fix="name another folder, or remove it")
-    folder.mkdir(parents=True, exist_ok=True)
-    common = {"loader.image_size": options.image_size, "loader.workers": 1}
-    sides = [
-        Side(options.first, options.first_set, cores[0], folder / "first", common),
-        Side(options.second, options.second_set, cores[1], folder / "second", common),
-    ]
-    data = sides[0].config.data
-    shards = shard(download(options.source, str(folder), data), str(folder), data).uri
-    rates = _trial(sides, shards, options.trial)
-    train = storage.read_json(storage.join(shards, "index.json"))["splits"]["train"]["samples"]
-    epochs = [max(1, int(options.seconds * rate / train)) for rate in rates]
-    outcomes = _compare(sides, shards, epochs)
-    text = json.dumps([asdict(one) for one in outcomes], indent=2)
-    (folder / "results.json").write_text(text + "\n")
-    print(text)
-    first, second = outcomes
-    figures: dict[str, Any] = {}
-    for name, one in (("first", first), ("second", second)):
-        figures |= dict(_flat(name, asdict(one)))
-    if not first.val.get("AP"):
+    folder = Path(options.output).absolute()
+    rows: list[dict[str, Any]] = []
+    for number, text in enumerate(options.sides.split(";")):
+        words, _, checkout = text.partition("@")
+        if not words.split():
+            raise ConfigError(f"side {number + 1} of --sides is empty", fix="write recipes separated by ;")
+        recipe, *overrides = words.split()
+        common = (f"loader.image_size={options.image_size}", "loader.workers=1", *overrides)
+        side = Side(recipe, common, Path(checkout.strip() or ".").absolute(), folder / f"side{number}")
+        rows.append({"side": text.strip(), **_results(side, options.source, options.seconds, options.seeds)})
+        print(json.dumps(rows[-1]), flush=True)
+    figures = {
+        f"side{number}_{name}": value for number, row in enumerate(rows) for name, value in row.items()
+    }
+    if not rows[0]["AP"]:
         raise TrainingError(
-            f"{first.recipe} has learnt nothing in so short a time", fix="give it more --seconds"
+            f"{rows[0]['side']} has learnt nothing in so short a time", fix="give it more --seconds"
         )
-    report("same_time", second.val["AP"] / first.val["AP"], figures, options)
+    report("same_time", rows[-1]["AP"] / rows[0]["AP"], figures, options)
 
 
-def _flat(name: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(f"{name}_{key}", value)
-        else:
-            yield f"{name}_{key}", value
+def _results(side: Side, source: str, seconds: float, seeds: int) -> dict[str, Any]:
+    """Epochs; per seed CPU seconds of the training, AP and AP50 on the test split; their means."""
+    shards = side.shards(source)
+    plan = side.folder / "plan.json"
+    if not plan.exists():
+        epochs = max(1, round(seconds / side.epoch_seconds(shards)))
+        plan.write_text(json.dumps({"epochs": epochs}))
+    epochs = json.loads(plan.read_text())["epochs"]
+    results = [_result(side, shards, epochs, seed) for seed in range(seeds)]
+    columns = {name: [one[name] for one in results] for name in ("cpu_seconds", "AP", "AP50")}
+    means = {name: statistics.mean(values) for name, values in columns.items()}
+    return {"epochs": epochs, **means, **{f"{name}_seeds": values for name, values in columns.items()}}
 
 
-def _trial(sides: Sequence[Side], shards: str, seconds: float) -> list[float]:
-    """Images a second of each side, side by side, from the first step that both logged on."""
-    endless = {"train__epochs": _ENDLESS, "train__log_every": 1, "train__validate_every": _ENDLESS}
-    begun = [side.start(shards, "trial", **endless) for side in sides]
-    began = [time.monotonic()] * len(sides)
-    while any(time.monotonic() - start < seconds for start in began):
-        time.sleep(0.2)
-        for number, (side, process) in enumerate(zip(sides, begun, strict=True)):
-            if process.poll() is not None:
-                raise TrainingError(
-                    f"the trial of {side.recipe} ended", fix=f"read {side.folder / 'trial.log'}"
-                )
-            if len(_logged(side)) < 2:  # It still starts.
-                began[number] = time.monotonic()
-    rows = [_logged(side) for side in sides]
-    for process in begun:
-        process.send_signal(signal.SIGTERM)
-    for process in begun:
-        process.wait()
-    # What is logged is the mean since the start.
-    return [each[-1]["images_per_second"] for each in rows]
-
-
-def _logged(side: Side) -> list[dict[str, Any]]:
-    return [row for row in read_rows(str(side.folder / "trial")) if row["kind"] == "train"]
-
-
-def _compare(sides: Sequence[Side], shards: str, epochs: Sequence[int]) -> list[Outcome]:
-    """Train both at the same time, then evaluate both."""
-    started = time.monotonic()
-    trainings = [
-        side.start(shards, "run", train__epochs=count, train__validate_every=count)
-        for side, count in zip(sides, epochs, strict=True)
-    ]
-    spent = _wait(trainings, sides, "run", started)
-    splits = storage.read_json(storage.join(shards, "index.json"))["splits"]
-    scored = bool(splits.get("test", {}).get("samples"))
-    if scored:
-        _wait([side.evaluate(shards, "evaluation") for side in sides], sides, "evaluation", time.monotonic())
-    outcomes = []
-    for side, count, share in zip(sides, epochs, spent, strict=True):
-        result = storage.read_json(str(side.folder / "run" / "result.json"))
-        test = (
-            storage.read_json(str(side.folder / "evaluation" / "metrics.json"))["metrics"] if scored else {}
+def _result(side: Side, shards: str, epochs: int, seed: int) -> dict[str, float]:
+    path = side.folder / f"seed{seed}.json"
+    if not path.exists():
+        output = side.folder / f"seed{seed}"
+        once = _set(
+            f"train.epochs={epochs}",
+            f"train.validate_every={epochs}",
+            f"train.seed={seed}",
+            "train.minutes=0",
         )
-        seen = round(result["images_per_second"] * result["seconds"])
-        val, test = _chosen(result["metrics"]), _chosen(test)
-        counts = (count, result["steps"], seen, result["seconds"])
-        outcomes.append(Outcome(side.recipe, side.changes, *counts, share, val, test))
-    return outcomes
-
-
-def _chosen(metrics: dict[str, float]) -> dict[str, float]:
-    names = ("AP", "AP50", "AP75")
-    return {name: metrics[f"coco/{name}"] for name in names if f"coco/{name}" in metrics}
-
-
-def _wait(
-    processes: Sequence[subprocess.Popen[bytes]], sides: Sequence[Side], name: str, started: float
-) -> list[float]:
-    """Wait for all; the part of a core that each had. One that fails ends the others.
-
-    Raises:
-        TrainingError: naming the file that says why.
-    """
-    shares: dict[int, float] = {}
-    try:
-        while len(shares) < len(processes):
-            time.sleep(0.2)
-            for number, (process, side) in enumerate(zip(processes, sides, strict=True)):
-                if number in shares:
-                    continue
-                pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-                if not pid:
-                    continue
-                process.returncode = os.waitstatus_to_exitcode(status)
-                shares[number] = (usage.ru_utime + usage.ru_stime) / (time.monotonic() - started)
-                if process.returncode:
-                    words = f"{name} of {side.recipe} ended with {process.returncode}"
-                    raise TrainingError(words, fix=f"read {side.folder / name}.log")
-    finally:
-        for process in processes:
-            if process.returncode is None:
-                process.kill()
-                process.wait()
-    return [shares[number] for number in range(len(processes))]
-
-
-@contextmanager
-def _on(core: int) -> Iterator[None]:
-    """Let what is started inside run on one core."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+        common = ["--shards", shards, *once]
+        spent = side.finish("train", *common, "--output", str(output), log=f"train{seed}")
+        words = ["--checkpoint", str(output / "best.pt"), *common, "--output", str(output / "evaluation")]
+        side.finish("evaluate", *words, log=f"evaluate{seed}")
+        metrics = storage.read_json(str(output / "evaluation" / "metrics.json"))["metrics"]
+        result = {"cpu_seconds": spent, **{name: metrics[f"coco/{name}"] for name in ("AP", "AP50")}}
+        path.write_text(json.dumps(result))
+    result = json.loads(path.read_text())
+    return result
 
 
 if __name__ == "__main__":

@@ -22,9 +22,8 @@ CASES = {
     "checkpoint": ["--classes", "3"],
     "accuracy": ["--source", "sample:images=48,seed=3,size=96", "--epochs", "4", "--seeds", "1", *TRAINS],
     "same_time": [
-        *("--source", "sample:images=48,seed=3,size=96", "--image-size", "96", "--first", "debug"),
-        *("--second", "debug", "--second-set", "train.lr=2e-3 train.ema_decay=0.9"),
-        *("--seconds", "2", "--trial", "1"),
+        *("--source", "sample:images=48,seed=3,size=96", "--image-size", "96", "--seconds", "2"),
+        *("--sides", "debug; debug train.lr=2e-3 train.ema_decay=0.9", "--seeds", "1"),
     ],
     "loader": ["--cases", "", "--images", "16", "--cold-images", "16", "--workers", "1"],
     "download": ["--images", "20", "--connections", "4"],
