@@ -62,5 +62,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "making the environment in $(VENV) (about 5 GB, a few minutes) ..."
 	@rm -f $(STAMP)
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[pipeline,export,openvino,signing,serve,registry,detr,tune,docs,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,openvino,signing,registry,docs,dev]'
 	@touch $(STAMP)

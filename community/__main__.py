@@ -23,7 +23,7 @@ GROUP = "kubedet"  # The folder of our components below each category.
 IMAGE = f"ghcr.io/kubeflow/pipelines-components-{GROUP}:main"
 """The image that the community builds from our Containerfile; its checks allow no other registry."""
 
-EXTRAS = "pipeline,signing,registry,mlflow,wandb,detr,lineage,tune"
+EXTRAS = "pod,export,signing,registry,mlflow,wandb,detr,lineage,tune"
 """Extras of the steps, as in `images/component.Dockerfile`."""
 
 _PIPELINES = ("Pipelines", f">={OLDEST[0]}.{OLDEST[1]}.0")

@@ -113,7 +113,7 @@ def before_training(listing: Listing) -> NothingNew | None:
     if not _registered() and (listing.min_new_images or listing.min_drift):
         raise ConfigError(
             "--min-new-images and --min-drift need hooks of operations, and none are registered",
-            fix="install kubedet again: pip install 'kubedet[pipeline]', or pip install -e . in a checkout",
+            fix="install kubedet again: pip install kubedet, or pip install -e . in a checkout",
         )
     answers = (each.before_training(listing) for each in _registered())
     return next((answer for answer in answers if answer is not None), None)

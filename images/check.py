@@ -8,12 +8,13 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, requires, version
 
+from packaging.markers import Marker
 from packaging.requirements import Requirement
 
 _EXTRA = {
-    "components": "pipeline",
-    "operations": "pipeline",
-    "pipelines": "pipeline",
+    "components": "client",
+    "operations": "client",
+    "pipelines": "client",
     "operations.tuning.search": "tune",
     "trainer.export": "export",
     "trainer.export.server": "serve",
@@ -21,7 +22,8 @@ _EXTRA = {
     "trainer.trackers.wandb_tracker": "wandb",
     "trainer.model.architectures.detr": "detr",
 }
-"""Modules of ours that need an extra."""
+"""Modules of ours that need an extra; `client` is what the distribution itself requires."""
+_CLIENT = Marker('extra == ""')
 
 
 def main() -> None:
@@ -44,8 +46,8 @@ def _check_versions(extras: list[str]) -> None:
     wrong = []
     for text in requires("kubedet") or []:
         requirement = Requirement(text)
-        environments = [{"extra": extra} for extra in ("", *extras)]
-        if requirement.marker and not any(map(requirement.marker.evaluate, environments)):
+        environments = [{"extra": "" if extra == "client" else extra} for extra in extras]
+        if not any((requirement.marker or _CLIENT).evaluate(each) for each in environments):
             continue
         try:
             installed = version(requirement.name)

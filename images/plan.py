@@ -24,7 +24,7 @@ def plan(
         pins: tested versions by normalised name.
         lock: lines of the image's lock for each package by normalised name.
         installed: versions of the base's packages by normalised name.
-        extras: optional dependencies to install.
+        extras: optional dependencies to install; `client` is what is not optional.
 
     Returns:
         `build.txt` builds our wheel, `torch.txt` is torch's set (empty if the base has torch), `packages.txt`
@@ -34,7 +34,7 @@ def plan(
     kept = kept if "torch" in kept else {}
     tested = {name: version for name, version in pins.items() if _TORCH.fullmatch(name)}
     others = {name: version for name, version in pins.items() if name not in tested}
-    needed = list(dict.fromkeys([*project["dependencies"], *_of_extras(project, extras)]))
+    needed = list(dict.fromkeys(_of_extras(project, extras)))
     # A torchvision for the base's torch has no tested version and no hash.
     fitted = {name for name in lock if name in ("torch", "torchvision")} if kept else set()
     needed = needed if fitted - installed.keys() else ["--no-index", *needed]
@@ -49,9 +49,9 @@ def plan(
 
 def _of_extras(project: dict, extras: list[str]) -> list[str]:
     """Return the requirements of extras, which may name other extras of this project."""
-    steps = []
+    steps, groups = [], project["optional-dependencies"] | {"client": project["dependencies"]}
     for extra in extras:
-        for line in project["optional-dependencies"][extra]:
+        for line in groups[extra]:
             own = re.fullmatch(rf"{re.escape(project['name'])}\[(.+)\]", line)
             steps += _of_extras(project, own[1].split(",")) if own else [line]
     return steps

@@ -10,7 +10,7 @@ USER root
 COPY pyproject.toml constraints.txt images/plan.py images/locks/trainer.txt /src/
 # Empty: an index of one's own has other files under the same versions, as PyTorch's for a CPU.
 ARG HASHES=1
-RUN python3 /src/plan.py --project /src --output /plan --lock /src/trainer.txt --hashes "${HASHES}" --extras mlflow,wandb,detr
+RUN python3 /src/plan.py --project /src --output /plan --lock /src/trainer.txt --hashes "${HASHES}" --extras pod,mlflow,wandb,detr
 
 FROM ${BASE} AS wheel
 USER root
@@ -65,7 +65,7 @@ ENV HOME=/tmp USER=kubedet PYTHONUNBUFFERED=1
 USER 1000:1000
 WORKDIR /tmp
 RUN --mount=type=tmpfs,target=/tmp --mount=type=bind,source=images/check.py,target=/check.py \
-    python /check.py --extras mlflow,wandb,detr
+    python /check.py --extras pod,mlflow,wandb,detr
 
 ARG BASE VERSION=0 REVISION=unknown BASE_DIGEST=unknown
 LABEL org.opencontainers.image.title="kubedet-trainer" \

@@ -52,14 +52,14 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """Folder of an environment with the wheel and the packages of `pipeline` and `serve` only."""
+    """Folder of an environment with the wheel and the packages of `train` only."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
     (packages,) = folder.glob("lib/python3*/site-packages")
     command = [sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "--quiet"]
     command += ["--no-index", "--no-deps", wheel]
     subprocess.run(command, env=ELSEWHERE, cwd=folder, check=True, timeout=120)
-    view(["pipeline", "serve"], packages)
+    view(["client", "train"], packages)
     return folder
 
 
@@ -128,7 +128,7 @@ def test_the_seven_documented_commands_work(installed, tmp_path):
     lines = part.partition("```bash\n")[2].partition("```")[0].splitlines()
     assert len(lines) == 7 and lines[1] == "cp ~/Downloads/cards.zip ."
     install, _, inspect, preview, training, predict, serve = map(shlex.split, lines)
-    assert install[-1] == "kubedet[pipeline,serve]"  # What the fixture has.
+    assert install[-1] == "kubedet[train]"  # What the fixture has.
     here = photographs(tmp_path)
     shutil.copy(tmp_path / "Downloads" / "cards.zip", here)
     told = run(installed, here, *inspect)

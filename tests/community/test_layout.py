@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from installed import extras_of
 
 from community.__main__ import ENTRIES, file_of, write
 from pipelines import ASSIST, CLEANUP, SEARCH, TITLES
@@ -161,7 +162,5 @@ def test_the_image_has_what_our_own_image_of_the_steps_has(folders):
     text = (folders["train"] / "Containerfile").read_text()
     extras, version = re.search(r'"kubedet\[(.+)\]==(.+)"', text).groups()
     assert version == project["version"]
-    own = re.search(r"--extras (\S+)", (ROOT / "images/component.Dockerfile").read_text())[1]
-    taken_in = re.search(r"kubedet\[(.+)\]", project["optional-dependencies"]["pipeline"][0])[1]
-    assert {*extras.split(","), taken_in} == set(own.split(","))
+    assert ["client", *extras.split(",")] == extras_of("component")
     assert (folders["train"] / "constraints.txt").read_text() == (ROOT / "constraints.txt").read_text()

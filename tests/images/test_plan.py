@@ -12,8 +12,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROJECT = {
     "name": "kubedet",
-    "dependencies": ["torch>=2", "minio"],
-    "optional-dependencies": {"pipeline": ["kubedet[export]", "kfp"], "export": ["onnx"], "dev": ["ruff"]},
+    "dependencies": ["kfp", "minio"],
+    "optional-dependencies": {
+        "train": ["kubedet[pod,export]", "kfp"],
+        "pod": ["torch>=2", "minio"],
+        "export": ["onnx"],
+    },
 }
 LOCK = {
     "torch": "torch==2.15.0 --hash=sha256:aa\n", "torchvision": "torchvision==0.29 --hash=sha256:bb\n",
@@ -31,7 +35,7 @@ def planner():
 
 
 def test_an_empty_base_gets_the_tested_set(planner):
-    files = planner.plan(PROJECT, PINS, LOCK, {"pip": "26.3"}, [])
+    files = planner.plan(PROJECT, PINS, LOCK, {"pip": "26.3"}, ["pod"])
     assert files["torch.txt"] == LOCK["torch"] + LOCK["torchvision"]
     assert (
         files["packages.txt"] == LOCK["minio"] + LOCK["setuptools"]
@@ -43,7 +47,7 @@ def test_an_empty_base_gets_the_tested_set(planner):
 
 def test_a_base_with_torch_keeps_its_versions(planner):
     brought = {"torch": "2.14.0a0+nv", "nvidia-nccl-cu13": "2.29", "minio": "6.0"}
-    files = planner.plan(PROJECT, PINS, LOCK, brought, [])
+    files = planner.plan(PROJECT, PINS, LOCK, brought, ["pod"])
     assert files["torch.txt"] == "" and files["packages.txt"] == LOCK["minio"] + LOCK["setuptools"]
     assert "--no-index" not in files["requirements.txt"]
     # torchvision is left to pip, which looks for one that fits this torch.
@@ -51,13 +55,20 @@ def test_a_base_with_torch_keeps_its_versions(planner):
 
 
 def test_a_base_with_all_of_torch_needs_no_index(planner):
-    files = planner.plan(PROJECT, PINS, LOCK, {"torch": "2.15.0", "torchvision": "0.29"}, [])
+    files = planner.plan(PROJECT, PINS, LOCK, {"torch": "2.15.0", "torchvision": "0.29"}, ["pod"])
     assert files["requirements.txt"].startswith("--no-index\n") and files["torch.txt"] == ""
 
 
-@pytest.mark.parametrize("extras", [["pipeline"], ["pipeline", "export"]])
-def test_extras_that_include_another_are_expanded(planner, extras):
-    assert planner.plan(PROJECT, PINS, LOCK, {}, extras)["requirements.txt"].endswith("minio\nonnx\nkfp\n")
+@pytest.mark.parametrize(
+    ("extras", "needed"),
+    [
+        (["client"], "kfp minio"), (["client", "pod"], "kfp minio torch>=2"),
+        (["train"], "torch>=2 minio onnx kfp"), (["train", "export"], "torch>=2 minio onnx kfp"),
+    ],
+)  # fmt: skip
+def test_extras_that_include_others_are_expanded(planner, extras, needed):
+    lines = planner.plan(PROJECT, PINS, LOCK, {}, extras)["requirements.txt"].splitlines()
+    assert lines == ["--no-index", *needed.split()]
 
 
 @pytest.fixture
@@ -66,7 +77,7 @@ def written(tmp_path):
     command = [sys.executable, "-I", "-S", ROOT / "images" / "plan.py", "--project", ROOT]
     command += ["--lock", ROOT / "images" / "locks" / "component.txt"]
     subprocess.run(
-        [*command, "--output", tmp_path / "plan", "--extras", "pipeline,export"], check=True, timeout=60
+        [*command, "--output", tmp_path / "plan", "--extras", "client,pod,export"], check=True, timeout=60
     )
     return tmp_path / "plan"
 

@@ -1,5 +1,6 @@
 """What pip would install of this project, told by what is installed here."""
 
+import re
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -10,11 +11,17 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 
 
+def extras_of(image):
+    """Return what a Dockerfile tells `images/check.py`."""
+    text = (ROOT / "images" / f"{image}.Dockerfile").read_text()
+    return re.search(r"check\.py --extras (\S+)", text)[1].split(",")
+
+
 def needed(extras):
+    """Return the names of all packages of these extras; `client` is what is no extra."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    optional, own = project["optional-dependencies"], project["name"]
-    waiting = [Requirement(text) for text in project["dependencies"]]
-    waiting += [Requirement(text) for extra in extras for text in optional[extra]]
+    optional = project["optional-dependencies"] | {"client": project["dependencies"]}
+    own, waiting = project["name"], [Requirement(text) for extra in extras for text in optional[extra]]
     seen = set()
     while waiting:
         one = waiting.pop()

@@ -108,7 +108,7 @@ def _load_served(source: Bundle, name: str, run_code: bool) -> _Predict:
         from trainer.export.formats import FORMATS, Served, check_trust
     except ImportError as error:
         raise EvaluationError(
-            f"{uri} cannot be run: {error}", fix="install kubedet[export], or score the checkpoint"
+            f"{uri} cannot be run: {error}", fix="pip install 'kubedet[export]', or score the checkpoint"
         ) from None
     kind, form = next(item for item in FORMATS.items() if item[1].files[0] == name)
     try:
