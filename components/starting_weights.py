@@ -1,9 +1,11 @@
 """Initial weights of a training: named ones, those of its recipe, or the current version of its model."""
 
 import logging
+from typing import Any
 
 from trainer import storage
 from trainer.base.errors import ConfigError, StorageError
+from trainer.config.schema import ModelConfig
 from trainer.config.types import Overrides
 from trainer.export import bundle, published_models
 from trainer.model import recipes
@@ -44,26 +46,26 @@ def secure(recipe: str, overrides: Overrides, data_root: str) -> None:
 
 
 def chosen(recipe: str, overrides: Overrides, data_root: str) -> Overrides:
-    """Return the values of further keys that follow from the weights of a recipe.
+    """Return the values of further keys that follow from the weights of a recipe, see `ModelConfig.implied`.
 
     It does not fetch the recipe's default weights: `secure` has done so.
     """
     default = _default(recipe, overrides)
     if default and not look_up(default, data_root).complete:
         return {}
-    uri = default or recipes.load(recipe, overrides).model.weights
-    if recipe not in recipes.WITH_WEIGHTS or not uri or "model.architecture" in overrides:
-        return {}
-    from trainer.model.upstream_fitting import width_of  # PyTorch, as above.
-
-    values = recipes.WITH_WEIGHTS[recipe] | {WEIGHTS: uri}
-    try:
-        width = width_of(obtain(uri, data_root).state())
-    except StorageError:
-        if default:  # Corrupt, and not available again.
-            return {}
-        raise
-    values |= {WIDTH: width} if width else {}
+    model = recipes.load(recipe, overrides).model
+    uri, values = default or model.weights, dict[str, Any]()
+    if uri and recipe in recipes.WITH_WEIGHTS and "model.architecture" not in overrides:
+        values = recipes.WITH_WEIGHTS[recipe] | {WEIGHTS: uri}
+    if uri and type(model).implied is not ModelConfig.implied:  # Else nobody needs the file here.
+        try:
+            file = obtain(uri, data_root)
+        except StorageError:
+            if default:  # Corrupt, and not available again.
+                return {}
+            raise
+        implied = model.implied(file.described, file.shapes())
+        values |= {f"model.{name}": value for name, value in implied.items() if value != getattr(model, name)}
     return {key: value for key, value in values.items() if key not in overrides}
 
 

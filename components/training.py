@@ -105,7 +105,8 @@ def prepare(
             overrides = starting_weights.from_champion(recipe, overrides, data_root, name)
         choose = partial(_choose_weights, recipe, overrides, data_root)
         network = {key: overrides[key] for key in starting_weights.NETWORK if key in overrides}
-        asked, has_weights = {"recipe": recipe, "network": network}, recipe in recipes.WITH_WEIGHTS
+        asked = {"recipe": recipe, "network": network}
+        has_weights = recipe in recipes.WITH_WEIGHTS or recipes.load(recipe, overrides).model.weights
         plan = auto_schedule.kept(output, "weights", asked, choose) if has_weights else {}
         config = recipes.load(recipe, plan.get("chosen", {}) | overrides)
     if not begun:

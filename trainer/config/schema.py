@@ -1,5 +1,6 @@
 """All hyper-parameters with their defaults: one tree of dataclasses, loaded strictly."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -184,6 +185,14 @@ class ModelConfig:
     def misfit(self) -> str:
         """Return why the named weights cannot fit; empty if they may."""
         return ""
+
+    def implied(self, described: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+        """Return the options that follow from the weights, with their values, before the network is built.
+
+        `described` is the config.json beside the weights, empty without one; `shapes` are their tensors', by
+        name. The values replace a recipe's; weights that contradict an option are refused.
+        """
+        return {}
 
     def freezing(self) -> dict[str, Any]:
         """Return the options that freeze weights, each with the value that trains them."""

@@ -42,7 +42,7 @@ def load(uri: str, device: torch.device, *, run_code: bool = False) -> ScoredMod
     metadata, file, reentrant = source.metadata, storage.join(source.uri, name), name == WEIGHTS
     if reentrant:
         trained = parsing.from_json(json.dumps(metadata.config), where=storage.join(source.uri, METADATA))
-        detector = build(trained.model, len(metadata.classes))
+        detector = build(trained.model, len(metadata.classes), metadata.square.fill)
         problem = f"{file} does not fit its configuration"
         with (
             source.files([WEIGHTS]) as folder,

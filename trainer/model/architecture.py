@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainer.config import architectures
 from trainer.config.schema import ModelConfig, TrainConfig
+from trainer.config.types import FILL
 from trainer.model.deployment import Graph
 from trainer.model.postprocess import Detections
 
@@ -38,12 +39,14 @@ class Architecture(nn.Module, ABC):
     """
 
     config: ModelConfig  # options of the architecture
-    loss_names: tuple[str, ...]  # names of the losses, in the order in which they are added
+    loss_names: tuple[str, ...]
+    """Names of the losses, in the order in which they are added; an instance may have its own."""
     needs_part: ClassVar[bool] = False
     """Whether `forward` takes an argument `part`, the batch's part in the step (`global_batch.Part`)."""
     needs_survey: bool = False
     """Whether the losses depend on predictions for the whole global batch. A step of several passes then
     calls `survey` for each of its batches first, which costs a forward pass."""
+    fill: int = FILL  # value of the pixels around a picture in its square
 
     def __init__(self, config: ModelConfig, num_classes: int) -> None:
         """Build with random weights; `num_classes` does not count the background."""
@@ -100,6 +103,20 @@ class Architecture(nn.Module, ABC):
     def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
         """Return the weights in the library's layout; `names` are of the classes, in label order."""
 
+    def shown(self, images: Tensor) -> Tensor:
+        """Which pixels are of the picture, not of the padding around it: bool [B, S, S], to mask attention.
+
+        The picture is the smallest rectangle with all pixels of another value than `fill`. It is found in the
+        images, so training, evaluation and served graphs mask the same. A blank image is a whole picture.
+        """
+        drawn = (images != self.fill).any(dim=1)
+        drawn = drawn | ~drawn.flatten(1).any(dim=1)[:, None, None]
+        rows, columns = (
+            (line.cumsum(1) > 0) & (line.flip(1).cumsum(1).flip(1) > 0)
+            for line in (drawn.any(dim=2).int(), drawn.any(dim=1).int())
+        )
+        return rows[:, :, None] & columns[:, None]
+
     @property
     @abstractmethod
     def title(self) -> str:
@@ -148,9 +165,13 @@ def split_by_decay(parameters: Iterable[nn.Parameter], weight_decay: float, **mo
     ]
 
 
-def build(config: ModelConfig, num_classes: int) -> Architecture:
-    """Build the detector of a configuration with random weights; `num_classes` excludes the background."""
+def build(config: ModelConfig, num_classes: int, fill: int = FILL) -> Architecture:
+    """Build the detector of a configuration with random weights; `num_classes` excludes the background.
+
+    `fill` is the value of the pixels around a picture in its square, `loader.fill`.
+    """
     detector: Architecture = architectures.network_class(config.architecture)(config, num_classes)
+    detector.fill = fill
     distributed = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
     if config.sync_batchnorm and distributed:
         return nn.SyncBatchNorm.convert_sync_batchnorm(detector)

@@ -5,7 +5,7 @@ import logging
 import torch
 import torch.distributed as dist
 
-from trainer.base.errors import KubedetError
+from trainer.base.errors import CheckpointError, KubedetError
 from trainer.config.schema import ModelConfig
 from trainer.launching.distributed import World, broadcast
 from trainer.model.architecture import Architecture, build
@@ -22,7 +22,18 @@ def load_pretrained(detector: Architecture, uri: str, data_root: str = DATA_ROOT
     Class outputs of another shape (other classes) are skipped; any other tensor must fit. `uri` is one of
     `trainer.weights.weights_mirror` in the layout of the architecture's library; `data_root` has the mirror.
     """
-    _LOG.info("%s", detector.load_upstream(obtain(uri, data_root).state(), uri))
+    file = obtain(uri, data_root)
+    state, config = file.state(), detector.config
+    implied = config.implied(file.described, {name: value.shape for name, value in state.items()})
+    wrong = {name: value for name, value in implied.items() if value != getattr(config, name)}
+    if wrong:
+        theirs = ", ".join(f"model.{name}={value}" for name, value in wrong.items())
+        ours = ", ".join(f"{getattr(config, name)}" for name in wrong)
+        raise CheckpointError(
+            f"weights {uri} are of {theirs}, not of {ours}",
+            fix="leave these options out, so that the weights choose them, or take others",
+        )
+    _LOG.info("%s", detector.load_upstream(state, uri))
 
 
 def load_in_every_process(detector: Architecture, uri: str, data_root: str, world: World) -> None:

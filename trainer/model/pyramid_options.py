@@ -1,5 +1,6 @@
 """Options that all detectors on a residual network with a feature pyramid have."""
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -14,6 +15,7 @@ Backbone = Literal[
 ]  # fmt: skip
 
 _STAGES = 5
+_PREFIXES = ("", "backbone.body.", "module.", "module.backbone.body.")
 
 
 @dataclass(config=STRICT, frozen=True)
@@ -36,6 +38,11 @@ class PyramidOptions(ModelConfig):
     """Overlap above which the weaker detection of a class is dropped."""
     topk_candidates: Positive = 1000
     """Candidates of each pyramid level that reach the suppression."""
+
+    def implied(self, described: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+        """The width of the residual network in a detector's or classifier's weights."""
+        found = (shapes.get(f"{prefix}conv1.weight") for prefix in _PREFIXES)
+        return next(({"backbone_width": sides[0]} for sides in found if sides), {})
 
     def freezing(self) -> dict[str, Any]:
         """Return the options that keep weights as they were loaded, each with the value that does not."""

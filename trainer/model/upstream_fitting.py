@@ -51,12 +51,6 @@ def as_detector(
     return state
 
 
-def width_of(state: dict[str, Tensor]) -> int:
-    """Channels of the first stage of the ResNet in a detector's or ResNet's tensors; 0 without a ResNet."""
-    stems = (state.get(f"{prefix}conv1.weight") for prefix in ("", BODY, "module.", f"module.{BODY}"))
-    return next((stem.shape[0] for stem in stems if stem is not None), 0)
-
-
 def load(detector: nn.Module, state: dict[str, Tensor], source: str, class_layers: Collection[str]) -> str:
     """Load tensors of a detector or of its backbone alone, in place; returns a line for the log.
 

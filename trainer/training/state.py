@@ -48,7 +48,7 @@ class TrainState:
                 "model.sync_batchnorm needs GPUs: PyTorch has no SyncBatchNorm for CPUs",
                 fix="set model.sync_batchnorm=false; model.norm=group needs no statistics over processes",
             )
-        self.detector = build(config.model, num_classes).to(world.device).train()
+        self.detector = build(config.model, num_classes, config.loader.fill).to(world.device).train()
         if new and config.model.weights:
             load_in_every_process(self.detector, config.model.weights, data_root, world)
         if config.train.channels_last:

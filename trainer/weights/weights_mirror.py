@@ -9,21 +9,23 @@ URIs:
 Any other URI (a path, s3://bucket/key) is read in place and not mirrored. In the mirror:
 
     torchvision/resnet50-11ad3fa6.pth            the first digits of the hash are in the name
-    hf/ORG/NAME/REVISION/files.json (last)       name, hash and size of the file next to it
+    hf/ORG/NAME/REVISION/files.json (last)       name, hash and size of the file next to it; config.json too
     web/<hash of the address>/files.json (last)
 
 A file's hash is checked when it is fetched and whenever it is used.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import re
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urldefrag, urlsplit
 
 from trainer import storage
@@ -52,7 +54,7 @@ SUFFIXES = (".safetensors", ".pth", ".pt")  # suffixes of files of tensors, the 
 ANSWER_SECONDS = 5.0  # timeout of a publisher's first answer
 _TORCHVISION_HOME = "https://download.pytorch.org/models"
 _MODEL = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?")
-_TENSORS = "model.safetensors"
+_TENSORS, _CONFIG = "model.safetensors", "config.json"
 _WRAPPERS = ("ema", "module", "model", "state_dict")
 """Keys of files that hold more than tensors, the averaged weights first: a step's checkpoint of ours and
 `{ema: {module}}` of D-FINE, DEIMv2 and RT-DETR."""
@@ -85,13 +87,24 @@ class WeightFile:
 
     uri: str
     path: Path
+    described: Mapping[str, Any] = field(default_factory=dict)
+    """The config.json beside it, as `save_pretrained` writes it; empty without one."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each tensor by name; of a .safetensors file only the header is read."""
+        if self.path.suffix != ".safetensors":
+            return {name: tuple(value.shape) for name, value in self.state().items()}
+        from safetensors import safe_open
+
+        with self._readable(), safe_open(self.path, "pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
     def state(self) -> dict[str, "Tensor"]:
         """Read the tensors, by name, onto the CPU: of a checkpoint its averaged weights, if it has some."""
         import torch  # Late: steps that only look weights up start without it.
         from safetensors.torch import load_file
 
-        try:
+        with self._readable():
             if self.path.suffix == ".safetensors":
                 return load_file(self.path)
             # Authors store their arguments in a Namespace, which is data.
@@ -105,6 +118,11 @@ class WeightFile:
             ):
                 raise ValueError("it is not a dictionary of tensors")
             return state
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:  # torch.load has no common error
             raise CheckpointError(
                 f"weights {self.uri} cannot be read: {first_line(error)}",
@@ -237,10 +255,10 @@ def obtain(uri: str, data_root: str) -> WeightFile:
     if mirrored.file and mirrored.complete:
         path = storage.local_copy(storage.join(place, mirrored.file.name))
         if _fault(path, mirrored.file) is None:
-            return WeightFile(uri, path)
+            return WeightFile(uri, path, _description(place))
         _LOG.warning("weights %s in %s are damaged: fetching them again", uri, mirror_of(data_root))
     file = _fetch(uri, data_root)
-    return WeightFile(uri, storage.local_copy(storage.join(place, file.name)))
+    return WeightFile(uri, storage.local_copy(storage.join(place, file.name)), _description(place))
 
 
 def check_available(uri: str, data_root: str) -> None:
@@ -256,7 +274,8 @@ def _in_place(uri: str) -> WeightFile:
         for suffix in SUFFIXES:
             of_kind = [one for one in names if one.endswith(suffix)]
             if len(of_kind) == 1:
-                return WeightFile(uri, storage.local_copy(storage.join(uri, of_kind[0])))
+                path = storage.local_copy(storage.join(uri, of_kind[0]))
+                return WeightFile(uri, path, _description(uri))
         if names or not uri.endswith(SUFFIXES):
             found = f" but {', '.join(names)}" if names else ""
             raise StorageError(
@@ -265,9 +284,18 @@ def _in_place(uri: str) -> WeightFile:
                 f"hf:ORG/NAME; {NO_WEIGHTS} trains from scratch",
             )
     try:
-        return WeightFile(uri, storage.local_copy(uri))
+        return WeightFile(uri, storage.local_copy(uri), _description(uri.rpartition("/")[0] or "."))
     except StorageError as error:
         raise StorageError(f"model.weights: {error.message}", fix=error.fix) from None
+
+
+def _description(folder: str) -> dict[str, Any]:
+    """The config.json in the folder of weights; empty without one."""
+    uri = storage.join(folder, _CONFIG)
+    described = storage.read_json(uri) if storage.exists(uri) else {}
+    if not isinstance(described, dict):
+        raise StorageError(f"{uri} is not an object of JSON", fix="remove it, or put the model's there")
+    return described
 
 
 def _fault(path: Path, file: PublishedFile) -> str | None:
@@ -314,6 +342,10 @@ def _fetch(uri: str, data_root: str) -> PublishedFile:
             path = cached or temporary / "weights"
             if fault := _fault(path, file):
                 raise StorageError(f"{file.url} is not what was published, perhaps a proxy's answer: {fault}")
+            if uri.startswith(HUB):
+                with contextlib.suppress(MissingError):  # Some models have none.
+                    described = storage.read_bytes(f"{file.url.removesuffix(_TENSORS)}{_CONFIG}")
+                    storage.write_bytes(storage.join(place, _CONFIG), described)
             storage.upload(path, storage.join(place, file.name))
             file = replace(file, sha256=file.sha256 or _hash_of(path), size=path.stat().st_size)
     except StorageError as error:

@@ -5,9 +5,11 @@ import json
 from dataclasses import asdict
 
 import pytest
+import torch
 from life import live
 from toy_detector import ToyOptions
 
+from components import starting_weights
 from trainer.base.errors import CheckpointError, ConfigError
 from trainer.config import architectures
 from trainer.config.architectures import Entry
@@ -45,6 +47,47 @@ def test_a_toy_of_one_file_and_one_line_lives_the_whole_life(config, shards, tmp
     card = (tmp_path / "model" / "MODEL_CARD.md").read_text()
     assert "An object detector: a toy, 5 classes" in card and "suppressed" not in card
     assert "loss_objects" not in card and "objects" in (tmp_path / "evaluation" / "report.html").read_text()
+
+
+@pytest.fixture
+def conditional(monkeypatch):
+    """Register Conditional DETR; return the options of a small one."""
+    pytest.importorskip("transformers")
+    place = "conditional_detr:Conditional"
+    monkeypatch.setitem(architectures.ARCHITECTURES, "conditional", Entry(f"{place}Options", place))
+    return architectures.options_class("conditional")(queries=9, width=32, layers=2, score_threshold=0.0)
+
+
+@pytest.mark.slow
+def test_weights_choose_the_sizes_of_a_detr_that_masks_padding(conditional, tiny, shards, tmp_path):
+    small = dataclasses.replace(tiny(train__optimizer="adamw", train__lr=1e-4), model=conditional)
+    config = dataclasses.replace(small, train=dataclasses.replace(small.train, epochs=1))
+    lived = live(config, shards, tmp_path / "first", 3, ["onnx"])
+    assert lived["formats"]["onnx"]["matches"]["matched"] >= 0.98
+    rows = [row for row in read_rows(str(tmp_path / "first" / "whole")) if row["kind"] == "train"]
+    assert {"loss_loss_ce", "loss_loss_ce_0", "loss_loss_giou_0"} <= rows[0].keys()
+    saved = str(tmp_path / "first" / "weights.safetensors")
+    assert (tmp_path / "first" / "weights.safetensors" / "config.json").is_file()
+    given = {"model.architecture": "conditional", "model.weights": saved}
+    values = starting_weights.chosen("debug", given, str(tmp_path))
+    assert values == {"model.queries": 9, "model.width": 32, "model.layers": 2}
+    starting_weights.secure("debug", given, str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"are of model\.layers=2, not of 3"):
+        starting_weights.secure("debug", given | {"model.layers": 3}, str(tmp_path))
+
+
+def test_padding_is_found_in_the_pixels(conditional):
+    detector = build(conditional, 2, fill=7).eval()
+    images = torch.full((3, 3, 64, 96 - 32), 7, dtype=torch.uint8)
+    images[0, :, 5:40, :50], images[1, 1, 3, 2] = torch.randint(256, (3, 35, 50), dtype=torch.uint8), 0
+    shown = detector.shown(images)
+    expected = torch.zeros_like(shown)
+    expected[0, 5:40, :50] = expected[1, 3, 2] = expected[2] = True
+    assert torch.equal(shown, expected)
+    other = images[:1].clone()
+    detector.fill = 200
+    other[~shown[:1, None].expand_as(other)] = 200
+    assert torch.equal(detector.shown(other), shown[:1])
 
 
 def test_options_of_another_architecture_are_refused_by_name(config):

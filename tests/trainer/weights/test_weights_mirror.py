@@ -76,6 +76,7 @@ def test_what_can_be_no_weights_is_refused_by_key_and_name(uri, words):
 
 
 TENSORS = {"conv1.weight": torch.arange(6.0).view(2, 3)}
+SHAPES = {"conv1.weight": (2, 3)}
 RESNET18 = "torchvision:ResNet18_Weights.IMAGENET1K_V1"
 
 
@@ -139,15 +140,17 @@ def test_where_they_cannot_be_had_key_address_and_remedy_are_told(weights_server
 
 def test_a_model_of_the_hub_is_mirrored_and_repaired(weights_server, tmp_path):
     content = safetensors.torch.save(TENSORS)
-    weights_server.add_model("org/name", {"model.safetensors": content, "config.json": b"{}"})
-    obtain("hf:org/name", str(tmp_path))
+    described = b'{"num_queries": 9}'
+    weights_server.add_model("org/name", {"model.safetensors": content, "config.json": described})
+    file = obtain("hf:org/name", str(tmp_path))
+    assert (file.described, file.shapes()) == ({"num_queries": 9}, SHAPES)
     place = tmp_path / "weights/hf/org/name/main"
     (item,) = json.loads((place / "files.json").read_text())["files"]
     assert item["name"] == "model.safetensors" and item["sha256"] == hashlib.sha256(content).hexdigest()
     (place / "model.safetensors").write_bytes(b"damaged")
     assert list(obtain("hf:org/name", str(tmp_path)).state()) == ["conv1.weight"]
     weights_server.stop()
-    assert list(obtain("hf:org/name", str(tmp_path)).state()) == ["conv1.weight"]
+    assert obtain("hf:org/name", str(tmp_path)).described == {"num_queries": 9}
     (place / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(StorageError, match="cannot be fetched from"):
         obtain("hf:org/name", str(tmp_path))
@@ -200,7 +203,14 @@ def test_files_and_folders_are_taken_where_they_are(bucket, tmp_path):
         (bucket / "saved" / path.name).write_bytes(path.read_bytes())
     for uri in (str(folder), f"{folder}/", f"file://{folder}", "s3://bucket/saved"):
         assert list(obtain(uri, "unused").state()) == ["conv1.weight"], uri
-    assert list(obtain(f"{folder}/model.safetensors", "unused").state()) == ["conv1.weight"]
+    (folder / "config.json").write_text('{"a": 1}')
+    torch.save(TENSORS, folder / "other.pth")
+    for name in ("model.safetensors", "other.pth"):
+        file = obtain(f"{folder}/{name}", "unused")
+        assert (file.described, file.shapes()) == ({"a": 1}, SHAPES)
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(StorageError, match=r"config\.json is not an object of JSON"):
+        obtain(f"{folder}/model.safetensors", "unused")
 
 
 def test_a_place_without_weights_is_told_before_any_training(tmp_path):

@@ -1,7 +1,8 @@
 """Options of RF-DETR and LW-DETR, their published sizes, and recipes of RF-DETR."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -71,6 +72,12 @@ class GroupOptions(SetOptions):
     """Learning rate of each block of the vision transformer relative to the next one's."""
     component_decay: Fraction = 0.7
     """Learning rate of the decoder relative to the rest; twice a factor of the vision transformer's."""
+
+    def implied(self, described: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> Arguments:
+        """The queries and groups of a detector's weights; groups are as set if no config.json has them."""
+        rows = next((sides[0] for name, sides in shapes.items() if name.endswith("query_feat.weight")), 0)
+        groups = described.get("group_detr") or self.groups
+        return {"groups": groups, "queries": rows // groups} if rows else {}
 
 
 @dataclass(config=STRICT, frozen=True)

@@ -92,3 +92,10 @@ def test_a_file_of_other_weights_is_refused_by_name(tmp_path):
     torch.save({"ema": {"module": authors_file("rtdetr r18")}}, tmp_path / "theirs.pth")
     with pytest.raises(CheckpointError, match=r"theirs\.pth are not those of D-FINE-N:\n"):
         load_pretrained(detector, str(tmp_path / "theirs.pth"))
+
+
+def test_weights_choose_the_queries_of_groups():
+    names = AUTHORS["lwdetr tiny"]["names"]
+    assert LWDetrOptions().implied({}, names) == {"groups": 13, "queries": 100}
+    assert LWDetrOptions().implied({"group_detr": 10}, names) == {"groups": 10, "queries": 130}
+    assert RFDetrOptions().implied({}, {"backbone.a": (3,)}) == {}
