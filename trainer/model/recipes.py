@@ -19,9 +19,7 @@ _RECIPES = (
     retinanet_options.debug, retinanet_options.small, retinanet_options.coco_r50,
     retinanet_options.openimages_r50, retinanet_options.mlperf, retinanet_options.finetune,
     fcos_r50, faster_rcnn_r50,
-    detr_options.dfine_small, detr_options.dfine_finetune, detr_options.dfine_n, detr_options.dfine_s,
-    detr_options.dfine_m, detr_options.dfine_l, detr_options.dfine_x, detr_options.rtdetr_r18,
-    detr_options.rtdetr_r34, detr_options.rtdetr_r50, detr_options.rtdetr_r101,
+    detr_options.dfine_small, detr_options.dfine_finetune, *detr_options.PUBLISHED,
     rfdetr_finetune, rfdetr_m,
 )  # fmt: skip
 RECIPES = {recipe.__name__: recipe for recipe in _RECIPES}

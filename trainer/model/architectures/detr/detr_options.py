@@ -1,8 +1,10 @@
 """Options of D-FINE and RT-DETRv2, their published sizes, and their recipes."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -23,75 +25,42 @@ _PUBLISHED = {
 """Published sizes of each architecture."""
 
 
-class _HgNet(NamedTuple):
-    """PPHGNetV2: channels of the stem and stages, blocks of each stage, layers of each block.
-
-    `affine`: a learnt scale and shift follows each activation.
-    """
-
-    stem: list[int]
-    inward: list[int]
-    middle: list[int]
-    outward: list[int]
-    blocks: list[int]
-    layers: int
-    affine: bool
-
-
-_B0 = _HgNet([16, 16], [16, 64, 256, 512], [16, 32, 64, 128], [64, 256, 512, 1024], [1, 1, 2, 1], 3, True)
-_B2 = _HgNet([24, 32], [32, 96, 384, 768], [32, 64, 128, 256], [96, 384, 768, 1536], [1, 1, 3, 1], 4, True)
-_B4 = _HgNet(
-    [32, 48], [48, 128, 512, 1024], [48, 96, 192, 384], [128, 512, 1024, 2048], [1, 1, 3, 1], 6, False
-)
-_B5 = _HgNet(
-    [32, 64], [64, 128, 512, 1024], [64, 128, 256, 512], [128, 512, 1024, 2048], [1, 2, 5, 2], 6, False
-)
-
-
-class _Size(NamedTuple):
-    """Encoder and decoder of a published size; the defaults are D-FINE-L's and RT-DETRv2-R50's."""
-
-    backbone: _HgNet = _B4
-    resnet_blocks: tuple[int, ...] = (3, 4, 6, 3)
-    """Blocks of each stage of RT-DETRv2's ResNet-vd; `basic` ones or bottlenecks."""
-    basic: bool = False
-    hidden: int = 256
-    """Width of the encoder."""
-    feed_forward: int = 1024
-    """Width between the two layers of a feed-forward network of the decoder."""
-    encoder_feed_forward: int = 1024
-    points: tuple[int, ...] = (3, 6, 3)
-    """Points that a query samples on each level."""
-    layers: int = 6
-    """Layers of the decoder."""
-    expansion: float = 1.0
-    """Width of the pyramid's blocks, and their depth."""
-    depth: float = 1.0
-    scale: float = 4.0
-    """Scale of D-FINE's distributions."""
-
-
-_SIZES = {
+Arguments = dict[str, Any]  # of a configuration of transformers
+_NETS = {
+    "b0": ([16, 16], 64, [1, 1, 2, 1], 3),
+    "b2": ([24, 32], 96, [1, 1, 3, 1], 4),
+    "b4": ([32, 48], 128, [1, 1, 3, 1], 6),
+    "b5": ([32, 64], 128, [1, 2, 5, 2], 6),
+}
+"""PPHGNetV2: channels of the stem and behind the first stage, blocks of each stage, layers of each block. In
+the first two a learnt scale and shift follows each activation."""
+_SIZES: dict[str, dict[str, tuple[Arguments, Arguments]]] = {
     "dfine": {
-        "n": _Size(
-            _B0, hidden=128, feed_forward=512, encoder_feed_forward=512, points=(6, 6), layers=3,
-            expansion=0.34, depth=0.5,
+        "n": (
+            {"net": "b0"},
+            {
+                "encoder_hidden_dim": 128, "encoder_ffn_dim": 512, "decoder_ffn_dim": 512,
+                "decoder_n_points": [6, 6], "decoder_layers": 3, "hidden_expansion": 0.34, "depth_mult": 0.5,
+            },
         ),
-        "s": _Size(_B0, layers=3, expansion=0.5, depth=0.34),
-        "m": _Size(_B2, layers=4, depth=0.67),
-        "l": _Size(_B4),
-        "x": _Size(_B5, hidden=384, encoder_feed_forward=2048, scale=8.0),
+        "s": ({"net": "b0"}, {"decoder_layers": 3, "hidden_expansion": 0.5, "depth_mult": 0.34}),
+        "m": ({"net": "b2"}, {"decoder_layers": 4, "depth_mult": 0.67}),
+        "l": ({"net": "b4"}, {}),
+        "x": ({"net": "b5"}, {"encoder_hidden_dim": 384, "encoder_ffn_dim": 2048, "reg_scale": 8.0}),
     },
     "rtdetr": {
-        "r18": _Size(resnet_blocks=(2, 2, 2, 2), basic=True, layers=3, expansion=0.5),
-        "r34": _Size(basic=True, layers=4, expansion=0.5),
-        "r50": _Size(),
-        "r101": _Size(resnet_blocks=(3, 4, 23, 3), hidden=384, encoder_feed_forward=2048),
+        "r18": (
+            {"depths": [2, 2, 2, 2], "layer_type": "basic"}, {"decoder_layers": 3, "hidden_expansion": 0.5},
+        ),
+        "r34": ({"layer_type": "basic"}, {"decoder_layers": 4, "hidden_expansion": 0.5}),
+        "r50": ({}, {}),
+        "r101": ({"depths": [3, 4, 23, 3]}, {"encoder_hidden_dim": 384, "encoder_ffn_dim": 2048}),
     },
 }  # fmt: skip
-"""D-FINE: `configs/dfine/dfine_hgnetv2_{n,s,m,l,x}_coco.yml` of github.com/Peterande/D-FINE (4a1f73a).
-RT-DETRv2: `rtdetrv2_pytorch/configs/rtdetrv2` of github.com/lyuwenyu/RT-DETR (068dfde). Both Apache-2.0."""
-Arguments = dict[str, Any]  # of a configuration of transformers
+"""Backbone of each size, and the rest, as transformers' arguments: only what differs from D-FINE-L and
+RT-DETRv2-R50. D-FINE: `configs/dfine/dfine_hgnetv2_{n,s,m,l,x}_coco.yml` of github.com/Peterande/D-FINE
+(4a1f73a). RT-DETRv2: `rtdetrv2_pytorch/configs/rtdetrv2` of github.com/lyuwenyu/RT-DETR (068dfde). Both
+Apache-2.0."""
 
 
 @dataclass(config=STRICT, frozen=True)
@@ -168,62 +137,58 @@ class RTDetrOptions(DetrOptions):
 
 def library_arguments(config: DetrOptions) -> Arguments:
     """Arguments of transformers' DFineConfig or RTDetrV2Config for a size and width."""
-    size, width = _SIZES[config.architecture][config.size], config.width
-    (hidden,) = scaled([size.hidden], width, 4 * _UNIT)
+    (backbone, size), width = _SIZES[config.architecture][config.size], config.width
+    widths: Arguments = {"encoder_hidden_dim": 256, "encoder_ffn_dim": 1024, "decoder_ffn_dim": 1024} | size
+    (hidden,) = scaled([widths["encoder_hidden_dim"]], width, 4 * _UNIT)
     if config.architecture == "dfine":
-        net, levels = size.backbone, len(size.points)
-        outward, stem = scaled(net.outward, width), scaled(net.stem, width)
+        points: Arguments = {"decoder_n_points": [3, 6, 3]}
+        size = points | size
+        levels = len(size["decoder_n_points"])
+        stem, first, blocks, layers = _NETS[backbone["net"]]
+        affine = backbone["net"] in ("b0", "b2")
         # Two levels of D-FINE-N, three of the others: the last ones of the backbone.
-        arguments = {
-            "backbone_config": {
-                "model_type": "hgnet_v2",
-                "out_indices": [2, 3, 4][-levels:],
-                "hidden_sizes": outward,
-                "embedding_size": stem[-1],
-                "stem_channels": [3, *stem],
-                "stage_in_channels": scaled(net.inward, width),
-                "stage_mid_channels": scaled(net.middle, width),
-                "stage_out_channels": outward,
-                "stage_num_blocks": net.blocks,
-                "stage_numb_of_layers": [net.layers] * 4,
-                "use_learnable_affine_block": net.affine,
-            },
-            "encoder_in_channels": outward[-levels:],
-            "feat_strides": [8, 16, 32][-levels:],
-            "encode_proj_layers": [levels - 1],
+        net = hgnet(
+            stem, [first * factor for factor in (1, 4, 8, 16)], blocks, layers, width,
+            out_indices=[2, 3, 4][-levels:], use_learnable_affine_block=affine,
+        )  # fmt: skip
+        size |= {
+            "feat_strides": [8, 16, 32][-levels:], "encode_proj_layers": [levels - 1],
             "num_feature_levels": levels,
-            "decoder_n_points": list(size.points),
-            "depth_mult": size.depth,
-            "reg_scale": size.scale,
-        }
+        }  # fmt: skip
     else:
-        levels = 3
-        outward = scaled([64, 128, 256, 512] if size.basic else [256, 512, 1024, 2048], width)
-        arguments = {
-            "backbone_config": {
-                "model_type": "rt_detr_resnet",
-                "out_indices": [2, 3, 4],
-                "embedding_size": scaled([64], width, 2 * _UNIT)[0],
-                "hidden_sizes": outward,
-                "depths": list(size.resnet_blocks),
-                "layer_type": "basic" if size.basic else "bottleneck",
-            },
-            "encoder_in_channels": outward[1:],
-        }
+        levels, basic = 3, backbone.get("layer_type") == "basic"
+        outward = scaled([64, 128, 256, 512] if basic else [256, 512, 1024, 2048], width)
+        net = {
+            **backbone, "model_type": "rt_detr_resnet", "out_indices": [2, 3, 4],
+            "embedding_size": scaled([64], width, 2 * _UNIT)[0], "hidden_sizes": outward,
+        }  # fmt: skip
     return {
-        **arguments,
-        "hidden_expansion": size.expansion,
-        "decoder_layers": size.layers,
+        **size,
+        "backbone_config": net,
+        "encoder_in_channels": net["hidden_sizes"][-levels:],
         # The queries of X and R101 are 256 wide although the encoder is 384 wide.
         "d_model": min(hidden, 256),
         "encoder_hidden_dim": hidden,
         "decoder_in_channels": [hidden] * levels,
-        "encoder_ffn_dim": scaled([size.encoder_feed_forward], width)[0],
-        "decoder_ffn_dim": scaled([size.feed_forward], width)[0],
+        **{key: scaled([widths[key]], width)[0] for key in ("encoder_ffn_dim", "decoder_ffn_dim")},
         "num_queries": config.queries,
         "num_denoising": config.denoising,
         "freeze_backbone_batch_norms": config.frozen_norm,
     }
+
+
+def hgnet(
+    stem: list[int], outward: list[int], blocks: list[int], layers: int, width: float, **more: Any
+) -> Arguments:
+    """Arguments of a PPHGNetV2 by the channels of its stem and behind each stage, at width 1."""
+    within = scaled([stem[-1] * 2**stage for stage in range(len(outward))], width)
+    stem, outward = scaled(stem, width), scaled(outward, width)
+    return {
+        "model_type": "hgnet_v2", "stem_channels": [3, *stem], "embedding_size": stem[-1],
+        "stage_in_channels": [stem[-1], *outward[:-1]], "stage_mid_channels": within,
+        "stage_out_channels": outward, "hidden_sizes": outward, "stage_num_blocks": blocks,
+        "stage_numb_of_layers": [layers] * len(outward), **more,
+    }  # fmt: skip
 
 
 def scaled(channels: list[int], width: float, unit: int = _UNIT) -> list[int]:
@@ -255,31 +220,6 @@ def dfine_small() -> Config:
     )  # fmt: skip
 
 
-def dfine_n() -> Config:
-    """D-FINE-N on COCO by its authors' schedule for 8 GPUs (42.8 AP, published)."""
-    return _dfine("n", epochs=160, plain=12, draws=0, lr=8e-4, backbone_lr=0.5, images=128)
-
-
-def dfine_s() -> Config:
-    """D-FINE-S on COCO by its authors' schedule for 8 GPUs (48.5 AP, published)."""
-    return _dfine("s", epochs=132, plain=12, draws=20, lr=2e-4, backbone_lr=0.5)
-
-
-def dfine_m() -> Config:
-    """D-FINE-M on COCO by its authors' schedule for 8 GPUs (52.3 AP, published)."""
-    return _dfine("m", epochs=132, plain=12, draws=6, lr=2e-4, backbone_lr=0.1)
-
-
-def dfine_l() -> Config:
-    """D-FINE-L on COCO by its authors' schedule for 8 GPUs (54.0 AP, published)."""
-    return _dfine("l", epochs=80, plain=8, draws=4, lr=2.5e-4, backbone_lr=0.05, frozen=True)
-
-
-def dfine_x() -> Config:
-    """D-FINE-X on COCO by its authors' schedule for 8 GPUs (55.8 AP, published)."""
-    return _dfine("x", epochs=80, plain=8, draws=3, lr=2.5e-4, backbone_lr=0.01, frozen=True)
-
-
 def dfine_finetune() -> Config:
     """Fine-tune D-FINE-S's weights of Objects365 and COCO on your data, on one or a few GPUs."""
     return Config(
@@ -295,26 +235,6 @@ def dfine_finetune() -> Config:
         ),
         evaluation=EvaluationConfig(gate=["coco/AP50 >= 0.1"]),
     )  # fmt: skip
-
-
-def rtdetr_r18() -> Config:
-    """RT-DETRv2-S on COCO by its authors' schedule for 4 GPUs (48.1 AP, published)."""
-    return _rtdetr("r18", "ResNet18_vd_pretrained", epochs=120, plain=3, draws=0, backbone_lr=1.0)
-
-
-def rtdetr_r34() -> Config:
-    """RT-DETRv2-M* on COCO by its authors' schedule for 4 GPUs (49.9 AP, published)."""
-    return _rtdetr("r34", "ResNet34_vd_pretrained", epochs=120, plain=3, backbone_lr=0.5, bias_decay=0.0)
-
-
-def rtdetr_r50() -> Config:
-    """RT-DETRv2-L on COCO by its authors' schedule for 4 GPUs (53.4 AP, published)."""
-    return _rtdetr("r50", "ResNet50_vd_ssld_v2_pretrained", epochs=72, plain=1, backbone_lr=0.1, frozen=True)
-
-
-def rtdetr_r101() -> Config:
-    """RT-DETRv2-X on COCO by its authors' schedule for 4 GPUs (54.3 AP, published)."""
-    return _rtdetr("r101", "ResNet101_vd_ssld_pretrained", epochs=72, plain=1, backbone_lr=0.01, frozen=True)
 
 
 def published_views(size: int, draws: int, plain_epochs: int) -> LoaderConfig:
@@ -344,37 +264,62 @@ def published_training(
     )  # fmt: skip
 
 
-def _dfine(
-    size: Literal["n", "s", "m", "l", "x"], *, epochs: int, plain: int, draws: int, lr: float,
-    backbone_lr: float, images: int = 32, frozen: bool = False,
-) -> Config:  # fmt: skip
-    net = {"n": "b0", "s": "b0", "m": "b2", "l": "b4", "x": "b5"}[size]
-    decay = 1.25e-4 if frozen else 1e-4
-    return Config(
-        recipe=f"dfine_{size}",
-        loader=published_views(640, draws, plain),
-        model=DFineOptions(
-            size=size, weights=f"hf:timm/hgnetv2_{net}.ssld_stage1_in22k_in1k", backbone_lr=backbone_lr,
-            frozen_norm=frozen, frozen_stem=frozen, sync_batchnorm=True, score_threshold=0.0,
-            detections_per_image=300,
-        ),
-        train=published_training(
-            epochs, lr, weight_decay=decay, bias_decay=decay if frozen else 0.0, images=images
-        ),
-    )  # fmt: skip
+def _published(
+    options: Any, size: str, title: str, net: str, *, epochs: int, plain: int, draws: int,
+    backbone_lr: float, frozen: bool = False, **training: Any,
+) -> Callable[[], Config]:  # fmt: skip
+    """Return the recipe of a size by its authors' schedule, from their backbone."""
+    if options is DFineOptions:
+        place, gpus = f"hf:timm/hgnetv2_{net}.ssld_stage1_in22k_in1k", 8
+    else:
+        place, gpus = f"{_STORAGE}{net}_from_paddle.pth", 4
+        training = {"lr": 1e-4, "bias_decay": 1e-4, "images": 16, "warmup": 2000, "ema": 2000} | training
+
+    def recipe() -> Config:
+        return Config(
+            recipe=recipe.__name__,
+            loader=published_views(640, draws, plain),
+            model=options(
+                size=size, weights=place, backbone_lr=backbone_lr, frozen_norm=frozen, frozen_stem=frozen,
+                sync_batchnorm=True, score_threshold=0.0, detections_per_image=300,
+            ),
+            train=published_training(epochs, **training),
+        )  # fmt: skip
+
+    name, _, score = title.partition(", ")
+    recipe.__name__ = f"{options.architecture}_{size}"
+    recipe.__doc__ = f"{name} on COCO by its authors' schedule for {gpus} GPUs ({score} AP, published)."
+    return recipe
 
 
-def _rtdetr(
-    size: Literal["r18", "r34", "r50", "r101"], weights: str, *, epochs: int, plain: int, backbone_lr: float,
-    draws: int = 3, bias_decay: float = 1e-4, frozen: bool = False,
-) -> Config:  # fmt: skip
-    return Config(
-        recipe=f"rtdetr_{size}",
-        loader=published_views(640, draws, plain),
-        model=RTDetrOptions(
-            size=size, weights=f"{_STORAGE}{weights}_from_paddle.pth", backbone_lr=backbone_lr,
-            frozen_norm=frozen, frozen_stem=frozen, sync_batchnorm=True, score_threshold=0.0,
-            detections_per_image=300,
-        ),
-        train=published_training(epochs, 1e-4, bias_decay=bias_decay, images=16, warmup=2000, ema=2000),
-    )  # fmt: skip
+_DECAY: Arguments = {"weight_decay": 1.25e-4, "bias_decay": 1.25e-4}
+_dfine, _rtdetr = partial(_published, DFineOptions), partial(_published, RTDetrOptions)
+PUBLISHED = (
+    _dfine("n", "D-FINE-N, 42.8", "b0", epochs=160, plain=12, draws=0, backbone_lr=0.5, lr=8e-4, images=128),
+    _dfine("s", "D-FINE-S, 48.5", "b0", epochs=132, plain=12, draws=20, backbone_lr=0.5, lr=2e-4),
+    _dfine("m", "D-FINE-M, 52.3", "b2", epochs=132, plain=12, draws=6, backbone_lr=0.1, lr=2e-4),
+    _dfine(
+        "l", "D-FINE-L, 54.0", "b4", epochs=80, plain=8, draws=4, backbone_lr=0.05, frozen=True, lr=2.5e-4,
+        **_DECAY,
+    ),
+    _dfine(
+        "x", "D-FINE-X, 55.8", "b5", epochs=80, plain=8, draws=3, backbone_lr=0.01, frozen=True, lr=2.5e-4,
+        **_DECAY,
+    ),
+    _rtdetr(
+        "r18", "RT-DETRv2-S, 48.1", "ResNet18_vd_pretrained", epochs=120, plain=3, draws=0, backbone_lr=1.0
+    ),
+    _rtdetr(
+        "r34", "RT-DETRv2-M*, 49.9", "ResNet34_vd_pretrained", epochs=120, plain=3, draws=3, backbone_lr=0.5,
+        bias_decay=0.0,
+    ),
+    _rtdetr(
+        "r50", "RT-DETRv2-L, 53.4", "ResNet50_vd_ssld_v2_pretrained", epochs=72, plain=1, draws=3,
+        backbone_lr=0.1, frozen=True,
+    ),
+    _rtdetr(
+        "r101", "RT-DETRv2-X, 54.3", "ResNet101_vd_ssld_pretrained", epochs=72, plain=1, draws=3,
+        backbone_lr=0.01, frozen=True,
+    ),
+)  # fmt: skip
+"""Recipes of the published trainings; docs/weights.md lists the sources."""
