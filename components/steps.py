@@ -33,7 +33,7 @@ from components import environment, hooks
 from trainer.base import log
 from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY, ConfigError, Interrupted, KubedetError, LaunchError
 from trainer.base.safe_text import whole_number
-from trainer.launching.stop_signals import ENDING, handling
+from trainer.launching.stop_signals import STOP_SIGNALS, handling
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -248,7 +248,7 @@ def _once(work: Callable[[], T], orphaned: Callable[[], None], stops: list[int])
 
 
 def _work(work: Callable[[], Any], sender: Connection, supervisor: int, orphaned: Callable[[], None]) -> None:
-    for number in ENDING:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     threading.Thread(target=_watch_supervisor, args=(supervisor, orphaned), daemon=True).start()
     outcome: Any

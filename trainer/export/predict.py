@@ -14,7 +14,7 @@ from trainer.base.errors import DataError, ExportError
 from trainer.base.os_errors import name_resource_errors
 from trainer.data.box_labels import LabelledBox, draw_boxes
 from trainer.data.images import MAX_PIXELS, TooManyPixels, UnreadableImage, read_upright
-from trainer.data.tiles import tiling, windows
+from trainer.data.tiles import tile_settings, windows
 from trainer.evaluation.inference import in_images
 from trainer.evaluation.tile_merging import merge_tiles
 from trainer.evaluation.truth_and_predictions import Predictions
@@ -48,7 +48,7 @@ class Predictor:
         self.metadata, self.runtime, self.kind = metadata, runtime, kind
         self.size: int = metadata.square.size
         self.names = {item["id"]: item["name"] for item in metadata.classes}
-        self.tile = tiling(metadata.config, tile)
+        self.tile = tile_settings(metadata.config, tile)
 
     def __call__(self, image: Image.Image, least: float = 0.0) -> list[Detection]:
         sizes, places, parts = {0: np.array(image.size)}, windows(*image.size, *self.tile), []
