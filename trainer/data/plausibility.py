@@ -30,10 +30,7 @@ from trainer.data.statistics import SplitStatistics
 _CELLS = 16
 _CONTRAST = 1  # Grey levels by which a cell must be brighter: more than noise in flat areas.
 _MIN_BITS = 8  # Least bits of a hash: a picture with fewer is too flat to be recognised.
-_MAX_DISTANCE, _MAX_RELATIVE_DISTANCE = (
-    24,
-    0.25,
-)  # Most bits in which near duplicates differ, also relative to those set.
+_MAX_DISTANCE, _MAX_RELATIVE_DISTANCE = 24, 0.25  # Of near duplicates, in bits and relative to those set.
 _MAX_BUCKET = 64  # Most pictures with the same part of the hash that are compared.
 _MAX_PAIRS = 12
 
@@ -120,10 +117,7 @@ _MARGIN = 0.01  # Fraction of the side by which a box may leave its image; one p
 _SUSPICIOUS_SHARE = 0.05  # Share of boxes that leave the image from which they are suspicious.
 _CERTAIN_SHARE = 0.98
 _MIN_BOXES_FOR_ERROR = 20  # With fewer boxes a wrong form of the boxes is a warning, and no error.
-_MAX_SMALL_SHARE, _MAX_CLIPPED_SHARE = (
-    0.1,
-    0.2,
-)  # Shares of boxes under 4 pixels, and of clipped ones, that are suspicious.
+_MAX_SMALL_SHARE, _MAX_CLIPPED_SHARE = 0.1, 0.2  # Of boxes under 4 pixels, and of clipped boxes.
 
 
 @dataclass

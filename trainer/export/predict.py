@@ -23,7 +23,7 @@ from trainer.export.formats import FORMATS, Runtime, check_trust
 from trainer.export.preprocess import preprocess
 from trainer.model.postprocess import Detections
 
-_ORDER = ("onnx", "openvino", "onnx-int8", "torch-export")
+_PREFERRED = ("onnx", "openvino", "onnx-int8", "torch-export")
 
 
 class ImageTooLarge(DataError):
@@ -83,7 +83,7 @@ def open_bundle(
     that is a program.
     """
     formats = source.metadata.formats
-    usable = [name for name in _ORDER if name in formats]
+    usable = [name for name in _PREFERRED if name in formats]
     kind = kind or next(iter(usable), "")
     if kind not in usable:
         raise ExportError(

@@ -15,10 +15,7 @@ from trainer.report.figures import thumbnail
 
 IOU = 0.5  # IoU of a right detection
 _SIDE = 560  # Longer side of the images, pixels.
-_MAX_NAMED_BOXES, _MAX_NAME_LENGTH = (
-    8,
-    24,
-)  # Named wrong boxes of truth and of predictions; characters of a name.
+_MAX_NAMED_BOXES, _MAX_NAME_LENGTH = 8, 24  # Wrong boxes with a name, and its characters.
 # Font size as a share of the image's longer side; a character's width and a line's height as shares of it.
 _FONT, _CHARACTER, _LINE = 0.034, 0.6, 1.25
 

@@ -96,10 +96,7 @@ def _fold(name: str) -> str:
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 """Of archives that can be unpacked."""
 
-_MAX_RATIO, _MIN_BOMB_BYTES = (
-    200,
-    16 * 1024 * 1024,
-)  # Compression ratio and bytes from which content counts as a bomb.
+_MAX_RATIO, _MIN_BOMB_BYTES = 200, 16 * 1024 * 1024  # Above both, compressed content counts as a bomb.
 _MIN_FREE_BYTES = 256 * 1024 * 1024  # Bytes of the disk that are left free.
 _BLOCK = 1024 * 1024
 _UTF8_FLAG, _ENCRYPTED = 0x800, 0x1
@@ -246,7 +243,7 @@ def _check_room(uri: str, needed: int, folder: str) -> None:
 
 _SIGNATURE, _HEADER = b"PK\x03\x04", 30
 _SLACK = 64  # Bytes that are read for a local header's extra field, which may be longer than the directory's.
-_LARGEST = 256 * 1024 * 1024  # Bytes of the largest member that is read: an image.
+_MAX_BYTES = 256 * 1024 * 1024  # Bytes of the largest member that is read: an image.
 
 
 class Zip:
@@ -274,7 +271,7 @@ class Zip:
         if member is None:
             raise MissingError(f"no such file: {name} in {self.uri}", fix="check that it is the right zip")
         try:
-            if max(member.file_size, member.compress_size) > _LARGEST:
+            if max(member.file_size, member.compress_size) > _MAX_BYTES:
                 raise ValueError(f"{member.file_size} bytes are too many for an image")
             name_length = len(member.orig_filename.encode("utf-8", "replace"))
             length = _HEADER + name_length + _SLACK + member.compress_size
