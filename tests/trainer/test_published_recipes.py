@@ -145,6 +145,11 @@ OPTIMIZERS = {
     **dict.fromkeys(("dfine_n", "dfine_s", "dfine_m", "dfine_finetune", "rtdetr_r34"), _LIKE_S),
     **dict.fromkeys(("dfine_l", "dfine_x", "rtdetr_r50", "rtdetr_r101"), _LIKE_L),
     "rtdetr_r18": (("^(?=.*(?:norm|bn)).*$", False, False),),
+    "deimv2_s": (
+        ("^(?=.*.dinov3)(?!.*(?:norm|bn|bias)).*$", True, True),
+        ("^(?=.*.dinov3)(?=.*(?:norm|bn|bias)).*$", True, False),
+        ("^(?=.*(?:sta|encoder|decoder))(?=.*(?:norm|bn|bias)).*$", False, False),
+    ),
 }
 """`optimizer.params` of the authors' files: an expression of names, whether the group has the backbone's
 learning rate, and whether it decays. That of rtdetr_r50 lacks `|bn`, which no name of its backbone has."""
@@ -160,14 +165,14 @@ def test_every_weight_has_the_learning_rate_and_decay_of_the_authors(name):
     from trainer.training.optim import build_optimizer
 
     config = recipes.load(name)
-    network = {"dfine": "n", "rtdetr": "r18"}[config.model.architecture]
+    network = {"dfine": "n", "rtdetr": "r18", "deimv2": "s"}[config.model.architecture]
     listed = json.loads(gzip.decompress(NETWORKS.read_bytes()))[f"{config.model.architecture} {network}"]
     shapes = list(listed["names"].items())
     # The number of a name in its values says what it is called here.
     numbered = {key: torch.full(shape, float(number)) for number, (key, shape) in enumerate(shapes)}
-    renamed = library_names(numbered, config.model.architecture)
-    theirs = {key: shapes[int(value.flatten()[0])][0] for key, value in renamed.items() if value.numel()}
     detector = build(replace(config.model, size=network), 80)
+    renamed = library_names(numbered, detector.layout)
+    theirs = {key: shapes[int(value.flatten()[0])][0] for key, value in renamed.items() if value.numel()}
     optimizer = build_optimizer(detector, config.train)
     ours = {id(weight): group for group in optimizer.param_groups for weight in group["params"]}
     differing = set()
@@ -182,4 +187,7 @@ def test_every_weight_has_the_learning_rate_and_decay_of_the_authors(name):
         if group["weight_decay"] != (config.train.weight_decay if decays else 0.0):
             differing.add(key)
     slip = any(each.key == "decay of the backbone's norms" for each in differences_of(name))
-    assert all(key.startswith("model.backbone.") for key in differing) and bool(differing) == slip
+    assert (
+        all(key.startswith(("model.backbone.", "model.conv_encoder.")) for key in differing)
+        and bool(differing) == slip
+    )

@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import Deimv2ForObjectDetection
-from transformers.models.deimv2.modeling_deimv2 import Deimv2MLP
+from transformers.models.deimv2.modeling_deimv2 import Deimv2MLP, Deimv2RMSNorm
+from transformers.models.dinov3_vit.modeling_dinov3_vit import DINOv3ViTLayerScale
 
 from trainer.model.architecture import UpstreamWeights
 from trainer.model.architectures.detr.deim_options import Deimv2Options, library_arguments
-from trainer.model.architectures.detr.detr import Detr, narrowed
+from trainer.model.architectures.detr.detr import DFine, narrowed
 from trainer.model.architectures.detr.detr_criterion import Criterion
 from trainer.model.architectures.detr.detr_losses import mal
 from trainer.model.architectures.detr.detr_options import Arguments
@@ -18,24 +19,25 @@ from trainer.model.architectures.detr.detr_options import Arguments
 _WEIGHTS = {"mal": 1.0, "bbox": 5.0, "giou": 2.0, "fgl": 0.15, "ddf": 1.5}
 
 
-class Deimv2(Detr):
+class Deimv2(DFine):
     """DEIMv2 (Huang et al. 2025)."""
 
-    config: Deimv2Options
-    upstream = Deimv2ForObjectDetection
-    unfolds_boxes = True
+    config: Any  # Deimv2Options
+    upstream: Any = Deimv2ForObjectDetection
+    moves_positions = False
 
     def __init__(self, config: Deimv2Options, num_classes: int) -> None:
+        self.pixel_scale = config.dino
         super().__init__(config, num_classes)
         self.needs_survey = not config.lite
 
     @property
     def backbone(self) -> Any:
-        return self.model.conv_encoder.model
+        return self.model.conv_encoder.backbone if self.config.dino else self.model.conv_encoder.model
 
     @property
     def layout(self) -> str:
-        return "deimv2 lite" if self.config.lite else "deimv2"
+        return "deimv2 dino" if self.config.dino else "deimv2 lite" if self.config.lite else "deimv2"
 
     def arguments(self) -> Arguments:
         return library_arguments(self.config)
@@ -44,10 +46,16 @@ class Deimv2(Detr):
         super().take(whole)
         # The authors' `DEIMTransformer` selects queries among the places themselves.
         self.model.enc_output = nn.Identity()
-        # Their heads have another activation than transformers' (`mlp_act` in configs/base/deimv2.yml).
-        for name, module in self.model.named_modules():
-            if isinstance(module, Deimv2MLP) and not name.startswith("encoder."):
+        for name, module in list(self.model.named_modules()):
+            if isinstance(module, Deimv2RMSNorm):
+                # The same, but in fp64 it stays in fp64, and on a device it is one operation.
+                norm = nn.RMSNorm(len(module.weight), module.variance_epsilon)
+                self.model.set_submodule(name, norm)
+            elif isinstance(module, Deimv2MLP) and not name.startswith("encoder."):
+                # The authors' heads have another activation (`mlp_act` in configs/base/deimv2.yml).
                 module.act = nn.SiLU()
+        if self.config.dino:
+            _as_the_authors(self.backbone)
 
     def make_criterion(self) -> Criterion:
         bins = 0 if self.config.lite else self.library_config.max_num_bins
@@ -62,9 +70,26 @@ class Deimv2(Detr):
         return list(self.model.conv_encoder(pixels))
 
     def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
-        """Weights under the names of transformers' modules, whose `enc_output` the network does not have."""
+        """Weights under the names of transformers' modules, some of which the network does not have."""
         return UpstreamWeights(self.state_dict(), len(names))
 
     @property
     def title(self) -> str:
         return f"DEIMv2 {self.config.size}{narrowed(self.config)}"
+
+
+def _as_the_authors(backbone: Any) -> None:
+    """Remove, in place, what DINOv3 has and the authors' vision transformer has not.
+
+    Source: `VisionTransformer` in engine/backbone/vit_tiny.py and `DinoVisionTransformer` in
+    engine/backbone/dinov3 of github.com/Intellindust-AI-Lab/DEIMv2 (0fff8d4).
+    """
+    del backbone.embeddings.mask_token  # nothing depends on it
+    if not backbone.config.num_register_tokens:
+        backbone.norm = nn.Identity()
+        tokens = backbone.embeddings.register_tokens
+        del backbone.embeddings.register_tokens
+        backbone.embeddings.register_buffer("register_tokens", tokens.detach(), persistent=False)
+        for name, module in list(backbone.named_modules()):
+            if isinstance(module, DINOv3ViTLayerScale):
+                backbone.set_submodule(name, nn.Identity())

@@ -97,7 +97,7 @@ class Detr(Architecture):
     upstream: Any  # transformers' class of the whole detector
     unfolds_boxes: ClassVar[bool] = False  # see `denoising`
     _cast: list[nn.Module] | None = None  # layers whose weights autocast would cast, see `weight_casts`
-    pixel_scale: ClassVar[bool] = False
+    pixel_scale: bool = False
     """Whether pixels are relative to ImageNet's mean and deviation."""
     pixel_mean: Tensor
     pixel_deviation: Tensor
@@ -310,7 +310,7 @@ class Detr(Architecture):
     def compile_network(self, mode: str) -> bool:
         """Compile the backbone: the encoder reads values, and the number of queries depends on the batch."""
         compiled = torch.compile(self._levels, mode=mode, dynamic=False)
-        self._cast = _matrices(self.model, leave=self.model.backbone)  # the compiler casts its weights
+        self._cast = _matrices(self.model, leave=self.backbone)  # the compiler casts its weights
 
         def run(pixels: Tensor) -> list[Tensor]:
             torch.compiler.cudagraph_mark_step_begin()
@@ -395,6 +395,8 @@ class DFine(Detr):
     needs_survey = True
     upstream = DFineForObjectDetection
     unfolds_boxes = True
+    moves_positions: ClassVar[bool] = True
+    """Whether the embedding of a query's place follows its box from layer to layer."""
 
     def make_criterion(self) -> Criterion:
         return Criterion(self.library_config.max_num_bins, self.library_config.reg_scale)
@@ -423,8 +425,10 @@ class DFine(Detr):
             return F.softmax(part.to(exact).unflatten(-1, (4, -1)), dim=-1)
 
         for number, layer in enumerate(decoder.layers):
+            if number == 0 or self.moves_positions:
+                position = decoder.query_pos_head(reference).clamp(min=-10, max=10)
             content = layer(
-                content, position_embeddings=decoder.query_pos_head(reference).clamp(min=-10, max=10),
+                content, position_embeddings=position,
                 reference_points=reference[:, :, None], spatial_shapes=integers(shapes),
                 spatial_shapes_list=shapes, encoder_hidden_states=memory, encoder_attention_mask=mask,
             )  # fmt: skip

@@ -125,6 +125,27 @@ _DEIM_BACKBONE: _Rules = (
     (r"^(model\..*)\.bn\.", r"\1.normalization."),
 )
 """Backbone of DEIMv2."""
+_DEIM_DINO: _Rules = (
+    (r"^.*(mask_token|rope_embed\.periods|bias_mask)$", ""),  # constants
+    (r"^(dinov3\.)?(_model\.)?(?=(cls_token|storage_tokens|patch_embed|blocks|norm)\b)", "backbone."),
+    (r"^backbone\.blocks\.", "backbone.model.layer."),
+    (r"^backbone\.cls_token$", "backbone.embeddings.cls_token"),
+    (r"^backbone\.storage_tokens$", "backbone.embeddings.register_tokens"),
+    (r"^backbone\.patch_embed\.proj\.", "backbone.embeddings.patch_embeddings."),
+    (r"\.attn\.proj\.", ".attention.o_proj."),
+    (r"\.attn\.", ".attention."),
+    (r"\.ls(\d)\.gamma$", r".layer_scale\1.lambda1"),
+    (r"\.mlp\.w1\.", ".mlp.gate_proj."),
+    (r"\.mlp\.(fc1|w2)\.", ".mlp.up_proj."),
+    (r"\.mlp\.(fc2|w3)\.", ".mlp.down_proj."),
+    (r"^convs\.(\d)\.", r"fusion_proj.\1.conv."),
+    (r"^norms\.(\d)\.", r"fusion_proj.\1.norm."),
+    (r"^sta\.(stem\.0|conv2\.0|conv[34]\.1)\.", r"sta.\1.conv."),
+    (r"^sta\.(stem\.1|conv2\.1|conv[34]\.2)\.", r"sta.\1.norm."),
+    (r"^sta\.stem\.\d\.", "spatial_tuning_adapter.stem_conv."),
+    (r"^sta\.conv(\d)\.\d\.", r"spatial_tuning_adapter.conv\1."),
+)
+"""Backbone of DEIMv2 on DINOv3, and DINOv3 by Meta."""
 _DEIM_LITE: _Rules = (
     (r"(_blocks?(?:\.\d+)?)\.cv1\.", r"\1.conv1."),
     (r"(_blocks?(?:\.\d+)?)\.cv2\.0\.", r"\1.csp_rep1."),
@@ -150,6 +171,7 @@ _RULES: dict[str, tuple[str, _Rules, _Rules]] = {
     "rfdetr": ("model.backbone.", _DINO, _GROUP),
     "lwdetr": ("model.backbone.", _VIT, _GROUP),
     "deimv2": ("model.conv_encoder.", _DEIM_BACKBONE, _DEIM),
+    "deimv2 dino": ("model.conv_encoder.", _DEIM_DINO, _DEIM),
     "deimv2 lite": ("model.conv_encoder.", _DEIM_BACKBONE, _DEIM_LITE),
 }
 """Of each layout: the prefix of the backbone's names, and the rules of what follows it and of the others."""
@@ -178,7 +200,8 @@ def library_names(state: Mapping[str, Tensor], layout: str) -> dict[str, Tensor]
             own = "model." + own if own and not (rest is _GROUP and own.startswith(_HEADS)) else own
         if stacked := _STACKED.fullmatch(own):
             for part, values in zip("qkv", value.chunk(3), strict=True):
-                renamed[f"{stacked[1]}{part}_proj.{stacked[2]}"] = values
+                if part != "k" or f"{name}_mask" not in inner:  # DINOv3's keys have no bias
+                    renamed[f"{stacked[1]}{part}_proj.{stacked[2]}"] = values
         elif stacked := _GATED.fullmatch(own):
             for part, values in zip(("gate", "up"), value.chunk(2), strict=True):
                 renamed[f"{stacked[1]}mlp.{part}_proj.{stacked[2]}"] = values

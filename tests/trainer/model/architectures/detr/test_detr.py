@@ -5,7 +5,6 @@ import onnx
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -14,7 +13,6 @@ from trainer.config.schema import TrainConfig
 from trainer.export.formats import OnnxRuntime, select, write_onnx
 from trainer.export.verify import EXACT, Comparison
 from trainer.model.architecture import build
-from trainer.model.architectures.detr.deim import Deimv2
 from trainer.model.architectures.detr.deim_options import Deimv2Options
 from trainer.model.architectures.detr.detr_options import DFineOptions, RTDetrOptions
 from trainer.model.architectures.detr.group_options import LWDetrOptions, RFDetrOptions
@@ -25,11 +23,6 @@ DETRS = [name for name, entry in ARCHITECTURES.items() if ".detr." in entry.netw
 def whole_model(detector):
     """transformers' own model with the same weights."""
     model = detector.upstream(detector.library_config)
-    if isinstance(detector, Deimv2):
-        # transformers has a layer more, a norm more and other activations than the authors; see deim.py.
-        for name, module in detector.model.named_modules():
-            if isinstance(module, (nn.Identity, nn.SiLU)):
-                model.model.set_submodule(name, module)
     report = model.load_state_dict(detector.state_dict(), strict=False)
     assert not report.unexpected_keys and not any("model" in name for name in report.missing_keys)
     return model.to(next(detector.parameters()).dtype).train()
@@ -93,7 +86,8 @@ def test_of_classes_that_were_not_looked_for_nothing_is_learnt(architecture, net
     assert some | {classes: whole[classes]} == pytest.approx(whole)
 
 
-@pytest.mark.parametrize("architecture", DETRS)
+# DEIMv2 of transformers differs from the authors' (deim.py): test_detr_layouts.py compares it with theirs.
+@pytest.mark.parametrize("architecture", [name for name in DETRS if name != "deimv2"])
 def test_detections_are_those_of_transformers(architecture, network, batch):
     detector, sample = network(architecture, score_threshold=0.0).eval(), batch([1, 1])
     theirs = whole_model(detector).eval()
@@ -156,9 +150,10 @@ GROUPS = {
     "rfdetr nano": 30.5, "rfdetr small": 32.1, "rfdetr medium": 33.7, "rfdetr large": 33.9,
     "lwdetr tiny": 12.1, "lwdetr small": 14.6, "lwdetr medium": 28.2, "lwdetr large": 46.8,
     "lwdetr xlarge": 118.0, "deimv2 atto": 0.5, "deimv2 femto": 1.0, "deimv2 pico": 1.5,
-    "deimv2 n": 3.6,
+    "deimv2 n": 3.6, "deimv2 s": 9.8, "deimv2 m": 18.4, "deimv2 l": 32.5, "deimv2 x": 51.2,
 }  # fmt: skip
-"""The READMEs' numbers."""
+"""The READMEs' numbers; of DEIMv2's last four, which the README gives for networks with joined convolutions
+(9.7, 18.1, 32.2, 50.3), what its code builds."""
 
 
 @pytest.mark.parametrize(
@@ -167,7 +162,7 @@ GROUPS = {
         *(DFineOptions(size=size) for size in ("n", "s", "m", "l", "x")),
         *(RTDetrOptions(size=size) for size in ("r18", "r34", "r50", "r101")),
         *(RFDetrOptions(size=size) for size in ("nano", "small", "medium", "large")),
-        *(Deimv2Options(size=size) for size in ("atto", "femto", "pico", "n")),
+        *(Deimv2Options(size=size) for size in ("atto", "femto", "pico", "n", "s", "m", "l", "x")),
         LWDetrOptions(size="tiny", queries=100),
         *(LWDetrOptions(size=size) for size in ("small", "medium", "large", "xlarge")),
     ],
