@@ -129,7 +129,7 @@ def main() -> None:
         recipe, *overrides = words.split()
         common = (f"loader.image_size={options.image_size}", "loader.workers=1", *overrides)
         side = Side(recipe, common, Path(checkout.strip() or ".").absolute(), folder / f"side{number}")
-        rows.append({"side": text.strip(), **_results(side, options.source, options.seconds, options.seeds)})
+        rows.append({"side": text.strip(), **results(side, options.source, options.seconds, options.seeds)})
         print(json.dumps(rows[-1]), flush=True)
     figures = {
         f"side{number}_{name}": value for number, row in enumerate(rows) for name, value in row.items()
@@ -141,7 +141,7 @@ def main() -> None:
     report("same_time", rows[-1]["AP"] / rows[0]["AP"], figures, options)
 
 
-def _results(side: Side, source: str, seconds: float, seeds: int) -> dict[str, Any]:
+def results(side: Side, source: str, seconds: float, seeds: int) -> dict[str, Any]:
     """Epochs; per seed CPU seconds of the training, AP and AP50 on the test split; their means."""
     shards = side.shards(source)
     plan = side.folder / "plan.json"

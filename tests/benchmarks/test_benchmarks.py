@@ -25,6 +25,10 @@ CASES = {
         *("--source", "sample:images=48,seed=3,size=96", "--image-size", "96", "--seconds", "2"),
         *("--sides", "debug; debug train.lr=2e-3 train.ema_decay=0.9", "--seeds", "1"),
     ],
+    "peers": [
+        *("--source", "sample:images=48,seed=3,size=96", "--image-size", "96", "--seconds", "2"),
+        *("--ours", "debug train.lr=2e-3", "--peers", "fasterrcnn_mobilenet_v3_large_320_fpn"),
+    ],
     "loader": ["--cases", "", "--images", "16", "--cold-images", "16", "--workers", "1"],
     "download": ["--images", "20", "--connections", "4"],
     "storage": ["--megabytes", "17", "--small", "20"],
@@ -36,7 +40,7 @@ CASES = {
 """The smallest form of each."""
 """Figures that documents and goals mention."""
 OTHERS_CALL = {"large_split", "local_store", "slow_link", "slow_server"}
-LONG = {"accuracy", "same_time"}
+LONG = {"accuracy", "peers", "same_time"}
 """What `make bench` leaves out."""
 
 
