@@ -73,15 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    for argument in arguments:
-        try:  # Manifests, pipelines and jobs are UTF-8.
-            argument.encode()
-        except UnicodeEncodeError:
-            raise ConfigError(
-                f"{argument!r} on the command line is not UTF-8",
-                fix="rename the file or folder; or name the folder that it is in",
-            ) from None
-        refuse_userinfo(argument, "the command line")
+    check_words(arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         # It fits a small screen, and imports no command.
         lines = [
@@ -118,9 +110,22 @@ def _run(arguments: list[str]) -> int:
         return options.command(options)
 
 
-def make_parser(command: str = "") -> Parser:
+def check_words(arguments: list[str]) -> None:
+    """Refuse arguments that contain a password, or are not UTF-8, as manifests, pipelines and jobs are."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"{argument!r} on the command line is not UTF-8",
+                fix="rename the file or folder; or name the folder that it is in",
+            ) from None
+        refuse_userinfo(argument, "the command line")
+
+
+def make_parser(command: str = "", kind: type[Parser] = Parser) -> Parser:
     """Return the parser of one command, for a quick start, or of all."""
-    parser = Parser(prog="kubedet", description="Train an object detector on Kubeflow, or on one machine.")
+    parser = kind(prog="kubedet", description="Train an object detector on Kubeflow, or on one machine.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name in (command,) if command else SUMMARIES:
         with_summary = SimpleNamespace(add_parser=partial(commands.add_parser, help=SUMMARIES[name]))

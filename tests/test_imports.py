@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {
+    "kubedet": {"kubedet", "pipelines", "trainer"},
     "trainer": {"trainer"},
     "components": {"components", "trainer"},
     "operations": {"operations", "components", "trainer"},
@@ -182,6 +183,7 @@ except SystemExit as end:
 @pytest.mark.parametrize(
     "module",
     [
+        "kubedet",
         "pipelines",
         "pipelines.cli",
         "pipelines.compile",

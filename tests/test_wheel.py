@@ -19,7 +19,7 @@ from installed import ROOT, view
 from PIL import Image, ImageDraw
 
 FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
-FOLDERS = ("deploy", "trainer", "components", "operations", "pipelines")
+FOLDERS = ("deploy", "kubedet", "trainer", "components", "operations", "pipelines")
 ELSEWHERE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 """Without the checkout, which pip would take for an installation."""
 TINY = (
@@ -83,14 +83,12 @@ def tree(folder):
 
 def test_it_contains_all_files_of_the_packages_and_of_deploy(wheel):
     ours = {
-        f"{package}/{name}": data
-        for package in ("trainer", "components", "operations", "pipelines")
-        for name, data in tree(ROOT / package).items()
+        f"{package}/{name}": data for package in FOLDERS[1:] for name, data in tree(ROOT / package).items()
     }
     ours |= {f"pipelines/deploy/{name}": data for name, data in tree(ROOT / "deploy").items()}
     with zipfile.ZipFile(wheel) as archive:
         held = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
-    assert held == ours
+    assert held == ours and "kubedet/py.typed" in held
     assert "trainer/report/evaluation_page.html.jinja" in held and "pipelines/deploy/base/role.yaml" in held
 
 

@@ -33,6 +33,7 @@ DOCUMENTS = {
         "Weights and trackers": "docs/weights.md",
         "Evaluation": "docs/evaluation.md",
         "Serving": "docs/serving.md",
+        "Python": "docs/python.md",
         "Performance": "docs/performance.md",
         "Cluster files": "deploy/README.md",
         "Example jobs": EXAMPLES,
@@ -49,6 +50,7 @@ DOCUMENTS = {
     },
 }
 PACKAGES = {
+    "kubedet": "Python interface",
     "trainer": "What runs in a training pod",
     "components": "Steps and launchers",
     "operations": "Operation over months",

@@ -42,12 +42,17 @@ def add(commands: Commands) -> None:
 
 
 def _compile(options: argparse.Namespace) -> int:
+    print(f"wrote {write_pipeline(options)}")
+    return 0
+
+
+def write_pipeline(options: argparse.Namespace) -> Path:
+    """Write the pipeline that the options of `compile` describe; return the file."""
     from pipelines.compile import compile_pipeline
 
     chosen = {item.name: getattr(options, item.name) for item in fields(CompileOptions)}
-    compile_pipeline(Path(options.output), CompileOptions(**chosen))
-    print(f"wrote {options.output}")
-    return 0
+    compile_pipeline(path := Path(options.output), CompileOptions(**chosen))
+    return path
 
 
 def _manifests(options: argparse.Namespace) -> int:

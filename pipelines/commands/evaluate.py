@@ -56,12 +56,14 @@ def add(commands: Commands) -> None:
 
 def _evaluate(options: argparse.Namespace) -> int:
     from trainer import storage
+    from trainer.base import log
     from trainer.evaluation.gate import split_rules
     from trainer.evaluation.metrics import Change
 
     rules = split_rules(options.gate)
+    log.setup()
     of_files = options.truth or options.predictions or options.images or options.clip
-    summary = (_of_files if of_files else _of_model)(options, rules)
+    summary = (_of_files if of_files else score_model)(options, rules)
     if isinstance(summary, int):
         return summary
     print(storage.read_bytes(storage.join(options.output, "table.txt")).decode())
@@ -81,12 +83,11 @@ def _evaluate(options: argparse.Namespace) -> int:
     return int(bool(rules) and not summary["verdict"]["passed"])
 
 
-def _of_model(options: argparse.Namespace, rules: list[str]) -> dict[str, Any] | int:
+def score_model(options: argparse.Namespace, rules: list[str]) -> dict[str, Any] | int:
     """Return the summary of a model's evaluation, or the exit code of failed processes."""
     from components.launchers.guarded_process import GuardedProcess
     from operations import drift
     from trainer import storage
-    from trainer.base import log
     from trainer.config import parsing
     from trainer.evaluation.evaluate import evaluate
     from trainer.evaluation.gate import check
@@ -102,7 +103,6 @@ def _of_model(options: argparse.Namespace, rules: list[str]) -> dict[str, Any] |
 
     count = options.nproc or torch.cuda.device_count() or 1
     if count == 1:
-        log.setup()
         return evaluate(options.model, options.shards, options.output, config, drift=drift.for_gate)
     uri = storage.join(options.output, _CONFIG)
     parsing.write(uri, config)
@@ -124,14 +124,12 @@ def _of_model(options: argparse.Namespace, rules: list[str]) -> dict[str, Any] |
 
 
 def _of_files(options: argparse.Namespace, rules: list[str]) -> dict[str, Any] | int:
-    from trainer.base import log
     from trainer.config import parsing
     from trainer.config.schema import Config
     from trainer.evaluation import scored_files
 
     _check_given(options, ("truth", "predictions"), ("model", "shards", "split", "nproc"))
     config = parsing.with_overrides(Config(), _overrides(options, rules), where="--set").evaluation
-    log.setup()
     return scored_files.evaluate(
         options.truth, options.predictions, options.output, config, rules=rules, images_uri=options.images,
         clip=options.clip,
@@ -207,7 +205,7 @@ def _compare(options: argparse.Namespace) -> int:
         metrics.BETTER: "B is better", metrics.WORSE: "B is worse",
         metrics.NOT_SURE: "neither is clearly better",
     }  # fmt: skip
-    few = f"fewer than {metrics.MIN_IMAGES} images have boxes: {metrics.TOO_FEW}"
+    few = f"fewer than {metrics.LEAST_IMAGES} images have boxes: {metrics.TOO_FEW}"
     print("\n".join(lines))
     print(f"\n{verdicts.get(comparison['verdict'], few)}, by coco/AP")
     if options.output:

@@ -110,8 +110,8 @@ def add_inference(parser: Group) -> None:
         "decoded: a file of some kilobytes can take gigabytes of memory", 50_000_000,
     )  # fmt: skip
     option(
-        parser, "--format F", "format of the model to run: onnx, openvino, onnx-int8, torch-export (default: "
-        "the first available)", dest="kind",
+        parser, "--format F", "format of the model to run: onnx, openvino, onnx-int8, raw, torch-export "
+        "(default: the first available, else its weights in PyTorch)", dest="kind",
     )  # fmt: skip
     option(parser, "--run-code", "open torch-export's model.pt2 too, a program that has your permissions")
 

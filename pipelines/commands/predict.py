@@ -15,8 +15,9 @@ def add(commands: Commands) -> None:
     """Declare `kubedet predict`."""
     parser = commands.add_parser(
         "predict",
-        description="Detect objects with an exported model. For every image NAME the folder gets NAME.jpg "
-        "with drawn detections and NAME.json, and detections.json has all.",
+        description="Detect objects with an exported model or a checkpoint (RUN/train/best.pt). For every "
+        "image NAME the folder gets NAME.jpg with drawn detections and NAME.json, and detections.json has "
+        "all.",
     )
     add_model(parser)
     text = "image files, folders of images, or patterns such as 'images/*.jpg'"
@@ -30,41 +31,38 @@ def add(commands: Commands) -> None:
 
 def _predict(options: argparse.Namespace) -> int:
     from trainer import storage
-    from trainer.config import parsing
-    from trainer.config.schema import Config
-    from trainer.export import published_models
-    from trainer.export.predict import ImageTooLarge, as_json, draw, open_bundle, open_image
+    from trainer.export.predict import ImageTooLarge, as_json, draw, open_image, open_model
 
     if not 0 <= options.score <= 1:
         raise ConfigError(f"--score must be from 0 to 1, not {options.score:g}", fix="use --score 0.3")
-    tile = parsing.with_overrides(Config(), {"evaluation.tile": options.tile}, where="--tile").evaluation.tile
     most_pixels = checked_pixel_limit(options)
     paths = _images(options.images)
     names = {path: path.stem for path in paths}
     if len(set(names.values())) < len(paths) or "detections" in names.values():
         names = {path: f"{number:05d}_{path.stem}" for number, path in enumerate(paths)}
     everything, failed = {}, []
-    source = published_models.load(options.model, options.data_root)
-    title = f"{source.metadata.name} {source.metadata.model_version}"
-    with open_bundle(source, options.kind, run_code=options.run_code, tile=tile) as model:
-        print(f"{title}, {model.kind} in {model.runtime.name}")
-        for path in paths:
-            try:
-                image = open_image(path, most_pixels)
-            except KubedetError as error:
-                fix = f" ({error.fix})" if isinstance(error, ImageTooLarge) else ""
-                failed.append(f"  {error.message}{fix}")
-                continue
-            detections = model(image, options.score)
-            result = {"image": str(path), **as_json(detections, image)}
-            target = Path(options.output) / names[path]
-            with storage.new_file(f"{target}.jpg", sync=False) as file:
-                draw(image, detections).save(file, "JPEG", quality=92)
-            storage.write_bytes(f"{target}.json", (json.dumps(result, indent=2) + "\n").encode())
-            everything[str(path)] = result
-            found = [detection.name for detection in detections]
-            counts = [f"{found.count(name)} {name}" for name in dict.fromkeys(found)]
-            print(f"{path}: {', '.join(counts) or 'nothing found'}")
+    model = open_model(
+        options.model, options.data_root, options.kind, run_code=options.run_code, tile=options.tile
+    )
+    title = model.model.title
+    print(f"{title}, {model.kind} in {model.model.runtime}")
+    for path in paths:
+        try:
+            image = open_image(path, most_pixels)
+        except KubedetError as error:
+            fix = f" ({error.fix})" if isinstance(error, ImageTooLarge) else ""
+            failed.append(f"  {error.message}{fix}")
+            continue
+        detections = model(image, options.score)
+        result = {"image": str(path), **as_json(detections, image)}
+        target = Path(options.output) / names[path]
+        with storage.new_file(f"{target}.jpg", sync=False) as file:
+            draw(image, detections).save(file, "JPEG", quality=92)
+        storage.write_bytes(f"{target}.json", (json.dumps(result, indent=2) + "\n").encode())
+        everything[str(path)] = result
+        found = [detection.name for detection in detections]
+        counts = [f"{found.count(name)} {name}" for name in dict.fromkeys(found)]
+        print(f"{path}: {', '.join(counts) or 'nothing found'}")
     if everything:
         whole = json.dumps({"model": title, "images": list(everything.values())})
         storage.write_bytes(os.path.join(options.output, "detections.json"), (whole + "\n").encode())
@@ -135,6 +133,6 @@ def _serve(options: argparse.Namespace) -> int:
         ) from None
     most_pixels = checked_pixel_limit(options)
     source = published_models.load(options.model, options.data_root)
-    with open_bundle(source, options.kind, run_code=options.run_code) as model:
-        serve(model, options.host, options.port, most_pixels, options.names)
+    model = open_bundle(source, options.kind, run_code=options.run_code)
+    serve(model, options.host, options.port, most_pixels, options.names)
     return 0

@@ -46,12 +46,12 @@ from trainer.base.errors import (
 from trainer.base.log import clock
 from trainer.base.safe_text import redacted
 from trainer.base.temporary_folders import temporary_folder
-from trainer.config.parsing import parse_value
+from trainer.config.parsing import as_override
 from trainer.config.schema import MINUTES, QUICK_MINUTES
 from trainer.data import sources
 from trainer.evaluation.gate import check as check_rules
 from trainer.evaluation.gate import split_rules
-from trainer.launching.stop_signals import STOP_SIGNALS, handling
+from trainer.launching.stop_signals import ENDING, handling
 from trainer.model import recipes
 
 _PACKAGES = ("kubedet", "torch", "torchvision", "kfp", "pycocotools", "onnx", "onnxruntime")
@@ -83,6 +83,11 @@ def add(commands: Commands) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    return run(read_options(arguments))
+
+
+def read_options(arguments: argparse.Namespace) -> "Options":
+    """Return what the options of the command describe."""
     overrides = read_recipe(arguments)
     if arguments.quick:
         overrides = {MINUTES: QUICK_MINUTES} | overrides
@@ -95,7 +100,7 @@ def _run(arguments: argparse.Namespace) -> int:
     values = {name: value for name, value in values.items() if value is not None}
     recipe = values.get("recipe", parameters.LOCAL["recipe"].default)
     name = arguments.name or f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
-    return run(Options(name, values, arguments.verbose, use_prices(arguments)))
+    return Options(name, values, arguments.verbose, use_prices(arguments))
 
 
 @dataclass(frozen=True)
@@ -125,8 +130,7 @@ class Options:
                 words += [item.option, str(self[name])]
         words += ["--prices", self.prices] if self.prices else []
         for key, value in self["overrides"].items():
-            plain = isinstance(value, str) and parse_value(value) == value
-            words += ["--set", f"{key}={value if plain else json.dumps(value)}"]
+            words += ["--set", as_override(key, value)]
         return shlex.join(words)
 
     def arguments(self) -> Values:
@@ -303,6 +307,14 @@ def run(options: Options) -> int:
 
     It is 0 also if the gate failed, and 143 if the run was stopped and can be continued.
     """
+    record, progress, used = execute(options)
+    report(record, progress, options.folder, again=options.command(), used=used)
+    code: int = record.error.get("exit_code", 0)
+    return code
+
+
+def execute(options: Options) -> tuple[RunRecord, RunProgress, Costs | None]:
+    """Run the pipeline and show its progress; a failed step is an error in the record."""
     check(options)
     folder = options.folder
     with _lock(folder) as lock:
@@ -345,8 +357,7 @@ def run(options: Options) -> int:
                 if record.status == "failed":
                     message = record.error["message"]
                     notifications.tell(Outcome(notifications.FAILED, record.name, message))
-        report(record, progress, folder, again=options.command(), used=used)
-        return record.error.get("exit_code", 0)
+        return record, progress, used
 
 
 def _execute(options: Options, progress: RunProgress, temporary: Path, lock: int) -> bool:
@@ -364,6 +375,7 @@ def _execute(options: Options, progress: RunProgress, temporary: Path, lock: int
         "TMPDIR": str(temporary),  # The runner leaves one folder for each step.
     }
     stopped: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()
     lines: queue.Queue[str | None] = queue.Queue()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -377,7 +389,8 @@ def _execute(options: Options, progress: RunProgress, temporary: Path, lock: int
 
     with (
         GuardedProcess(command, env=env, grace_seconds=_GRACE_SECONDS, keep_open=[lock]) as process,
-        handling(stop, (*STOP_SIGNALS, signal.SIGHUP)),  # Ctrl-C, SIGTERM, a closed terminal.
+        # Ctrl-C, SIGTERM, a closed terminal; Python allows no handlers in other threads.
+        handling(stop, (*ENDING, signal.SIGHUP) if is_main else ()),
         (folder / "log.txt").open("ab", buffering=0) as log_file,
         display.choose(progress) as shown,
     ):

@@ -14,20 +14,13 @@ from trainer import storage
 from trainer.base.errors import ConfigError, check_name
 
 if TYPE_CHECKING:
+    from pipelines.kubeflow import Server
     from pipelines.submission import Submission
 
 
-_CLUSTER_OPTIONS = (
-    "claim",
-    "credentials",
-    "data_version",
-    "notify",
-    "prune",
-    "step_cpu",
-    "step_memory",
-)
+_SEARCH_IN_CLUSTER = ("claim", "credentials", "data_version", "notify", "prune", "step_cpu", "step_memory")
 """Parameters that a search has only in Kubeflow."""
-_LOCAL_OPTIONS = ("recipe", "source", "data_root", "output")
+_SEARCH_HERE = ("recipe", "source", "data_root", "output")
 
 
 def add(commands: Commands) -> None:
@@ -51,9 +44,14 @@ def _add_sending(parser: options.Group) -> None:
 
 
 def _submit(arguments: argparse.Namespace) -> int:
+    return _send(arguments, read_submission(arguments))
+
+
+def read_submission(arguments: argparse.Namespace) -> "Submission":
+    """Return the run that the options of `kubedet submit` describe, checked."""
     recipe = Path(arguments.recipe or parameters.default("recipe")).stem
     name = arguments.name or f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
-    return _send(arguments, options.submission(arguments, name))
+    return options.submission(arguments, name)
 
 
 def _send(arguments: argparse.Namespace, submission: "Submission") -> int:
@@ -65,16 +63,9 @@ def _send(arguments: argparse.Namespace, submission: "Submission") -> int:
         _describe(submission, access)
         return 0
     from components import jobs, launchers
-    from pipelines import wait
 
     server = options.connect(arguments)
-    secret = submission.parameters.get("credentials", "")
-    if secret and (namespace := wait.Pods("", server.namespace).without_secret(secret)):
-        missing = f"there is no Secret {secret} in namespace {namespace}: the run gets no keys from it"
-        print(f"warning: {missing}", file=sys.stderr)
-    experiment = server.experiment(submission.experiment)
-    run_id = server.create_run(submission.name, experiment, submission.package(), {**submission.parameters})
-    link = server.link("runs", run_id)
+    run_id, link = start(submission, server)
     _describe(submission, access)
     print(f"run {run_id}\n{link}")
     launcher = launchers.entry(submission.parameters.get("launcher", parameters.default("launcher")))
@@ -84,13 +75,32 @@ def _send(arguments: argparse.Namespace, submission: "Submission") -> int:
     sys.stdout.flush()
     if arguments.wait:
         try:
-            wait.follow(
-                server, run_id, deadline=compiled.deadline, conditional=compiled.conditional, secret=secret
-            )
+            follow(submission, server, run_id)
         except KeyboardInterrupt:
             print(f"the run continues: {link}", file=sys.stderr)
             raise
     return 0
+
+
+def start(submission: "Submission", server: "Server") -> tuple[str, str]:
+    """Start a run; return its id and its address in the UI. A missing Secret is a warning on stderr."""
+    from pipelines import wait
+
+    secret = submission.parameters.get("credentials", "")
+    if secret and (namespace := wait.Pods("", server.namespace).without_secret(secret)):
+        missing = f"there is no Secret {secret} in namespace {namespace}: the run gets no keys from it"
+        print(f"warning: {missing}", file=sys.stderr)
+    experiment = server.experiment(submission.experiment)
+    run_id = server.create_run(submission.name, experiment, submission.package(), {**submission.parameters})
+    return run_id, server.link("runs", run_id)
+
+
+def follow(submission: "Submission", server: "Server", run_id: str) -> None:
+    """Print the states of a started run until it has ended; see `wait.follow`."""
+    from pipelines import wait
+
+    compiled, secret = submission.options, submission.parameters.get("credentials", "")
+    wait.follow(server, run_id, deadline=compiled.deadline, conditional=compiled.conditional, secret=secret)
 
 
 def _describe(submission: "Submission", access: Access) -> None:
@@ -116,7 +126,7 @@ def add_tune(commands: Commands) -> None:
         "that fall behind (ASHA), and write the best as a recipe file. Repeat the command to continue a "
         "stopped search.",
     )
-    for name in _LOCAL_OPTIONS:
+    for name in _SEARCH_HERE:
         options.add_parameter(parser, parameters.LOCAL[name])
     text = "YAML with the keys to search and their ranges (default: the recipe's space)"
     option(parser, "--space FILE", text)
@@ -132,7 +142,7 @@ def add_tune(commands: Commands) -> None:
     _add_sending(group)
     text = "GPUs of each trial's pod, a training process each (default: 0)"
     option(group, "--gpus N", text, 0, dest="trial_gpus")
-    for name in _CLUSTER_OPTIONS[:-2]:
+    for name in _SEARCH_IN_CLUSTER[:-2]:
         options.add_parameter(group, parameters.TABLE[name])
     options.add_sizes(group, options.BY_SOURCE)
     option(group, "--experiment NAME", "experiment of the runs", "kubedet")
@@ -151,7 +161,7 @@ def _tune(arguments: argparse.Namespace) -> int:
             "--output has no effect with --submit: a search is stored in its data root", fix="leave it out"
         )
     further = ("wait", "dry_run", "trial_gpus", "size", "deadline", "ttl", "host", "namespace", "ca")
-    given = [name for name in (*_CLUSTER_OPTIONS, *further) if getattr(arguments, name)]
+    given = [name for name in (*_SEARCH_IN_CLUSTER, *further) if getattr(arguments, name)]
     if given and not arguments.submit:
         words = ", ".join(f"--{name.replace('trial_', '').replace('_', '-')}" for name in given)
         raise ConfigError(
@@ -175,10 +185,10 @@ def _tune(arguments: argparse.Namespace) -> int:
         root = submission.parameters.get("data_root") or parameters.default("data_root", submission.options)
         print(f"the search's page and best configuration: {root}/tuning/{name}", flush=True)
         return _send(arguments, submission)
-    return _search_locally(arguments, name, overrides, content)
+    return _search_here(arguments, name, overrides, content)
 
 
-def _search_locally(arguments: argparse.Namespace, name: str, overrides: Values, space: str | bytes) -> int:
+def _search_here(arguments: argparse.Namespace, name: str, overrides: Values, space: str | bytes) -> int:
     try:
         import optuna as _optuna  # noqa: F401
     except ImportError:
@@ -188,7 +198,7 @@ def _search_locally(arguments: argparse.Namespace, name: str, overrides: Values,
     from components import preparation
     from operations.tuning import search
 
-    given = {name: getattr(arguments, name) or parameters.LOCAL[name].default for name in _LOCAL_OPTIONS}
+    given = {name: getattr(arguments, name) or parameters.LOCAL[name].default for name in _SEARCH_HERE}
     folder = Path(given["output"]).absolute() / name
     folder.mkdir(parents=True, exist_ok=True)
     root = storage.absolute(given["data_root"])

@@ -49,7 +49,7 @@ def test_every_document_is_in_it(site):
 
 
 def test_every_module_has_a_page_of_its_docstrings(site):
-    for package in ("trainer", "components", "operations", "pipelines"):
+    for package in ("kubedet", "trainer", "components", "operations", "pipelines"):
         for path in (ROOT / package).rglob("*.py"):
             if path.stem != "__main__":
                 place = path.relative_to(ROOT).with_suffix(".html")

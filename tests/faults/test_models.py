@@ -99,8 +99,8 @@ def test_models_on_a_failing_store(proxy, tmp_path, injected):
         for method in ("GET", "PUT"):
             proxy.fail(kind, method=method, times=3)
     published_models.publish(make_bundle(tmp_path / "made"), "s3://bucket/root", "pets")
-    with open_bundle(published_models.load("pets", "s3://bucket/root")) as model:
-        assert model.metadata.name == "pets"
+    model = open_bundle(published_models.load("pets", "s3://bucket/root"))
+    assert model.metadata.name == "pets"
     injected(18)
 
 
@@ -119,8 +119,8 @@ def test_damaged_bundle_files(harm, tmp_path, chance, injected):
         with pytest.raises(KubedetError):
             published_models.promote(data_root, "pets", "v1")
         if path.name in ("model.onnx", "model_metadata.json", "SHA256SUMS"):
-            with pytest.raises(KubedetError), open_bundle(published_models.load("pets", data_root)):
-                pass
+            with pytest.raises(KubedetError):
+                open_bundle(published_models.load("pets", data_root))
         path.write_bytes(whole)
         count += 1
     published_models.load("pets", data_root).check_whole()
@@ -257,8 +257,8 @@ def test_moved_models(saved, shards, config, bucket, tmp_path):
     published_models.publish(make_bundle(tmp_path / "made"), str(tmp_path / "root"), "pets")
     shutil.move(tmp_path / "root", bucket / "root")
     shutil.move(tmp_path / "first", tmp_path / "moved")
-    with open_bundle(published_models.load("pets", "s3://bucket/root")) as model:
-        assert model.metadata.model_version == "v1"
+    model = open_bundle(published_models.load("pets", "s3://bucket/root"))
+    assert model.metadata.model_version == "v1"
     compare = dataclasses.replace(config.evaluation, baseline=str(tmp_path / "moved"), bootstrap=5)
     again = evaluate(saved(), shards, str(tmp_path / "e"), dataclasses.replace(config, evaluation=compare))
     assert again["comparison"]["changes"]["coco/AP"][2:4] == [0, 0]

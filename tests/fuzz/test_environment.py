@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 VARIABLES = sorted(
     {
         name
-        for folder in ("trainer", "components", "operations", "pipelines")
+        for folder in ("kubedet", "trainer", "components", "operations", "pipelines")
         for path in (ROOT / folder).rglob("*.py")
         for name in re.findall(
             r'"((?:AWS|MINIO|KUBEDET|HF|PET|GOOGLE|AZURE|WANDB|MLFLOW|OMP)_[A-Z_]+)"', path.read_text()

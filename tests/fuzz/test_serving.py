@@ -30,17 +30,17 @@ def ask(tmp_path_factory):
     from trainer.export import server
 
     source = make_bundle(tmp_path_factory.mktemp("fuzz") / "model")
-    with open_bundle(bundle.load(source)) as predictor:
-        app = server.WebServer(predictor, ["testserver"]).config.app
-        with testclient.TestClient(app, raise_server_exceptions=True) as client:
+    predictor = open_bundle(bundle.load(source))
+    app = server.WebServer(predictor, ["testserver"]).config.app
+    with testclient.TestClient(app, raise_server_exceptions=True) as client:
 
-            def send(path, content, headers=None):
-                answer = tried(lambda: client.post(path, content=content, headers=headers or {}))
-                assert answer.status_code in (200, 400, 404, 405, 413), answer.text
-                assert answer.status_code == 200 or answer.text
-                return answer
+        def send(path, content, headers=None):
+            answer = tried(lambda: client.post(path, content=content, headers=headers or {}))
+            assert answer.status_code in (200, 400, 404, 405, 413), answer.text
+            assert answer.status_code == 200 or answer.text
+            return answer
 
-            yield send
+        yield send
 
 
 @examples(60)

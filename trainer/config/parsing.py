@@ -24,9 +24,7 @@ _WEIGHTS = "model.weights"
 _EXCERPT = 40
 _LIBRARIES = {"torchvision": "torchvision", "hf": "transformers"}
 """Libraries of published weights by the scheme of their URI."""
-_REWRITE_FIX = (
-    "run the command that wrote it again; if you edited it, remove its last key, file_sha256, as well"
-)
+_DAMAGED = "run the command that wrote it again; if you edited it, remove its last key, file_sha256, as well"
 
 
 def to_json(config: Config) -> str:
@@ -43,7 +41,7 @@ def read(uri: str) -> Config:
     """Read a configuration that `write` or a person wrote; see `from_json`."""
     text = storage.read_bytes(uri)
     if json_files.is_sealed(text):
-        text = json.dumps(json_files.decode(uri, text, storage.Form(remedy=_REWRITE_FIX))).encode()
+        text = json.dumps(json_files.decode(uri, text, storage.Form(remedy=_DAMAGED))).encode()
     return from_json(text, where=uri)
 
 
@@ -169,6 +167,12 @@ def parse_overrides(texts: Sequence[str], option: str = "--set") -> Overrides:
             f"{option} {', '.join(wrong)} {each} key=value", fix=f"write it like {option} train.epochs=10"
         )
     return values
+
+
+def as_override(key: str, value: Any) -> str:
+    """Write `key=value` so that `parse_overrides` reads the same value."""
+    plain = isinstance(value, str) and parse_value(value) == value
+    return f"{key}={value if plain else json.dumps(value)}"
 
 
 def with_overrides(config: Config, overrides: Overrides, *, where: str = "overrides") -> Config:

@@ -32,7 +32,7 @@ SPLITS = ("train", "val", "test")
 
 
 @dataclass
-class BuiltTables:
+class Built:
     """The result of `build`: fields of `trainer.data.raw_folder.RawManifest`."""
 
     categories: list[Category]
@@ -42,9 +42,7 @@ class BuiltTables:
     warnings: list[str]
 
 
-def build(
-    listing: Listing, config: DataConfig, folder: str, where: str, without: frozenset[str]
-) -> BuiltTables:
+def build(listing: Listing, config: DataConfig, folder: str, where: str, without: frozenset[str]) -> Built:
     """Write `<folder>/<split>.parquet` for each split of a source's listing, whose `problems` grow.
 
     Images whose key or file name is in `without` are left out; `where` names the source in messages.
@@ -58,8 +56,7 @@ def build(
     boxes_of_train: Counter[int] = Counter()
     with temporary_folder() as temporary:
         drafts = {
-            split: _draft_split(rows, labels, temporary / split, without)
-            for split, rows in listing.splits.items()
+            split: _draft(rows, labels, temporary / split, without) for split, rows in listing.splits.items()
         }
         drop = config.empty_images == "drop" or (config.empty_images == "auto" and not listing.exhaustive)
         for split, draft in drafts.items():
@@ -99,7 +96,7 @@ def build(
         above = [labels_by_id[one] for one in listing.hierarchy.get(original_id, ()) if one in labels_by_id]
         if above:
             hierarchy[str(label)] = sorted(above)
-    return BuiltTables(categories, hierarchy, splits, tables, found.warnings)
+    return Built(categories, hierarchy, splits, tables, found.warnings)
 
 
 def check_listed(problems: Problems, where: str, splits: dict[str, SplitCounts], config: DataConfig) -> None:
@@ -111,7 +108,7 @@ def check_listed(problems: Problems, where: str, splits: dict[str, SplitCounts],
 
 
 @dataclass
-class _SplitDraft:
+class _Draft:
     """A labelled split without ids; several images may have the same key."""
 
     path: Path
@@ -120,7 +117,7 @@ class _SplitDraft:
     kept: np.ndarray  # bool [rows]: rows with a labelled box, or with none if that is allowed.
 
 
-def _draft_split(rows: Rows, labels: np.ndarray, path: Path, without: frozenset[str]) -> _SplitDraft:
+def _draft(rows: Rows, labels: np.ndarray, path: Path, without: frozenset[str]) -> _Draft:
     """Write a split's rows to a local file, as a source may be slow to read."""
     numbers, fractions = array("Q"), array("d")
     filled = [np.zeros(0, bool)]
@@ -141,10 +138,10 @@ def _draft_split(rows: Rows, labels: np.ndarray, path: Path, without: frozenset[
             columns = [batch.column(name) for name in ROW.names[2:-1]]
             ids = pa.nulls(len(stems), pa.int64())
             file.write_batch(pa.RecordBatch.from_arrays([ids, pa.array(stems), *columns, boxes], schema=ROW))
-    return _SplitDraft(path, np.array(numbers, np.uint64), np.array(fractions), np.concatenate(filled))
+    return _Draft(path, np.array(numbers, np.uint64), np.array(fractions), np.concatenate(filled))
 
 
-def _parts(drafts: dict[str, _SplitDraft], config: DataConfig) -> list[tuple[str, _SplitDraft, np.ndarray]]:
+def _parts(drafts: dict[str, _Draft], config: DataConfig) -> list[tuple[str, _Draft, np.ndarray]]:
     """Return the splits that are not empty: name, draft, and bool [rows], the rows that belong to it.
 
     Without test or val, images of train are held out by the hashes of their keys, so that images do not
@@ -179,7 +176,7 @@ def _parts(drafts: dict[str, _SplitDraft], config: DataConfig) -> list[tuple[str
 
 
 def _rows(
-    draft: _SplitDraft,
+    draft: _Draft,
     chosen: np.ndarray,
     image_id: int,
     boxes_of_label: Counter[int],

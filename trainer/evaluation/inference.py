@@ -39,6 +39,10 @@ class ScoredModel:
     sha256: str
     step: int | None  # optimiser steps of its training
     config: Mapping[str, Any]  # configuration of its training
+    title: str  # its name and version
+    kind: str  # its format in export.formats, "weights" or "checkpoint"
+    runtime: str  # the library that runs it and its version
+    metadata: Any = None  # the `bundle.Metadata` of an exported model
 
 
 def predict_split(

@@ -22,7 +22,8 @@ from trainer.training import checkpoint
 
 _Predict = Callable[[Tensor], Detections]
 _PREFERRED = ("onnx", "openvino", "onnx-int8", "raw")
-"""Formats in the order of preference, as in `kubedet predict`; else the weights."""
+"""Formats in the order of preference; else the weights."""
+_TORCH = f"torch {torch.__version__}"
 
 
 def load(uri: str, device: torch.device, *, run_code: bool = False) -> ScoredModel:
@@ -32,13 +33,18 @@ def load(uri: str, device: torch.device, *, run_code: bool = False) -> ScoredMod
     weights, other files run on the CPU; `run_code` allows a file that is a program.
     """
     exported = _find_exported(uri)
-    if exported is None:
-        detector, meta = checkpoint.load_model(uri, device)
-        predict, digest = _folded_predict(detector, device, uri), file_sha256(storage.local_copy(uri))
-        return ScoredModel(
-            uri, predict, True, meta["categories"], meta["square"], digest, meta["step"], meta["config"]
-        )
-    source, name = exported
+    if exported:
+        return load_file(*exported, device, run_code=run_code)
+    detector, meta = checkpoint.load_model(uri, device)
+    predict, digest = _folded_predict(detector, device, uri), file_sha256(storage.local_copy(uri))
+    return ScoredModel(
+        uri, predict, True, meta["categories"], meta["square"], digest, meta["step"], meta["config"],
+        f"{meta['config']['recipe']} step {meta['step']}", "checkpoint", _TORCH,
+    )  # fmt: skip
+
+
+def load_file(source: Bundle, name: str, device: torch.device, *, run_code: bool = False) -> ScoredModel:
+    """Load a file of a bundle, see `load`, after comparing it with its checksum."""
     metadata, file, reentrant = source.metadata, storage.join(source.uri, name), name == WEIGHTS
     if reentrant:
         trained = parsing.from_json(json.dumps(metadata.config), where=storage.join(source.uri, METADATA))
@@ -50,12 +56,25 @@ def load(uri: str, device: torch.device, *, run_code: bool = False) -> ScoredMod
         ):
             detector.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
         predict = _folded_predict(detector.to(device).eval(), device, file)
+        kind, runtime = "weights", _TORCH
     else:
-        predict = _load_served(source, name, run_code)
+        predict, kind, runtime = _load_served(source, name, run_code)
     return ScoredModel(
-        file, predict, reentrant, metadata.classes, metadata.square, source.checksums[name],
-        metadata.step, metadata.config,
+        file, predict, reentrant, metadata.classes, metadata.square, source.checksums[name], metadata.step,
+        metadata.config, f"{metadata.name} {metadata.model_version}", kind, runtime, metadata,
     )  # fmt: skip
+
+
+def format_file(source: Bundle, kind: str = "") -> str:
+    """Return the name of the file of a format; by default of the first available, else of the weights."""
+    formats = source.metadata.formats
+    if kind and kind not in formats:
+        listed = ", ".join(formats) or "none; export onnx"
+        raise EvaluationError(
+            f"the bundle {source.uri} has no format {kind}", fix=f"its formats are: {listed}"
+        )
+    kind = kind or next((name for name in _PREFERRED if name in formats), "")
+    return formats[kind][0] if kind else WEIGHTS
 
 
 def trained_with(uri: str) -> Mapping[str, Any]:
@@ -72,9 +91,7 @@ def _find_exported(uri: str) -> tuple[Bundle, str] | None:
         return None
     if storage.exists(storage.join(uri, METADATA)):
         source = bundle.load(uri)
-        formats = source.metadata.formats
-        kind = next((name for name in _PREFERRED if name in formats), None)
-        return source, formats[kind][0] if kind else WEIGHTS
+        return source, format_file(source)
     folder, _, name = uri.rpartition("/")
     if storage.exists(storage.join(folder or ".", METADATA)):
         source = bundle.load(folder or ".")
@@ -99,10 +116,11 @@ def _folded_predict(detector: Architecture, device: torch.device, uri: str) -> _
             fix="use a checkpoint from before the training diverged",
         )
     detector = detector.folded()
-    return (detector.to(memory_format=torch.channels_last) if device.type == "cpu" else detector).predict
+    predict = (detector.to(memory_format=torch.channels_last) if device.type == "cpu" else detector).predict
+    return lambda images: predict(images.to(device))
 
 
-def _load_served(source: Bundle, name: str, run_code: bool) -> _Predict:
+def _load_served(source: Bundle, name: str, run_code: bool) -> tuple[_Predict, str, str]:
     uri = storage.join(source.uri, name)
     try:
         from trainer.export.formats import FORMATS, Served, check_trust
@@ -112,10 +130,12 @@ def _load_served(source: Bundle, name: str, run_code: bool) -> _Predict:
         ) from None
     kind, form = next(item for item in FORMATS.items() if item[1].files[0] == name)
     try:
-        check_trust(kind, source.uri, run_code, fix="give --set evaluation.run_code=true")
+        check_trust(
+            kind, source.uri, run_code, fix="give --run-code; evaluations take --set evaluation.run_code=true"
+        )
         failing = translated(EvaluationError, f"{uri} cannot be run", fix="export the model again")
         with source.files(source.metadata.formats[kind]) as folder, failing:
             served = Served(form, folder / name, source.metadata.thresholds)
     except ExportError as error:
         raise EvaluationError(error.message, fix=error.fix) from None
-    return lambda images: served.predict(images.cpu().numpy())
+    return lambda images: served.predict(images.cpu().numpy()), kind, served.runtime.name

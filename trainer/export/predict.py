@@ -1,7 +1,7 @@
-"""Detects objects in images with a bundle: preprocess, run, scale back."""
+"""Detects objects in images with a bundle or a checkpoint: preprocess, run, scale back."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,20 +10,22 @@ import numpy as np
 import torch
 from PIL import Image
 
-from trainer.base.errors import DataError, ExportError
+from trainer.base.errors import DataError, ExportError, translated
 from trainer.base.os_errors import name_resource_errors
+from trainer.config.parsing import with_overrides
+from trainer.config.schema import Config
 from trainer.data.box_labels import LabelledBox, draw_boxes
 from trainer.data.images import MAX_PIXELS, TooManyPixels, UnreadableImage, read_upright
-from trainer.data.tiles import tile_settings, windows
-from trainer.evaluation.inference import in_images
+from trainer.data.tiles import tiling, windows
+from trainer.evaluation.inference import ScoredModel, in_images
 from trainer.evaluation.tile_merging import merge_tiles
 from trainer.evaluation.truth_and_predictions import Predictions
-from trainer.export.bundle import Bundle, Metadata
-from trainer.export.formats import FORMATS, Runtime, check_trust
-from trainer.export.preprocess import preprocess
+from trainer.export import loading, published_models
+from trainer.export.bundle import Bundle
+from trainer.export.preprocess import preprocess, upright
 from trainer.model.postprocess import Detections
 
-_PREFERRED = ("onnx", "openvino", "onnx-int8", "torch-export")
+BATCH = 8  # Images or tiles that a model gets at once.
 
 
 class ImageTooLarge(DataError):
@@ -43,57 +45,96 @@ class Detection:
 class Predictor:
     """An opened model."""
 
-    def __init__(self, metadata: Metadata, runtime: Runtime, kind: str, tile: int = -1) -> None:
+    def __init__(self, model: ScoredModel, tile: int = -1) -> None:
         """`tile` is the side of the tiles that images are detected in, see `evaluation.tile`."""
-        self.metadata, self.runtime, self.kind = metadata, runtime, kind
-        self.size: int = metadata.square.size
-        self.names = {item["id"]: item["name"] for item in metadata.classes}
-        self.tile = tile_settings(metadata.config, tile)
+        self.model, self.metadata, self.kind = model, model.metadata, model.kind
+        self.size: int = model.square.size
+        self.names = {item["id"]: item["name"] for item in model.categories}
+        self.tile = tiling(model.config, tile)
+
+    def run(self, squares: np.ndarray) -> Detections:
+        """Detect objects in preprocessed images, uint8 [B, 3, size, size]."""
+        images = torch.from_numpy(np.require(squares, requirements="W"))  # A request's bytes are read-only.
+        with torch.inference_mode():
+            return Detections(*(part.cpu() for part in self.model.predict(images)))
 
     def __call__(self, image: Image.Image, least: float = 0.0) -> list[Detection]:
-        sizes, places, parts = {0: np.array(image.size)}, windows(*image.size, *self.tile), []
-        shown = [Predictions.from_coco([])]
-        for left, top, width, height in places:
-            tile = image.crop((left, top, left + width, top + height)) if len(places) > 1 else image
-            square, scales = preprocess(tile, *self.metadata.square)
-            outputs = (torch.from_numpy(part) for part in self.runtime.run(square.numpy()[None]))
-            window = (left, top, width, height)
-            shown.append(in_images(Detections(*outputs), [0], [tuple(scales)], sizes, [window]))
-            parts += [window] * len(shown[-1])
+        return self.detect([image], least)[0]
+
+    def detect(self, images: Sequence[Image.Image], least: float = 0.0) -> list[list[Detection]]:
+        """Detect objects in upright RGB images, `BATCH` images or tiles at a time; the best come first."""
+        sizes = {number: np.array(image.size) for number, image in enumerate(images)}
+        parts = [(row, part) for row, image in enumerate(images) for part in windows(*image.size, *self.tile)]
+        shown, origins = [Predictions.from_coco([])], [np.zeros((0, 4), np.int64)]
+        for batch in (parts[start : start + BATCH] for start in range(0, len(parts), BATCH)):
+            rows, places = zip(*batch, strict=True)
+            crops = (images[row].crop((x, y, x + wide, y + high)) for row, (x, y, wide, high) in batch)
+            squares, scales = zip(*(preprocess(crop, *self.model.square) for crop in crops), strict=True)
+            outputs = self.run(np.stack(squares))
+            shown.append(in_images(outputs, list(rows), [tuple(each) for each in scales], sizes, places))
+            origins.append(np.repeat(np.array(places), outputs.num.numpy(), axis=0))
         found = Predictions.join(shown)
-        if len(places) > 1:
-            found = merge_tiles(found, np.array(parts).reshape(-1, 4), sizes)
-        detections = []
+        if self.tile[0]:
+            found = merge_tiles(found, np.concatenate(origins), sizes)
+        detections: list[list[Detection]] = [[] for _ in images]
         for row in np.argsort(-found.scores, kind="stable"):
             if found.scores[row] >= least:
                 x, y, wide, high = found.boxes[row]
                 label, score = int(found.labels[row]), float(found.scores[row])
                 x1, y1, x2, y2 = (round(float(side), 2) for side in (x, y, x + wide, y + high))
-                detections.append(Detection(label, self.names[label], score, (x1, y1, x2, y2)))
+                one = Detection(label, self.names[label], score, (x1, y1, x2, y2))
+                detections[int(found.image_ids[row])].append(one)
         return detections
 
 
-@contextmanager
-def open_bundle(
-    source: Bundle, kind: str = "", *, run_code: bool = False, tile: int = -1
-) -> Iterator[Predictor]:
-    """Open a format of a bundle after comparing its files with their checksums; for `tile` see `Predictor`.
+def open_model(
+    model: str, data_root: str, kind: str = "", *, run_code: bool = False, tile: int = -1
+) -> Predictor:
+    """Open a checkpoint (.pt), or a bundle by its folder, NAME or NAME@VERSION; see `open_bundle`."""
+    tile = with_overrides(Config(), {"evaluation.tile": tile}, where="the tile").evaluation.tile
+    if not model.endswith(".pt"):
+        source = published_models.load(model, data_root)
+        return open_bundle(source, kind, run_code=run_code, tile=tile)
+    if kind:
+        raise ExportError(f"the checkpoint {model} has no format {kind}", fix="give the folder RUN/model")
+    return Predictor(loading.load(model, _device()), tile)
 
-    `kind` "" means the first available of onnx, openvino, onnx-int8, torch-export; `run_code` allows a format
-    that is a program.
+
+def open_bundle(source: Bundle, kind: str = "", *, run_code: bool = False, tile: int = -1) -> Predictor:
+    """Open a format of a bundle, see `loading.format_file`, after comparing it with its checksum.
+
+    `run_code` allows a format that is a program; for `tile` see `Predictor`.
     """
-    formats = source.metadata.formats
-    usable = [name for name in _PREFERRED if name in formats]
-    kind = kind or next(iter(usable), "")
-    if kind not in usable:
-        raise ExportError(
-            f"the bundle {source.uri} has no format {kind or 'that gives detections'}",
-            fix=f"formats to predict with: {', '.join(usable) or 'none; export onnx'}",
+    name = loading.format_file(source, kind)
+    return Predictor(loading.load_file(source, name, _device(), run_code=run_code), tile)
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def read_image(source: object, name: str, most_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Return an image as training sees it; `name` is its name in errors.
+
+    `source` is a path, the bytes of a file, a PIL image, or uint8 [H, W], [H, W, 3] (RGB) or [H, W, 4].
+    """
+    if isinstance(source, str | os.PathLike):
+        return open_image(Path(source), most_pixels)
+    if isinstance(source, bytes | bytearray):
+        return decode_image(bytes(source), name, most_pixels)
+    form = type(source).__name__
+    if isinstance(source, np.ndarray):
+        form = f"an array of {source.dtype} {list(source.shape)}"
+        is_image = source.ndim == 2 or (source.ndim == 3 and source.shape[2] in (3, 4))
+        if is_image and source.dtype == np.uint8 and source.size:
+            source = Image.fromarray(source)
+    if not isinstance(source, Image.Image):
+        raise DataError(
+            f"{name} cannot be used: it is {form}",
+            fix="give a path, the bytes of a file, a PIL image, or an RGB array of uint8 [height, width, 3]",
         )
-    check_trust(kind, source.uri, run_code, fix="give --run-code")
-    with source.files(formats[kind]) as folder:
-        runtime = FORMATS[kind].open(folder / formats[kind][0])
-        yield Predictor(source.metadata, runtime, kind, tile)
+    with translated(DataError, f"{name} cannot be used", fix="save and load it, or convert it to RGB"):
+        return upright(source)
 
 
 def open_image(path: Path, most_pixels: int = MAX_PIXELS) -> Image.Image:

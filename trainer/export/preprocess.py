@@ -29,7 +29,11 @@ def preprocess(
     """
     if isinstance(image, np.ndarray):
         image = Image.fromarray(image)
-    upright = plain(ImageOps.exif_transpose(image)).convert("RGB")
-    pixels = torch.from_numpy(np.array(upright)).permute(2, 0, 1).contiguous()
+    pixels = torch.from_numpy(np.array(upright(image))).permute(2, 0, 1).contiguous()
     square, scales = fit(pixels, InputSquare(input_size, resize, fill))
     return square, np.array(scales)
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Return an image as training sees it: turned by its EXIF orientation, 8 bits, RGB."""
+    return plain(ImageOps.exif_transpose(image)).convert("RGB")

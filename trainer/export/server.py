@@ -33,10 +33,10 @@ from trainer.export.serving_limits import Bodies, LimitedConnection, ModelThread
 from trainer.launching.stop_signals import handling
 
 _HEADER = "Inference-Header-Content-Length"
-_SHUTDOWN_SECONDS = 4  # Seconds in which connections may end before they are cut off.
+_CLOSING = 4  # Seconds in which connections may end before they are cut off.
 
 _HOST = re.compile(r"(?:https?://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
-_SECURITY_HEADERS = {
+_SAFETY = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -106,7 +106,7 @@ class ModelServer:
 
     def _infer(self, body: bytes, json_length: int | None) -> Response:
         request = inference_protocol.read_request(body, json_length, self._predictor.size)
-        outputs = self._predictor.runtime.run(request.images)
+        outputs = [part.numpy() for part in self._predictor.run(request.images)]
         data, json_length = inference_protocol.write_response(self._name, self._version, request, outputs)
         if json_length is None:
             return Response(data, media_type="application/json")
@@ -143,7 +143,7 @@ class _Guarded:
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_SECURITY_HEADERS)
+                MutableHeaders(scope=message).update(_SAFETY)
             await send(message)
 
         await self._app(scope, receive, guarded)
@@ -204,7 +204,7 @@ class WebServer(uvicorn.Server):
         )
         config = uvicorn.Config(
             app, port=0, http=LimitedConnection, ws="none", log_level="error", access_log=False,
-            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+            timeout_graceful_shutdown=_CLOSING,
         )  # fmt: skip
         super().__init__(config)
 

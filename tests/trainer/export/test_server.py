@@ -194,10 +194,8 @@ def test_a_request_that_is_too_large(ask, monkeypatch):
 
 
 def test_a_port_that_is_taken(address, bundle_uri):
-    with (
-        open_bundle(bundle.load(bundle_uri)) as predictor,
-        pytest.raises(ConfigError, match="cannot listen at"),
-    ):
+    predictor = open_bundle(bundle.load(bundle_uri))
+    with pytest.raises(ConfigError, match="cannot listen at"):
         server.serve(predictor, *address)
 
 

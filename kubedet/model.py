@@ -1,0 +1,159 @@
+"""A loaded model and its detections."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from trainer.base.errors import ConfigError
+from trainer.export.predict import BATCH, Detection, Predictor, draw, read_image
+
+if TYPE_CHECKING:
+    import supervision
+
+ImageLike: TypeAlias = str | os.PathLike[str] | bytes | npt.NDArray[np.uint8] | Image.Image
+"""A path, the bytes of a file, an RGB array [height, width, 3], or a PIL image."""
+
+_SINGLE = (str, os.PathLike, bytes, bytearray, Image.Image)
+_SHOWN = (1024, 1024)  # Largest picture in a notebook, pixels.
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Detections:
+    """The N detections in one image, the best first.
+
+    Examples:
+        >>> kubedet.load("runs/first/model").predict("photo.jpg")
+        <kubedet.Detections: 1 dog in 192x96 pixels>
+    """
+
+    boxes: npt.NDArray[np.float32]  # [N, 4]: x1, y1, x2, y2 in pixels of the image, upright
+    scores: npt.NDArray[np.float32]  # [N], from 0 to 1
+    labels: npt.NDArray[np.int64]  # [N]: number of the class, from 0
+    names: list[str]  # N names of classes
+    size: tuple[int, int]  # width and height of the image, pixels
+    image_id: int  # position of the image in the call of `predict`
+    _found: list[Detection]
+    _category_ids: list[Any]
+    _source: object
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{count} {name}" for name, count in Counter(self.names).items())
+        return f"<kubedet.Detections: {counts or 'nothing'} in {self.size[0]}x{self.size[1]} pixels>"
+
+    def plot(self) -> Image.Image:
+        """Return the image, which is read again if it is a file, with boxes, names and scores.
+
+        Examples:
+            >>> kubedet.load("runs/first/model").predict("photo.jpg").plot().size
+            (192, 96)
+        """
+        return draw(read_image(self._source, "the image"), self._found)
+
+    def to_coco(self, image_id: int | None = None) -> list[dict[str, Any]]:
+        """Return COCO's results form: boxes are x, y, width, height, categories have the ids of the data.
+
+        Examples:
+            >>> result = kubedet.load("runs/first/model").predict("photo.jpg").to_coco(image_id=7)[0]
+            >>> result["category_id"], result["bbox"]
+            (18, [24.0, 12.0, 72.0, 48.0])
+        """
+        number = self.image_id if image_id is None else image_id
+        corners = [one.box for one in self._found]
+        boxes = [[x1, y1, round(x2 - x1, 2), round(y2 - y1, 2)] for x1, y1, x2, y2 in corners]
+        return [
+            {
+                "image_id": number,
+                "category_id": self._category_ids[one.label],
+                "bbox": box,
+                "score": one.score,
+            }
+            for one, box in zip(self._found, boxes, strict=True)
+        ]
+
+    def to_supervision(self) -> "supervision.Detections":
+        """Return `supervision.Detections`, for its annotators, trackers and counters.
+
+        Examples:
+            >>> detections = kubedet.load("runs/first/model").predict("photo.jpg")
+            >>> detections.to_supervision().data["class_name"].tolist()
+            ['dog']
+        """
+        try:
+            from supervision import Detections as Converted
+        except ImportError:
+            raise ConfigError("supervision is not installed", fix="pip install supervision") from None
+        data: dict[str, Any] = {"class_name": np.array(self.names, dtype=str)}
+        return Converted(xyxy=self.boxes, confidence=self.scores, class_id=self.labels, data=data)
+
+    def _repr_jpeg_(self) -> bytes | None:
+        """Show the plot in a notebook."""
+        picture = self.plot()
+        picture.thumbnail(_SHOWN)
+        return picture._repr_jpeg_()
+
+
+class Model:
+    """A model that detects objects; `kubedet.load` returns it."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        self._predictor, self.uri = predictor, predictor.model.uri
+        classes = predictor.model.categories
+        self.names: list[str] = [each["name"] for each in classes]  # By label.
+        # Formats without ids of their own have "" or none.
+        originals = [each.get("original_id", "") for each in classes]
+        self._category_ids = [label if each == "" else each for label, each in enumerate(originals)]
+
+    def __repr__(self) -> str:
+        model = self._predictor.model
+        return f"<kubedet.Model {model.title}: {len(self.names)} classes, {model.kind} in {model.runtime}>"
+
+    @overload
+    def predict(self, images: ImageLike, *, score: float = ...) -> Detections: ...  # type: ignore[overload-overlap]
+    @overload
+    def predict(self, images: Iterable[ImageLike], *, score: float = ...) -> list[Detections]: ...
+    def predict(
+        self, images: ImageLike | Iterable[ImageLike], *, score: float = 0.3
+    ) -> Detections | list[Detections]:
+        """Detect objects in one image, or in those of an iterable, which are read in batches.
+
+        Args:
+            images: paths, bytes of files, PIL images, or arrays of uint8 [height, width, 3] in RGB.
+            score: least score of a detection, 0 to 1.
+
+        Raises:
+            KubedetError: an image is missing, damaged or of another type; the message says which one.
+
+        Examples:
+            >>> model = kubedet.load("runs/first/model")
+            >>> [len(detections) for detections in model.predict(["photo.jpg", "night.jpg"])]
+            [1, 0]
+        """
+        if not 0 <= score <= 1:
+            raise ConfigError(f"score must be from 0 to 1, not {score:g}", fix="use score=0.3")
+        is_array = isinstance(images, np.ndarray) and images.ndim < 4
+        if is_array or isinstance(images, _SINGLE) or not isinstance(images, Iterable):
+            return next(self._detect([images], score, "the image"))
+        return list(self._detect(images, score, "images[{}]"))
+
+    def _detect(self, images: Iterable[object], score: float, name: str) -> Iterator[Detections]:
+        numbered = enumerate(images)
+        while batch := list(islice(numbered, BATCH)):
+            opened = [read_image(source, name.format(number)) for number, source in batch]
+            everything = self._predictor.detect(opened, score)
+            for (number, source), image, found in zip(batch, opened, everything, strict=True):
+                yield Detections(
+                    np.array([one.box for one in found], np.float32).reshape(-1, 4),
+                    np.array([one.score for one in found], np.float32),
+                    np.array([one.label for one in found], np.int64),
+                    [one.name for one in found], image.size, number, found, self._category_ids, source,
+                )  # fmt: skip
