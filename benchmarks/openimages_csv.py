@@ -48,7 +48,7 @@ def write(path: Path, boxes: int, classes: int) -> None:
 def main() -> None:
     """Measure, and print the figures."""
     options = arguments(__doc__, boxes=1_000_000)
-    openimages._SORTABLE = 0  # the whole file is larger than what is sorted in memory
+    openimages._SORT_BYTES = 0  # the whole file is larger than what is sorted in memory
     categories = [Category(f"class {number}", f"/m/{number:05}") for number in range(601)]
     meaning = Meaning(categories, categories, {})
     times = []

@@ -18,13 +18,15 @@ from trainer.config.parsing import with_overrides
 from trainer.config.schema import QUICK_MINUTES, Config
 
 FILE = "plan.json"  # In the run's folder: the settings, the values chosen for them, and the estimated time.
-_REFERENCE = 300  # Images that a recipe's epochs are meant for; fewer get more epochs, up to three times.
+_REFERENCE_IMAGES = (
+    300  # Images that a recipe's epochs are meant for; fewer get more epochs, up to three times.
+)
 _STEPS = 10  # Steps that an epoch should have, if a smaller batch makes that possible.
-_SIDES = (1.0, 0.8, 0.6)  # Image sizes that are tried, relative to the recipe's.
-_ENOUGH = 0.6  # A larger image is preferred if this share of the epochs remains.
-_LEAST = 1500  # Images to train on, however long that takes, in five epochs at most.
+_SIDE_FACTORS = (1.0, 0.8, 0.6)  # Image sizes that are tried, relative to the recipe's.
+_MIN_EPOCHS_SHARE = 0.6  # A larger image is preferred if this share of the epochs remains.
+_MIN_IMAGES_SEEN = 1500  # Images to train on, however long that takes, in five epochs at most.
 _OVERHEAD = 1.2  # Duration of a training relative to its passes: loading, the optimizer, writing.
-_FORWARD = 3.0  # Images that are predicted in the time in which one is trained.
+_FORWARD_RATIO = 3.0  # Images that are predicted in the time in which one is trained.
 _REST_SECONDS = 60.0  # The rest of a run: start of its processes, the files of the exported model.
 _EXPORT_PASSES = 2  # The export predicts the validation images with the model and with the file.
 Speed = Callable[[Config], float]  # Measures images per second of a configuration; 0 if it cannot.
@@ -43,7 +45,9 @@ class Images:
         predicted = math.ceil(config.train.epochs / config.train.validate_every) * self.val
         predicted += self.test or self.val
         predicted += _EXPORT_PASSES * min(self.val, config.export.check_images)
-        return _REST_SECONDS + (config.train.epochs * self.train * _OVERHEAD + predicted / _FORWARD) / rate
+        return (
+            _REST_SECONDS + (config.train.epochs * self.train * _OVERHEAD + predicted / _FORWARD_RATIO) / rate
+        )
 
 
 def planned(
@@ -126,11 +130,11 @@ def choose(
         smaller = {"train.batch_size": min(train.batch_size, max(1, enough // processes))}
         smaller |= {"train.global_batch": enough} if train.global_batch else {}
         config = _changed(config, fixed, smaller)
-    share = min(max(math.sqrt(_REFERENCE / max(images.train, 1)), 1.0), 3.0)
+    share = min(max(math.sqrt(_REFERENCE_IMAGES / max(images.train, 1)), 1.0), 3.0)
     target = _with_epochs(config, fixed, round(config.train.epochs * share))
     size = config.loader.image_size
     stride = max(config.model.stride, 32)
-    sides = sorted({max(96, round(size * part / stride) * stride) for part in _SIDES}, reverse=True)
+    sides = sorted({max(96, round(size * part / stride) * stride) for part in _SIDE_FACTORS}, reverse=True)
     if "loader.image_size" in fixed or config.loader.sizes:
         sides = [size]
     for side in sides:
@@ -141,9 +145,9 @@ def choose(
         possible = target.train.epochs
         while possible and images.seconds(_with_epochs(plan, fixed, possible), rate) > 60 * train.minutes:
             possible -= 1
-        if possible >= _ENOUGH * target.train.epochs:
+        if possible >= _MIN_EPOCHS_SHARE * target.train.epochs:
             break
-    least = min(max(math.ceil(_LEAST / max(images.train, 1)), 1), 5)
+    least = min(max(math.ceil(_MIN_IMAGES_SEEN / max(images.train, 1)), 1), 5)
     return _with_epochs(plan, fixed, min(max(possible, least), target.train.epochs)), rate
 
 

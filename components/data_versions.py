@@ -27,7 +27,7 @@ KEY = "data_version"  # Key of the version in manifests and metadata.
 SCHEDULED_TIME = "[[ScheduledTime]]"
 """Macro that Kubeflow replaces, in a parameter of a recurring run, by the time as 20261121020000 (UTC)."""
 
-_ANOTHER = "choose another data_version"
+_VERSION_FIX = "choose another data_version"
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ def fetch(
         or (record.pinned and record.pinned.content != manifest.content)
     ):
         raise DataError(
-            f"the data of version {version} were deleted, and {source} has changed since", fix=_ANOTHER
+            f"the data of version {version} were deleted, and {source} has changed since",
+            fix=_VERSION_FIX,
         )
     recorded = DataVersion(
         "data version", 1, version, source, f"raw/{manifest.fingerprint}", manifest.fingerprint,
@@ -121,8 +122,8 @@ def _recorded(
     uri = storage.join(data_root, "versions", f"{version}-{digest}.json")
     if not storage.exists(uri):
         return uri, None
-    record = storage.read_json(uri, storage.Form("data version", 1, remedy=_ANOTHER))
-    return uri, typed_json.load(DataVersion, record, uri, _ANOTHER)
+    record = storage.read_json(uri, storage.Form("data version", 1, remedy=_VERSION_FIX))
+    return uri, typed_json.load(DataVersion, record, uri, _VERSION_FIX)
 
 
 def label(manifest: Mapping[str, Any]) -> dict[str, str]:

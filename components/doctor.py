@@ -37,9 +37,9 @@ PERMISSIONS = {
 """API group and resource; the verbs that are used; of optional ones, what they are for."""
 
 _ABSENT = "the cluster does not know them"
-_PATIENCE = 5.0
-_SHOWN = 5  # Nodes that are named.
-_SERVICES = {"DaemonSet", "Node", "ReplicaSet", "StatefulSet"}  # Owners of pods that do not end.
+_TIMEOUT = 5.0
+_MAX_SHOWN = 5  # Nodes that are named.
+_CONTROLLER_KINDS = {"DaemonSet", "Node", "ReplicaSet", "StatefulSet"}  # Owners of pods that do not end.
 
 
 def check_cluster(
@@ -52,7 +52,7 @@ def check_cluster(
     `secret` has the object store's keys, `claim` the data root, `step` the requests of a step's pod.
     """
     cluster = backend.cluster
-    info = cluster.call("get", "version", client.VersionApi(cluster.api).get_code, patience=_PATIENCE)
+    info = cluster.call("get", "version", client.VersionApi(cluster.api).get_code, patience=_TIMEOUT)
     yield Check("API server", "ok", f"{info.git_version} at {cluster.api.configuration.host}")
     yield from _run({f"namespace {cluster.namespace}": _namespace(cluster)})
     kinds = {kind: _kind(cluster, kind) for kind in KINDS.values()}
@@ -107,7 +107,7 @@ def _kind(cluster: Cluster, kind: Kind) -> Check:
     """Ask for the jobs of a kind, as the launcher does, and whether its controller would run a new one."""
     title = f"{kind.title}s ({kind.controller.removeprefix('the ').partition(' (')[0]})"
     try:
-        cluster.request("list", kind.resource, limit=1, patience=_PATIENCE)
+        cluster.request("list", kind.resource, limit=1, patience=_TIMEOUT)
         problem = job_objects.trouble(cluster, kind)
     except ApiError as error:
         if error.unknown and "namespaces" not in error.message:
@@ -120,7 +120,7 @@ def _kind(cluster: Cluster, kind: Kind) -> Check:
 def _runtime(cluster: Cluster) -> Iterator[Check]:
     """Check that the namespace has the shared runtime of TrainJobs, in this version."""
     runtimes = KINDS["trainjob"].resource._replace(plural="trainingruntimes")
-    existing = cluster.find(runtimes, SHARED, patience=_PATIENCE)
+    existing = cluster.find(runtimes, SHARED, patience=_TIMEOUT)
     problem, fix = "", f"kubectl apply -n {cluster.namespace} -f deploy/trainer/runtime.yaml"
     if existing is None:
         problem = "does not exist; each job creates its own"
@@ -148,7 +148,7 @@ def _permission(cluster: Cluster, group: str, resource: str, purpose: str) -> It
     refused = []
     for verb in verbs:
         send = partial(review, {"spec": {"resourceAttributes": about | {"verb": verb}}})
-        answer = cluster.call("create", "selfsubjectaccessreviews", send, patience=_PATIENCE)
+        answer = cluster.call("create", "selfsubjectaccessreviews", send, patience=_TIMEOUT)
         refused += [] if answer.status.allowed else [verb]
     detail = f"not allowed: {', '.join(refused)}" if refused else ", ".join(verbs)
     if refused and purpose:
@@ -169,7 +169,7 @@ def _orphaned(backend: ClusterBackend) -> Iterator[Check]:
 def _namespace(cluster: Cluster) -> Iterator[Check]:
     read = partial(cluster.core.read_namespace, cluster.namespace)
     try:
-        cluster.call("get", "namespaces", read, name=cluster.namespace, patience=_PATIENCE)
+        cluster.call("get", "namespaces", read, name=cluster.namespace, patience=_TIMEOUT)
         yield Check(f"namespace {cluster.namespace}", "ok", "exists")
     except ApiError as error:
         if error.status != 403:  # Most users may not read namespaces.
@@ -178,7 +178,7 @@ def _namespace(cluster: Cluster) -> Iterator[Check]:
 
 def _secret(cluster: Cluster, name: str) -> Iterator[Check]:
     read = partial(cluster.core.read_namespaced_secret, name, cluster.namespace)
-    secret = cluster.call("get", "secrets", read, name=name, patience=_PATIENCE)
+    secret = cluster.call("get", "secrets", read, name=name, patience=_TIMEOUT)
     keys = sorted(set(secret.data or {}) & set(SECRET_KEYS))
     detail = f"has {', '.join(keys) or 'no key that kubedet reads'}"
     fix = "add AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
@@ -188,7 +188,7 @@ def _secret(cluster: Cluster, name: str) -> Iterator[Check]:
 def _claim(cluster: Cluster, name: str, nodes: int) -> Iterator[Check]:
     """Check a volume claim that `nodes` share. One that waits for its first pod is pending until then."""
     read = partial(cluster.core.read_namespaced_persistent_volume_claim, name, cluster.namespace)
-    claim = cluster.call("get", "persistentvolumeclaims", read, name=name, patience=_PATIENCE)
+    claim = cluster.call("get", "persistentvolumeclaims", read, name=name, patience=_TIMEOUT)
     modes = claim.spec.access_modes or []
     phase = (claim.status and claim.status.phase) or "Pending"
     size = ((claim.status and claim.status.capacity) or {}).get("storage", "")
@@ -221,7 +221,7 @@ def _nodes(
 ) -> Iterator[Check]:
     """Check whether the nodes have room for the pods of a job and of a step, at all and now."""
     by_name = {}
-    for item in cluster.call("list", "nodes", cluster.core.list_node, patience=_PATIENCE).items:
+    for item in cluster.call("list", "nodes", cluster.core.list_node, patience=_TIMEOUT).items:
         conditions = {each.type: each.status for each in item.status.conditions or []}
         if conditions.get("Ready") == "True" and not item.spec.unschedulable:
             by_name[item.metadata.name] = _Node(item.metadata.name, item.status.allocatable or {})
@@ -229,11 +229,11 @@ def _nodes(
     unfinished = "status.phase!=Succeeded,status.phase!=Failed"
     list_pods = partial(cluster.core.list_pod_for_all_namespaces, field_selector=unfinished)
     try:
-        for pod in cluster.call("list", "pods", list_pods, patience=_PATIENCE).items:
+        for pod in cluster.call("list", "pods", list_pods, patience=_TIMEOUT).items:
             if node := by_name.get(pod.spec.node_name):
                 requests = _requests(pod.spec)
                 node.requested += requests
-                if _SERVICES & {owner.kind for owner in pod.metadata.owner_references or []}:
+                if _CONTROLLER_KINDS & {owner.kind for owner in pod.metadata.owner_references or []}:
                     node.lasting += requests
     except ApiError as error:
         detail = f"requests of other pods are not counted: {error.message}"
@@ -256,7 +256,7 @@ def _room(title: str, requests: Mapping[str, str], count: int, nodes: list[_Node
     full = [f"{name} has {', '.join(lacks)}" for name, lacks in lacking.items() if lacks]
     free = len(nodes) - len(full)
     sums = f"{fitting} of {len(nodes)} ready nodes can hold it, {free} of them now; needed: {count}"
-    detail = "; ".join([sums, *full[:_SHOWN], *["..."] * (len(full) > _SHOWN)])
+    detail = "; ".join([sums, *full[:_MAX_SHOWN], *["..."] * (len(full) > _MAX_SHOWN)])
     fix = "wait for other pods, ask for less (--gpus, --size), add nodes, or install the device plugin"
     return Check.ok_if(free >= count, title, detail, fix, needed=fitting < count)
 
@@ -291,13 +291,13 @@ def check_queue(backend: ClusterBackend, queue: str) -> Iterator[Check]:
     checks = {
         f"queue {queue}": _queue(backend.cluster, queue, version),
         "jobs in Kueue": _kinds_in_kueue(backend, queue),
-        "jobs in queues": _in_vain(backend),
+        "jobs in queues": _hopeless_jobs(backend),
     }
     yield from _run(checks)
 
 
 def _queue(cluster: Cluster, name: str, version: str) -> Iterator[Check]:
-    queue = cluster.request("get", Resource(kueue.GROUP, version, "localqueues"), name, patience=_PATIENCE)
+    queue = cluster.request("get", Resource(kueue.GROUP, version, "localqueues"), name, patience=_TIMEOUT)
     status = queue.get("status") or {}
     active: Body = next((item for item in status.get("conditions") or [] if item["type"] == "Active"), {})
     waiting, admitted = status.get("pendingWorkloads", 0), status.get("admittedWorkloads", 0)
@@ -336,7 +336,7 @@ def _kinds_in_kueue(backend: ClusterBackend, queue: str) -> Iterator[Check]:
             yield Check(title, "warning" if others else "missing", detail, fix + use)
 
 
-def _in_vain(backend: ClusterBackend) -> Iterator[Check]:
+def _hopeless_jobs(backend: ClusterBackend) -> Iterator[Check]:
     title = "jobs in queues"
     waiting = [job for job in backend.list_jobs() if job.reason and job.queue and job.phase == "suspended"]
     in_vain = [job for job in waiting if kueue.in_vain(job, backend.timings.unserved)]

@@ -18,9 +18,9 @@ from trainer.base import typed_json
 from trainer.base.errors import MissingError
 from trainer.launching import leases
 
-_LASTS = 7 * 24 * 3600.0  # Seconds until a note expires: a run may wait that long for its training.
-_LASTS_BEGUN = 2 * 24 * 3600.0  # The same while the step runs: one pod may need that long for its part.
-_PATIENCE = 3600.0  # Seconds to wait for the end of a pruning.
+_EXPIRY_SECONDS = 7 * 24 * 3600.0  # Seconds until a note expires: a run may wait that long for its training.
+_UNFINISHED_EXPIRY_SECONDS = 2 * 24 * 3600.0  # The same while the step runs, in all of its pods.
+_LEASE_WAIT_SECONDS = 3600.0  # Seconds to wait for the end of a pruning.
 
 FOLDER = "retention/uses"
 
@@ -39,12 +39,12 @@ class Use:
 
     def is_late(self, now: float) -> bool:
         """Whether the note has expired at a time, in seconds since 1970."""
-        return now - self.began > (_LASTS_BEGUN if self.names is None else _LASTS)
+        return now - self.began > (_UNFINISHED_EXPIRY_SECONDS if self.names is None else _EXPIRY_SECONDS)
 
 
 def begin(data_root: str, weights: str = "") -> None:
     """Note that this run needs all data, and its initial weights (a URI or empty)."""
-    with leases.hold(leases.of_data_root(data_root), _id(), patience=_PATIENCE):
+    with leases.hold(leases.of_data_root(data_root), _id(), patience=_LEASE_WAIT_SECONDS):
         _write(data_root, None, weights)
 
 

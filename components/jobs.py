@@ -103,7 +103,7 @@ class Request:
             image = self.own.get("image") or self.default_image
             # Only the steps' own image is known to work with a read-only root.
             fields = {"read_only_root": image == self.default_image != ""} | fields
-            fields |= {"image": image, "name": name_of(self.run_id)} | self._surroundings()
+            fields |= {"image": image, "name": name_of(self.run_id)} | self._job_defaults()
         else:
             useless = [name for name in _POD_FIELDS if self.own.get(name)] + ["job"] * bool(self.job)
             problems += [f"  {name}: means nothing to the launcher {self.launcher}" for name in useless]
@@ -122,7 +122,7 @@ class Request:
             )
         return spec
 
-    def _surroundings(self) -> dict[str, Any]:
+    def _job_defaults(self) -> dict[str, Any]:
         """Return environment and volumes as in the step's own pod; those of the job take precedence."""
         usage = {FOLDER: self.usage} if self.usage else {}
         env = environment.settings() | usage | self._value("env", {})

@@ -6,7 +6,7 @@ from typing import Any
 from components import hooks, usage
 from components.environment import SIGNING, signing_key
 from components.records import PublishedRecord, name_of, now
-from components.scoring import NOT_THERE
+from components.scoring import MISSING_METRIC
 from trainer import storage
 from trainer.base.errors import KubedetError
 from trainer.config import parsing
@@ -46,7 +46,7 @@ def export_and_publish(
     with suppress(KubedetError):  # The model is published; these are only for the notice.
         metrics = storage.read_json(storage.join(evaluation, SUMMARY))["metrics"]
         reason = storage.read_json(storage.join(evaluation, "gate.json"))["reason"]
-    shown = {metric: value for metric, value in metrics.items() if value != NOT_THERE}
+    shown = {metric: value for metric, value in metrics.items() if value != MISSING_METRIC}
     version = exported["model_version"]
     outcome = hooks.Outcome(hooks.PASSED, name_of(output), reason, exported["name"], version, shown)
     end = hooks.End("export", outcome=outcome, folder=output, data_root=data_root)

@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 
 _NODE_NAME = "workflows.argoproj.io/node-name"
 """Annotation of a pod: its path in the workflow, e.g. run.root(0).exit-handler-1(0).train(0).executor(0)."""
-_SIGNALS = 128  # The first exit code of a process that a signal ended.
-_UNKNOWN = "The reason is unknown: the pods of the run are gone, or cannot be read."
-_BY_USER = "The run was stopped by a user"
+_SIGNAL_BASE = 128  # The first exit code of a process that a signal ended.
+_UNKNOWN_REASON = "The reason is unknown: the pods of the run are gone, or cannot be read."
+_STOPPED_BY_USER = "The run was stopped by a user"
 
 
 class Failure(NamedTuple):
@@ -42,14 +42,14 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
     succeeded = state in ("COMPLETE", "SUCCEEDED")
     failed, ended = ([], "") if succeeded else (failures(run_id), _ended_from_outside(state))
     if ended:  # Steps that a signal ended did not fail: the end of the run stopped them.
-        stopped = [failure.step for failure in failed if failure.code >= _SIGNALS]
-        failed = [failure for failure in failed if failure.code < _SIGNALS]
+        stopped = [failure.step for failure in failed if failure.code >= _SIGNAL_BASE]
+        failed = [failure for failure in failed if failure.code < _SIGNAL_BASE]
         ended += f" during {', '.join(stopped)}" if stopped else ""
-    is_stopped = ended.startswith(_BY_USER)
+    is_stopped = ended.startswith(_STOPPED_BY_USER)
     state = "STOPPED" if is_stopped else state
     parts = [f"**{each.step}** failed:\n\n```\n{each.message}\n```\n" for each in failed]
     if ended or not (parts or succeeded):
-        parts.insert(0, f"{ended or _UNKNOWN}\n")
+        parts.insert(0, f"{ended or _UNKNOWN_REASON}\n")
     Path(path).write_text("\n".join([f"# The steps ended as {state.lower()}\n", *parts]))
     for failure in failed:
         logger.error("%s failed: %s", failure.step, failure.message)
@@ -58,7 +58,7 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
             jobs.remove(launcher, run_id)
     finally:
         if not succeeded:
-            reason = ended or (f"{failed[-1].step}: {failed[-1].message}" if failed else _UNKNOWN)
+            reason = ended or (f"{failed[-1].step}: {failed[-1].message}" if failed else _UNKNOWN_REASON)
             outcome = hooks.Outcome(hooks.STOPPED if is_stopped else hooks.FAILED, run_id, reason)
             # The folder is on this pod's disk: retries of the step send no second notice.
             hooks.at_end(hooks.End("cleanup", outcome=outcome, folder=str(Path(path).parent)))
@@ -73,7 +73,7 @@ def _ended_from_outside(state: str) -> str:
     `shutdown`. (`TerminateRun` and `patchWorkflow` in backend/src/apiserver of Kubeflow Pipelines 2.17.)
     """
     if state == "CANCELED":
-        return _BY_USER
+        return _STOPPED_BY_USER
     if "KUBERNETES_SERVICE_HOST" not in os.environ:
         return ""
     from components.launchers.cluster import client, own_pod
@@ -86,7 +86,7 @@ def _ended_from_outside(state: str) -> str:
     spec, status = (workflow.get(part) or {} for part in ("spec", "status"))
     deadline, began = spec.get("activeDeadlineSeconds"), status.get("startedAt")
     if spec.get("shutdown") or deadline == 0:
-        return _BY_USER
+        return _STOPPED_BY_USER
     if deadline and began:
         seconds = (datetime.now(UTC) - datetime.fromisoformat(began)).total_seconds()
         if seconds >= deadline:

@@ -15,7 +15,7 @@ from trainer.evaluation.metrics import SUMMARY
 
 logger = logging.getLogger("gate")
 
-NOT_THERE = -1.0  # Value of COCO's metrics if there is nothing to score, e.g. no small object.
+MISSING_METRIC = -1.0  # Value of COCO's metrics if there is nothing to score, e.g. no small object.
 
 
 def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdict: str) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
     storage.write_json(storage.join(folder, "gate.json"), record)
     logger.info("gate: %s: %s", word, "; ".join(reason.splitlines()))
     Path(verdict).write_text(f"# Gate: {word}\n\n" + "".join(f"- {line}\n" for line in reason.splitlines()))
-    shown = {name: value for name, value in scored["metrics"].items() if value != NOT_THERE}
+    shown = {name: value for name, value in scored["metrics"].items() if value != MISSING_METRIC}
     VerdictRecord(name_of(output), decision.passed, shown, now()).write(data_root)
     decided = {"verdict": word, "reason": reason, "rules": ", ".join(gate_rules)}
     outcome = None

@@ -33,7 +33,9 @@ from trainer.model import recipes
 
 logger = logging.getLogger(__name__)
 
-MOST = 256  # Most pods and most parts: images are stored in 256 folders, and each folder belongs to one part.
+MAX_PODS = (
+    256  # Most pods and most parts: images are stored in 256 folders, and each folder belongs to one part.
+)
 FETCH, WRITE = "fetch", "write"  # Phases: fetch images, then write shards.
 
 PATIENCE = 300.0
@@ -41,7 +43,7 @@ PATIENCE = 300.0
 
 _ENDED = "ended"
 _PARTS_PER_POD = 2  # More than one, because pods start at different times and are not equally fast.
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _KEEP_SECONDS = 24 * 3600.0  # Age at which files of earlier runs are deleted.
 _FORM = storage.Form("sharing", 1)
 
@@ -59,17 +61,17 @@ class Work:
 
 
 def check(pods: int) -> None:
-    """Raise ConfigError for a number of pods that is not from 1 to MOST."""
-    if not 1 <= pods <= MOST:
-        raise ConfigError(f"partitions {pods} is not from 1 to {MOST}", fix="choose another number")
+    """Raise ConfigError for a number of pods that is not from 1 to MAX_PODS."""
+    if not 1 <= pods <= MAX_PODS:
+        raise ConfigError(f"partitions {pods} is not from 1 to {MAX_PODS}", fix="choose another number")
 
 
 class Team:
     """The pods that prepare the data of a run, as one of them sees them; `pods` is their number."""
 
-    def __init__(self, data_root: str, config: DataConfig, pods: int = MOST) -> None:
+    def __init__(self, data_root: str, config: DataConfig, pods: int = MAX_PODS) -> None:
         self._data_root, self._config = data_root, config
-        self.parts = 1 if pods == 1 else min(MOST, _PARTS_PER_POD * pods)
+        self.parts = 1 if pods == 1 else min(MAX_PODS, _PARTS_PER_POD * pods)
         self.token = secrets.token_hex(4)
         self._folder = "" if pods == 1 else storage.join(data_root, "sharing", environment.run_id())
         self._watches: dict[str, leases.Watch] = defaultdict(leases.Watch)
@@ -123,7 +125,7 @@ class Team:
         # Parts of other pods. Those of a pod that failed are free at once, of one that died after a while.
         while parts := self.unfinished(work):
             if not any(self.do_part(work, part) for part in parts):
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_POLL_SECONDS)
         return self.parts
 
     def leader(self, token: str) -> str:
@@ -142,7 +144,7 @@ class Team:
 def lead(data_root: str, config: DataConfig, pods: int) -> Iterator[Team]:
     """Lead the pods that prepare the data of this run while the block runs.
 
-    `pods` counts this one, 1 to MOST. Outside of a run this one works alone.
+    `pods` counts this one, 1 to MAX_PODS. Outside of a run this one works alone.
     """
     team = Team(data_root, config, pods if environment.run_id() else 1)
     if pods > 1:
@@ -194,4 +196,4 @@ def assist(data_root: str, recipe: str, overrides: Overrides, patience: float = 
         elif time.monotonic() - seen > patience:
             logger.warning("no step `prepare` of this run has been at work for %.0f s: ending", patience)
             return
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)

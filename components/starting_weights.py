@@ -19,7 +19,9 @@ WEIGHTS, WIDTH = "model.weights", "model.backbone_width"
 NETWORK = ("model.architecture", "model.backbone", "model.norm", WEIGHTS, WIDTH)
 """If one of these keys is set, the recipe does not choose its weights."""
 
-_SHARE = 4  # A training that starts from the current version has one epoch of so many of the recipe's.
+_EPOCHS_DIVISOR = (
+    4  # A training that starts from the current version has one epoch of so many of the recipe's.
+)
 
 
 def secure(recipe: str, overrides: Overrides, data_root: str) -> None:
@@ -103,7 +105,7 @@ def from_champion(recipe: str, overrides: Overrides, data_root: str, name: str) 
             f"of {config.model.architecture}",
             fix="choose a recipe of the same architecture, or leave warm_start out once",
         )
-    epochs = overrides.get("train.epochs", max(1, config.train.epochs // _SHARE))
+    epochs = overrides.get("train.epochs", max(1, config.train.epochs // _EPOCHS_DIVISOR))
     # At least two validations, if there are epochs for them: the best of them is exported.
     often = min(config.train.validate_every, max(1, int(epochs) // 2))
     logger.info("warm start from %s %s: its weights, %s epochs", name, current.version, epochs)

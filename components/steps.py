@@ -33,7 +33,7 @@ from components import environment, hooks
 from trainer.base import log
 from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY, ConfigError, Interrupted, KubedetError, LaunchError
 from trainer.base.safe_text import whole_number
-from trainer.launching.stop_signals import ENDING, handling
+from trainer.launching.stop_signals import STOP_SIGNALS, handling
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ _MESSAGE_BYTES = 4096  # Kubernetes keeps no more.
 _DELETION_SECONDS = 60.0  # Until the signal that follows the pod's own deletion.
 TRIES = "KUBEDET_STEP_TRIES"  # Environment variable: number of tries; by default 5 in a cluster, 1 elsewhere.
 
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def supervise(
     stops: list[int] = []
     while True:
         began = time.monotonic()
-        outcome = _once(work, orphaned, stops)
+        outcome = _run_once(work, orphaned, stops)
         if not isinstance(outcome, KubedetError):
             return outcome
         if stops:
@@ -204,13 +204,13 @@ def supervise(
         end = time.monotonic() + wait
         with handling(lambda number, frame: stops.append(number)):
             while not stops and (remaining := end - time.monotonic()) > 0:
-                time.sleep(min(remaining, _LOOK_SECONDS))
+                time.sleep(min(remaining, _POLL_SECONDS))
         if stops:
             raise Interrupted(f"the step {step} was stopped")
         wait = min(3 * wait, patience.longest_wait)
 
 
-def _once(work: Callable[[], T], orphaned: Callable[[], None], stops: list[int]) -> T | KubedetError:
+def _run_once(work: Callable[[], T], orphaned: Callable[[], None], stops: list[int]) -> T | KubedetError:
     """Do the work in a forked child process; return its result or error. `stops` receives stop signals."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
@@ -230,7 +230,7 @@ def _once(work: Callable[[], T], orphaned: Callable[[], None], stops: list[int])
         is_alive = True
         while outcome is None and is_alive:  # The child's own children may hold the pipe open.
             is_alive = child.exitcode is None
-            if receiver.poll(_LOOK_SECONDS if is_alive else 0):
+            if receiver.poll(_POLL_SECONDS if is_alive else 0):
                 try:
                     outcome = (receiver.recv(),)
                 except EOFError:
@@ -248,7 +248,7 @@ def _once(work: Callable[[], T], orphaned: Callable[[], None], stops: list[int])
 
 
 def _work(work: Callable[[], Any], sender: Connection, supervisor: int, orphaned: Callable[[], None]) -> None:
-    for number in ENDING:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     threading.Thread(target=_watch_supervisor, args=(supervisor, orphaned), daemon=True).start()
     outcome: Any
@@ -265,7 +265,7 @@ def _work(work: Callable[[], Any], sender: Connection, supervisor: int, orphaned
 
 def _watch_supervisor(supervisor: int, orphaned: Callable[[], None]) -> None:
     while os.getppid() == supervisor:
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     orphaned()
     os._exit(EXIT_RETRY)
 

@@ -132,7 +132,7 @@ def prepare(
     name = published_models.name_for(config.export.name, shards)
     published_models.check_classes(
         data_root, name, index.names, other_classes=config.export.other_classes,
-        fix=published_models.ANOTHER_NAME,
+        fix=published_models.RENAME_FIX,
     )  # fmt: skip
     config = parsing.with_overrides(config, {"export.name": name})
     if config.train.minutes and not in_pods:

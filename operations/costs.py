@@ -24,7 +24,7 @@ _HOUR = 3600.0
 VARIABLE = "KUBEDET_PRICES"  # Environment variable: URI of the file.
 FILE = "prices.yaml"  # The file of a data root, if the variable names none.
 
-_LONGEST = 10_000
+_MAX_BYTES = 10_000
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def read_prices(uri: str) -> Prices:
     names = ", ".join(field.name for field in fields(Prices))
     fix = f"write lines like `gpu_hour: 2.5`; keys are {names}"
     try:
-        return typed_json.load(Prices, yaml_value(storage.read_bytes(uri), _LONGEST), uri, fix)
+        return typed_json.load(Prices, yaml_value(storage.read_bytes(uri), _MAX_BYTES), uri, fix)
     except FormError as error:
         raise ConfigError(error.message, fix=fix) from None
     except (ValueError, OverflowError) as error:

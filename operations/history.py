@@ -13,9 +13,9 @@ from operations.costs import Costs
 from trainer import storage
 from trainer.base.errors import ConfigError, KubedetError
 
-_NONE = "-"
+_NO_VALUE = "-"
 _READERS = 16
-NOTHING_KNOWN = costs.summed([])
+NO_COSTS = costs.summed([])
 _METRIC = "coco/AP"
 _USED = ("node h", "GPU h", "cost")
 HEADER = ("began", "hours", "state", "verdict", "AP", *_USED, "run")  # Names of the cells of a run.
@@ -31,19 +31,21 @@ class Run:
     state: str
     verdict: str = ""  # "passed", "held back", "nothing new", or empty if unknown.
     ap: float | None = None  # coco/AP of its evaluation, 0 to 1.
-    used: Costs = NOTHING_KNOWN
+    used: Costs = NO_COSTS
 
     def cells(self) -> tuple[str, ...]:
         """Return the run as a row, see HEADER."""
-        hours = _NONE if self.hours is None else f"{self.hours:.2f}"
-        ap = _NONE if self.ap is None else f"{self.ap:.4f}"
-        used: tuple[str, ...] = (_NONE,) * len(_USED)
+        hours = _NO_VALUE if self.hours is None else f"{self.hours:.2f}"
+        ap = _NO_VALUE if self.ap is None else f"{self.ap:.4f}"
+        used: tuple[str, ...] = (_NO_VALUE,) * len(_USED)
         if self.used:
             total = self.used.total
-            money = _NONE if total.money is None else f"{total.money.shown(2)} {self.used.currency}".strip()
+            money = (
+                _NO_VALUE if total.money is None else f"{total.money.shown(2)} {self.used.currency}".strip()
+            )
             used = f"{total.node_hours:.2f}", total.gpu_hours.shown(2), money
         began = f"{self.began:%Y-%m-%d %H:%M}"
-        return (began, hours, self.state, self.verdict or _NONE, ap, *used, self.run_id)
+        return (began, hours, self.state, self.verdict or _NO_VALUE, ap, *used, self.run_id)
 
     def numbers(self) -> dict[str, float]:
         """Return the known numbers by name."""
@@ -84,7 +86,7 @@ def complete(runs: Sequence[Run], data_root: str) -> tuple[list[Run], str]:
 def table(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     """Return a header, and a row for each run; without columns of usage that are unknown for all."""
     columns = list(zip(HEADER, *(run.cells() for run in runs), strict=True))
-    known = [each for each in columns if each[0] not in _USED or set(each[1:]) != {_NONE}]
+    known = [each for each in columns if each[0] not in _USED or set(each[1:]) != {_NO_VALUE}]
     return list(zip(*known, strict=True))
 
 

@@ -10,7 +10,7 @@ class _Operations(Hooks):
     def before_training(self, listing: Listing) -> NothingNew | None:
         from operations import retrain_condition
 
-        return retrain_condition.nothing_new(listing)
+        return retrain_condition.skip_reason(listing)
 
     def before_gate(self, data_root: str) -> ForGate:
         from operations import costs, drift

@@ -132,7 +132,7 @@ def trace(name: str, data_root: str) -> dict[str, Any]:
     for fingerprint, rows in results.items():
         of_runs = [record.run for record in known if record.fingerprint == fingerprint]
         of_models = [item.shown for item in versions(data_root) if item.shards == fingerprint]
-        freed = _freed(set(of_runs), data_root)
+        freed = _pruned_versions(set(of_runs), data_root)
         source = training_record.header(training_record.place(data_root, fingerprint)).source
         excluded = exclusions.names(data_root, source)
         marked = [asdict(row) | {"forgotten": bool({row.key, row.file_name} & excluded)} for row in rows]
@@ -145,7 +145,7 @@ def trace(name: str, data_root: str) -> dict[str, Any]:
 
 def _trace_run(record: RunRecord, data_root: str) -> dict[str, Any]:
     exported = [item.shown for item in versions(data_root) if item.run == record.run]
-    freed = _freed({record.run}, data_root)
+    freed = _pruned_versions({record.run}, data_root)
     keys = ("run", "run_id", "output", "recipe", "overrides", "weights", "started", KEY)
     description = {key: getattr(record, key) for key in keys}
     description |= {"run_code": record.code, "models": freed + exported, "freed": freed}
@@ -167,7 +167,7 @@ def _trace_shards(fingerprint: str, data_root: str) -> dict[str, Any]:
     return description
 
 
-def _freed(names: set[str], data_root: str) -> list[str]:
+def _pruned_versions(names: set[str], data_root: str) -> list[str]:
     """Return the published versions of these runs that were deleted here: they may still be in use."""
     present = {item.shown for item in versions(data_root)}
     published = [item.name for item in PublishedRecord.read_all(data_root) if item.run in names]

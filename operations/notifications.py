@@ -38,10 +38,10 @@ _HEADLINES = {
     NOTHING_NEW: "had nothing new to train on",
 }
 _SHOWN_METRICS = ("coco/AP", "coco/AP50")
-_MOST_OF_A_REASON = 3000  # Characters of a reason in the text.
+_MAX_REASON_LENGTH = 3000  # Characters of a reason in the text.
 _TIMEOUT = urllib3.Timeout(connect=5, read=10)
-_WAITS = (1.0, 3.0)  # Seconds before the second try and the third.
-_PASSING = (429, 500, 502, 503, 504)  # HTTP codes after which another try may succeed.
+_RETRY_WAITS = (1.0, 3.0)  # Seconds before the second try and the third.
+_RETRY_STATUSES = (429, 500, 502, 503, 504)  # HTTP codes after which another try may succeed.
 
 
 def setting(name: str) -> str:
@@ -55,7 +55,7 @@ def post(url: str, body: bytes, variable: str, headers: Mapping[str, str] | None
         return f"{variable} is no address that begins with https://"
     client = environment.web_client(url)
     problem = ""
-    for wait in (0.0, *_WAITS):
+    for wait in (0.0, *_RETRY_WAITS):
         time.sleep(wait)
         try:
             # A redirect would send it to another server than the configured one.
@@ -71,7 +71,7 @@ def post(url: str, body: bytes, variable: str, headers: Mapping[str, str] | None
         if response.status < 300:
             return ""
         problem = f"it answered with HTTP code {response.status}"
-        if response.status not in _PASSING:
+        if response.status not in _RETRY_STATUSES:
             break
     return problem
 
@@ -114,7 +114,7 @@ def _body(outcome: Outcome) -> dict[str, object]:
     metrics = outcome.metrics
     if shown := [f"{name} {metrics[name]:.4f}" for name in _SHOWN_METRICS if name in metrics]:
         lines.append(", ".join(shown))
-    text = "\n".join([*lines, *filter(None, [outcome.reason[:_MOST_OF_A_REASON]])])
+    text = "\n".join([*lines, *filter(None, [outcome.reason[:_MAX_REASON_LENGTH]])])
     kind = setting(KIND).lower()
     if kind and kind not in KINDS:
         logger.warning("%s is none of %s: using %s", KIND, ", ".join(KINDS), JSON)

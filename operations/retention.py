@@ -44,13 +44,13 @@ MARKERS = {"models": (bundle.CHECKSUMS,), "raw": ("manifest.json", "plan.json"),
 """Files that mark a folder as complete."""
 _LAST = {"runs": ("evaluation/gate.json", "train/result.json")}
 """Files by which the rest of a folder is recognized as deletable."""
-_AT_ONCE = 32
+_THREADS = 32
 _BATCH = 512
-_PATIENCE = 2 * leases.LAPSE
+_LEASE_WAIT_SECONDS = 2 * leases.EXPIRY_SECONDS
 """Seconds to wait for another pruning: as long as it takes to notice that it died."""
 _DATA = ("raw", "shards", "images", "versions")
-_UNENDED = "it has not ended"
-_YOUNG = "written a short time ago"
+_UNFINISHED = "it has not ended"
+_RECENT = "written a short time ago"
 
 
 @dataclass
@@ -193,7 +193,7 @@ class Plan:
             if artifact.modified is None:
                 artifact.keep("its age is unknown")
             elif now - artifact.modified < grace:
-                artifact.keep(_YOUNG)
+                artifact.keep(_RECENT)
         self._judge_runs()
         self._judge_data(self._judge_versions())
         self._judge_studies()
@@ -249,7 +249,7 @@ class Plan:
                 decision = read_listed(storage.join(run.place, "evaluation", "gate.json"))
                 is_held_back = not decision.get("passed", True)
             if self._is_recent(run.modified) and name not in published and not is_held_back:
-                run.keep(_UNENDED)
+                run.keep(_UNFINISHED)
 
     def _judge_versions(self) -> list[lineage.Version]:
         known = {item.shown: item for item in lineage.versions(self._root)}
@@ -303,7 +303,7 @@ class Plan:
         for place in (f"shards/{record.fingerprint}", record.raw):
             self._keep(place, f"run {name} has it")
         run = self.artifacts.get(f"runs/{name}")
-        if run is None or _UNENDED in run.why:  # One that has ended has weights of its own.
+        if run is None or _UNFINISHED in run.why:  # One that has ended has weights of its own.
             for lender in self.artifacts.values():
                 if lender.has(record.weights):
                     lender.keep(f"run {name} began with its weights")
@@ -359,7 +359,7 @@ class Plan:
         # A run that begins, or an unmeasured age, keeps all of them.
         if artifact is None or artifact.modified is None:
             return
-        if not all(reason.startswith(("raw/", _YOUNG)) for reason in artifact.why):
+        if not all(reason.startswith(("raw/", _RECENT)) for reason in artifact.why):
             return
         for name, state in storage.scan(artifact.place):
             digest = image_keys.place_digest(name.rpartition("/")[2])
@@ -391,9 +391,9 @@ def prune(
     check(keep)  # Before others are waited for.
     order = list(_DEPTH)
     holder = f"a pruning ({environment.run_id() or 'by hand'})"
-    with leases.hold(leases.of_data_root(data_root), holder, patience=_PATIENCE) as lease:
+    with leases.hold(leases.of_data_root(data_root), holder, patience=_LEASE_WAIT_SECONDS) as lease:
         pruned = Plan(data_root, keep, grace=grace, runs=runs, now=now)
-        with ThreadPoolExecutor(_AT_ONCE) as threads:
+        with ThreadPoolExecutor(_THREADS) as threads:
             for artifact in sorted(pruned.artifacts.values(), key=lambda each: order.index(each.kind)):
                 for names in _in_order(artifact):
                     for begin in range(0, len(names), _BATCH):

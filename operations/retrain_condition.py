@@ -36,7 +36,7 @@ def check(min_new_images: int, min_drift: float) -> None:
         raise ConfigError(f"min_drift {min_drift:g} is not from 0 to 1", fix="use 0.1, or leave it out")
 
 
-def nothing_new(listing: Listing) -> NothingNew | None:
+def skip_reason(listing: Listing) -> NothingNew | None:
     """Return why nothing is new, or None if the run trains.
 
     A run also trains if classes differ or an image must be forgotten. That nothing is new is recorded in the
@@ -62,7 +62,7 @@ def nothing_new(listing: Listing) -> NothingNew | None:
             break
         differences = training_record.diff(planned, uri, exclusions.names(data_root, planned.source))
         is_other = bool(differences.other_classes or differences.excluded)
-        if not is_other and (too_little := _too_little(listing, uri, differences.images)) is not None:
+        if not is_other and (too_little := _skip_reason(listing, uri, differences.images)) is not None:
             found = NothingNew(since, f"{differences}{too_little}")
             reason = f"{NOTHING_NEW} since {since}: {found.found}"
             logger.info("%s", reason)
@@ -77,7 +77,7 @@ def nothing_new(listing: Listing) -> NothingNew | None:
     return None
 
 
-def _too_little(listing: Listing, uri: str, images: int) -> str | None:
+def _skip_reason(listing: Listing, uri: str, images: int) -> str | None:
     """Return why so many images, or the move of the annotations, are too little, in brackets; else None."""
     if images < listing.min_new_images:
         return f" (fewer than {listing.min_new_images})" if images else ""

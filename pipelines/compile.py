@@ -18,7 +18,7 @@ from pipelines.parameters import CompileOptions
 from trainer.base.errors import StorageError
 
 _READ = re.compile(r"inputs\.parameter_values\['([^']+)'\]")
-_FROM_OUTSIDE = "componentInputParameter"
+_INPUT_PARAMETER = "componentInputParameter"
 
 Spec: TypeAlias = dict[str, Any]
 """A compiled pipeline's first document, or a part of it; functions change it."""
@@ -69,12 +69,12 @@ def pass_parameters(spec: Spec) -> None:
                 inner = components[task["componentRef"]["name"]]
                 tasks = inner.get("dag", {}).get("tasks", {}).values()
                 given = [item for of in tasks for item in of.get("inputs", {}).get("parameters", {}).values()]
-                needed = {item[_FROM_OUTSIDE] for item in given if _FROM_OUTSIDE in item}
+                needed = {item[_INPUT_PARAMETER] for item in given if _INPUT_PARAMETER in item}
                 for name in needed - set(task.get("inputs", {}).get("parameters", {})):
                     outer = name.removeprefix("pipelinechannel--")
                     if outer not in pipeline_parameters:
                         continue  # The item of the graph's loop.
-                    source = {_FROM_OUTSIDE: outer if graph is spec["root"] else name}
+                    source = {_INPUT_PARAMETER: outer if graph is spec["root"] else name}
                     task.setdefault("inputs", {}).setdefault("parameters", {})[name] = source
                     definitions = inner["inputDefinitions"].setdefault("parameters", {})
                     definitions[name] = {"parameterType": pipeline_parameters[outer]["parameterType"]}
@@ -98,7 +98,7 @@ def inline_conditions(spec: Spec) -> None:
             del tasks[name]
             ((own, task),) = inner.items()
             group, outer_inputs = components.pop(reference), outer.get("inputs", {})
-            for kind, key in (("parameters", _FROM_OUTSIDE), ("artifacts", "componentInputArtifact")):
+            for kind, key in (("parameters", _INPUT_PARAMETER), ("artifacts", "componentInputArtifact")):
                 for item, source in task.get("inputs", {}).get(kind, {}).items():
                     if key in source:
                         task["inputs"][kind][item] = outer_inputs[kind][source[key]]

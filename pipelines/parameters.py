@@ -42,7 +42,7 @@ class CompileOptions:
     """
 
     volume: bool = False  # Every step mounts the PersistentVolumeClaim that the parameter `claim` names.
-    partitions: int = 1  # Pods that share download and sharding, 1 to `sharing.MOST`.
+    partitions: int = 1  # Pods that share download and sharding, 1 to `sharing.MAX_PODS`.
     parallelism: int = PARALLELISM  # Trials that train at the same time; 0 is no limit.
     until: str = ""  # "shards" ends the pipeline when the data are ready; empty runs all steps.
     conditional: bool = False

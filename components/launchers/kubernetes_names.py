@@ -7,7 +7,7 @@ Each function returns its text, or raises ValueError with the problem. Source: K
 import re
 from decimal import Decimal
 
-JOB_LENGTH = 50  # Characters of a job's name: its pods append `-worker-NNN`, and a label holds 63.
+MAX_JOB_NAME_LENGTH = 50  # Characters of a job's name: its pods append `-worker-NNN`, and a label holds 63.
 
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -31,8 +31,8 @@ def job(text: str) -> str:
     """A job's name."""
     problem = "is not a DNS-1035 label: lower-case letters, digits and '-', beginning with a letter"
     _checked(text, _DNS_1035.fullmatch(text), problem)
-    problem = f"has {len(text)} characters, {JOB_LENGTH} are allowed"
-    return _checked(text, len(text) <= JOB_LENGTH, problem)
+    problem = f"has {len(text)} characters, {MAX_JOB_NAME_LENGTH} are allowed"
+    return _checked(text, len(text) <= MAX_JOB_NAME_LENGTH, problem)
 
 
 def dns(text: str) -> str:

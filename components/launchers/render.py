@@ -47,7 +47,7 @@ def _documents(manifests: list[Body]) -> str:
     return yaml.safe_dump_all(manifests, sort_keys=False, width=110)
 
 
-_WORTH_A_RETRY = [130, 134, 135, 137, 139, 143]
+_RETRIED_EXIT_CODES = [130, 134, 135, 137, 139, 143]
 """Exit codes of processes that a signal ended: interrupt, abort, bus error, kill, fault, term."""
 
 
@@ -72,7 +72,7 @@ def _indexed_job(job: JobSpec) -> list[Body]:
     }
     if job.restart_policy == "ExitCode":
         # As the operator: a lost node is replaced, a program's error fails the Job.
-        codes = {"containerName": pod_template.CONTAINER, "operator": "NotIn", "values": _WORTH_A_RETRY}
+        codes = {"containerName": pod_template.CONTAINER, "operator": "NotIn", "values": _RETRIED_EXIT_CODES}
         lost = [{"type": "DisruptionTarget", "status": "True"}]
         rules = [{"action": "Ignore", "onPodConditions": lost}, {"action": "FailJob", "onExitCodes": codes}]
         spec["podFailurePolicy"] = {"rules": rules}

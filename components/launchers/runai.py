@@ -32,7 +32,7 @@ _OLDER = {
     "runai-submit-dist": ["runai", "submit-dist", "pytorch", "--name"],
     "runai-submit-pytorch": ["runai", "submit-pytorch", "--name"],
 }
-_WITHOUT_AN_OPTION = ("name", "command", "namespace", "nproc", "gpu_resource", "network", "launcher_timeout")
+_UNSUPPORTED_FIELDS = ("name", "command", "namespace", "nproc", "gpu_resource", "network", "launcher_timeout")
 """Fields that need no option: they are part of the command, the project or the environment."""
 
 
@@ -59,7 +59,7 @@ def left_out(job: JobSpec, target: str) -> list[str]:
     # What the older commands do by themselves: any user, and Kubernetes' grace period.
     usual = JobSpec(job.command, run_as_non_root=not older, grace_seconds=30.0 if older else 60.0)
     changed = [item.name for item in fields(JobSpec) if getattr(job, item.name) != getattr(usual, item.name)]
-    supported = {*_WITHOUT_AN_OPTION, *(field for field, _, _ in _options(job, older=older))}
+    supported = {*_UNSUPPORTED_FIELDS, *(field for field, _, _ in _options(job, older=older))}
     partly = {
         "mounts' read_only": not older and any(mount.read_only for mount in job.mounts),
         "mounts' sub_path": any(mount.sub_path for mount in job.mounts),
@@ -134,7 +134,7 @@ _REFUSALS = {  # Patterns of what the program says if the user must act, and the
     r"unauthori[sz]ed|\b401\b": "log in: `runai login`, or in a program `runai login application`",
     r"project[^.\n]*(?:not found|required|missing|not set|not exist)": "see `runai project list`",
 }
-_ABSENT = re.compile(r"(?:workload|training|job)s? .*(?:not[ _-]?found|not exist)|\b404\b", re.I)
+_NOT_FOUND = re.compile(r"(?:workload|training|job)s? .*(?:not[ _-]?found|not exist)|\b404\b", re.I)
 
 
 class _AbsentError(LaunchError):
@@ -184,7 +184,7 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {key.lower(): value for part in [*sections, tree] for key, value in part.items()}
 
 
-_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d) ")
+_TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d) ")
 
 
 class RunaiBackend(Backend):
@@ -259,7 +259,7 @@ class RunaiBackend(Backend):
         resumed = ["--since-time", since[0]] if since[0] else []
         text = self._call(*self._about(name, "logs"), "--pod", pod, "--timestamps", *resumed)
         for line in text.splitlines():
-            stamp = _STAMP.match(line)
+            stamp = _TIMESTAMP.match(line)
             printed = (stamp[1] + stamp[3], (stamp[2] or "").ljust(9, "0")) if stamp else last
             if printed > since:
                 last = read[pod] = max(last, printed)
@@ -271,7 +271,7 @@ class RunaiBackend(Backend):
 
     def execute(self, name: str, pod: PodStatus, arguments: list[str]) -> int:
         terminal = ["--stdin", "--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
-        words = self._words(*self._about(name, "exec"), "--pod", pod.name, *terminal, "--", *arguments)
+        words = self._command(*self._about(name, "exec"), "--pod", pod.name, *terminal, "--", *arguments)
         return subprocess.run(words, check=False).returncode
 
     def stop(self, name: str, *, wait: bool = True) -> None:
@@ -313,7 +313,7 @@ class RunaiBackend(Backend):
         """Run the program without a shell and return its output."""
         try:
             result = subprocess.run(
-                self._words(*words), stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds,
+                self._command(*words), stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds,
                 check=False, encoding="utf-8", errors="replace",
             )  # fmt: skip
         except subprocess.TimeoutExpired:
@@ -326,14 +326,14 @@ class RunaiBackend(Backend):
         output = result.stderr.strip() or result.stdout
         lines = "\n".join(output.strip().splitlines()[-10:]) or f"exit code {result.returncode}"
         text = f"`runai {' '.join(words[:4])}` failed: {lines}"  # Values of options may be private.
-        if _ABSENT.search(output):
+        if _NOT_FOUND.search(output):
             raise _AbsentError(text, fix="see `kubedet job list --backend runai`")
         for pattern, fix in _REFUSALS.items():
             if re.search(pattern, output, re.I):
                 raise ConfigError(text, fix=fix)
         raise LaunchError(text, fix="do what it says; `runai training list` shows what there is")
 
-    def _words(self, *words: str) -> list[str]:
+    def _command(self, *words: str) -> list[str]:
         """Return a command line with the project, behind `training KIND VERB NAME`."""
         path = shutil.which("runai")
         if path is None:

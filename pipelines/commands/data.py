@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from trainer.config.schema import Config
     from trainer.data.statistics import SplitStatistics
 
-_STORED = "a folder DATA_ROOT/shards/FINGERPRINT or DATA_ROOT/raw/FINGERPRINT, also on s3://"
+_STORED_HELP = "a folder DATA_ROOT/shards/FINGERPRINT or DATA_ROOT/raw/FINGERPRINT, also on s3://"
 _SHOWN_CLASSES = 20
 _RECIPE = "small"  # Its settings say how a source is read, unless --set does.
-_SHOWN = 10
+_MAX_SHOWN = 10
 _REASONS = 2  # Reasons to keep an artifact that the table of a pruning shows; JSON has all.
 
 
@@ -35,7 +35,7 @@ def add(commands: Commands) -> None:
         "without a scheme is detected, and the --source to use is printed.",
     )  # fmt: skip
     inspect.add_argument(
-        "uri", metavar="URI", help=f"{_STORED}, or a source: PATH, sample, coco:PATH, voc:PATH, ..."
+        "uri", metavar="URI", help=f"{_STORED_HELP}, or a source: PATH, sample, coco:PATH, voc:PATH, ..."
     )
     add_overrides(inspect)
     option(
@@ -51,7 +51,7 @@ def add(commands: Commands) -> None:
         "Read all shards or raw images, compare sizes and hashes with the recorded ones, and decode every "
         "image. Exit code 2 if anything is damaged or missing.",
     )  # fmt: skip
-    verify.add_argument("uri", metavar="URI", help=_STORED)
+    verify.add_argument("uri", metavar="URI", help=_STORED_HELP)
     text = "create missing or damaged files again: shards from raw images, raw images from their source"
     option(verify, "--repair", text)
     option(verify, "--threads N", "default: one for each core", 0, least=0)
@@ -61,7 +61,7 @@ def add(commands: Commands) -> None:
         "Draw random images of a split with their boxes on one PNG; with --recipe the first images of a "
         "training's epoch, as the training sees them.",
     )  # fmt: skip
-    preview.add_argument("uri", metavar="URI", help=f"{_STORED}, or a source")
+    preview.add_argument("uri", metavar="URI", help=f"{_STORED_HELP}, or a source")
     option(preview, "-n N", "images", 16, least=1, dest="count")
     option(preview, "--split NAME", "train, val or test (default: the first)")
     option(preview, "--seed N", "seed of the random choice", 0)
@@ -319,8 +319,8 @@ def _merge(options: argparse.Namespace) -> int:
 
 def _list(title: str, items: list[str]) -> None:
     if items:
-        more = f"\n  and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
-        print(f"{title} ({len(items)}):\n" + "\n".join(f"  {item}" for item in items[:_SHOWN]) + more)
+        more = f"\n  and {len(items) - _MAX_SHOWN} more" if len(items) > _MAX_SHOWN else ""
+        print(f"{title} ({len(items)}):\n" + "\n".join(f"  {item}" for item in items[:_MAX_SHOWN]) + more)
 
 
 def _forget(options: argparse.Namespace) -> int:

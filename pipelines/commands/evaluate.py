@@ -205,7 +205,7 @@ def _compare(options: argparse.Namespace) -> int:
         metrics.BETTER: "B is better", metrics.WORSE: "B is worse",
         metrics.NOT_SURE: "neither is clearly better",
     }  # fmt: skip
-    few = f"fewer than {metrics.LEAST_IMAGES} images have boxes: {metrics.TOO_FEW}"
+    few = f"fewer than {metrics.MIN_IMAGES} images have boxes: {metrics.TOO_FEW}"
     print("\n".join(lines))
     print(f"\n{verdicts.get(comparison['verdict'], few)}, by coco/AP")
     if options.output:

@@ -33,10 +33,10 @@ _SPEC = "[--spec FILE] [--set FIELD=VALUE ...] [FLAGS] [-- COMMAND ...]"
 _BACKENDS = ("kubernetes", "pytorchjob", "trainjob", "runai")
 
 _SHELL = ("sh", "-c", "if command -v bash >/dev/null; then exec bash; else exec sh; fi")
-_JOB_HEADS = ("NAME", "KIND", "PHASE", "DONE", "PODS", "RESTARTS", "AGE", "REASON")
-_POD_HEADS = ("RANK", "POD", "PHASE", "RESTARTS", "EXIT", "NODE", "REASON")
+_JOB_COLUMNS = ("NAME", "KIND", "PHASE", "DONE", "PODS", "RESTARTS", "AGE", "REASON")
+_POD_COLUMNS = ("RANK", "POD", "PHASE", "RESTARTS", "EXIT", "NODE", "REASON")
 _METRICS = {LOSS: "loss", SPEED: "images/s", AP: "AP"}
-_KEYS = "i N details, l N log, e N [RANK] shell, d N delete, s FILE submit, Enter list again, q quit"
+_KEYS_HELP = "i N details, l N log, e N [RANK] shell, d N delete, s FILE submit, Enter list again, q quit"
 
 
 def add(commands: Commands) -> None:
@@ -155,7 +155,7 @@ def _list(options: argparse.Namespace) -> int:
     if options.output == "json":
         print(json.dumps([asdict(job) for job in jobs], indent=2))
     elif jobs:
-        print(columns([_JOB_HEADS, *map(job_row, jobs)]))
+        print(columns([_JOB_COLUMNS, *map(job_row, jobs)]))
     else:
         print(f"no jobs of kubedet in {backend.place}", file=sys.stderr)
     return 0
@@ -253,7 +253,7 @@ def _menu(options: argparse.Namespace) -> int:
     console = Console()
     while True:
         jobs = _newest(backend)
-        table = Table("", *_JOB_HEADS, title=Text(str(backend.place)), caption=_KEYS, box=SIMPLE_HEAD)
+        table = Table("", *_JOB_COLUMNS, title=Text(str(backend.place)), caption=_KEYS_HELP, box=SIMPLE_HEAD)
         for number, job in enumerate(jobs, start=1):
             table.add_row(str(number), *map(Text, job_row(job)))
         console.print(table)
@@ -369,7 +369,7 @@ def status_text(job: JobStatus, reasons: Sequence[str] = ()) -> str:
         numbers = ", ".join(f"{_METRICS.get(name, name)} {value:.4g}" for name, value in metrics.items())
         lines.append(f"{job.progress.percent}% done{time_left}{f'; {numbers}' if numbers else ''}")
     if job.pods:
-        rows = [_POD_HEADS]
+        rows = [_POD_COLUMNS]
         for pod in sorted(job.pods, key=lambda pod: pod.rank):
             code = "-" if pod.exit_code is None else str(pod.exit_code)
             cells = (str(pod.rank), pod.name, pod.phase, str(pod.restarts), code)

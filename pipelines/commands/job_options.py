@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 FLAGS = ("name", *PARAMETERS)  # Fields of JobSpec that have an option of their own.
 
-_LONGEST = 200_000  # Characters of a specification; most have a thousand.
+_MAX_BYTES = 200_000  # Characters of a specification; most have a thousand.
 
-_WHERE = "the job's specification"
+_SPECIFICATION = "the job's specification"
 
 
 class CommandParser(Parser):
@@ -73,16 +73,16 @@ def specification(options: argparse.Namespace) -> "JobSpec":
     if options.arguments:
         tree["command"] = options.arguments
     try:
-        job = from_fields(tree, where=_WHERE)
+        job = from_fields(tree, where=_SPECIFICATION)
     except ConfigError as error:
-        if not error.message.startswith(f"{_WHERE} cannot be used:"):
+        if not error.message.startswith(f"{_SPECIFICATION} cannot be used:"):
             raise
         problems += error.message.splitlines()[1:]
     # A job with a default name would replace another's.
     problems += [f"  {field}: is missing" for field in ("name", "image") if not tree.get(field)]
     if problems:
         raise ConfigError(
-            "\n".join([f"{_WHERE} cannot be used:", *problems]),
+            "\n".join([f"{_SPECIFICATION} cannot be used:", *problems]),
             fix="correct these; `kubedet job fields` explains each",
         )
     return job
@@ -92,7 +92,7 @@ def _from_file(name: str) -> dict[str, Any]:
     where = "stdin" if name == "-" else name
     try:
         with nullcontext(sys.stdin) if name == "-" else Path(name).open(encoding="utf-8") as file:
-            text = file.read(_LONGEST + 1)
+            text = file.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(
@@ -100,7 +100,7 @@ def _from_file(name: str) -> dict[str, Any]:
         ) from None
     refuse_userinfo(text, where)
     try:
-        value = yaml_value(text, _LONGEST)
+        value = yaml_value(text, _MAX_BYTES)
     except ValueError as error:
         place = str(error).replace("<unicode string>", where).replace("\n", "\n  ")
         raise ConfigError(
@@ -150,7 +150,7 @@ def _put(node: Any, kind: Any, path: str, value: str) -> str:
         node[part] = value
         if inner is not str:
             with suppress(ValueError):  # Else the specification reports the expected type.
-                node[part] = yaml_value(value, _LONGEST)
+                node[part] = yaml_value(value, _MAX_BYTES)
         return ""
     if not is_dataclass(inner) and get_origin(inner) not in (Mapping, tuple):
         return f"{key} has no fields"

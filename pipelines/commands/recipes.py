@@ -19,7 +19,7 @@ from trainer.config.schema import Config, ModelConfig
 from trainer.model import recipes
 
 _INDENT = "    "
-_WIDEST = 110
+_MAX_WIDTH = 110
 
 Kinds = Mapping[type, Mapping[str, type]]
 """Subclasses of a section's dataclass, by name."""
@@ -58,7 +58,7 @@ def describe(
 
     `values` replace the defaults; `kinds` are those of sections that have several.
     """
-    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
     paragraphs: list[str] = []
     for item in _fields(kind, kinds or {}):
         annotation, meaning = item.field.annotation, item.meaning

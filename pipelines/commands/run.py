@@ -51,7 +51,7 @@ from trainer.config.schema import MINUTES, QUICK_MINUTES
 from trainer.data import sources
 from trainer.evaluation.gate import check as check_rules
 from trainer.evaluation.gate import split_rules
-from trainer.launching.stop_signals import ENDING, handling
+from trainer.launching.stop_signals import STOP_SIGNALS, handling
 from trainer.model import recipes
 
 _PACKAGES = ("kubedet", "torch", "torchvision", "kfp", "pycocotools", "onnx", "onnxruntime")
@@ -390,7 +390,7 @@ def _execute(options: Options, progress: RunProgress, temporary: Path, lock: int
     with (
         GuardedProcess(command, env=env, grace_seconds=_GRACE_SECONDS, keep_open=[lock]) as process,
         # Ctrl-C, SIGTERM, a closed terminal; Python allows no handlers in other threads.
-        handling(stop, (*ENDING, signal.SIGHUP) if is_main else ()),
+        handling(stop, (*STOP_SIGNALS, signal.SIGHUP) if is_main else ()),
         (folder / "log.txt").open("ab", buffering=0) as log_file,
         display.choose(progress) as shown,
     ):

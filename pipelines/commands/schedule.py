@@ -30,7 +30,7 @@ _MARK = "made by kubedet schedule, "
 _FORMER = ", after "
 """After the fingerprint, before the ids of replaced recurring runs, whose runs are its history."""
 
-_MOST_FORMER = 50  # Ids in a description.
+_MAX_FORMER = 50  # Ids in a description.
 
 _STARTED = "started by kubedet schedule --run-now"
 """Description of a run that was started by hand, also by earlier versions."""
@@ -130,7 +130,7 @@ def _create(arguments: argparse.Namespace) -> int:
         print("nothing is sent; this would be:")
     else:
         server = options.connect(arguments)
-        schedule_id, done = _put(server, submission, cron)
+        schedule_id, done = _create_or_replace(server, submission, cron)
         print(f"schedule {arguments.name}: {done}\n{server.link('recurringrun', schedule_id)}")
     times = islice(due_times(cron, datetime.now(UTC).replace(tzinfo=None)), 3)
     shown = ", ".join(f"{time:%Y-%m-%d %H:%M:%S}" for time in times)
@@ -143,7 +143,7 @@ def _create(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _put(server: "Server", submission: "Submission", cron: str) -> tuple[str, str]:
+def _create_or_replace(server: "Server", submission: "Submission", cron: str) -> tuple[str, str]:
     """Create or replace the schedule of a submission's name; return its id and what was done.
 
     Kubeflow Pipelines cannot change a recurring run. The old one is deleted after the new one was created:
@@ -165,7 +165,7 @@ def _put(server: "Server", submission: "Submission", cron: str) -> tuple[str, st
         former = list(dict.fromkeys(each for item in existing for each in _ids(item)))
         body = kfp_server_api.V2beta1RecurringRun(
             display_name=submission.name,
-            description=mark + _FORMER * bool(former) + " ".join(former[-_MOST_FORMER:]),
+            description=mark + _FORMER * bool(former) + " ".join(former[-_MAX_FORMER:]),
             experiment_id=server.experiment(submission.experiment),
             pipeline_spec=package,
             runtime_config=kfp_server_api.V2beta1RuntimeConfig(parameters=dict(submission.parameters)),

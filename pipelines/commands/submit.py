@@ -18,9 +18,17 @@ if TYPE_CHECKING:
     from pipelines.submission import Submission
 
 
-_SEARCH_IN_CLUSTER = ("claim", "credentials", "data_version", "notify", "prune", "step_cpu", "step_memory")
+_CLUSTER_OPTIONS = (
+    "claim",
+    "credentials",
+    "data_version",
+    "notify",
+    "prune",
+    "step_cpu",
+    "step_memory",
+)
 """Parameters that a search has only in Kubeflow."""
-_SEARCH_HERE = ("recipe", "source", "data_root", "output")
+_LOCAL_OPTIONS = ("recipe", "source", "data_root", "output")
 
 
 def add(commands: Commands) -> None:
@@ -126,7 +134,7 @@ def add_tune(commands: Commands) -> None:
         "that fall behind (ASHA), and write the best as a recipe file. Repeat the command to continue a "
         "stopped search.",
     )
-    for name in _SEARCH_HERE:
+    for name in _LOCAL_OPTIONS:
         options.add_parameter(parser, parameters.LOCAL[name])
     text = "YAML with the keys to search and their ranges (default: the recipe's space)"
     option(parser, "--space FILE", text)
@@ -142,7 +150,7 @@ def add_tune(commands: Commands) -> None:
     _add_sending(group)
     text = "GPUs of each trial's pod, a training process each (default: 0)"
     option(group, "--gpus N", text, 0, dest="trial_gpus")
-    for name in _SEARCH_IN_CLUSTER[:-2]:
+    for name in _CLUSTER_OPTIONS[:-2]:
         options.add_parameter(group, parameters.TABLE[name])
     options.add_sizes(group, options.BY_SOURCE)
     option(group, "--experiment NAME", "experiment of the runs", "kubedet")
@@ -161,7 +169,7 @@ def _tune(arguments: argparse.Namespace) -> int:
             "--output has no effect with --submit: a search is stored in its data root", fix="leave it out"
         )
     further = ("wait", "dry_run", "trial_gpus", "size", "deadline", "ttl", "host", "namespace", "ca")
-    given = [name for name in (*_SEARCH_IN_CLUSTER, *further) if getattr(arguments, name)]
+    given = [name for name in (*_CLUSTER_OPTIONS, *further) if getattr(arguments, name)]
     if given and not arguments.submit:
         words = ", ".join(f"--{name.replace('trial_', '').replace('_', '-')}" for name in given)
         raise ConfigError(
@@ -185,10 +193,10 @@ def _tune(arguments: argparse.Namespace) -> int:
         root = submission.parameters.get("data_root") or parameters.default("data_root", submission.options)
         print(f"the search's page and best configuration: {root}/tuning/{name}", flush=True)
         return _send(arguments, submission)
-    return _search_here(arguments, name, overrides, content)
+    return _search_locally(arguments, name, overrides, content)
 
 
-def _search_here(arguments: argparse.Namespace, name: str, overrides: Values, space: str | bytes) -> int:
+def _search_locally(arguments: argparse.Namespace, name: str, overrides: Values, space: str | bytes) -> int:
     try:
         import optuna as _optuna  # noqa: F401
     except ImportError:
@@ -198,7 +206,7 @@ def _search_here(arguments: argparse.Namespace, name: str, overrides: Values, sp
     from components import preparation
     from operations.tuning import search
 
-    given = {name: getattr(arguments, name) or parameters.LOCAL[name].default for name in _SEARCH_HERE}
+    given = {name: getattr(arguments, name) or parameters.LOCAL[name].default for name in _LOCAL_OPTIONS}
     folder = Path(given["output"]).absolute() / name
     folder.mkdir(parents=True, exist_ok=True)
     root = storage.absolute(given["data_root"])

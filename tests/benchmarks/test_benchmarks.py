@@ -101,7 +101,7 @@ def test_a_failing_benchmark_is_reported_and_the_others_run(monkeypatch, tmp_pat
 @pytest.fixture
 def printed(monkeypatch, capsys):
     """Run a benchmark's program in this process; gives what it prints."""
-    monkeypatch.setattr(openimages, "_SORTABLE", openimages._SORTABLE)
+    monkeypatch.setattr(openimages, "_SORT_BYTES", openimages._SORT_BYTES)
 
     def run(name, arguments):
         monkeypatch.setattr(sys, "argv", [str(ROOT / "benchmarks" / f"{name}.py"), *arguments])

@@ -52,14 +52,14 @@ def test_six_firings_of_a_source_that_grows(host, cluster, pipeline_work, user):
         assert ("nothing new since" in said) == (seen[1] == "b"), said
         assert "freed" in said, said
     assert "whose model was held back" in runs.log(ids[5], "prepare")
-    left = _look(user, runs.work)
+    left = _probe(user, runs.work)
     assert left["trained"] == [ids[0], ids[2], ids[4]] and left["published"] == 2
     assert {ids[1], ids[3], ids[5]} <= set(left["without_news"]) and left["run"] == ids[2]
     # Of a day's grace nothing goes yet; what is there, is there once.
     assert left["counts"]["runs"] == left["counts"]["shards"] == 3 and left["counts"]["images"] <= 3
 
 
-def _look(user, root):
+def _probe(user, root):
     image = os.environ.get("KUBEDET_COMPONENT_IMAGE", os.environ["KUBEDET_IMAGE"])
     path, _ = user.python(LOOK.format(root=root), image=image)
     command, code = user.runs("job", "submit", "--spec", str(path), "--wait")

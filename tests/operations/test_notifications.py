@@ -27,7 +27,7 @@ def hook(monkeypatch):
     """A webhook that the environment names; further tries come at once."""
     for name in (*notifications.SECRET_KEYS.values(), "http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(notifications, "_WAITS", (0.0, 0.0))
+    monkeypatch.setattr(notifications, "_RETRY_WAITS", (0.0, 0.0))
     webhook = Webhook()
     monkeypatch.setenv(
         notifications.URL, webhook.url + "\n"

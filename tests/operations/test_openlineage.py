@@ -43,7 +43,7 @@ def server(monkeypatch):
     monkeypatch.setenv("OPENLINEAGE_URL", webhook.url + "\n")
     monkeypatch.setenv("OPENLINEAGE_API_KEY", "geheim-key\n")
     monkeypatch.setenv(environment.RUN_ID, RUN)
-    monkeypatch.setattr(notifications, "_WAITS", (0.0,))
+    monkeypatch.setattr(notifications, "_RETRY_WAITS", (0.0,))
     yield webhook
     webhook.close()
 

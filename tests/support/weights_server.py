@@ -31,12 +31,12 @@ class WeightsServer:
             protocol_version = "HTTP/1.1"
 
             def do_HEAD(self) -> None:
-                self._answer(body=False)
+                self._open_response(body=False)
 
             def do_GET(self) -> None:
-                self._answer(body=True)
+                self._open_response(body=True)
 
-            def _answer(self, *, body: bool) -> None:
+            def _open_response(self, *, body: bool) -> None:
                 path, shown = self.path.lstrip("/"), self.headers.get("Authorization", "")
                 server.shown.append((path, shown))
                 content, status = server.files.get(path), 200

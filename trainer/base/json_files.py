@@ -14,12 +14,12 @@ from typing import Any
 from trainer.base.errors import DamagedError, DataError, FormError
 from trainer.base.typed_json import NAMES, excerpt
 
-_KEY = "file_sha256"
-_ZEROS = "0" * 64
+_CHECKSUM_KEY = "file_sha256"
+_BLANK_CHECKSUM = "0" * 64
 # Also matches a key or hash with a flipped bit, which then differs from the actual one.
-_LAST = re.compile(rb'"([^"]{11})":\s*"([^"]{64})"\s*\}\s*$')
-_TAIL = 400
-_AGAIN = "run the command that writes it again"
+_CHECKSUM_PATTERN = re.compile(rb'"([^"]{11})":\s*"([^"]{64})"\s*\}\s*$')
+_TAIL_BYTES = 400
+_WRITE_AGAIN = "run the command that writes it again"
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Form:
     # A type; [shape] for a list; {"*": shape} for a mapping; {"key": shape, "key?": shape} for an object with
     # a required and an optional key, and any others.
     shape: Any = None
-    remedy: str = _AGAIN
+    remedy: str = _WRITE_AGAIN
     version_key: str = "version"  # another key of the version, which files of earlier versions lack
 
 
@@ -39,15 +39,15 @@ def encode(obj: Any, indent: int | None = None) -> bytes:
     """Return an object as JSON; a mapping gets its hash."""
     if not isinstance(obj, dict):
         return json.dumps(obj, ensure_ascii=False, indent=indent).encode()
-    rest = {key: value for key, value in obj.items() if key != _KEY}
-    data = json.dumps({**rest, _KEY: _ZEROS}, ensure_ascii=False, indent=indent).encode()
-    at = data.rindex(_ZEROS.encode())
+    rest = {key: value for key, value in obj.items() if key != _CHECKSUM_KEY}
+    data = json.dumps({**rest, _CHECKSUM_KEY: _BLANK_CHECKSUM}, ensure_ascii=False, indent=indent).encode()
+    at = data.rindex(_BLANK_CHECKSUM.encode())
     return data[:at] + hashlib.sha256(data).hexdigest().encode() + data[at + 64 :]
 
 
 def is_sealed(data: bytes) -> bool:
     """Return whether a text ends with a hash, as texts of `encode` do."""
-    return _LAST.search(data, max(0, len(data) - _TAIL)) is not None
+    return _CHECKSUM_PATTERN.search(data, max(0, len(data) - _TAIL_BYTES)) is not None
 
 
 def decode(uri: str, data: bytes, form: Form | None = None) -> Any:
@@ -57,11 +57,13 @@ def decode(uri: str, data: bytes, form: Form | None = None) -> Any:
         DamagedError: it is not JSON, or its hash differs.
         DataError: it has a newer version; FormError: another kind or shape.
     """
-    remedy = form.remedy if form else _AGAIN
-    sealed = _LAST.search(data, max(0, len(data) - _TAIL))
+    remedy = form.remedy if form else _WRITE_AGAIN
+    sealed = _CHECKSUM_PATTERN.search(data, max(0, len(data) - _TAIL_BYTES))
     if sealed:
-        actual = hashlib.sha256(data[: sealed.start(2)] + _ZEROS.encode() + data[sealed.end(2) :]).hexdigest()
-        if sealed[1] != _KEY.encode() or sealed[2] != actual.encode():
+        actual = hashlib.sha256(
+            data[: sealed.start(2)] + _BLANK_CHECKSUM.encode() + data[sealed.end(2) :]
+        ).hexdigest()
+        if sealed[1] != _CHECKSUM_KEY.encode() or sealed[2] != actual.encode():
             expected = sealed[2].decode("ascii", "replace")
             raise DamagedError(f"{uri} is damaged: its sha256 is {actual}, not {expected}", fix=remedy)
     try:
@@ -69,7 +71,7 @@ def decode(uri: str, data: bytes, form: Form | None = None) -> Any:
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"{uri} is not JSON: {error}", fix=remedy) from error
     if sealed and isinstance(obj, dict):
-        del obj[_KEY]
+        del obj[_CHECKSUM_KEY]
     if not form:
         return obj
     if not isinstance(obj, dict):
@@ -89,7 +91,7 @@ def decode(uri: str, data: bytes, form: Form | None = None) -> Any:
     return obj
 
 
-def check_shape(uri: str, value: Any, shape: Any, remedy: str = _AGAIN, place: str = "") -> None:
+def check_shape(uri: str, value: Any, shape: Any, remedy: str = _WRITE_AGAIN, place: str = "") -> None:
     """Compare a value with a shape, see `Form`."""
     kind = dict if isinstance(shape, Mapping) else list if isinstance(shape, list) else shape
     if kind is None:

@@ -27,9 +27,9 @@ unit, note, rate, eta (seconds or null), end (bool), worked (units that this pro
 _PLAIN_INTERVAL = 10.0
 _FILE_INTERVAL = 0.2
 _RATE_SECONDS = 30.0
-_TOO_FAST = 100_000.0  # a rate of the first moment, not worth showing
-_OURS = ("trainer.", "components.", "operations.", "pipelines.", "kubedet.")
-_DESCRIBED = re.compile(
+_MAX_RATE = 100_000.0  # a rate of the first moment, not worth showing
+_OWN_LOGGERS = ("trainer.", "components.", "operations.", "pipelines.", "kubedet.")
+_EVENT_PATTERN = re.compile(
     r"(?:^|: )(?P<task>[^:/]+?) (?P<done>\d+)/(?P<total>\d+) (?P<unit>\w+) \d+%, "
     r"(?P<rate>\d+\.\d) (?P=unit)/s(?:, (?P<eta>\d+(?::\d\d)+) left)?(?:, (?P<note>.*))?$"
 )
@@ -44,7 +44,7 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record and its traceback."""
-        ours = record.name.startswith(_OURS)
+        ours = record.name.startswith(_OWN_LOGGERS)
         record.part = record.name.rpartition(".")[2] if ours else record.name
         return redacted(super().format(record))
 
@@ -175,7 +175,7 @@ class _Terminal:
     def show(self, bar: Bar, end: bool) -> None:
         count = f"{bar.done}/{bar.total} {bar.unit}" if bar.total else f"{bar.done} {bar.unit}"
         rate = bar.event(end=end)["rate"]
-        shown_rate = f"{rate:.1f}/s  " if rate < _TOO_FAST else ""
+        shown_rate = f"{rate:.1f}/s  " if rate < _MAX_RATE else ""
         text = f"{shown_rate}{bar.note}".rstrip()
         if self._id is None:
             self._bars.start()
@@ -206,7 +206,7 @@ def describe(event: dict[str, Any]) -> str:
 
 def parse(line: str) -> dict[str, Any] | None:
     """Parse a log line that ends with the output of `describe`; None for others, and without a total."""
-    match = _DESCRIBED.search(line.rstrip())
+    match = _EVENT_PATTERN.search(line.rstrip())
     if not match:
         return None
     eta = match["eta"]

@@ -27,8 +27,8 @@ _REMEDIES = {
     errno.EEXIST: _NO_FOLDER,
     errno.ENAMETOOLONG: "choose a folder with a shorter path",
 }
-_LACKS = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-_NO_MEMORY = (
+_EXHAUSTED_ERRNOS = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+_MEMORY_MESSAGES = (
     "memory allocation", "out of memory", "insufficient memory", "malloc of size", "not enough memory",
     "allocate memory",
 )  # fmt: skip
@@ -45,7 +45,7 @@ def check_resources(error: BaseException, title: str = "an image") -> None:
 
     Decoders raise the same types for corrupt bytes, so a sound file would be reported as corrupt.
     """
-    if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _NO_MEMORY):
+    if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _MEMORY_MESSAGES):
         raise ResourceError(
             f"{title} cannot be read: there is not enough memory", fix=_REMEDIES[errno.ENOMEM]
         ) from error
@@ -80,7 +80,7 @@ def translate_oserror(uri: str, verb: str) -> Iterator[None]:
             problem = f"{uri} is a symbolic link to itself"
             raise MissingError(problem, fix="delete or replace the link") from error
         fix = _REMEDIES.get(error.errno, "check the path, its permissions and the disk, and run again")
-        kind = ResourceError if error.errno in _LACKS else StorageError
+        kind = ResourceError if error.errno in _EXHAUSTED_ERRNOS else StorageError
         raise kind(f"cannot {verb} {uri}: {error.strerror}", fix=fix) from error
 
 

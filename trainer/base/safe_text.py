@@ -7,9 +7,9 @@ from collections.abc import Hashable
 from functools import cache
 from typing import Any
 
-DEEPEST = 100  # most levels of nested lists and mappings
-MOST_VALUES = 100_000  # most values of a text; YAML aliases count each time
-_TOO_DEEP = f"it is nested more than {DEEPEST} deep"
+MAX_DEPTH = 100  # most levels of nested lists and mappings
+MAX_VALUES = 100_000  # most values of a text; YAML aliases count each time
+_TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 _DIGITS = 18
 _SPACES = re.compile(r"(\s+)")
 _AUTHORITY = re.compile(r"://([^/?#\s]*)")
@@ -150,9 +150,9 @@ def _checked(value: Any) -> Any:
     while pending:
         node, depth = pending.pop()
         count += 1
-        if count > MOST_VALUES:
-            raise Unbounded(f"it holds more than {MOST_VALUES} values")
-        if depth > DEEPEST:
+        if count > MAX_VALUES:
+            raise Unbounded(f"it holds more than {MAX_VALUES} values")
+        if depth > MAX_DEPTH:
             raise Unbounded(_TOO_DEEP)
         if isinstance(node, dict):
             for key in node:

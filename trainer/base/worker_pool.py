@@ -76,9 +76,9 @@ def run(
             pending += 1
             while pending >= min(4 * workers, max(1.0, most())):
                 pending -= 1
-                yield _next(done).result()
+                yield _next_result(done).result()
         for _ in range(pending):
-            yield _next(done).result()
+            yield _next_result(done).result()
     except BrokenProcessPool as error:
         raise DataError(
             "a worker process was killed, most likely because memory ran out",
@@ -89,7 +89,7 @@ def run(
         executor.shutdown(cancel_futures=True)
 
 
-def _next(done: "SimpleQueue[Future[Result]]") -> "Future[Result]":
+def _next_result(done: "SimpleQueue[Future[Result]]") -> "Future[Result]":
     """Wait for a finished task and handle signals meanwhile."""
     while True:
         with suppress(Empty):

@@ -24,7 +24,9 @@ _WEIGHTS = "model.weights"
 _EXCERPT = 40
 _LIBRARIES = {"torchvision": "torchvision", "hf": "transformers"}
 """Libraries of published weights by the scheme of their URI."""
-_DAMAGED = "run the command that wrote it again; if you edited it, remove its last key, file_sha256, as well"
+_REWRITE_FIX = (
+    "run the command that wrote it again; if you edited it, remove its last key, file_sha256, as well"
+)
 
 
 def to_json(config: Config) -> str:
@@ -41,7 +43,7 @@ def read(uri: str) -> Config:
     """Read a configuration that `write` or a person wrote; see `from_json`."""
     text = storage.read_bytes(uri)
     if json_files.is_sealed(text):
-        text = json.dumps(json_files.decode(uri, text, storage.Form(remedy=_DAMAGED))).encode()
+        text = json.dumps(json_files.decode(uri, text, storage.Form(remedy=_REWRITE_FIX))).encode()
     return from_json(text, where=uri)
 
 

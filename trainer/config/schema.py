@@ -27,7 +27,7 @@ from trainer.config.types import (
     TileSide,
     Uri,
     WeightsUri,
-    integral,
+    as_integer,
 )
 
 MINUTES = "train.minutes"  # key of a run's time limit
@@ -77,7 +77,7 @@ class DataConfig:
     tile_overlap: Annotated[float, Field(ge=0, le=0.8)] = 0.2
     """Least share of a tile that it has in common with its neighbour: objects of that size are whole in one
     of them. Of an object that is cut, parts below a quarter of its area are dropped."""
-    jpeg_quality: Annotated[int, BeforeValidator(integral), Field(ge=1, le=100)] = 95
+    jpeg_quality: Annotated[int, BeforeValidator(as_integer), Field(ge=1, le=100)] = 95
     """Quality of images that are encoded again when shards are written."""
     decode_check: bool = False
     """Decode every image when shards are written: it finds damage that headers do not show, but takes
@@ -101,7 +101,7 @@ class LoaderConfig:
     resize: Resize = "letterbox"
     """How images are fitted into the square: letterbox keeps the aspect and pads, squash stretches to the
     whole square. It is stored in the model and used wherever the model is."""
-    fill: Annotated[int, BeforeValidator(integral), Field(ge=0, le=255)] = FILL
+    fill: Annotated[int, BeforeValidator(as_integer), Field(ge=0, le=255)] = FILL
     """Grey of the padding, 0 to 255."""
     workers: Positive = 4
     """Threads of each process that read, decode and augment."""
@@ -336,7 +336,7 @@ class ExportConfig:
     the data (cards for yolo:/data/cards)."""
     other_classes: bool = False
     """Whether a version may have other classes than the previous one."""
-    opset: Annotated[int, BeforeValidator(integral), Field(ge=18)] = 18
+    opset: Annotated[int, BeforeValidator(as_integer), Field(ge=18)] = 18
     """ONNX operator set."""
     formats: Annotated[list[ExportFormat], Field(min_length=1)] = field(default_factory=lambda: ["onnx"])
     """Formats to write: onnx, onnx-int8 (quantised), torch-export, openvino, raw (for TensorRT, with a

@@ -33,7 +33,7 @@ class InputSquare(NamedTuple):
     fill: int = FILL
 
 
-def integral(value: Any) -> Any:
+def as_integer(value: Any) -> Any:
     """Accept 100.0 for 100: Kubeflow Pipelines turns nested integers into floats."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -44,17 +44,17 @@ CocoMetric = Literal[
 ]  # fmt: skip
 ExportFormat = Literal["onnx", "onnx-int8", "torch-export", "openvino", "raw"]
 Precision = Literal["bf16", "fp16", "fp32"]
-Int = Annotated[int, BeforeValidator(integral)]
-Count = Annotated[int, BeforeValidator(integral), Field(ge=0)]
-Positive = Annotated[int, BeforeValidator(integral), Field(ge=1)]
+Int = Annotated[int, BeforeValidator(as_integer)]
+Count = Annotated[int, BeforeValidator(as_integer), Field(ge=0)]
+Positive = Annotated[int, BeforeValidator(as_integer), Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
-Side = Annotated[int, BeforeValidator(integral), Field(ge=96)]
+Side = Annotated[int, BeforeValidator(as_integer), Field(ge=96)]
 Sizes = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
 
 
-_SMALLEST_TILE = 64
-_MOST_SIDES = 12  # from 480 to 800 there are 11
+_MIN_TILE = 64
+_MAX_SIDES = 12  # from 480 to 800 there are 11
 
 
 def _ascending(value: list[float]) -> list[float]:
@@ -67,21 +67,21 @@ def _multiples(value: list[int]) -> list[int]:
     wrong = [side for side in value if side % 32]
     if wrong:
         raise ValueError(f"{wrong[0]} is no multiple of 32, the stride: use {32 * round(wrong[0] / 32)}")
-    if len(set(value)) > _MOST_SIDES:
+    if len(set(value)) > _MAX_SIDES:
         raise ValueError(
-            f"{len(set(value))} different sides: {_MOST_SIDES} are the most, as each may be compiled"
+            f"{len(set(value))} different sides: {_MAX_SIDES} are the most, as each may be compiled"
         )
     return value
 
 
 def _tile(value: int) -> int:
-    if 0 < value < _SMALLEST_TILE:
-        raise ValueError(f"a tile has {_SMALLEST_TILE} pixels a side or more; 0 makes none")
+    if 0 < value < _MIN_TILE:
+        raise ValueError(f"a tile has {_MIN_TILE} pixels a side or more; 0 makes none")
     return value
 
 
 TileSide = Annotated[Count, AfterValidator(_tile)]
-ScoredTile = Annotated[int, BeforeValidator(integral), Field(ge=-1), AfterValidator(_tile)]
+ScoredTile = Annotated[int, BeforeValidator(as_integer), Field(ge=-1), AfterValidator(_tile)]
 Squares = Annotated[list[Side], AfterValidator(_multiples)]
 
 

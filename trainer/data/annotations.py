@@ -32,7 +32,7 @@ SPLITS = ("train", "val", "test")
 
 
 @dataclass
-class Built:
+class BuiltTables:
     """The result of `build`: fields of `trainer.data.raw_folder.RawManifest`."""
 
     categories: list[Category]
@@ -42,7 +42,9 @@ class Built:
     warnings: list[str]
 
 
-def build(listing: Listing, config: DataConfig, folder: str, where: str, without: frozenset[str]) -> Built:
+def build(
+    listing: Listing, config: DataConfig, folder: str, where: str, without: frozenset[str]
+) -> BuiltTables:
     """Write `<folder>/<split>.parquet` for each split of a source's listing, whose `problems` grow.
 
     Images whose key or file name is in `without` are left out; `where` names the source in messages.
@@ -56,7 +58,8 @@ def build(listing: Listing, config: DataConfig, folder: str, where: str, without
     boxes_of_train: Counter[int] = Counter()
     with temporary_folder() as temporary:
         drafts = {
-            split: _draft(rows, labels, temporary / split, without) for split, rows in listing.splits.items()
+            split: _draft_split(rows, labels, temporary / split, without)
+            for split, rows in listing.splits.items()
         }
         drop = config.empty_images == "drop" or (config.empty_images == "auto" and not listing.exhaustive)
         for split, draft in drafts.items():
@@ -96,7 +99,7 @@ def build(listing: Listing, config: DataConfig, folder: str, where: str, without
         above = [labels_by_id[one] for one in listing.hierarchy.get(original_id, ()) if one in labels_by_id]
         if above:
             hierarchy[str(label)] = sorted(above)
-    return Built(categories, hierarchy, splits, tables, found.warnings)
+    return BuiltTables(categories, hierarchy, splits, tables, found.warnings)
 
 
 def check_listed(problems: Problems, where: str, splits: dict[str, SplitCounts], config: DataConfig) -> None:
@@ -108,7 +111,7 @@ def check_listed(problems: Problems, where: str, splits: dict[str, SplitCounts],
 
 
 @dataclass
-class _Draft:
+class _SplitDraft:
     """A labelled split without ids; several images may have the same key."""
 
     path: Path
@@ -117,7 +120,7 @@ class _Draft:
     kept: np.ndarray  # bool [rows]: rows with a labelled box, or with none if that is allowed.
 
 
-def _draft(rows: Rows, labels: np.ndarray, path: Path, without: frozenset[str]) -> _Draft:
+def _draft_split(rows: Rows, labels: np.ndarray, path: Path, without: frozenset[str]) -> _SplitDraft:
     """Write a split's rows to a local file, as a source may be slow to read."""
     numbers, fractions = array("Q"), array("d")
     filled = [np.zeros(0, bool)]
@@ -138,10 +141,10 @@ def _draft(rows: Rows, labels: np.ndarray, path: Path, without: frozenset[str]) 
             columns = [batch.column(name) for name in ROW.names[2:-1]]
             ids = pa.nulls(len(stems), pa.int64())
             file.write_batch(pa.RecordBatch.from_arrays([ids, pa.array(stems), *columns, boxes], schema=ROW))
-    return _Draft(path, np.array(numbers, np.uint64), np.array(fractions), np.concatenate(filled))
+    return _SplitDraft(path, np.array(numbers, np.uint64), np.array(fractions), np.concatenate(filled))
 
 
-def _parts(drafts: dict[str, _Draft], config: DataConfig) -> list[tuple[str, _Draft, np.ndarray]]:
+def _parts(drafts: dict[str, _SplitDraft], config: DataConfig) -> list[tuple[str, _SplitDraft, np.ndarray]]:
     """Return the splits that are not empty: name, draft, and bool [rows], the rows that belong to it.
 
     Without test or val, images of train are held out by the hashes of their keys, so that images do not
@@ -176,7 +179,7 @@ def _parts(drafts: dict[str, _Draft], config: DataConfig) -> list[tuple[str, _Dr
 
 
 def _rows(
-    draft: _Draft,
+    draft: _SplitDraft,
     chosen: np.ndarray,
     image_id: int,
     boxes_of_label: Counter[int],

@@ -20,7 +20,7 @@ from trainer.data.sample_order import Place, SampleStream
 from trainer.data.samples import Record
 from trainer.data.transforms import EXTRA, View, color_map, random_view, random_window, sample_draws
 
-REACH = 256
+MAX_LOOK_AHEAD = 256
 """The other samples of a picture come from this many next positions of the stream, so from near shards."""
 _CENTRE = (0.3, 0.4)  # least position of a mosaic's centre, and the range above it, as shares of the side
 _BLEND = (0.4, 0.2)  # least share of the first image in mix-up, and the range above it
@@ -67,7 +67,7 @@ class Augmentation:
         if epochs is not None and config.plain_epochs:
             self._plain_from = epochs - config.plain_epochs
         self._composes = bool(config.mosaic or config.mixup)
-        self._reach = min(REACH, max(1, len(sizes) - 1))
+        self._reach = min(MAX_LOOK_AHEAD, max(1, len(sizes) - 1))
 
     def plain(self, epoch: int) -> bool:
         """Return whether an epoch is one of the last, without strong augmentation."""

@@ -21,7 +21,7 @@ from trainer.data.samples import RawRow, bbox_of
 from trainer.data.shard_folder import INDEX, ShardIndex, read_index
 from trainer.data.shard_index import ShardDataset
 
-_LARGEST, _QUALITY = 1600, 95
+_MAX_SIDE, _JPEG_QUALITY = 1600, 95
 LOCAL_SAMPLE, REMOTE_SAMPLE = 2000, 100
 """Images of a split that `inspect` reads on this machine, and in an object store."""
 
@@ -182,7 +182,7 @@ def as_picture(row: RawRow, read: Callable[[RawRow], bytes]) -> Picture:
     if row["fault_reason"]:
         return Picture(name, None, [], row["fault_detail"] or row["fault_reason"])
     try:
-        normal = normalize(read(row), _LARGEST, _QUALITY, row["orientation"])
+        normal = normalize(read(row), _MAX_SIDE, _JPEG_QUALITY, row["orientation"])
         image = Image.open(io.BytesIO(normal.jpeg)).convert("RGB")
     except (StorageError, DataError) as error:
         return Picture(name, None, [], error.message)

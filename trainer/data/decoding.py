@@ -19,15 +19,15 @@ from trainer.data.samples import Record, Sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import Drawing, View
 
-_NAMED = 20
-_EXAMPLES = 10
+_MAX_NAMED = 20
+_MAX_EXAMPLES = 10
 logger = logging.getLogger(__name__)
 _REMEDY = (
     "repair the source, or run the shard step again with data.decode_check=true, which leaves such images out"
 )
 
 
-class Scratch(threading.local):
+class ScratchBuffer(threading.local):
     """Buffers of each thread, for the one image that it draws at a time."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Decoder:
         self._dataset, self._max_bad_fraction, self._pin = dataset, max_bad_fraction, pin
         self._damaged: dict[int, str] = {}
         self._lock = threading.Lock()
-        self._scratch = Scratch()
+        self._scratch = ScratchBuffer()
 
     def squares(self, count: int, size: int) -> Tensor:
         """Return uint8 [count, size, size, 3], to be filled by `draw` and `compose`."""
@@ -184,15 +184,15 @@ class Decoder:
             self._damaged[index] = f"{name} ({shard}): {reason}"
             damaged, total = len(self._damaged), len(dataset)
             if damaged > self._max_bad_fraction * total:
-                shown = "".join(f"\n    {text}" for text in list(self._damaged.values())[:_EXAMPLES])
+                shown = "".join(f"\n    {text}" for text in list(self._damaged.values())[:_MAX_EXAMPLES])
                 raise DataError(
                     f"{damaged} of {total} images of {dataset.split} in the shards at {dataset.uri} are "
                     f"damaged, more than data.max_bad_fraction {self._max_bad_fraction:g} allows; the first "
                     f"ten:{shown}",
                     fix=f"{_REMEDY}, or let more pass with data.max_bad_fraction",
                 )
-        if damaged <= _NAMED:
-            more = "; `kubedet data verify` names all others" if damaged == _NAMED else ""
+        if damaged <= _MAX_NAMED:
+            more = "; `kubedet data verify` names all others" if damaged == _MAX_NAMED else ""
             logger.warning(
                 "damaged image %s in %s: %s; %s (%d of %d so far)%s", name, shard, reason, consequence,
                 damaged, total, more,

@@ -46,18 +46,18 @@ SETTINGS = (
 )  # fmt: skip
 """Keys of the section `data` that determine raw tables."""
 
-_BUDGET = 256 * 1024 * 1024
+_MAX_BYTES_IN_FLIGHT = 256 * 1024 * 1024
 """Bytes of images in flight, estimated by their mean size."""
 _BLOCK_BYTES = 4 * 1024 * 1024
 _FOLDERS = [f"{number:02x}" for number in range(256)]
 _LISTERS = 16
-_FEW = 10_000
+_LIST_AT_ONCE_BELOW = 10_000
 """Images up to which one listing is faster than one for each folder."""
 _DIGEST = re.compile(r"[0-9a-f]{16}")
-_PATIENCE = 50
+_MAX_FAILURES_IN_A_ROW = 50
 """Images in a row (plus twice the connections) that fail before the source counts as down."""
-_PLACED_BY = ("key", "file_name", "origin", "version")
-_COLUMNS = ["image_id", *_PLACED_BY, "fault_reason", "fault_detail"]
+_PATH_COLUMNS = ("key", "file_name", "origin", "version")
+_COLUMNS = ["image_id", *_PATH_COLUMNS, "fault_reason", "fault_detail"]
 _REPORT = pa.schema(
     [("image_id", pa.int64()), ("bytes", pa.int32()), *((name, pa.string()) for name in
      ("split", "file_name", "origin", "reason", "detail")),
@@ -65,7 +65,7 @@ _REPORT = pa.schema(
 )  # fmt: skip
 
 
-class _SourceDown(StorageError):
+class _SourceUnreachable(StorageError):
     """The source no longer answers."""
 
 
@@ -167,7 +167,7 @@ def finished(planned: RawManifest, config: DataConfig) -> RawManifest | None:
     sums = raw_folder.read_sums(manifest)
     if sums is not None:
         expected = sums[sums["bytes"] > 0]
-        stored = _StoredImages(manifest.images, _FOLDERS, at_once=len(sums) <= _FEW)
+        stored = _StoredImages(manifest.images, _FOLDERS, at_once=len(sums) <= _LIST_AT_ONCE_BELOW)
         if (stored.sizes(expected["place"]) != expected["bytes"]).any():
             return None
     check(manifest, config)
@@ -200,7 +200,7 @@ def fetch_partition(
     known_sums, known_failures = _read_reports(planned)
     try:
         sums, failures = _Fetch(planned, config, partition, partitions, (known_sums, {})).run()
-    except _SourceDown as error:
+    except _SourceUnreachable as error:
         if _find_manifest(planned) is None:
             raise
         logger.warning("%s; continuing without the images that an earlier download lacked", error.message)
@@ -313,7 +313,7 @@ def _read_reports(planned: RawManifest, partitions: int = 0) -> _Outcome:
         hashes = b"".join(pc.fill_null(stored["sha256"], UNKNOWN_HASH).to_pylist())
         sums["sha256"][at] = np.frombuffer(hashes, "V32")
         failed += report.filter(pc.equal(report["bytes"], 0)).to_pylist()
-    failed.sort(key=lambda row: row["reason"] not in reasons.TRIED_AGAIN)
+    failed.sort(key=lambda row: row["reason"] not in reasons.RETRIED_REASONS)
     return sums, {row["image_id"]: _Failure(*(row[name] for name in _Failure._fields)) for row in failed}
 
 
@@ -352,13 +352,15 @@ class _Fetch:
         self._policy = UrlPolicy(tuple(sources.places(planned.source)), tuple(config.allow_hosts))
         self._folders = _FOLDERS[partition::partitions]
         total = planned.listed_images
-        self._stored = _StoredImages(planned.images, self._folders, at_once=partitions == 1 and total <= _FEW)
+        self._stored = _StoredImages(
+            planned.images, self._folders, at_once=partitions == 1 and total <= _LIST_AT_ONCE_BELOW
+        )
         cores = config.processes or worker_pool.available_cores()
         self._workers = cores if self._source.cpu_bound else config.threads
         self._sums = np.zeros(total, SUM)
         self._failures: dict[int, _Failure] = {}
         self._retried: list[_Image] = []
-        self._in_a_row, self._patience = 0, _PATIENCE + 2 * self._workers
+        self._in_a_row, self._patience = 0, _MAX_FAILURES_IN_A_ROW + 2 * self._workers
         self._lost = 0
         """Images that an earlier download fetched, and that are missing or of another size now."""
 
@@ -388,7 +390,7 @@ class _Fetch:
             table = self._planned.table(split)
             for block in range(table.blocks):
                 rows = table.batch(block, _COLUMNS).to_pylist()
-                places = [image_keys.place(*(row[name] for name in _PLACED_BY)) for row in rows]
+                places = [image_keys.place(*(row[name] for name in _PATH_COLUMNS)) for row in rows]
                 numbers = [int(image_keys.place_digest(place), 16) for place in places]
                 sizes = self._stored.sizes(numbers).tolist()
                 for row, place, number, size in zip(rows, places, numbers, sizes, strict=True):
@@ -417,7 +419,7 @@ class _Fetch:
         mean_size, fetched = 1.0, 0
         copied = worker_pool.run(
             partial(_copy, self._source, self._policy), images_to_copy, workers,
-            processes=self._source.cpu_bound, most=lambda: _BUDGET / mean_size,
+            processes=self._source.cpu_bound, most=lambda: _MAX_BYTES_IN_FLIGHT / mean_size,
         )  # fmt: skip
         for image in copied:
             if image.failure:
@@ -439,7 +441,7 @@ class _Fetch:
             self._retried.append(replace(image, failure=None))
             self._in_a_row += 1
             if self._in_a_row >= self._patience:
-                raise _SourceDown(
+                raise _SourceUnreachable(
                     f"{self._in_a_row} images in a row could not be fetched; the last: {failure.detail}",
                     fix="check the source and the network, and run again: fetched images are kept",
                 )

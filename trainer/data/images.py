@@ -33,10 +33,10 @@ MAX_PIXELS = 178_956_970
 _SAMPLINGS = ((1, 1), (2, 1), (2, 2), (1, 2), (4, 1), (1, 4))
 """Horizontal and vertical sampling of the brightness that every decoder supports."""
 
-_SCANS = 10
+_MAX_SCANS = 10
 """Of a progressive JPEG, as libjpeg writes it (jcparam.c, `jpeg_simple_progression`). With more scans fewer
 pixels are allowed: decoding a scan of a few bytes visits all pixels."""
-_BEGIN_OF_SCAN = b"\xff\xda"
+_START_OF_SCAN = b"\xff\xda"
 
 # Importing a plugin registers it; formats that run other programs (EPS) are not used. JPEG includes MPO.
 register_heif_opener()
@@ -47,7 +47,7 @@ _PLUGINS = (
 _FORMATS = [plugin.format for plugin in _PLUGINS]
 _BITS_PER_SAMPLE = 258  # TIFF tag
 
-_RANGE = (0.1, 99.9)
+_PERCENTILES = (0.1, 99.9)
 """Percentiles of a 16-bit image that become black and white, so that a few broken pixels do not matter."""
 
 SHARES = (1, 1)  # annotated size of an image whose boxes are fractions of its stored sides
@@ -141,7 +141,7 @@ def _as_baseline(data: bytes, image: Image.Image) -> bytes | None:
     for name, content in image.applist:
         if name == "APP1":
             data = data.replace(b"\xff\xe1" + (len(content) + 2).to_bytes(2, "big") + content, b"", 1)
-    return data if data.rfind(b"\xff\xd9") > data.find(_BEGIN_OF_SCAN) else None
+    return data if data.rfind(b"\xff\xd9") > data.find(_START_OF_SCAN) else None
 
 
 def crop(image: NormalImage, windows: Sequence[tuple[int, int, int, int]], quality: int) -> list[bytes]:
@@ -255,8 +255,8 @@ def _open(data: bytes, most_pixels: int = MAX_PIXELS) -> Image.Image:
         raise TooManyPixels(
             f"{image.width}x{image.height} are {pixels:,} pixels, more than the limit of {most_pixels:,}"
         )
-    scans = data.count(_BEGIN_OF_SCAN) if image.info.get("progressive") else 1
-    if pixels * scans > _SCANS * most_pixels:
+    scans = data.count(_START_OF_SCAN) if image.info.get("progressive") else 1
+    if pixels * scans > _MAX_SCANS * most_pixels:
         raise TooManyPixels(
             f"{scans} scans of {image.width}x{image.height} pixels, too many for {most_pixels:,} pixels"
         )
@@ -292,7 +292,7 @@ def plain(image: Image.Image, data: bytes = b"") -> Image.Image:
         pixels = np.asarray(image)
         if pixels.dtype.kind == "f" or pixels.min() < 0 or pixels.max() > 65535:
             raise UnreadableImage("pixels are neither of 8 nor of 16 bits")
-        low, high = np.percentile(pixels, _RANGE)
+        low, high = np.percentile(pixels, _PERCENTILES)
         if low == high:
             low, high = pixels.min(), max(pixels.max(), pixels.min() + 1)
         scaled = np.clip((pixels.astype(np.float32) - low) * (255 / (high - low)), 0, 255)

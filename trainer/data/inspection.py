@@ -23,9 +23,9 @@ from trainer.data.shard_folder import DuplicatePair, listing_faults
 from trainer.data.shards import clean
 from trainer.data.statistics import SplitStatistics
 
-_OF_PIXELS = ("box_side", "box_share", "box_aspect", "image_side", "image_aspect")
-_STAND_IN = 1000
-_LARGEST, _QUALITY = 1600, 90
+_PIXEL_HISTOGRAMS = ("box_side", "box_share", "box_aspect", "image_side", "image_aspect")
+_ASSUMED_SIDE = 1000
+_MAX_SIDE, _JPEG_QUALITY = 1600, 90
 _READERS = 8
 
 
@@ -215,7 +215,9 @@ def _read_rows(
                 chosen = [row for row in sound if is_sized(row) is in_pixels]
                 part = statistics.describe(cleaned_samples(chosen, labels, problems), labels)
                 if not in_pixels:
-                    empty: dict[str, Any] = {name: [0] * len(part.histogram(name)) for name in _OF_PIXELS}
+                    empty: dict[str, Any] = {
+                        name: [0] * len(part.histogram(name)) for name in _PIXEL_HISTOGRAMS
+                    }
                     part = replace(part, **empty)
                 total += part
             bar.update(len(rows))
@@ -238,7 +240,7 @@ def _read_images(
     def read(task: tuple[str, int]) -> tuple[str, int, NormalImage | tuple[str, str]]:
         row = sample[task[0]][task[1]]
         try:
-            return *task, normalize(view.read(row), _LARGEST, _QUALITY, row["orientation"])
+            return *task, normalize(view.read(row), _MAX_SIDE, _JPEG_QUALITY, row["orientation"])
         except MissingError as error:
             return *task, (reasons.IMAGE_MISSING, error.message)
         except StorageError as error:
@@ -272,7 +274,7 @@ def cleaned_samples(rows: list[RawRow], labels: int, problems: Problems) -> Iter
     for row in rows:
         width, height, unit = row["width"], row["height"], 1
         if (width, height) in (SHARES, SHARES_UPRIGHT):
-            width, height, unit = _STAND_IN, _STAND_IN, _STAND_IN
+            width, height, unit = _ASSUMED_SIDE, _ASSUMED_SIDE, _ASSUMED_SIDE
         elif 0 in (width, height):
             width = height = 2**31
         boxes: list[Annotation] = [

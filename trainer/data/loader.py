@@ -24,13 +24,13 @@ from trainer.data.tiles import Window, windows
 from trainer.data.transforms import Scales, move_boxes, sample_draws, whole_view
 from trainer.launching.distributed import World
 
-_ANNOUNCEMENTS = 8  # how often in a window of shards the next ones are announced
+_ANNOUNCEMENTS_PER_WINDOW = 8  # how often in a window of shards the next ones are announced
 _BATCHES_AHEAD = 64  # batches of an evaluation after which the next shards are announced
-_RUN = 8  # most images of a thread's task
+_MAX_IMAGES_PER_TASK = 8  # most images of a thread's task
 _NO_TARGETS = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
 
 
-class Loaded(NamedTuple):
+class LoadedSample(NamedTuple):
     """A sample in a batch, without its pixels."""
 
     image_id: int
@@ -71,13 +71,15 @@ class TrainLoader:
 
     def batches(self, start: int) -> Generator[Batch, None, None]:
         """Yield the batches from stream position `start` on, on the device."""
-        pending: deque[_Pending] = deque()
+        pending: deque[_PendingBatch] = deque()
         source = self._positions(start)
         try:
             while True:
                 while len(pending) < self._config.prefetch:
                     size, plans = next(source)
-                    pending.append(_Pending(self._pool, self._load, plans, size, self._config, self._decoder))
+                    pending.append(
+                        _PendingBatch(self._pool, self._load, plans, size, self._config, self._decoder)
+                    )
                 yield pending.popleft().batch(self._world.device)
         finally:
             for batch in pending:
@@ -95,7 +97,7 @@ class TrainLoader:
             if start >= announced:
                 ahead = self._stream.ahead(start)
                 self._dataset.expect(ahead)
-                announced = start + max(1, len(ahead) // _ANNOUNCEMENTS)
+                announced = start + max(1, len(ahead) // _ANNOUNCEMENTS_PER_WINDOW)
             step, epoch = start // self._global_batch, start // len(self._dataset)
             size = self._augmentation.size(step, epoch)
             for positions in rank_positions(
@@ -105,11 +107,11 @@ class TrainLoader:
                 yield size, [self._augmentation.plan(position) for position in positions]
             start += self._global_batch
 
-    def _load(self, plans: Sequence[Plan], squares: Tensor) -> list[Loaded]:
+    def _load(self, plans: Sequence[Plan], squares: Tensor) -> list[LoadedSample]:
         pictures = [self._augmentation.compose(plan, squares.shape[1]) for plan in plans]
         if not any(pictures):
             return self._load_single([plan.place for plan in plans], squares)
-        loaded: list[Loaded] = []
+        loaded: list[LoadedSample] = []
         for number, (plan, picture) in enumerate(zip(plans, pictures, strict=True)):
             if not picture:
                 loaded += self._load_single([plan.place], squares[number : number + 1])
@@ -127,10 +129,10 @@ class TrainLoader:
             verified = self._negatives([record for tiles in samples for _, record in tiles])
             image_id, scales = samples[0][0][1]["image_id"], picture.layers[0][0].view.scales
             targets = np.concatenate(boxes), np.concatenate(labels)
-            loaded.append(Loaded(image_id, *targets, scales, color, verified))
+            loaded.append(LoadedSample(image_id, *targets, scales, color, verified))
         return loaded
 
-    def _load_single(self, places: Sequence[Place], squares: Tensor) -> list[Loaded]:
+    def _load_single(self, places: Sequence[Place], squares: Tensor) -> list[LoadedSample]:
         """Load samples that do not share their squares."""
         # Step by step for all images: decoding evicts everything else from the processor's caches,
         # and small steps take several times as long after it.
@@ -146,7 +148,7 @@ class TrainLoader:
             for (_, record), place, numbers in zip(samples, places, draws, strict=True)
         ]
         loaded = [
-            Loaded(
+            LoadedSample(
                 record["image_id"], *move_boxes(record["annotations"], view, canvas), view.scales,
                 augmentation.color(place, numbers), self._negatives([record]),
             )
@@ -190,13 +192,15 @@ class EvalLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         with ThreadPoolExecutor(self._config.workers, thread_name_prefix="decode") as pool:
-            pending: deque[_Pending] = deque()
+            pending: deque[_PendingBatch] = deque()
             for number, pictures in enumerate(self._batches):
                 if number % _BATCHES_AHEAD == 0:
                     coming = self._batches[number : number + 4 * _BATCHES_AHEAD]
                     self._dataset.expect(np.array([index for batch in coming for index, _ in batch]))
                 pending.append(
-                    _Pending(pool, self._load, pictures, self._config.image_size, self._config, self._decoder)
+                    _PendingBatch(
+                        pool, self._load, pictures, self._config.image_size, self._config, self._decoder
+                    )
                 )
                 if len(pending) > self._config.prefetch:
                     yield pending.popleft().batch(self._world.device)
@@ -204,7 +208,7 @@ class EvalLoader:
                 yield pending.popleft().batch(self._world.device)
             self._dataset.expect(np.zeros(0, np.int64))
 
-    def _load(self, pictures: Sequence[tuple[int, Window]], squares: Tensor) -> list[Loaded]:
+    def _load(self, pictures: Sequence[tuple[int, Window]], squares: Tensor) -> list[LoadedSample]:
         indices = [index for index, _ in pictures]
         read = {index: self._dataset.read(index) for index in dict.fromkeys(indices)}
         samples, square = [read[index] for index in indices], self._config.square
@@ -214,20 +218,20 @@ class EvalLoader:
         ]
         self._decoder.draw(indices, samples, views, squares)
         return [
-            Loaded(record["image_id"], *_NO_TARGETS, view.scales, None, window=view.crop)
+            LoadedSample(record["image_id"], *_NO_TARGETS, view.scales, None, window=view.crop)
             for (_, record), view in zip(samples, views, strict=True)
         ]
 
 
-class _Pending:
+class _PendingBatch:
     """A batch whose images are being drawn, each directly into the batch."""
 
     def __init__(
-        self, pool: ThreadPoolExecutor, load: Callable[[Sequence[Any], Tensor], list[Loaded]],
+        self, pool: ThreadPoolExecutor, load: Callable[[Sequence[Any], Tensor], list[LoadedSample]],
         places: Sequence[Any], size: int, config: LoaderConfig, decoder: Decoder,
     ) -> None:  # fmt: skip
         # Long runs, but short enough that every thread has work in the prefetched batches.
-        run = min(_RUN, -(-len(places) * config.prefetch // config.workers))
+        run = min(_MAX_IMAGES_PER_TASK, -(-len(places) * config.prefetch // config.workers))
         parts = [slice(first, first + run) for first in range(0, len(places), run)]
         self._squares = decoder.squares(len(places), size)
         self._futures = [pool.submit(load, places[part], self._squares[part]) for part in parts]

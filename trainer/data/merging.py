@@ -29,11 +29,11 @@ from trainer.data.plausibility import folded
 from trainer.data.samples import RawRow, bbox_of
 from trainer.data.sources.source import Category, Source
 
-_AHEAD = 32  # Images that are read at the same time.
-_MOST_BAD = DataConfig().max_bad_fraction  # Share of the set's images that may be left out.
+_READ_AHEAD = 32  # Images that are read at the same time.
+_MAX_BAD_FRACTION = DataConfig().max_bad_fraction  # Share of the set's images that may be left out.
 SAME_PLACE = 0.9
 """Intersection over union above which two boxes are in the same place; as in page/corrections.js."""
-_LARGEST, _QUALITY = 65_535, 95
+_MAX_SIDE, _JPEG_QUALITY = 65_535, 95
 
 
 class WrittenBox(NamedTuple):
@@ -108,7 +108,7 @@ class CocoWriter:
 
 
 @dataclass
-class Merged:
+class MergeResult:
     """Counts of the new set, and what was special."""
 
     folder: str
@@ -128,7 +128,7 @@ class Merged:
     """Boxes that corrected images keep: crowds, and of classes that the corrections do not have."""
 
 
-class _Set:
+class _SourceSet:
     """A source and its listing."""
 
     def __init__(self, text: str, source: Source) -> None:
@@ -142,10 +142,10 @@ class _Correction(NamedTuple):
 
     row: RawRow
     boxes: list[WrittenBox]
-    origin: _Set
+    origin: _SourceSet
 
 
-def merge(base: str, corrections: Sequence[str], output: str, *, keep_overlaps: bool = False) -> Merged:
+def merge(base: str, corrections: Sequence[str], output: str, *, keep_overlaps: bool = False) -> MergeResult:
     """Write a new COCO set, completely or not at all.
 
     Args:
@@ -159,8 +159,8 @@ def merge(base: str, corrections: Sequence[str], output: str, *, keep_overlaps: 
     folder = Path(storage.absolute(os.path.expanduser(output)))
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise DataError(f"{folder} is there already", fix="name a new folder")
-    base_set, *corrected_sets = [_Set(text, sources.parse(text)) for text in (base, *corrections)]
-    merged = Merged(str(folder))
+    base_set, *corrected_sets = [_SourceSet(text, sources.parse(text)) for text in (base, *corrections)]
+    merged = MergeResult(str(folder))
     categories = _categories(base_set, corrected_sets, merged)
     by_digest: dict[str, _Correction] = {}
     for corrected in corrected_sets:
@@ -191,7 +191,7 @@ def merge(base: str, corrections: Sequence[str], output: str, *, keep_overlaps: 
     return merged
 
 
-def _categories(base: _Set, others: Sequence[_Set], merged: Merged) -> list[Category]:
+def _categories(base: _SourceSet, others: Sequence[_SourceSet], merged: MergeResult) -> list[Category]:
     """Return the classes of all sets, matched by name; names that differ only in case are ambiguous."""
     known = {folded(name): (name, base) for name in base.names}
     clashes = []
@@ -234,7 +234,9 @@ def _refuse_overlaps(corrections: Iterable[_Correction]) -> None:
         raise DataError(f"{problem}: {', '.join(found[:10])}", fix=fix)
 
 
-def _write_base(base: _Set, by_digest: dict[str, _Correction], writer: CocoWriter, merged: Merged) -> None:
+def _write_base(
+    base: _SourceSet, by_digest: dict[str, _Correction], writer: CocoWriter, merged: MergeResult
+) -> None:
     """Write the images of the set, and remove the corrected ones from `by_digest`."""
     used: set[str] = set()
     for split, _, image in _images(base):
@@ -253,7 +255,7 @@ def _write_base(base: _Set, by_digest: dict[str, _Correction], writer: CocoWrite
             merged.boxes_kept += len(kept)
         writer.add(split, image, boxes)
     total = sum(writer.count("images").values()) + len(merged.left_out)
-    if len(merged.left_out) > _MOST_BAD * total:
+    if len(merged.left_out) > _MAX_BAD_FRACTION * total:
         problem = f"{len(merged.left_out)} of {total} images of {base.text} cannot be read"
         fix = "repair the set: `kubedet data inspect` names its problems"
         raise DataError(f"{problem}: {'; '.join(merged.left_out[:10])}", fix=fix)
@@ -261,20 +263,20 @@ def _write_base(base: _Set, by_digest: dict[str, _Correction], writer: CocoWrite
         del by_digest[digest]
 
 
-def _images(whole: _Set) -> Iterator[tuple[str, RawRow, _Image | str]]:
+def _images(whole: _SourceSet) -> Iterator[tuple[str, RawRow, _Image | str]]:
     """Yield split, row and image of all images; the reason instead of one that cannot be read."""
-    with ThreadPoolExecutor(_AHEAD) as threads:
+    with ThreadPoolExecutor(_READ_AHEAD) as threads:
         for split, listed in whole.listing.splits.items():
             for batch in listed.batches():
                 rows = batch.to_pylist()
-                for begin in range(0, len(rows), _AHEAD):
-                    part = rows[begin : begin + _AHEAD]
+                for begin in range(0, len(rows), _READ_AHEAD):
+                    part = rows[begin : begin + _READ_AHEAD]
                     images = threads.map(partial(_read, whole), part)
                     for row, image in zip(part, images, strict=True):
                         yield split, row, image
 
 
-def _read(whole: _Set, row: RawRow) -> _Image | str:
+def _read(whole: _SourceSet, row: RawRow) -> _Image | str:
     """Read an image, or return the reason why it cannot be read."""
     name = row["file_name"]
     if row["fault_reason"]:
@@ -285,7 +287,7 @@ def _read(whole: _Set, row: RawRow) -> _Image | str:
         image = measure(data, row["orientation"])
         if row["orientation"] not in (0, measure(data).orientation):
             # The orientation is not in the file.
-            data = normalize(data, _LARGEST, _QUALITY, row["orientation"]).jpeg
+            data = normalize(data, _MAX_SIDE, _JPEG_QUALITY, row["orientation"]).jpeg
     except UnreadableImage as error:
         return f"{name}: {error}"
     except ResourceError:

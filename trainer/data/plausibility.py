@@ -29,10 +29,10 @@ from trainer.data.statistics import SplitStatistics
 
 _CELLS = 16
 _CONTRAST = 1  # Grey levels by which a cell must be brighter: more than noise in flat areas.
-_FEWEST = 8  # Least bits of a hash: a picture with fewer is too flat to be recognised.
-_MOST, _RELATIVE = 24, 0.25  # Most bits in which near duplicates differ, also relative to those set.
-_BUCKET = 64  # Most pictures with the same part of the hash that are compared.
-_NAMED_PAIRS = 12
+_MIN_BITS = 8  # Least bits of a hash: a picture with fewer is too flat to be recognised.
+_MAX_DISTANCE, _MAX_RELATIVE_DISTANCE = 24, 0.25  # Of near duplicates, in bits and relative to those set.
+_MAX_BUCKET = 64  # Most pictures with the same part of the hash that are compared.
+_MAX_PAIRS = 12
 
 NO_HASH = bytes(32)
 
@@ -50,7 +50,7 @@ def picture_hash(jpeg: bytes) -> bytes:
     levels = np.asarray(cells).astype(np.int16)
     bits = levels[:, 1:] > levels[:, :-1] + _CONTRAST
     # Transposed, so that the parts of a hash come from columns: rows of a sky are alike.
-    return np.packbits(bits.T).tobytes() if bits.sum() >= _FEWEST else NO_HASH
+    return np.packbits(bits.T).tobytes() if bits.sum() >= _MIN_BITS else NO_HASH
 
 
 def hashes_of(data: bytes) -> np.ndarray:
@@ -72,7 +72,7 @@ def near_duplicates(
     for number, split in enumerate(splits):
         best: dict[int, tuple[int, str, int, str, int]] = {}
         for other in splits[:number]:
-            for row, other_row, distance in zip(*_alike(hashes[split], hashes[other]), strict=True):
+            for row, other_row, distance in zip(*_similar_rows(hashes[split], hashes[other]), strict=True):
                 if row not in best or distance < best[row][0]:
                     best[row] = distance, split, row, other, other_row
         pairs += best.values()
@@ -80,7 +80,7 @@ def near_duplicates(
         return [], []
     named = [
         DuplicatePair([split, other], [file_name(split, row), file_name(other, other_row)], [row, other_row])
-        for _, split, row, other, other_row in sorted(pairs)[:_NAMED_PAIRS]
+        for _, split, row, other, other_row in sorted(pairs)[:_MAX_PAIRS]
     ]
     counts = Counter((split, other) for _, split, _, other, _ in pairs)
     shown = "; ".join(f"{count:,} of {split} in {other}" for (split, other), count in counts.items())
@@ -88,7 +88,7 @@ def near_duplicates(
     return named, [f"near duplicates across splits make scores too good: {shown} (first: {first})"]
 
 
-def _alike(ones: np.ndarray, others: np.ndarray) -> tuple[list[int], list[int], list[int]]:
+def _similar_rows(ones: np.ndarray, others: np.ndarray) -> tuple[list[int], list[int], list[int]]:
     """Return the rows of near duplicates in both arrays, and their distances."""
     one_rows, other_rows = (np.flatnonzero(words.any(axis=1)) for words in (ones, others))
     if not len(one_rows) or not len(other_rows):
@@ -100,24 +100,24 @@ def _alike(ones: np.ndarray, others: np.ndarray) -> tuple[list[int], list[int], 
         values = other_parts[order, part]
         first = np.searchsorted(values, one_parts[:, part], "left")
         count = np.searchsorted(values, one_parts[:, part], "right") - first
-        count[count > _BUCKET] = 0
+        count[count > _MAX_BUCKET] = 0
         row = np.repeat(np.arange(len(count)), count)
         step = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
         candidates = np.stack([one_rows[row], other_rows[order[first[row] + step]]])
         pair = ones[candidates[0]], others[candidates[1]]
         distance = np.bitwise_count(pair[0] ^ pair[1]).sum(axis=1)
         fewest = np.minimum(*(np.bitwise_count(words).sum(axis=1) for words in pair))
-        found.append(candidates[:, distance <= np.minimum(_MOST, _RELATIVE * fewest)])
+        found.append(candidates[:, distance <= np.minimum(_MAX_DISTANCE, _MAX_RELATIVE_DISTANCE * fewest)])
     rows, others_of_rows = np.unique(np.concatenate(found, axis=1), axis=1)
     distances = np.bitwise_count(ones[rows] ^ others[others_of_rows]).sum(axis=1)
     return rows.tolist(), others_of_rows.tolist(), distances.tolist()
 
 
-_SLACK = 0.01  # Fraction of the side by which a box may leave its image; one pixel more is allowed.
-_FEW = 0.05  # Share of boxes that leave the image from which they are suspicious.
-_NEARLY_ALL = 0.98
-_ENOUGH = 20  # With fewer boxes a wrong form of the boxes is a warning, and no error.
-_SMALL_BOXES, _CLIPPED = 0.1, 0.2  # Shares of boxes under 4 pixels, and of clipped ones, that are suspicious.
+_MARGIN = 0.01  # Fraction of the side by which a box may leave its image; one pixel more is allowed.
+_SUSPICIOUS_SHARE = 0.05  # Share of boxes that leave the image from which they are suspicious.
+_CERTAIN_SHARE = 0.98
+_MIN_BOXES_FOR_ERROR = 20  # With fewer boxes a wrong form of the boxes is a warning, and no error.
+_MAX_SMALL_SHARE, _MAX_CLIPPED_SHARE = 0.1, 0.2  # Of boxes under 4 pixels, and of clipped boxes.
 
 
 @dataclass
@@ -170,14 +170,14 @@ class AnnotationCheck:
         if active == "xyxy":  # As in the file.
             extent = start + extent
         side = np.where(shares, 1.0, np.where(size > 0, size, np.inf))
-        slack = np.where(np.isfinite(side), _SLACK * side, 0) + ~shares
+        slack = np.where(np.isfinite(side), _MARGIN * side, 0) + ~shares
         with np.errstate(invalid="ignore"):
             begins = (start >= -slack).all(axis=0)
             fits = {
                 "xywh": begins & (extent > 0).all(axis=0) & (start + extent <= side + slack).all(axis=0),
                 "xyxy": begins & (extent > start).all(axis=0) & (extent <= side + slack).all(axis=0),
-                "normalised": ~shares & (extent > 0).all(axis=0) & (start >= -_SLACK).all(axis=0)
-                & (np.maximum(start, extent) <= 1 + _SLACK).all(axis=0),
+                "normalised": ~shares & (extent > 0).all(axis=0) & (start >= -_MARGIN).all(axis=0)
+                & (np.maximum(start, extent) <= 1 + _MARGIN).all(axis=0),
                 "pixels": shares & (np.maximum(start, extent) > 2).any(axis=0),
             }  # fmt: skip
             counted = (extent != 0).all(axis=0) & np.isfinite(xywh).all(axis=0)
@@ -212,14 +212,14 @@ class AnnotationCheck:
 
     def _check_reading(self, found: Findings) -> None:
         inside = {reading: count / self._count for reading, count in self._fits.items()}
-        read_as = self._box_format if self._box_format in _MEANINGS else "xywh"
+        read_as = self._box_format if self._box_format in _FORMAT_TEXTS else "xywh"
         if inside["pixels"] > 1 / 2 and read_as == "normalised":
             found.errors.append((f"boxes are in pixels{self._example}", "leave out --boxes normalised"))
             return
-        if inside["normalised"] > _FEW:
+        if inside["normalised"] > _SUSPICIOUS_SHARE:
             other = "normalised"
             shown = f"{inside[other]:.0%} of {self._count:,} boxes have only values from 0 to 1"
-        elif inside["xyxy" if read_as == "xyxy" else "xywh"] < 1 - _FEW:
+        elif inside["xyxy" if read_as == "xyxy" else "xywh"] < 1 - _SUSPICIOUS_SHARE:
             other = "xywh" if read_as == "xyxy" else "xyxy"
             pixels = self._box_format and read_as != "normalised"
             readings = ("xywh", "xyxy", "normalised") if pixels else ("xywh",)
@@ -227,11 +227,13 @@ class AnnotationCheck:
             shown = f"of {self._count:,} boxes these leave the image: {outside}{self._example}"
         else:
             return
-        sure = inside[other] >= _NEARLY_ALL and self._count >= _ENOUGH
+        sure = inside[other] >= _CERTAIN_SHARE and self._count >= _MIN_BOXES_FOR_ERROR
         if sure and self._box_format in ("auto", "xyxy"):
             remedy = "leave out --boxes xyxy" if other == "xywh" else f"add --boxes {other}"
             keep = "; to read them as they are: --boxes xywh" if self._box_format == "auto" else ""
-            message = f"boxes are almost certainly {_MEANINGS[other]}, not {_MEANINGS[read_as]}: {shown}"
+            message = (
+                f"boxes are almost certainly {_FORMAT_TEXTS[other]}, not {_FORMAT_TEXTS[read_as]}: {shown}"
+            )
             found.errors.append((message, f"{remedy} (--set data.box_format={other}){keep}"))
         else:
             found.warnings.append(f"suspicious boxes: {shown}; look at some with `kubedet data preview`")
@@ -251,7 +253,7 @@ def _check_scored(split: str, scored: int, crowds: int, found: Findings, *, held
     found.errors.append((f"{problem}: nothing {done}", remedy))
 
 
-_MEANINGS = {
+_FORMAT_TEXTS = {
     "xywh": "[x, y, width, height]",
     "xyxy": "[x1, y1, x2, y2]",
     "normalised": "normalised to the image's sides",
@@ -279,12 +281,12 @@ def check_samples(
         _check_scored(name, split.boxes - split.crowds, split.crowds, found)
     sides = np.sum([split.box_side for split in statistics.values()], axis=0)
     sized = int(np.sum(sides))  # Those in images of known size.
-    if sized and sides[0] > _SMALL_BOXES * sized:
+    if sized and sides[0] > _MAX_SMALL_SHARE * sized:
         share = f"{sides[0] / sized:.0%} of {sized:,} boxes"
         found.warnings.append(f"{share} are smaller than 4 x 4 pixels: are they in another unit?")
     clipped = counts.get(reasons.BOX_CLIPPED, 0) + counts.get(reasons.BOX_OUTSIDE, 0)
     listed = sum(split.boxes for split in statistics.values()) + counts.get(reasons.BOX_OUTSIDE, 0)
-    if clipped > _CLIPPED * listed:
+    if clipped > _MAX_CLIPPED_SHARE * listed:
         found.warnings.append(f"{clipped / listed:.0%} of {listed:,} boxes leave their image")
     rotated, exchanged = (counts.get(reason, 0) for reason in (reasons.IMAGE_ROTATED, reasons.SIZE_EXCHANGED))
     of_images = f"of {looked_at:,} images"

@@ -36,7 +36,7 @@ def epoch_order(
     to others; None reads each once.
     """
     generator = np.random.default_rng([seed, epoch])
-    counts = None if weights is None else _turns(weights, seed, epoch)
+    counts = None if weights is None else _repetitions(weights, seed, epoch)
     starts = np.concatenate([[0], np.cumsum(shard_sizes)])
     shards = generator.permutation(len(shard_sizes))
     windows = []
@@ -53,7 +53,7 @@ def epoch_order(
     return np.concatenate(windows) if windows else np.zeros(0, dtype=np.int64)
 
 
-def _turns(weights: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+def _repetitions(weights: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     """Return how often an epoch reads each sample, int64 [samples], by systematic sampling (Madow 1949).
 
     Its share of the weights is rounded up or down so that the mean over epochs is exact.
@@ -135,7 +135,7 @@ def rank_positions(start: int, whole: int, batch_size: int, *, world_size: int, 
     return [range(*edge) for edge in pairwise(edges)]
 
 
-_LOOKED_AT = 64  # images that `check_verified` reads
+_CHECKED_IMAGES = 64  # images that `check_verified` reads
 
 
 def image_weights(
@@ -164,7 +164,7 @@ def image_weights(
 
 def check_verified(dataset: ShardDataset) -> None:
     """Check that images list their verified classes, from a few of them."""
-    few = np.unique(np.linspace(0, len(dataset) - 1, _LOOKED_AT).astype(int)).tolist()
+    few = np.unique(np.linspace(0, len(dataset) - 1, _CHECKED_IMAGES).astype(int)).tolist()
     if not any("verified" in dataset.read(index)[1].get("extra", {}) for index in few):
         raise DataError(
             f"train.negatives=verified: of {len(few)} images in {dataset.uri} none says which classes were "

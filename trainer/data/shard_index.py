@@ -30,10 +30,10 @@ from trainer.data.ground_truth import Classes, ground_truth
 from trainer.data.raw_folder import npy_array
 from trainer.data.samples import Sample
 from trainer.data.shard_folder import REPAIR, SAMPLE, Shard, Sidecar, note, read_index, read_known, sidecars
-from trainer.storage.cache import FOLDER, LIMIT, Busy, Copies
+from trainer.storage.cache import FOLDER, LIMIT, CacheBusy, CopyCache
 
 _PIECE = 4 * 1024 * 1024
-_TIMES = 2
+_MAX_DOWNLOADS = 2
 logger = logging.getLogger(__name__)
 
 
@@ -51,7 +51,7 @@ class _Cancelled(Exception):
     """The shard is not needed any more."""
 
 
-class ShardCache(Copies):
+class ShardCache(CopyCache):
     """Copies of shards in one folder, for any number of objects, threads and processes."""
 
     _warned = False
@@ -63,7 +63,7 @@ class ShardCache(Copies):
 
         def copy(path: Path) -> None:
             """Read it piece by piece in this thread: ending the process waits for no other thread."""
-            for _ in range(_TIMES):
+            for _ in range(_MAX_DOWNLOADS):
                 digest = hashlib.sha256()
                 with path.open("wb") as file:
                     for start in range(0, size, _PIECE):
@@ -88,7 +88,7 @@ class ShardCache(Copies):
             return Fetched.FULL
         try:
             os.close(self.add(name, size, copy))
-        except (Busy, _Cancelled):
+        except (CacheBusy, _Cancelled):
             return Fetched.BUSY
         except OSError as error:  # From the folder: errors of the store are StorageErrors.
             if not self._warned:

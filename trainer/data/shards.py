@@ -55,11 +55,11 @@ MIN_SIDE = 0.1
 """Boxes with a shorter side, in pixels, count as having no area."""
 _ROUNDING = 1e-6
 """Pixels outside of the image that are rounding errors of boxes that are shares of its sides."""
-_HASHED = 100_000
+_MAX_HASHED_IMAGES = 100_000
 """Most images of a split that are compared with those of other splits."""
 _QUARANTINED_SHOWN = 100
 _TAR_BLOCK, _RECORD = 512, 10240  # Headers and data are padded to the one, the file to the other.
-_WINDOW = 64 * 1024 * 1024
+_READ_AHEAD_BYTES = 64 * 1024 * 1024
 """Most bytes of raw images that are fetched ahead, or one image."""
 _READERS = 16
 """Connections of each process: one processor cannot use more."""
@@ -216,7 +216,7 @@ def write_shard(task: ShardTask) -> tuple[int, int]:
     config, problems = task.config, Problems()
     labels = len(task.raw.categories)
     table = task.raw.table(task.split)
-    hashed = min(1.0, _HASHED / max(1, len(table)))
+    hashed = min(1.0, _MAX_HASHED_IMAGES / max(1, len(table)))
     side = config.tile if task.split == "train" else 0
     longest = MAX_PIXELS if config.tile else config.max_side
     samples: list[IndexedRecord] = []
@@ -295,7 +295,7 @@ def _images(task: ShardTask, rows: list[RawRow]) -> Iterator[tuple[RawRow, bytes
         ahead = at = 0  # Bytes in the window; images that were requested.
         for number, row in enumerate(rows):
             while at < len(rows) and at - number < 2 * readers:
-                if at > number and ahead + task.sizes[at] > _WINDOW:
+                if at > number and ahead + task.sizes[at] > _READ_AHEAD_BYTES:
                     break
                 reads.append(threads.submit(_read_image, task, *known[at]))
                 ahead += task.sizes[at]
@@ -361,7 +361,7 @@ def _tile(whole: Record, window: tiles.Window, number: int, config: DataConfig) 
     """Return the record of a tile of an image."""
     return {
         **whole,
-        "image_id": whole["image_id"] + number * tiles.NUMBERED,
+        "image_id": whole["image_id"] + number * tiles.TILE_ID_STEP,
         "width": window[2],
         "height": window[3],
         "annotations": tiles.cut(whole["annotations"], window, config.min_box_side),
@@ -380,7 +380,7 @@ def clean(
     """
     kept: list[Annotation] = []
     for annotation in annotations:
-        reason, box = _judge(annotation, width, height, labels)
+        reason, box = _check_box(annotation, width, height, labels)
         if box is not None and min(box[2:]) < min_side:
             reason, box = reasons.BOX_SMALL, None
         if reason:
@@ -393,7 +393,7 @@ def clean(
     return kept
 
 
-def _judge(
+def _check_box(
     annotation: Annotation, width: int, height: int, labels: int
 ) -> tuple[str | None, list[float] | None]:
     """Return the problem of a box, or None, and its usable part, or None."""

@@ -7,13 +7,13 @@ from trainer.data.samples import Annotation
 
 MIN_VISIBLE = 0.25  # a box is kept in a crop or tile while at least this share of its area is visible
 Window = tuple[int, int, int, int]  # left, top, width, height in pixels of the stored image
-NUMBERED = 2**32
+TILE_ID_STEP = 2**32
 """The id of a tile is its image's id plus a multiple of it, so that ids stay unique."""
 _OVERLAP = 0.2  # of models that are older than the option
 _MIN_SIDE = 1.0  # pixels; thinner parts of boxes are dropped
 
 
-def tiling(trained: Mapping[str, Any], size: int) -> tuple[int, float]:
+def tile_settings(trained: Mapping[str, Any], size: int) -> tuple[int, float]:
     """Return side and overlap of the tiles for a model, by the configuration of its training.
 
     `size` is `evaluation.tile`: -1 takes the side of the training's tiles.

@@ -23,7 +23,7 @@ from trainer.base.os_errors import check_resources
 from trainer.data import exclusions, image_keys
 from trainer.data.raw_folder import RawManifest, new_hashed_file, noted_copy, npy_array
 from trainer.data.shard_folder import ShardIndex, read_known
-from trainer.data.tiles import NUMBERED
+from trainer.data.tiles import TILE_ID_STEP
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ def write(raw: RawManifest, index: ShardIndex, data_root: str) -> None:
             if split in index.splits:
                 name = f"{split}.samples.npy"
                 samples = npy_array(f"{index.uri}/{name}", read_known(index, name), _REMEDY)
-                images = (samples["image_id"] % NUMBERED).tolist()  # Tiles are of an image.
+                images = (samples["image_id"] % TILE_ID_STEP).tolist()  # Tiles are of an image.
                 checksums = dict(zip(images, samples["crc32"].tolist(), strict=True))
             for rows in _blocks(raw, split):
                 ids = rows["image_id"].to_pylist()

@@ -21,11 +21,11 @@ from trainer.data.tiles import MIN_VISIBLE, Window
 
 Scales = tuple[float, float, float, float]  # of x1, y1, x2, y2
 EXTRA = 6  # parts of a sample's randomness below it are those of a mosaic and of mix-up
-_MOST_ZOOM = 4.0  # largest sides after a zoom-out, relative to the image
+_MAX_ZOOM = 4.0  # largest sides after a zoom-out, relative to the image
 _OVERLAPS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)  # least IoU of a crop with a box; 1 leaves the image as it is
-_TRIALS = 40  # crops that are tried for a least IoU
-_LEAST_CROP = 0.3  # of a side
-_MOST_ASPECT = 2.0  # of a crop, and its inverse
+_CROP_TRIALS = 40  # crops that are tried for a least IoU
+_MIN_CROP = 0.3  # of a side
+_MAX_ASPECT = 2.0  # of a crop, and its inverse
 _DRAWS = struct.Struct("<9I")
 _PERMUTATIONS = tuple(itertools.permutations(range(3)))
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
@@ -95,7 +95,7 @@ def random_window(record: Record, config: LoaderConfig, draw: Callable[[], float
     width, height = record["width"], record["height"]
     left, top = 0, 0
     if draw() < config.zoom_out:
-        ratio = 1 + (_MOST_ZOOM - 1) * draw()
+        ratio = 1 + (_MAX_ZOOM - 1) * draw()
         zoomed = int(width * ratio), int(height * ratio)
         left, top = -int((zoomed[0] - width) * draw()), -int((zoomed[1] - height) * draw())
         width, height = zoomed
@@ -106,8 +106,8 @@ def random_window(record: Record, config: LoaderConfig, draw: Callable[[], float
     centres, areas = (corners[:, :2] + corners[:, 2:]) / 2, boxes[:, 2] * boxes[:, 3]
     canvas = np.array([width, height])
     while (least := _OVERLAPS[int(draw() * len(_OVERLAPS))]) < 1:
-        numbers = np.array([draw() for _ in range(4 * _TRIALS)]).reshape(_TRIALS, 4)
-        sides = (canvas * (_LEAST_CROP + (1 - _LEAST_CROP) * numbers[:, :2])).astype(int)
+        numbers = np.array([draw() for _ in range(4 * _CROP_TRIALS)]).reshape(_CROP_TRIALS, 4)
+        sides = (canvas * (_MIN_CROP + (1 - _MIN_CROP) * numbers[:, :2])).astype(int)
         starts = ((canvas - sides) * numbers[:, 2:]).astype(int)
         first, last = starts[:, None], (starts + sides)[:, None]
         inside = ((first < centres) & (centres < last)).all(axis=2)
@@ -115,7 +115,7 @@ def random_window(record: Record, config: LoaderConfig, draw: Callable[[], float
         shared = overlap.clip(0).prod(axis=2)
         union = areas + sides.prod(axis=1)[:, None] - shared
         fits = (inside & (shared >= least * union)).any(axis=1) & (sides.min(axis=1) > 0)
-        fits &= sides.max(axis=1) <= _MOST_ASPECT * sides.min(axis=1)
+        fits &= sides.max(axis=1) <= _MAX_ASPECT * sides.min(axis=1)
         if fits.any():
             chosen = int(fits.argmax())
             x, y = starts[chosen].tolist()

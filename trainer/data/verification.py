@@ -34,10 +34,10 @@ from trainer.data.shards import shard
 
 _LOG = logging.getLogger("data")
 _BLOCK = 1024 * 1024
-_SHOWN = 20
+_MAX_SHOWN = 20
 _UNDECODABLE = "cannot be decoded"
-_FOLDERS = "name a folder <data_root>/shards/<fingerprint> or <data_root>/raw/<fingerprint>"
-_AGAIN = "run the command again that prepared these data: it writes missing and damaged files"
+_FOLDER_FIX = "name a folder <data_root>/shards/<fingerprint> or <data_root>/raw/<fingerprint>"
+_RUN_AGAIN_FIX = "run the command again that prepared these data: it writes missing and damaged files"
 
 
 @dataclass
@@ -114,7 +114,7 @@ def verify(text: str, threads: int = 0) -> Verified:
     else:
         raise ConfigError(
             f"{text} is a source: there is nothing to compare it with",
-            fix=f"{_FOLDERS}; `kubedet data inspect` counts a source's problems",
+            fix=f"{_FOLDER_FIX}; `kubedet data inspect` counts a source's problems",
         )
     result = Verified(view.kind, view.uri)
     with log.progress("verify", total, "images") as bar:
@@ -132,8 +132,8 @@ def check(result: Verified) -> None:
     """Raise DataError with the problems, if there are any."""
     if not result.problems:
         return
-    shown = "".join(f"\n  {problem}" for problem in result.problems[:_SHOWN])
-    more = f"\n  and {len(result.problems) - _SHOWN} more" if len(result.problems) > _SHOWN else ""
+    shown = "".join(f"\n  {problem}" for problem in result.problems[:_MAX_SHOWN])
+    more = f"\n  and {len(result.problems) - _MAX_SHOWN} more" if len(result.problems) > _MAX_SHOWN else ""
     fix = f"run `kubedet data verify --repair {result.uri}`, or again the command that wrote it"
     if result.kind == "shards" and any(_UNDECODABLE in problem for problem in result.problems):
         fix += "; with data.decode_check=true, which leaves out the images that cannot be decoded"
@@ -227,14 +227,14 @@ def repair(text: str, threads: int = 0) -> Verified:
     if storage.exists(storage.join(folder, raw_folder.PLAN)):
         _repair_raw(folder, threads)
     elif not storage.exists(storage.join(folder, INDEX)):
-        raise ConfigError(f"{text} is neither shards nor raw images", fix=_FOLDERS)
+        raise ConfigError(f"{text} is neither shards nor raw images", fix=_FOLDER_FIX)
     elif problems := verify(folder, threads).problems:
         index = read_index(folder)
         config = _config(folder, index.settings if index.content else None)
         data_root = data_root_of(folder)
         raw = raw_folder.read_manifest(storage.join(data_root, "raw", index.raw_fingerprint))
         if raw.content != index.content:
-            raise DataError(f"{raw.uri} has other images now than {folder} was made of", fix=_AGAIN)
+            raise DataError(f"{raw.uri} has other images now than {folder} was made of", fix=_RUN_AGAIN_FIX)
         for problem in problems:
             _LOG.warning("repairing %s", problem)
         for part in index.splits.values():
@@ -254,7 +254,7 @@ def _repair_raw(folder: str, threads: int) -> None:
     data_root = data_root_of(folder)
     raw = download(planned.source, data_root, config)
     if raw.uri != folder:
-        raise DataError(f"{planned.source} has changed since {folder} was made of it", fix=_AGAIN)
+        raise DataError(f"{planned.source} has changed since {folder} was made of it", fix=_RUN_AGAIN_FIX)
     damaged = {problem.partition(": ")[0]: problem for problem in verify(folder, threads).problems}
     view, sums = RawImages(raw), raw_folder.read_sums(raw)
     changed = False
@@ -275,5 +275,5 @@ def _repair_raw(folder: str, threads: int) -> None:
 
 def _config(folder: str, settings: dict[str, Any] | None) -> DataConfig:
     if settings is None:
-        raise DataError(f"{folder} was written by an older version, without its settings", fix=_AGAIN)
+        raise DataError(f"{folder} was written by an older version, without its settings", fix=_RUN_AGAIN_FIX)
     return replace(DataConfig(), **settings, max_bad_fraction=1.0)

@@ -10,10 +10,10 @@ import numpy as np
 
 from trainer.evaluation.box_matching import Matches
 from trainer.evaluation.coco import RECALLS
-from trainer.evaluation.metrics import BETTER, LEAST_IMAGES, NOT_SURE, TOO_FEW, WORSE, Change
+from trainer.evaluation.metrics import BETTER, MIN_IMAGES, NOT_SURE, TOO_FEW, WORSE, Change
 
 _SIGNIFICANCE = 0.05
-_CELLS = 20_000_000  # Largest array of one step: samples x predictions of a class.
+_MAX_CELLS = 20_000_000  # Largest array of one step: samples x predictions of a class.
 
 
 def compare(base: Matches, new: Matches, names: list[str], *, samples: int = 200) -> dict[str, Change]:
@@ -65,10 +65,10 @@ def _change(base: np.ndarray, new: np.ndarray, images: int) -> tuple[Change, flo
     if len(spread):
         low, high = np.clip(np.percentile(spread, [2.5, 97.5]) - (spread.mean() - delta), -1, 1)
     verdict = BETTER if low > 0 else WORSE if high < 0 else NOT_SURE
-    if images < LEAST_IMAGES:
+    if images < MIN_IMAGES:
         verdict = TOO_FEW
     change = Change(float(base[0]), float(new[0]), float(low), float(high), verdict)
-    if not delta or not len(spread) or images < LEAST_IMAGES:
+    if not delta or not len(spread) or images < MIN_IMAGES:
         return change, 1.0
     # With t = sqrt(df) tan(angle), the density is proportional to cos(angle) ** (df - 1).
     start = np.arctan2(abs(delta), float(spread.std()) * np.sqrt(images))
@@ -80,7 +80,7 @@ def _change(base: np.ndarray, new: np.ndarray, images: int) -> tuple[Change, flo
 def _precision(matches: Matches, place: int, weights: np.ndarray) -> np.ndarray:
     """Return the mean precision of a class over the thresholds and that at the first, [2, B]."""
     rows = matches.of_class(place)
-    step = max(_CELLS // max(rows.stop - rows.start, 1), 1)
+    step = max(_MAX_CELLS // max(rows.stop - rows.start, 1), 1)
     parts = [
         _precision_part(matches, rows, matches.objects(place), weights[:, begin : begin + step])
         for begin in range(0, weights.shape[1], step)

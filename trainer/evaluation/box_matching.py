@@ -12,7 +12,7 @@ import numpy as np
 
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
-LIMIT = 100  # Counted predictions of one class in an image, as in COCO.
+MAX_DETECTIONS = 100  # Counted predictions of one class in an image, as in COCO.
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Matches:
 
 def match(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> Matches:
     """Match predictions with objects of their class and image."""
-    detections, objects = _Side(truth, predictions), _Side(truth, truth)
+    detections, objects = _BoxGroups(truth, predictions), _BoxGroups(truth, truth)
     # By class, image, then score; ties keep their order, as in a stable sort of each image.
     order = np.lexsort((-predictions.scores, detections.groups))
     sorted_groups = detections.groups[order]
     rank = np.arange(len(order)) - np.searchsorted(sorted_groups, sorted_groups)
-    order, rank = order[rank < LIMIT], rank[rank < LIMIT]
+    order, rank = order[rank < MAX_DETECTIONS], rank[rank < MAX_DETECTIONS]
     truth_order = np.argsort(objects.groups, kind="stable")
     right, ignored, partners = _assign(
         detections.groups[order], rank, predictions.boxes[order],
@@ -79,8 +79,8 @@ def overlaps(
     Returns:
         Rows of predictions [P], rows of the truth [P], overlaps [P]: IoU, or the share inside a crowd.
     """
-    detections = _Side(truth, predictions)
-    groups = _Side(truth, truth).groups[objects]
+    detections = _BoxGroups(truth, predictions)
+    groups = _BoxGroups(truth, truth).groups[objects]
     order = np.argsort(groups, kind="stable")
     low = np.searchsorted(groups[order], detections.groups, "left")
     sizes = np.searchsorted(groups[order], detections.groups, "right") - low
@@ -90,7 +90,7 @@ def overlaps(
     return rows, others, _iou(predictions.boxes[rows], truth.boxes[others], truth.crowd[others])
 
 
-class _Side:
+class _BoxGroups:
     def __init__(self, truth: Truth, items: Truth | Predictions) -> None:
         self.images = np.searchsorted(truth.all_image_ids, items.image_ids)
         self.labels = np.searchsorted(truth.category_ids, items.labels)

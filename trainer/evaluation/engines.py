@@ -15,7 +15,7 @@ from trainer.base.errors import EvaluationError
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
 ENGINES = ("hotcoco", "pycocotools")
-_AT_ONCE = 1_000_000  # Predictions in one call of hotcoco, which needs about 300 bytes for each.
+_CHUNK_PREDICTIONS = 1_000_000  # Predictions in one call of hotcoco, which needs about 300 bytes for each.
 
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -71,7 +71,7 @@ def mean(values: np.ndarray) -> float:
 def _hotcoco(truth: Truth, predictions: Predictions, *, lvis_style: bool = False) -> Arrays:
     ids, precision, recall = truth.category_ids, [], []
     counts = np.bincount(np.searchsorted(ids, predictions.labels), minlength=len(ids))
-    calls = (np.cumsum(counts) - counts) // _AT_ONCE
+    calls = (np.cumsum(counts) - counts) // _CHUNK_PREDICTIONS
     for chosen in np.split(ids, np.flatnonzero(np.diff(calls)) + 1):
         mask = np.isin(truth.labels, chosen)
         part = replace(

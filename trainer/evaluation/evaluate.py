@@ -13,7 +13,7 @@ from trainer.config.schema import Config
 from trainer.data import training_record
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset, data_root_of
-from trainer.data.tiles import tiling
+from trainer.data.tiles import tile_settings
 from trainer.evaluation import engines, gate, scoring
 from trainer.evaluation.gate import Evidence
 from trainer.evaluation.inference import ScoredModel, predict_split
@@ -107,7 +107,7 @@ def evaluate(
         identity = {
             "fingerprint": dataset.fingerprint, "split": dataset.split,
             "checkpoint": storage.absolute(model.uri), "sha256": model.sha256,
-            "tile": _shown(tiling(model.config, config.evaluation.tile)),
+            "tile": _tile_text(tile_settings(model.config, config.evaluation.tile)),
         }  # fmt: skip
         base, obstacle = _baseline_predictions(baseline, dataset, config, world)
         file = f"predictions.{config.evaluation.predictions}"
@@ -191,11 +191,11 @@ def _load(uri: str, dataset: ShardDataset, config: Config, world: World) -> Scor
 def _predict(model: ScoredModel, dataset: ShardDataset, config: Config, world: World) -> Predictions:
     size, resize, fill = model.square
     changed = replace(config, loader=replace(config.loader, image_size=size, resize=resize, fill=fill))
-    tile = tiling(model.config, config.evaluation.tile)
+    tile = tile_settings(model.config, config.evaluation.tile)
     return predict_split(model.predict, dataset, changed, world, reentrant=model.reentrant, tile=tile)
 
 
-def _shown(tile: tuple[int, float]) -> str:
+def _tile_text(tile: tuple[int, float]) -> str:
     """Tiles in the identity of an evaluation; "" for whole images, as in older ones."""
     return f"{tile[0]} px, overlap {tile[1]:g}" if tile[0] else ""
 

@@ -19,9 +19,9 @@ from typing import Any
 from trainer.base.errors import EvaluationError
 from trainer.evaluation.metrics import (
     DRIFT,
-    LEAST_IMAGES,
     LVIS,
     METRICS,
+    MIN_IMAGES,
     OPEN_IMAGES,
     PER_CLASS,
     TOO_FEW,
@@ -36,11 +36,11 @@ _RULE = re.compile(
     r"\s*(?P<metric>[A-Za-z0-9/]+\[[^\[\]]+\]|[^\s<>=,;\[\]]+(?:\s+[^\s<>=,;\[\]]+)*)\s*(?P<comparison>>=|<=|>|<)\s*"
     rf"(?:(?P<number>[+-]?{_NUMBER})|(?P<baseline>baseline)(?:\s*(?P<sign>[+-])\s*(?P<margin>{_NUMBER}))?)\s*"
 )
-_OF_CLASS = re.compile(r"([A-Za-z0-9]+)\[(.+)\]")
+_CLASS_METRIC = re.compile(r"([A-Za-z0-9]+)\[(.+)\]")
 _ALL_METRICS = (*METRICS, OPEN_IMAGES, *LVIS, *DRIFT)
 _NOT_MEASURED = "the evaluation does not report it"
 _NO_TRUTH = ", there is no ground truth to measure it on"
-_LISTED = 5
+_MAX_LISTED = 5
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def parse(text: str) -> Rule:
         )
     bound = match["number"] or (match["sign"] or "") + (match["margin"] or "0")
     rule = Rule(match["metric"], match["comparison"], float(bound), baseline=bool(match["baseline"]))
-    metric, of_class, problem, fix = rule.metric, _OF_CLASS.fullmatch(rule.metric), "", ""
+    metric, of_class, problem, fix = rule.metric, _CLASS_METRIC.fullmatch(rule.metric), "", ""
     if of_class and of_class[1] not in PER_CLASS:
         problem, fix = f": there is no {of_class[1]} of a class", f"use {', '.join(PER_CLASS)}"
     elif not of_class and metric not in _ALL_METRICS:
@@ -143,7 +143,7 @@ def check(rules: Sequence[str], classes: Collection[str] | None = None) -> None:
     errors = []
     for text in rules:
         try:
-            of_class = _OF_CLASS.fullmatch(parse(text).metric)
+            of_class = _CLASS_METRIC.fullmatch(parse(text).metric)
             if of_class and classes is not None:
                 _check_class_name(text, of_class[2], classes)
         except EvaluationError as error:
@@ -166,7 +166,7 @@ def decide(evidence: Evidence, rules: Sequence[str]) -> Verdict:
 
 def _apply(rule: Rule, evidence: Evidence) -> tuple[bool, str, str]:
     """Return whether a rule holds, the rule with the measured value, and why."""
-    of_class, text, passed, reason = _OF_CLASS.fullmatch(rule.metric), str(rule), False, ""
+    of_class, text, passed, reason = _CLASS_METRIC.fullmatch(rule.metric), str(rule), False, ""
     if of_class and of_class[2] == "*":
         return _apply_to_all(rule, of_class[1], evidence)
     if of_class:
@@ -184,7 +184,7 @@ def _apply(rule: Rule, evidence: Evidence) -> tuple[bool, str, str]:
             reason = _NO_TRUTH
         else:
             passed = holds(value, rule.bound)
-            text = f"{rule.metric} {_shown(rule, value)} {rule.comparison} {rule.bound:g}"
+            text = f"{rule.metric} {_format_comparison(rule, value)} {rule.comparison} {rule.bound:g}"
     elif evidence.obstacle:
         reason = f", {evidence.obstacle}"
     elif not evidence.changes:
@@ -192,7 +192,7 @@ def _apply(rule: Rule, evidence: Evidence) -> tuple[bool, str, str]:
     elif change is None:
         reason = _NO_TRUTH
     elif change.verdict == TOO_FEW:
-        reason = f", fewer than {LEAST_IMAGES} images have such boxes: {TOO_FEW}"
+        reason = f", fewer than {MIN_IMAGES} images have such boxes: {TOO_FEW}"
     else:
         passed = holds(change.low, rule.bound)
         text = (
@@ -210,18 +210,18 @@ def _apply_to_all(rule: Rule, metric: str, evidence: Evidence) -> tuple[bool, st
         few = {name for name, change in evidence.changes.items() if change.verdict == TOO_FEW}
         values = [(value, name) for value, name in measured if f"{metric}[{name}]" not in few]
         if left_out := len(measured) - len(values):
-            note = f" ({left_out} with boxes in fewer than {LEAST_IMAGES} images left out: {TOO_FEW})"
+            note = f" ({left_out} with boxes in fewer than {MIN_IMAGES} images left out: {TOO_FEW})"
     if not values:
         return False, str(rule), _NO_TRUTH + note
     failed = [
-        f"{name} {_shown(one, value)}"
+        f"{name} {_format_comparison(one, value)}"
         for value, name in values
         if not _apply(one := replace(rule, metric=f"{metric}[{name}]"), evidence)[0]
     ]
     if not failed:
         return True, f"{rule}, {len(values)} classes{note}", ""
-    more = f", and {len(failed) - _LISTED} more" if len(failed) > _LISTED else ""
-    listed = ", ".join(failed[:_LISTED]) + more
+    more = f", and {len(failed) - _MAX_LISTED} more" if len(failed) > _MAX_LISTED else ""
+    listed = ", ".join(failed[:_MAX_LISTED]) + more
     return False, str(rule), f" by {len(failed)} of {len(values)} classes{note}: {listed}"
 
 
@@ -232,7 +232,7 @@ def _check_class_name(text: str, name: str, classes: Collection[str]) -> None:
         raise EvaluationError(f"gate rule {text!r} names an unknown class", fix=fix)
 
 
-def _shown(rule: Rule, value: float) -> str:
+def _format_comparison(rule: Rule, value: float) -> str:
     # With as many digits as the outcome needs: 0.4996 shown as 0.5 would contradict `failed`.
     if rule.baseline:
         return f"{value:.3f}"

@@ -15,7 +15,7 @@ from trainer.evaluation import engines
 from trainer.evaluation.metrics import LVIS
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
-LIMIT = 300  # detections of an image
+MAX_DETECTIONS = 300  # detections of an image
 _VERIFIED = ("neg_category_ids", "not_exhaustive_category_ids")
 _FREQUENCIES = ("r", "c", "f")  # values of a category's frequency, in the order of the metrics
 
@@ -32,7 +32,7 @@ def evaluate(truth: Truth, predictions: Predictions) -> dict[str, float]:
     best = np.lexsort((-predictions.scores, predictions.image_ids))
     images = predictions.image_ids[best]
     rank = np.arange(len(best)) - np.searchsorted(images, images)
-    predictions = predictions.take(np.sort(best[rank < LIMIT]))
+    predictions = predictions.take(np.sort(best[rank < MAX_DETECTIONS]))
     predictions = predictions.take(predictions.boxes[:, 2] * predictions.boxes[:, 3] > 0)
     precision, recall = (part[..., -1] for part in engines.lvis(truth, predictions))
     of_class = [category.get("frequency") for category in truth.categories]

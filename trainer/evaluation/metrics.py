@@ -56,7 +56,7 @@ DRIFT = {
 
 VERDICTS = BETTER, WORSE, NOT_SURE, TOO_FEW = "better", "worse", "not sure", "too few to tell"
 
-LEAST_IMAGES = 10
+MIN_IMAGES = 10
 """Images with boxes that a verdict needs: a bootstrap over fewer images gives too narrow intervals."""
 
 

@@ -52,9 +52,9 @@ FORM = storage.Form(
     },
     "export the model again, or take another version",
 )
-_MOST_BYTES = 16 * 1024**3
-_MOST_BYTES_OF_TEXT = 16 * 1024**2
-_LARGEST_INPUT = 8192  # Preprocessing takes 15 bytes for each pixel of the input square.
+_MAX_BYTES = 16 * 1024**3
+_MAX_TEXT_BYTES = 16 * 1024**2
+_MAX_INPUT_SIZE = 8192  # Preprocessing takes 15 bytes for each pixel of the input square.
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Bundle:
                 f"{self.uri} is not the bundle as it was written:\n  " + "\n  ".join(sorted(problems)),
                 fix="remove files that do not belong there; else export the model again",
             )
-        _check_size(storage.join(self.uri, SIGNATURE), _MOST_BYTES_OF_TEXT)
+        _check_size(storage.join(self.uri, SIGNATURE), _MAX_TEXT_BYTES)
         self.check()
 
     def files(self, names: Iterable[str]) -> AbstractContextManager[Path]:
@@ -132,7 +132,7 @@ def _verified(uri: str, checksums: dict[str, str], names: Iterable[str]) -> Iter
                 continue
             file = storage.join(uri, name)
             try:
-                _check_size(file, _MOST_BYTES_OF_TEXT if name == METADATA else _MOST_BYTES)
+                _check_size(file, _MAX_TEXT_BYTES if name == METADATA else _MAX_BYTES)
                 paths[name] = storage.local_copy(file)
                 if file_sha256(paths[name]) != checksums[name]:
                     problems.append(f"{name}: its bytes have changed since the bundle was written")
@@ -164,7 +164,7 @@ def load(uri: str) -> Bundle:
             f"{uri} holds no bundle: {CHECKSUMS} is missing, which is written last",
             fix="give the folder of an exported model (RUN/model, or one that `kubedet model list` shows)",
         )
-    _check_size(sums, _MOST_BYTES_OF_TEXT)
+    _check_size(sums, _MAX_TEXT_BYTES)
     content = storage.read_bytes(sums)
     checksums = _parse(content, sums)
     with _verified(uri, checksums, [METADATA]):
@@ -189,8 +189,8 @@ def load(uri: str) -> Bundle:
         has_zone = False
     if not has_zone:
         problems.append(f"created is {metadata.created[:60]!r}, not a time with a time zone")
-    if not 0 < square.size <= _LARGEST_INPUT:
-        problems.append(f"input.input_size is {square.size}, not 1 to {_LARGEST_INPUT}")
+    if not 0 < square.size <= _MAX_INPUT_SIZE:
+        problems.append(f"input.input_size is {square.size}, not 1 to {_MAX_INPUT_SIZE}")
     if square.resize not in RESIZES:
         problems.append(f"input.resize is {square.resize!r:.60}, not {' or '.join(RESIZES)}")
     if not isinstance(square.fill, int) or not 0 <= square.fill <= 255:

@@ -27,7 +27,7 @@ from trainer.export.verify import Check
 from trainer.model.architecture import Architecture
 from trainer.model.deployment import INPUT, OUTPUTS, RAW_OUTPUTS
 
-_MOST_CLASSES = 100
+_MAX_CLASSES = 100
 _ROOTS = ("kubedet", "onnx", "onnxscript", "onnxruntime", "openvino")
 """Packages of the bill of materials, with their dependencies."""
 
@@ -140,7 +140,7 @@ def model_card(metadata: Mapping[str, Any]) -> str:
     titles = ["label", "name", "original id"]
     titles += ["boxes scored on", "AP", "AP50", "score of best F1"] if scores else []
     class_rows = []
-    for item in metadata["classes"][:_MOST_CLASSES]:
+    for item in metadata["classes"][:_MAX_CLASSES]:
         cells = [item["id"], item["name"], item.get("original_id", "")]
         if scores:
             row = scores.get(item["name"], {})

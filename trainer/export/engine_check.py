@@ -22,8 +22,8 @@ from trainer.export import build_engine
 from trainer.export.formats import OnnxRuntime
 from trainer.export.quantize import evenly_spread
 
-_MOST, _BATCH = 100, 8
-_QUALITY = 95  # of the JPEGs: 100 images of 640 pixels are about 15 MB, in a lossless form 50
+_MAX_IMAGES, _BATCH = 100, 8
+_JPEG_QUALITY = 95  # of the JPEGs: 100 images of 640 pixels are about 15 MB, in a lossless form 50
 
 
 def add_engine_check(
@@ -34,12 +34,12 @@ def add_engine_check(
     path = folder / build_engine.CHECK
     with zipfile.ZipFile(path, "w") as file:
         scales = {}
-        for index in evenly_spread(len(dataset), min(limit, _MOST)):
+        for index in evenly_spread(len(dataset), min(limit, _MAX_IMAGES)):
             image, record = read_sample(dataset, int(index))
             fitted, scales[record["image_id"]] = fit(image, square)
             jpeg = io.BytesIO()
             pixels = Image.fromarray(fitted.permute(1, 2, 0).contiguous().numpy())
-            pixels.save(jpeg, "JPEG", quality=_QUALITY, subsampling=0)
+            pixels.save(jpeg, "JPEG", quality=_JPEG_QUALITY, subsampling=0)
             file.writestr(zipfile.ZipInfo(f"{record['image_id']}.jpg"), jpeg.getvalue())
         truth = dataset.annotations()
         truth["images"] = [

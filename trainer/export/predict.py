@@ -16,7 +16,7 @@ from trainer.config.parsing import with_overrides
 from trainer.config.schema import Config
 from trainer.data.box_labels import LabelledBox, draw_boxes
 from trainer.data.images import MAX_PIXELS, TooManyPixels, UnreadableImage, read_upright
-from trainer.data.tiles import tiling, windows
+from trainer.data.tiles import tile_settings, windows
 from trainer.evaluation.inference import ScoredModel, in_images
 from trainer.evaluation.tile_merging import merge_tiles
 from trainer.evaluation.truth_and_predictions import Predictions
@@ -50,7 +50,7 @@ class Predictor:
         self.model, self.metadata, self.kind = model, model.metadata, model.kind
         self.size: int = model.square.size
         self.names = {item["id"]: item["name"] for item in model.categories}
-        self.tile = tiling(model.config, tile)
+        self.tile = tile_settings(model.config, tile)
 
     def run(self, squares: np.ndarray) -> Detections:
         """Detect objects in preprocessed images, uint8 [B, 3, size, size]."""

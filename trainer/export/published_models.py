@@ -19,16 +19,16 @@ from trainer.export.bundle import Bundle
 from trainer.launching import leases
 
 _LOG = logging.getLogger("model")
-_MOST_HISTORY = 100
-_PATIENCE = 3600.0  # Seconds to wait for the end of a pruning, which may delete the version.
-ANOTHER_NAME = (
+_MAX_HISTORY = 100
+_LEASE_WAIT_SECONDS = 3600.0  # Seconds to wait for the end of a pruning, which may delete the version.
+RENAME_FIX = (
     "name this data set's model: --set export.name=NAME; or, if the model's users expect other classes, "
     "--set export.other_classes=true"
 )
 
 CURRENT = "current"
-_TEXTS = ("name", "version", "digest", "model", "checkpoint", "evaluation", "fingerprint")
-_SHAPE = dict.fromkeys(_TEXTS, str) | {"metrics": {"*": float}, "history": [str], "classes": [str]}
+_STRING_FIELDS = ("name", "version", "digest", "model", "checkpoint", "evaluation", "fingerprint")
+_SHAPE = dict.fromkeys(_STRING_FIELDS, str) | {"metrics": {"*": float}, "history": [str], "classes": [str]}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -104,7 +104,7 @@ def publish(source_uri: str, data_root: str, name: str, *, other_classes: bool =
     version = source.metadata.model_version
     _check_name(version)
     target = storage.join(folder(data_root, name), version)
-    check_classes(data_root, name, source.class_names, other_classes=other_classes, fix=ANOTHER_NAME)
+    check_classes(data_root, name, source.class_names, other_classes=other_classes, fix=RENAME_FIX)
     if not bundle.exists(target):
         bundle.copy(source, target)
     return promote(data_root, name, version, other_classes=True)
@@ -119,7 +119,7 @@ def promote(data_root: str, name: str, version: str, *, other_classes: bool = Fa
         _LOG.warning("%s; it is replaced, and its history is lost", error.message)
     history = before.history if before else []
     if before and before.version != version:  # Equal if a retried step promotes it again.
-        history = [*history, before.version][-_MOST_HISTORY:]
+        history = [*history, before.version][-_MAX_HISTORY:]
     return _switch(data_root, name, version, history, other_classes)
 
 
@@ -220,7 +220,7 @@ def _check_identity(chosen: Bundle) -> None:
 
 
 def _switch(data_root: str, name: str, version: str, history: list[str], other_classes: bool) -> CurrentModel:
-    with leases.hold(leases.of_data_root(data_root), f"a change of {name}", patience=_PATIENCE):
+    with leases.hold(leases.of_data_root(data_root), f"a change of {name}", patience=_LEASE_WAIT_SECONDS):
         chosen = bundle.load(_version_uri(data_root, name, version))
         _check_identity(chosen)
         # If `current` is damaged, its classes are unknown: promoting a version repairs it.

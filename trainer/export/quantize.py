@@ -22,7 +22,7 @@ from trainer.data.transforms import fit
 from trainer.model.deployment import INPUT
 
 # Products per output and output channels from which a convolution is faster as a matrix product.
-_LONG, _WIDE = 512, 128
+_MIN_LENGTH, _MIN_WIDTH = 512, 128
 
 
 def evenly_spread(count: int, limit: int) -> np.ndarray:
@@ -86,7 +86,7 @@ def as_matrices(graph: onnx.GraphProto) -> int:
     shifted = 0
     for weight, _, zero in stored:
         values, zeros = numpy_helper.to_array(constants[weight]), numpy_helper.to_array(constants[zero])
-        long, wide = values[0].size >= _LONG, len(values) >= _WIDE
+        long, wide = values[0].size >= _MIN_LENGTH, len(values) >= _MIN_WIDTH
         if not (long and wide) or zeros.any() or values.min() == -128:
             continue
         constants[weight].CopyFrom(numpy_helper.from_array(values - np.int8(1), weight))

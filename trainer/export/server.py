@@ -33,10 +33,10 @@ from trainer.export.serving_limits import Bodies, LimitedConnection, ModelThread
 from trainer.launching.stop_signals import handling
 
 _HEADER = "Inference-Header-Content-Length"
-_CLOSING = 4  # Seconds in which connections may end before they are cut off.
+_SHUTDOWN_SECONDS = 4  # Seconds in which connections may end before they are cut off.
 
 _HOST = re.compile(r"(?:https?://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
-_SAFETY = {
+_SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -143,7 +143,7 @@ class _Guarded:
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_SAFETY)
+                MutableHeaders(scope=message).update(_SECURITY_HEADERS)
             await send(message)
 
         await self._app(scope, receive, guarded)
@@ -204,7 +204,7 @@ class WebServer(uvicorn.Server):
         )
         config = uvicorn.Config(
             app, port=0, http=LimitedConnection, ws="none", log_level="error", access_log=False,
-            timeout_graceful_shutdown=_CLOSING,
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )  # fmt: skip
         super().__init__(config)
 

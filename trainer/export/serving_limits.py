@@ -15,11 +15,11 @@ from trainer.base.errors import DataError
 
 MOST_BYTES = 256 * 1024 * 1024  # largest body of a request
 BODY_SECONDS = 60.0  # time within which a body must arrive
-MOST_WAITING = 32  # largest number of waiting requests
+MAX_WAITING = 32  # largest number of waiting requests
 GRACE_SECONDS = 2.5  # time for the running request after the server begins to end
-_MOST_HELD = 2 * MOST_BYTES  # largest total of the bodies in memory
+_MAX_BYTES_HELD = 2 * MOST_BYTES  # largest total of the bodies in memory
 
-_NO_ROOM = b"too many connections to this server: try again"
+_TOO_MANY_CONNECTIONS = b"too many connections to this server: try again"
 T = TypeVar("T")
 
 
@@ -44,8 +44,8 @@ class LimitedConnection(H11Protocol):
         super().connection_made(transport)
         if len(self.connections) > self.most:
             head = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\nretry-after: 5\r\n"
-            length = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(_NO_ROOM)
-            transport.write(head + length + _NO_ROOM)
+            length = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(_TOO_MANY_CONNECTIONS)
+            transport.write(head + length + _TOO_MANY_CONNECTIONS)
             transport.close()
         self._watch()
 
@@ -94,7 +94,7 @@ class Bodies:
                     async for part in stream:
                         if total + len(part) > MOST_BYTES:
                             raise RequestRefused(413, f"the request is larger than {MOST_BYTES // 2**20} MiB")
-                        if self._held + len(part) > _MOST_HELD:
+                        if self._held + len(part) > _MAX_BYTES_HELD:
                             raise RequestRefused(503, "the server holds too many large requests: try again")
                         self._held += len(part)
                         total += len(part)
@@ -134,8 +134,8 @@ class ModelThread:
         """Call a function after those before it."""
         if self._ending:
             raise _ending()
-        if len(self._pending) > MOST_WAITING:
-            raise RequestRefused(503, f"{MOST_WAITING} requests wait already: try again")
+        if len(self._pending) > MAX_WAITING:
+            raise RequestRefused(503, f"{MAX_WAITING} requests wait already: try again")
         submitted = self._pool.submit(self._compute, job)
         self._pending[submitted] = answer = asyncio.wrap_future(submitted)
         try:

@@ -34,7 +34,7 @@ _LOG = logging.getLogger("export")
 _BATCH = 8
 _LATENCY_RUNS = 50
 _LATENCY_SECONDS = 5.0
-_OTHER_VERSIONS = "use the versions of torch, onnx and onnxruntime in constraints.txt; nothing was published"
+_VERSIONS_FIX = "use the versions of torch, onnx and onnxruntime in constraints.txt; nothing was published"
 
 
 BOX_TOLERANCE = 0.01
@@ -169,7 +169,7 @@ def verify(
     checks = {}
     for name, one in served.items():
         matches, change = comparisons[name].result(), ap[name] - ap[""]
-        _judge(name, change, matches, len(indices), config)
+        _check_agreement(name, change, matches, len(indices), config)
         _check_edges(name, one, first, square)
         timing = latency(one.runtime, first[:1].numpy())
         checks[name] = Check(one.runtime.name, len(indices), ap[name], change, matches, timing)
@@ -189,7 +189,7 @@ def _tolerance(name: str) -> Tolerance:
 
 
 def _running(name: str, failing: str) -> AbstractContextManager[None]:
-    return translated(ExportError, f"the exported model ({name}) {failing}", fix=_OTHER_VERSIONS)
+    return translated(ExportError, f"the exported model ({name}) {failing}", fix=_VERSIONS_FIX)
 
 
 def latency(runtime: Runtime, image: np.ndarray) -> Latency:
@@ -211,7 +211,7 @@ def latency(runtime: Runtime, image: np.ndarray) -> Latency:
     return Latency(round(float(p50), 3), round(float(p95), 3), len(times), runtime.threads, cpu)
 
 
-def _judge(name: str, change: float, matches: Matches, images: int, config: Config) -> None:
+def _check_agreement(name: str, change: float, matches: Matches, images: int, config: Config) -> None:
     int8 = name == "onnx-int8"
     key = "max_ap_change_int8" if int8 else "max_ap_change"
     limit = getattr(config.export, key)
@@ -226,7 +226,7 @@ def _judge(name: str, change: float, matches: Matches, images: int, config: Conf
             f"the exported model ({name}) differs from the trained one on {images} images: "
             + "; ".join(problems),
             fix="leave onnx-int8 out of export.formats, or calibrate on more images "
-            "(export.calibration_images); nothing was published" if int8 else _OTHER_VERSIONS,
+            "(export.calibration_images); nothing was published" if int8 else _VERSIONS_FIX,
         )  # fmt: skip
 
 
@@ -247,7 +247,7 @@ def _check_edges(name: str, served: Served, squares: torch.Tensor, target: Input
         raise ExportError(
             f"the exported model ({name}) detects other objects in a batch than in single images "
             f"({matched:.1%} match)",
-            fix=_OTHER_VERSIONS,
+            fix=_VERSIONS_FIX,
         )
     for shape in ((1, 3, image_size + 32, image_size), (1, 1, image_size, image_size), (3, image_size)):
         try:
@@ -256,5 +256,5 @@ def _check_edges(name: str, served: Served, squares: torch.Tensor, target: Input
             continue
         raise ExportError(
             f"the exported model ({name}) accepts an input of the wrong shape {list(shape)}",
-            fix=_OTHER_VERSIONS,
+            fix=_VERSIONS_FIX,
         )

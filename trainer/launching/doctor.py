@@ -28,9 +28,9 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _CAP_IPC_LOCK = 14  # linux/capability.h
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
           "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}  # fmt: skip
-_LEAST_LIMITS = {"nofile": 65536, "nproc": 4096}  # recommended limits of open files and of processes
+_MIN_LIMITS = {"nofile": 65536, "nproc": 4096}  # recommended limits of open files and of processes
 _STYLES = {"ok": "green", "warning": "yellow", "missing": "bold red"}
-_FREE_GIB = 3  # Memory of the recipe `debug` on the sample with two processes.
+_MIN_FREE_GIB = 3  # Memory of the recipe `debug` on the sample with two processes.
 _PACKAGES = {  # of a run, by the extra that installs them
     "": ("torch", "torchvision", "pycocotools", "simplejpeg"),
     "pipeline": ("kfp",),
@@ -88,8 +88,8 @@ def check_machine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
     match = re.search(r"MemAvailable:\s*(\d+) kB", _text(root / "proc/meminfo"))
     free = int(match[1]) * 1024 if match else 0
     detail = f"{len(os.sched_getaffinity(0))} cores, {free / 2**30:.1f} GiB of memory free"
-    fix = f"end other programs, or use --nproc 1: the recipe debug takes {_FREE_GIB} GiB"
-    yield Check.ok_if(free >= _FREE_GIB * 2**30, "machine", detail, fix)
+    fix = f"end other programs, or use --nproc 1: the recipe debug takes {_MIN_FREE_GIB} GiB"
+    yield Check.ok_if(free >= _MIN_FREE_GIB * 2**30, "machine", detail, fix)
     is_local = needs.output and storage.is_local(needs.output)
     folder = Path(storage.absolute(needs.output)) if is_local else Path.cwd()
     folder = next(each for each in (folder, *folder.parents) if each.exists())
@@ -205,7 +205,7 @@ def _gpus(needs: Needs, root: Path) -> Check:
 def _limits(needs: Needs, root: Path) -> Iterator[Check]:
     numbers = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
     limits = {name: resource.getrlimit(number)[0] for name, number in numbers.items()}
-    low = [f"{name} {least}" for name, least in _LEAST_LIMITS.items() if 0 <= limits[name] < least]
+    low = [f"{name} {least}" for name, least in _MIN_LIMITS.items() if 0 <= limits[name] < least]
     detail = ", ".join(f"{name} {'unlimited' if n < 0 else n}" for name, n in limits.items())
     fix = f"raise them on the nodes (ulimits of the container runtime) to at least {', '.join(low)}"
     yield Check.ok_if(not low, "limits", detail, fix)

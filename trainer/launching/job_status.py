@@ -11,9 +11,9 @@ TASK, UNIT = "train", "steps"
 LOSS, SPEED, AP = "loss", "images_per_second", "coco/AP"
 """Names of the metrics, as in metrics.jsonl."""
 _SCORES = (AP, "coco/AP50")
-_MEASURED = re.compile(r"loss (?P<loss>\S+), (?P<speed>\d+) images/s$")
-_SCORED = re.compile(rf"epoch \d+: {AP} (?P<ap>\d+\.\d+), ")
-_RESUMED = re.compile(r"resumed at step (?P<done>\d+) of (?P<total>\d+): ")
+_LOSS_LINE = re.compile(r"loss (?P<loss>\S+), (?P<speed>\d+) images/s$")
+_SCORES_LINE = re.compile(rf"epoch \d+: {AP} (?P<ap>\d+\.\d+), ")
+_RESUMED_LINE = re.compile(r"resumed at step (?P<done>\d+) of (?P<total>\d+): ")
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ def parse(lines: Sequence[str]) -> Progress | None:
             if place is None:
                 done, total = event["done"], event["total"]
                 place = percent(done, total), 0.0 if done >= total else event["eta"]
-            if match := _MEASURED.search(event["note"]):
+            if match := _LOSS_LINE.search(event["note"]):
                 metrics.setdefault(LOSS, float(match["loss"]))
                 metrics.setdefault(SPEED, float(match["speed"]))
-        elif match := _RESUMED.search(line):
+        elif match := _RESUMED_LINE.search(line):
             place = place or (percent(int(match["done"]), int(match["total"])), None)
-        elif match := _SCORED.search(line):
+        elif match := _SCORES_LINE.search(line):
             metrics.setdefault(AP, float(match["ap"]))
         if place and len(metrics) == 3:
             break

@@ -26,9 +26,9 @@ TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"  # noqa: S105 - a name of a variable
 
 _INTERVAL = 10.0
 _TIMEOUT = 3.0  # seconds to connect, and for each piece of the response
-_LAST = 4.0  # seconds for the last state: a pod that is stopped has little time
-_REFUSALS = 3  # refusals in a row after which no more requests are sent
-_LONGEST = 2**31 - 1  # largest number of seconds that the status can hold
+_CLOSE_SECONDS = 4.0  # seconds for the last state: a pod that is stopped has little time
+_MAX_REFUSALS = 3  # refusals in a row after which no more requests are sent
+_MAX_SECONDS = 2**31 - 1  # largest number of seconds that the status can hold
 _LOG = logging.getLogger("train")
 
 
@@ -58,7 +58,7 @@ class Reporter:
         if self._url:
             total = bar.total or 0
             eta = 0.0 if bar.done >= total else bar.eta
-            self._renew((percent(bar.done, total), None if eta is None else min(round(eta), _LONGEST)))
+            self._renew((percent(bar.done, total), None if eta is None else min(round(eta), _MAX_SECONDS)))
 
     def measure(self, metrics: Mapping[str, float]) -> None:
         """Report metrics in addition to earlier ones. It is thread-safe."""
@@ -74,7 +74,7 @@ class Reporter:
         """Send the last state, for a few seconds at most, and end."""
         self._closing.set()
         if self._thread:
-            self._thread.join(_LAST)
+            self._thread.join(_CLOSE_SECONDS)
 
     def _renew(self, place: tuple[int, int | None]) -> None:
         """Compose Kubeflow Trainer's `trainerStatus`, for the thread to send."""
@@ -93,17 +93,17 @@ class Reporter:
 
     def _work(self) -> None:
         ending = False
-        while not ending and self._refusals < _REFUSALS:
+        while not ending and self._refusals < _MAX_REFUSALS:
             ending = self._closing.is_set()
             with self._lock:
                 status, self._status = self._status, None
-            if status and not self._sent(status):
+            if status and not self._send(status):
                 with self._lock:
                     self._status = self._status or status  # Retry, unless there is a newer one.
             if not ending:
                 self._closing.wait(_INTERVAL)
 
-    def _sent(self, status: dict[str, object]) -> bool:
+    def _send(self, status: dict[str, object]) -> bool:
         """Send a status; return whether the server took it."""
         try:
             place = urlsplit(self._url)

@@ -78,7 +78,7 @@ def launch(arguments: list[str], torchrun_arguments: list[str], watch: heartbeat
     if watch:
         _exit_codes[heartbeat.SIGNAL] = watch.abandoned
     try:
-        with temporary_folder() as folder, handling(_hang_up, (heartbeat.SIGNAL,)):
+        with temporary_folder() as folder, handling(_on_hangup, (heartbeat.SIGNAL,)):
             config, program, words = _settings(
                 [*torchrun_arguments, "-m", "trainer", *arguments], str(folder)
             )
@@ -86,18 +86,18 @@ def launch(arguments: list[str], torchrun_arguments: list[str], watch: heartbeat
                 if config.max_nodes > 1:
                     rendezvous = f"{_nodes(config)} to meet at {config.rdzv_endpoint}"
                     print(f"launch: waiting for {rendezvous}", file=sys.stderr)
-                code = _outcome(config, program, words)
+                code = _run_and_report(config, program, words)
     except SignalException as error:
         print(f"stopped by {signal.Signals(error.sigval).name}", file=sys.stderr)
         code = _exit_codes.get(signal.Signals(error.sigval), 128 + int(error.sigval))
     return watch.exit_code(code) if watch else code
 
 
-def _hang_up(number: int, frame: FrameType | None) -> NoReturn:
+def _on_hangup(number: int, frame: FrameType | None) -> NoReturn:
     raise SignalException("the launcher is gone", sigval=signal.Signals(number))
 
 
-def _outcome(config: LaunchConfig, program: Any, words: list[str]) -> int:
+def _run_and_report(config: LaunchConfig, program: Any, words: list[str]) -> int:
     """Run the workers, print how they ended and return the exit code."""
     code = EXIT_RETRY
     try:
@@ -128,11 +128,11 @@ def _outcome(config: LaunchConfig, program: Any, words: list[str]) -> int:
                 print(message, file=sys.stderr, flush=True)
                 return code
     print(message, file=sys.stderr, flush=True)
-    _let_others_end(config)
+    _wait_for_peers(config)
     return code
 
 
-def _let_others_end(config: LaunchConfig) -> None:
+def _wait_for_peers(config: LaunchConfig) -> None:
     """Wait so that the failed node ends first; SIGTERM ends the wait."""
     if config.max_nodes > 1:
         with exit_on_signal(_exit_codes):
@@ -193,7 +193,7 @@ def _settings(arguments: list[str], folder: str) -> tuple[LaunchConfig, Any, lis
         if config.nproc_per_node < 1:
             raise ValueError(f"{config.nproc_per_node} processes")
     except (ValueError, RuntimeError, AssertionError) as error:
-        raise _unusable(error) from None
+        raise _unusable_settings(error) from None
     finally:
         if threads == _THREADS_UNSET:
             del os.environ["OMP_NUM_THREADS"]
@@ -201,7 +201,7 @@ def _settings(arguments: list[str], folder: str) -> tuple[LaunchConfig, Any, lis
     return config, program, words
 
 
-def _unusable(error: Exception) -> ConfigError:
+def _unusable_settings(error: Exception) -> ConfigError:
     return ConfigError(
         f"the processes cannot be started with these settings: {error}",
         fix="correct the option of `launch` or the PET_* variable that it names",
@@ -260,7 +260,7 @@ def _run(config: LaunchConfig, program: Any, words: list[str]) -> RunResult | No
             try:
                 handler = get_rendezvous_handler(parameters)
             except ValueError as error:
-                raise _unusable(error) from None
+                raise _unusable_settings(error) from None
             except RendezvousConnectionError:
                 if time.monotonic() > end:
                     raise

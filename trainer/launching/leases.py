@@ -18,8 +18,8 @@ from trainer.base import json_files
 from trainer.base.errors import StorageError
 
 _LOG = logging.getLogger("storage")
-LAPSE = 60.0  # seconds without a change after which a holder counts as dead
-_BEATS = 6  # writes of a holder within LAPSE
+EXPIRY_SECONDS = 60.0  # seconds without a change after which a holder counts as dead
+_RENEWALS_PER_EXPIRY = 6  # writes of a holder within EXPIRY_SECONDS
 
 
 def of_data_root(data_root: str) -> str:
@@ -40,7 +40,7 @@ class Watch:
         self._before: tuple[int, Any] = (-1, None)
         self._changed = 0.0
 
-    def is_free(self, uri: str, lapse: float = LAPSE) -> bool:
+    def is_free(self, uri: str, lapse: float = EXPIRY_SECONDS) -> bool:
         """Return whether a lease has no holder, or one that has not changed it for `lapse` seconds."""
         return self.look(uri, lapse)[2]
 
@@ -74,7 +74,7 @@ class Lease:
     def keep(self) -> None:
         """Rewrite the object until `end`, or until another process has taken the lease."""
         beat = 0
-        while not self._ended.wait(self._lapse / _BEATS):
+        while not self._ended.wait(self._lapse / _RENEWALS_PER_EXPIRY):
             beat, now = beat + 1, time.monotonic()
             try:
                 if self._number != _last(self._folder):
@@ -109,7 +109,7 @@ class Lease:
 
 @contextmanager
 def hold(
-    uri: str, holder: str, *, patience: float, lapse: float = LAPSE, watch: Watch | None = None
+    uri: str, holder: str, *, patience: float, lapse: float = EXPIRY_SECONDS, watch: Watch | None = None
 ) -> Iterator[Lease]:
     """Hold a lease while the block runs.
 

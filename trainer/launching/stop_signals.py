@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
-ENDING = (signal.SIGTERM, signal.SIGINT)  # signals that stop a process: from a cluster, and by Ctrl-C
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)  # signals that stop a process: from a cluster, and by Ctrl-C
 
 
 @contextlib.contextmanager
 def handling(
-    handler: Callable[[int, FrameType | None], object], numbers: tuple[int, ...] = ENDING
+    handler: Callable[[int, FrameType | None], object], numbers: tuple[int, ...] = STOP_SIGNALS
 ) -> Iterator[None]:
     """Handle signals with `handler` inside the context, and restore the previous handlers after it."""
     before = {number: signal.signal(number, handler) for number in numbers}

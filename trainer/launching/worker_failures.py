@@ -22,7 +22,7 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _EXIT_CODE = "exit_code"  # key of our error files: the exit code of the process, unless it is killed before
 _LOST_PEER = "lost_peer"
 """Key of our error files: whether the process failed only because another one is gone."""
-_PEER_GONE = (
+_LOST_PEER_MESSAGES = (
     "Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe",
     "Timed out waiting", "Application timeout", "Gloo connectFullMesh failed", "remote process exited",
 )  # fmt: skip
@@ -58,7 +58,7 @@ def lost_peer(error: Exception) -> bool:
     import torch.distributed as dist  # Verbs without torch report errors as well.
 
     gone = isinstance(error, dist.DistNetworkError | dist.DistStoreError)
-    return gone or any(text in str(error) for text in _PEER_GONE)
+    return gone or any(text in str(error) for text in _LOST_PEER_MESSAGES)
 
 
 def report_lost_peer(error: Exception) -> None:
@@ -84,10 +84,10 @@ def _write(message: str, **facts: Any) -> bool:
 def first_cause(failures: "dict[int, ProcessFailure]") -> "tuple[int, ProcessFailure]":
     """Return rank and failure of the process that caused the other failures of a node."""
     began = min(failure.timestamp for failure in failures.values())
-    return min(failures.items(), key=lambda item: (_symptom(item[1], began), item[1].timestamp))
+    return min(failures.items(), key=lambda item: (_cause_rank(item[1], began), item[1].timestamp))
 
 
-def _symptom(failure: "ProcessFailure", began: int) -> int:
+def _cause_rank(failure: "ProcessFailure", began: int) -> int:
     """Rank a failure: 0 is a cause with a message, higher values are likelier consequences."""
     facts = failure.error_file_data
     if facts.get(_LOST_PEER):

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from trainer.config.schema import ModelConfig
-from trainer.config.types import STRICT, Fraction, Positive, integral
+from trainer.config.types import STRICT, Fraction, Positive, as_integer
 
 Backbone = Literal[
     "resnet18", "resnet34", "resnet50", "resnet101",
@@ -30,7 +30,7 @@ class PyramidOptions(ModelConfig):
     """Channels of the backbone's first stage; 64 is the published network."""
     norm: Literal["batch", "frozen", "group"] = "batch"
     """Normalisation of the backbone: BatchNorm, frozen BatchNorm or GroupNorm."""
-    trainable_layers: Annotated[int, BeforeValidator(integral), Field(ge=0, le=_STAGES)] = _STAGES
+    trainable_layers: Annotated[int, BeforeValidator(as_integer), Field(ge=0, le=_STAGES)] = _STAGES
     """Backbone stages that are trained, counted from the last; 5 is all of it."""
     fpn_channels: Positive = 256
     """Width of the feature pyramid and of the heads."""

@@ -15,7 +15,7 @@ from trainer.report.figures import thumbnail
 
 IOU = 0.5  # IoU of a right detection
 _SIDE = 560  # Longer side of the images, pixels.
-_NAMED, _LONGEST = 8, 24  # Named wrong boxes of truth and of predictions; characters of a name.
+_MAX_NAMED_BOXES, _MAX_NAME_LENGTH = 8, 24  # Wrong boxes with a name, and its characters.
 # Font size as a share of the image's longer side; a character's width and a line's height as shares of it.
 _FONT, _CHARACTER, _LINE = 0.034, 0.6, 1.25
 
@@ -80,8 +80,8 @@ class GalleryImage:
         taken: list[tuple[float, float, float]] = []
         line = _LINE * self.letters
         for side in (self.truth, self.predictions):
-            for box in [item for item in side if not item.matched][:_NAMED]:
-                text = box.label(_LONGEST)
+            for box in [item for item in side if not item.matched][:_MAX_NAMED_BOXES]:
+                text = box.label(_MAX_NAME_LENGTH)
                 width = _CHARACTER * self.letters * len(text)
                 left = max(min(box.box[0], self.width - width), 0.0)
                 top = max(min(box.box[1], self.height - line), 0.0)

@@ -12,7 +12,7 @@ from trainer.evaluation.scoring import TIDE, Calibration, Scores
 from trainer.report.figures import GRID, SERIES, TEXT, Plot, as_plot, bars, figure
 
 _POINTS = 400
-_WEAKEST = 5
+_MAX_CURVES = 5
 _DASHED: Any = (0, (4, 2))
 
 
@@ -37,7 +37,7 @@ def _of_classes(
     if not curves:
         return None
     few = len(curves) < len(SERIES)
-    named = list(curves) if few else sorted(curves, key=lambda name: per_class[name]["AP50"])[:_WEAKEST]
+    named = list(curves) if few else sorted(curves, key=lambda name: per_class[name]["AP50"])[:_MAX_CURVES]
     legend = list(zip(SERIES, named, strict=False))
     drawn, axes = figure(*axes_labels)
     every = np.stack(list(curves.values()))

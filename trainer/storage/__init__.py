@@ -41,8 +41,8 @@ _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
 _BUCKET = re.compile(r"(?!.*(\.\.|\.-|-\.)|(\d+\.){3}\d+$)[A-Za-z0-9$][A-Za-z0-9._:-]{1,220}[A-Za-z0-9]")
 _STALE_SECONDS = 3600
 _OWNER = re.compile(r"\.(\d+)-([0-9a-f]{8})-[0-9a-f]{8}\.tmp$")
-_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
+_NOT_FOUND_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_NO_HARD_LINK_ERRNOS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 
 
 class FileState(NamedTuple):
@@ -95,7 +95,7 @@ def absolute(uri: str) -> str:
     return str(local_path(uri)) if is_local(uri) else uri.rstrip("/")
 
 
-def climbs(name: str) -> bool:
+def escapes_folder(name: str) -> bool:
     """Return whether a relative name is empty, absolute, or leads out of the folder it is joined to."""
     plain = name.replace("\\", "/")
     pieces = set(plain.split("/"))
@@ -105,7 +105,7 @@ def climbs(name: str) -> bool:
 def join(uri: str, *parts: str) -> str:
     """Append names to a URI."""
     for part in parts:
-        if climbs(part):
+        if escapes_folder(part):
             raise StorageError(f"refused name {part!r} under {uri}", fix="use a relative name without '..'")
     return "/".join([uri.rstrip("/"), *parts])
 
@@ -141,7 +141,7 @@ def state(uri: str) -> FileState | None:
         try:
             status = local_path(uri).stat()
         except OSError as error:
-            if error.errno in _ABSENT:
+            if error.errno in _NOT_FOUND_ERRNOS:
                 return None
             raise
     return _state(status) if stat.S_ISREG(status.st_mode) else None
@@ -254,7 +254,7 @@ def create(uri: str, data: bytes) -> bool:
         except FileExistsError:
             return False
         except OSError as error:
-            if error.errno not in _NO_LINKS:
+            if error.errno not in _NO_HARD_LINK_ERRNOS:
                 raise
             try:  # Take the name first; for a moment the file is empty.
                 os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -323,7 +323,7 @@ def forget_copy(uri: str) -> None:
     from trainer.storage import cache
 
     if remote := state(uri):
-        cache.Copies().drop(cache.name_of(uri, remote))
+        cache.CopyCache().drop(cache.name_of(uri, remote))
 
 
 _hashes: dict[tuple[str, int, int, int], str] = {}  # by path, inode, size and modification time
@@ -466,5 +466,5 @@ def _walk(folder: Path, prefix: str, recursive: bool) -> Iterator[tuple[str, Fil
                 elif not (entry.name.startswith(".") and entry.name.endswith(".tmp")) and entry.is_file():
                     yield prefix + entry.name, _state(entry.stat())
             except OSError as error:
-                if error.errno not in _ABSENT:
+                if error.errno not in _NOT_FOUND_ERRNOS:
                     raise

@@ -30,23 +30,25 @@ FOLDER = "KUBEDET_CACHE_DIR"  # environment variable: the folder; by default one
 
 LIMIT = "KUBEDET_CACHE_GB"
 """Environment variable: most gigabytes (10**9 bytes) of copies. By default half of the free disk and at most
-100. In a pod a fifth of the disk also stays free, see _NODES_SHARE; on a fuller disk, a tenth of the rest is
-used."""
+100. In a pod a fifth of the disk also stays free, see _FREE_SHARE_IN_PODS; on a fuller disk, a tenth of the
+rest is used."""
 
 _DEFAULT_LIMIT = 100 * 10**9
-_LEFT_FREE = 10**9
-_NODES_SHARE = 0.2
+_MIN_FREE_BYTES = 10**9
+_FREE_SHARE_IN_PODS = 0.2
 """Of the disk that a pod shares with its node: the kubelet evicts pods if less than 0.15 is free of the file
 system that holds containers (its default for imagefs.available)."""
 _COPY = re.compile(r"[0-9a-f]{64}")
 _PART = re.compile(r"-(\d+)\.part$")
 _WAIT_SECONDS = 0.05
-_IN_USE = 32  # copies that stay locked by this process: a caller opens the path later, maybe more than once
+_MAX_LOCKED_COPIES = (
+    32  # copies that stay locked by this process: a caller opens the path later, maybe more than once
+)
 _held: dict[Path, int] = {}  # their descriptors, the most recent last
 _lock = threading.Lock()
 
 
-class Busy(Exception):
+class CacheBusy(Exception):
     """Another process or thread writes this copy."""
 
 
@@ -54,7 +56,7 @@ def local_copy(uri: str, state: FileState, sha256: str) -> Path:
     """Return the copy of a file; download it if there is none of this version."""
     from trainer.storage import objects
 
-    copies, name = Copies(), name_of(uri, state)
+    copies, name = CopyCache(), name_of(uri, state)
     path = copies.folder / name
     descriptor = copies.open(name, state.size)
     if descriptor is not None and sha256:
@@ -72,7 +74,7 @@ def local_copy(uri: str, state: FileState, sha256: str) -> Path:
         if path in _held:
             os.close(_held.pop(path))
         _held[path] = descriptor
-        if len(_held) > _IN_USE:
+        if len(_held) > _MAX_LOCKED_COPIES:
             os.close(_held.pop(next(iter(_held))))
     return path
 
@@ -83,7 +85,7 @@ def name_of(uri: str, state: FileState) -> str:
     return f"{hashlib.sha256(f'{uri} {state.version}'.encode()).hexdigest()}-{name}"
 
 
-class Copies:
+class CopyCache:
     """The copies in a folder (by default see FOLDER) with at most `limit` bytes (by default see LIMIT).
 
     The name of a copy is 64 hexadecimal digits, which identify the content, and any suffix.
@@ -130,7 +132,7 @@ class Copies:
         """Write a copy, unless there is one, and return a descriptor as `open` does.
 
         A needed copy waits for another writer, and exceeds the limit if all copies are in use; others raise
-        Busy, or OSError for lack of room.
+        CacheBusy, or OSError for lack of room.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         part = self.folder / f"{name}-{size}.part"
@@ -150,7 +152,7 @@ class Copies:
                     )
                 os.close(writer)
             if not needed:
-                raise Busy
+                raise CacheBusy
             time.sleep(_WAIT_SECONDS)
         try:
             write(part)
@@ -175,7 +177,7 @@ class Copies:
             return self.asked
         disk = shutil.disk_usage(self.folder)
         room = disk.free + sum(size for _, size, _ in self._copies())
-        spared = int(_NODES_SHARE * disk.total) if "KUBERNETES_SERVICE_HOST" in os.environ else 0
+        spared = int(_FREE_SHARE_IN_PODS * disk.total) if "KUBERNETES_SERVICE_HOST" in os.environ else 0
         # A node whose disk is that full may evict pods anyway.
         return min(_DEFAULT_LIMIT, room // 2, max(room - spared, room // 10))
 
@@ -196,7 +198,7 @@ class Copies:
         copies = self._copies()
         disk = shutil.disk_usage(self.folder)
         excess = sum(length for _, length, _ in copies) - self.limit()
-        excess = max(excess, size + min(_LEFT_FREE, disk.total // 20) - disk.free)
+        excess = max(excess, size + min(_MIN_FREE_BYTES, disk.total // 20) - disk.free)
         for _, length, path in copies:
             if excess <= 0:
                 break

@@ -38,7 +38,7 @@ _PROXY = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 _CLOUD_URL = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\])(:[1-6]?\d{1,4})?(/[A-Za-z0-9._/-]*)?")
-_ROLES = (
+_ROLE_VARIABLES = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
@@ -93,7 +93,7 @@ def settings(kind: str) -> Settings:
         token = ""  # It belongs to the AWS_ pair.
     file = os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or os.path.expanduser("~/.aws/credentials")
     keys: Provider | None = AWSConfigProvider() if os.path.isfile(file) else None
-    if any(os.environ.get(name) for name in _ROLES):
+    if any(os.environ.get(name) for name in _ROLE_VARIABLES):
         keys = IamAwsProvider()
     if key:
         keys = StaticProvider(key, secret, token or None)

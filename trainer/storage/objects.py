@@ -41,32 +41,32 @@ from trainer.base.daemon_threads import DaemonThreadPool, in_background, result_
 from trainer.base.errors import Interrupted, MissingError, StorageError
 from trainer.base.os_errors import missing
 from trainer.storage import CLOUDS, WEB, FileState, check_place, compare, environment, scheme, web
-from trainer.storage.web import Corrupt, NoRanges, PastEnd, Transient, changed
+from trainer.storage.web import Corrupt, RangePastEnd, RangesNotSupported, Transient, changed
 
 PIECE = 4 * 1024 * 1024  # bytes of one read request: enough to hide 20 ms of latency, few enough to repeat
 THREADS = 16  # pieces of one file that are read at the same time
 AHEAD = 8  # pieces that a file that is read step by step fetches ahead
 PART = 8 * 1024 * 1024  # bytes of one write request; more if an object would have too many parts
-_MOST_PARTS = 10_000
-_SENDERS = 6
-_TRIES = 4
+_MAX_PARTS = 10_000
+_UPLOAD_THREADS = 6
+_MAX_TRIES = 4
 _ABORT_SECONDS = 5.0  # how long an interrupted upload may take to remove its parts, which no listing shows
-_BLOCK = 1024 * 1024
+_BLOCK_BYTES = 1024 * 1024
 _CREDENTIAL_SECONDS = 10.0  # how long to wait for a cloud's metadata server
-_REFUSED = "check what these keys may do; for a public bucket set AWS_SKIP_SIGNATURE=true"
-_KEYS = (
+_REFUSED_FIX = "check what these keys may do; for a public bucket set AWS_SKIP_SIGNATURE=true"
+_KEYS_FIX = (
     "check the access keys in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
     "MINIO_ACCESS_KEY and MINIO_SECRET_KEY) and the region; for a public bucket set AWS_SKIP_SIGNATURE=true"
 )
-_REGION = "set AWS_REGION (for minio:// MINIO_REGION) to the bucket's region"
+_REGION_FIX = "set AWS_REGION (for minio:// MINIO_REGION) to the bucket's region"
 _FIXES = {  # by the codes of S3 (https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html)
-    "AccessDenied": _REFUSED,
-    "InvalidAccessKeyId": _KEYS,
-    "SignatureDoesNotMatch": _KEYS,
+    "AccessDenied": _REFUSED_FIX,
+    "InvalidAccessKeyId": _KEYS_FIX,
+    "SignatureDoesNotMatch": _KEYS_FIX,
     "ExpiredToken": "the session's token has expired: log in again and set AWS_SESSION_TOKEN with its keys",
     "RequestTimeTooSkewed": "this machine's clock is wrong: set it",
-    "AuthorizationHeaderMalformed": _REGION,
-    "PermanentRedirect": _REGION,
+    "AuthorizationHeaderMalformed": _REGION_FIX,
+    "PermanentRedirect": _REGION_FIX,
     "InvalidObjectState": "the object is in an archive tier: have it restored first",
     "EntityTooLarge": "the store takes no object of this size: make shards smaller (data.shard_bytes)",
     "QuotaExceeded": "the bucket's quota is used up: free space or raise it",
@@ -83,7 +83,7 @@ class Location:
 
     reader: ObjectStore  # for short requests: objects of a few megabytes, parts, listings
     writer: ObjectStore  # for long requests: while a body is sent, no byte of an answer arrives
-    gives_ranges = True  # some stores answer with the whole object
+    supports_ranges = True  # some stores answer with the whole object
 
     def __init__(self, uri: str) -> None:
         check_place(uri)
@@ -230,8 +230,8 @@ def translated(location: Location, uri: str, verb: str) -> Iterator[None]:
         if not isinstance(error, BaseError | FileNotFoundError | ValueError) and not is_panic(error):
             raise
         problem = translate(error, location.kind, uri, verb)
-        if isinstance(problem, NoRanges):
-            location.gives_ranges = False
+        if isinstance(problem, RangesNotSupported):
+            location.supports_ranges = False
         elif not isinstance(problem, MissingError | Transient):
             forget_locations()  # The environment may be corrected, in a notebook.
             if problem.passing and not status_of(error):
@@ -258,7 +258,7 @@ def translate(error: BaseException, kind: str, uri: str, verb: str) -> StorageEr
     if isinstance(error, PreconditionError) or status in (412, 416):
         return changed(uri, status)
     if "non-partial response" in text or "Range request not supported" in text:
-        return NoRanges(f"{uri} cannot be read in parts")
+        return RangesNotSupported(f"{uri} cannot be read in parts")
     code = next(iter(re.findall(r"<Code>(\w+)</Code>", text)), "")
     if code in _TRANSIENT:
         fix = "the store got other bytes than were sent: check the network and the proxies on the way to it"
@@ -272,7 +272,7 @@ def translate(error: BaseException, kind: str, uri: str, verb: str) -> StorageEr
     reason, passing = code or f"status {status}", status in web.BUSY
     if not status:
         reason, passing = text.partition("\n")[0].strip()[:300], "HTTP error" in text
-        fix = web.RUN_AGAIN if isinstance(error, BaseError) else "check the URI, the endpoint and the keys"
+        fix = web.RETRY_FIX if isinstance(error, BaseError) else "check the URI, the endpoint and the keys"
         if isinstance(error, InvalidPathError) or "invalid path" in reason:
             fix = "rename the object: no '.', no '..' and nothing empty between slashes"
     elif status in web.BUSY:
@@ -281,7 +281,7 @@ def translate(error: BaseException, kind: str, uri: str, verb: str) -> StorageEr
         fix = f"check what this identity may do; {environment.IDENTITY[kind]}"
     else:
         no_store = "check that the endpoint is one of S3, and the store's log"
-        fix = _FIXES.get(code, _REFUSED if status in (401, 403) else no_store)
+        fix = _FIXES.get(code, _REFUSED_FIX if status in (401, 403) else no_store)
     return StorageError(f"cannot {verb} {uri}: {reason}", fix=fix, passing=passing)
 
 
@@ -294,7 +294,7 @@ class _File:
         self._unread: web.Part | None = None
         try:
             start = self._get(uri, 0, PIECE)
-        except (NoRanges, PastEnd):  # An empty file has no ranges.
+        except (RangesNotSupported, RangePastEnd):  # An empty file has no ranges.
             self.has_parts = False
         else:
             self.size, self.sha256, self._etag, self._via = start.size, start.sha256, start.etag, start.uri
@@ -309,7 +309,7 @@ class _File:
                 part, self._unread = self._unread, None
             try:
                 part = part or self._get(self.uri, begin, stop, self._etag, self._via)
-            except (MissingError, NoRanges):
+            except (MissingError, RangesNotSupported):
                 raise changed(self.uri) from None
             if (part.size, part.etag) != (self.size, self._etag) or not len(part.data):
                 raise changed(self.uri)
@@ -348,8 +348,8 @@ class _File:
 def _part(uri: str, start: int, stop: int, etag: str = "", via: str = "") -> web.Part:
     """Ask for a part of an object; see `web.part`."""
     location, key = locate(uri)
-    if not location.gives_ranges:
-        raise NoRanges(uri)
+    if not location.supports_ranges:
+        raise RangesNotSupported(uri)
     options: dict[str, Any] = {"range": (start, stop)}
     if etag and not etag.startswith("W/"):  # A weak ETag cannot be used with ranges.
         options["if_match"] = etag
@@ -371,7 +371,7 @@ def _stream(uri: str) -> tuple[str, Iterator[Any]]:
 
     def blocks() -> Iterator[Any]:
         with translated(location, uri, "read"):
-            for block in answer.stream(min_chunk_size=_BLOCK):
+            for block in answer.stream(min_chunk_size=_BLOCK_BYTES):
                 traffic.read(len(block))
                 yield block
 
@@ -397,9 +397,9 @@ def read_range(uri: str, start: int, length: int) -> bytes:
         try:
             get = web.part if scheme(uri) in WEB else _part
             return bytes(get(uri, start, start + length).data)
-        except PastEnd:
+        except RangePastEnd:
             return b""
-        except NoRanges:
+        except RangesNotSupported:
             pass
     file = _File(uri)
     if not file.has_parts:
@@ -509,7 +509,7 @@ def scan(uri: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
                 tries = 0
             except GenericError:  # obstore does not retry a page that is cut off.
                 tries += 1
-                if tries > _TRIES:
+                if tries > _MAX_TRIES:
                     raise
     if last is not None or location.kind in CLOUDS:
         return
@@ -565,8 +565,8 @@ def write(
         put = partial(obstore.put, location.writer, key, attributes={"Content-Type": kind, "sha256": sha256})
         source.seek(0)
         if size > 2 * PART:
-            length = max(PART, -(-size // _MOST_PARTS))
-            put(parts(length), chunk_size=length, max_concurrency=_SENDERS)
+            length = max(PART, -(-size // _MAX_PARTS))
+            put(parts(length), chunk_size=length, max_concurrency=_UPLOAD_THREADS)
             return True
         traffic.written(size)
         try:

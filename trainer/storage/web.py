@@ -45,17 +45,17 @@ from trainer.storage import OBJECT_STORES, FileState, environment, is_local
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-_BLOCK = 1024 * 1024
-_TRIES = 4
+_BLOCK_BYTES = 1024 * 1024
+_MAX_TRIES = 4
 _REDIRECTS = (301, 302, 303, 307, 308)
-_MOST_REDIRECTS = 5
+_MAX_REDIRECTS = 5
 _CONNECTIONS = 64  # connections to a server that are kept open
-_LEAST_RATE = 50_000.0  # bytes a second, of an answer that takes longer than a request may
+_MIN_BYTES_PER_SECOND = 50_000.0  # bytes a second, of an answer that takes longer than a request may
 _tokens: dict[str, dict[str, str]] = {}  # headers by host and port
-_BROKEN = (urllib3.exceptions.HTTPError, HTTPException, OSError)
+_CONNECTION_ERRORS = (urllib3.exceptions.HTTPError, HTTPException, OSError)
 BUSY = (408, 429, 500, 502, 503, 504)  # HTTP statuses after which the same request may succeed
-RUN_AGAIN = "check the network and the server, and run again: what is finished is kept"
-_NETWORK = (
+RETRY_FIX = "check the network and the server, and run again: what is finished is kept"
+_NETWORK_FIX = (
     "check the address (the endpoint in the environment), HTTP_PROXY and NO_PROXY, this machine's DNS, and "
     "that the server runs; run again: what is finished is kept"
 )
@@ -92,7 +92,7 @@ class Transient(StorageError):
     passing = True
 
 
-class PastEnd(Transient):
+class RangePastEnd(Transient):
     """The file ends before the range that was asked for."""
 
 
@@ -102,13 +102,13 @@ class Corrupt(Transient, DamagedError):
     passing = False
 
 
-class NoRanges(StorageError):
+class RangesNotSupported(StorageError):
     """The server gives a file only whole."""
 
 
 def changed(uri: str, status: int = 0) -> Transient:
     """Return the error for a file that changed while it was read; `status`: of the HTTP answer."""
-    kind = PastEnd if status == 416 else Transient
+    kind = RangePastEnd if status == 416 else Transient
     return kind(f"{uri} changed while it was read", fix="run again when nobody writes to it")
 
 
@@ -124,7 +124,7 @@ def no_answer(uri: str, error: BaseException) -> StorageError:
         return StorageError(f"cannot read {uri}: no trusted connection: {reason}", fix=fix)
     who = "the proxy" if isinstance(cause, urllib3.exceptions.ProxyError) else "the server"
     reason = str(cause).rpartition("] ")[2].rstrip("\"')")
-    return StorageError(f"cannot read {uri}: no answer from {who}: {reason}", fix=_NETWORK, passing=True)
+    return StorageError(f"cannot read {uri}: no answer from {who}: {reason}", fix=_NETWORK_FIX, passing=True)
 
 
 @lru_cache(maxsize=1024)
@@ -273,26 +273,26 @@ def part(uri: str, start: int, stop: int, etag: str = "", via: str = "") -> Part
     headers = {"Range": f"bytes={start}-{stop - 1}"}
     if etag and not etag.startswith("W/"):  # A weak ETag cannot be used with ranges.
         headers["If-Match"] = etag
-    with _answer("GET", via or uri, headers=headers) as (response, hop):
+    with _open_response("GET", via or uri, headers=headers) as (response, hop):
         size = whole_number(response.headers.get("content-range", "").rpartition("/")[2])
         if response.status != 206 or size is None:
             size = whole_number(response.headers.get("content-length", ""))
             if start or size is None or size > stop:
-                raise NoRanges(f"{uri} cannot be read in parts")
+                raise RangesNotSupported(f"{uri} cannot be read in parts")
         data = b"".join(_blocks(response, uri))
         return Part(hop, size, response.headers.get("etag", ""), "", data)
 
 
 def stream(uri: str) -> Iterator[bytes]:
     """Yield all bytes of a file as they arrive, by an address from the user."""
-    with _answer("GET", uri) as (response, _):
+    with _open_response("GET", uri) as (response, _):
         yield from _blocks(response, uri)
 
 
 def state(uri: str) -> FileState | None:
     """Return a file's size (0 if unknown), time and ETag as reported, or None if it is missing."""
     try:
-        with _answer("HEAD", uri) as (response, _):
+        with _open_response("HEAD", uri) as (response, _):
             pass
     except MissingError:
         return None
@@ -309,7 +309,7 @@ def retried(action: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
 
     def repeat(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         def tries() -> Result:
-            for number in range(1, _TRIES):
+            for number in range(1, _MAX_TRIES):
                 try:
                     return action(*args, **kwargs)
                 except Transient:
@@ -325,7 +325,7 @@ def retried(action: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
 def read_within(uri: str, policy: UrlPolicy, most: int = MOST_BYTES) -> bytes:
     """Return the content of a file of at most `most` bytes, whose address comes from data."""
     blocks, received = [], 0
-    with _answer("GET", uri, policy) as (response, _):
+    with _open_response("GET", uri, policy) as (response, _):
         for block in _blocks(response, uri):
             received += len(block)
             if received > most:
@@ -370,7 +370,7 @@ def _policy_of_origin(origin: str) -> UrlPolicy:
 
 
 @contextmanager
-def _answer(
+def _open_response(
     method: str, uri: str, policy: UrlPolicy | None = None, headers: Mapping[str, str] | None = None
 ) -> Iterator[tuple[urllib3.BaseHTTPResponse, str]]:
     """Follow redirects; give the answer that is none, and its address. Without policy, the user named it."""
@@ -388,7 +388,7 @@ def _answer(
         try:
             if not target and response.status < 300:
                 yield response, hops[-1]
-            if response.length_remaining is not None and response.length_remaining <= _BLOCK:
+            if response.length_remaining is not None and response.length_remaining <= _BLOCK_BYTES:
                 response.drain_conn()  # Then the connection can be used again.
         finally:
             response.close()
@@ -402,7 +402,7 @@ def _answer(
         if not _AUTHORITY.match(following):
             fix = "let it redirect to http:// or https://"
             raise Refused(f"refused {uri}: it redirects to {following}", fix=fix)
-        if following in hops or len(hops) > _MOST_REDIRECTS:
+        if following in hops or len(hops) > _MAX_REDIRECTS:
             way = " -> ".join([*hops, following])
             raise StorageError(
                 f"cannot read {uri}: it is redirected without end: {way}",
@@ -502,13 +502,13 @@ def _blocks(response: urllib3.BaseHTTPResponse, uri: str) -> Iterator[bytes]:
     """Yield the body of an answer as it arrives."""
     received, began = 0, time.monotonic()
     try:
-        while block := response.read1(_BLOCK, decode_content=False):
+        while block := response.read1(_BLOCK_BYTES, decode_content=False):
             received += len(block)
             traffic.read(len(block))
             yield block
-            if time.monotonic() - began > environment.RETRIES.total / 2 + received / _LEAST_RATE:
+            if time.monotonic() - began > environment.RETRIES.total / 2 + received / _MIN_BYTES_PER_SECOND:
                 message = f"cannot read {uri}: the server is too slow"
-                raise StorageError(message, fix=RUN_AGAIN, passing=True)
-    except _BROKEN as error:
+                raise StorageError(message, fix=RETRY_FIX, passing=True)
+    except _CONNECTION_ERRORS as error:
         message = f"cannot read {uri}: the connection broke off ({error})"
-        raise Transient(message, fix=RUN_AGAIN) from error
+        raise Transient(message, fix=RETRY_FIX) from error

@@ -28,7 +28,7 @@ _FORM = storage.Form("trackers", 1, {"ids": {"*": str}})
 RETRY_SECONDS = 60.0  # pause after a failure of a tracker
 END_SECONDS: dict[State, float] = {"finished": 60.0, "stopped": 5.0, "failed": 5.0}
 """Longest time that the end of a training waits for trackers."""
-_MOST_ROWS = 100_000
+_MAX_ROWS = 100_000
 """Most rows that are kept for a tracker that does not respond; older ones are dropped."""
 
 _MODULES = {
@@ -164,7 +164,7 @@ class _Sender:
         self.queue: queue.SimpleQueue[Row | tuple[State, Mapping[str, Any]]] = queue.SimpleQueue()
         self._name, self._tracker, self._run, self._run_id = name, tracker, run, run_id
         self._on_start: Callable[[str, str], None] | None = started  # None after the start.
-        self._waiting: deque[Row] = deque(maxlen=_MOST_ROWS)
+        self._waiting: deque[Row] = deque(maxlen=_MAX_ROWS)
         self._failed, self._next_try = False, 0.0
         self._thread = threading.Thread(target=self._work, name=f"track-{name}", daemon=True)
         self._thread.start()

@@ -16,7 +16,7 @@ from trainer.trackers.experiment_tracking import Row, State, TrackedRun
 EXPERIMENT = "kubedet"  # default name of the experiment
 _CLIENT_DEFAULTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 """MLflow's client would retry for minutes."""
-_MOST_METRICS, _MOST_PARAMETERS, _LONGEST_VALUE = 1000, 100, 500  # MLflow's limits of a request
+_MAX_METRICS, _MAX_PARAMETERS, _MAX_VALUE_LENGTH = 1000, 100, 500  # MLflow's limits of a request
 _STATES: dict[State, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
@@ -48,12 +48,12 @@ class MlflowTracker:
             created = client.create_run(experiment_id, run_name=run.name)
             self._id, logged = created.info.run_id, {}
         parameters = [
-            Param(name, str(value)[:_LONGEST_VALUE])
+            Param(name, str(value)[:_MAX_VALUE_LENGTH])
             for name, value in run.parameters.items()
             if name not in logged
         ]
-        for start in range(0, len(parameters), _MOST_PARAMETERS):
-            client.log_batch(self._id, params=parameters[start : start + _MOST_PARAMETERS])
+        for start in range(0, len(parameters), _MAX_PARAMETERS):
+            client.log_batch(self._id, params=parameters[start : start + _MAX_PARAMETERS])
         client.log_batch(self._id, tags=[RunTag(f"kubedet.{key}", text) for key, text in run.tags.items()])
         return self._id
 
@@ -65,8 +65,8 @@ class MlflowTracker:
             for row in rows
             for name, value in row.values.items()
         ]
-        for start in range(0, len(metrics), _MOST_METRICS):
-            self._client.log_batch(self._id, metrics=metrics[start : start + _MOST_METRICS])
+        for start in range(0, len(metrics), _MAX_METRICS):
+            self._client.log_batch(self._id, metrics=metrics[start : start + _MAX_METRICS])
 
     def finish(self, state: State, summary: Mapping[str, Any]) -> None:
         """Log the best weights' metrics, and end the run if this program started it."""

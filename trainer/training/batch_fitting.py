@@ -22,8 +22,8 @@ from trainer.training.checkpoint import State
 from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
 
-_SHARE = 0.9  # share of the memory that a pass may take, because the allocator wastes some
-_TARGETS = 64  # boxes of an image in a trial
+_MEMORY_SHARE = 0.9  # share of the memory that a pass may take, because the allocator wastes some
+_MAX_BOXES = 64  # boxes of an image in a trial
 _OPTIMIZER_COPIES = {"sgd": 1, "adam": 2, "adamw": 2}  # tensors of the optimiser for each weight
 _LOG = logging.getLogger("train")
 
@@ -75,7 +75,7 @@ def memory(device: torch.device) -> int:
 class Trial:
     """Forward and backward passes of artificial images, as large as the training's largest."""
 
-    def __init__(self, config: Config, state: TrainState, memory_bytes: int, boxes: int = _TARGETS) -> None:
+    def __init__(self, config: Config, state: TrainState, memory_bytes: int, boxes: int = _MAX_BOXES) -> None:
         """Prepare; `memory_bytes` is the device's memory, `boxes` (at most 64) the number in an image."""
         self._config, self._state, self._bytes, self._boxes = config, state, memory_bytes, boxes
         self.side = max([config.loader.image_size, *config.loader.sizes])  # side of the square in pixels
@@ -92,7 +92,7 @@ class Trial:
         try:
             self._forward_backward(images)
             peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
-            return peak <= _SHARE * self._bytes
+            return peak <= _MEMORY_SHARE * self._bytes
         except (torch.OutOfMemoryError, RuntimeError) as error:
             text = str(error).lower()
             memory_ran_out = "out of memory" in text or "alloc_failed" in text  # cuDNN's and cuBLAS' too.

@@ -36,10 +36,12 @@ _SEAL_BYTES = len(_SEAL) + 64
 _END_BYTES = 22
 """Size of the last record of a zip archive, which ends with the length of the comment (APPNOTE 4.3.16)."""
 _BLOCK = 8 * 1024 * 1024
-_ANOTHER = "use another checkpoint of the same run, or run its training again, which resumes from a valid one"
+_CHECKPOINT_FIX = (
+    "use another checkpoint of the same run, or run its training again, which resumes from a valid one"
+)
 _LOG = logging.getLogger("checkpoint")
 
-_MAY_CHANGE = {
+_SECTIONS_THAT_MAY_CHANGE = {
     "data", "evaluation", "export", "loader.workers", "loader.prefetch", "loader.decoder", "train.epochs",
     "train.minutes", "train.trackers", "train.patience", "train.find_batch_size", "train.log_every",
     "train.validate_every", "train.checkpoint_steps", "train.checkpoint_minutes", "train.keep_checkpoints",
@@ -106,7 +108,7 @@ def read(uri: str) -> State:
             # Without torch's text, which may recommend loading it unsafely.
             raise DamagedCheckpoint(
                 f"checkpoint {uri} cannot be read: it is damaged, or contains more than data, which is not "
-                "loaded", fix=_ANOTHER,
+                "loaded", fix=_CHECKPOINT_FIX,
             ) from None  # fmt: skip
         sealed = hashing.result()
     ours = isinstance(state, dict) and state.get("version") == VERSION and "model" in state
@@ -116,8 +118,8 @@ def read(uri: str) -> State:
             fix="give a file that `train` wrote; plain weights go into model.weights",
         )
     if sealed is None:
-        raise DamagedCheckpoint(f"checkpoint {uri} is damaged: its end was changed", fix=_ANOTHER)
-    check_shape(uri, state, {"step": int}, _ANOTHER)
+        raise DamagedCheckpoint(f"checkpoint {uri} is damaged: its end was changed", fix=_CHECKPOINT_FIX)
+    check_shape(uri, state, {"step": int}, _CHECKPOINT_FIX)
     return state
 
 
@@ -151,7 +153,8 @@ def _check_seal(path: Path, uri: str) -> bool | None:
         if not storage.is_local(uri):
             storage.forget_copy(uri)
         raise DamagedCheckpoint(
-            f"checkpoint {uri} is damaged: its sha256 is {digest.hexdigest()}, not {expected}", fix=_ANOTHER
+            f"checkpoint {uri} is damaged: its sha256 is {digest.hexdigest()}, not {expected}",
+            fix=_CHECKPOINT_FIX,
         )
     return True
 
@@ -186,7 +189,7 @@ def check_same_run(state: State, config: Config, fingerprint: str, global_batch:
     saved = parsing.flat(asdict(parsing.from_json(state["config"], where="the checkpoint's configuration")))
     now = parsing.flat(asdict(config))
     pairs = [(key, saved.get(key), now.get(key)) for key in sorted(saved.keys() | now.keys())]
-    pairs = [pair for pair in pairs if not {pair[0], pair[0].split(".")[0]} & _MAY_CHANGE]
+    pairs = [pair for pair in pairs if not {pair[0], pair[0].split(".")[0]} & _SECTIONS_THAT_MAY_CHANGE]
     pairs += [("shards", state["fingerprint"], fingerprint)]
     pairs += [("global batch", state["global_batch"], global_batch)]
     differing = [f"{key}: {old!r} in the checkpoint, {new!r} now" for key, old, new in pairs if old != new]
@@ -209,7 +212,7 @@ def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Architectu
     (of its shards).
     """
     state = read(uri)
-    check_shape(uri, state, {"config": str, "categories": [{"id": int, "name": str}]}, _ANOTHER)
+    check_shape(uri, state, {"config": str, "categories": [{"id": int, "name": str}]}, _CHECKPOINT_FIX)
     config = parsing.from_json(state["config"], where=f"configuration in {uri}")
     detector = build(config.model, len(state["categories"]), config.loader.fill)
     try:

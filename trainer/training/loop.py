@@ -39,7 +39,7 @@ from trainer.training.step import TrainStep, compile_detector, compress_gradient
 _LOG = logging.getLogger("train")
 _COMPILED = "compiled.bin"
 _METRIC = "coco/AP50"
-_GAIN = 0.02  # a smaller gain may be chance on a small validation split
+_MIN_GAIN = 0.02  # a smaller gain may be chance on a small validation split
 
 
 def train(config: Config, shards_uri: str, output_uri: str, *, resume: str = "auto") -> dict[str, Any]:
@@ -386,7 +386,7 @@ def save_compiled(uri: str) -> bool:
 def train_longer(rows: Iterable[Mapping[str, Any]], epochs: int) -> str:
     """Return the advice to train longer if AP50 was still rising in the last rows of metrics.jsonl."""
     *before, last = [row[_METRIC] for row in rows if row["kind"] == "val"] or [-1.0]
-    if not before or last - max(before) < _GAIN:
+    if not before or last - max(before) < _MIN_GAIN:
         return ""
     return (
         f"AP50 was still rising at the last validation ({max(before):.3f}, then {last:.3f}): train longer: "

@@ -22,7 +22,7 @@ from trainer.training.checkpoint import State
 CHECKPOINTS = "checkpoints"  # folder of checkpoints in a run's folder
 _DESCRIPTION = ("config", "categories", "fingerprint", "global_batch")
 """Keys of a state that best.pt and the weights of an epoch contain too."""
-_UNUSABLE = (MissingError, checkpoint.DamagedCheckpoint, DamagedError)
+_UNUSABLE_ERRORS = (MissingError, checkpoint.DamagedCheckpoint, DamagedError)
 _LOG = logging.getLogger("train")
 
 
@@ -143,7 +143,7 @@ def restore_best(output_uri: str, saved: State) -> Best | None:
     try:
         checkpoint.check(uri)
         return best
-    except _UNUSABLE as error:
+    except _UNUSABLE_ERRORS as error:
         fault = error.message
     folder = storage.join(output_uri, CHECKPOINTS)
     epoch_uri = checkpoint.epoch_uri(folder, best.epoch)
@@ -154,7 +154,7 @@ def restore_best(output_uri: str, saved: State) -> Best | None:
     ):
         try:
             state = read()
-        except _UNUSABLE:
+        except _UNUSABLE_ERRORS:
             continue
         if state["step"] == best.step:
             checkpoint.write({**_weights(state), **asdict(best)}, uri)

@@ -220,7 +220,11 @@ def torchvision_file(uri: str) -> PublishedFile:
 def _model(uri: str) -> tuple[str, str]:
     """Name and revision of a model of the hub."""
     match = _MODEL.fullmatch(uri.removeprefix(HUB))
-    if match is None or storage.climbs(match["name"]) or storage.climbs(match["revision"] or "main"):
+    if (
+        match is None
+        or storage.escapes_folder(match["name"])
+        or storage.escapes_folder(match["revision"] or "main")
+    ):
         raise ConfigError(
             f"model.weights: {uri} names no model of the hub",
             fix="write hf:ORG/NAME, e.g. hf:ustc-community/dfine-large-coco, or hf:ORG/NAME@REVISION",

@@ -27,9 +27,9 @@ from trainer.launching import job_status
 logger = logging.getLogger(__name__)
 
 _ALL_KINDS = tuple(KINDS.values())
-_TRIES = 5  # To create a job whose name others delete and take.
+_MAX_TRIES = 5  # To create a job whose name others delete and take.
 _PROGRESS_LINES = 200  # Of the end of a log: a validation may print many.
-_TAIL = 100  # Last lines that are shown of a failed pod other than rank 0's.
+_TAIL_LINES = 100  # Last lines that are shown of a failed pod other than rank 0's.
 
 
 class ClusterBackend(Backend):
@@ -99,7 +99,7 @@ class ClusterBackend(Backend):
         """Return the uid of a job that is created, or exists already."""
         manifests: list[Body] = []
         lost: ApiError | None = None  # A creation whose response did not arrive: it may have succeeded.
-        for _ in range(_TRIES):
+        for _ in range(_MAX_TRIES):
             try:
                 kind, existing = self.kinds.find(job.name)
             except ApiError:
@@ -233,7 +233,7 @@ class ClusterBackend(Backend):
                             if pod.rank == 0 or status.elastic:  # Any pod of an elastic job may be rank 0.
                                 logs.follow(pod.name, pod.uid)
                             elif pod.phase == "Failed" or pod.exit_code:
-                                logs.follow(pod.name, pod.uid, tail=_TAIL)
+                                logs.follow(pod.name, pod.uid, tail=_TAIL_LINES)
                         if status.phase.final or once:
                             ended = {pod.uid for pod in status.pods if pod.phase in ("Succeeded", "Failed")}
                             yield from logs.rest(timings.drain, ended=None if once or not ended else ended)

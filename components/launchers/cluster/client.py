@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Load = Callable[..., None]  # Puts address and credentials into its `client_configuration`.
 
-_PASSING = (410, 429, 500, 502, 503, 504)  # HTTP statuses that are worth another try.
+_RETRY_STATUSES = (410, 429, 500, 502, 503, 504)  # HTTP statuses that are worth another try.
 _TRAINER, _KUEUE = "trainer.kubeflow.org", "kueue.x-k8s.io"
 _GROUPS = {
     "pytorchjobs": "kubeflow.org", "trainjobs": _TRAINER, "trainingruntimes": _TRAINER,
@@ -40,18 +40,18 @@ _FIXES = {
     401: "log in to the cluster again: the credentials have expired or are not known",
     403: "change the job as the message says; it is not a matter of RBAC",
     422: "change the job as the message says: the cluster's definition of such a job forbids it",
-    **dict.fromkeys(_PASSING, "the API server has trouble: look at its log, or try again later"),
+    **dict.fromkeys(_RETRY_STATUSES, "the API server has trouble: look at its log, or try again later"),
 }
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_LONG_WAIT = 5.0  # Seconds of waiting that are worth a line.
-_TELL_EVERY = 60.0  # Seconds between two lines on an API server that has trouble.
+_MIN_REPORTED_WAIT = 5.0  # Seconds of waiting that are worth a line.
+_REPORT_EVERY = 60.0  # Seconds between two lines on an API server that has trouble.
 
 
 class ApiError(LaunchError):
     """The API server refused a request, or did not answer."""
 
     def __init__(self, message: str, *, status: int = 0, absent: bool = False, fix: str = "") -> None:
-        super().__init__(message, fix=fix, passing=status == 0 or status in _PASSING)
+        super().__init__(message, fix=fix, passing=status == 0 or status in _RETRY_STATUSES)
         self.status = status  # The HTTP status; 0 is no answer.
         self.absent = absent  # Whether the object does not exist, while its resource and namespace do.
         self.unknown = status == 404 and not absent
@@ -149,7 +149,7 @@ class Cluster:
     def report_trouble(self, reason: str) -> None:
         """Log that a request failed and is retried: at most once a minute."""
         now = time.monotonic()
-        if now - self._reported_at >= _TELL_EVERY:
+        if now - self._reported_at >= _REPORT_EVERY:
             self._reported_at = now
             logger.warning("the API server has trouble: %s; still trying", reason)
 
@@ -191,7 +191,7 @@ class Cluster:
             longest = max(patience, self.timings.outage) if patience and refusal.webhook_away else patience
             if not refusal.passing or time.monotonic() + wait > began + longest:
                 raise refusal from None
-            if wait > _LONG_WAIT:
+            if wait > _MIN_REPORTED_WAIT:
                 self.report_trouble(refusal.message)
             time.sleep(wait)
 

@@ -17,7 +17,7 @@ from trainer.base.errors import ConfigError, LaunchError
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_TRIES = 3  # To create an object while the cluster is deleting one of its name.
+_MAX_TRIES = 3  # To create an object while the cluster is deleting one of its name.
 _INSTALL = "install Kubeflow Trainer (v2.3) or the Training Operator (v1.9), or start what is installed"
 
 
@@ -40,7 +40,7 @@ def create_all(cluster: Cluster, manifests: list[Body]) -> str:
         for dependency in dependencies:
             _create_or_orphan(cluster, dependency, job)
         try:
-            uid = str(_send(cluster, "create", job, body=job)["metadata"]["uid"])
+            uid = str(_send_object(cluster, "create", job, body=job)["metadata"]["uid"])
             break
         except ApiError as error:
             # A controller's cache lags behind; and the deletion of an earlier job may have taken it along.
@@ -53,7 +53,7 @@ def create_all(cluster: Cluster, manifests: list[Body]) -> str:
             if not error.passing and error.status != 409:  # Else there may be a job that needs them.
                 for dependency in dependencies:
                     with suppress(ApiError):  # The refusal of the job says more.
-                        _send(cluster, "delete", dependency)
+                        _send_object(cluster, "delete", dependency)
             raise
     add_owner(cluster, manifests, uid)
     return uid
@@ -66,7 +66,7 @@ def add_owner(cluster: Cluster, manifests: list[Body], uid: str) -> None:
     owner = {**_type(job), "name": job["metadata"]["name"], "uid": uid}
     for dependency in dependencies:
         try:
-            _send(
+            _send_object(
                 cluster,
                 "patch",
                 dependency,
@@ -82,16 +82,16 @@ def _create_or_orphan(cluster: Cluster, dependency: Body, job: Body) -> None:
 
     The garbage collector may delete an earlier job's at any moment, so its owner references are removed.
     """
-    for _ in range(_TRIES):
+    for _ in range(_MAX_TRIES):
         try:
-            _send(cluster, "create", dependency, body=dependency)
+            _send_object(cluster, "create", dependency, body=dependency)
             return
         except ApiError as error:
             if error.status != 409 or cluster.find(_resource(job), job["metadata"]["name"]) is not None:
                 raise
         try:
             metadata = {"ownerReferences": None, **dependency["metadata"]}
-            _send(cluster, "patch", dependency, body={**_type(dependency), "metadata": metadata})
+            _send_object(cluster, "patch", dependency, body={**_type(dependency), "metadata": metadata})
             return
         except ApiError as error:
             if not error.absent:
@@ -107,7 +107,7 @@ def _resource(body: Body) -> Resource:
     return Resource(group, version, f"{body['kind'].lower()}s")
 
 
-def _send(cluster: Cluster, verb: str, about: Body, **options: Any) -> Any:
+def _send_object(cluster: Cluster, verb: str, about: Body, **options: Any) -> Any:
     return cluster.request(verb, _resource(about), about["metadata"]["name"], **options)
 
 
@@ -183,7 +183,7 @@ class Kinds:
         """Return a job and its kind; if it does not exist, None and the kind that it had or would have."""
         kinds = [self.by_name[name]] if name in self.by_name else self.possible
         get = self._cluster.find
-        for kind, job in self._answers(kinds, lambda kind: get(kind.resource, name, patience=patience)):
+        for kind, job in self._ask_each(kinds, lambda kind: get(kind.resource, name, patience=patience)):
             self._answering = self._answering or kind
             if job is not None:
                 self.by_name[name] = kind
@@ -193,12 +193,12 @@ class Kinds:
     def jobs(self) -> list[tuple[Kind, list[Body]]]:
         """Return the jobs that kubedet created, by kind, without kinds that the cluster does not know."""
         selector, request = f"{LABEL_MANAGED}={MANAGED_BY}", self._cluster.request
-        answers = self._answers(
+        answers = self._ask_each(
             self.possible, lambda kind: request("list", kind.resource, label_selector=selector)
         )
         return [(kind, answer["items"]) for kind, answer in answers]
 
-    def _answers(self, kinds: Iterable[Kind], request: Callable[[Kind], T]) -> Iterator[tuple[Kind, T]]:
+    def _ask_each(self, kinds: Iterable[Kind], request: Callable[[Kind], T]) -> Iterator[tuple[Kind, T]]:
         """Yield each kind's answer, without kinds that are absent or forbidden unless all are."""
         refusals: dict[Kind, ApiError] = {}
         answered = False

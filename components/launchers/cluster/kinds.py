@@ -169,9 +169,11 @@ SHARED = "kubedet"  # Name of the runtime that deploy/ puts into a namespace.
 _RUNTIME = "TrainingRuntime"
 _ELASTIC = "kubedet/elastic"  # Annotation of an elastic job: its fewest and most nodes, MIN:MAX.
 _NODE = "node"  # Name of the replicated job and of its container, which the controller requires.
-_ANCESTOR = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-_MANAGER = "kubedet.dev/launcher"
-_RESTARTS = 10  # For each one that `backoff` allows: the launcher forgives those that a checkpoint followed.
+_ANCESTOR_LABEL = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+_MANAGER_NAME = "kubedet.dev/launcher"
+_RESTARTS_PER_BACKOFF = (
+    10  # For each one that `backoff` allows: the launcher forgives those that a checkpoint followed.
+)
 
 # Fields of a pod and of a container that a TrainJob can patch; names in a container and in `spec.trainer`;
 # and fields of all pods of kubedet, which SHARED sets.
@@ -181,10 +183,10 @@ _OF_POD = (
 )  # fmt: skip
 _OF_CONTAINER = ("volumeMounts", "securityContext")
 _OF_TRAINER = {"image": "image", "command": "command", "env": "env", "resources": "resourcesPerNode"}
-_FIXED = {"automountServiceAccountToken": False, "enableServiceLinks": False}
+_FIXED_POD_FIELDS = {"automountServiceAccountToken": False, "enableServiceLinks": False}
 
 _TRAINJOB_PHASES = {"Failed": Phase.FAILED, "Complete": Phase.SUCCEEDED, "Suspended": Phase.SUSPENDED}
-_LONGEST_NAME = 63 - 6  # A pod's name ends with 6 random characters: -x8k2p.
+_MAX_NAME_LENGTH = 63 - 6  # A pod's name ends with 6 random characters: -x8k2p.
 _RESERVED = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 
 
@@ -214,7 +216,7 @@ class TrainJob(Kind):
             jobset = {
                 "spec": {"replicatedJobs": [{"name": _NODE, "template": {"spec": {"template": patch}}}]}
             }
-            spec["runtimePatches"] = [{"manager": _MANAGER, "trainingRuntimeSpec": {"template": jobset}}]
+            spec["runtimePatches"] = [{"manager": _MANAGER_NAME, "trainingRuntimeSpec": {"template": jobset}}]
         spec |= pod_template.limits(replace(job, ttl=None))  # A TrainJob has no time to live.
         if job.elastic:
             bounds = f"{job.elastic.min_nodes}:{job.elastic.max_nodes}"
@@ -226,7 +228,7 @@ class TrainJob(Kind):
         job = manifests[-1]
         trainer, name = job["spec"]["trainer"], job["metadata"]["name"]
         nodes = trainer["numNodes"]
-        longest = _LONGEST_NAME - len(f"-{_NODE}-0-{nodes - 1}")
+        longest = _MAX_NAME_LENGTH - len(f"-{_NODE}-0-{nodes - 1}")
         reserved = [item["name"] for item in trainer.get("env") or [] if item["name"] in _RESERVED]
         problems = [f"spec.trainer.env: {name} is set by the controller" for name in reserved]
         if len(name) > longest:
@@ -272,7 +274,7 @@ def shared_runtime() -> Body:
     """Return the runtime SHARED, as it stands in YAML."""
     job = JobSpec(command=("true",))
     managed = {"app.kubernetes.io/name": "kubedet", pod_template.LABEL_MANAGED: pod_template.MANAGED_BY}
-    spec = {"restartPolicy": "Never", **_FIXED, "containers": [{"name": _NODE}]}
+    spec = {"restartPolicy": "Never", **_FIXED_POD_FIELDS, "containers": [{"name": _NODE}]}
     # Without any metadata the controller fails, for a moment, at jobs that Kueue has evicted.
     template = {"metadata": {"labels": managed}, "spec": spec}
     return _runtime({"name": SHARED, "labels": managed}, job, template)
@@ -285,7 +287,7 @@ def fits_shared(job: JobSpec) -> bool:
         return False
     spec = _template(job)["spec"]
     container = spec["containers"][0]
-    supported = {*_OF_POD, *_FIXED, "restartPolicy", "containers"}
+    supported = {*_OF_POD, *_FIXED_POD_FIELDS, "restartPolicy", "containers"}
     return set(spec) <= supported and set(container) <= {"name", *_OF_CONTAINER, *_OF_TRAINER}
 
 
@@ -308,7 +310,7 @@ def _runtime(metadata: Body, job: JobSpec, template: Body) -> Body:
     failures are pods that were killed, preempted or deleted, or lost their peers, and restart all pods
     together. Of an elastic job only the lost pod is replaced, and the first node that succeeds ends the job.
     """
-    restarts = _RESTARTS * job.backoff
+    restarts = _RESTARTS_PER_BACKOFF * job.backoff
     of_jobset: Body = {"maxRestarts": 0}
     if job.restart_policy != "ExitCode":
         on_failure = job.restart_policy == "OnFailure"  # Then this counts the containers of all pods.
@@ -336,7 +338,7 @@ def _runtime(metadata: Body, job: JobSpec, template: Body) -> Body:
             }
     replicated = {
         "name": _NODE,
-        "template": {"metadata": {"labels": _ANCESTOR}, "spec": {**of_job, "template": template}},
+        "template": {"metadata": {"labels": _ANCESTOR_LABEL}, "spec": {**of_job, "template": template}},
     }
     spec = {
         "mlPolicy": {"numNodes": job.nodes, **({} if job.elastic else {"torch": {}})},

@@ -31,8 +31,8 @@ UNKNOWN = "QueueUnknown"  # Its Workload may not be read, or the API server has 
 HOPELESS = (UNSERVED, NO_QUEUE, DEACTIVATED, ADMITTED)
 """Reasons for which a job is given up after a while: its kind or its queue is not served. One that waits for
 quota is fine, and so is one whose Workload may not be read."""
-_IN_LINE = (QUEUED, INADMISSIBLE)  # Those that have a position.
-_PATIENCE = 5.0
+_WAITING = (QUEUED, INADMISSIBLE)  # Those that have a position.
+_TIMEOUT_SECONDS = 5.0
 _MESSAGE_LIMIT = 400  # Characters of a message of Kueue.
 
 
@@ -62,7 +62,7 @@ class Queues:
         waiting = [job for job in jobs if job.phase is Phase.SUSPENDED and job.queue]
         if not waiting:
             return list(jobs)
-        longest = min(_PATIENCE, self._cluster.timings.patience)
+        longest = min(_TIMEOUT_SECONDS, self._cluster.timings.patience)
         patience = longest if patience is None else min(patience, longest)
         updated: dict[str, JobStatus] = {}
         try:
@@ -75,7 +75,7 @@ class Queues:
         else:
             positions: dict[str, int] = {}
             in_line = [job for job in waiting if job.uid in workloads]
-            for queue in sorted({job.queue for job in in_line if _state(workloads[job.uid])[0] in _IN_LINE}):
+            for queue in sorted({job.queue for job in in_line if _state(workloads[job.uid])[0] in _WAITING}):
                 positions |= self._positions(queue, patience)
             for job in waiting:
                 updated[job.uid] = self._with_state(job, workloads.get(job.uid), positions)

@@ -16,7 +16,7 @@ from components.launchers.pod_template import LABEL_QUEUE
 logger = logging.getLogger(__name__)
 
 _WORKFLOWS = Resource("argoproj.io", "v1alpha1", "workflows")
-_GLANCE = (1.0, 1.0)  # Seconds to connect and to answer after a stop signal, when few are left.
+_TIMEOUT = (1.0, 1.0)  # Seconds to connect and to answer after a stop signal, when few are left.
 _STEP = "main"  # Argo's name of the container that runs a step.
 
 
@@ -55,7 +55,7 @@ def read_image_id(cluster: Cluster) -> str:
 
 def delete(cluster: Cluster) -> None:
     """Delete the pod of this process at once: Kubeflow then runs its step again."""
-    name, home = _self(cluster)
+    name, home = _read_self(cluster)
     request = partial(home.core.delete_namespaced_pod, name, home.namespace, grace_period_seconds=0)
     home.call("delete", "pods", request, name=name)
 
@@ -67,7 +67,7 @@ def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:
     evicted or deleted, the next attempt of the step adopts the job. Kubeflow leaves about a second for
     question and deletion; `termination` has mostly done both by then.
     """
-    name, home = _self(cluster)
+    name, home = _read_self(cluster)
     if not name:
         return True
     try:
@@ -80,7 +80,7 @@ def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:
 
 def run_has_ended(cluster: Cluster, workflow: str) -> bool:
     """Return whether a run has ended, by its Workflow; asks once."""
-    body = cluster.find(_WORKFLOWS, workflow, patience=0.0, _request_timeout=_GLANCE)
+    body = cluster.find(_WORKFLOWS, workflow, patience=0.0, _request_timeout=_TIMEOUT)
     return body is None or has_ended(body)
 
 
@@ -89,10 +89,12 @@ def read_workflow(cluster: Cluster) -> dict[str, Any]:
     owner = _read(cluster).workflow
     if owner is None:
         return {}
-    return _self(cluster)[1].find(_WORKFLOWS, owner["name"], patience=0.0, _request_timeout=_GLANCE) or {}
+    return (
+        _read_self(cluster)[1].find(_WORKFLOWS, owner["name"], patience=0.0, _request_timeout=_TIMEOUT) or {}
+    )
 
 
-def _self(cluster: Cluster) -> tuple[str, Cluster]:
+def _read_self(cluster: Cluster) -> tuple[str, Cluster]:
     """Return the name of this process's pod, "" outside of one, and its namespace of the cluster."""
     is_pod = "KUBERNETES_SERVICE_HOST" in os.environ
     name = os.environ.get("KFP_POD_NAME", "") or (socket.gethostname() if is_pod else "")
@@ -101,10 +103,10 @@ def _self(cluster: Cluster) -> tuple[str, Cluster]:
 
 
 def _read(cluster: Cluster, *, glance: bool = False) -> OwnPod:
-    name, home = _self(cluster)
+    name, home = _read_self(cluster)
     if not name:
         return OwnPod()
-    options = {"_request_timeout": _GLANCE} if glance else {}
+    options = {"_request_timeout": _TIMEOUT} if glance else {}
     request = partial(home.core.read_namespaced_pod, name, home.namespace, **options)
     pod = home.call("get", "pods", request, name=name, patience=0.0 if glance else None)
     images = {container.name: container.image for container in pod.spec.containers}

@@ -18,7 +18,7 @@ from components.launchers.pod_template import LABEL_QUEUE, LABEL_SPEC, MAIN
 
 _EVENTS = 5  # Events of one object that are shown.
 _EVENT_LENGTH = 400  # Characters of one event.
-_USUAL = (None, "PodInitializing", "ContainerCreating")  # On the way of every pod.
+_NORMAL_REASONS = (None, "PodInitializing", "ContainerCreating")  # On the way of every pod.
 _WATCH_LAG = 1.0  # Seconds that the watch may be behind.
 _WATCH_SECONDS = 300  # The server ends a watch then, and the next one goes on.
 
@@ -76,7 +76,7 @@ def _reason(pod: Any, main: str) -> tuple[str, str, str]:
     for container in [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]:
         state = container.state
         terminated = state and state.terminated
-        if state and state.waiting and state.waiting.reason not in _USUAL:
+        if state and state.waiting and state.waiting.reason not in _NORMAL_REASONS:
             return state.waiting.reason, state.waiting.message or "", container.name
         if terminated and terminated.exit_code != 0:
             return terminated.reason or "Error", terminated.message or "", container.name

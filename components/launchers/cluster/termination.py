@@ -27,8 +27,8 @@ _WARM_SECONDS = 20.0  # The API server closes connections that are idle for long
 _WATCH_SECONDS = 60
 _DELETE_SECONDS = 30.0
 _LATE_SECONDS = 3.0  # A creation that was sent before the DELETE may arrive after it.
-_STOPPING = {signal.SIGTERM, signal.SIGINT}
-_GONE = (200, 202, 404)
+_STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
+_DELETED_STATUSES = (200, 202, 404)
 _FIELDS = {
     "metadata": ("deletionTimestamp",),
     "spec": ("shutdown", "activeDeadlineSeconds"),
@@ -174,13 +174,13 @@ def _delete(server: _Server, jobs: Iterable[str]) -> None:
     body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
     while time.monotonic() < end:
         answers = [server.status("DELETE", path, body) for path in paths]
-        if all(status in _GONE or status == 403 for status in answers):
+        if all(status in _DELETED_STATUSES or status == 403 for status in answers):
             end = min(end, time.monotonic() + _LATE_SECONDS)
         time.sleep(0.5)
 
 
 def main() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     request = json.load(sys.stdin)
     run, pod = _Watch(request, request["workflow"]), _Watch(request, request["pod"])
     for watch in (run, pod):
@@ -191,7 +191,7 @@ def main() -> None:
         if time.monotonic() - warmed > _WARM_SECONDS:
             warmed = time.monotonic()
             server.status("GET", request["jobs"][0], accept=_METADATA)
-        stopping = signal.sigtimedwait(_STOPPING, 0.2)
+        stopping = signal.sigtimedwait(_STOP_SIGNALS, 0.2)
         leaves = pod.seen is not None and bool(pod.seen["metadata"].get("deletionTimestamp"))
         ended = run.seen is not None and has_ended(run.seen)
         if not ended and (stopping or (leaves and not leaving)):

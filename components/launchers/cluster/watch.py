@@ -21,25 +21,25 @@ from trainer.base.errors import EXIT_RETRY, EXIT_USAGE, Interrupted, KubedetErro
 from trainer.launching.heartbeat import EXIT_ABANDONED
 from trainer.launching.stop_signals import handling
 
-_PULL = ("ErrImagePull", "ImagePullBackOff")  # They alternate.
-_NO_PROGRAM = ("StartError", "ContainerCannotRun", "RunContainerError")
+_PULLS = ("ErrImagePull", "ImagePullBackOff")  # They alternate.
+_START_REASONS = ("StartError", "ContainerCannotRun", "RunContainerError")
 _NOT_EXECUTABLE = re.compile(
     r"exec:|executable|no such file or directory|permission denied|format error|not a directory|chdir", re.I
 )
 """Messages of a runtime that cannot execute the program; other messages may be about the node."""
-_MORE_STARTS = 2  # Further starts, maybe on other nodes, of a container that fails for another reason.
-_LASTING = ("CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull")
+_MAX_EXTRA_STARTS = 2  # Further starts, maybe on other nodes, of a container that fails for another reason.
+_CONFIG = ("CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull")
 _ROOT_REFUSED = re.compile("runAsNonRoot|breaks non-root policy")  # In messages of the kubelet.
-_GOES_ON = "run the same again: it continues from its last checkpoint"
+_RESUME_FIX = "run the same again: it continues from its last checkpoint"
 _REMEDIES = {
     "InvalidImageName": "correct image: it is not the name of an image",
     "ErrImageNeverPull": "bring the image to the nodes, or leave image_pull_policy out",
     "CreateContainerConfigError": "create the Secret, or the key in it, that the message names",
     "CreateContainerError": "correct the command, working_dir or mounts that the message names",
     "OOMKilled": "raise memory_limit, or make the batch smaller (train.batch_size, with train.accumulate "
-    f"higher by the same factor), and {_GOES_ON}",
-    "Evicted": f"raise memory_limit, or make the batch smaller, and {_GOES_ON}",
-    **dict.fromkeys(_PULL, "correct image, or set image_pull_secrets if the registry asks for credentials"),
+    f"higher by the same factor), and {_RESUME_FIX}",
+    "Evicted": f"raise memory_limit, or make the batch smaller, and {_RESUME_FIX}",
+    **dict.fromkeys(_PULLS, "correct image, or set image_pull_secrets if the registry asks for credentials"),
 }
 
 
@@ -50,14 +50,14 @@ def remedy(reason: str, message: str = "") -> str:
             "set run_as_user to a number other than 0, e.g. 1000, or use an image whose user is a number "
             "(USER 1000:1000); run_as_non_root: false lets it run as root"
         )
-    if reason not in _NO_PROGRAM:
+    if reason not in _START_REASONS:
         return _REMEDIES.get(reason, "")
     if message and not _NOT_EXECUTABLE.search(message):
         return "check the node: its container runtime cannot start this container"
     return "correct the command, or use an image that holds the program"
 
 
-_VARYING = re.compile(r"position |\d\S*\s*")  # In a queue: its position, which may be unknown, and numbers.
+_VARYING_TEXT = re.compile(r"position |\d\S*\s*")  # In a queue: its position, if known, and numbers.
 MEMORY_KILLS = 3
 """Kills for too much memory, without a newer checkpoint between, after which the job is given up."""
 
@@ -110,18 +110,18 @@ def of_job(status: JobStatus, last_lines: Mapping[str, Iterable[str]], hints: Hi
     """Return the error of a job that failed, was stopped or is gone, from its pods' last lines, by name."""
     if status.phase is Phase.GONE:
         return LaunchError(
-            f"the job {status.name} is gone: it, or the workflow it belonged to, was deleted", fix=_GOES_ON
+            f"the job {status.name} is gone: it, or the workflow it belonged to, was deleted", fix=_RESUME_FIX
         )
     pod = culprit(status.pods)
     if pod is None:
         reason = ": ".join(filter(None, [status.reason, status.message]))
         return LaunchError(f"the job {status.name} failed: {reason or 'the cluster does not say why'}")
     if pod.exit_code == EXIT_RETRY:
-        return Interrupted(f"the training was stopped: {_ended(pod)}", fix=_GOES_ON)
+        return Interrupted(f"the training was stopped: {_ended(pod)}", fix=_RESUME_FIX)
     if pod.exit_code == EXIT_ABANDONED:
         return LaunchError(
             f"the training saved its state and ended: it had no heartbeat from this step; {_ended(pod)}",
-            fix=f"{_GOES_ON}; job.launcher_timeout sets the limit",
+            fix=f"{_RESUME_FIX}; job.launcher_timeout sets the limit",
             passing=True,
         )
     lines = list(last_lines.get(pod.name, ()))
@@ -221,7 +221,7 @@ def run(backend: Backend, job: JobSpec, out: Out = _print, look: Look | None = N
                 fix=f"delete it: {delete}",
             ) from None
         out(f"job {job.name}: deleted on {received}; its pods have time to save a checkpoint")
-        raise Interrupted("the training was stopped", fix=_GOES_ON)
+        raise Interrupted("the training was stopped", fix=_RESUME_FIX)
 
 
 class Watch:
@@ -254,9 +254,9 @@ class Watch:
             rank = self._ranks.get(event.pod, 0)
             self._last.setdefault(rank, deque(maxlen=LAST_LINES)).append(event.text)
             self._restarts.line(event.text)
-            self._say(f"[{event.pod}] {event.text}")
+            self._tell(f"[{event.pod}] {event.text}")
             if hint := self._hints.line(event.text):
-                self._say(f"hint: {hint}")
+                self._tell(f"hint: {hint}")
         timings = self._backend.timings
         end = time.monotonic() + timings.replaced
         # Another job may replace ours in a moment.
@@ -270,7 +270,7 @@ class Watch:
             last = {pod.name: self._last.get(pod.rank, ()) for pod in self._status.pods}
             raise of_job(self._status, last, self._hints)
 
-    def _say(self, text: str) -> None:
+    def _tell(self, text: str) -> None:
         self._spoken = time.monotonic()
         self._out(text)
 
@@ -283,7 +283,7 @@ class Watch:
         if status.phase is not before.phase:
             self._phase_since = now
         if self._is_queue_news(status, now) or status.phase is not before.phase:
-            self._say(f"job {self._job.name}: {_phase(status)}")
+            self._tell(f"job {self._job.name}: {_phase(status)}")
         for pod in status.pods:
             self._ranks[pod.name] = pod.rank
             self._report(pod)
@@ -296,7 +296,7 @@ class Watch:
         if is_late:
             self._give_up(
                 f"the job {job.name} was stopped at its deadline of {job.deadline} s",
-                f"{_GOES_ON}; or set deadline higher",
+                f"{_RESUME_FIX}; or set deadline higher",
             )
         if status.phase.final:
             return
@@ -305,7 +305,7 @@ class Watch:
         silent = now - self._spoken
         if silent >= self._backend.timings.heartbeat:
             since, silence = _span(now - self._phase_since), _span(silent)
-            self._say(f"job {job.name}: {_phase(status)}, for {since}; no line for {silence}")
+            self._tell(f"job {job.name}: {_phase(status)}, for {since}; no line for {silence}")
 
     def _is_queue_news(self, status: JobStatus, now: float) -> bool:
         """Whether a queued job has a new text, or only new numbers after Timings.place seconds."""
@@ -314,7 +314,7 @@ class Watch:
             return False
         if status.reason == kueue.ADMITTED or status.message == self._queue_message:
             return False
-        is_same = _VARYING.sub("", status.message) == _VARYING.sub("", self._queue_message)
+        is_same = _VARYING_TEXT.sub("", status.message) == _VARYING_TEXT.sub("", self._queue_message)
         if is_same and now - self._queue_told < self._backend.timings.place:
             return False
         self._queue_message, self._queue_told = status.message, now
@@ -333,20 +333,22 @@ class Watch:
         """Print what happened to a pod: a restart each time, its end and why it waits once."""
         if self._restarts.is_new(pod):
             end = f" ({pod.before})" if str(pod.before or "") else ""
-            self._say(f"pod {pod.name}: restarted, {self._restarts.counted(pod)} of {self._job.backoff}{end}")
+            self._tell(
+                f"pod {pod.name}: restarted, {self._restarts.counted(pod)} of {self._job.backoff}{end}"
+            )
         if pod.phase == "Failed" or pod.exit_code:
             key = [pod.uid, "ended", str(pod.restarts)]
             text = _ended(pod)
         elif pod.reason and pod.phase == "Pending":
             # The two reasons for an image that cannot be pulled alternate, for each pod of that rank.
-            key = [str(pod.rank), "image", pod.image] if pod.reason in _PULL else [pod.uid, pod.reason]
+            key = [str(pod.rank), "image", pod.image] if pod.reason in _PULLS else [pod.uid, pod.reason]
             fix = remedy(pod.reason, pod.message)
             text = f"pod {pod.name} waits{describe(pod)}{f' (fix: {fix})' if fix else ''}"
         else:
             return
         if tuple(key) not in self._reported:
             self._reported.add(tuple(key))
-            self._say(text)
+            self._tell(text)
 
     def _check_waiting(self, now: float) -> None:
         """Give the job up if it has waited too long for its pods, or waits for a queue in vain."""
@@ -380,13 +382,13 @@ class Watch:
             lasted = now - self._reason_since.setdefault((pod.uid, pod.reason), now)
             # How the pod, or the one before it, failed to start.
             end = Ending(pod.reason, pod.message, pod.exit_code)
-            if pod.before and pod.before.reason in _NO_PROGRAM and pod.reason not in _NO_PROGRAM:
+            if pod.before and pod.before.reason in _START_REASONS and pod.reason not in _START_REASONS:
                 end = pod.before
-            if end.reason in _NO_PROGRAM:
-                hopeless = bool(_NOT_EXECUTABLE.search(end.message)) or pod.restarts >= _MORE_STARTS
+            if end.reason in _START_REASONS:
+                hopeless = bool(_NOT_EXECUTABLE.search(end.message)) or pod.restarts >= _MAX_EXTRA_STARTS
             else:
                 is_too_long = lasted > self._backend.timings.lasting
-                hopeless = pod.reason in _LASTING and bool(_ROOT_REFUSED.search(pod.message) or is_too_long)
+                hopeless = pod.reason in _CONFIG and bool(_ROOT_REFUSED.search(pod.message) or is_too_long)
             if hopeless or pod.reason == "InvalidImageName":
                 reason = ": ".join(filter(None, [end.reason, " ".join(end.message.split())]))
                 self._give_up(

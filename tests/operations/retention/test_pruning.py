@@ -131,7 +131,7 @@ def test_two_prunings_and_a_run_that_begins_lose_nothing(root, tmp_path, monkeyp
 
 
 def test_who_frees_space_is_waited_for(root, monkeypatch, caplog):
-    monkeypatch.setattr(retention, "_PATIENCE", 0.0)
+    monkeypatch.setattr(retention, "_LEASE_WAIT_SECONDS", 0.0)
     with leases.hold(leases.of_data_root(str(root[0])), "somebody", patience=0):
         with pytest.raises(leases.HeldError, match="held by somebody"):
             freed(root[0])

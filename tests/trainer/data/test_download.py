@@ -294,7 +294,7 @@ def test_what_one_number_of_partitions_found_missing_is_missing_for_another(sour
         reasons.IMAGE_MISSING: 1, reasons.IMAGE_NOT_FETCHED: 1
     }  # fmt: skip
     with monkeypatch.context() as down:
-        down.setattr("trainer.data.download._PATIENCE", -8)
+        down.setattr("trainer.data.download._MAX_FAILURES_IN_A_ROW", -8)
         assert brought(uri, tmp_path, 1) == images
     faults.clear()
     reads.clear()

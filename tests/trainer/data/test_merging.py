@@ -209,7 +209,7 @@ def test_unreadable_images_of_the_set_are_named(base, tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"1 of 4 images of .* cannot be read: b\.jpg: not an image"):
         merge(base, [corrections], str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
-    monkeypatch.setattr(merging, "_MOST_BAD", 0.5)
+    monkeypatch.setattr(merging, "_MAX_BAD_FRACTION", 0.5)
     merged = merge(base, [corrections], str(tmp_path / "out"))
     assert merged.left_out == ["b.jpg: not an image that can be read"]
     assert set(content(tmp_path / "out")["train"]) == {"a.jpg", "c.jpg", "n.jpg"}

@@ -104,7 +104,7 @@ def test_a_few_classes_after_the_others_give_the_same(monkeypatch) -> None:
         assert len(calls[-1]) == 1
         calls.append([])
         with monkeypatch.context() as small:
-            small.setattr(engines, "_AT_ONCE", 20)
+            small.setattr(engines, "_CHUNK_PREDICTIONS", 20)
             apart = engines.run("hotcoco", truth, detections)
         for one, other in zip(apart, whole, strict=True):
             assert np.array_equal(one, other), seed

@@ -160,7 +160,7 @@ def test_too_many_connections_are_refused_and_not_kept(address, monkeypatch):
 
 
 def test_bodies_together_are_bounded(address, monkeypatch):
-    monkeypatch.setattr(serving_limits, "_MOST_HELD", 1000)
+    monkeypatch.setattr(serving_limits, "_MAX_BYTES_HELD", 1000)
     status, answer = post(address, b"x" * 2000)
     assert status == 503 and "too many large requests" in answer["error"]
     # Each body is no longer counted after its request.
@@ -168,7 +168,7 @@ def test_bodies_together_are_bounded(address, monkeypatch):
 
 
 def test_one_request_is_computed_at_a_time_and_few_wait(monkeypatch):
-    monkeypatch.setattr(serving_limits, "MOST_WAITING", 3)
+    monkeypatch.setattr(serving_limits, "MAX_WAITING", 3)
     active, most, order = [], [], []
 
     def job(number):

@@ -133,7 +133,7 @@ def test_what_is_wrong_is_said_once_and_no_more(what, server, reporting, caplog,
 
 
 def test_a_server_that_never_answers_does_not_hold_up_the_end(monkeypatch, server, tmp_path):
-    monkeypatch.setattr(job_status_reporter, "_LAST", 0.5)
+    monkeypatch.setattr(job_status_reporter, "_CLOSE_SECONDS", 0.5)
     monkeypatch.setattr(job_status_reporter, "_TIMEOUT", 60.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         each = Reporter(f"https://127.0.0.1:{silent.getsockname()[1]}/x", str(server.ca), str(server.token))

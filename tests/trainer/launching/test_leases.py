@@ -13,7 +13,7 @@ from at_once import at_once
 from trainer.base.errors import StorageError
 from trainer.launching import leases
 
-LAPSE = 0.6
+EXPIRY_SECONDS = 0.6
 PROGRAM = """
 import sys, time
 from trainer.launching import leases
@@ -57,33 +57,33 @@ def test_one_of_many_holds_it_at_a_time(uri):
 def test_a_living_holder_is_named_and_a_dead_one_replaced(uri, process, number):
     with (
         pytest.raises(leases.HeldError, match="is held by a process"),
-        leases.hold(uri, "another", patience=2 * LAPSE, lapse=LAPSE),
+        leases.hold(uri, "another", patience=2 * EXPIRY_SECONDS, lapse=EXPIRY_SECONDS),
     ):
         pass
     os.kill(process.pid, number)
-    with leases.hold(uri, "another", patience=60, lapse=LAPSE) as lease:
+    with leases.hold(uri, "another", patience=60, lapse=EXPIRY_SECONDS) as lease:
         lease.check()
 
 
 def test_short_looks_find_a_dead_holder_too(uri, process):
     watch = leases.Watch()
-    assert not watch.is_free(uri, LAPSE)
+    assert not watch.is_free(uri, EXPIRY_SECONDS)
     process.kill()
     process.wait()
     end = time.monotonic() + 60
-    while not watch.is_free(uri, LAPSE) and time.monotonic() < end:
-        time.sleep(LAPSE / 4)
-    with leases.hold(uri, "another", patience=0, lapse=LAPSE, watch=watch) as lease:
+    while not watch.is_free(uri, EXPIRY_SECONDS) and time.monotonic() < end:
+        time.sleep(EXPIRY_SECONDS / 4)
+    with leases.hold(uri, "another", patience=0, lapse=EXPIRY_SECONDS, watch=watch) as lease:
         lease.check()
 
 
 def test_a_holder_that_slept_does_not_continue(uri):
-    with leases.hold(uri, "first", patience=1, lapse=LAPSE) as first:
+    with leases.hold(uri, "first", patience=1, lapse=EXPIRY_SECONDS) as first:
         first.check()
         first._ended.set()  # Its thread stops, as that of a stopped process does.
-        with leases.hold(uri, "second", patience=60, lapse=LAPSE) as second:
+        with leases.hold(uri, "second", patience=60, lapse=EXPIRY_SECONDS) as second:
             with pytest.raises(StorageError, match="lost the lease"):
                 first.check()
             second.check()
-    with leases.hold(uri, "third", patience=1, lapse=LAPSE) as third:
+    with leases.hold(uri, "third", patience=1, lapse=EXPIRY_SECONDS) as third:
         third.check()

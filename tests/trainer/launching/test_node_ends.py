@@ -87,9 +87,9 @@ def test_how_long_a_node_lets_another_end_first(monkeypatch):
     assert node_grace() == 3
     waited = []
     monkeypatch.setattr(launch.time, "sleep", waited.append)
-    launch._let_others_end(LaunchConfig(1, 1, 2))
+    launch._wait_for_peers(LaunchConfig(1, 1, 2))
     assert waited == [], "there is no other"
-    launch._let_others_end(LaunchConfig(1, 2, 2))
+    launch._wait_for_peers(LaunchConfig(1, 2, 2))
     assert waited == [3]
 
 

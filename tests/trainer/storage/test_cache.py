@@ -14,7 +14,7 @@ from web_server import WebServer
 from trainer import storage
 from trainer.base.errors import ConfigError, StorageError
 from trainer.storage import cache
-from trainer.storage.cache import FOLDER, LIMIT, Copies
+from trainer.storage.cache import FOLDER, LIMIT, CopyCache
 
 SIZE = 100_000
 NAMES = [f"{digit:064x}.tar" for digit in range(4)]
@@ -119,13 +119,13 @@ def test_copies_are_private(server, folder):
 def test_settings_of_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv(FOLDER, str(tmp_path))
     monkeypatch.setenv(LIMIT, "1.5")
-    assert Copies().folder == tmp_path and Copies().limit() == 1_500_000_000
+    assert CopyCache().folder == tmp_path and CopyCache().limit() == 1_500_000_000
     monkeypatch.delenv(LIMIT)
-    assert 0 < Copies().limit() <= 100 * 10**9
+    assert 0 < CopyCache().limit() <= 100 * 10**9
     for wrong in ("many", "-1", "inf"):
         monkeypatch.setenv(LIMIT, wrong)
         with pytest.raises(ConfigError, match=LIMIT):
-            Copies()
+            CopyCache()
 
 
 @pytest.mark.parametrize(("free", "alone", "in_a_pod"), [(400, 100, 100), (150, 75, 50), (90, 45, 9)])
@@ -134,9 +134,9 @@ def test_a_pod_leaves_its_node_enough_disk(monkeypatch, tmp_path, free, alone, i
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: disk)
     monkeypatch.delenv(LIMIT, raising=False)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    assert Copies(tmp_path).limit() == alone * 10**9
+    assert CopyCache(tmp_path).limit() == alone * 10**9
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    assert Copies(tmp_path).limit() == in_a_pod * 10**9
+    assert CopyCache(tmp_path).limit() == in_a_pod * 10**9
 
 
 def test_only_copies_are_evicted(tmp_path):
@@ -146,7 +146,7 @@ def test_only_copies_are_evicted(tmp_path):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(bytes(5000))
         os.utime(path, (5, 5))
-    copies = Copies(tmp_path, 1000)
+    copies = CopyCache(tmp_path, 1000)
     for name in NAMES[:2]:
         add(copies, name)
     assert all(path.is_file() for path in mine)
@@ -154,7 +154,7 @@ def test_only_copies_are_evicted(tmp_path):
 
 
 def test_a_nearly_full_disk_counts_before_the_limit(monkeypatch, tmp_path):
-    copies = Copies(tmp_path, 10**12)
+    copies = CopyCache(tmp_path, 10**12)
     add(copies, NAMES[0])
     disk = SimpleNamespace(total=10**6, free=0)
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: disk)
@@ -164,7 +164,7 @@ def test_a_nearly_full_disk_counts_before_the_limit(monkeypatch, tmp_path):
 
 
 def test_needed_copies_exceed_the_limit_and_are_the_first_to_go(tmp_path):
-    copies = Copies(tmp_path, 10)
+    copies = CopyCache(tmp_path, 10)
     with pytest.raises(OSError, match="no room"):
         add(copies, NAMES[0])
     add(copies, NAMES[0], needed=True)
@@ -178,18 +178,18 @@ def test_a_failed_write_leaves_nothing(tmp_path):
         raise StorageError("the line is cut")
 
     with pytest.raises(StorageError, match="cut"):
-        Copies(tmp_path, 10**6).add(NAMES[0], 1000, write)
+        CopyCache(tmp_path, 10**6).add(NAMES[0], 1000, write)
     assert os.listdir(tmp_path) == ["lock"]
 
 
 def test_a_default_folder_of_another_user_is_refused(monkeypatch, tmp_path):
     monkeypatch.delenv(FOLDER, raising=False)
     monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path))
-    folder = Copies().folder
+    folder = CopyCache().folder
     assert folder.parent == tmp_path
     theirs = os.getuid() + 1
     monkeypatch.setattr(cache.os, "getuid", lambda: theirs)
     Path(tmp_path, f"kubedet-cache-{theirs}").mkdir()
     with pytest.raises(StorageError, match="belongs to another user") as caught:
-        Copies()
+        CopyCache()
     assert FOLDER in str(caught.value)

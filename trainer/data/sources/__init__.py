@@ -67,7 +67,7 @@ def parse(source: str, config: DataConfig | None = None) -> Source:
     if uri.lower().endswith(SUFFIXES):
         return ArchiveSource(kind, uri, reading)
     kind = kind or kind_of(uri)
-    refuse_foreign(uri, kind)
+    refuse_unsupported(uri, kind)
     if not kind:
         fix = f"use {FORMS}; VOC has XML files, COCO annotations/*.json, YOLO data.yaml"
         raise DataError(f"source {source!r} is neither a COCO JSON nor a COCO, VOC or YOLO folder", fix=fix)
@@ -124,7 +124,7 @@ def _kind_and_path(source: str) -> tuple[str, str]:
     return kind if path != text else "", path
 
 
-_FOREIGN = (
+_UNSUPPORTED_FORMATS = (
     ("CVAT", rb"<annotations[\s>]", "in CVAT, export the task as COCO 1.0, PASCAL VOC 1.1 or YOLO 1.1"),
     ("LabelMe", rb"<sourceImage", "export as PASCAL VOC or COCO; Datumaro converts `label_me` to `coco`"),
     ("labelme", rb'"shapes"\s*:', "convert them with labelme2coco, which writes COCO JSON"),
@@ -166,7 +166,7 @@ def _head(uri: str) -> bytes:
     return storage.read_range(uri, 0, min(1024 * 1024, storage.size(uri)))
 
 
-def refuse_foreign(uri: str, kind: str) -> None:
+def refuse_unsupported(uri: str, kind: str) -> None:
     """Raise DataError for a folder or file of a `kind` ("" is unknown) in an annotation tool's own format."""
     # A server whose kind the user names is not accessed before it is listed.
     if kind == "yolo" or storage.scheme(uri) in storage.WEB or (kind and not storage.is_local(uri)):
@@ -179,7 +179,7 @@ def refuse_foreign(uri: str, kind: str) -> None:
         files += [storage.join(uri, name) for name in islice(names, 3)]
     for file in files:
         head = _head(file)
-        for tool, pattern, remedy in _FOREIGN:
+        for tool, pattern, remedy in _UNSUPPORTED_FORMATS:
             if re.search(pattern, head):
                 raise DataError(f"{file} has annotations in {tool}'s own format", fix=remedy)
 
@@ -256,7 +256,7 @@ class ArchiveSource(Source):
         roots = ["/".join([unpacked.folder, *shared[:depth]]) for depth in range(len(shared) + 1)]
         for root in reversed(roots):
             kind = kind_of(root)
-            refuse_foreign(root, kind)
+            refuse_unsupported(root, kind)
             if kind and self.kind in ("", kind):
                 return kind, root
         if self.kind:

@@ -49,7 +49,7 @@ from trainer.data.sources.source import (
 
 FIX = "name a file with the lists images, annotations and categories"
 _BLOCK = 1024 * 1024
-_NO_NUMBER = re.compile(rb"(?:(?<=[:,\[\s])|\A)-?(?:NaN|Infinity)(?=\s*[,\]}])")
+_NAN_PATTERN = re.compile(rb"(?:(?<=[:,\[\s])|\A)-?(?:NaN|Infinity)(?=\s*[,\]}])")
 _MAX_DEPTH = 5000  # The parser's memory grows with the square of the nesting depth.
 _STEPS = bytes(1 if byte in b"[{" else 255 for byte in range(256))
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
@@ -121,7 +121,7 @@ class _LenientReader:
                     if depths.max() > _MAX_DEPTH:
                         raise ijson.JSONError("it is nested too deep")
                     self._depth = int(depths[-1])
-                return _NO_NUMBER.sub(b"null", data) if b"NaN" in data or b"Infinity" in data else data
+                return _NAN_PATTERN.sub(b"null", data) if b"NaN" in data or b"Infinity" in data else data
         return b""
 
 
@@ -391,7 +391,7 @@ class ImageLocator:
             for name in names:
                 places += [storage.join(base, "images", name), storage.join(base, name)]
             places.append(base)
-        hits = {place: sum(self._look(place, probe) is not None for probe in probes) for place in places}
+        hits = {place: sum(self._probe(place, probe) is not None for probe in probes) for place in places}
         best = max(places, key=lambda place: hits[place])
         if hits[best]:
             self._best = best
@@ -405,7 +405,7 @@ class ImageLocator:
     def locate(self, entry: Entry) -> str:
         """Set an entry's `origin` and `version`, or its `fault`; return text that changes with its file."""
         folder = "/" if entry.origin.startswith("/") else self._best  # "/": an absolute file_name.
-        located = self._look(folder, entry) if folder else None
+        located = self._probe(folder, entry) if folder else None
         if located:
             entry.origin, entry.version = located
             return f"{entry.file_name} {entry.version}"
@@ -423,7 +423,7 @@ class ImageLocator:
             note(self.locate(entry).encode("utf-8", "surrogatepass") + b"\n")
             yield entry.file_name, entry.origin
 
-    def _look(self, place: str, entry: Entry) -> tuple[str, str] | None:
+    def _probe(self, place: str, entry: Entry) -> tuple[str, str] | None:
         """Return URI and version of an entry's file under a place, or None."""
         path = PurePosixPath(entry.file_name)
         folder = place if path.parent == PurePosixPath(".") else storage.join(place, str(path.parent))

@@ -30,13 +30,13 @@ from trainer.base.temporary_folders import TemporaryFolder
 from trainer.storage import FileState
 
 _READERS = 16
-_TEXTS = 1000  # Files that are in memory at once.
+_FILES_PER_BATCH = 1000  # Files that are in memory at once.
 
 
 def read_all(uris: Iterable[str]) -> Iterator[bytes | MissingError]:
     """Yield the content of files in their order; the error for one that is missing."""
     rest = iter(uris)
-    while batch := list(islice(rest, _TEXTS)):
+    while batch := list(islice(rest, _FILES_PER_BATCH)):
         workers = 1 if storage.is_local(batch[0]) else _READERS
         contents = dict(worker_pool.run(_read, batch, workers, processes=False))
         yield from (contents[uri] for uri in batch)
@@ -96,8 +96,8 @@ def _fold(name: str) -> str:
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 """Of archives that can be unpacked."""
 
-_RATIO, _HARMLESS = 200, 16 * 1024 * 1024  # Compression ratio and bytes from which content counts as a bomb.
-_RESERVE = 256 * 1024 * 1024  # Bytes of the disk that are left free.
+_MAX_RATIO, _MIN_BOMB_BYTES = 200, 16 * 1024 * 1024  # Above both, compressed content counts as a bomb.
+_MIN_FREE_BYTES = 256 * 1024 * 1024  # Bytes of the disk that are left free.
 _BLOCK = 1024 * 1024
 _UTF8_FLAG, _ENCRYPTED = 0x800, 0x1
 
@@ -205,7 +205,7 @@ def _checked_members(uri: str, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo
 
 
 def _refuse_bomb(uri: str, name: str, size: int, packed: int) -> None:
-    if size > max(_HARMLESS, _RATIO * packed):
+    if size > max(_MIN_BOMB_BYTES, _MAX_RATIO * packed):
         raise _refused(uri, name, f"{size:,} bytes are packed into {packed:,}")
 
 
@@ -215,7 +215,7 @@ def _refused(uri: str, name: str, reason: str) -> DataError:
 
 def _relative(uri: str, name: str) -> str:
     """Return a member's relative name with forward slashes; "" for files that operating systems add."""
-    if storage.climbs(name) or ":" in name.replace("\\", "/").partition("/")[0]:
+    if storage.escapes_folder(name) or ":" in name.replace("\\", "/").partition("/")[0]:
         raise _refused(uri, name, "its name leads out of the archive")
     parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
     added = not parts or "__MACOSX" in parts or any(part.startswith("._") for part in parts)
@@ -234,7 +234,7 @@ def _write(content: IO[bytes], path: str) -> str:
 
 
 def _check_room(uri: str, needed: int, folder: str) -> None:
-    free = shutil.disk_usage(folder).free - _RESERVE
+    free = shutil.disk_usage(folder).free - _MIN_FREE_BYTES
     if needed > free:
         has = f"{os.path.dirname(folder)} has {max(0, free) / 1e9:.2f} GB"
         fix = "set TMPDIR to a folder with more room, or unpack it yourself and name the folder"
@@ -243,7 +243,7 @@ def _check_room(uri: str, needed: int, folder: str) -> None:
 
 _SIGNATURE, _HEADER = b"PK\x03\x04", 30
 _SLACK = 64  # Bytes that are read for a local header's extra field, which may be longer than the directory's.
-_LARGEST = 256 * 1024 * 1024  # Bytes of the largest member that is read: an image.
+_MAX_BYTES = 256 * 1024 * 1024  # Bytes of the largest member that is read: an image.
 
 
 class Zip:
@@ -271,7 +271,7 @@ class Zip:
         if member is None:
             raise MissingError(f"no such file: {name} in {self.uri}", fix="check that it is the right zip")
         try:
-            if max(member.file_size, member.compress_size) > _LARGEST:
+            if max(member.file_size, member.compress_size) > _MAX_BYTES:
                 raise ValueError(f"{member.file_size} bytes are too many for an image")
             name_length = len(member.orig_filename.encode("utf-8", "replace"))
             length = _HEADER + name_length + _SLACK + member.compress_size

@@ -335,9 +335,11 @@ _COLUMNS = {
     **dict.fromkeys(_CORNERS, pa.float64()),
     "IsGroupOf": pa.int8(),
 }
-_STORED = 1  # Exif orientation: boxes match the stored pixels, whatever the file's Exif block says.
+_STORED_ORIENTATION = (
+    1  # Exif orientation: boxes match the stored pixels, whatever the file's Exif block says.
+)
 _ROWS = 10_000
-_SORTABLE = 128 * 1024 * 1024  # Bytes of a CSV that is sorted in memory.
+_SORT_BYTES = 128 * 1024 * 1024  # Bytes of a CSV that is sorted in memory.
 
 
 def read_boxes(
@@ -370,7 +372,9 @@ def read_boxes(
             "version": nothing,
             "width": share,
             "height": share,
-            "orientation": pa.array([orientations.get(image_id, _STORED) for image_id in plain], pa.int8()),
+            "orientation": pa.array(
+                [orientations.get(image_id, _STORED_ORIENTATION) for image_id in plain], pa.int8()
+            ),
             "original_id": pc.binary_join_element_wise('"', ids, '"', ""),
             "fault_reason": nothing,
             "fault_detail": nothing,
@@ -382,7 +386,7 @@ def read_boxes(
     rest = set(listed) if listed is not None else verified.ids() if verified else set()
     seen = [np.zeros(0, np.int64)]
     read = read_columns(uri, _COLUMNS)
-    if storage.size(uri) <= _SORTABLE:
+    if storage.size(uri) <= _SORT_BYTES:
         read = _sorted(read)
     for rows in _whole_images(read):
         starts = _starts(rows["ImageID"])

@@ -41,9 +41,9 @@ _NAMES = ("classes.txt", "obj.names")
 _NAMES_FOLDERS = ("labels", "train", "images/train", "labels/train")
 """Folders in which labelling tools leave classes.txt beside the label files."""
 _SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
-_NOTHING = ("", "~", "null", "None")
-_LARGEST = 512 * 1024
-_MOST_CLASSES = 100_000
+_NULL_WORDS = ("", "~", "null", "None")
+_MAX_BYTES = 512 * 1024
+_MAX_CLASSES = 100_000
 FIX = "name a folder with data.yaml, in which are names (the classes), train and val (folders of images)"
 
 
@@ -167,10 +167,10 @@ class YoloSource(Source):
             uri = file_of(self.location)
         if not uri:
             raise DataError(f"{self.uri}: no data.yaml in it", fix=FIX)
-        if storage.size(uri) > _LARGEST:
+        if storage.size(uri) > _MAX_BYTES:
             raise DataError(f"{uri} is too large to describe a data set", fix=FIX)
         content = storage.read_bytes(uri)
-        description = self._of_yaml(uri, content) if uri.lower().endswith(YAML) else _of_lines(uri)
+        description = self._from_yaml(uri, content) if uri.lower().endswith(YAML) else _from_lines(uri)
         if not description.names:
             raise DataError(f"{uri} names no classes", fix=FIX)
         for name, count in Counter(description.names.values()).items():
@@ -178,10 +178,10 @@ class YoloSource(Source):
                 raise DataError(f"{uri}: {count} classes are {name!r}", fix="give each class another name")
         return uri, content, description
 
-    def _of_yaml(self, uri: str, content: bytes) -> Description:
+    def _from_yaml(self, uri: str, content: bytes) -> Description:
         try:
             # Every scalar stays the text that it is: a class may be named no, 1 or null.
-            form = yaml_value(content, _LARGEST, plain_text=True)
+            form = yaml_value(content, _MAX_BYTES, plain_text=True)
         except ValueError as error:
             raise DataError(f"{uri} is not YAML: {first_line(error)}", fix=FIX) from None
         if not isinstance(form, dict):
@@ -189,7 +189,7 @@ class YoloSource(Source):
         names = _names(uri, form)
         bases = [storage.parent(uri)]
         path = str(form.get("path", ""))
-        if path.strip() not in (*_NOTHING, ".", "./") and (base := self._resolve(path, bases)):
+        if path.strip() not in (*_NULL_WORDS, ".", "./") and (base := self._resolve(path, bases)):
             bases = list(dict.fromkeys([base, *bases]))
         splits: dict[str, list[str]] = {}
         for split, keys in _SPLIT_KEYS.items():
@@ -198,7 +198,7 @@ class YoloSource(Source):
             for text in given if isinstance(given, list) else [given]:
                 if not isinstance(text, str):
                     raise DataError(f"{uri}: {key} is no path and no list of paths", fix=FIX)
-                if text.strip() in _NOTHING:
+                if text.strip() in _NULL_WORDS:
                     continue
                 if place := self._resolve(text, bases):
                     splits.setdefault(split, []).append(place)
@@ -306,7 +306,7 @@ def file_of(folder: str) -> str:
     for name in names:
         if name.lower().endswith(YAML):
             with suppress(ValueError):
-                form = yaml_value(storage.read_bytes(storage.join(folder, name)), _LARGEST, plain_text=True)
+                form = yaml_value(storage.read_bytes(storage.join(folder, name)), _MAX_BYTES, plain_text=True)
                 if isinstance(form, dict) and {"names", "nc"} & form.keys() and "train" in form:
                     described.append(name)
     if len(described) > 1:
@@ -318,7 +318,7 @@ def file_of(folder: str) -> str:
     return next((uri for uri in places if storage.exists(uri)), "")
 
 
-def _of_lines(uri: str) -> Description:
+def _from_lines(uri: str) -> Description:
     """Return the description by classes.txt or obj.names: the splits are lists, or folders, or all images."""
     classes, root = lines_of(uri), storage.parent(uri)
     holder = next((path for path in reversed(_NAMES_FOLDERS) if root.endswith(f"/{path}")), "")
@@ -350,8 +350,8 @@ def _names(uri: str, form: Mapping[str, Any]) -> dict[int, str]:
     names = form.get("names")
     text = str(form.get("nc", "")).strip()
     count = whole_number(text)
-    if text.isdecimal() and (count is None or count > _MOST_CLASSES):
-        raise DataError(f"{uri}: nc is {text[:20]}, more than {_MOST_CLASSES}", fix="set nc to their number")
+    if text.isdecimal() and (count is None or count > _MAX_CLASSES):
+        raise DataError(f"{uri}: nc is {text[:20]}, more than {_MAX_CLASSES}", fix="set nc to their number")
     if names in (None, "") and count is not None:
         return {number: f"class_{number}" for number in range(count)}
     if isinstance(names, dict) and all(whole_number(str(key)) is not None for key in names):

@@ -46,7 +46,7 @@ def talker(lines, pause=0.0, **options):
     return life
 
 
-NUMBERED = [f"line {number} ✓" for number in range(40)]
+TILE_ID_STEP = [f"line {number} ✓" for number in range(40)]
 
 
 @pytest.mark.parametrize("where", [0, 30, 45, 1000])
@@ -57,7 +57,7 @@ def test_a_stream_that_breaks_anywhere_loses_and_repeats_nothing(start, fake_clu
 
     def life(pod):
         pod.run()
-        for line in NUMBERED:
+        for line in TILE_ID_STEP:
             pod.say(line)
             pod.sleep(0.005)
         while any(fault.times for fault in faults):  # An empty log of a pod that has ended is a whole one.
@@ -65,22 +65,22 @@ def test_a_stream_that_breaks_anywhere_loses_and_repeats_nothing(start, fake_clu
         pod.exit(0)
 
     _, log = start(life)
-    assert list(log.lines()) == NUMBERED
+    assert list(log.lines()) == TILE_ID_STEP
 
 
 def test_a_stream_that_stalls_is_reopened(start, fake_cluster):
     fake_cluster.faults.append(Fault("GET", LOG, cut=100, stall=120))
-    _, log = start(talker(NUMBERED, pause=0.005))
+    _, log = start(talker(TILE_ID_STEP, pause=0.005))
     begun = time.monotonic()
-    assert list(log.lines()) == NUMBERED
+    assert list(log.lines()) == TILE_ID_STEP
     assert time.monotonic() - begun < 60
 
 
 @pytest.mark.parametrize("fault", [{"status": 503}, {"drop": True}], ids=str)
 def test_a_refused_stream_is_asked_for_again(start, fake_cluster, fault):
     fake_cluster.faults.append(Fault("GET", LOG, times=3, **fault))
-    _, log = start(talker(NUMBERED))
-    assert list(log.lines()) == NUMBERED
+    _, log = start(talker(TILE_ID_STEP))
+    assert list(log.lines()) == TILE_ID_STEP
 
 
 def test_equal_lines_of_one_moment_are_counted(start, fake_cluster):
@@ -185,10 +185,10 @@ def test_a_pod_that_is_deleted_or_never_ran_ends_its_log(start, fake_cluster):
 
 
 def test_only_the_last_lines_are_asked_for(start):
-    pod, log = start(talker(NUMBERED), tail=3)
+    pod, log = start(talker(TILE_ID_STEP), tail=3)
     while not pod.ended:
         time.sleep(0.01)
-    assert list(log.lines()) == NUMBERED[-3:]
+    assert list(log.lines()) == TILE_ID_STEP[-3:]
 
 
 def test_what_is_there_now_is_read_without_waiting(start):
@@ -216,7 +216,7 @@ def test_lines_of_pods_come_with_their_names(start, cluster):
 def test_a_log_that_stays_unreadable_is_given_up_and_reported(start, fake_cluster, cluster, caplog):
     fake_cluster.faults.append(Fault("GET", LOG, times=10**6, status=500))
     cluster.timings = replace(cluster.timings, drain=1.0)
-    pod, _ = start(talker(NUMBERED))
+    pod, _ = start(talker(TILE_ID_STEP))
     with MergedLogs(cluster) as feed:
         feed.follow(pod.name, pod.uid)
         assert list(feed.rest(30.0)) == []

@@ -200,7 +200,7 @@ def test_more_than_the_disk_holds_or_an_archive_can_is_refused(tmp_path, make_se
         with pytest.raises(DataError, match="40,000,000 bytes are packed into"):
             sources.parse(f"yolo:{bomb}").listing()
     archive = pack(make_set("yolo"), "zip")
-    monkeypatch.setattr(files, "_RESERVE", 2**60)
+    monkeypatch.setattr(files, "_MIN_FREE_BYTES", 2**60)
     with pytest.raises(DataError, match=r"GB unpacked, but .* has 0\.00 GB") as caught:
         sources.parse(str(archive)).listing()
     assert "TMPDIR" in caught.value.fix
@@ -393,7 +393,7 @@ def test_a_local_header_with_a_longer_extra_field_than_the_directory_tells(zip_p
 
 
 def test_what_is_too_large_for_an_image_is_not_read(zip_path, monkeypatch):
-    monkeypatch.setattr(files, "_LARGEST", 2000)
+    monkeypatch.setattr(files, "_MAX_BYTES", 2000)
     with pytest.raises(StorageError, match="2304 bytes are too many for an image"):
         Zip(str(zip_path)).read("a/stored.jpg")
 

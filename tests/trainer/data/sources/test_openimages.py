@@ -131,7 +131,7 @@ def test_files_that_are_missing_or_of_another_form(mirror, monkeypatch):
         rows_of(mirror, "splits=train")
     write_csv(path, BOX_COLUMNS, [*BOX_ROWS["train"], BOX_ROWS["train"][0]])
     assert [labels(row) for row in rows_of(mirror, "splits=train")["train"]] == [[1, 4, 1], [2], [5], [0]]
-    monkeypatch.setattr(openimages, "_SORTABLE", 10)
+    monkeypatch.setattr(openimages, "_SORT_BYTES", 10)
     with pytest.raises(DataError, match="do not follow each other"):
         rows_of(mirror, "splits=train")
     (mirror / "base" / HIERARCHY).unlink()
@@ -205,7 +205,7 @@ def test_images_are_whole_wherever_a_block_ends(tmp_path, monkeypatch, sortable)
     rows = [f"{image:016x},/m/01yrx,0.{number:03},1,0,1,0\n" for image, count in enumerate(counts)
             for number in range(count)]  # fmt: skip
     (tmp_path / "x.csv").write_text(HEADER + "".join(rows))
-    monkeypatch.setattr(openimages, "_SORTABLE", sortable)
+    monkeypatch.setattr(openimages, "_SORT_BYTES", sortable)
     for size in (64, 300, 1000, 10**6):
         monkeypatch.setattr("trainer.data.sources.openimages._BLOCK", size)
         entries = read(tmp_path / "x.csv", cat)
