@@ -1,4 +1,4 @@
-"""Recipes to published figures have the values of the tables in docs/weights.md, key by key.
+"""Recipes to published figures have the values of the tables in docs/published.md, key by key.
 
 Published values are translated to this program's keys: a backbone's learning rate is relative to the rest's,
 the epoch of a drop to all epochs.
@@ -22,7 +22,7 @@ from trainer.config import parsing
 from trainer.config.schema import Config
 from trainer.model import recipes
 
-DOCS = Path(__file__).parents[2] / "docs" / "weights.md"
+DOCS = Path(__file__).parents[2] / "docs" / "published.md"
 NETWORKS = Path(__file__).parent / "model/architectures/detr/authors_networks.json.gz"
 FREE = {
     "loader.workers", "loader.prefetch", "train.batch_size", "train.compile", "train.validate_every",
@@ -43,8 +43,7 @@ class Difference(NamedTuple):
 def read_tables() -> tuple[dict[str, dict[str, str]], list[Difference]]:
     """Published values by recipe and key, those that apply, and the rows of "Differences"."""
     published: dict[str, dict[str, str]] = {}
-    text = DOCS.read_text().partition("## Recipes to published figures\n")[2].partition("\n## ")[0]
-    *tables, differences = text.split("\n### ")[1:]
+    *tables, differences = DOCS.read_text().split("\n## ")[1:]
     for table in tables:
         title, *lines = table.splitlines()
         same = dict(re.findall(r"`([\w.]+)` ([^,\n]+)", table))

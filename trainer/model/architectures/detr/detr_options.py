@@ -241,7 +241,7 @@ def published_views(size: int, draws: int, plain_epochs: int) -> LoaderConfig:
     """Return the augmentation of D-FINE's and RT-DETR's authors.
 
     `draws` is the number of draws of `size` among the ten other sides, from 3/4 to 5/4 of it; 0 is one side
-    only. docs/weights.md lists the sources.
+    only. docs/published.md lists the sources.
     """
     around = [*range(int(size * 0.75 / 32) * 32, int(size * 1.25 / 32) * 32 + 1, 32)]
     return LoaderConfig(

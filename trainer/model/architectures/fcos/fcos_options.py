@@ -32,7 +32,7 @@ class FcosOptions(PyramidOptions):
 def fcos_r50() -> Config:
     """FCOS on COCO: torchvision's recipe of 26 epochs for 8 GPUs (39.2 AP, published).
 
-    Source: torchvision's references/detection/README.md; docs/weights.md compares all settings.
+    Source: torchvision's references/detection/README.md; docs/published.md compares all settings.
     """
     return Config(
         recipe="fcos_r50",

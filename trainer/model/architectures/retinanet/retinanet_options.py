@@ -87,7 +87,7 @@ def _narrow() -> RetinaNetOptions:
 def coco_r50() -> Config:
     """RetinaNet v2 on COCO: torchvision's recipe of 26 epochs on 8 GPUs, whose weights have 41.5 AP.
 
-    https://github.com/pytorch/vision/pull/5756; docs/weights.md compares all settings. It was not run with
+    https://github.com/pytorch/vision/pull/5756; docs/published.md compares all settings. It was not run with
     this code.
     """
     return Config(
@@ -119,7 +119,7 @@ def openimages_r50() -> Config:
 def mlperf() -> Config:
     """MLPerf Training's detector: ResNeXt50-32x4d on 264 classes, 34.0 mAP in 4 to 6 epochs there.
 
-    single_stage_detector of github.com/mlcommons/training; docs/weights.md compares all settings. 20 of 20
+    single_stage_detector of github.com/mlcommons/training; docs/published.md compares all settings. 20 of 20
     reference runs had 0.34 after 4 epochs at 256 images a step, 10 of 10 after 6 at 1024 (mlcommons/logging,
     rcp_checker/training_3.0.0/rcps_ssd.json). It was not run with this code.
     """

@@ -1,0 +1,357 @@
+"""Commands and examples of README and docs.
+
+Commands in code blocks that work on one machine within seconds are run, page by page, in a folder with the
+files that the pages name. `PARSED` lists the others; their own parser checks them.
+"""
+
+import argparse
+import io
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import yaml
+from bundles import make_bundle
+from kfp.cli.cli import cli as kfp
+from PIL import Image
+
+from components import records
+from components.environment import SECRET_KEYS
+from components.launchers.spec import from_fields
+from operations.tuning.space import parse
+from pipelines import cli, wait
+from pipelines.commands import job_options
+from trainer.__main__ import _parser as trainer_parser
+from trainer.config.parsing import parse_overrides
+from trainer.data import sources
+from trainer.evaluation import gate
+from trainer.export import published_models
+from trainer.model import recipes
+from trainer.training.loop import train
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "deploy/README.md")
+FILES = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in FILES}
+
+PARSED = {
+    "run": "trains for minutes: tests/pipelines/test_run.py, tests/test_wheel.py",
+    "tune --recipe": "trains for minutes: tests/operations/tuning",
+    "serve": "serves until it is stopped: tests/trainer/export",
+    "doctor": "asks a cluster: tests/pipelines/commands/test_doctor.py",
+    "job": "needs a cluster: tests/pipelines/commands/test_job.py",
+    "weights fetch": "needs the publisher: tests/pipelines/commands/test_weights.py",
+    "model verify cards --public-key": "needs a signed model: tests/trainer/export/test_tampered_bundle.py",
+}
+"""Beginnings of commands that are parsed but not run, and why."""
+
+STAND_INS = {
+    "s3://bucket/kubedet": "data_root", "coco:s3://bucket/set": "coco:set", "20261121-4f0c": "first",
+}  # fmt: skip
+"""Names on the pages, and what there is in their place."""
+
+OTHERS = {
+    "kubectl",
+    "oc",
+    "docker",
+    "srun",
+    "sbatch",
+    "trtexec",
+    "tritonserver",
+    "mlnx_qos",
+    "ethtool",
+    "grep",
+    "cp",
+    "source",
+}
+"""Programs that are not part of this project; files of the repository that they read must exist."""
+
+TOOLS = {"kubedet", "python", "kfp", "make", "pip", "export", "openssl", "tar", "eval", *OTHERS}
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_INNER = re.compile(r"\$\((.*?)\)")
+
+
+def code(text):
+    """Yield the lines of code blocks that may hold commands: indented, or with the language bash."""
+    language = None
+    for line in re.sub(r" \\\n\s*", " ", text).splitlines():
+        if line.lstrip().startswith("```"):
+            language = line.strip("` ") if language is None else None
+        elif language == "bash" or (language is None and line.startswith("    ")):
+            yield line.strip()
+
+
+def commands(text, *tools):
+    """Yield the words of the commands of some programs."""
+    variables = {}
+    for line in code(text):
+        for part in [*line.split(" && "), *_INNER.findall(line)]:
+            filled = _INNER.sub("VALUE", part)
+            for name, value in variables.items():
+                filled = filled.replace(f"${name}", value)
+            try:
+                words = shlex.split(filled, comments=True)
+            except ValueError:  # Output of a program.
+                continue
+            while words and (found := _VARIABLE.fullmatch(words[0])):
+                variables[found[1]] = found[2]
+                words = words[1:]
+            tool = words[0].rpartition("/")[2] if words else ""
+            if tool in (tools or TOOLS):
+                yield [tool, *words[1:]]
+
+
+def is_parsed(words):
+    line = " ".join(words[1:])
+    return any(line.startswith(name) for name in PARSED) and not line.startswith(("job fields", "job render"))
+
+
+def pages_with(*tools):
+    return [page for page, text in PAGES.items() if any(commands(text, *tools))]
+
+
+@pytest.fixture(scope="session")
+def finished(made_once, data_root, shards, tiny):
+    """A folder with a data root, two runs, and a model `cards` in two versions."""
+
+    def make(folder):
+        shutil.copytree(data_root, folder / "data_root")
+        root, uri = folder / "data_root", shards.replace(data_root, str(folder / "data_root"))
+        first = root / "runs/first"
+        train(tiny(train__epochs=1), uri, str(first / "train"))
+        records.record_run(str(root), str(first), "", {"uri": uri}, "debug", {}, "")
+        categories = json.loads(Path(uri, "index.json").read_text())["categories"]
+        classes = [{"id": i, "name": it["name"], "original_id": it["id"]} for i, it in enumerate(categories)]
+        for number, name in enumerate(("first", "a"), 1):
+            bundle = make_bundle(
+                root / "runs" / name / "model", version=f"v{number}", name="cards", classes=classes
+            )  # fmt: skip
+            published_models.publish(bundle, str(root), "cards")
+            records.PublishedRecord("cards", f"v{number}", "first", "").write(str(root))
+        scored = ["--shards", uri, "-o", str(first / "evaluation")]
+        assert cli.main(["evaluate", str(first / "train/best.pt"), *scored]) == 0
+        for name, made in (("first", "first"), ("second", "first"), ("a", "a")):
+            shutil.copytree(root / "runs" / made, folder / "runs" / name)
+
+    return made_once("finished_for_docs", make)
+
+
+@pytest.fixture
+def folder(finished, tmp_path, monkeypatch):
+    """A copy of that folder, with the other files that the pages name."""
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    (index,) = Path("data_root/shards").glob("*/index.json")
+    (raw,) = Path("data_root/raw").glob("*/manifest.json")
+    names = {"shards/0123abcd": index, "raw/0123abcd": raw, "raw/4567cdef": raw}
+    for name, file in names.items():
+        monkeypatch.setitem(STAND_INS, f"data_root/{name}", str(file.parent))
+    picture = io.BytesIO()
+    Image.new("RGB", (192, 96), "white").save(picture, "JPEG")
+    boxes = json.dumps({
+        "images": [{"id": 1, "file_name": "b.jpg", "width": 192, "height": 96}],
+        "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [20, 10, 9, 9]}],
+        "categories": [{"id": 1, "name": "ace"}],
+    })  # fmt: skip
+    packed = {
+        "cards.zip": {"data.yaml": "names: [ace]\ntrain: images\n", "labels/a.txt": "0 0.5 0.5 0.5 0.5\n",
+                      "images/a.jpg": picture.getvalue()},
+        "corrections.zip": {"annotations/instances_train.json": boxes, "images/b.jpg": picture.getvalue()},
+    }  # fmt: skip
+    for name, files in packed.items():
+        with zipfile.ZipFile(name, "w") as archive:
+            for file, content in files.items():
+                archive.writestr(file, content)
+    for name in ("mine", "set", "pets"):
+        write(f"{name}/annotations/instances_train.json", boxes.encode())
+        write(f"{name}/images/b.jpg", picture.getvalue())
+    for name in ("photo.jpg", "photos/new.jpg", "images/a.jpg"):
+        write(name, picture.getvalue())
+    write("cards/data.yaml", b"names: [ace]\ntrain: images\n")
+    write("VOCdevkit/VOC2012/x", b"")
+    write("runs/tune-small/best.yaml", blocks("tuning", "yaml")[1].encode())
+    write("job.yaml", b"name: a\nimage: i:1\ncommand: ['true']\n")
+    truth = json.loads((index.parent / "annotations/test.json").read_text())
+    boxes = [{key: each[key] for key in ("image_id", "category_id", "bbox")} for each in truth["annotations"]]
+    write("GT.json", json.dumps(truth).encode())
+    write("DT.json", json.dumps([each | {"score": 0.9} for each in boxes]).encode())
+    Path("deploy").symlink_to(ROOT / "deploy")
+    return tmp_path
+
+
+def write(name, content):
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_bytes(content)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This client only works")
+@pytest.mark.parametrize("page", pages_with("kubedet", "kfp", "openssl", "tar"))
+def test_commands_run(page, folder, kfp_server, monkeypatch, capsys):
+    monkeypatch.setattr(wait, "SECONDS", 0.0)
+    monkeypatch.delenv("KUBEDET_SIGNING_KEY", raising=False)
+    for tool, *words in commands(PAGES[page], "kubedet", "kfp", "openssl", "tar"):
+        if tool == "kfp":  # As its console script calls it; a mistake is an exception.
+            kfp.main(words, obj={}, auto_envvar_prefix="KFP", standalone_mode=False)
+        elif tool != "kubedet":
+            subprocess.run([tool, *stand_ins(words)], check=True, capture_output=True)
+        elif words[-1] == "--help":
+            with pytest.raises(SystemExit):
+                cli.main(words)
+        elif is_parsed([tool, *words]):
+            check(stand_ins(words))
+        else:
+            remote = words[0] in ("submit", "schedule", "tune")
+            code = cli.main(words if remote else stand_ins(words))
+            is_rejected = (
+                code == 1 and "--gate" in words
+            )  # By the gate.
+            assert code == 0 or is_rejected, (words, capsys.readouterr().err)
+
+
+def stand_ins(words):
+    for name, value in STAND_INS.items():
+        words = [word.replace(name, value) for word in words]
+    return words
+
+
+def check(words):
+    """Parse a command, and check its source, recipe, keys and job."""
+    options = cli.make_parser(words[0]).parse_args(words)
+    if words[0] in ("run", "tune"):
+        sources.parse(options.source or "sample")
+        recipes.load(recipes.named(options.recipe or "debug")[0], parse_overrides(options.overrides))
+    if words[:2] == ["job", "submit"]:
+        job_options.specification(options)
+
+
+@pytest.mark.parametrize("page", pages_with("python", "make", "pip", *OTHERS))
+def test_other_commands_name_what_exists(page):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for tool, *words in commands(PAGES[page], "python", "make", "pip", *OTHERS):
+        if tool == "make":
+            assert {word for word in words if word.islower() and "=" not in word} <= {*targets}, words
+        elif tool == "pip":
+            extras = [name for word in words for name in re.findall(r"kubedet\[(.*)\]", word)]
+            assert {name for each in extras for name in each.split(",")} <= {
+                *project["optional-dependencies"]
+            }
+        elif words[:2] == ["-m", "trainer"]:
+            trainer_parser().parse_args(words[2:])
+        elif words[:1] == ["-m"] and words[1].startswith("benchmarks"):
+            known = "".join(
+                (ROOT / "benchmarks" / name).read_text()
+                for name in ("common.py", f"{words[1][11:] or '__main__'}.py")
+            )
+            options = [word for word in words if word.startswith("--")]
+            assert all(f'"{word}"' in known or f"{word[2:]}=" in known for word in options), words
+        else:
+            paths = [word for word in words if re.match(r"(deploy|tests|images)/", word)]
+            assert all((ROOT / path).exists() for path in paths), words
+
+
+def every(parser, words=()):
+    """Yield the names of each command and its parser."""
+    yield words, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, child in action.choices.items():
+                yield from every(child, (*words, name))
+
+
+def test_commands_in_sentences_exist_and_know_their_options():
+    known = {words: parser for words, parser in every(cli.make_parser()) if words}
+    for page, text in PAGES.items():
+        for names, rest in re.findall(r"`kubedet ((?:[a-z]+ ?)+)([^`\n]*)`", text):
+            words = tuple(names.split())
+            command = max((key for key in known if words[: len(key)] == key), key=len, default=None)
+            assert command, f"{page}: there is no kubedet {names}"
+            options = set(re.findall(r"(?<=\s)(--?[a-z][a-z-]*)", " " + rest.split(" -- ")[0]))
+            assert options <= set(known[command]._option_string_actions), (page, command, options)
+
+
+def test_every_command_is_documented():
+    text = "".join(PAGES.values())
+    leaves = [words for words, parser in every(cli.make_parser()) if not parser._subparsers]
+    assert [words for words in leaves if f"kubedet {' '.join(words)}" not in text] == []
+    listed = re.findall(r"^    (\w+)[: ]", sources.__doc__, re.MULTILINE)
+    assert [name for name in listed if f"`{name}" not in PAGES["docs/data.md"] and name != "PATH"] == []
+    keys = {*SECRET_KEYS, *SECRET_KEYS.values()}
+    assert keys <= set(re.findall(r"`(\w+)`", PAGES["docs/kubeflow.md"]))
+
+
+def test_examples_of_files_are_valid(tmp_path):
+    for block in blocks("networks", "yaml"):
+        from_fields({"command": ["true"]} | yaml.safe_load(block))
+    space, recipe = blocks("tuning", "yaml")
+    parse(space, "small", {}, "the example")
+    (tmp_path / "best.yaml").write_text(recipe)
+    assert recipes.named(str(tmp_path / "best.yaml"))[0] == "small"
+    rules = re.findall(r"^\| `([^`]+[<>]=?[^`]+)` \|", PAGES["docs/evaluation.md"], re.MULTILINE)
+    assert len(rules) == 6 and all(str(gate.parse(rule)) == rule for rule in rules)
+
+
+def blocks(page, language):
+    return re.findall(rf"```{language}\n(.*?)```", PAGES[f"docs/{page}.md"], re.DOTALL)
+
+
+@pytest.fixture
+def bundle(tmp_path, monkeypatch):
+    """A folder with a bundle that finds one dog in every image."""
+    monkeypatch.chdir(tmp_path)
+    published_models.publish(make_bundle(tmp_path / "runs/a/model", name="cards"), "data_root", "cards")
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (192, 96), "white").save(tmp_path / "images/a.jpg")
+
+
+def test_code_that_reads_shards_works(shards, tmp_path, monkeypatch):
+    shutil.copytree(shards, tmp_path / "data_root/shards/0123abcd")
+    monkeypatch.chdir(tmp_path)
+    (text,) = blocks("data", "python")
+    done = subprocess.run([sys.executable, "-c", text], check=True, capture_output=True, text=True)
+    assert len(done.stdout.splitlines()) > 20
+
+
+def test_code_that_calls_a_model_works(bundle, capsys):
+    _, text = blocks("serving", "python")
+    exec(compile(text, "docs/serving.md", "exec"), {"__name__": "guide"})
+    assert re.match(r"dog <b> 0\.72\d* \[24\. 12\. 96\. 60\.\]", capsys.readouterr().out.strip())
+
+
+def test_code_that_adds_a_plugin_follows_its_documentation(bundle):
+    """Names, types and values: TensorRT's plugin/efficientNMSPlugin/README.md."""
+    real = onnx.TensorProto.FLOAT
+    helper = onnx.helper
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["images"], ["float"], to=real),
+            helper.make_node("Reshape", ["float", "rows"], ["boxes"]),
+            helper.make_node("Sigmoid", ["boxes"], ["scores"]),
+        ],
+        "raw", [helper.make_tensor_value_info("images", onnx.TensorProto.UINT8, ["batch", 3, 96, 96])],
+        [helper.make_tensor_value_info(name, real, ["batch", 6912, 4]) for name in ("boxes", "scores")],
+        [onnx.numpy_helper.from_array(np.array([0, -1, 4]), "rows")],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph), "runs/a/model/model.raw.onnx")
+    text, _ = blocks("serving", "python")
+    exec(compile(text, "docs/serving.md", "exec"), {"__name__": "guide"})
+    artefact = onnx.load("model.trt.onnx")
+    node = artefact.graph.node[-1]
+    assert (node.op_type, node.domain, list(node.input)) == ("EfficientNMS_TRT", "TRT", ["boxes", "scores"])
+    attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    assert attributes.pop("plugin_version") == b"1"
+    integers = {"background_class": -1, "box_coding": 0, "score_activation": 0, "class_agnostic": 0}
+    assert attributes == {
+        **integers, "max_output_boxes": 5, "score_threshold": pytest.approx(0.05), "iou_threshold": 0.5,
+    }  # fmt: skip
+    assert all(isinstance(attributes[name], int) for name in integers)
