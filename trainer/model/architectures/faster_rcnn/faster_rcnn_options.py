@@ -42,8 +42,8 @@ class FasterRcnnOptions(PyramidOptions):
 def faster_rcnn_r50() -> Config:
     """Faster R-CNN v2 on COCO: torchvision's recipe of 400 epochs for 32 GPUs (46.7 AP, published).
 
-    Source: pull request 5763 of pytorch/vision; docs/published.md compares all settings. It starts from random
-    weights.
+    Source: pull request 5763 of pytorch/vision; docs/published.md compares all settings. It starts from
+    random weights.
     """
     return Config(
         recipe="faster_rcnn_r50",
