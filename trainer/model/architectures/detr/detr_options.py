@@ -322,4 +322,4 @@ PUBLISHED = (
         backbone_lr=0.01, frozen=True,
     ),
 )  # fmt: skip
-"""Recipes of the published trainings; docs/weights.md lists the sources."""
+"""Recipes of the published trainings; docs/published.md lists the sources."""
