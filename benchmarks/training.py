@@ -12,6 +12,7 @@ from trainer.data.transforms import color_map
 from trainer.model import recipes
 from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
+from trainer.training.time_limit import SplitSizes, TimeLimit
 
 PHOTOGRAPHS = recipes.load("finetune").loader
 """The strongest augmentation that a recipe for photographs has: sizes, crops, flips, colours."""
@@ -26,9 +27,9 @@ def batch_of(images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None
 
 def step_of(state: TrainState, config: Config, images: int) -> TrainStep:
     """The step of a new training with `images` per process; a collective call."""
-    return TrainStep(
-        state, state.distributed(), config.train, steps=_PLANNED, global_batch=images * state.world.size
-    )
+    whole = images * state.world.size
+    limit = TimeLimit(config, SplitSizes(_PLANNED * whole), whole)
+    return TrainStep(state, state.distributed(), config.train, limit=limit, global_batch=whole)
 
 
 def like_photographs(config: LoaderConfig) -> LoaderConfig:

@@ -1,57 +1,35 @@
-"""Automatic choice of epochs, image size, batch and validations for a data set, a machine and a time.
+"""Automatic choice of epochs, image size, batch and validations for a data set and a machine.
 
-The choice follows from the number of images and from the speed that is measured before the training
-(`train.minutes`). It is stored in the run's folder, where a resumed run reads it. Values that the user set
-stay.
+The choice follows from the number of images and from the speed that is measured before the training. It is
+stored in the run's folder, where a resumed run reads it. Values that the user set stay. The training chooses
+its last step by itself, see `trainer.training.time_limit`.
 """
 
 import math
-import sys
+import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
 from trainer import storage
 from trainer.base.errors import DamagedError, FormError
+from trainer.base.log import clock
 from trainer.config.parsing import with_overrides
-from trainer.config.schema import QUICK_MINUTES, Config
+from trainer.config.schema import MINUTES, QUICK_MINUTES, Config
+from trainer.training.time_limit import SplitSizes
 
-FILE = "plan.json"  # In the run's folder: the settings, the values chosen for them, and the estimated time.
-_REFERENCE_IMAGES = (
-    300  # Images that a recipe's epochs are meant for; fewer get more epochs, up to three times.
-)
+FILE = "plan.json"  # In the run's folder: the settings and the values chosen for them.
+_REFERENCE_IMAGES = 300  # Images that a recipe's epochs are for; fewer get up to three times as many.
 _STEPS = 10  # Steps that an epoch should have, if a smaller batch makes that possible.
 _SIDE_FACTORS = (1.0, 0.8, 0.6)  # Image sizes that are tried, relative to the recipe's.
-_MIN_EPOCHS_SHARE = 0.6  # A larger image is preferred if this share of the epochs remains.
-_MIN_IMAGES_SEEN = 1500  # Images to train on, however long that takes, in five epochs at most.
+_MIN_SIDE = 128  # No image size is reduced below it.
+_MIN_EPOCHS_SHARE = 0.6  # A larger image is preferred if there is time for this share of the epochs.
 _OVERHEAD = 1.2  # Duration of a training relative to its passes: loading, the optimizer, writing.
-_FORWARD_RATIO = 3.0  # Images that are predicted in the time in which one is trained.
-_REST_SECONDS = 60.0  # The rest of a run: start of its processes, the files of the exported model.
-_EXPORT_PASSES = 2  # The export predicts the validation images with the model and with the file.
 Speed = Callable[[Config], float]  # Measures images per second of a configuration; 0 if it cannot.
 
 
-@dataclass(frozen=True)
-class Images:
-    """Numbers of images of a data set, by split."""
-
-    train: int
-    val: int = 0
-    test: int = 0
-
-    def seconds(self, config: Config, rate: float) -> float:
-        """Return the duration of training, validations and export; `rate` is trained images per second."""
-        predicted = math.ceil(config.train.epochs / config.train.validate_every) * self.val
-        predicted += self.test or self.val
-        predicted += _EXPORT_PASSES * min(self.val, config.export.check_images)
-        return (
-            _REST_SECONDS + (config.train.epochs * self.train * _OVERHEAD + predicted / _FORWARD_RATIO) / rate
-        )
-
-
 def planned(
-    config: Config, fixed: Collection[str], images: Images, processes: int, folder: str, speed: Speed
+    config: Config, fixed: Collection[str], images: SplitSizes, processes: int, folder: str, speed: Speed
 ) -> Config:
     """Return the configuration with the values chosen for these data on this machine, and print them.
 
@@ -63,27 +41,23 @@ def planned(
     settings = {"recipe": config.recipe, "minutes": config.train.minutes, "images": images.train}
 
     def measured() -> dict[str, Any]:
+        start, minutes = time.monotonic(), config.train.minutes
         plan, rate = choose(config, fixed, images, processes, speed)
-        train, size = plan.train, plan.loader.image_size
-        print(f"{images.train} images: {train.epochs} epochs at {size} pixels, batches of "
-              f"{train.batch_size}, validated every {train.validate_every}")  # fmt: skip
-        estimate = None
-        if rate:
-            estimate = round(images.seconds(plan, rate))
-            minutes = max(1, round(estimate / 60))
-            is_long = minutes > QUICK_MINUTES + 1 and config.train.minutes > QUICK_MINUTES
-            print(f"about {minutes} minute{'s' * (minutes > 1)} at {rate:.1f} images/s on this machine"
-                  + (f"; --quick for {QUICK_MINUTES}" if is_long else ""))  # fmt: skip
-            if size < config.loader.image_size or train.epochs < config.train.epochs:
-                print(f"train.minutes={config.train.minutes:g} allows that; =0 takes the recipe's "
-                      f"{config.train.epochs} epochs at {config.loader.image_size} pixels")  # fmt: skip
+        train, seconds = plan.train, _seconds(plan, images, rate) if rate else math.inf
+        shown = f"{train.epochs} epochs at {plan.loader.image_size} pixels, batches of {train.batch_size}"
+        print(f"{images.train} images: up to {shown}")
+        quick = f"; --quick for {QUICK_MINUTES} minutes" if minutes > QUICK_MINUTES else ""
+        if seconds <= 60 * minutes:
+            print(f"about {clock(seconds)} at {rate:.1f} images/s", flush=True)
         else:
-            print("the speed of this machine could not be measured: no estimate of the time")
-        sys.stdout.flush()
+            print(f"as many as fit into {minutes:g} minutes{quick}", flush=True)
         values = {key: attrgetter(key)(plan) for key in _KEYS if key not in fixed}
-        return {"chosen": values, "images_per_second": rate, "estimated_seconds": estimate}
+        left = round(minutes - (time.monotonic() - start) / 60, 2)  # Measuring counts.
+        return {"chosen": values, "images_per_second": rate, "minutes": left}
 
-    return _changed(config, fixed, kept(folder, "training", settings, measured).get("chosen", {}))
+    plan = kept(folder, "training", settings, measured)
+    config = _changed(config, fixed, plan.get("chosen", {}))
+    return with_overrides(config, {MINUTES: plan.get("minutes", config.train.minutes)})
 
 
 def kept(
@@ -119,7 +93,7 @@ _KEYS = (
 
 
 def choose(
-    config: Config, fixed: Collection[str], images: Images, processes: int, speed: Speed
+    config: Config, fixed: Collection[str], images: SplitSizes, processes: int, speed: Speed
 ) -> tuple[Config, float]:
     """Return a configuration for `planned`, and its images per second, 0 if they could not be measured."""
     # A batch with which an epoch has enough steps, at most the recipe's.
@@ -131,34 +105,38 @@ def choose(
         smaller |= {"train.global_batch": enough} if train.global_batch else {}
         config = _changed(config, fixed, smaller)
     share = min(max(math.sqrt(_REFERENCE_IMAGES / max(images.train, 1)), 1.0), 3.0)
-    target = _with_epochs(config, fixed, round(config.train.epochs * share))
+    share = 1.0 if "train.epochs" in fixed else round(train.epochs * share) / train.epochs
+    longer = {
+        "train.epochs": round(train.epochs * share),
+        "loader.plain_epochs": round(config.loader.plain_epochs * share),
+        "train.validate_every": max(1, round(train.validate_every * share)),
+    }
+    target = _changed(config, fixed, longer)
     size = config.loader.image_size
     stride = max(config.model.stride, 32)
-    sides = sorted({max(96, round(size * part / stride) * stride) for part in _SIDE_FACTORS}, reverse=True)
+    sides = sorted(
+        {max(_MIN_SIDE, round(size * part / stride) * stride) for part in _SIDE_FACTORS}, reverse=True
+    )
     if "loader.image_size" in fixed or config.loader.sizes:
         sides = [size]
+    if len(sides) == 1:
+        return target, 0.0
+    print("measuring the speed of this machine", flush=True)
+    rate = speed(target)
     for side in sides:
         plan = _changed(target, fixed, {"loader.image_size": side})
-        rate = speed(plan)
-        if not rate:
-            return target, 0.0
-        possible = target.train.epochs
-        while possible and images.seconds(_with_epochs(plan, fixed, possible), rate) > 60 * train.minutes:
-            possible -= 1
-        if possible >= _MIN_EPOCHS_SHARE * target.train.epochs:
+        at_side = rate * (size / side) ** 2
+        if rate and _MIN_EPOCHS_SHARE * _seconds(plan, images, at_side) <= 60 * train.minutes:
             break
-    least = min(max(math.ceil(_MIN_IMAGES_SEEN / max(images.train, 1)), 1), 5)
-    return _with_epochs(plan, fixed, min(max(possible, least), target.train.epochs)), rate
+    return plan, at_side
 
 
-def _with_epochs(config: Config, fixed: Collection[str], epochs: int) -> Config:
-    epochs = config.train.epochs if "train.epochs" in fixed else epochs
-    share = epochs / config.train.epochs
-    # At least two validations, if there are epochs for them: the best of them is exported.
-    every = min(max(1, round(config.train.validate_every * share)), max(1, epochs // 2))
-    plain = round(config.loader.plain_epochs * share)
-    values = {"train.epochs": epochs, "train.validate_every": every, "loader.plain_epochs": plain}
-    return _changed(config, fixed, values)
+def _seconds(config: Config, images: SplitSizes, rate: float) -> float:
+    """Return the duration of all epochs, validations, evaluation and export at `rate` images per second."""
+    train = config.train
+    passes = train.epochs * images.train * _OVERHEAD / rate
+    validations = math.ceil(train.epochs / train.validate_every) * images.validation_seconds(rate)
+    return passes + validations + images.seconds_after(config, rate)
 
 
 def _changed(config: Config, fixed: Collection[str], values: Mapping[str, Any]) -> Config:

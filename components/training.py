@@ -15,6 +15,7 @@ from components.records import ImagesRecord
 from trainer import storage
 from trainer.base.errors import ConfigError, KubedetError, LaunchError
 from trainer.config import parsing
+from trainer.config.schema import MINUTES
 from trainer.config.types import Overrides
 from trainer.data.sample_order import global_batch
 from trainer.data.shard_folder import read_index
@@ -23,6 +24,7 @@ from trainer.evaluation.gate import check, split_rules
 from trainer.export import published_models
 from trainer.launching import heartbeat
 from trainer.model import recipes
+from trainer.training.time_limit import SplitSizes
 from trainer.weights.weights_mirror import check_available
 
 logger = logging.getLogger(__name__)
@@ -135,12 +137,15 @@ def prepare(
         fix=published_models.RENAME_FIX,
     )  # fmt: skip
     config = parsing.with_overrides(config, {"export.name": name})
-    if config.train.minutes and not in_pods:
+    if in_pods:
+        config = parsing.with_overrides(config, {MINUTES: 0.0})
+    if config.train.minutes:
         from trainer.training.throughput_probe import measure  # PyTorch, which takes seconds to start.
 
-        counts = (index.samples.get(split, 0) for split in ("train", "val", "test"))
-        speed = partial(measure, classes=len(index.categories), processes=job.processes)
-        images = auto_schedule.Images(*counts)
+        speed = partial(
+            measure, classes=len(index.categories), processes=job.processes, timeout=15 * config.train.minutes
+        )
+        images = SplitSizes.of(index.samples)
         config = auto_schedule.planned(config, overrides, images, job.processes, output, speed)
     # Checked here as well as in the loader: hundreds of processes need minutes to come that far.
     of_step = partial(

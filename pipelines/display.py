@@ -196,8 +196,8 @@ class PlainDisplay(AbstractContextManager["PlainDisplay"]):
             if running.bar and running.bar is not self._bar and not running.bar["end"]:
                 self._bar = running.bar
                 self._print("  " + describe(running.bar))
-            elif silence > 6 * _PLAIN_SECONDS:
-                self._print(f"  {running.title}: still running, {clock(running.elapsed)}")
+            else:
+                self._print(f"  still running, {clock(running.elapsed)}")
 
     def _print(self, text: str) -> None:
         print(text, flush=True)

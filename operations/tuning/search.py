@@ -40,6 +40,7 @@ from trainer.base.errors import (
 )
 from trainer.base.worker_pool import threads_of_process
 from trainer.config import parsing
+from trainer.config.schema import MINUTES
 from trainer.data.shard_index import data_root_of
 from trainer.launching.stop_signals import StopRequest, stop_request
 from trainer.model import recipes
@@ -226,7 +227,8 @@ def _follow(
     values = starting_weights.chosen(study.recipe, given, data_root_of(study.shards)) | given
     folder = storage.join(study.trainings, f"{trial.user_attrs[_NUMBER]:05d}")
     output, config = storage.join(folder, "train"), storage.join(folder, "config.json")
-    parsing.write(config, recipes.load(study.recipe, values))
+    # Trials share the machine: a limit of the recipe would let the speed decide.
+    parsing.write(config, recipes.load(study.recipe, {MINUTES: 0.0} | values))
     command = [
         sys.executable, "-m", "trainer", "launch", "--nproc", str(processes), "--",
         "train", "--config", config, "--shards", study.shards, "--output", output,

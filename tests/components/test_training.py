@@ -16,6 +16,12 @@ from trainer.export import published_models
 RUN = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 
 
+@pytest.fixture(autouse=True)
+def _speed(monkeypatch):
+    """A machine of known speed; measuring takes seconds."""
+    monkeypatch.setattr("trainer.training.throughput_probe.measure", lambda *given, **options: 500.0)
+
+
 @pytest.fixture
 def indexed(tmp_path):
     form = index(

@@ -89,6 +89,9 @@ def test_a_silent_step_shows_its_progress_as_lines(run, events, capsys, monkeypa
     display._last_print -= 11
     display.tick()
     assert "train 109/150 steps 73%, 14.3 steps/s, 0:03 left, loss 0.767" in capsys.readouterr().out
+    display._last_print -= 11
+    display.tick()
+    assert capsys.readouterr().out == "  still running, 0:00\n", "no news for ten seconds"
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])

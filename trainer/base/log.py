@@ -9,10 +9,11 @@ import logging
 import os
 import re
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from trainer.base.safe_text import redacted
@@ -132,13 +133,18 @@ def progress(task: str, total: int | None, unit: str, *, done: int = 0, shown: b
     """
     path = os.environ.get(PROGRESS_FILE)
     terminal = _Terminal() if shown and not path and sys.stderr.isatty() else None
-    next_time = time.monotonic() + (0.0 if path else _PLAIN_INTERVAL)
+    next_time, lock = time.monotonic() + (0.0 if path else _PLAIN_INTERVAL), threading.Lock()
 
     def show(bar: Bar, end: bool) -> None:
-        nonlocal next_time
         if terminal:
             terminal.show(bar, end)
-        elif end or time.monotonic() >= next_time:
+        else:
+            with lock:
+                write(bar, end)
+
+    def write(bar: Bar, end: bool) -> None:
+        nonlocal next_time
+        if end or time.monotonic() >= next_time:
             next_time = time.monotonic() + (_FILE_INTERVAL if path else _PLAIN_INTERVAL)
             event = bar.event(end=end)
             if not path:
@@ -150,9 +156,36 @@ def progress(task: str, total: int | None, unit: str, *, done: int = 0, shown: b
 
     bar = Bar(task, total, unit, show if shown else None, done)
     try:
-        yield bar
+        with _repeated(bar.show) if shown and not terminal else nullcontext():
+            yield bar
     finally:
         bar.show(end=True)
+
+
+@contextmanager
+def activity(logger: logging.Logger, text: str) -> Iterator[None]:
+    """Log every ten seconds what is done inside, and for how long."""
+    start = time.monotonic()
+    with _repeated(lambda: logger.info("%s, %s", text, clock(time.monotonic() - start))):
+        yield
+
+
+@contextmanager
+def _repeated(function: Callable[[], None]) -> Iterator[None]:
+    """Call a function every ten seconds, so that a log is never silent while a server is."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(_PLAIN_INTERVAL):
+            function()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class _Terminal:

@@ -206,8 +206,10 @@ class TrainConfig:
     epochs: Positive = 26
     """Passes over the training split."""
     minutes: NonNegative = 0.0
-    """Time limit of a local run in minutes, from the start of the training: epochs, image size, batch and
-    validations that are not set are chosen for the number of images and the measured speed. 0 sets none."""
+    """Time limit in minutes from the start of the training to the end of the export: the training ends before
+    its last epoch if necessary. A local run also chooses what is not set of epochs, image size, batch and
+    validations, by the number of images and the measured speed. 0 sets no limit; train.epochs alone removes
+    it."""
     batch_size: Positive = 4
     """Most images of each process in a forward pass."""
     accumulate: Positive = 1

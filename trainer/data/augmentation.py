@@ -69,6 +69,11 @@ class Augmentation:
         self._composes = bool(config.mosaic or config.mixup)
         self._reach = min(MAX_LOOK_AHEAD, max(1, len(sizes) - 1))
 
+    def start_plain(self, epoch: int) -> None:
+        """Let the plain epochs start with `epoch`; -1 changes nothing."""
+        if epoch >= 0:
+            self._plain_from = epoch
+
     def plain(self, epoch: int) -> bool:
         """Return whether an epoch is one of the last, without strong augmentation."""
         return epoch >= self._plain_from

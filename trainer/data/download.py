@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from trainer import storage
 from trainer.base import worker_pool
 from trainer.base.errors import DamagedError, DataError, FormError, MissingError, StorageError
-from trainer.base.log import Bar, progress
+from trainer.base.log import Bar, activity, progress
 from trainer.base.os_errors import check_resources
 from trainer.config.schema import DataConfig
 from trainer.data import annotations, exclusions, image_keys, images, raw_folder, sources
@@ -126,7 +126,8 @@ def plan(source: str, data_root: str, config: DataConfig) -> RawManifest:
         StorageError: the data root cannot be written.
     """
     origin = sources.parse(source, config)
-    listing = origin.listing()
+    with activity(logger, f"listing {origin.uri}"):
+        listing = origin.listing()
     root = storage.absolute(data_root)
     without = exclusions.names(root, origin.uri)
     left_out = [sorted(without)] if without else []
@@ -143,7 +144,8 @@ def plan(source: str, data_root: str, config: DataConfig) -> RawManifest:
         except (DamagedError, FormError, MissingError) as error:
             logger.warning("%s; repairing it from the source", error.message)
     storage.remove_stale(uri)
-    built = annotations.build(listing, config, uri, origin.uri, without)
+    with activity(logger, f"reading the annotations of {origin.uri}"):
+        built = annotations.build(listing, config, uri, origin.uri, without)
     planned = RawManifest(
         "plan", VERSION, name, origin.uri,
         images=storage.join(root, "images", fingerprint(origin.images_uri)),

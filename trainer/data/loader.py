@@ -85,6 +85,10 @@ class TrainLoader:
             for batch in pending:
                 batch.cancel()
 
+    def start_plain(self, epoch: int) -> None:
+        """Let the plain epochs start with `epoch`, of which nothing was prepared; -1 changes nothing."""
+        self._augmentation.start_plain(epoch)
+
     def close(self) -> None:
         """End the decoding threads, and close the shards."""
         self._pool.shutdown(wait=True, cancel_futures=True)

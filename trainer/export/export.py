@@ -10,6 +10,7 @@ from typing import Any
 import safetensors.torch
 
 from trainer import storage
+from trainer.base import log
 from trainer.base.errors import ExportError, StorageError
 from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import Config
@@ -87,8 +88,10 @@ def export(
     with temporary_folder() as folder, temporary_folder() as scratch:
         maker = Maker(detector, square, config, shards_uri, scratch)
         for each in names:
-            _LOG.info("writing %s, input %dx%d", FORMATS[each].files[0], square.size, square.size)
-            FORMATS[each].write(maker, folder / FORMATS[each].files[0])
+            file = FORMATS[each].files[0]
+            _LOG.info("writing %s, input %dx%d", file, square.size, square.size)
+            with log.activity(_LOG, f"writing {file}"):
+                FORMATS[each].write(maker, folder / file)
         weights = {key: tensor.contiguous() for key, tensor in detector.state_dict().items()}
         safetensors.torch.save_file(weights, folder / bundle.WEIGHTS)
         dataset = ShardDataset(shards_uri, split)

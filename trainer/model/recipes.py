@@ -7,7 +7,7 @@ from trainer.base.errors import ConfigError
 from trainer.base.safe_text import yaml_value
 from trainer.config import architectures
 from trainer.config.parsing import check_frozen, with_overrides
-from trainer.config.schema import Config
+from trainer.config.schema import MINUTES, Config
 from trainer.config.types import Overrides
 from trainer.model.architectures.detr import detr_options
 from trainer.model.architectures.detr.deim_options import deimv2_s
@@ -33,10 +33,16 @@ WITH_WEIGHTS: dict[str, Overrides] = {
 
 
 def load(name: str, overrides: Overrides | None = None) -> Config:
-    """Return the recipe of that name with dotted overrides applied; refuse to freeze random weights."""
+    """Return the recipe of that name with dotted overrides applied; refuse to freeze random weights.
+
+    train.epochs alone removes the recipe's time limit.
+    """
     if name not in RECIPES:
         raise ConfigError(f"no recipe {name!r}", fix=f"use one of: {', '.join(RECIPES)}")
-    config = with_overrides(RECIPES[name](), overrides or {}, where=f"overrides of recipe {name}")
+    overrides = overrides or {}
+    if "train.epochs" in overrides:
+        overrides = {MINUTES: 0.0} | overrides
+    config = with_overrides(RECIPES[name](), overrides, where=f"overrides of recipe {name}")
     check_frozen(config)
     return config
 

@@ -21,6 +21,7 @@ from trainer.model import fused_functions
 from trainer.training.checkpoint import State
 from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
+from trainer.training.time_limit import SplitSizes, TimeLimit
 
 _MEMORY_SHARE = 0.9  # share of the memory that a pass may take, because the allocator wastes some
 _MAX_BOXES = 64  # boxes of an image in a trial
@@ -132,7 +133,9 @@ class Trial:
             image_ids=list(range(images)), scales=[(1.0,) * 4] * images, counts=[self._boxes] * images,
             verified=verified if config.negatives == "verified" else None,
         )  # fmt: skip
-        train_step = TrainStep(state, state.detector, config, steps=1, global_batch=images * state.world.size)
+        whole = images * state.world.size
+        limit = TimeLimit(self._config, SplitSizes(whole), whole)
+        train_step = TrainStep(state, state.detector, config, limit=limit, global_batch=whole)
         losses = train_step.losses(batch)
         state.scaler.scale(functools.reduce(operator.add, losses.values())).backward()
         del optimizer_memory

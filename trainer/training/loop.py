@@ -7,7 +7,6 @@ the same losses.
 
 import dataclasses
 import logging
-import math
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -35,6 +34,7 @@ from trainer.training.optim import scaled_to_batch
 from trainer.training.run_recorder import CHECKPOINTS, Best, Recorder, restore_best
 from trainer.training.state import TrainState
 from trainer.training.step import TrainStep, compile_detector, compress_gradients, hold_gradients
+from trainer.training.time_limit import SplitSizes, TimeLimit
 
 _LOG = logging.getLogger("train")
 _COMPILED = "compiled.bin"
@@ -103,10 +103,10 @@ class _Run:
             weights=image_weights(self.train_set, config.loader, world),
             verified=config.train.negatives == "verified",
         )  # fmt: skip
-        self.schedule = CheckpointSchedule(
-            config.train, self.state, images=len(self.train_set), global_batch=self.global_batch
+        self.limit = TimeLimit(
+            config, SplitSizes.of(self.train_set.index.samples), self.global_batch, (saved or {}).get("limit")
         )
-        self.steps = self.schedule.steps
+        self.schedule = CheckpointSchedule(config.train, self.state, self.limit)
         self.resumed_from: int | None = saved["step"] if saved else None
         best: Best | None = None
         if saved:
@@ -130,7 +130,7 @@ class _Run:
         if config.train.gradient_compression:
             compress_gradients(model)
         self.train_step = TrainStep(
-            self.state, model, scaled, steps=self.steps, global_batch=self.global_batch,
+            self.state, model, scaled, limit=self.limit, global_batch=self.global_batch,
             holds_gradients=self.holds_gradients,
         )  # fmt: skip
         self.log = self.recorder = None
@@ -147,10 +147,17 @@ class _Run:
                 self.reporter.measure({job_status.AP: self.log.validation[job_status.AP]})
             self.recorder = Recorder(config, output_uri, self.log, best, self.reporter)
 
+    @property
+    def steps(self) -> int:
+        """Steps of the whole training."""
+        return self.limit.pace.end
+
     def fit(self, stop: StopRequest) -> dict[str, Any]:
         """Train to the end, or until a stop request."""
         state, schedule, first, stopping = self.state, self.schedule, self.state.step, False
         start = saved_at = time.monotonic()
+        self.limit.begin()
+        self.loader.start_plain(self.limit.pace.plain_from)
         batches = self.loader.batches(state.samples)
         with log.progress(
             job_status.TASK, self.steps, job_status.UNIT, done=first, shown=self.world.is_main
@@ -165,7 +172,7 @@ class _Run:
                     raise self._interrupted()
                 if self.val_set is not None and schedule.validation_due():
                     # The state is being saved: a signal may end a validation at once.
-                    with stop.at_once(self._interrupted):
+                    with self.limit.validation(), stop.at_once(self._interrupted):
                         state.share_buffers()
                         # Rank 0 scores the predictions while training continues.
                         predictions = predict_split(
@@ -183,6 +190,9 @@ class _Run:
                 )
                 state.sums += step_sums
                 state.summed += 1
+                self.limit.check(state.step, self.world)
+                self.loader.start_plain(self.limit.pace.plain_from)
+                bar.total = self.steps
                 if state.step % self.config.train.log_every == 0 or state.step == self.steps:
                     stopping |= self.train_step.settle()
                     bar.note = self._report(time.monotonic() - start, state.step - first)
@@ -240,6 +250,7 @@ class _Run:
             "global_batch": self.global_batch,
             "batch": self.batch,
             "epoch": self.schedule.epoch,
+            "limit": self.limit.state_dict(),
             **self.state.state_dict(),
         }
         if not self.recorder:
@@ -265,7 +276,7 @@ class _Run:
             "metrics": metrics,
             "best_step": best.step if best else None,
             "steps": self.state.step,
-            "epochs": self.schedule.epoch if self.ended_early else self.config.train.epochs,
+            "epochs": self.schedule.epoch,
             "ended_early": self.ended_early,
             "seconds": seconds,
             "images_per_second": steps * self.global_batch / seconds if steps else 0.0,
@@ -275,7 +286,10 @@ class _Run:
         if self.log:
             self.log.publish()
             rows = [] if self.ended_early else read_rows(self.output)
-            result["advice"] = train_longer(rows, self.config.train.epochs)
+            longer = f"train.epochs={2 * self.config.train.epochs}"
+            if self.steps < self.limit.pace.nominal:
+                longer = f"train.minutes={2 * self.config.train.minutes:g}"
+            result["advice"] = train_longer(rows, longer)
             if result["advice"]:
                 _LOG.warning(result["advice"])
             storage.write_json(storage.join(self.output, "result.json"), result)
@@ -303,25 +317,25 @@ class _Run:
 class CheckpointSchedule:
     """Decides after each step whether to save and validate."""
 
-    def __init__(self, config: TrainConfig, state: TrainState, *, images: int, global_batch: int) -> None:
-        """Follow `state` through a training split of so many images."""
-        self._config, self._state = config, state
-        self._images, self._global_batch = images, global_batch
-        self.steps = math.ceil(config.epochs * images / global_batch)  # of the whole training
+    def __init__(self, config: TrainConfig, state: TrainState, limit: TimeLimit) -> None:
+        self._config, self._state, self._limit = config, state, limit
 
     @property
     def epoch(self) -> int:
         """Complete epochs."""
-        return self._state.samples // self._images
+        return self._state.samples // self._limit.images.train
 
     def epoch_ended(self) -> bool:
         """Return whether the last step completed an epoch, or the training."""
-        before = (self._state.samples - self._global_batch) // self._images
-        return self._state.step == self.steps or (self._state.step > 0 and self.epoch > before)
+        before = (self._state.samples - self._limit.batch) // self._limit.images.train
+        return self._state.step == self._limit.pace.end or (self._state.step > 0 and self.epoch > before)
 
     def validation_due(self) -> bool:
         """Return whether the last step completed an epoch that is to be validated, and was not yet."""
-        due = self.epoch % self._config.validate_every == 0 or self._state.step == self.steps
+        pace, every = self._limit.pace, self._config.validate_every
+        if pace.end < pace.nominal:
+            every = max(1, every * pace.end // pace.nominal)
+        due = self.epoch % every == 0 or self._state.step == pace.end
         return self.epoch_ended() and due and self._state.validated < self._state.step
 
     def keeps_weights(self) -> bool:
@@ -383,12 +397,12 @@ def save_compiled(uri: str) -> bool:
     return artifacts is not None
 
 
-def train_longer(rows: Iterable[Mapping[str, Any]], epochs: int) -> str:
-    """Return the advice to train longer if AP50 was still rising in the last rows of metrics.jsonl."""
+def train_longer(rows: Iterable[Mapping[str, Any]], longer: str) -> str:
+    """Return the advice to set `longer` if AP50 was still rising in the last rows of metrics.jsonl."""
     *before, last = [row[_METRIC] for row in rows if row["kind"] == "val"] or [-1.0]
     if not before or last - max(before) < _MIN_GAIN:
         return ""
     return (
         f"AP50 was still rising at the last validation ({max(before):.3f}, then {last:.3f}): train longer: "
-        f"--set train.epochs={2 * epochs}"
+        f"--set {longer}"
     )

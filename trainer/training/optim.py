@@ -75,8 +75,8 @@ def scaled_to_batch(config: TrainConfig, global_batch: int) -> tuple[TrainConfig
     )
 
 
-def learning_rate(step: int, total_steps: int, config: TrainConfig) -> float:
-    """Return the learning rate of step `step` (from 0) of `total_steps`.
+def learning_rate(step: float, total_steps: int, config: TrainConfig) -> float:
+    """Return the learning rate of step `step` (from 0) of `total_steps`; steps may be fractions, see `Pace`.
 
     Linear warm-up from a thousandth of the peak, then half a cosine down to `final_lr` x peak, or drops by
     `gamma` at the milestones.

@@ -23,6 +23,7 @@ from trainer.model.architecture import Architecture
 from trainer.model.global_batch import Part, parts
 from trainer.training.optim import gradient_norm, learning_rate, set_learning_rate
 from trainer.training.state import TrainState
+from trainer.training.time_limit import TimeLimit
 
 _LOG = logging.getLogger("compile")
 
@@ -31,12 +32,12 @@ class TrainStep:
     """One step of the optimiser over the forward passes of this rank. Steps are collectives."""
 
     def __init__(
-        self, state: TrainState, model: nn.Module, config: TrainConfig, *, steps: int, global_batch: int,
-        holds_gradients: bool = False,
+        self, state: TrainState, model: nn.Module, config: TrainConfig, *, limit: TimeLimit,
+        global_batch: int, holds_gradients: bool = False,
     ) -> None:  # fmt: skip
-        """`model` is `state.distributed()`, `steps` those of the whole training; see `hold_gradients`."""
+        """`model` is `state.distributed()`, `limit` has the steps of the training; see `hold_gradients`."""
         self._state, self._model, self._config = state, model, config
-        self._steps, self._global_batch = steps, global_batch
+        self._limit, self._global_batch = limit, global_batch
         self._holds_gradients = holds_gradients
         self._pending: tuple[int, list[int], Callable[[], Tensor]] | None = None
         """Number and images of the last step, and what `guard_step` returned for it."""
@@ -49,7 +50,9 @@ class TrainStep:
         TrainingError if the previous step had a loss or gradient that is not finite, and was not applied.
         """
         state = self._state
-        set_learning_rate(state.optimizer, learning_rate(state.step, self._steps, self._config))
+        pace = self._limit.pace
+        lr = learning_rate(pace.at(state.step), pace.nominal, self._config)
+        set_learning_rate(state.optimizer, lr)
         losses = torch.zeros(len(state.detector.loss_names), device=state.world.device)
         for number, (batch, part) in enumerate(zip(batches, self._parts_of(batches), strict=True), 1):
             # Gradients are exchanged only in the last backward pass of a step.
@@ -119,7 +122,7 @@ class TrainStep:
                 numbers = [f"{title} {value:g}" for title, value in zip(titles, values, strict=False)]
                 reports.append(f"rank {rank}: {', '.join(numbers)}, image ids {ids}")
         raise TrainingError(
-            f"loss or gradient not finite at step {step} of {self._steps}: " + "; ".join(reports),
+            f"loss or gradient not finite at step {step} of {self._limit.pace.end}: " + "; ".join(reports),
             fix="lower train.lr, raise train.warmup_steps, set train.clip_norm or train.precision=fp32, "
             "or look at these images; the step was not applied",
         )

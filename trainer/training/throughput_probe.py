@@ -25,7 +25,6 @@ from trainer.training.state import TrainState
 
 _SECONDS = 3.0  # duration of the measurement, after a first pass
 _BOXES = 8  # boxes of an image, as in photographs
-_TIMEOUT = 180.0  # seconds to wait for the results of all processes
 
 
 def images_per_second(config: Config, classes: int, device: torch.device) -> float:
@@ -55,8 +54,11 @@ def images_per_second(config: Config, classes: int, device: torch.device) -> flo
     return passes * images / elapsed
 
 
-def measure(config: Config, classes: int, processes: int) -> float:
-    """Return images per second of processes that train on this machine at the same time; 0 on failure."""
+def measure(config: Config, classes: int, processes: int, timeout: float) -> float:
+    """Return images per second of processes that train on this machine at the same time.
+
+    It is 0 on failure, and after `timeout` seconds without a result.
+    """
     request = json.dumps({"config": parsing.to_json(config), "classes": classes})
     threads = {"OMP_NUM_THREADS": str(threads_of_process(processes))}
     started = [
@@ -74,7 +76,7 @@ def measure(config: Config, classes: int, processes: int) -> float:
                 process.stdin.write(request)
                 process.stdin.close()
                 process.stdin = None
-        end = time.monotonic() + _TIMEOUT
+        end = time.monotonic() + timeout
         outputs = [process.communicate(timeout=end - time.monotonic())[0] for process in started]
         rates = [float(output.split()[-1]) for output in outputs]
     except (subprocess.SubprocessError, ValueError, IndexError):

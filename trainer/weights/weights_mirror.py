@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urldefrag, urlsplit
 
 from trainer import storage
+from trainer.base import log
 from trainer.base.errors import (
     CheckpointError,
     ConfigError,
@@ -261,7 +262,8 @@ def obtain(uri: str, data_root: str) -> WeightFile:
         if _fault(path, mirrored.file) is None:
             return WeightFile(uri, path, _description(place))
         _LOG.warning("weights %s in %s are damaged: fetching them again", uri, mirror_of(data_root))
-    file = _fetch(uri, data_root)
+    with log.activity(_LOG, f"fetching {uri}"):
+        file = _fetch(uri, data_root)
     return WeightFile(uri, storage.local_copy(storage.join(place, file.name)), _description(place))
 
 

@@ -2,13 +2,16 @@
 
 import http.server
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from web_server import WebServer
 
+from trainer.base import log
 from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
@@ -24,7 +27,7 @@ def servers(make_jpeg) -> Iterator[Callable[[str, dict], str]]:
     """Start servers of answers by path: bytes, where a redirect leads, or None; with the paths asked for."""
     running = []
 
-    def start(host: str, answers: dict) -> tuple[str, list[str]]:
+    def start(host: str, answers: dict, delay: float = 0) -> tuple[str, list[str]]:
         asked: list[str] = []
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -32,6 +35,7 @@ def servers(make_jpeg) -> Iterator[Callable[[str, dict], str]]:
 
             def do_GET(self) -> None:
                 asked.append(self.path)
+                time.sleep(delay)
                 answer = answers.get(self.path, make_jpeg(seed=3))
                 body = answer if isinstance(answer, bytes) else b""
                 self.send_response(200 if body else 404 if answer is None else 302)
@@ -86,6 +90,23 @@ def test_redirects_of_the_users_own_server_are_looked_at_too(servers, tmp_path):
     answers["/x.json"] = form.read_bytes()
     manifest = download(f"coco:{own}/x.json", str(tmp_path / "data"), CONFIG)
     assert asked_inside == [] and manifest.problems[reasons.IMAGE_REFUSED].count == 1
+
+
+@pytest.mark.slow
+def test_a_slow_server_is_never_waited_for_in_silence(servers, tmp_path, monkeypatch, caplog):
+    """Its annotations and its images take 3 s an answer; a line comes every 0.3 s."""
+    monkeypatch.setattr(log, "_PLAIN_INTERVAL", 0.3)
+    monkeypatch.delenv(log.PROGRESS_FILE, raising=False)
+    form = tmp_path / "x.json"
+    server, _ = servers("127.0.0.1", answers := {}, delay=3)
+    write_set(form, [f"{server}/{n}.jpg" for n in range(8)])
+    answers["/x.json"] = form.read_bytes()
+    with caplog.at_level("INFO"):
+        start = time.time()
+        download(f"coco:{server}/x.json", str(tmp_path / "data"), CONFIG)
+    times = [start, *(record.created for record in caplog.records), time.time()]
+    assert times[-1] - start > 6 and max(after - before for before, after in pairwise(times)) < 2
+    assert f"listing coco:{server}/x.json, 0:01" in caplog.text and "download 0/8 images" in caplog.text
 
 
 def test_what_is_too_large_is_not_read_to_its_end(servers, tmp_path, monkeypatch):

@@ -44,15 +44,16 @@ class RetinaNetOptions(PyramidOptions):
 
 
 def debug() -> Config:
-    """A narrow detector that learns the built-in sample in two to four minutes on two cores."""
+    """A narrow detector that learns the built-in sample in less than four minutes on two cores."""
     return Config(
         recipe="debug",
         data=DataConfig(shard_bytes=2 * 1024 * 1024, processes=2),
-        loader=LoaderConfig(image_size=160, workers=1, scale=[0.9, 1.1]),
+        loader=LoaderConfig(image_size=128, workers=1, scale=[0.9, 1.1]),
         model=_narrow(),
         train=TrainConfig(
-            epochs=12, batch_size=4, optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_steps=50,
-            clip_norm=5.0, ema_decay=0.98, validate_every=3, checkpoint_minutes=1.0, compile="off",
+            epochs=30, minutes=3.3, batch_size=4, optimizer="adamw", lr=3e-3, weight_decay=0.01,
+            warmup_steps=50, clip_norm=5.0, ema_decay=0.98, validate_every=10, checkpoint_minutes=1.0,
+            compile="off",
         ),
         evaluation=EvaluationConfig(gate=["coco/AP50 >= 0.3"]),
     )  # fmt: skip
