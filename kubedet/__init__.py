@@ -221,7 +221,8 @@ def _parse(command: str, *positional: str | os.PathLike[str], **given: object) -
     for name, value in given.items():
         flag = f"--{name.replace('_', '-')}"
         if isinstance(value, Mapping):
-            words += [f"{flag}={as_override(key, each)}" for key, each in value.items()]
+            write = as_override if name == "set" else "{}={}".format
+            words += [f"{flag}={write(key, each)}" for key, each in value.items()]
         elif isinstance(value, list | tuple):
             words += [f"{flag}={each}" for each in value]
         elif value is not None and value is not False:

@@ -3,6 +3,7 @@
 import pytest
 import run_pods
 
+import kubedet
 from pipelines import cli, wait
 
 ARGUMENTS = [
@@ -32,6 +33,22 @@ def test_a_run_is_started(kfp_server, capsys):
     assert f"{kfp_server.url}/#/runs/details/{run['run_id']}" in shown
     assert "kfp --endpoint" in shown and "nodes=2" in shown
     assert f"kubedet job status kubedet-{run['run_id'].replace('-', '')[:12]}-train" in shown
+
+
+def test_the_function_starts_what_the_command_starts(kfp_server, capsys):
+    job, overrides = {"cpu_limit": "32", "network.profile": "rdma"}, {"train.epochs": 3}
+    started = kubedet.submit(
+        recipe="coco_r50", data_root="s3://bucket/root", nodes=2, gpus=8, job=job, overrides=overrides,
+        name="try", data_version=20261121, wait=True,
+    )  # fmt: skip
+    (run,) = kfp_server.runs
+    assert run["display_name"] == "try" and run["runtime_config"]["parameters"] == PARAMETERS
+    assert (started.run_id, started.parameters) == (run["run_id"], PARAMETERS)
+    assert started.link == f"{kfp_server.url}/#/runs/details/{run['run_id']}"
+    assert "succeeded" in capsys.readouterr().out.lower()  # The states of the run.
+    kfp_server.states = ["FAILED"]
+    with pytest.raises(kubedet.KubedetError, match="failed"):
+        kubedet.submit(data_root="s3://bucket/root", wait=True)
 
 
 def test_a_dry_run_needs_no_cluster(kfp_server, monkeypatch, capsys):
