@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from components.environment import SCHEDULED_TIME
+from components.records import KEY
 from trainer import storage
 from trainer.base import typed_json
 from trainer.base.errors import DataError, check_name
@@ -21,11 +23,6 @@ from trainer.data.problem_counts import Cases
 from trainer.data.raw_folder import RawManifest, SplitCounts, sizes_uri
 
 logger = logging.getLogger(__name__)
-
-KEY = "data_version"  # Key of the version in manifests and metadata.
-
-SCHEDULED_TIME = "[[ScheduledTime]]"
-"""Macro that Kubeflow replaces, in a parameter of a recurring run, by the time as 20261121020000 (UTC)."""
 
 _VERSION_FIX = "choose another data_version"
 

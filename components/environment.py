@@ -39,6 +39,9 @@ SETTINGS = (
 )  # fmt: skip
 """Variables that are no secret."""
 
+SCHEDULED_TIME = "[[ScheduledTime]]"
+"""Macro that Kubeflow replaces, in a parameter of a recurring run, by the time as 20261121020000 (UTC)."""
+
 KUBEFLOW_STORES = ("seaweedfs.kubeflow:9000", "minio-service.kubeflow:9000")
 """The object stores of Kubeflow Pipelines, in 2.16.1 and later and before."""
 

@@ -18,18 +18,17 @@ from datetime import UTC, datetime
 from importlib.metadata import version as package_version
 from typing import Any, ClassVar, Self
 
-from components.data_versions import KEY
 from components.images import COMPONENT_IMAGE
 from trainer import storage
 from trainer.base import json_files, typed_json
 from trainer.base.errors import DamagedError, FormError
 from trainer.config.types import Overrides
-from trainer.data.shard_folder import read_index
 from trainer.storage import Form
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "lineage"
+KEY = "data_version"  # Key of the version of the data in manifests and metadata.
 
 
 @dataclass(frozen=True)
@@ -181,6 +180,8 @@ def record_run(
     weights: str,
 ) -> None:  # fmt: skip
     """Write the record of a run; `data` is the shards' manifest. A resumed run's record stays."""
+    from trainer.data.shard_folder import read_index
+
     if RunRecord.find(data_root, name_of(output)):
         return
     code = {"kubedet": package_version("kubedet"), "torch": package_version("torch")}

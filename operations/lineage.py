@@ -2,10 +2,10 @@
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from components.data_versions import KEY
 from components.records import (
+    KEY,
     ImagesRecord,
     NothingNewRecord,
     PublishedRecord,
@@ -15,9 +15,11 @@ from components.records import (
 )
 from trainer import storage
 from trainer.base.errors import ConfigError, StorageError
-from trainer.data import exclusions, training_record
-from trainer.data.training_record import RecordedImage
+from trainer.data import exclusions
 from trainer.export import bundle, published_models
+
+if TYPE_CHECKING:
+    from trainer.data.training_record import RecordedImage
 
 
 def runs(data_root: str, *, strict: bool = False) -> list[RunRecord]:
@@ -89,8 +91,10 @@ def versions(data_root: str, *exported: bundle.Bundle) -> list[Version]:
     return found
 
 
-def saw(data_root: str, names: frozenset[str]) -> dict[str, list[RecordedImage]]:
+def saw(data_root: str, names: frozenset[str]) -> dict[str, list["RecordedImage"]]:
     """Return the images with these names (see `training_record.find`), by the fingerprint of their shards."""
+    from trainer.data import training_record
+
     results = {
         each: list(training_record.find(training_record.place(data_root, each), names))
         for each in training_record.listed(data_root)
@@ -104,6 +108,8 @@ def trace(name: str, data_root: str) -> dict[str, Any]:
     `name` is a model (NAME, NAME@VERSION or a bundle's folder), a run (its name, id or folder), or an image
     (key, file name, or digest of its bytes or annotations, 16 hex digits).
     """
+    from trainer.data import training_record
+
     exported = None
     with suppress(StorageError, ConfigError):
         exported = published_models.load(name, data_root)
@@ -157,6 +163,8 @@ def _trace_run(record: RunRecord, data_root: str) -> dict[str, Any]:
 
 
 def _trace_shards(fingerprint: str, data_root: str) -> dict[str, Any]:
+    from trainer.data import training_record
+
     uri = training_record.place(data_root, fingerprint)
     description: dict[str, Any] = {"shards": f"shards/{fingerprint}"}
     description["forgotten"] = training_record.excluded_in(data_root, fingerprint)

@@ -18,9 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from components import environment, in_use
 from components.records import PublishedRecord
@@ -28,10 +26,14 @@ from operations import lineage
 from operations.tuning.space import ENDED
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError, KubedetError, MissingError, StorageError
-from trainer.data import image_keys, raw_folder
-from trainer.data.raw_folder import RawManifest
+from trainer.data import image_keys
 from trainer.export import bundle, published_models
 from trainer.launching import leases
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from trainer.data.raw_folder import RawManifest
 
 logger = logging.getLogger(__name__)
 
@@ -328,6 +330,10 @@ class Plan:
 
     def _judge_sources(self) -> None:
         """Judge raw tables of kept shards, then images and data versions of kept raw tables."""
+        import numpy as np
+
+        from trainer.data import raw_folder
+
         for name, shards in self._of("shards").items():
             if shards.why and "index.json" in shards.files:
                 index = read_listed(storage.join(shards.place, "index.json"))
@@ -353,7 +359,7 @@ class Plan:
             if self.artifacts.get(raw_name, version).why:
                 version.keep(f"{raw_name} is kept")
 
-    def _find_spare(self, images: str, referred: np.ndarray) -> None:
+    def _find_spare(self, images: str, referred: "np.ndarray") -> None:
         """Note the images of a source, by its name, that are not `referred` to (sorted digests, uint64)."""
         artifact = self.artifacts.get(f"images/{images}")
         # A run that begins, or an unmeasured age, keeps all of them.
@@ -365,14 +371,16 @@ class Plan:
             digest = image_keys.place_digest(name.rpartition("/")[2])
             if len(digest) != 16 or state.modified is None or self._now - state.modified < self._grace:
                 continue
-            place = np.uint64(int(digest, 16))
-            at = int(np.searchsorted(referred, place))
+            place = referred.dtype.type(int(digest, 16))
+            at = int(referred.searchsorted(place))
             if at == len(referred) or referred[at] != place:
                 artifact.spare[name] = state.size
 
 
-def _digests(plan: RawManifest) -> np.ndarray:
+def _digests(plan: "RawManifest") -> "np.ndarray":
     """Return the digests of the places of all images in raw tables, uint64."""
+    import numpy as np
+
     columns = ["key", "file_name", "origin", "version"]
     digests: list[int] = []
     for split in plan.splits:

@@ -14,8 +14,8 @@ from components.records import NothingNewRecord, now
 from operations import lineage, notifications
 from trainer import storage
 from trainer.base.errors import ConfigError
-from trainer.data import exclusions, raw_folder, training_record
-from trainer.data.sources import name_of
+from trainer.data import exclusions
+from trainer.data.source_names import name_of
 from trainer.export import published_models
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,8 @@ def skip_reason(listing: Listing) -> NothingNew | None:
     A run also trains if classes differ or an image must be forgotten. That nothing is new is recorded in the
     lineage, and sent to the webhook, once for each run.
     """
+    from trainer.data import training_record
+
     check(listing.min_new_images, listing.min_drift)
     if not listing.min_new_images:
         return None
@@ -83,14 +85,16 @@ def _skip_reason(listing: Listing, uri: str, images: int) -> str | None:
         return f" (fewer than {listing.min_new_images})" if images else ""
     if not listing.min_drift:
         return None
+    # They import torch; the waiting process of a step stays small.
+    from operations import drift
+    from trainer.data import raw_folder, training_record
+    from trainer.data.data_views import RawImages
+
     root = storage.parent(storage.parent(uri))
     before = storage.join(root, "raw", training_record.header(uri).raw)
     if not storage.exists(storage.join(before, raw_folder.PLAN)):
         logger.warning("%s is gone: how far the data have moved since is not known", before)
         return None
-    from operations import drift  # It imports torch; the waiting process of a step stays small.
-    from trainer.data.data_views import RawImages
-
     manifests = (raw_folder.read_manifest(before, raw_folder.PLAN), listing.planned)
     views = (RawImages(manifest, all_listed=True) for manifest in manifests)
     moved = max(drift.compare(*views, pictures=0, samples=1).metrics.values())

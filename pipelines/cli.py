@@ -3,8 +3,10 @@
 import importlib
 import io
 import os
+import platform
 import sys
 from functools import partial
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 from pipelines.commands import Parser, guess
@@ -106,8 +108,18 @@ def _run(arguments: list[str]) -> int:
             fix=guess(arguments[:1], [*SUMMARIES]) or "`kubedet --help` lists the commands",
         )
     options = make_parser(arguments[0]).parse_args(arguments)
-    with translate_named_oserrors():
-        return options.command(options)
+    try:
+        with translate_named_oserrors():
+            return options.command(options)
+    except ModuleNotFoundError as error:
+        package, system = (error.name or "").partition(".")[0], platform.system()
+        if package in sys.stdlib_module_names:
+            reason, fix = f"{system} does not have", "run it on Linux, in a container or in WSL"
+        elif package and not find_spec(package):
+            reason, fix = "is not installed", "pip install 'kubedet[train]'"
+        else:
+            raise
+        raise ConfigError(f"`kubedet {arguments[0]}` needs {package}, which {reason}", fix=fix) from None
 
 
 def check_words(arguments: list[str]) -> None:

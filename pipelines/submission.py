@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from components import data_versions, jobs, launchers, model_registry, starting_weights
+from components import environment, jobs, launchers, model_registry, starting_weights
 from components.launchers import kubernetes_names
 from operations import retention, retrain_condition
 from operations.tuning import space
@@ -20,7 +20,7 @@ from trainer import storage
 from trainer.base.errors import ConfigError, DataError, StorageError, check_name
 from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import MINUTES
-from trainer.data import sources
+from trainer.data import source_names
 from trainer.evaluation.gate import check as check_rules
 from trainer.evaluation.gate import split_rules
 from trainer.model import recipes
@@ -63,7 +63,7 @@ class Submission:
                 lambda: model_registry.check_server(get("registry")) if get("registry") else None,
                 lambda: (
                     None
-                    if version in ("", data_versions.SCHEDULED_TIME)
+                    if version in ("", environment.SCHEDULED_TIME)
                     else check_name(version, "data_version")
                 ),
                 self._check_names_and_places,
@@ -119,7 +119,7 @@ class Submission:
             problems.append("data_root: is missing: where data is kept, e.g. s3://bucket/kubedet")
         places = [("data_root", root), ("output", self._get("output"))]
         try:
-            places += [("source", place) for place in sources.places(self._get("source"))]
+            places += [("source", place) for place in source_names.places(self._get("source"))]
         except DataError as error:
             problems.append(f"{error.message}; {error.fix}")
         remedy = f"use a bucket or a path below {mount}" if mount else "use a bucket, or a volume"

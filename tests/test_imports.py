@@ -4,9 +4,12 @@ import ast
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from installed import needed
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {
@@ -180,18 +183,80 @@ except SystemExit as end:
     assert "help 0" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "kubedet",
-        "pipelines",
-        "pipelines.cli",
-        "pipelines.compile",
-        "pipelines.graph",
-        "components.preparation",
-        "components.training",
-    ],
-)
+WINDOWS = """
+import os, platform, shlex, signal, sys
+sys.modules.update(dict.fromkeys(sys.argv[1].split(","), None))
+absent = {
+    os: "fork register_at_fork getuid getgid O_CLOEXEC O_NOFOLLOW sched_getaffinity killpg setsid pread",
+    signal: "SIGHUP SIGKILL SIGUSR1 SIGUSR2 SIGALRM SIGCHLD SIGPIPE pthread_sigmask setitimer",
+}
+for module, names in absent.items():
+    for name in names.split():
+        delattr(module, name)
+platform.system = lambda: "Windows"
+from pipelines.cli import main
+for line in sys.stdin.read().splitlines():
+    sys.stdin = open(os.devnull)
+    sys.stderr = sys.stdout
+    try:
+        code = main(shlex.split(line))
+    except SystemExit as end:
+        code = end.code
+    print(f"code {code}\\0", end="")
+"""
+TRAINING = "pip install 'kubedet[train]'"
+RUN = "--data-root s3://bucket/root --source"
+COMMANDS = {
+    f"submit --dry-run {RUN} openimages:subset=mlperf": (0, "source=openimages:subset=mlperf"),
+    f"submit --dry-run {RUN} sample:images=two": (2, "cannot use 'images=two'"),
+    f"schedule create --cron '0 2 * * *' --dry-run {RUN} coco:2017": (0, "source=coco:2017"),
+    f"tune --submit --dry-run {RUN} coco:2017": (0, "source=coco:2017"),
+    "cluster compile -o pipeline.yaml": (0, "wrote pipeline.yaml"),
+    "job render --name x --image y -- python": (0, "kind: PyTorchJob"),
+    "job menu": (2, "the menu needs a terminal"),
+    "completion bash": (0, "complete "),
+    "doctor": (1, "missing  cluster"),
+    "doctor --local": (1, "training runs on Linux"),
+    "recipes": (0, "coco_r50"),
+    "run --help": (0, "--recipe"),
+    "run": (2, TRAINING),
+    "tune": (2, TRAINING),
+    "data inspect x": (2, TRAINING),
+    "predict x y -o z": (2, TRAINING),
+    "serve x": (2, TRAINING),
+}
+"""Commands of an installation without extras, the exit code, and what they print."""
+KUBECONFIG = """
+current-context: none
+contexts: [{name: none, context: {cluster: none, user: none}}]
+clusters: [{name: none, cluster: {server: "http://127.0.0.1:9"}}]
+users: [{name: none, user: {}}]
+"""
+
+
+@pytest.mark.slow
+def test_the_client_needs_neither_packages_for_training_nor_unix(tmp_path):
+    only = needed(["train"]) - needed(["client"])
+    absent = [
+        module
+        for module, names in metadata.packages_distributions().items()
+        if {canonicalize_name(name) for name in names} <= only
+    ]
+    assert {"torch", "pyarrow", "matplotlib", "numpy", "PIL"} <= set(absent)
+    absent += ["fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"]
+    (tmp_path / "config").write_text(KUBECONFIG)
+    ran = subprocess.run(
+        [sys.executable, "-c", WINDOWS, ",".join(absent)], input="\n".join(COMMANDS),
+        env={"PYTHONPATH": str(ROOT), "KUBECONFIG": str(tmp_path / "config"), "HOME": str(tmp_path)},
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    outputs = dict(zip(COMMANDS, ran.stdout.split("\0"), strict=False))
+    for line, (code, text) in COMMANDS.items():
+        assert outputs[line].endswith(f"code {code}") and text in outputs[line], (line, outputs[line])
+
+
+@pytest.mark.parametrize("module", ["kubedet", "components.preparation", "components.training"])
 def test_pipeline_modules_import_fast_and_without_torch(module):
     code = f"import time; start = time.process_time(); import {module}, sys; "
     code += "print('torch' in sys.modules, time.process_time() - start)"

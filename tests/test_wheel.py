@@ -63,6 +63,30 @@ def installed(wheel, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def client(wheel, tmp_path_factory):
+    """Folder of an environment in which pip installed the wheel alone, from the package index."""
+    folder = tmp_path_factory.mktemp("client")
+    venv.create(folder, with_pip=False)
+    command = [sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "--quiet"]
+    command += ["-c", ROOT / "constraints.txt", wheel]
+    began = os.times()
+    ran = subprocess.run(
+        command, env=ELSEWHERE, cwd=folder, capture_output=True, text=True, check=False, timeout=600
+    )
+    if "No matching distribution found" in ran.stderr:
+        pytest.skip(f"no package index here: {ran.stderr.splitlines()[-1]}")
+    assert ran.returncode == 0, ran.stderr
+    ended = os.times()
+    seconds = ended.children_user + ended.children_system - began.children_user - began.children_system
+    size = sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_symlink())
+    print(
+        f"client: {size / 1e6:.0f} MB, {seconds:.1f} s of a processor, {ended.elapsed - began.elapsed:.1f} s"
+    )
+    assert size < 150e6 and seconds < 20  # Without what the machine does besides.
+    return folder
+
+
 def run(installed, cwd, *words, timeout=900):
     kept = {
         name: os.environ[name] for name in ("HOME", "PATH", "TMPDIR", "OMP_NUM_THREADS") if name in os.environ
@@ -158,18 +182,34 @@ def test_the_seven_documented_commands_work(installed, tmp_path):
     assert {path.name for path in here.iterdir()} == made
 
 
+def test_doctor_finds_nothing_missing(installed, tmp_path):
+    ran = run(installed, tmp_path, "kubedet", "doctor", "--local")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+ROOT_URI = "--data-root s3://bucket/root --source coco:s3://bucket/set"
+
+
 @pytest.mark.parametrize(
-    ("words", "made"),
+    ("line", "code", "text", "made"),
     [
-        (["cluster", "compile", "-o", "pipeline.yaml"], "pipeline.yaml"),
-        (["recipes", "--show", "coco_r50"], None),
-        (["job", "fields"], None),
-        (["cluster", "manifests"], "deploy/trainer/runtime.yaml"),
-        (["doctor", "--local"], None),
-        (["--version"], None),
+        (f"submit --dry-run {ROOT_URI}", 0, "nothing is sent", ""),
+        (f"schedule create --cron '0 2 * * *' --dry-run {ROOT_URI}", 0, "nothing is sent", ""),
+        ("cluster compile -o pipeline.yaml", 0, "wrote pipeline.yaml", "pipeline.yaml"),
+        ("cluster manifests", 0, "wrote deploy", "deploy/trainer/runtime.yaml"),
+        ("job render --name x --image y --nodes 2 -- python -m trainer", 0, "kind: PyTorchJob", ""),
+        ("job menu", 2, "fix: ", ""),  # It needs a cluster and a terminal.
+        ("job fields", 0, "grace_seconds = 60", ""),
+        ("doctor", 1, "missing  cluster", ""),
+        ("doctor --local", 1, "pip install 'kubedet[train]'", ""),
+        ("recipes --show coco_r50", 0, "calibration_images", ""),
+        ("run", 2, "`kubedet run` needs torch", ""),
+        ("--version", 0, "kubedet 0.", ""),
     ],
 )
-def test_commands_run_from_the_wheel(installed, tmp_path, words, made):
-    ran = run(installed, tmp_path, "kubedet", *words)
-    assert ran.returncode == 0, ran.stderr
-    assert made is None or (tmp_path / made).is_file()
+def test_the_client_runs_its_commands(client, tmp_path, line, code, text, made):
+    ran = run(client, tmp_path, "kubedet", *shlex.split(line))
+    assert ran.returncode == code and text in ran.stdout + ran.stderr, ran.stdout + ran.stderr
+    assert not made or (tmp_path / made).is_file()
+    heavy = {"torch", "numpy", "pyarrow", "matplotlib"}
+    assert not [path for path in client.glob("lib/python3*/site-packages/*") if path.name in heavy]

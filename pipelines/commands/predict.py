@@ -123,14 +123,8 @@ def add_serve(commands: Commands) -> None:
 def _serve(options: argparse.Namespace) -> int:
     from trainer.export import published_models
     from trainer.export.predict import open_bundle
+    from trainer.export.server import serve
 
-    try:
-        from trainer.export.server import serve
-    except ImportError as error:
-        raise ConfigError(
-            f"the server needs the package {error.name}, which is not installed",
-            fix="pip install 'kubedet[serve]'",
-        ) from None
     most_pixels = checked_pixel_limit(options)
     source = published_models.load(options.model, options.data_root)
     model = open_bundle(source, options.kind, run_code=options.run_code)

@@ -1,7 +1,6 @@
 """`kubedet run`: the pipeline on this machine, its record, and the report at its end."""
 
 import argparse
-import fcntl
 import json
 import os
 import platform
@@ -18,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -46,9 +46,9 @@ from trainer.base.errors import (
 from trainer.base.log import clock
 from trainer.base.safe_text import redacted
 from trainer.base.temporary_folders import temporary_folder
+from trainer.base.worker_pool import available_cores
 from trainer.config.parsing import as_override
 from trainer.config.schema import MINUTES, QUICK_MINUTES
-from trainer.data import sources
 from trainer.evaluation.gate import check as check_rules
 from trainer.evaluation.gate import split_rules
 from trainer.launching.stop_signals import STOP_SIGNALS, handling
@@ -224,6 +224,9 @@ class RunRecord:
 
 def check(options: Options) -> None:
     """Refuse a run that cannot work before anything is started or written."""
+    if not find_spec("torch"):  # Its steps need it, which is not to show after minutes.
+        raise ModuleNotFoundError(name="torch")
+    from trainer.data import sources
 
     def processes() -> None:
         if options["nproc"] < 1:
@@ -330,7 +333,7 @@ def execute(options: Options) -> tuple[RunRecord, RunProgress, Costs | None]:
             with suppress(OSError, subprocess.CalledProcessError):
                 commit = subprocess.run(command, check=True, capture_output=True, text=True)
                 versions["commit"] = commit.stdout.strip()
-        cores = len(os.sched_getaffinity(0))
+        cores = available_cores()
         record = RunRecord(
             options.name, options.arguments(), started=records.now(), versions=versions,
             machine={"cores": cores, "system": platform.platform()},
@@ -421,6 +424,8 @@ def _execute(options: Options, progress: RunProgress, temporary: Path, lock: int
 
 def _lock(folder: Path) -> TextIO:
     """Create the run's folder, and return the file whose closing ends its lock."""
+    import fcntl
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("a")

@@ -117,7 +117,7 @@ def _server(arguments: argparse.Namespace) -> "Server":
 
 
 def _create(arguments: argparse.Namespace) -> int:
-    from components.data_versions import SCHEDULED_TIME
+    from components.environment import SCHEDULED_TIME
     from pipelines.submission import argument, compile_arguments
 
     cron = parse_cron(arguments.cron)

@@ -197,12 +197,6 @@ def _tune(arguments: argparse.Namespace) -> int:
 
 
 def _search_locally(arguments: argparse.Namespace, name: str, overrides: Values, space: str | bytes) -> int:
-    try:
-        import optuna as _optuna  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "a search needs Optuna, which is not installed", fix="pip install 'kubedet[tune]'"
-        ) from None
     from components import preparation
     from operations.tuning import search
 

@@ -94,4 +94,5 @@ def _replace_threads() -> None:
     _background = DaemonThreadPool(1000, "background")
 
 
-os.register_at_fork(after_in_child=_replace_threads)
+if hasattr(os, "register_at_fork"):  # Not on Windows.
+    os.register_at_fork(after_in_child=_replace_threads)

@@ -4,7 +4,6 @@ Each folder contains a file that its process keeps locked. The first folder that
 whose lock is free. The kernel releases a lock when its process ends, also in another container.
 """
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -12,6 +11,11 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]  # On Windows, folders of killed processes stay.
 
 PREFIX = "kubedet-tmp-"
 _LOCK = ".lock"
@@ -26,8 +30,11 @@ class TemporaryFolder:
     def __init__(self) -> None:
         """Make it."""
         sweep()
+        lock = None
         while True:
             outer = Path(tempfile.mkdtemp(prefix=PREFIX))
+            if not fcntl:
+                break
             with suppress(FileNotFoundError):  # Another process swept it before it was locked: make another.
                 lock = os.open(outer / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -54,7 +61,7 @@ def temporary_folder() -> Iterator[Path]:
 def sweep() -> None:
     """Remove the folders of killed processes, once per process."""
     system_folder = tempfile.gettempdir()
-    if system_folder in _swept:
+    if not fcntl or system_folder in _swept:
         return
     _swept.add(system_folder)
     with suppress(OSError), os.scandir(system_folder) as entries:
@@ -79,11 +86,12 @@ def _remove_unlocked(outer: Path) -> None:
         os.close(lock)
 
 
-def _remove(outer: Path, lock: int, process: int) -> None:
+def _remove(outer: Path, lock: int | None, process: int) -> None:
     if os.getpid() == process:  # Not in a forked child.
         with suppress(OSError):
             _delete(outer)
-        os.close(lock)
+        if lock is not None:
+            os.close(lock)
 
 
 def _delete(outer: Path) -> None:

@@ -18,7 +18,8 @@ _lock = threading.Lock()
 _counters: list[mmap.mmap | None] = []
 """This process's counter, once it has moved a byte; None if nothing is counted."""
 
-os.register_at_fork(after_in_child=_counters.clear)  # Parent and child must not share a counter.
+if hasattr(os, "register_at_fork"):  # Parent and child must not share a counter.
+    os.register_at_fork(after_in_child=_counters.clear)
 
 
 class Moved(NamedTuple):

@@ -11,7 +11,7 @@ from PIL import Image
 from trainer import storage
 from trainer.base.errors import DataError, StorageError
 from trainer.config.schema import DataConfig
-from trainer.data import raw_folder, sources
+from trainer.data import raw_folder, source_names, sources
 from trainer.data.decoding import read_sample
 from trainer.data.images import UnreadableImage, normalize, place_box
 from trainer.data.plausibility import merged
@@ -134,7 +134,7 @@ class SourceRows:
         self.box_format, self.read_as = listing.box_format, listing.read_as
         self.names = [category.name for category in self._listing.categories]
         self.splits = list(listing.splits)
-        schemes = {storage.scheme(uri) for uri in sources.places(self.uri)}
+        schemes = {storage.scheme(uri) for uri in source_names.places(self.uri)}
         self.sample_size = REMOTE_SAMPLE if schemes & set(storage.OBJECT_STORES) else LOCAL_SAMPLE
         if self._source.cpu_bound or schemes & set(storage.WEB):
             self.sample_size = 0

@@ -31,7 +31,7 @@ from trainer.base.errors import DamagedError, DataError, FormError, MissingError
 from trainer.base.log import Bar, activity, progress
 from trainer.base.os_errors import check_resources
 from trainer.config.schema import DataConfig
-from trainer.data import annotations, exclusions, image_keys, images, raw_folder, sources
+from trainer.data import annotations, exclusions, image_keys, images, raw_folder, source_names, sources
 from trainer.data import problem_counts as reasons
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import SUM, UNKNOWN_HASH, VERSION, RawManifest, SplitCounts
@@ -351,7 +351,7 @@ class _Fetch:
     ) -> None:
         self._planned, self._config, (self._known_sums, self._known_failures) = planned, config, known
         self._source = sources.parse(planned.source)
-        self._policy = UrlPolicy(tuple(sources.places(planned.source)), tuple(config.allow_hosts))
+        self._policy = UrlPolicy(tuple(source_names.places(planned.source)), tuple(config.allow_hosts))
         self._folders = _FOLDERS[partition::partitions]
         total = planned.listed_images
         self._stored = _StoredImages(
@@ -509,7 +509,7 @@ def _fault(origin: str, data: bytes | memoryview, is_named: bool) -> str:
 
 def read_again(source_text: str, origin: str, hosts: tuple[str, ...]) -> bytes:
     """Return an image of a source that is lost or damaged now; `hosts` are those of data.allow_hosts."""
-    policy = UrlPolicy(tuple(sources.places(source_text)), hosts)
+    policy = UrlPolicy(tuple(source_names.places(source_text)), hosts)
     if policy.is_named(origin):
         return sources.parse(source_text).read(origin)
     data = storage.read_within(origin, policy)

@@ -16,7 +16,6 @@ import jinja2
 import torch
 
 from trainer import storage
-from trainer.base.errors import ExportError
 from trainer.data.shard_folder import ShardIndex
 from trainer.evaluation.coco import METRICS, number
 from trainer.evaluation.metrics import SUMMARY
@@ -168,17 +167,12 @@ def _row(cells: Iterable[Any]) -> str:
 
 def write_sbom(folder: Path, target: Path, name: str, release: str) -> None:
     """Write the files with their hashes, and the packages that made them, as CycloneDX 1.6 in JSON."""
-    try:
-        from cyclonedx.model import HashAlgorithm, HashType
-        from cyclonedx.model.bom import Bom
-        from cyclonedx.model.component import Component, ComponentType
-        from cyclonedx.output.json import JsonV1Dot6
-        from packageurl import PackageURL
-    except ImportError:
-        raise ExportError(
-            "the bill of materials needs the package cyclonedx-python-lib, which is not installed",
-            fix="pip install 'kubedet[export]'",
-        ) from None
+    from cyclonedx.model import HashAlgorithm, HashType
+    from cyclonedx.model.bom import Bom
+    from cyclonedx.model.component import Component, ComponentType
+    from cyclonedx.output.json import JsonV1Dot6
+    from packageurl import PackageURL
+
     model = Component(
         name=name, version=release, type=ComponentType.MACHINE_LEARNING_MODEL, bom_ref=f"{name}@{release}"
     )

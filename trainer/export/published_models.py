@@ -11,9 +11,7 @@ from datetime import UTC, datetime
 
 from trainer import storage
 from trainer.base.errors import ConfigError, DamagedError, DataError, FormError, StorageError
-from trainer.data.shard_folder import read_index
-from trainer.data.sources import name_of
-from trainer.evaluation.truth_and_predictions import name_difference
+from trainer.data.source_names import name_of
 from trainer.export import bundle
 from trainer.export.bundle import Bundle
 from trainer.launching import leases
@@ -82,6 +80,8 @@ def current(data_root: str, name: str) -> CurrentModel | None:
 
 def check_classes(data_root: str, name: str, classes: list[str], *, other_classes: bool, fix: str) -> None:
     """Refuse other classes than those of a model's current version: clients would misread the labels."""
+    from trainer.evaluation.truth_and_predictions import name_difference
+
     record = None if other_classes else current(data_root, name)
     if record and (difference := name_difference(record.classes, classes, "that version", "this one")):
         raise ConfigError(
@@ -93,6 +93,8 @@ def check_classes(data_root: str, name: str, classes: list[str], *, other_classe
 
 def name_for(name: str, shards_uri: str) -> str:
     """Return the configured name of a model, else that of the data."""
+    from trainer.data.shard_folder import read_index
+
     name = name or name_of(read_index(shards_uri).source)
     _check_name(name)
     return name

@@ -1,12 +1,10 @@
 """Checks the machine of a training process (limits, /dev/shm, networks, GPUs, RDMA), or of a local run."""
 
-import fcntl
 import ipaddress
 import json
 import os
 import platform
 import re
-import resource
 import shutil
 import socket
 import struct
@@ -23,6 +21,7 @@ from rich.text import Text
 
 from trainer import storage
 from trainer.base.errors import ConfigError, StorageError, first_line
+from trainer.base.worker_pool import available_cores
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _CAP_IPC_LOCK = 14  # linux/capability.h
@@ -31,11 +30,7 @@ _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
 _MIN_LIMITS = {"nofile": 65536, "nproc": 4096}  # recommended limits of open files and of processes
 _STYLES = {"ok": "green", "warning": "yellow", "missing": "bold red"}
 _MIN_FREE_GIB = 3  # Memory of the recipe `debug` on the sample with two processes.
-_PACKAGES = {  # of a run, by the extra that installs them
-    "": ("torch", "torchvision", "pycocotools", "simplejpeg"),
-    "pipeline": ("kfp",),
-    "export": ("onnx", "onnxscript", "onnxruntime"),
-}
+_PACKAGES = ("torch", "torchvision", "pycocotools", "simplejpeg", "onnx", "onnxscript", "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -77,17 +72,18 @@ def examine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
 
 def check_machine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
     """Run the checks of a local run, without warnings about devices and limits of clusters."""
-    missing = {extra: [name for name in names if not find_spec(name)] for extra, names in _PACKAGES.items()}
-    if names := [name for group in missing.values() for name in group]:
-        extras = ",".join(extra for extra, group in missing.items() if group and extra)
-        fix = f"pip install 'kubedet{f'[{extras}]' if extras else ''}'"
-        yield Check("packages", "missing", f"not installed: {', '.join(names)}", fix)
+    if not (is_linux := platform.system() == "Linux"):
+        detail = f"{platform.system()}: training runs on Linux; other commands run here"
+        yield Check("system", "missing", detail, "use Linux, a container or WSL")
+    if missing := [name for name in _PACKAGES if not find_spec(name)]:
+        fix = "pip install 'kubedet[train]'"
+        yield Check("packages", "missing", f"not installed: {', '.join(missing)}", fix)
     else:
         shown = ", ".join(f"{name} {version(name)}" for name in ("kubedet", "torch", "torchvision", "kfp"))
         yield Check("packages", "ok", f"{shown}, Python {platform.python_version()}")
     match = re.search(r"MemAvailable:\s*(\d+) kB", _text(root / "proc/meminfo"))
     free = int(match[1]) * 1024 if match else 0
-    detail = f"{len(os.sched_getaffinity(0))} cores, {free / 2**30:.1f} GiB of memory free"
+    detail = f"{available_cores()} cores, {free / 2**30:.1f} GiB of memory free"
     fix = f"end other programs, or use --nproc 1: the recipe debug takes {_MIN_FREE_GIB} GiB"
     yield Check.ok_if(free >= _MIN_FREE_GIB * 2**30, "machine", detail, fix)
     is_local = needs.output and storage.is_local(needs.output)
@@ -96,7 +92,7 @@ def check_machine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
     free = shutil.disk_usage(folder).free
     fix = "free space there, or choose another --data-root and --output"
     yield Check.ok_if(free >= 2**30, "disk", f"{free / 2**30:.1f} GiB free at {folder}", fix)
-    for check in examine(needs, root) if find_spec("torch") else ():
+    for check in examine(needs, root) if is_linux and find_spec("torch") else ():
         if check.title == "GPUs" and check.state == "warning":
             yield replace(check, state="ok", detail=f"{check.detail}: training is on the CPU", fix="")
         elif check.state != "warning" or needs.gpus > 1:
@@ -155,6 +151,8 @@ def _shared_memory(needs: Needs, root: Path) -> Check:
 
 
 def _interfaces(needs: Needs) -> Check:
+    import fcntl
+
     by_name: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
         for name, found in by_name.items():
@@ -203,6 +201,8 @@ def _gpus(needs: Needs, root: Path) -> Check:
 
 
 def _limits(needs: Needs, root: Path) -> Iterator[Check]:
+    import resource
+
     numbers = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
     limits = {name: resource.getrlimit(number)[0] for name, number in numbers.items()}
     low = [f"{name} {least}" for name, least in _MIN_LIMITS.items() if 0 <= limits[name] < least]

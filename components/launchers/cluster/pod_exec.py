@@ -10,8 +10,6 @@ import re
 import select
 import ssl
 import sys
-import termios
-import tty
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from io import BytesIO
@@ -71,7 +69,11 @@ def _run(
         if status in ("400", "404"):
             raise ConfigError(text, fix="name a pod that runs") from None
         raise LaunchError(text, fix="try again") from None
-    attributes = termios.tcgetattr(terminal) if terminal is not None else []
+    if terminal is not None:
+        import termios  # Windows has neither.
+        import tty
+
+        attributes = termios.tcgetattr(terminal)
     try:
         if terminal is not None:
             tty.setraw(terminal, termios.TCSADRAIN)  # What was typed ahead is the pod's too.

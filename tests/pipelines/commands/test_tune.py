@@ -74,7 +74,7 @@ def test_without_optuna_it_says_what_to_install(tune, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     code, _, err = tune()
     assert code == 2
-    assert "pip install 'kubedet[tune]'" in err
+    assert "pip install 'kubedet[train]'" in err
 
 
 SUBMIT = [

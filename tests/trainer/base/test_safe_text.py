@@ -13,7 +13,7 @@ from trainer import storage
 from trainer.base import log
 from trainer.base.errors import ConfigError, KubedetError, refuse_userinfo
 from trainer.base.safe_text import aligned, cells, has_userinfo, one_line, redacted, yaml_value
-from trainer.data import sources
+from trainer.data import source_names, sources
 
 VISIBLE = "".join(sorted(set(string.printable) - set(string.whitespace))) + "äß日"
 SECRET = "qZx7"
@@ -68,7 +68,7 @@ def test_addresses_with_a_password_are_refused_everywhere(address):
     uri = address.removeprefix("coco:").removeprefix("base=")
     doors = [
         lambda: refuse_userinfo(address, "x"), lambda: sources.parse(f"coco:{uri}"),
-        lambda: sources.parse(f"openimages:base={uri}"), lambda: sources.places(uri),
+        lambda: sources.parse(f"openimages:base={uri}"), lambda: source_names.places(uri),
         lambda: storage.state(uri), lambda: storage.read_bytes(uri), lambda: storage.check_place(uri),
     ]  # fmt: skip
     for door in doors:

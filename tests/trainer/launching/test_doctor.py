@@ -119,20 +119,21 @@ def test_the_command_says_it_in_lines_or_json_and_by_its_code(capsys):
 
 
 @pytest.mark.parametrize(
-    ("absent", "fix"),
+    ("absent", "system", "missing"),
     [
-        ({"kfp"}, "pip install 'kubedet[pipeline]'"),
-        ({"kfp", "onnx"}, "pip install 'kubedet[pipeline,export]'"),
-        ({"torch"}, "pip install 'kubedet'"),
+        ("torch", "Linux", ["packages"]),
+        ("onnx", "Linux", ["packages"]),
+        ("torch", "Windows", ["system", "packages"]),
     ],
 )
-def test_a_missing_package_names_the_extra_that_has_it(monkeypatch, absent, fix):
+def test_missing_packages_and_other_systems_have_a_remedy(monkeypatch, absent, system, missing):
     real = doctor.find_spec
-    monkeypatch.setattr(doctor, "find_spec", lambda name: None if name in absent else real(name))
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None if name == absent else real(name))
+    monkeypatch.setattr("platform.system", lambda: system)
     checks = list(doctor.check_machine(Needs()))
-    assert checks[0].state == "missing"
-    assert checks[0].fix == fix
-    assert ("shared memory" in {check.title for check in checks}) is ("torch" not in absent)
+    assert [check.title for check in checks if check.state == "missing"] == missing
+    assert checks[len(missing) - 1].fix == "pip install 'kubedet[train]'"
+    assert ("shared memory" in {check.title for check in checks}) is (absent != "torch")
 
 
 @pytest.mark.parametrize(("kib", "state"), [(8 * 2**20, "ok"), (2**20, "warning")])

@@ -14,38 +14,37 @@ PATH may be a URI that `trainer.storage` reads, and a zip or tar of such a folde
 import hashlib
 import os
 import re
-import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer import storage
-from trainer.base.errors import DataError, refuse_userinfo
+from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig
+from trainer.data import source_names
 from trainer.data.problem_counts import Problems
+from trainer.data.source_names import FORMS, SUFFIXES
 from trainer.data.sources.coco import Coco2017Source, CocoSource, annotation_files
-from trainer.data.sources.files import SUFFIXES, Unpacked, unpack
+from trainer.data.sources.files import Unpacked, unpack
 from trainer.data.sources.openimages import OpenImagesSource
 from trainer.data.sources.sample import SampleSource
 from trainer.data.sources.source import AS_PUBLISHED, SOURCE_ROW, Listing, Reading, Rows, Source
 from trainer.data.sources.voc import VocSource
 from trainer.data.sources.yolo import YAML, YoloSource, file_of
 
-FORMS = (
-    "sample, openimages:, coco:2017, coco:PATH, voc:PATH, yolo:PATH, or the path of a COCO JSON, or of a "
-    "COCO, VOC or YOLO folder, or a zip or tar of one"
-)
 _KINDS: dict[str, Callable[[str, str], Source]] = {
     "coco": lambda location, confined: CocoSource(location, confined=confined),
     "voc": lambda location, confined: VocSource(location),
     "yolo": lambda location, confined: YoloSource(location, confined=confined),
 }
 """Constructors by kind, of a location and of a folder that no path may leave."""
+_PUBLISHED: dict[str, Callable[[str], Source]] = {
+    "sample": SampleSource.parse, "openimages": OpenImagesSource.parse, "coco": Coco2017Source.parse,
+}  # fmt: skip
 
 
 def parse(source: str, config: DataConfig | None = None) -> Source:
@@ -56,9 +55,9 @@ def parse(source: str, config: DataConfig | None = None) -> Source:
     """
     config = config or DataConfig()
     reading = Reading(config.boxes_from, config.box_format)
-    if published := _published(source):
+    if published := source_names.published(source, _PUBLISHED):
         return _with_reading(published, reading)
-    kind, path = _kind_and_path(source)
+    kind, path = source_names.kind_and_path(source)
     uri = storage.absolute(os.path.expanduser(path) if storage.is_local(path) else path)
     if storage.is_local(uri) and not os.path.exists(uri):
         raise DataError(f"source {source!r}: {uri} does not exist", fix="check the path")
@@ -77,15 +76,6 @@ def parse(source: str, config: DataConfig | None = None) -> Source:
     return _with_reading(parsed, reading)
 
 
-def places(source: str) -> list[str]:
-    """Return the URIs that a source is read from, without accessing them."""
-    published = _published(source)
-    if published:
-        named = [getattr(published, name, "") for name in ("images", "base", "pixels")]
-        return [uri for uri in named if uri and isinstance(uri, str)]
-    return [_kind_and_path(source)[1]]
-
-
 def _with_reading(source: Source, reading: Reading) -> Source:
     """Apply a way of reading boxes; refuse one that is not COCO's own if the source is not COCO."""
     if isinstance(source, CocoSource | Coco2017Source):
@@ -96,32 +86,6 @@ def _with_reading(source: Source, reading: Reading) -> Source:
                 f"source {source.uri}: data.{name}={value} is for COCO annotations", fix="leave it unset"
             )
     return source
-
-
-def _published(source: str) -> Source | None:
-    """Return the source of a published set, or of the sample; None for a path."""
-    refuse_userinfo(source, "the source")
-    text = source.strip()
-    kind, _, rest = text.partition(":")
-    if kind == "sample" and (rest or text in ("sample", "sample:")):
-        return SampleSource.parse(rest)
-    if kind == "openimages":
-        return OpenImagesSource.parse(rest)
-    if kind == "coco" and rest.partition(",")[0].strip() == "2017":
-        return Coco2017Source.parse(rest.partition(",")[2])
-    return None
-
-
-def _kind_and_path(source: str) -> tuple[str, str]:
-    """Return the kind that a text names, "" if none, and the path."""
-    text = source.strip()
-    kind, _, rest = text.partition(":")
-    path = rest if kind in _KINDS else text
-    if not path.strip():
-        raise DataError(f"source {source!r} names nothing", fix=f"use {FORMS}")
-    if path == text and storage.scheme(text) not in ("", "file", *storage.OBJECT_STORES, *storage.WEB):
-        raise DataError(f"source {source!r}: unknown kind {kind!r}", fix=f"use {FORMS}")
-    return kind if path != text else "", path
 
 
 _UNSUPPORTED_FORMATS = (
@@ -263,33 +227,3 @@ class ArchiveSource(Source):
             return self.kind, roots[-1]
         fix = "pack a folder with a COCO JSON, VOC's XML files, or a YOLO data.yaml, and its images"
         raise DataError(f"{self.location} holds no data set that is known", fix=fix)
-
-
-_GENERAL = re.compile(
-    r"(instances|annotations?|data(sets?)?|images?|jpegimages|labels?|result|coco|voc|yolo|raw|exports?|default|"
-    r"train(ing)?|val(id|idation)?|test)([-_. ]?(train|val|valid|test|data|coco|default|set|\d+))*",
-    re.IGNORECASE,
-)
-"""Names of files and folders that do not tell one data set from another."""
-
-_EXTENSIONS = re.compile(
-    "(" + "|".join(map(re.escape, (*SUFFIXES, ".json", ".yaml", ".yml", ".txt", ".coco"))) + ")+$",
-    re.IGNORECASE,
-)
-
-
-def name_of(source: str) -> str:
-    """Return a name of [A-Za-z0-9._-] for a `Source.uri` and its models: `cards` for yolo:/data/cards."""
-    kind, _, rest = source.partition(":")
-    if kind in ("sample", "openimages"):
-        return kind
-    if kind == "coco" and rest.partition(",")[0] == "2017":
-        return "coco-2017"
-    path = rest if kind in _KINDS else source
-    path = unquote(path.partition("://")[2] or path)
-    for part in reversed(path.split("/")):
-        text = unicodedata.normalize("NFKD", _EXTENSIONS.sub("", part)).encode("ascii", "ignore").decode()
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("._-")[:60]
-        if plain and not _GENERAL.fullmatch(plain):
-            return plain
-    return "detector"

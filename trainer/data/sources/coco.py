@@ -32,6 +32,7 @@ from trainer.base.errors import DataError, StorageError, first_line
 from trainer.data import problem_counts as reasons
 from trainer.data.images import IMAGE_SUFFIXES, SHARES_UPRIGHT
 from trainer.data.problem_counts import Problems
+from trainer.data.source_names import Coco2017
 from trainer.data.sources.files import Folders, Zip, open_member
 from trainer.data.sources.source import (
     AS_PUBLISHED,
@@ -534,7 +535,6 @@ def merged_categories(files: Iterable[CocoFile]) -> list[Category]:
     return [Category(by_id[number], number, frequencies.get(number, "")) for number in sorted(by_id)]
 
 
-BASE = "http://images.cocodataset.org"
 ANNOTATIONS = "annotations/annotations_trainval2017.zip"
 _SPLITS = {"train": "train2017", "val": "val2017"}
 _opened: dict[str, Zip] = {}
@@ -542,24 +542,11 @@ _opening = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Coco2017Source(Source):
+class Coco2017Source(Coco2017, Source):
     """COCO 2017's training and validation images."""
 
-    base: str = BASE
     reading: Reading = AS_PUBLISHED
     origins_are_uris = False
-
-    @classmethod
-    def parse(cls, text: str) -> "Coco2017Source":
-        """Read "" or "base=URI"."""
-        name, _, value = (part.strip() for part in text.partition("="))
-        if text.strip() and (name != "base" or not value):
-            raise DataError(f"source coco:2017: cannot use {text!r}", fix="parameters: base=URI")
-        return cls(storage.absolute(os.path.expanduser(value))) if value else cls()
-
-    @property
-    def uri(self) -> str:
-        return "coco:2017" if self.base == BASE else f"coco:2017,base={self.base}"
 
     def listing(self) -> Listing:
         """Read the categories; annotations and the zips' directories are read with the rows."""

@@ -93,9 +93,6 @@ def _fold(name: str) -> str:
     return unicodedata.normalize("NFC", name).casefold()
 
 
-SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
-"""Of archives that can be unpacked."""
-
 _MAX_RATIO, _MIN_BOMB_BYTES = 200, 16 * 1024 * 1024  # Above both, compressed content counts as a bomb.
 _MIN_FREE_BYTES = 256 * 1024 * 1024  # Bytes of the disk that are left free.
 _BLOCK = 1024 * 1024

@@ -19,12 +19,11 @@ import csv
 import hashlib
 import io
 import json
-import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +33,7 @@ import pyarrow.csv as pa_csv
 from trainer import storage
 from trainer.base.errors import DataError
 from trainer.data.problem_counts import Problems
+from trainer.data.source_names import OPENIMAGES_SPLITS, OpenImages
 from trainer.data.sources.source import BOX, SOURCE_ROW, UNKNOWN, Category, Listing, Rows, Source
 
 # MLPerf's single-stage detector: the leaf classes with 1000 samples or more, by display name, in the order of
@@ -67,8 +67,6 @@ Wine, Wine glass, Woman, Zebra, Zucchini
 """
 CLASSES = tuple(" ".join(_CLASSES.split()).split(", "))
 
-BASE = "https://storage.googleapis.com/openimages"  # Where the CSV files are.
-PIXELS = "https://open-images-dataset.s3.amazonaws.com"  # The bucket with the images, read anonymously.
 DESCRIPTIONS = "v7/oidv7-class-descriptions-boxable.csv"
 HIERARCHY = "2018_04/bbox_labels_600_hierarchy.json"
 BOXES = {
@@ -88,48 +86,12 @@ LABELS = {
 }
 """Verified classes of images."""
 
-_SPLITS = {"train": "train", "validation": "val", "test": "test"}
-_URIS = ("images", "base", "pixels")
-
 
 @dataclass(frozen=True)
-class OpenImagesSource(Source):
+class OpenImagesSource(OpenImages, Source):
     """Open Images, or a part of it."""
 
-    splits: str = "train+validation+test"  # Joined by +; an image list has its own.
-    images: str = ""
-    """URI of a list of images, a line `split/image_id` each, in the format of the official downloader."""
-    subset: Literal["all", "mlperf"] = "all"  # mlperf: the 264 classes of MLPerf's detector.
-    hierarchy: Literal["keep", "expand", "none"] = "keep"
-    """keep: for evaluation; expand: each object also has a box of every class above its own."""
-    rotation: Literal["none", "apply"] = "none"  # apply: turn images and boxes upright.
-    labels: Literal["keep", "all", "none"] = "keep"
-    """The verified classes of validation and test images (keep), also those of train (all)."""
-    base: str = BASE  # URI of the folder with the CSV files.
-    pixels: str = PIXELS  # URI of the folder with <split>/<image id>.jpg.
     composes_addresses = True
-
-    @classmethod
-    def parse(cls, text: str) -> "OpenImagesSource":
-        """Read "splits=train+validation,subset=mlperf"."""
-        values: dict[str, Any] = {}
-        choices = {field.name: get_args(field.type) for field in fields(cls)}
-        for part in filter(None, map(str.strip, text.split(","))):
-            name, _, value = (piece.strip() for piece in part.partition("="))
-            wrong = name not in choices or not value or (choices[name] and value not in choices[name])
-            if wrong or (name == "splits" and not set(value.split("+")) <= set(_SPLITS)):
-                forms = {"splits": "+".join(_SPLITS)} | dict.fromkeys(_URIS, "URI")
-                expected = ", ".join(f"{key}={'|'.join(choices[key]) or forms[key]}" for key in choices)
-                raise DataError(f"source openimages: cannot use {part!r}", fix=f"parameters: {expected}")
-            values[name] = storage.absolute(os.path.expanduser(value)) if name in _URIS else value
-        return cls(**values)
-
-    @property
-    def uri(self) -> str:
-        """The source with all parameters that are not the default."""
-        values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
-        changed = [f"{name}={value}" for name, (value, default) in values.items() if value != default]
-        return "openimages:" + ",".join(changed)
 
     @property
     def images_uri(self) -> str:
@@ -165,7 +127,7 @@ class OpenImagesSource(Source):
             for one in higher:
                 below[one].add(mid)
         present, absent = Meaning(described, kept, expanded), Meaning(described, kept, below)
-        names = [split for split in _SPLITS if split in (listed or self.splits.split("+"))]
+        names = [split for split in OPENIMAGES_SPLITS if split in (listed or self.splits.split("+"))]
         splits = {}
         for split in names:
             takes_labels = self.labels == "all" or (self.labels == "keep" and split != "train")
@@ -176,7 +138,7 @@ class OpenImagesSource(Source):
                 noted(storage.join(self.base, ROTATIONS[split])) if turns else "",
                 noted(storage.join(self.base, LABELS[split])) if takes_labels else "",
             )  # fmt: skip
-            splits["train" if len(names) == 1 else _SPLITS[split]] = Rows(read)
+            splits["train" if len(names) == 1 else OPENIMAGES_SPLITS[split]] = Rows(read)
         state = hashlib.sha256(json.dumps(states).encode()).hexdigest()
         return Listing(kept, splits, state, exhaustive=False, hierarchy={} if expanded else above)
 
@@ -187,7 +149,7 @@ def read_image_list(uri: str) -> dict[str, frozenset[str]]:
     ids_by_split: dict[str, set[str]] = {}
     for number, line in enumerate(storage.read_bytes(uri).decode("utf-8-sig", "replace").splitlines(), 1):
         split, _, image_id = line.strip().partition("/")
-        if split and (split not in _SPLITS or not image_id.isalnum()):
+        if split and (split not in OPENIMAGES_SPLITS or not image_id.isalnum()):
             raise DataError(f"{uri}, line {number}: {line.strip()[:60]!r} is not split/image_id", fix=fix)
         if split:
             ids_by_split.setdefault(split, set()).add(image_id)

@@ -9,15 +9,14 @@ import hashlib
 import io
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
-from trainer.base.errors import DataError
-from trainer.base.safe_text import whole_number
 from trainer.data.problem_counts import Problems
+from trainer.data.source_names import Sample
 from trainer.data.sources.source import Box, Category, Entry, Listing, Rows, Source
 
 CLASSES = ("circle", "square", "triangle", "star", "ring")
@@ -234,37 +233,14 @@ def _color(hue: float, saturation: float, value: float) -> Color:
 
 
 VERSION = 1  # Raise it when the same parameters draw other images.
-_LIMITS = {"images": (6, 1_000_000), "seed": (0, 2**31 - 1), "size": (96, 1024)}
 
 
 @dataclass(frozen=True)
-class SampleSource(Source):
+class SampleSource(Sample, Source):
     """Generated images; val and test each have a sixth as many as train."""
 
-    images: int = 480
-    seed: int = 0
-    size: int = 160  # Typical side of an image, in pixels.
     cpu_bound = True
     origins_are_uris = False
-
-    @classmethod
-    def parse(cls, text: str) -> "SampleSource":
-        """Read "images=300,seed=0,size=160"."""
-        values: dict[str, int] = {}
-        for part in filter(None, text.split(",")):
-            name, _, value = part.partition("=")
-            low, high = _LIMITS.get(name.strip(), (0, -1))
-            number = whole_number(value.strip())
-            if number is None or not low <= number <= high:
-                ranges = ", ".join(f"{key} ({low} to {high})" for key, (low, high) in _LIMITS.items())
-                raise DataError(f"source sample: cannot use {part!r}", fix=f"parameters: {ranges}")
-            values[name.strip()] = number
-        return cls(**values)
-
-    @property
-    def uri(self) -> str:
-        """The source with all its parameters."""
-        return "sample:" + ",".join(f"{name}={value}" for name, value in asdict(self).items())
 
     def listing(self) -> Listing:
         """List the scenes, which are laid out when the rows are gone through."""

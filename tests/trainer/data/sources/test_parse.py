@@ -8,8 +8,8 @@ from source_rows import entries_of
 
 from tests.trainer.data.sources.test_archives import XML
 from trainer.base.errors import DataError
-from trainer.data import sources
-from trainer.data.sources import name_of, openimages
+from trainer.data import source_names, sources
+from trainer.data.source_names import name_of
 from trainer.data.sources.coco import CocoSource
 from trainer.data.sources.voc import VocSource
 
@@ -46,14 +46,17 @@ def test_what_is_no_source_is_named_with_what_is(text, message):
     [
         ("sample:images=30", []),
         ("coco:2017, base=s3://mirror/", ["s3://mirror"]),
-        ("openimages:images=/a/ids.txt,base=s3://mirror", ["/a/ids.txt", "s3://mirror", openimages.PIXELS]),
+        (
+            "openimages:images=/a/ids.txt,base=s3://mirror",
+            ["/a/ids.txt", "s3://mirror", source_names.OpenImages.pixels],
+        ),
         ("voc:/no/such/place", ["/no/such/place"]),
         ("yolo:/no/such/place", ["/no/such/place"]),
         (" s3://bucket/x", ["s3://bucket/x"]),
     ],
 )
 def test_places_are_named_without_a_look(text, places):
-    assert sources.places(text) == places
+    assert source_names.places(text) == places
 
 
 def test_empty_and_other_folders(tmp_path):

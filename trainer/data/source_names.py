@@ -1,0 +1,182 @@
+"""The texts that name sources: parsed without accessing a source, and without pyarrow."""
+
+import os
+import re
+import unicodedata
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, Self, TypeVar, get_args
+from urllib.parse import unquote
+
+from trainer import storage
+from trainer.base.errors import DataError, refuse_userinfo
+from trainer.base.safe_text import whole_number
+
+FORMS = (
+    "sample, openimages:, coco:2017, coco:PATH, voc:PATH, yolo:PATH, or the path of a COCO JSON, or of a "
+    "COCO, VOC or YOLO folder, or a zip or tar of one"
+)
+KINDS = ("coco", "voc", "yolo")
+"""Kinds of folders, before the colon."""
+
+SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
+"""Of archives that can be unpacked."""
+
+OPENIMAGES_SPLITS = {"train": "train", "validation": "val", "test": "test"}
+_URIS = ("images", "base", "pixels")
+_LIMITS = {"images": (6, 1_000_000), "seed": (0, 2**31 - 1), "size": (96, 1024)}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Parameters of the source `sample`."""
+
+    images: int = 480
+    seed: int = 0
+    size: int = 160  # Typical side of an image, in pixels.
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read "images=300,seed=0,size=160"."""
+        values: dict[str, int] = {}
+        for part in filter(None, text.split(",")):
+            name, _, value = part.partition("=")
+            low, high = _LIMITS.get(name.strip(), (0, -1))
+            number = whole_number(value.strip())
+            if number is None or not low <= number <= high:
+                ranges = ", ".join(f"{key} ({low} to {high})" for key, (low, high) in _LIMITS.items())
+                raise DataError(f"source sample: cannot use {part!r}", fix=f"parameters: {ranges}")
+            values[name.strip()] = number
+        return cls(**values)
+
+    @property
+    def uri(self) -> str:
+        """The source with all its parameters."""
+        return "sample:" + ",".join(f"{name}={value}" for name, value in asdict(self).items())
+
+
+@dataclass(frozen=True)
+class OpenImages:
+    """Parameters of the source `openimages`."""
+
+    splits: str = "train+validation+test"  # Joined by +; an image list has its own.
+    images: str = ""
+    """URI of a list of images, a line `split/image_id` each, in the format of the official downloader."""
+    subset: Literal["all", "mlperf"] = "all"  # mlperf: the 264 classes of MLPerf's detector.
+    hierarchy: Literal["keep", "expand", "none"] = "keep"
+    """keep: for evaluation; expand: each object also has a box of every class above its own."""
+    rotation: Literal["none", "apply"] = "none"  # apply: turn images and boxes upright.
+    labels: Literal["keep", "all", "none"] = "keep"
+    """The verified classes of validation and test images (keep), also those of train (all)."""
+    base: str = "https://storage.googleapis.com/openimages"  # URI of the folder with the CSV files.
+    pixels: str = "https://open-images-dataset.s3.amazonaws.com"
+    """URI of the folder with <split>/<image id>.jpg, read anonymously."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read "splits=train+validation,subset=mlperf"."""
+        values: dict[str, Any] = {}
+        choices = {field.name: get_args(field.type) for field in fields(cls)}
+        for part in filter(None, map(str.strip, text.split(","))):
+            name, _, value = (piece.strip() for piece in part.partition("="))
+            wrong = name not in choices or not value or (choices[name] and value not in choices[name])
+            if wrong or (name == "splits" and not set(value.split("+")) <= set(OPENIMAGES_SPLITS)):
+                forms = {"splits": "+".join(OPENIMAGES_SPLITS)} | dict.fromkeys(_URIS, "URI")
+                expected = ", ".join(f"{key}={'|'.join(choices[key]) or forms[key]}" for key in choices)
+                raise DataError(f"source openimages: cannot use {part!r}", fix=f"parameters: {expected}")
+            values[name] = storage.absolute(os.path.expanduser(value)) if name in _URIS else value
+        return cls(**values)
+
+    @property
+    def uri(self) -> str:
+        """The source with all parameters that are not the default."""
+        values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
+        changed = [f"{name}={value}" for name, (value, default) in values.items() if value != default]
+        return "openimages:" + ",".join(changed)
+
+
+@dataclass(frozen=True)
+class Coco2017:
+    """Parameters of the source `coco:2017`."""
+
+    base: str = "http://images.cocodataset.org"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read "" or "base=URI"."""
+        name, _, value = (part.strip() for part in text.partition("="))
+        if text.strip() and (name != "base" or not value):
+            raise DataError(f"source coco:2017: cannot use {text!r}", fix="parameters: base=URI")
+        return cls(storage.absolute(os.path.expanduser(value))) if value else cls()
+
+    @property
+    def uri(self) -> str:
+        return "coco:2017" if self.base == Coco2017.base else f"coco:2017,base={self.base}"
+
+
+_PARAMETERS = {"sample": Sample.parse, "openimages": OpenImages.parse, "coco": Coco2017.parse}
+_Parsed = TypeVar("_Parsed")
+
+
+def published(source: str, parsers: Mapping[str, Callable[[str], _Parsed]]) -> _Parsed | None:
+    """Parse the parameters of a published set, or of the sample, by kind; return None for a path."""
+    refuse_userinfo(source, "the source")
+    text = source.strip()
+    kind, _, rest = text.partition(":")
+    if kind == "sample" and (rest or text in ("sample", "sample:")):
+        return parsers[kind](rest)
+    if kind == "openimages":
+        return parsers[kind](rest)
+    if kind == "coco" and rest.partition(",")[0].strip() == "2017":
+        return parsers[kind](rest.partition(",")[2])
+    return None
+
+
+def kind_and_path(source: str) -> tuple[str, str]:
+    """Return the kind that a text names, "" if none, and the path."""
+    text = source.strip()
+    kind, _, rest = text.partition(":")
+    path = rest if kind in KINDS else text
+    if not path.strip():
+        raise DataError(f"source {source!r} names nothing", fix=f"use {FORMS}")
+    if path == text and storage.scheme(text) not in ("", "file", *storage.OBJECT_STORES, *storage.WEB):
+        raise DataError(f"source {source!r}: unknown kind {kind!r}", fix=f"use {FORMS}")
+    return kind if path != text else "", path
+
+
+def places(source: str) -> list[str]:
+    """Return the URIs that a source is read from, without accessing them."""
+    if parameters := published(source, _PARAMETERS):
+        named = [getattr(parameters, name, "") for name in _URIS]
+        return [uri for uri in named if uri and isinstance(uri, str)]
+    return [kind_and_path(source)[1]]
+
+
+_GENERAL = re.compile(
+    r"(instances|annotations?|data(sets?)?|images?|jpegimages|labels?|result|coco|voc|yolo|raw|exports?|default|"
+    r"train(ing)?|val(id|idation)?|test)([-_. ]?(train|val|valid|test|data|coco|default|set|\d+))*",
+    re.IGNORECASE,
+)
+"""Names of files and folders that do not tell one data set from another."""
+
+_EXTENSIONS = re.compile(
+    "(" + "|".join(map(re.escape, (*SUFFIXES, ".json", ".yaml", ".yml", ".txt", ".coco"))) + ")+$",
+    re.IGNORECASE,
+)
+
+
+def name_of(source: str) -> str:
+    """Return a name of [A-Za-z0-9._-] for a `Source.uri` and its models: `cards` for yolo:/data/cards."""
+    kind, _, rest = source.partition(":")
+    if kind in ("sample", "openimages"):
+        return kind
+    if kind == "coco" and rest.partition(",")[0] == "2017":
+        return "coco-2017"
+    path = rest if kind in KINDS else source
+    path = unquote(path.partition("://")[2] or path)
+    for part in reversed(path.split("/")):
+        text = unicodedata.normalize("NFKD", _EXTENSIONS.sub("", part)).encode("ascii", "ignore").decode()
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("._-")[:60]
+        if plain and not _GENERAL.fullmatch(plain):
+            return plain
+    return "detector"
