@@ -17,7 +17,7 @@ def test_every_named_image_has_this_version():
     tags = {
         (str(path.relative_to(ROOT)), tag)
         for path in paths
-        if path.is_file() and path.suffix not in (".png", ".pyc")
+        if path.is_file() and path.suffix not in (".png", ".jpg", ".pyc")
         for tag in re.findall(r"kubedet[-/](?:trainer|component):(\d[\w.]*)", path.read_text())
     }
     assert len(tags) > 15

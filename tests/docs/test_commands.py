@@ -248,7 +248,7 @@ def test_other_commands_name_what_exists(page):
             assert {name for each in extras for name in each.split(",")} <= {
                 *project["optional-dependencies"]
             }
-        elif words[:2] == ["-m", "trainer"]:
+        elif words[:2] == ["-m", "trainer"] and "--help" not in words:
             trainer_parser().parse_args(words[2:])
         elif words[:1] == ["-m"] and words[1].startswith("benchmarks"):
             known = "".join(
