@@ -164,8 +164,8 @@ def test_the_import_is_quick_and_loads_no_large_package():
 def test_the_notebook_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     text = (ROOT / "docs" / "quickstart.ipynb").read_text()
-    assert "minutes=2" in text
-    notebook = nbformat.reads(text.replace("minutes=2", f"nproc=1, overrides={TINY}"), as_version=4)
+    assert "minutes=4" in text
+    notebook = nbformat.reads(text.replace("minutes=4", f"nproc=1, overrides={TINY}"), as_version=4)
     nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     shown = [output["data"] for output in outputs if "data" in output]
