@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kubedet.results import ClusterRun, Evaluation, Run
+from pipelines.cli import check_words, make_parser, translate_errors
 from pipelines.commands import Parser
 from trainer.base.errors import ConfigError, EvaluationError, Interrupted, KubedetError, TrainingError
-from trainer.base.os_errors import translate_named_oserrors
 
 if TYPE_CHECKING:
     from kubedet.model import Detections, Model
@@ -42,7 +42,7 @@ def __getattr__(name: str) -> Any:
     return getattr(model, name)
 
 
-@translate_named_oserrors()
+@translate_errors("kubedet.load")
 def load(
     model: str | os.PathLike[str], *, data_root: str = "", format: str = "", tile: int = -1,
     run_code: bool = False,
@@ -71,7 +71,7 @@ def load(
     return Model(open_model(os.fspath(model), root, format, run_code=run_code, tile=tile))
 
 
-@translate_named_oserrors()
+@translate_errors("kubedet.train")
 def train(
     source: str | None = None, recipe: str | None = None, *, minutes: float | None = None,
     overrides: Mapping[str, object] | None = None, **options: object,
@@ -118,7 +118,7 @@ def train(
     return Run(folder, report, record.metrics, passed, shards, chosen.name, trained)
 
 
-@translate_named_oserrors()
+@translate_errors("kubedet.evaluate")
 def evaluate(
     model: "Model | str | os.PathLike[str]", shards: str, output: str = "", *,
     overrides: Mapping[str, object] | None = None, **options: object,
@@ -152,7 +152,7 @@ def evaluate(
     return Evaluation(folder, report, summary["metrics"], passed, summary["shards"])
 
 
-@translate_named_oserrors()
+@translate_errors("kubedet.submit")
 def submit(
     source: str | None = None, recipe: str | None = None, *, overrides: Mapping[str, object] | None = None,
     wait: bool = False, dry_run: bool = False, **options: object,
@@ -187,7 +187,7 @@ def submit(
     return ClusterRun(submission.name, submission.parameters, commands, run_id, link)
 
 
-@translate_named_oserrors()
+@translate_errors("kubedet.compile")
 def compile(output: str | os.PathLike[str] = "pipeline.yaml", **options: object) -> Path:
     """Write the pipeline as one YAML file, as `kubedet cluster compile`; return its path.
 
@@ -214,7 +214,6 @@ class _Parser(Parser):
 
 def _parse(command: str, *positional: str | os.PathLike[str], **given: object) -> argparse.Namespace:
     """Return the options of a command, checked as on the command line; None and False are left out."""
-    from pipelines import cli
     from trainer.config.parsing import as_override
 
     words = [*command.split(), *(os.fspath(each) for each in positional)]
@@ -227,5 +226,5 @@ def _parse(command: str, *positional: str | os.PathLike[str], **given: object) -
             words += [f"{flag}={each}" for each in value]
         elif value is not None and value is not False:
             words.append(flag if value is True else f"{flag}={value}")
-    cli.check_words(words)
-    return cli.make_parser(words[0], _Parser).parse_args(words)
+    check_words(words)
+    return make_parser(words[0], _Parser).parse_args(words)

@@ -5,6 +5,8 @@ import io
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -108,9 +110,16 @@ def _run(arguments: list[str]) -> int:
             fix=guess(arguments[:1], [*SUMMARIES]) or "`kubedet --help` lists the commands",
         )
     options = make_parser(arguments[0]).parse_args(arguments)
+    with translate_errors(f"kubedet {arguments[0]}"):
+        return options.command(options)
+
+
+@contextmanager
+def translate_errors(caller: str) -> Iterator[None]:
+    """Turn OSErrors that name a file, and imports of packages that `caller` lacks, into KubedetErrors."""
     try:
         with translate_named_oserrors():
-            return options.command(options)
+            yield
     except ModuleNotFoundError as error:
         package, system = (error.name or "").partition(".")[0], platform.system()
         if package in sys.stdlib_module_names:
@@ -119,7 +128,7 @@ def _run(arguments: list[str]) -> int:
             reason, fix = "is not installed", "pip install 'kubedet[train]'"
         else:
             raise
-        raise ConfigError(f"`kubedet {arguments[0]}` needs {package}, which {reason}", fix=fix) from None
+        raise ConfigError(f"`{caller}` needs {package}, which {reason}", fix=fix) from None
 
 
 def check_words(arguments: list[str]) -> None:
