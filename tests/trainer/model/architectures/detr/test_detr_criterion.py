@@ -3,7 +3,7 @@
 For the tensors that `inputs` makes, authors.json holds what `DFINECriterion` (github.com/Peterande/D-FINE,
 4a1f73a) and `RTDETRCriterionv2` (github.com/lyuwenyu/RT-DETR, 068dfde) computed in fp64 with the weights of
 their configurations: costs, matches, losses and gradients; and the layout of their denoising queries. There,
-`Tensor.float` was `Tensor.double`, and the `argsort` of the union was stable. In the same way, without costs:
+`Tensor.float` was `Tensor.double`, and the `argsort` of the union was stable. In the same way:
 `SetCriterion` (github.com/roboflow/rf-detr, 35ac6ab, and Atten4Vis/LW-DETR, d5e6e6c; losses are sums over the
 groups) and `DEIMCriterion` (github.com/Intellindust-AI-Lab/DEIMv2, 0fff8d4).
 """
@@ -220,8 +220,7 @@ def test_matches_are_the_authors(name):
         real = [
             image[number, :, :count].flatten() for image, count in zip(all_costs, case.counts, strict=True)
         ]
-        if "costs" in theirs:
-            same(figures(torch.cat(real)), theirs["costs"][number])
+        same(figures(torch.cat(real)), theirs["costs"][number])
         for own, pairs in zip(matches.own[:, number], images, strict=True):
             (query,) = np.nonzero(own >= 0)
             assert [query.tolist(), own[query].tolist()] == pairs
