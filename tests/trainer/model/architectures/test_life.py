@@ -33,11 +33,13 @@ NARROW = {
     "dfine": _DETR | {"model.size": "n"},
     "fcos": _PYRAMID | {"model.score_threshold": 0.05},
     "rtdetr": _DETR | {"model.size": "r18"},
-    "rfdetr": _GROUPS,
     "lwdetr": _GROUPS | {"model.size": "tiny"},
     "deimv2": _DETR | {"model.size": "n"},
+    "rfdetr_finetune": _GROUPS,
+    "rfdetr_m": _GROUPS,
+    "deimv2_s": _DETR,
 }  # fmt: skip
-"""RetinaNet's life is in the tests of training, evaluation and export."""
+"""By architecture or recipe. RetinaNet's life is in the tests of training, evaluation and export."""
 
 
 @pytest.fixture
@@ -48,17 +50,24 @@ def narrow(tiny):
         if "model.width" in NARROW[architecture] and not importlib.util.find_spec("transformers"):
             pytest.skip("transformers is not installed")
         side = 128 if architecture == "lwdetr" else 160
-        chosen = {"model.architecture": architecture, "loader.image_size": side, **NARROW[architecture]}
+        kind = {} if architecture in recipes.RECIPES else {"model.architecture": architecture}
+        chosen = {"loader.image_size": side, "loader.sizes": [], **kind, **NARROW[architecture]}
+        chosen |= {"model.weights": "", "model.sync_batchnorm": False}
+        model = recipes.load("debug" if kind else architecture, chosen).model
         size = {"loader__image_size": side} if architecture == "lwdetr" else {}
-        return dataclasses.replace(tiny(**size, **overrides), model=recipes.load("debug", chosen).model)
+        return dataclasses.replace(tiny(**size, **overrides), model=model)
 
     return config
 
 
 @pytest.mark.parametrize(
     "architecture",
-    ["faster_rcnn", "dfine", "rfdetr"]
-    + [pytest.param(name, marks=pytest.mark.extra) for name in ("fcos", "rtdetr", "lwdetr", "deimv2")],
+    [
+        pytest.param(
+            name, marks=[] if name in ("faster_rcnn", "dfine", "rfdetr_finetune") else pytest.mark.extra
+        )
+        for name in NARROW
+    ],
 )
 def test_a_whole_life(architecture, narrow, shards, tmp_path):
     """Trained, stopped and resumed to the same bits, evaluated and exported."""
@@ -88,10 +97,10 @@ def assert_images_are_found_alone_as_together(runtime, path):
 
 @pytest.mark.parametrize(
     "architecture",
-    ["fcos"]
-    + [
-        pytest.param(name, marks=pytest.mark.extra)
-        for name in ("faster_rcnn", "dfine", "rfdetr", "lwdetr", "deimv2")
+    [
+        pytest.param(name, marks=[] if name == "fcos" else pytest.mark.extra)
+        for name in NARROW
+        if name != "rtdetr"
     ],
 )
 def test_two_processes_equal_one_on_the_same_global_batch(architecture, narrow, shards, tmp_path):

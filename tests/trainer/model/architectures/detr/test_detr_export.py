@@ -26,10 +26,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.extra]
 
 MODELS = {
     "dfine": {"model.size": "n", "model.denoising": 30},
-    "rfdetr": {"model.groups": 3},
     "lwdetr": {"model.groups": 3},
     "deimv2": {"model.denoising": 30},
+    "rfdetr_finetune": {"model.groups": 3},
+    "rfdetr_m": {"model.groups": 3},
+    "deimv2_s": {"model.denoising": 30},
 }
+"""By architecture or recipe."""
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -40,11 +43,16 @@ def learnt(request, tmp_path_factory, tiny):
                   loader__resize="squash", loader__fill=0)  # fmt: skip
     # All pairs of query and class: else the last one may be either of two that are alike.
     every = {"model.queries": 16, "model.detections_per_image": 80, "model.score_threshold": 0.0}
-    options = {"model.architecture": request.param, "model.width": 0.25, **MODELS[request.param], **every}
+    kind = {} if request.param in recipes.RECIPES else {"model.architecture": request.param}
+    options = {"model.width": 0.25, **MODELS[request.param], **every, **kind}
+    options |= {"model.weights": "", "model.sync_batchnorm": False, "loader.sizes": []}
     if request.param == "lwdetr":
         options["loader.image_size"] = 128
         config = dataclasses.replace(config, loader=dataclasses.replace(config.loader, image_size=128))
-    config = dataclasses.replace(config, model=recipes.load("debug", options).model)
+    config = dataclasses.replace(
+        config,
+        model=recipes.load("debug" if kind else request.param, options).model,
+    )
     raw = download("sample:images=80,seed=5,size=96", str(folder), config.data)
     shards = shard(raw, str(folder), config.data).uri
     return config, train(config, shards, str(folder / "run")), shards
