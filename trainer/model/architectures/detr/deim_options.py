@@ -1,7 +1,7 @@
 """Options of DEIMv2, its published sizes, and a recipe."""
 
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
@@ -10,42 +10,40 @@ from trainer.config.types import STRICT, Count, Fraction
 from trainer.model.architectures.detr.detr_options import (
     Arguments,
     SetOptions,
+    hgnet,
     published_training,
     published_views,
     scaled,
 )
 
-
-class _Size(NamedTuple):
-    """A published size; the defaults are those with the lightest encoder."""
-
-    hidden: int
-    """Width of encoder and decoder."""
-    feed_forward: int
-    """Width of the decoder's feed-forward networks, both halves together."""
-    net: tuple[int, ...]
-    """PPHGNetV2: channels of the last stages, and blocks and kernel of the third. DINOv3: its channels, and
-    those of the first convolution beside it."""
-    layers: int = 3
-    points: tuple[int, ...] = (4, 2)
-    """Points that a query samples on each level."""
-    encoder_feed_forward: int = 512
-    expansion: float = 0.34
-    """Width of the pyramid's blocks, and their depth."""
-    depth: float = 0.5
-
-
-_SIZES = {
-    "atto": _Size(64, 160, net=(256, 1, 3)),
-    "femto": _Size(96, 256, net=(512, 1, 5)),
-    "pico": _Size(112, 320, net=(512, 2, 5)),
-    "n": _Size(128, 512, net=(512, 2, 5, 1024), points=(6, 6)),
-    "s": _Size(192, 512, (192, 16), 4, (3, 6, 3), 512, 0.34, 0.67),
-    "m": _Size(256, 512, (256, 16), 4, (3, 6, 3), 512, 0.67, 1.0),
-    "l": _Size(224, 1792, (384, 32), 4, (3, 6, 3), 896, 1.0, 1.0),
-    "x": _Size(256, 2048, (384, 64), 6, (3, 6, 3), 1024, 1.25, 1.37),
+_NARROW: Arguments = {
+    "decoder_layers": 3, "encoder_ffn_dim": 512, "hidden_expansion": 0.34, "depth_mult": 0.5,
 }  # fmt: skip
-"""`configs/deimv2/*.yml` of github.com/Intellindust-AI-Lab/DEIMv2 (0fff8d4), Apache-2.0."""
+_LITE: Arguments = _NARROW | {
+    "encoder_type": "lite", "encoder_layers": 0, "share_bbox_head": True, "use_gateway": False,
+    "decoder_n_points": [4, 2],
+}  # fmt: skip
+_DINO: Arguments = {
+    "decoder_layers": 4, "encoder_ffn_dim": 512, "decoder_n_points": [3, 6, 3],
+    "encoder_has_trailing_conv": False,
+}  # fmt: skip
+_SIZES: dict[str, tuple[tuple[int, ...], int, int, Arguments]] = {
+    "atto": ((256, 1, 3), 64, 160, _LITE),
+    "femto": ((512, 1, 5), 96, 256, _LITE),
+    "pico": ((512, 2, 5), 112, 320, _LITE),
+    "n": ((512, 2, 5, 1024), 128, 512, _NARROW | {"decoder_n_points": [6, 6]}),
+    "s": ((192, 16), 192, 512, _DINO | {"hidden_expansion": 0.34, "depth_mult": 0.67}),
+    "m": ((256, 16), 256, 512, _DINO | {"hidden_expansion": 0.67}),
+    "l": ((384, 32), 224, 1792, _DINO | {"encoder_ffn_dim": 896}),
+    "x": (
+        (384, 64), 256, 2048,
+        _DINO | {"decoder_layers": 6, "encoder_ffn_dim": 1024, "hidden_expansion": 1.25, "depth_mult": 1.37},
+    ),
+}  # fmt: skip
+"""Backbone, width of encoder and decoder, of both halves of the decoder's feed-forward networks, and what
+differs from transformers' arguments. PPHGNetV2: channels of the last stages, and blocks and kernel of the
+third; DINOv3: its channels, and those of the first convolution beside it. Source: `configs/deimv2/*.yml` of
+github.com/Intellindust-AI-Lab/DEIMv2 (0fff8d4), Apache-2.0."""
 
 
 @dataclass(config=STRICT, frozen=True)
@@ -76,79 +74,46 @@ class Deimv2Options(SetOptions):
 
 def library_arguments(config: Deimv2Options) -> Arguments:
     """Arguments of transformers' Deimv2Config for a size and width."""
-    size, width = _SIZES[config.size], config.width
+    (net, hidden, feed_forward, size), width = _SIZES[config.size], config.width
     # Eight heads divide it; halves of the embedding of places are even.
-    (hidden,) = scaled([size.hidden], width, 16)
-    levels = len(size.points)
-    inward = [hidden] * levels
-    further: Arguments = {}
+    hidden, feed_forward = scaled([hidden, feed_forward], width, 16)
+    levels = len(size["decoder_n_points"])
     if config.dino:
-        heads = size.net[0] // 64
         # L and X have Meta's own network, the others a smaller one without register tokens.
-        meta, gated = heads == 6, config.size == "x"
-        (channels,) = scaled([size.net[0]], width, 8 * heads)
+        heads, meta, gated = net[0] // 64, net[0] == 384, config.size == "x"
+        (channels,), inward = scaled([net[0]], width, 8 * heads), [hidden] * levels
         backbone: Arguments = {
-            "model_type": "dinov3_vit",
-            "out_indices": [6, 9, 12] if meta else [4, 8, 12],
-            "hidden_size": channels,
-            "intermediate_size": 4 * channels,
-            "num_attention_heads": heads,
-            "num_register_tokens": 4 if meta else 0,
-            "key_bias": not meta,
-            "layer_norm_eps": 1e-5 if meta else 1e-6,
-            "layerscale_value": 1e-5,
-            "use_gated_mlp": gated,
-            "hidden_act": "silu" if gated else "gelu",
-            "pos_embed_rescale": None,
-        }
-        further = {
-            "spatial_tuning_adapter_inplanes": scaled([size.net[1]], width)[0],
-            "encoder_has_trailing_conv": False,
-        }
+            "model_type": "dinov3_vit", "out_indices": [6, 9, 12] if meta else [4, 8, 12],
+            "hidden_size": channels, "intermediate_size": 4 * channels, "num_attention_heads": heads,
+            "num_register_tokens": 4 if meta else 0, "key_bias": not meta,
+            "layer_norm_eps": 1e-5 if meta else 1e-6, "layerscale_value": 1e-5, "use_gated_mlp": gated,
+            "hidden_act": "silu" if gated else "gelu", "pos_embed_rescale": None,
+        }  # fmt: skip
+        size = size | {"spatial_tuning_adapter_inplanes": scaled([net[1]], width)[0]}
     else:
-        last, blocks, kernel, *fourth = size.net
-        outward = scaled([64, 256, last, *fourth], width)
-        stem = scaled([16, 16], width)
-        inward = outward[2:]
-        backbone = {
-            "model_type": "hgnet_v2",
-            "out_indices": [3, 4][: len(inward)],
-            "hidden_sizes": outward,
-            "depths": [3] * len(outward),
-            "embedding_size": stem[-1],
-            "stem_channels": [3, *stem],
-            "stage_in_channels": [stem[-1], *outward[:-1]],
-            "stage_mid_channels": scaled([16, 32, 64, 128], width)[: len(outward)],
-            "stage_out_channels": outward,
-            "stage_num_blocks": [1, 1, blocks, 1][: len(outward)],
-            "stage_downsample": [False, True, True, True][: len(outward)],
-            "stage_light_block": [False, False, True, True][: len(outward)],
-            "stage_kernel_size": [3, 3, kernel, kernel][: len(outward)],
-            "stage_numb_of_layers": [3] * len(outward),
-            "use_learnable_affine_block": True,
-        }
+        last, blocks, kernel, *fourth = net
+        outward, stages = [64, 256, last, *fourth], 3 + len(fourth)
+        backbone = hgnet(
+            [16, 16], outward, [1, 1, blocks, 1][:stages], 3, width, out_indices=[3, 4][: stages - 2],
+            depths=[3] * stages, stage_kernel_size=[3, 3, kernel, kernel][:stages],
+            stage_downsample=[False, True, True, True][:stages],
+            stage_light_block=[False, False, True, True][:stages], use_learnable_affine_block=True,
+        )  # fmt: skip
+        inward = backbone["hidden_sizes"][2:]
     return {
-        **further,
+        **size,
         "backbone_config": backbone,
         "freeze_backbone_batch_norms": False,
-        "encoder_type": "lite" if config.lite else "hybrid",
-        "encoder_layers": 0 if config.lite else 1,
         "encoder_in_channels": inward,
         "encoder_hidden_dim": hidden,
-        "encoder_ffn_dim": scaled([size.encoder_feed_forward], width)[0],
+        "encoder_ffn_dim": scaled([size["encoder_ffn_dim"]], width)[0],
         "encode_proj_layers": [levels - 1],
         "feat_strides": [8, 16, 32][-levels:],
-        "hidden_expansion": size.expansion,
-        "depth_mult": size.depth,
         "d_model": hidden,
         "decoder_in_channels": [hidden] * levels,
-        "decoder_ffn_dim": scaled([size.feed_forward], width, 16)[0],
-        "decoder_layers": size.layers,
-        "decoder_n_points": list(size.points),
+        "decoder_ffn_dim": feed_forward,
         "decoder_activation_function": "silu",
         "num_feature_levels": levels,
-        "share_bbox_head": config.lite,
-        "use_gateway": not config.lite,
         "num_queries": config.queries,
         "num_denoising": config.denoising,
     }

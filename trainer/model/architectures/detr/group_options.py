@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -11,48 +11,36 @@ from trainer.config.schema import Config, EvaluationConfig, LoaderConfig, TrainC
 from trainer.config.types import STRICT, Fraction, Positive
 from trainer.model.architectures.detr.detr_options import Arguments, SetOptions, scaled
 
-
-class _Size(NamedTuple):
-    """A published size; the defaults are RF-DETR's and those that LW-DETR-S and M share."""
-
-    channels: int = 384
-    """Width of the vision transformer."""
-    layers: int = 3
-    """Layers of the decoder."""
-    positions: int = 14
-    """Patches on a side for which positions were learnt."""
-    depth: int = 12
-    """Blocks of the vision transformer."""
-    windows: tuple[int, ...] = ()
-    """Blocks with attention within windows; of RF-DETR all but those that are read."""
-    read: tuple[int, ...] = (3, 6, 9, 12)
-    """Blocks whose outputs the decoder attends to, counted from 1."""
-    levels: tuple[float, ...] = (1.0,)
-    """Their size relative to the patches."""
-    hidden: int = 256
-    """Width of the decoder."""
-    points: int = 2
-    """Points that a query samples on each level."""
-
-
-_LW = _Size(192, depth=10, windows=(0, 1, 3, 6, 7, 9), read=(3, 5, 6, 10))
-_LW_LARGE = _LW._replace(channels=384, levels=(2.0, 0.5), hidden=384, points=4)
-_SIZES = {
+_RF: Arguments = {
+    "model_type": "rf_detr_dinov2", "patch_size": 16, "num_attention_heads": 6, "num_windows": 2,
+    "out_indices": [3, 6, 9, 12],
+}  # fmt: skip
+_LW: Arguments = {
+    "model_type": "lw_detr_vit", "num_hidden_layers": 10, "window_block_indices": [0, 1, 3, 6, 7, 9],
+    "out_indices": [3, 5, 6, 10], "image_size": 1024,  # only checked
+}  # fmt: skip
+_LARGE: Arguments = {"projector_scale_factors": [2.0, 0.5], "decoder_n_points": 4}
+_SIZES: dict[str, dict[str, tuple[int, int, Arguments, Arguments]]] = {
     "rfdetr": {
-        "nano": _Size(layers=2, positions=24),
-        "small": _Size(layers=3, positions=32),
-        "medium": _Size(layers=4, positions=36),
-        "large": _Size(layers=4, positions=44),
+        # transformers' own epsilon is 1e-5; rfdetr/models/backbone/projector.py has 1e-6.
+        name: (384, 256, _RF | {"image_size": side}, {"decoder_layers": layers, "layer_norm_eps": 1e-6})
+        for name, side, layers in (
+            ("nano", 384, 2), ("small", 512, 3), ("medium", 576, 4), ("large", 704, 4),
+        )
     },
     "lwdetr": {
-        "tiny": _Size(192, depth=6, windows=(0, 2, 4), read=(2, 4, 6)),
-        "small": _LW,
-        "medium": _LW._replace(channels=384),
-        "large": _LW_LARGE,
-        "xlarge": _LW_LARGE._replace(channels=768),
+        "tiny": (
+            192, 256,
+            _LW | {"num_hidden_layers": 6, "window_block_indices": [0, 2, 4], "out_indices": [2, 4, 6]}, {},
+        ),
+        "small": (192, 256, _LW, {}),
+        "medium": (384, 256, _LW, {}),
+        "large": (384, 384, _LW, _LARGE),
+        "xlarge": (768, 384, _LW, _LARGE),
     },
-}
-"""RF-DETR: `rfdetr/config.py` of github.com/roboflow/rf-detr (35ac6ab). LW-DETR: `scripts/*_coco_train.sh` of
+}  # fmt: skip
+"""Width of the vision transformer and of the decoder, and what differs of both from transformers' arguments.
+RF-DETR: `rfdetr/config.py` of github.com/roboflow/rf-detr (35ac6ab). LW-DETR: `scripts/*_coco_train.sh` of
 github.com/Atten4Vis/LW-DETR (d5e6e6c). Both Apache-2.0."""
 _STORAGE = "https://storage.googleapis.com/rfdetr/"
 """Weights of RF-DETR's authors: `rfdetr/main.py`."""
@@ -105,40 +93,18 @@ class LWDetrOptions(GroupOptions):
 
 def library_arguments(config: GroupOptions) -> Arguments:
     """Arguments of transformers' RfDetrConfig or LwDetrConfig for a size and width."""
-    size, width = _SIZES[config.architecture][config.size], config.width
-    # 12 heads divide it, or 6.
-    (channels,) = scaled([size.channels], width, 24)
-    (hidden,) = scaled([size.hidden], width, _HEAD)
-    further: Arguments
-    backbone: Arguments = {"hidden_size": channels, "patch_size": 16, "num_hidden_layers": size.depth}
-    if config.architecture == "rfdetr":
-        backbone |= {
-            "model_type": "rf_detr_dinov2",
-            "num_attention_heads": 6,
-            "num_windows": 2,
-            "image_size": 16 * size.positions,
-            "out_indices": list(size.read),
-        }
-        # transformers' own value is 1e-5; rfdetr/models/backbone/projector.py has 1e-6.
-        further = {"layer_norm_eps": 1e-6}
-    else:
-        backbone |= {
-            "model_type": "lw_detr_vit",
-            "num_attention_heads": 12,
-            "window_block_indices": list(size.windows),
-            "pretrain_image_size": 16 * size.positions,
-            "image_size": 1024,  # only checked
-            "out_indices": list(size.read),
-        }
-        further = {"projector_scale_factors": list(size.levels)}
+    channels, hidden, backbone, further = _SIZES[config.architecture][config.size]
+    (hidden,) = scaled([hidden], config.width, _HEAD)
+    if config.architecture == "lwdetr":
+        further = {"projector_scale_factors": [1.0]} | further
     return {
+        "decoder_n_points": 2,
         **further,
-        "backbone_config": backbone,
+        # 12 heads divide it, or 6.
+        "backbone_config": backbone | {"hidden_size": scaled([channels], config.width, 24)[0]},
         "d_model": hidden,
         "dropout": 0.0,
-        "decoder_ffn_dim": scaled([2048], width)[0],
-        "decoder_layers": size.layers,
-        "decoder_n_points": size.points,
+        "decoder_ffn_dim": scaled([2048], config.width)[0],
         "decoder_self_attention_heads": hidden // _HEAD,
         "decoder_cross_attention_heads": 2 * hidden // _HEAD,
         "num_queries": config.queries,
