@@ -65,7 +65,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class ForGate:
+class GateInputs:
     """What features add to an evaluation: rules about drift need `drift`; `used` is for the report."""
 
     drift: "MeasureDrift | None" = None
@@ -94,7 +94,7 @@ class Hooks:
     def before_training(self, listing: Listing) -> NothingNew | None:
         """Return why a run that has a condition ends here; None: it trains."""
 
-    def before_gate(self, data_root: str) -> ForGate | None:
+    def before_gate(self, data_root: str) -> GateInputs | None:
         """Return what an evaluation needs besides its scores; None: nothing."""
 
     def at_end(self, end: End) -> dict[str, float]:
@@ -119,10 +119,10 @@ def before_training(listing: Listing) -> NothingNew | None:
     return next((answer for answer in answers if answer is not None), None)
 
 
-def before_gate(data_root: str) -> ForGate:
+def before_gate(data_root: str) -> GateInputs:
     """Return what the features add to an evaluation."""
     answers = (each.before_gate(data_root) for each in _registered())
-    return next((answer for answer in answers if answer is not None), ForGate())
+    return next((answer for answer in answers if answer is not None), GateInputs())
 
 
 def at_end(end: End) -> dict[str, float]:

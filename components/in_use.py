@@ -28,7 +28,7 @@ _FORM = storage.Form("use", 1, remedy="delete it once its run has ended")
 
 
 @dataclass(frozen=True)
-class Use:
+class UseNote:
     """What one run needs."""
 
     began: float  # Time of the note, in seconds since 1970.
@@ -63,7 +63,7 @@ def end(data_root: str, names: Sequence[str], weights: str = "") -> None:
         storage.delete(place(data_root, _id()))
 
 
-def notes(data_root: str) -> dict[str, Use]:
+def notes(data_root: str) -> dict[str, UseNote]:
     """Return the notes by the run's id, including expired ones."""
     found = {}
     for name in storage.list_files(storage.join(data_root, FOLDER)):
@@ -79,12 +79,12 @@ def place(data_root: str, run: str) -> str:
     return storage.join(data_root, FOLDER, f"{run}.json")
 
 
-def _read(uri: str) -> Use:
-    return typed_json.load(Use, storage.read_json(uri, _FORM), uri, _FORM.remedy)
+def _read(uri: str) -> UseNote:
+    return typed_json.load(UseNote, storage.read_json(uri, _FORM), uri, _FORM.remedy)
 
 
 def _write(data_root: str, names: Sequence[str] | None, weights: str) -> None:
-    use = Use(time.time(), None if names is None else list(names), weights)
+    use = UseNote(time.time(), None if names is None else list(names), weights)
     storage.write_json(place(data_root, _id()), asdict(use))
 
 

@@ -46,7 +46,9 @@ STARTED, FINISHED = "step started", "step finished"
 
 _MESSAGE_BYTES = 4096  # Kubernetes keeps no more.
 _DELETION_SECONDS = 60.0  # Until the signal that follows the pod's own deletion.
-TRIES = "KUBEDET_STEP_TRIES"  # Environment variable: number of tries; by default 5 in a cluster, 1 elsewhere.
+TRIES_VARIABLE = (
+    "KUBEDET_STEP_TRIES"  # Environment variable: number of tries; by default 5 in a cluster, 1 elsewhere.
+)
 
 _POLL_SECONDS = 0.2
 
@@ -63,11 +65,12 @@ class Patience:
     @classmethod
     def here(cls) -> "Patience":
         """Return the settings for this process's environment."""
-        text = os.environ.get(TRIES) or ("5" if "KUBERNETES_SERVICE_HOST" in os.environ else "1")
+        text = os.environ.get(TRIES_VARIABLE) or ("5" if "KUBERNETES_SERVICE_HOST" in os.environ else "1")
         tries = whole_number(text)
         if not tries:
             raise ConfigError(
-                f"{TRIES} is {text!r}, not a number from 1", fix=f"unset {TRIES}, or set it to 5"
+                f"{TRIES_VARIABLE} is {text!r}, not a number from 1",
+                fix=f"unset {TRIES_VARIABLE}, or set it to 5",
             )
         return cls(tries)
 

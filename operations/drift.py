@@ -29,12 +29,12 @@ from trainer.training import checkpoint
 PAGE = "drift.html"
 CLASSES, FEATURES = "drift/classes", "drift/features"
 SIGNIFICANCE = 0.05  # A distance with a smaller p is unlikely to be chance.
-_MOST_IMAGES = 20_000  # Images whose annotations are compared; a larger set is sampled.
-_PICTURES = 200
+_MAX_IMAGES = 20_000  # Images whose annotations are compared; a larger set is sampled.
+_SAMPLED = 200
 
 Values = list[list[Any]]  # Of each image: a number for each of its boxes, or one for itself, or none.
 Measured = tuple["ComparedSet", dict[str, Values]]  # A set, and its properties by the names in metrics.DRIFT.
-Embed = Callable[[Image.Image], np.ndarray]  # From an image to its features [D].
+EmbedImage = Callable[[Image.Image], np.ndarray]  # From an image to its features [D].
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Drift:
 
 def for_gate(request: DriftRequest) -> dict[str, float]:
     """Return the distances for rules of the gate; write page and record into the evaluation's folder."""
-    count = _PICTURES if request.names & {"drift/brightness", "drift/sharpness", FEATURES} else 0
+    count = _SAMPLED if request.names & {"drift/brightness", "drift/sharpness", FEATURES} else 0
     model_uri = request.model if FEATURES in request.names else ""
     before, now = open_view(request.before), open_view(request.now)
     drift = compare(before, now, pictures=count, seed=request.seed, model_uri=model_uri)
@@ -79,7 +79,7 @@ def for_gate(request: DriftRequest) -> dict[str, float]:
 
 
 def compare(
-    one: View, other: View, *, split: str = "", pictures: int = _PICTURES, samples: int = 200, seed: int = 0,
+    one: View, other: View, *, split: str = "", pictures: int = _SAMPLED, samples: int = 200, seed: int = 0,
     model_uri: str = "",
 ) -> Drift:  # fmt: skip
     """Measure the distances between two sets.
@@ -157,7 +157,7 @@ def measure(name: str, before: Values, after: Values, *, samples: int = 200, see
     return Shift(value, low, high, float(test.pvalue), float(np.percentile(test.null_distribution, 95)))
 
 
-def _measure_set(view: View, split: str, count: int, seed: int, embed: Embed | None) -> Measured:
+def _measure_set(view: View, split: str, count: int, seed: int, embed: EmbedImage | None) -> Measured:
     random = np.random.default_rng(seed)
     rows: list[tuple[AnnotatedImage, bool]] = []  # With cleaned boxes, and whether their sizes are pixels.
     if isinstance(view, Shards):
@@ -172,8 +172,8 @@ def _measure_set(view: View, split: str, count: int, seed: int, embed: Embed | N
             samples = cleaned_samples(sound, len(view.names), Problems())
             rows += zip(samples, map(is_sized, sound), strict=True)
     total = len(rows)
-    if total > _MOST_IMAGES:
-        rows = [rows[number] for number in np.sort(random.choice(total, _MOST_IMAGES, replace=False))]
+    if total > _MAX_IMAGES:
+        rows = [rows[number] for number in np.sort(random.choice(total, _MAX_IMAGES, replace=False))]
     images = [each.image for each in pictures(view, split, count, random) if each.image]
     if not rows or (count and not images):
         raise DataError(
@@ -199,7 +199,7 @@ def _measure_set(view: View, split: str, count: int, seed: int, embed: Embed | N
     return ComparedSet(view.uri, split, total), properties
 
 
-def _embedding(uri: str) -> Embed:
+def _embedding(uri: str) -> EmbedImage:
     """Return a function that averages the last feature map of a detector's backbone."""
     detector, meta = checkpoint.load_model(uri)
     backbone = next((part for name, part in detector.named_modules() if name.endswith("backbone")), None)

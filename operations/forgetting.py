@@ -29,7 +29,7 @@ class Plan:
 
 def plan(data_root: str, names: list[str]) -> Plan:
     """Plan to forget images, given by keys or file names."""
-    seen_in = lineage.saw(data_root, frozenset(names))
+    seen_in = lineage.trained_on(data_root, frozenset(names))
     rows = [(fingerprint, row) for fingerprint, of_one in seen_in.items() for row in of_one]
     named = {name for _, row in rows for name in (row.key, row.file_name)}
     if unknown := sorted(set(names) - named):

@@ -1,7 +1,7 @@
 """What operations does in the steps of a run; the entry point `operations` of the group `kubedet.hooks`."""
 
 from components import environment
-from components.hooks import End, ForGate, Hooks, Listing, NothingNew
+from components.hooks import End, GateInputs, Hooks, Listing, NothingNew
 
 
 class _Operations(Hooks):
@@ -12,10 +12,10 @@ class _Operations(Hooks):
 
         return retrain_condition.skip_reason(listing)
 
-    def before_gate(self, data_root: str) -> ForGate:
+    def before_gate(self, data_root: str) -> GateInputs:
         from operations import costs, drift
 
-        return ForGate(drift.for_gate, lambda: costs.of_run(data_root, environment.run_id()).table())
+        return GateInputs(drift.for_gate, lambda: costs.of_run(data_root, environment.run_id()).table())
 
     def at_end(self, end: End) -> dict[str, float]:
         if end.outcome is not None:

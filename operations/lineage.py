@@ -91,7 +91,7 @@ def versions(data_root: str, *exported: bundle.Bundle) -> list[Version]:
     return found
 
 
-def saw(data_root: str, names: frozenset[str]) -> dict[str, list["RecordedImage"]]:
+def trained_on(data_root: str, names: frozenset[str]) -> dict[str, list["RecordedImage"]]:
     """Return the images with these names (see `training_record.find`), by the fingerprint of their shards."""
     from trainer.data import training_record
 
@@ -127,7 +127,7 @@ def trace(name: str, data_root: str) -> dict[str, Any]:
     for record in known:
         if name in (record.run, record.run_id) or below(name, data_root) == record.output:
             return {"kind": "run", **_trace_run(record, data_root)}
-    results = saw(data_root, frozenset({name}))
+    results = trained_on(data_root, frozenset({name}))
     if not results:
         raise ConfigError(
             f"{name!r} is no model, no run and no image that is known in {data_root}",

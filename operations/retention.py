@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GRACE = 24 * 3600.0  # Seconds for which whatever was written is kept.
-UNENDED = 30 * 24 * 3600.0
+MAX_RUN_SECONDS = 30 * 24 * 3600.0
 """Seconds for which a run without an end counts as running: so long may retries begin."""
 _DEPTH = {"models": 2, "runs": 1, "tuning": 2, "shards": 1, "raw": 1, "versions": 1, "images": 1}
 """Kinds of artifacts with the depth of their names. They are deleted before those that they refer to."""
@@ -47,7 +47,7 @@ MARKERS = {"models": (bundle.CHECKSUMS,), "raw": ("manifest.json", "plan.json"),
 _LAST = {"runs": ("evaluation/gate.json", "train/result.json")}
 """Files by which the rest of a folder is recognized as deletable."""
 _THREADS = 32
-_BATCH = 512
+_DELETIONS_PER_LEASE_CHECK = 512
 _LEASE_WAIT_SECONDS = 2 * leases.EXPIRY_SECONDS
 """Seconds to wait for another pruning: as long as it takes to notice that it died."""
 _DATA = ("raw", "shards", "images", "versions")
@@ -229,7 +229,7 @@ class Plan:
         return {name.partition("/")[2]: each for name, each in self.artifacts.items() if each.kind == kind}
 
     def _is_recent(self, seconds: float | None) -> bool:
-        return seconds is not None and self._now - seconds < UNENDED
+        return seconds is not None and self._now - seconds < MAX_RUN_SECONDS
 
     def _judge_runs(self) -> None:
         runs = self._of("runs")
@@ -404,10 +404,10 @@ def prune(
         with ThreadPoolExecutor(_THREADS) as threads:
             for artifact in sorted(pruned.artifacts.values(), key=lambda each: order.index(each.kind)):
                 for names in _in_order(artifact):
-                    for begin in range(0, len(names), _BATCH):
+                    for begin in range(0, len(names), _DELETIONS_PER_LEASE_CHECK):
                         lease.check()
                         uris = [storage.join(artifact.place, name) if name else artifact.place
-                                for name in names[begin : begin + _BATCH]]  # fmt: skip
+                                for name in names[begin : begin + _DELETIONS_PER_LEASE_CHECK]]  # fmt: skip
                         list(threads.map(storage.delete, uris))
         for artifact in pruned.freed:
             if storage.is_local(artifact.place):

@@ -17,7 +17,7 @@ from pipelines.graph import pipeline
 from pipelines.parameters import CompileOptions
 from trainer.base.errors import StorageError
 
-_READ = re.compile(r"inputs\.parameter_values\['([^']+)'\]")
+_PARAMETER_REFERENCE = re.compile(r"inputs\.parameter_values\['([^']+)'\]")
 _INPUT_PARAMETER = "componentInputParameter"
 
 Spec: TypeAlias = dict[str, Any]
@@ -105,7 +105,7 @@ def inline_conditions(spec: Spec) -> None:
             read = task.setdefault("inputs", {}).setdefault("parameters", {})
             component = components[task["componentRef"]["name"]]
             definitions = component["inputDefinitions"].setdefault("parameters", {})
-            for item in _READ.findall(outer["triggerPolicy"]["condition"]):
+            for item in _PARAMETER_REFERENCE.findall(outer["triggerPolicy"]["condition"]):
                 # Only the driver reads it, for the condition.
                 read[item] = outer_inputs["parameters"][item]
                 definitions[item] = group["inputDefinitions"]["parameters"][item] | {"isOptional": True}

@@ -142,7 +142,7 @@ def test_an_assistant_without_a_leader_or_a_run_ends(tmp_path, monkeypatch, capl
 
 
 def test_an_assistant_never_fails_its_step_and_leaves_a_record_of_its_use(tmp_path, monkeypatch, capfd):
-    for name in ("KUBERNETES_SERVICE_HOST", steps.TRIES):
+    for name in ("KUBERNETES_SERVICE_HOST", steps.TRIES_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     arguments = ("assist", "components.sharing:assist", str(tmp_path))
     assert steps.run(*arguments, "debug", {"data.threads": "many"}, needed=False) is None

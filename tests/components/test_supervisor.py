@@ -85,10 +85,10 @@ def test_tries_come_to_an_end_with_what_the_last_one_said(tmp_path, last, error,
 
 @pytest.mark.parametrize(
     ("env", "tries"),
-    [({}, 1), ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, 5), ({steps.TRIES: "3"}, 3)],
+    [({}, 1), ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, 5), ({steps.TRIES_VARIABLE: "3"}, 3)],
 )
 def test_a_cluster_has_patience(monkeypatch, env, tries):
-    for name in ("KUBERNETES_SERVICE_HOST", steps.TRIES):
+    for name in ("KUBERNETES_SERVICE_HOST", steps.TRIES_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
@@ -97,8 +97,8 @@ def test_a_cluster_has_patience(monkeypatch, env, tries):
 
 @pytest.mark.parametrize("text", ["0", "many", "-1", "1.5"])
 def test_a_number_of_tries_that_is_none(monkeypatch, text):
-    monkeypatch.setenv(steps.TRIES, text)
-    with pytest.raises(ConfigError, match=steps.TRIES):
+    monkeypatch.setenv(steps.TRIES_VARIABLE, text)
+    with pytest.raises(ConfigError, match=steps.TRIES_VARIABLE):
         Patience.here()
 
 

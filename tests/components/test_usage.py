@@ -19,7 +19,7 @@ RUN = "0b5f6a3e-1111-4222-8333-444455556666"
 @pytest.fixture(autouse=True)
 def of_a_run(monkeypatch):
     monkeypatch.setenv(environment.RUN_ID, RUN)
-    for name in ("KUBERNETES_SERVICE_HOST", steps.TRIES):
+    for name in ("KUBERNETES_SERVICE_HOST", steps.TRIES_VARIABLE):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -37,7 +37,7 @@ def work_of(function):
 @pytest.fixture
 def server(monkeypatch):
     for name in (*openlineage.SECRET_KEYS.values(), "OPENLINEAGE_DISABLED", "KUBERNETES_SERVICE_HOST",
-                 steps.TRIES, "http_proxy", "HTTP_PROXY"):  # fmt: skip
+                 steps.TRIES_VARIABLE, "http_proxy", "HTTP_PROXY"):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     webhook = Webhook()
     monkeypatch.setenv("OPENLINEAGE_URL", webhook.url + "\n")
@@ -180,7 +180,7 @@ def test_what_cannot_be_described_or_sent_fails_no_step(server, canned, monkeypa
 
 
 def test_a_server_that_hangs_is_not_waited_for_long(server, monkeypatch, caplog):
-    monkeypatch.setattr(openlineage, "_PATIENCE", 0.1)
+    monkeypatch.setattr(openlineage, "_TIMEOUT_SECONDS", 0.1)
     server.release.clear()
     began = time.monotonic()
     openlineage.report(End("prepare", datetime.now(UTC).isoformat(), ARGUMENTS, error="x"))

@@ -21,7 +21,7 @@ _SIGNATURE = re.compile(
 _JOINERS = {"\u200c", "\u200d"}  # format characters that are part of words (Persian, Indic scripts) and emoji
 
 
-class Unbounded(ValueError):
+class UnboundedError(ValueError):
     """A text that is nested too deeply, holds too many values, or is too long."""
 
 
@@ -90,11 +90,11 @@ def whole_number(text: str) -> int | None:
 
 
 def json_value(text: str | bytes) -> Any:
-    """Parse JSON; raises Unbounded if it is nested too deeply or holds too many values, else ValueError."""
+    """Parse JSON; raises UnboundedError if it is nested too deeply or too large, else ValueError."""
     try:
         value = json.loads(text)
     except RecursionError:
-        raise Unbounded(_TOO_DEEP) from None
+        raise UnboundedError(_TOO_DEEP) from None
     return _checked(value)
 
 
@@ -102,16 +102,16 @@ def yaml_value(text: str | bytes, longest: int, *, plain_text: bool = False) -> 
     """Parse YAML strictly: JSON's values only, and no duplicate keys. Dates remain text.
 
     At most `longest` characters or bytes: parsing 100,000 may take a second. With `plain_text` numbers,
-    `true` and `null` remain text too. Other texts are ValueErrors, and too large ones Unbounded.
+    `true` and `null` remain text too. Other texts are ValueErrors, and too large ones UnboundedError.
     """
     import yaml
 
     if len(text) > longest:
-        raise Unbounded(f"it is longer than {longest} characters")
+        raise UnboundedError(f"it is longer than {longest} characters")
     try:
         value = yaml.load(text, _loader(plain_text))  # noqa: S506 (it constructs plain values only)
     except RecursionError:
-        raise Unbounded(_TOO_DEEP) from None
+        raise UnboundedError(_TOO_DEEP) from None
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None
     except (TypeError, AttributeError, LookupError, OverflowError) as error:  # PyYAML's, for unsuitable tags
@@ -151,9 +151,9 @@ def _checked(value: Any) -> Any:
         node, depth = pending.pop()
         count += 1
         if count > MAX_VALUES:
-            raise Unbounded(f"it holds more than {MAX_VALUES} values")
+            raise UnboundedError(f"it holds more than {MAX_VALUES} values")
         if depth > MAX_DEPTH:
-            raise Unbounded(_TOO_DEEP)
+            raise UnboundedError(_TOO_DEEP)
         if isinstance(node, dict):
             for key in node:
                 if not isinstance(key, str):

@@ -22,7 +22,7 @@ if hasattr(os, "register_at_fork"):  # Parent and child must not share a counter
     os.register_at_fork(after_in_child=_counters.clear)
 
 
-class Moved(NamedTuple):
+class ByteCounts(NamedTuple):
     """Bytes."""
 
     read: int
@@ -48,12 +48,12 @@ def count_in(folder: Path | None) -> None:
     _counters.clear()
 
 
-def total(folder: Path) -> Moved:
+def total(folder: Path) -> ByteCounts:
     """Return what all processes have counted in a folder."""
     contents = [path.read_bytes() for path in folder.iterdir()]
     # A file that is just being created is still empty.
     pairs = [_PAIR.unpack(data) for data in contents if len(data) == _PAIR.size]
-    return Moved(sum(read for read, _ in pairs), sum(written for _, written in pairs))
+    return ByteCounts(sum(read for read, _ in pairs), sum(written for _, written in pairs))
 
 
 def _add(read: int, written: int) -> None:

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from trainer import storage
 from trainer.base import json_files
 from trainer.base.errors import ConfigError
-from trainer.base.safe_text import Unbounded, json_value
+from trainer.base.safe_text import UnboundedError, json_value
 from trainer.config import architectures
 from trainer.config.schema import Config, ModelConfig
 from trainer.config.types import NO_WEIGHTS, URI_CHECK, Overrides
@@ -144,7 +144,7 @@ def parse_value(text: str) -> Any:
     """Parse the value of `key=value`: JSON (1e-4, true, [1,2]) or else text."""
     try:
         return json_value(text)
-    except Unbounded as error:
+    except UnboundedError as error:
         raise ConfigError(
             f"the value {text[:_EXCERPT]}... cannot be used: {error}",
             fix="write a number, a text, or a list of them",

@@ -22,7 +22,7 @@ from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import DataConfig
 from trainer.data import image_keys
 from trainer.data import problem_counts as reasons
-from trainer.data.plausibility import DROPPED, AnnotationCheck, merged, relabelled
+from trainer.data.plausibility import DROPPED, AnnotationChecker, merged, relabelled
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import BLOCK, ROW, Category, SplitCounts, write_table
 from trainer.data.sources.source import UNKNOWN, Listing, Rows
@@ -51,7 +51,7 @@ def build(
     """
     listing = merged(listing) if config.merge_classes else listing
     categories, labels = _select_classes(listing, config.classes)
-    meaning = AnnotationCheck(
+    meaning = AnnotationChecker(
         [category.name for category in categories], listing.box_format, names=not config.classes
     )
     splits, tables = {}, {}

@@ -22,7 +22,7 @@ from trainer.data.shard_folder import INDEX, ShardIndex, read_index
 from trainer.data.shard_index import ShardDataset
 
 _MAX_SIDE, _JPEG_QUALITY = 1600, 95
-LOCAL_SAMPLE, REMOTE_SAMPLE = 2000, 100
+LOCAL_SAMPLE_SIZE, REMOTE_SAMPLE_SIZE = 2000, 100
 """Images of a split that `inspect` reads on this machine, and in an object store."""
 
 Box = tuple[int, list[float], bool]
@@ -99,7 +99,7 @@ class RawImages:
     def __init__(self, manifest: RawManifest, *, all_listed: bool = False) -> None:
         self.uri, self.manifest, self._all_listed = manifest.uri, manifest, all_listed
         self.names, self.splits = manifest.names, list(manifest.splits)
-        self.sample_size = LOCAL_SAMPLE if storage.is_local(manifest.images) else REMOTE_SAMPLE
+        self.sample_size = LOCAL_SAMPLE_SIZE if storage.is_local(manifest.images) else REMOTE_SAMPLE_SIZE
         """Images of a split that `inspect` reads."""
 
     def read(self, row: RawRow) -> bytes:
@@ -135,7 +135,7 @@ class SourceRows:
         self.names = [category.name for category in self._listing.categories]
         self.splits = list(listing.splits)
         schemes = {storage.scheme(uri) for uri in source_names.places(self.uri)}
-        self.sample_size = REMOTE_SAMPLE if schemes & set(storage.OBJECT_STORES) else LOCAL_SAMPLE
+        self.sample_size = REMOTE_SAMPLE_SIZE if schemes & set(storage.OBJECT_STORES) else LOCAL_SAMPLE_SIZE
         if self._source.cpu_bound or schemes & set(storage.WEB):
             self.sample_size = 0
 

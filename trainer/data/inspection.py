@@ -15,7 +15,7 @@ from trainer.data import plausibility, statistics
 from trainer.data import problem_counts as reasons
 from trainer.data.data_views import RawImages, Shards, SourceRows, as_picture, open_view
 from trainer.data.images import SHARES, SHARES_UPRIGHT, NormalImage, UnreadableImage, normalize, place_box
-from trainer.data.plausibility import AnnotationCheck, Findings, check_samples, note_image
+from trainer.data.plausibility import AnnotationChecker, Findings, check_samples, note_image
 from trainer.data.preview import sheet
 from trainer.data.problem_counts import Cases, Problems
 from trainer.data.samples import AnnotatedImage, Annotation, RawRow, bbox_of
@@ -40,7 +40,7 @@ class SplitReport:
 
 
 @dataclass(frozen=True)
-class LookedAt:
+class SampledImages:
     """Images that were read, and their problems."""
 
     images: int = 0
@@ -69,7 +69,7 @@ class Report:
     errors: list[tuple[str, str]] = field(default_factory=list)
     """Problems and remedies."""
     near_duplicates: list[DuplicatePair] = field(default_factory=list)
-    looked_at: LookedAt = LookedAt()
+    looked_at: SampledImages = SampledImages()
 
 
 def inspect(
@@ -91,7 +91,7 @@ def inspect(
     if isinstance(view, Shards):
         return _describe_shards(view)
     names = isinstance(view, SourceRows) and not (config and config.classes)
-    meaning = AnnotationCheck(view.names, view.box_format, names=names)
+    meaning = AnnotationChecker(view.names, view.box_format, names=names)
     in_rows = Problems()
     sample: dict[str, list[RawRow]] = {}
     described = {}
@@ -104,7 +104,7 @@ def inspect(
     counts = problems.counts | in_images.counts
     problems.merge(in_images.cases())
     found = meaning.findings()
-    looked_at = LookedAt(sum(map(len, sample.values())), in_images.cases())
+    looked_at = SampledImages(sum(map(len, sample.values())), in_images.cases())
     if not found.errors:  # Their consequences would be reported as well.
         of_images = check_samples(counts, described, looked_at.images)
         found.errors += of_images.errors
@@ -189,7 +189,7 @@ def _describe_shards(view: Shards) -> Report:
 
 
 def _read_rows(
-    view: RawImages | SourceRows, split: str, meaning: AnnotationCheck, limit: int, problems: Problems
+    view: RawImages | SourceRows, split: str, meaning: AnnotationChecker, limit: int, problems: Problems
 ) -> tuple[SplitStatistics, list[RawRow]]:
     """Count and check the rows of a split, a block at a time, and choose those whose images are read.
 

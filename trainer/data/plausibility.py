@@ -134,7 +134,7 @@ class Findings:
             raise DataError(f"{where}: {'; '.join(messages)}", fix="; ".join(dict.fromkeys(fixes)))
 
 
-class AnnotationCheck:
+class AnnotationChecker:
     """Checks the annotations of all splits, a batch of rows at a time."""
 
     def __init__(self, classes: Sequence[str], box_format: str, *, names: bool) -> None:

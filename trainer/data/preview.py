@@ -20,7 +20,7 @@ from trainer.launching.distributed import World
 
 TILE = 320  # side of a picture's field on the sheet, pixels
 _CAPTION, _GAP = 18, 8
-_LETTERS, _LINES = 46, 10
+_MAX_LETTERS, _MAX_LINES = 46, 10
 """Of the text in the field of an unreadable image."""
 _LETTER = 12  # size of all letters, pixels
 _PAPER, _INK, _MISSING = (250, 250, 250), (40, 40, 40), (160, 30, 30)
@@ -117,7 +117,7 @@ def _tile(picture: Picture, names: Sequence[str]) -> Image.Image:
         shown = Image.new("RGB", (TILE, TILE // 2), _PAPER)
         pen = ImageDraw.Draw(shown)
         pen.rectangle((0, 0, TILE - 1, TILE // 2 - 1), outline=_MISSING)
-        for number, line in enumerate(textwrap.wrap(picture.fault, _LETTERS)[:_LINES]):
+        for number, line in enumerate(textwrap.wrap(picture.fault, _MAX_LETTERS)[:_MAX_LINES]):
             text = letters.shortened(line, TILE - 16)
             letters.write(pen, (8, 8 + number * (letters.height + 1)), text, fill=_MISSING)
     else:

@@ -46,8 +46,8 @@ crc32        of its JPEG and JSON in the shards; null if it was listed but could
 
 _HEADER = b"kubedet"
 _REMEDY = "run the step of these data again, which writes it; if the data are deleted, restore a copy"
-_OF_IMAGE = ["key", "file_name", "origin", "version"]
-_OF_ANNOTATIONS = ["width", "height", "orientation", "extra", "boxes"]
+_IMAGE_COLUMNS = ["key", "file_name", "origin", "version"]
+_ANNOTATION_COLUMNS = ["width", "height", "orientation", "extra", "boxes"]
 
 
 @dataclass(frozen=True)
@@ -180,8 +180,8 @@ def _blocks(raw: RawManifest, split: str) -> Iterator[pa.Table]:
     """Yield rows of ROW for the blocks of a raw table, with image_id instead of crc32."""
     table = raw.table(split)
     for block in range(table.blocks):
-        rows = table.batch(block, ["image_id", *_OF_IMAGE, *_OF_ANNOTATIONS])
-        keys, names, *others = (rows[name].to_pylist() for name in _OF_IMAGE)
+        rows = table.batch(block, ["image_id", *_IMAGE_COLUMNS, *_ANNOTATION_COLUMNS])
+        keys, names, *others = (rows[name].to_pylist() for name in _IMAGE_COLUMNS)
         places = [image_keys.place(*row) for row in zip(keys, names, *others, strict=True)]
         images = [int(image_keys.place_digest(place), 16) for place in places]
         columns = {
@@ -202,7 +202,7 @@ def _annotation_digests(rows: pa.Table) -> np.ndarray:
     fields = [np.asarray(boxes.field(n), np.float64) for n in range(boxes.type.num_fields)]
     values = (np.stack(fields, axis=1) + 0.0).astype("<f8")  # Adding 0 turns -0 into 0.
     ends = np.append(0, np.cumsum(lists.value_lengths().to_numpy(zero_copy_only=False)))
-    texts = zip(*(rows.column(name).to_pylist() for name in _OF_ANNOTATIONS[:-1]), strict=True)
+    texts = zip(*(rows.column(name).to_pylist() for name in _ANNOTATION_COLUMNS[:-1]), strict=True)
     digests = np.empty(len(rows), np.uint64)
     for row, text in enumerate(texts):
         of_row = values[ends[row] : ends[row + 1]]

@@ -19,9 +19,9 @@ from trainer.base.os_errors import check_resources
 EXAMPLES = 5  # examples of each problem that an error lists
 OUTSIDE = 1.0  # pixels by which a detection may extend beyond its image
 
-_CONTENT = "content_sha256"
-_END = 2**63  # Numbers must be smaller: ids are stored as int64; integers in JSON may have any length.
-_EVALUATE_AGAIN = "evaluate that model again"
+_CHECKSUM_FIELD = "content_sha256"
+_ID_LIMIT = 2**63  # Numbers must be smaller: ids are stored as int64; integers in JSON may have any length.
+_EVALUATE_FIX = "evaluate that model again"
 _COLUMNS = dict.fromkeys(("image_id", "category_id"), np.int64) | dict.fromkeys(
     ("x", "y", "width", "height", "score"), np.float64
 )
@@ -72,7 +72,7 @@ class Predictions:
         columns = [self.image_ids, self.labels, *self.boxes.T, self.scores]
         table = pa.table(dict(zip(_COLUMNS, columns, strict=True)))
         buffer = io.BytesIO()
-        metadata = {**metadata, _CONTENT: self._digest()}
+        metadata = {**metadata, _CHECKSUM_FIELD: self._digest()}
         pq.write_table(table.replace_schema_metadata(metadata), buffer, compression="zstd")
         storage.write_bytes(uri, buffer.getvalue())
 
@@ -90,12 +90,12 @@ class Predictions:
         except (pa.ArrowException, KeyError, ValueError, OSError) as error:
             check_resources(error, uri)
             message = f"{uri} is damaged, or holds no predictions: {first_line(error)}"
-            raise EvaluationError(message, fix=_EVALUATE_AGAIN) from None
+            raise EvaluationError(message, fix=_EVALUATE_FIX) from None
         predictions = cls(image_ids, labels, np.stack(sides, axis=1), scores)
         stored = (table.schema.metadata or {}).items()
         metadata = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in stored}
-        if metadata.pop(_CONTENT, digest := predictions._digest()) != digest:
-            raise EvaluationError(f"{uri} is damaged: checksum mismatch", fix=_EVALUATE_AGAIN)
+        if metadata.pop(_CHECKSUM_FIELD, digest := predictions._digest()) != digest:
+            raise EvaluationError(f"{uri} is damaged: checksum mismatch", fix=_EVALUATE_FIX)
         return predictions, metadata
 
     def _digest(self) -> str:
@@ -204,7 +204,7 @@ def _malformed_field(item: Any, names: Sequence[str]) -> str:
         numbers = value if name == "bbox" else [value]
         # NaN is a number here: `check` reports it.
         is_sound = isinstance(numbers, list | tuple) and all(
-            isinstance(number, int | float) and not abs(number) >= _END for number in numbers
+            isinstance(number, int | float) and not abs(number) >= _ID_LIMIT for number in numbers
         )
         if not is_sound or len(numbers) != (4 if name == "bbox" else 1):
             return name

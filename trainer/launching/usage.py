@@ -23,7 +23,7 @@ from trainer.base.temporary_folders import TemporaryFolder
 
 FOLDER = "KUBEDET_USAGE"  # environment variable of a training's nodes: URI of the folder for their records
 _DEVICES = Path("/dev")
-_INTERVAL_SECONDS = 60.0
+_RECORD_INTERVAL = 60.0
 _END_SECONDS = 15.0  # longest time that the end of the work waits for the last record
 _LOG = logging.getLogger("usage")
 
@@ -87,7 +87,7 @@ def visible_gpus(devices: Path = _DEVICES, environment: Mapping[str, str] = os.e
 class Meter:
     """Measures the usage of a step from its construction until `end`; writes `every` so many seconds."""
 
-    def __init__(self, step: str, *, every: float = _INTERVAL_SECONDS) -> None:
+    def __init__(self, step: str, *, every: float = _RECORD_INTERVAL) -> None:
         self._step, self._every = step, every
         self._began, self._start = datetime.now(UTC), time.monotonic()
         self._folder = TemporaryFolder()

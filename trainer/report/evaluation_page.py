@@ -27,7 +27,7 @@ Table = Sequence[Sequence[str]]  # rows of cells; the first row is the header
 
 FILES = ("table.txt", "report.html", "report.md", "classes.csv", "confusions.csv")
 
-_MARKDOWN_CLASSES = 50
+_MAX_MARKDOWN_CLASSES = 50
 
 
 @dataclass(frozen=True)
@@ -143,11 +143,11 @@ def markdown(data: ReportData) -> str:
         lines.append(f"| {name} | {number(value)} | {meaning} |")
     classes = _class_rows(data)
     lines += ["", "| class, weakest first | boxes | AP | AP50 |", "| --- | ---: | ---: | ---: |"]
-    for row in classes[:_MARKDOWN_CLASSES]:
+    for row in classes[:_MAX_MARKDOWN_CLASSES]:
         boxes, ap, ap50 = (row.values[key] for key in ("boxes", "AP", "AP50"))
         lines.append(f"| {_escaped(row.name)} | {boxes:,} | {number(ap)} | {number(ap50)} |")
-    if len(classes) > _MARKDOWN_CLASSES:
-        lines += ["", f"{len(classes) - _MARKDOWN_CLASSES} more classes are in the HTML report."]
+    if len(classes) > _MAX_MARKDOWN_CLASSES:
+        lines += ["", f"{len(classes) - _MAX_MARKDOWN_CLASSES} more classes are in the HTML report."]
     return "\n".join(lines) + "\n"
 
 

@@ -21,7 +21,7 @@ _FONT, _CHARACTER, _LINE = 0.034, 0.6, 1.25
 
 
 @dataclass(frozen=True)
-class Marked:
+class MarkedBox:
     """A box of the ground truth or of the predictions."""
 
     box: tuple[float, float, float, float]  # x, y, width, height in pixels of the image
@@ -49,8 +49,8 @@ class GalleryImage:
     width: int
     height: int
     source: str  # a thumbnail as a data URI
-    truth: tuple[Marked, ...]
-    predictions: tuple[Marked, ...]
+    truth: tuple[MarkedBox, ...]
+    predictions: tuple[MarkedBox, ...]
 
     @property
     def missed(self) -> int:
@@ -131,9 +131,9 @@ def worst_images(
 def _marked(
     items: Truth | Predictions, rows: np.ndarray, names: dict[int, str], matched: np.ndarray,
     scores: Iterable[float | None] = repeat(None),
-) -> tuple[Marked, ...]:  # fmt: skip
+) -> tuple[MarkedBox, ...]:  # fmt: skip
     columns = items.labels[rows].tolist(), items.boxes[rows].tolist(), matched.tolist(), scores
     return tuple(
-        Marked(tuple(box), names[label], is_matched, score)
+        MarkedBox(tuple(box), names[label], is_matched, score)
         for label, box, is_matched, score in zip(*columns, strict=False)
     )

@@ -22,15 +22,15 @@ def precision_recall(result: CocoResult) -> Plot | None:
     curves = {
         name: result.precision[0, :, place] for place, name in enumerate(rows) if rows[name]["AP50"] >= 0
     }
-    return _of_classes("Precision and recall at IoU 0.5", ("recall", "precision"), RECALLS, curves, rows)
+    return _class_curves("Precision and recall at IoU 0.5", ("recall", "precision"), RECALLS, curves, rows)
 
 
 def f1(scores: Scores) -> Plot | None:
     """Plot F1 over the score threshold, as `precision_recall` does."""
-    return _of_classes("F1 at IoU 0.5", ("threshold", "F1"), THRESHOLDS, scores.f1, scores.coco.per_class)
+    return _class_curves("F1 at IoU 0.5", ("threshold", "F1"), THRESHOLDS, scores.f1, scores.coco.per_class)
 
 
-def _of_classes(
+def _class_curves(
     title: str, axes_labels: tuple[str, str], x: np.ndarray, curves: Mapping[str, np.ndarray],
     per_class: Mapping[str, Mapping[str, float]],
 ) -> Plot | None:  # fmt: skip

@@ -16,7 +16,7 @@ from components.launchers.cluster.client import ApiError, Cluster
 from components.launchers.cluster.kinds import Body, Kind
 from components.launchers.pod_template import LABEL_QUEUE, LABEL_SPEC, MAIN
 
-_EVENTS = 5  # Events of one object that are shown.
+_MAX_EVENTS = 5  # Events of one object that are shown.
 _EVENT_LENGTH = 400  # Characters of one event.
 _NORMAL_REASONS = (None, "PodInitializing", "ContainerCreating")  # On the way of every pod.
 _WATCH_LAG = 1.0  # Seconds that the watch may be behind.
@@ -105,7 +105,7 @@ def events(cluster: Cluster, kind: str, name: str) -> list[str]:
     for event in found:
         times = f" (x{event.count})" if (event.count or 1) > 1 else ""
         lines.append(f"{event.reason}{times}: {' '.join((event.message or '').split())[:_EVENT_LENGTH]}")
-    return list(dict.fromkeys(lines))[-_EVENTS:]
+    return list(dict.fromkeys(lines))[-_MAX_EVENTS:]
 
 
 def _rfc3339(moment: Any) -> str:

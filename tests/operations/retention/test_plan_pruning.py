@@ -5,7 +5,7 @@ import time
 
 from components import in_use, records
 from operations import retention
-from operations.retention import GRACE, UNENDED, pin
+from operations.retention import GRACE, MAX_RUN_SECONDS, pin
 from operations.tuning.space import ENDED
 from trainer import storage
 from trainer.export import bundle
@@ -38,7 +38,7 @@ def test_a_running_run_keeps_its_data_and_what_it_began_with(root, began):
     assert why["runs/night-00"] == ["it has not ended"]
     assert why["runs/night-01"] == ["run night-00 began with its weights"]
     assert "run night-00 has it" in why[f"shards/{old['fingerprint']}"]
-    assert not judged(root, later=2 * UNENDED)["runs/night-00"]  # Nobody goes on with it.
+    assert not judged(root, later=2 * MAX_RUN_SECONDS)["runs/night-00"]  # Nobody goes on with it.
 
 
 def test_a_run_without_a_record_keeps_all_data(root):

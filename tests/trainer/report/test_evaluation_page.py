@@ -14,7 +14,7 @@ from trainer.evaluation.scoring import Scores
 from trainer.report import evaluation_page
 from trainer.report.evaluation_page import ReportData
 from trainer.report.figures import thumbnail
-from trainer.report.gallery import GalleryImage, Marked
+from trainer.report.gallery import GalleryImage, MarkedBox
 
 NAMES = ["cat", "<script>alert(1)</script> | *x*"]
 
@@ -49,8 +49,8 @@ def data(per_class=None, changed=None, **changes):
         "training": [{"kind": "train", "step": 1, "loss": 1.0, "lr": 0.1}],
         "gallery": [
             image(
-                (Marked((10, 20, 30, 40), "cat", matched=False),),
-                (Marked((500, 20, 30, 40), "dog", matched=False, score=0.77),),
+                (MarkedBox((10, 20, 30, 40), "cat", matched=False),),
+                (MarkedBox((500, 20, 30, 40), "dog", matched=False, score=0.77),),
             )
         ],
         "dataset": {"train": {"images": 9, "boxes": 12345}, "test": {"images": 2}},
@@ -141,7 +141,7 @@ def test_parts_that_are_not_given_are_left_out():
 
 def test_a_crowded_image_names_some_boxes_and_shortens_long_names():
     many = tuple(
-        Marked((i, 80 * i, 9, 9), f"{i} " + "long " * 9, matched=False, score=0.5) for i in range(11)
+        MarkedBox((i, 80 * i, 9, 9), f"{i} " + "long " * 9, matched=False, score=0.5) for i in range(11)
     )
     page = evaluation_page.html(data(gallery=[image((), many)]))
     shown = re.findall(r"<text [^>]*>([^<]*)</text>", page.partition('class="gallery"')[2])
@@ -150,8 +150,11 @@ def test_a_crowded_image_names_some_boxes_and_shortens_long_names():
 
 
 def test_labels_hide_no_other_and_stay_in_the_image():
-    same = tuple(Marked((1190, 100, 9, 9), f"cat {i}", matched=False, score=0.5) for i in range(6))
-    low = (Marked((300, 895, 9, 4), "dog", matched=False), Marked((310, 890, 9, 9), "cow", matched=False))
+    same = tuple(MarkedBox((1190, 100, 9, 9), f"cat {i}", matched=False, score=0.5) for i in range(6))
+    low = (
+        MarkedBox((300, 895, 9, 4), "dog", matched=False),
+        MarkedBox((310, 890, 9, 9), "cow", matched=False),
+    )
     page = evaluation_page.html(data(gallery=[image(low, same)]))
     labels = re.findall(r'<text [^>]*x="(.*?)" y="(.*?)" font-size="(.*?)">([^<]*)</text>', page)
     assert [name for *_, name in labels] == ["dog", "cat 0 0.50"]

@@ -9,7 +9,7 @@ from trainer.evaluation import scoring
 from trainer.evaluation.gate import Verdict
 from trainer.evaluation.metrics import Change, Compared
 from trainer.report import evaluation_page
-from trainer.report.gallery import Marked
+from trainer.report.gallery import MarkedBox
 
 pytestmark = [browser.needed, pytest.mark.slow, pytest.mark.extra]
 
@@ -80,10 +80,10 @@ def test_it_fits_a_phone_and_the_readers_colours(tmp_path, dark):
 
 def test_a_tap_in_a_box_of_the_gallery_names_all_boxes_there(tmp_path):
     boxes = (
-        Marked((100, 100, 700, 600), "bus", matched=False),
-        Marked((300, 300, 250, 250), "dog", matched=True),
+        MarkedBox((100, 100, 700, 600), "bus", matched=False),
+        MarkedBox((300, 300, 250, 250), "dog", matched=True),
     )
-    detections = (Marked((100, 100, 720, 600), "train", matched=False, score=0.5),)
+    detections = (MarkedBox((100, 100, 720, 600), "train", matched=False, score=0.5),)
     (tmp_path / "report.html").write_text(evaluation_page.html(data(gallery=[image(boxes, detections)])))
     with browser.page((tmp_path / "report.html").as_uri(), width=390) as (page, heard):
         page.click(".gallery rect:nth-of-type(2)", force=True)  # A larger box lies above it.

@@ -30,8 +30,8 @@ PREDICTOR = "roi_heads.box_predictor."  # prefix of the names of the layers that
 _POOLED = 7  # side of a proposal's features
 _CANONICAL = 224.0  # side of a box whose features are taken from P4 (Lin et al. 2017, arXiv:1612.03144).
 _EPSILON = 1e-6
-_SMALLEST_PROPOSAL = 1e-3
-_SMALLEST_DETECTION = 1e-2  # sides below which torchvision drops a box of either stage, in pixels
+_MIN_PROPOSAL_SIDE = 1e-3
+_MIN_DETECTION_SIDE = 1e-2  # sides below which torchvision drops a box of either stage, in pixels
 _EMPTY = 0.0  # score of an empty box; real proposals have more
 
 
@@ -259,7 +259,7 @@ class FasterRcnnGraph(Graph):
         moves = moves.gather(1, index[:, :, None].expand(-1, -1, 4))
         boxes = rpn.box_coder.decode_single(moves.flatten(0, 1), self.anchors[index].flatten(0, 1))
         boxes = boxes.unflatten(0, index.shape).clamp(0, self.image_size)
-        score = torch.sigmoid(best) * _large(boxes, _SMALLEST_PROPOSAL)
+        score = torch.sigmoid(best) * _large(boxes, _MIN_PROPOSAL_SIDE)
         kept = nms_keep(boxes, score, self.levels[index], len(self.counts), rpn.nms_thresh, _EMPTY)
         score, order = torch.topk(score * kept, self.places, dim=1)
         real = (score > _EMPTY).to(boxes.dtype)
@@ -286,7 +286,7 @@ class FasterRcnnGraph(Graph):
         logits, moves = heads.box_predictor(heads.box_head(pooled))
         boxes = heads.box_coder.decode_single(moves, flat).unflatten(1, (-1, 4))[:, 1:]
         boxes = boxes.clamp(0, self.image_size)
-        scores = torch.softmax(logits, dim=1)[:, 1:] * _large(boxes, _SMALLEST_DETECTION)
+        scores = torch.softmax(logits, dim=1)[:, 1:] * _large(boxes, _MIN_DETECTION_SIDE)
         return boxes.unflatten(0, (batch, self.places)), scores.unflatten(0, (batch, self.places))
 
 
