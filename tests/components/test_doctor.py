@@ -23,7 +23,7 @@ def connect():
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(doctor, "_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(doctor, "_TIMEOUT", 0.2)
 
 
 @pytest.fixture

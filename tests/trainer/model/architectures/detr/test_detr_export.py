@@ -95,13 +95,13 @@ def test_eight_bits_are_shipped_where_ap_holds_and_refused_where_not(learnt, exp
     assert checks["onnx-int8"]["matches"]["matched"] > 0.3
     sizes = [(exported[0] / name).stat().st_size for name in ("model.int8.onnx", "model.onnx")]
     assert sizes[0] < sizes[1]
-    judge = verify._check_box
+    judge = verify._check_agreement
 
     def worse(name, change, *others):
         """As a network that eight bits cost more than is allowed."""
         judge(name, change - 0.01 * (name == "onnx-int8"), *others)
 
-    monkeypatch.setattr(verify, "_check_box", worse)
+    monkeypatch.setattr(verify, "_check_agreement", worse)
     for write, name in (("write_onnx", "model.onnx"), ("quantize", "model.int8.onnx")):
         made = exported[0] / name  # What they would write again.
         monkeypatch.setattr(formats, write, lambda _, path, *others, made=made: shutil.copyfile(made, path))
