@@ -19,7 +19,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 SITE = Path(__file__).parent
 EXAMPLES = "deploy/examples/jobs/README.md"  # Generated from the examples.
-REFERENCE = "docs/reference.md"
+REFERENCE, PUBLISHED = "docs/reference.md", "docs/published.md"
 
 DOCUMENTS = {
     "Home": "README.md",
@@ -30,7 +30,7 @@ DOCUMENTS = {
             "Train": "docs/training.md",
             "Weights and trackers": "docs/weights.md",
             "Search": "docs/tuning.md",
-            "Published recipes": "docs/published.md",
+            "Published recipes": PUBLISHED,
         },
         "Evaluate": "docs/evaluation.md",
         "Serve": "docs/serving.md",
@@ -89,7 +89,7 @@ def write(folder: Path) -> Path:
     pages = folder / "pages"
     for name in _names(DOCUMENTS):
         text = _examples() if name == EXAMPLES else (ROOT / name).read_text()
-        text = _with_tables(text) if name == REFERENCE else text
+        text = _with_tables(text) if name == REFERENCE else text + _published() if name == PUBLISHED else text
         first = _FOUND_FIRST if name in _names(DOCUMENTS["Guides"]) else ""
         _write(pages / name, first + _with_lists(_with_links(text, Path(name).parent, pages)))
     for name in ("site.css", "favicon.svg"):
@@ -254,6 +254,18 @@ def _with_tables(text: str) -> str:
     sections = [f"{each.rstrip()}\n\n{by_heading.pop(each.splitlines()[0])}\n" for each in sections]
     assert not by_heading, f"{REFERENCE} lacks the sections {list(by_heading)}"
     return "\n## ".join((first, *sections))
+
+
+def _published() -> str:
+    """Return the published values of recipes as tables."""
+    text = "\n## Published values\n"
+    for group in yaml.safe_load((ROOT / "tests/trainer/published_recipes.yaml").read_text()):
+        names = group["recipes"]
+        rows = [(key, *values[1:], values[0]) for key, values in group.get("keys", {}).items()]
+        for file, common in group.get("common", {}).items():
+            rows += [(key, *[value] * len(names), file) for key, value in common.items()]
+        text += f"\n### {', '.join(names)}\n\n{_table(('key', *names, 'file'), rows)}\n"
+    return text
 
 
 def _modules(folder: Path, pages: Path) -> list:

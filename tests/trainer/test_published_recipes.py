@@ -1,4 +1,4 @@
-"""Recipes to published figures have the values of the tables in docs/published.md, key by key.
+"""Recipes to published figures have the values of published_recipes.yaml, key by key.
 
 Published values are translated to this program's keys: a backbone's learning rate is relative to the rest's,
 the epoch of a drop to all epochs.
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import yaml
 from torchvision.models import detection
 from torchvision.transforms import v2
 
@@ -22,6 +23,7 @@ from trainer.config import parsing
 from trainer.config.schema import Config
 from trainer.model import recipes
 
+VALUES = Path(__file__).parent / "published_recipes.yaml"
 DOCS = Path(__file__).parents[2] / "docs" / "published.md"
 NETWORKS = Path(__file__).parent / "model/architectures/detr/authors_networks.json.gz"
 FREE = {
@@ -40,26 +42,27 @@ class Difference(NamedTuple):
     reason: str
 
 
-def read_tables() -> tuple[dict[str, dict[str, str]], list[Difference]]:
-    """Published values by recipe and key, those that apply, and the rows of "Differences"."""
+def read_values() -> dict[str, dict[str, str]]:
+    """Published values by recipe and key, those that apply."""
     published: dict[str, dict[str, str]] = {}
-    *tables, differences = DOCS.read_text().split("\n## ")[1:]
-    for table in tables:
-        title, *lines = table.splitlines()
-        same = dict(re.findall(r"`([\w.]+)` ([^,\n]+)", table))
-        for column, name in enumerate(title.split(", "), 1):
-            cells = {row[0].strip("`"): row[column] for row in rows_of(lines)}
-            published[name] = {key: value for key, value in {**same, **cells}.items() if value != "-"}
-    return published, [Difference(*row) for row in rows_of(differences.splitlines())]
+    for group in yaml.safe_load(VALUES.read_text()):
+        common = {
+            key: value for of_file in group.get("common", {}).values() for key, value in of_file.items()
+        }
+        for number, name in enumerate(group["recipes"], 1):
+            own = {key: values[number] for key, values in group.get("keys", {}).items()}
+            published[name] = {key: value for key, value in {**common, **own}.items() if value != "-"}
+    return published
 
 
-def rows_of(lines: list[str]) -> list[list[str]]:
-    """The cells of a table's rows."""
+def read_differences() -> list[Difference]:
+    """The rows of "Differences"."""
+    lines = DOCS.read_text().partition("## Differences")[2].splitlines()
     rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines if line.startswith("|")]
-    return rows[2:]
+    return [Difference(*row) for row in rows[2:]]
 
 
-PUBLISHED, DIFFERENCES = read_tables()
+PUBLISHED, DIFFERENCES = read_values(), read_differences()
 
 
 def differences_of(name: str) -> list[Difference]:
