@@ -11,7 +11,7 @@ from transformers.models.dinov3_vit.modeling_dinov3_vit import DINOv3ViTLayerSca
 
 from trainer.model.architecture import UpstreamWeights
 from trainer.model.architectures.detr.deim_options import Deimv2Options, library_arguments
-from trainer.model.architectures.detr.detr import DFine, narrowed
+from trainer.model.architectures.detr.detr import DFine
 from trainer.model.architectures.detr.detr_criterion import Criterion
 from trainer.model.architectures.detr.detr_losses import mal
 from trainer.model.architectures.detr.detr_options import Arguments
@@ -24,6 +24,7 @@ class Deimv2(DFine):
 
     config: Any  # Deimv2Options
     upstream: Any = Deimv2ForObjectDetection
+    label = "DEIMv2"
     moves_positions = False
 
     def __init__(self, config: Deimv2Options, num_classes: int) -> None:
@@ -48,9 +49,7 @@ class Deimv2(DFine):
         self.model.enc_output = nn.Identity()
         for name, module in list(self.model.named_modules()):
             if isinstance(module, Deimv2RMSNorm):
-                # The same, but in fp64 it stays in fp64, and on a device it is one operation.
-                norm = nn.RMSNorm(len(module.weight), module.variance_epsilon)
-                self.model.set_submodule(name, norm)
+                self.model.set_submodule(name, _Norm(len(module.weight), module.variance_epsilon))
             elif isinstance(module, Deimv2MLP) and not name.startswith("encoder."):
                 # The authors' heads have another activation (`mlp_act` in configs/base/deimv2.yml).
                 module.act = nn.SiLU()
@@ -73,9 +72,12 @@ class Deimv2(DFine):
         """Weights under the names of transformers' modules, some of which the network does not have."""
         return UpstreamWeights(self.state_dict(), len(names))
 
-    @property
-    def title(self) -> str:
-        return f"DEIMv2 {self.config.size}{narrowed(self.config)}"
+
+class _Norm(nn.RMSNorm):
+    """In the precision of the weights: transformers' computes in fp32, also of fp64."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
 
 
 def _as_the_authors(backbone: Any) -> None:

@@ -95,6 +95,7 @@ class Detr(Architecture):
     config: Any  # DetrOptions, or others of `SetOptions`
     needs_part = True
     upstream: Any  # transformers' class of the whole detector
+    label: ClassVar[str]  # name for people, without the size
     unfolds_boxes: ClassVar[bool] = False  # see `denoising`
     _cast: list[nn.Module] | None = None  # layers whose weights autocast would cast, see `weight_casts`
     pixel_scale: bool = False
@@ -383,6 +384,11 @@ class Detr(Architecture):
         return self
 
     @property
+    def title(self) -> str:
+        width = f", {self.config.width:g} times as wide" if self.config.width != 1 else ""
+        return f"{self.label} {self.config.size}{width}"
+
+    @property
     def thresholds(self) -> dict[str, float]:
         config = self.config
         return {"score": config.score_threshold, "detections_per_image": config.detections_per_image}
@@ -394,6 +400,7 @@ class DFine(Detr):
     config: DFineOptions
     needs_survey = True
     upstream = DFineForObjectDetection
+    label = "D-FINE"
     unfolds_boxes = True
     moves_positions: ClassVar[bool] = True
     """Whether the embedding of a query's place follows its box from layer to layer."""
@@ -458,16 +465,13 @@ class DFine(Detr):
             intermediate_predicted_corners=distributions, initial_reference_points=first.detach()[:, None],
         )  # fmt: skip
 
-    @property
-    def title(self) -> str:
-        return f"D-FINE-{self.config.size.upper()}{narrowed(self.config)}"
-
 
 class RTDetr(Detr):
     """RT-DETRv2 (Lv et al. 2024)."""
 
     config: RTDetrOptions
     upstream = RTDetrV2ForObjectDetection
+    label = "RT-DETRv2"
 
     def refined(self, boxes: Tensor) -> Tensor:
         """Let each layer's box also train the box of the layer before, which transformers detaches.
@@ -480,10 +484,6 @@ class RTDetr(Detr):
         later, before = boxes[:, 1:], inverse_sigmoid(boxes[:, :-1])
         slope = (later * (1 - later)).detach()
         return torch.cat([boxes[:, :1], later + slope * (before - before.detach())], dim=1)
-
-    @property
-    def title(self) -> str:
-        return f"RT-DETRv2 on ResNet{self.config.size[1:]}-vd{narrowed(self.config)}"
 
 
 class DetrGraph(Graph):
@@ -543,10 +543,6 @@ def _matrices(model: nn.Module, leave: nn.Module | None = None) -> list[nn.Modul
         part for part in model.modules()
         if isinstance(part, (nn.Linear, nn.Conv2d)) and not isinstance(part, _Strided) and part not in left
     ]  # fmt: skip
-
-
-def narrowed(config: SetOptions) -> str:
-    return f", {config.width:g} times as wide" if config.width != 1 else ""
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from transformers import LwDetrForObjectDetection, RfDetrForObjectDetection
 from trainer.config.schema import TrainConfig
 from trainer.model.architecture import ParameterGroups
 from trainer.model.architectures.detr.denoising import Denoising
-from trainer.model.architectures.detr.detr import Detr, narrowed
+from trainer.model.architectures.detr.detr import Detr
 from trainer.model.architectures.detr.detr_criterion import Criterion, Outputs
 from trainer.model.architectures.detr.detr_losses import ia_bce
 from trainer.model.architectures.detr.detr_options import Arguments
@@ -160,10 +160,7 @@ class RFDetr(GroupDetr):
 
     config: RFDetrOptions
     upstream = RfDetrForObjectDetection
-
-    @property
-    def title(self) -> str:
-        return f"RF-DETR {self.config.size}{narrowed(self.config)}"
+    label = "RF-DETR"
 
 
 class LWDetr(GroupDetr):
@@ -171,10 +168,7 @@ class LWDetr(GroupDetr):
 
     config: LWDetrOptions
     upstream = LwDetrForObjectDetection
-
-    @property
-    def title(self) -> str:
-        return f"LW-DETR {self.config.size}{narrowed(self.config)}"
+    label = "LW-DETR"
 
 
 def _each(values: Tensor, layers: Sequence[Any] | nn.ModuleList) -> Tensor:

@@ -116,9 +116,9 @@ def test_a_backbones_weights(by_its_authors, network, file_of):
 @pytest.mark.parametrize(
     ("loaded", "named"),
     [
-        (("dfine", {"size": "s"}), "D-FINE-N, 0.25 times as wide"),
-        (("rtdetr", {}), "D-FINE-N, 0.25 times as wide"),
-        (("dfine", {"width": 0.5}), "D-FINE-N, 0.25 times as wide"),
+        (("dfine", {"size": "s"}), "D-FINE n, 0.25 times as wide"),
+        (("rtdetr", {}), "D-FINE n, 0.25 times as wide"),
+        (("dfine", {"width": 0.5}), "D-FINE n, 0.25 times as wide"),
     ],
 )
 def test_weights_of_another_size_or_architecture_are_refused(loaded, named, network, file_of):
