@@ -30,7 +30,8 @@ EXAMPLES = {
     if test.examples
 }
 TINY = {"train.epochs": 1, "loader.image_size": 96, "model.backbone_width": 8}
-SLOW = ("kubedet.train", "kubedet.evaluate", "kubedet.compile")
+SLOW = dict.fromkeys(["kubedet.evaluate", "kubedet.compile"], pytest.mark.slow)
+SLOW["kubedet.train"] = [pytest.mark.slow, pytest.mark.extra]  # The notebook trains too.
 
 
 @pytest.fixture
@@ -44,9 +45,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in EXAMPLES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in EXAMPLES])
 def test_examples(name, folder, request, forked_processes):
     if name == "kubedet.evaluate":
         (folder / "runs/first/train").mkdir()
