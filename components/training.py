@@ -139,7 +139,7 @@ def prepare(
     config = parsing.with_overrides(config, {"export.name": name})
     if in_pods:
         config = parsing.with_overrides(config, {MINUTES: 0.0})
-    if config.train.minutes:
+    if config.train.minutes and not (warm_start and begun):
         from trainer.training.throughput_probe import measure  # PyTorch, which takes seconds to start.
 
         speed = partial(

@@ -104,8 +104,9 @@ class _Run:
             verified=config.train.negatives == "verified",
         )  # fmt: skip
         self.limit = TimeLimit(
-            config, SplitSizes.of(self.train_set.index.samples), self.global_batch, (saved or {}).get("limit")
-        )
+            config, SplitSizes.of(self.train_set.index.samples), self.global_batch,
+            (saved or {}).get("limit"), (saved or {}).get("step", 0),
+        )  # fmt: skip
         self.schedule = CheckpointSchedule(config.train, self.state, self.limit)
         self.resumed_from: int | None = saved["step"] if saved else None
         best: Best | None = None

@@ -83,12 +83,14 @@ class TimeLimit:
     """Measures the speed of a training and decides on its last step. Only rank 0 decides."""
 
     def __init__(
-        self, config: Config, images: SplitSizes, global_batch: int, saved: dict[str, Any] | None = None
-    ) -> None:
-        """Begin with the whole schedule, or with what a checkpoint saved of the same schedule and limit."""
+        self, config: Config, images: SplitSizes, global_batch: int, saved: dict[str, Any] | None = None,
+        step: int = 0,
+    ) -> None:  # fmt: skip
+        """Begin after `step` with the whole schedule, or with what a checkpoint saved of the same one."""
         self._config, self.images, self.batch = config, images, global_batch
         steps = math.ceil(config.train.epochs * images.train / global_batch)
-        self.pace = Pace(steps, steps)
+        self.pace = Pace(steps, steps, mark=step, check=step + 1)
+        self._first = -1 if saved else step + 1
         if saved:
             before = Pace(**saved["pace"])
             same = saved["minutes"] == config.train.minutes and before.nominal == steps
@@ -129,8 +131,8 @@ class TimeLimit:
 
     def _decided(self, step: int) -> Pace:
         pace, train = self._now(), self._config.train
-        if step == 1:  # It chooses kernels or compiles, and is slower.
-            return replace(pace, mark=step, mark_worked=pace.worked, check=2)
+        if step == self._first:  # It chooses kernels or compiles, and is slower.
+            return replace(pace, mark=step, mark_worked=pace.worked, check=step + 1)
         seconds = max((pace.worked - pace.mark_worked) / (step - pace.mark), 1e-6)
         if pace.step_seconds:
             seconds = (seconds + pace.step_seconds) / 2
